@@ -1,4 +1,4 @@
-//! Makes what the program embeds: the preload library of `gdsync soft`.
+//! Embeds the preload library of `gdsync soft` in the program.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -18,9 +18,8 @@ fn variable(name: &str) -> Result<String, Failure> {
     env::var(name).map_err(|error| format!("{name}, which cargo sets for build scripts: {error}").into())
 }
 
-/// Copies the preload library to `OUT_DIR`, where the command takes it from. softhca-uverbs is a
-/// dependency of this script for that alone: cargo builds it first, and runs this script again
-/// whenever it has built it anew.
+/// Copies the preload library to `OUT_DIR`, from which the command includes it. softhca-uverbs is a
+/// dependency of this script only for that: cargo builds it first, and reruns this script after each rebuild.
 fn preload_library(out: &Path) -> Result<(), Failure> {
     let copy = out.join(LIBRARY).with_extension("so");
     let (host, target) = (variable("HOST")?, variable("TARGET")?);
@@ -45,9 +44,9 @@ fn preload_library(out: &Path) -> Result<(), Failure> {
     .into())
 }
 
-/// Where cargo puts libraries that build scripts depend on: PROFILE/deps below the target folder.
-/// `OUT_DIR` is PROFILE/build/NAME/out below the same folder or, with `--target`, below a folder of
-/// it that is named after the target.
+/// Returns the folders of libraries that build scripts depend on: PROFILE/deps below the target folder.
+/// `OUT_DIR` is PROFILE/build/NAME/out below the same folder or, with `--target`, below its subfolder that is
+/// named after the target.
 fn places(out: &Path) -> Vec<PathBuf> {
     let Some(profile) = out.ancestors().nth(3) else { return Vec::new() };
     let mut folders = vec![profile.to_owned()];
@@ -57,7 +56,7 @@ fn places(out: &Path) -> Vec<PathBuf> {
     folders.into_iter().map(|folder| folder.join("deps")).collect()
 }
 
-/// The library in `folder`. Cargo adds a hash to its name where the crate comes from a registry.
+/// Returns the library in `folder`. Cargo adds a hash to its name if the crate comes from a registry.
 fn newest_library(folder: &Path) -> Result<Option<PathBuf>, Failure> {
     if !folder.is_dir() {
         return Ok(None);

@@ -1,5 +1,4 @@
-//! `gdsync soft`: runs a command on the software card, through the machine's own libibverbs and
-//! libmlx5.
+//! `gdsync soft`: runs a command on the software card, through the machine's own libibverbs and libmlx5.
 
 mod library;
 
@@ -16,20 +15,20 @@ use softhca::program;
 use std::ffi::OsString;
 use std::process::{Command, ExitCode};
 
-/// Environment variable with the folder of the stand-ins for files of the system.
+/// Environment variable with the folder of the stand-ins for system files.
 const FILES_VARIABLE: &str = "SOFTHCA_FILES";
 /// Environment variable with the filter of the card's log.
 const CARD_LOG_VARIABLE: &str = "SOFTHCA_LOG";
 
-/// Runs the command, and answers with its exit status; 128 and the number where a signal ended it.
+/// Runs the command, and returns its exit status, or 128 plus the number of the signal that ended it.
 pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     check_environment()?;
-    // Signals are blocked before the folder is made: a signal that would end this process ends the
-    // command instead, and the folder is removed.
+    // Signals are blocked before the folder is made: a signal that would end this process ends the command
+    // instead, and the folder is removed.
     let signals = Held::new()?;
     let folder = Folder::new()?;
     let library = library::provide(folder.path())?;
-    // Without links in its path: the library compares it with paths that the system has found.
+    // Without links in its path, as the library compares it with paths from the system.
     let files = folder.path().canonicalize()?;
     softhca::sysfs::write(&files, &on_fabric(options.devices.layers.clone()))?;
     let Some((name, arguments)) = options.command.split_first() else {
@@ -39,7 +38,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     command
         .args(arguments)
         .env(FILES_VARIABLE, &files)
-        // Another place of sysfs would be without the card.
+        // Another sysfs would lack the card.
         .env_remove("SYSFS_PATH")
         .env(DEVICES_VARIABLE, &options.devices.text)
         .env("LD_PRELOAD", preload(library.into_os_string()));
@@ -61,8 +60,8 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     signals.run(&mut command).map(ExitCode::from)
 }
 
-/// Refuses settings of the card that are not understood, before anything starts: the command would
-/// run without its faults, or find no device.
+/// Refuses malformed settings of the card before anything starts: the command would run without its faults,
+/// or find no device.
 fn check_environment() -> Result<(), Failure> {
     softhca::environment::check()?;
     match std::env::var_os(CARD_LOG_VARIABLE).filter(|value| !value.is_empty()) {
@@ -71,8 +70,7 @@ fn check_environment() -> Result<(), Failure> {
     }
 }
 
-/// The value of LD_PRELOAD. The library stands first, so that no other preloaded library hides the
-/// card.
+/// Returns the value of LD_PRELOAD. The library is first, so that no other preloaded library hides the card.
 fn preload(library: OsString) -> OsString {
     let mut list = library;
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

@@ -1,17 +1,17 @@
-//! The devices that the environment configures. Both fronts of the card offer them.
+//! The devices that the environment configures.
 
 use crate::card::LinkLayer;
 use crate::fabric::is_tcp;
 use crate::setting::{self, SettingError};
 
-/// Environment variable with the software devices of this process: a number from 1 to 8 of
-/// InfiniBand devices, or a list of link layers such as `ib,roce,ib`. Without it there is one
-/// InfiniBand device. On the fabric of several hosts all devices are Ethernet.
+/// Environment variable with this process's devices: a number of InfiniBand devices, 1 to 8, or a list of
+/// link layers such as `ib,roce,ib`. Unset, there is one InfiniBand device. On a fabric of several hosts all
+/// devices are Ethernet.
 pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
-/// Most devices of one process.
+/// Maximum number of devices of a process.
 pub const MAX_DEVICES: usize = 8;
 
-/// The link layer of each device in [`DEVICES_VARIABLE`]. One InfiniBand device if it is not set.
+/// Returns the link layer of each device in [`DEVICES_VARIABLE`], or one InfiniBand device if it is not set.
 ///
 /// # Errors
 /// The variable is malformed.
@@ -19,8 +19,8 @@ pub fn devices_from_environment() -> Result<Vec<LinkLayer>, SettingError> {
     devices(setting::value(DEVICES_VARIABLE).as_deref()).map(on_fabric)
 }
 
-/// The link layers of devices on the fabric that the environment selects. On the fabric of several
-/// hosts all are Ethernet, as cards find each other by GID there.
+/// Adapts link layers to the fabric that the environment selects. On a fabric of several hosts all are
+/// Ethernet, as cards find each other by GID there.
 pub fn on_fabric(devices: Vec<LinkLayer>) -> Vec<LinkLayer> {
     if is_tcp() { vec![LinkLayer::Ethernet; devices.len()] } else { devices }
 }

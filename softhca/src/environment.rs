@@ -1,4 +1,4 @@
-//! The environment as a whole.
+//! Validation of the whole environment.
 
 use crate::card::{Limits, WaitRules};
 use crate::devices;
@@ -7,8 +7,8 @@ use crate::setting::{self, SettingError};
 use crate::speed::Speed;
 use crate::{faults, liberties};
 
-/// Checks every setting of the card in the environment. Both fronts refuse to list or open devices
-/// where this fails; a program may ask before, for example to say so in its own words.
+/// Checks every setting of the card in the environment. Neither front lists or opens devices if this fails; a
+/// program may call it first, for example to report the error in its own words.
 ///
 /// # Errors
 /// The first setting that is unknown or malformed.

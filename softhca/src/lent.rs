@@ -1,5 +1,5 @@
-//! Memory of the host from and to which the cards of this process copy all the time. A client of peer
-//! memory may pin it, and then copy there without a detour.
+//! Host memory that the cards of this process copy from and to all the time. A peer-memory client may pin it
+//! and then copy there directly.
 
 use crate::os::memory::SharedMemory;
 use parking_lot::Mutex;
@@ -8,36 +8,34 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
-/// A range of the host's memory that stays mapped as long as a clone of this value lives.
+/// A range of host memory that stays mapped while a clone of this value lives.
 ///
-/// Another process may write to it at any time: it is copied from and to, and never borrowed as a
-/// slice.
+/// Another process may write to it at any time, so it is only copied, never borrowed as a slice.
 #[derive(Clone)]
 pub struct HostRange(Arc<SharedMemory>);
 
-/// The ranges that are lent, by their first address.
 static LENT: Mutex<BTreeMap<usize, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
 
 impl HostRange {
-    /// The range that holds `len` bytes from `address` on. `None`: no card has lent them.
+    /// Returns the lent range that holds `len` bytes at `address`, if any.
     pub fn of(address: usize, len: usize) -> Option<HostRange> {
         let memory = LENT.lock().range(..=address).next_back()?.1.upgrade()?;
         let end = memory.base() as usize + memory.len();
         (address.checked_add(len)? <= end).then_some(HostRange(memory))
     }
 
-    /// Its first address, of a page.
+    /// Its first address, page-aligned.
     pub fn address(&self) -> usize {
         self.0.base() as usize
     }
 
-    /// Its length in bytes: whole pages.
+    /// Its length in bytes, a multiple of the page size.
     #[allow(clippy::len_without_is_empty, reason = "a range is never empty")]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether a card still uses it.
+    /// Returns whether a card still uses it.
     pub fn is_lent(&self) -> bool {
         LENT.lock().get(&self.address()).is_some_and(|one| std::ptr::eq(one.as_ptr(), &*self.0))
     }
@@ -49,8 +47,7 @@ impl fmt::Debug for HostRange {
     }
 }
 
-/// Memory that is lent for as long as this value lives. It stays mapped for longer where a client keeps a
-/// [`HostRange`].
+/// Memory that is lent while this value lives. A client's [`HostRange`] keeps it mapped for longer.
 pub(crate) struct Lent(Arc<SharedMemory>);
 
 impl Lent {
@@ -71,7 +68,7 @@ impl Deref for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // Still mapped here: no other memory has its address.
+        // Not unmapped yet, so no other memory has this address.
         LENT.lock().remove(&(self.0.base() as usize));
     }
 }
@@ -95,7 +92,7 @@ mod tests {
         assert!(
             !kept.is_lent() && HostRange::of(base, 1).is_none() && format!("{kept:?}").ends_with("+8192)")
         );
-        // SAFETY: mapped as long as `kept` lives, and used by no other code.
+        // SAFETY: mapped while `kept` lives, and used by no other code.
         unsafe { (kept.address() as *mut u8).write(1) };
     }
 }

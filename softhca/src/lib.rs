@@ -1,13 +1,12 @@
 //! A software mlx5 card.
 //!
-//! Like the hardware, it reads work-queue entries from send queues, takes doorbells from a UAR
-//! page, and writes completion entries. It checks more strictly: a mistake of the program is
-//! reported as the hardware would report it (error completion, queue pair to ERR, asynchronous
-//! event) *and* as a readable [`card::Diagnostic`].
+//! Like the hardware, it reads work-queue entries from send queues, takes doorbells from a UAR page, and
+//! writes completion entries. It checks more strictly: it reports a program's mistake as the hardware would
+//! (error completion, queue pair to ERR, asynchronous event) *and* as a readable [`card::Diagnostic`].
 //!
-//! Layers, bottom up: [`fabric`] moves packets between the cards of a host or of several hosts;
-//! [`faults`] loses, delays and duplicates them on purpose; [`liberties`] makes the card do what it may
-//! do; [`card`] is the device; [`verbs`] is the front that callers of libibverbs see, a
+//! Layers, bottom up: [`fabric`] moves packets between the cards of one or several hosts; [`faults`] loses,
+//! delays and duplicates them on purpose; [`liberties`] makes the card use the freedom that the
+//! specifications give it; [`card`] is the device model; [`verbs`] is the front for callers of libibverbs, a
 //! [`gdsync_sys::VerbsApi`].
 
 pub mod card;

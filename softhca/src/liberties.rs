@@ -1,13 +1,13 @@
-//! Liberties: what the specifications allow a card to do, and real cards do, at random.
+//! Liberties: behaviour that the specifications allow and real cards show, taken at random.
 //!
-//! A program that relies on what happens to be true passes on a card that happens to do it. On a card
-//! with [`Liberties`] it fails, as it would some day on a real one; a right program notices nothing.
-//! [docs/liberties.md](https://github.com/gdsync/gdsync/blob/main/docs/liberties.md) has the rule that
-//! allows each liberty, and its source. [`LIBERTIES_VARIABLE`] in the environment applies them to every
-//! card of the process, as [`set_liberties`] does.
+//! A program that relies on more than the specifications promise passes on a card that happens to behave so.
+//! A card with [`Liberties`] breaks it, as some real card would; a correct program notices nothing.
+//! [docs/liberties.md](https://github.com/gdsync/gdsync/blob/main/docs/liberties.md) gives the rule that
+//! allows each liberty, and its source. [`LIBERTIES_VARIABLE`] in the environment applies them to every card
+//! of the process, as [`set_liberties`] does.
 //!
-//! Each card draws its random numbers from the seed and its index among the cards that the process has
-//! started: the same work in the same order meets the same liberties.
+//! Each card seeds its random numbers with the seed and its index among the cards started by the process: the
+//! same work in the same order meets the same liberties.
 
 use crate::random::{Random, seed_of_card};
 use crate::setting::{self, SettingError};
@@ -20,25 +20,24 @@ bitflags::bitflags! {
     /// Kinds of liberties.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct LibertyKinds: u8 {
-        /// Work requests are fetched as soon as their doorbell has rung, though they execute later; or
-        /// some time after it.
+        /// Work requests are fetched when their doorbell rings although they execute later, or some time
+        /// after it.
         const FETCH = 1 << 0;
-        /// The bytes of a message are written in any order, and not all at once.
+        /// The bytes of a message are written in any order and in several steps.
         const PIECES = 1 << 1;
-        /// Bytes for a region of relaxed ordering are written after later messages.
+        /// Bytes for a region with relaxed ordering are written after later messages.
         const RELAXED = 1 << 2;
-        /// Completion entries are written late, so those of different queues in any order.
+        /// Completion entries are written late, so in any order across queues.
         const COMPLETIONS = 1 << 3;
-        /// Doorbells are looked at late: one look serves several.
+        /// Doorbells are read late: one read serves several.
         const DOORBELLS = 1 << 4;
-        /// The results of atomic operations are answered late.
+        /// Atomic operations are answered late.
         const ATOMICS = 1 << 5;
         /// One acknowledgement serves several messages.
         const ACKNOWLEDGEMENTS = 1 << 6;
     }
 }
 
-/// The words for kinds.
 const WORDS: [(&str, LibertyKinds); 7] = [
     ("fetch", LibertyKinds::FETCH),
     ("pieces", LibertyKinds::PIECES),
@@ -49,11 +48,10 @@ const WORDS: [(&str, LibertyKinds); 7] = [
     ("acknowledgements", LibertyKinds::ACKNOWLEDGEMENTS),
 ];
 
-/// Which liberties a card takes.
+/// The liberties that a card takes.
 ///
-/// Its text form is the seed, and then the words of the kinds, with `,` or spaces between them: `fetch`,
-/// `pieces`, `relaxed`, `completions`, `doorbells`, `atomics`, `acknowledgements`. Without a word it takes
-/// all.
+/// The text form is the seed, then the words of the kinds, separated by `,` or spaces: `fetch`, `pieces`,
+/// `relaxed`, `completions`, `doorbells`, `atomics`, `acknowledgements`. Without a word, all kinds are taken.
 ///
 /// ```
 /// use softhca::liberties::{Liberties, LibertyKinds};
@@ -67,7 +65,7 @@ const WORDS: [(&str, LibertyKinds); 7] = [
 pub struct Liberties {
     /// Seed of the random numbers.
     pub seed: u64,
-    /// The kinds that it takes.
+    /// The kinds that the card takes.
     pub kinds: LibertyKinds,
 }
 
@@ -100,32 +98,31 @@ impl fmt::Display for Liberties {
     }
 }
 
-/// Longest time that one liberty takes. It is long for a card, so that programs run into it, and short
-/// for retransmission timers, of which real cards have none below some hundred microseconds.
+/// Longest delay by one liberty: long enough for a card that programs run into it, and short for
+/// retransmission timers, which on real cards are at least some hundred microseconds.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_micros(100);
 
-/// What decides which liberties a card takes; by default none.
+/// The random decisions of a card about its liberties; by default it takes none.
 #[derive(Debug, Default)]
 pub(crate) struct Dice(Option<(LibertyKinds, Random)>);
 
 impl Dice {
-    /// Those of a card, by its index among the cards that the process has started.
+    /// Makes the decisions of the card with this index among those that the process has started.
     fn new(liberties: Liberties, card: u64) -> Self {
         Dice(Some((liberties.kinds, Random::new(seed_of_card(liberties.seed, card), 0))))
     }
 
-    /// Whether the card takes any liberties.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether it takes liberties of this kind, now or at other times.
+    /// Returns whether this kind of liberty is enabled.
     pub(crate) fn has(&self, kind: LibertyKinds) -> bool {
         self.0.as_ref().is_some_and(|(kinds, _)| kinds.contains(kind))
     }
 
-    /// Whether it takes a liberty of this kind now: half of the times.
+    /// Decides whether to take a liberty of this kind now, with probability one half.
     pub(crate) fn takes(&mut self, kind: LibertyKinds) -> bool {
         match &mut self.0 {
             Some((kinds, random)) if kinds.contains(kind) => random.below(2) == 0,
@@ -133,12 +130,12 @@ impl Dice {
         }
     }
 
-    /// How long it takes a liberty of this kind, if it does now.
+    /// Returns the delay of a liberty of this kind if it is taken now.
     pub(crate) fn pause(&mut self, kind: LibertyKinds) -> Option<Duration> {
         self.takes(kind).then(|| self.any_pause())
     }
 
-    /// Any pause.
+    /// Draws a delay up to [`LONGEST_PAUSE`].
     pub(crate) fn any_pause(&mut self) -> Duration {
         LONGEST_PAUSE.mul_f64(self.fraction())
     }
@@ -147,31 +144,30 @@ impl Dice {
         self.0.as_mut().map_or(0.0, |(_, random)| random.next_fraction())
     }
 
-    /// A number in 0..n, without n; 0 if n is.
+    /// Draws a number below `n`; 0 if `n` is 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         self.0.as_mut().map_or(0, |(_, random)| random.below(n))
     }
 
-    /// Brings a list into any order.
     pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
         (1..list.len()).rev().for_each(|last| list.swap(last, self.below(last + 1)));
     }
 }
 
-/// Environment variable with the [`Liberties`] of every card of this process, in their text form. With
-/// malformed ones no card starts.
+/// Environment variable with the [`Liberties`] of every card of this process, in text form. If it is
+/// malformed, no card starts.
 pub const LIBERTIES_VARIABLE: &str = "SOFTHCA_LIBERTIES";
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { given: None, started: 0 });
 
 struct Process {
-    /// What stands in place of the environment.
+    /// The value of [`set_liberties`], which overrides the environment.
     given: Option<Option<Liberties>>,
-    /// Cards started so far.
+    /// Number of cards started so far.
     started: u64,
 }
 
-/// The liberties that the environment gives.
+/// Returns the liberties that the environment gives.
 ///
 /// # Errors
 /// [`SettingError::Malformed`].
@@ -179,13 +175,12 @@ pub(crate) fn from_environment() -> Result<Option<Liberties>, SettingError> {
     setting::parsed(LIBERTIES_VARIABLE, str::parse)
 }
 
-/// Decides which liberties the cards of this process take that start from now on, whatever the
-/// environment says. `None`: none.
+/// Sets the liberties of the cards that this process starts from now on, overriding the environment.
 pub fn set_liberties(liberties: Option<Liberties>) {
     PROCESS.lock().given = Some(liberties);
 }
 
-/// What decides for a card that starts.
+/// Returns the decisions of the next card to start.
 ///
 /// # Errors
 /// [`SettingError::Malformed`].
@@ -200,7 +195,7 @@ pub(crate) fn of_next_card() -> Result<Dice, SettingError> {
     Ok(liberties.map_or_else(Dice::default, |liberties| Dice::new(liberties, card)))
 }
 
-/// What decides for a card alone, whatever the process's liberties are.
+/// Returns decisions for one card, independent of the process's liberties.
 pub(crate) fn of_one_card(liberties: Option<Liberties>) -> Dice {
     liberties.map_or_else(Dice::default, |liberties| Dice::new(liberties, 0))
 }

@@ -1,12 +1,12 @@
-//! The header of the fabric's packets: what an InfiniBand base transport header and its extensions
-//! carry, in one fixed form.
+//! The header of the fabric's packets: the fields of an InfiniBand base transport header and its extensions,
+//! in one fixed form.
 
 use crate::fabric::{Group, Node, Part};
 use gdsync_sys::prm::UnknownCode;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Kind of a packet. The numbers are those of the header.
+/// Kind of a packet, with its number in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -17,7 +17,7 @@ pub enum PacketKind {
     Write = 2,
     /// RDMA read request.
     Read = 3,
-    /// Part of the data that answers an RDMA read.
+    /// Part of the data of an RDMA read response.
     ReadResponse = 4,
     /// Acknowledgement.
     Ack = 5,
@@ -31,12 +31,12 @@ pub enum PacketKind {
     AtomicResponse = 9,
     /// Datagram.
     Datagram = 10,
-    /// Management datagram, between the management agents of two cards.
+    /// Management datagram between the management agents of two cards.
     Management = 11,
 }
 
 impl PacketKind {
-    /// All kinds, with their words in the text form of fault plans.
+    /// All kinds, with their words in fault plans.
     pub(crate) const ALL: [(PacketKind, &'static str); 11] = [
         (PacketKind::Send, "send"),
         (PacketKind::Write, "write"),
@@ -51,14 +51,13 @@ impl PacketKind {
         (PacketKind::Management, "management"),
     ];
 
-    /// Whether the requester sends it.
     pub(crate) fn is_request(self) -> bool {
         use PacketKind::*;
         matches!(self, Send | Write | Read | CompareSwap | FetchAdd | Datagram)
     }
 }
 
-/// The value among `all` with that code.
+/// Returns the value among `all` with that code.
 fn find<T: Copy, const N: usize>(
     all: [T; N],
     of: impl Fn(T) -> u8,
@@ -76,7 +75,6 @@ impl TryFrom<u8> for PacketKind {
     }
 }
 
-/// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum NakCode {
@@ -97,7 +95,7 @@ impl TryFrom<u8> for NakCode {
     }
 }
 
-/// The queue pair number of datagrams to a multicast group (IB specification, 10.5.1).
+/// Queue pair number of datagrams to a multicast group (IB specification, 10.5.1).
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// First packet of a message.
@@ -110,41 +108,39 @@ pub(crate) const IMMEDIATE: u8 = 4;
 pub(crate) const SOLICITED: u8 = 8;
 /// The packet belongs to an unreliable connection.
 pub(crate) const UNRELIABLE: u8 = 16;
-/// The immediate field names a key that the receiver of the message invalidates.
+/// The immediate field holds a key that the receiver of the message invalidates.
 pub(crate) const INVALIDATE: u8 = 64;
-/// The payload begins with the network header, as a datagram's receive gets it.
+/// The payload begins with the network header, as a datagram's receive buffer gets it.
 pub(crate) const GLOBAL: u8 = 32;
 
 const _: () = assert!(size_of::<Header>() <= crate::fabric::MAX_HEADER);
 
-/// A packet's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Header {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
     pub(crate) nak: u8,
-    /// RNR timer of a NAK, service level of a datagram.
+    /// RNR timer of a NAK; service level of a datagram.
     pub(crate) timer_or_level: u8,
     pub(crate) source_qpn: U32,
     pub(crate) dest_qpn: U32,
     pub(crate) psn: U32,
     /// Remote address of this packet's payload.
     pub(crate) addr: U64,
-    /// Remote key, or a datagram's Q_Key.
+    /// Remote key; Q_Key of a datagram.
     pub(crate) rkey: U32,
     /// Bytes of the whole message.
     pub(crate) length: U32,
     pub(crate) imm: [u8; 4],
-    /// The shared receive queue that a request of XRC names; else 0.
+    /// Shared receive queue of an XRC request; else 0.
     pub(crate) srqn: U32,
-    /// The connection of DC that it belongs to; else 0.
+    /// DC connection of the packet; else 0.
     pub(crate) connection: U64,
-    /// Access key of the target of a request of DC; else 0.
+    /// Access key of the target of a DC request; else 0.
     pub(crate) dc_key: U64,
-    /// Of an atomic request: the value to swap in or add, and the value to compare; a masked one has
-    /// its two masks as payload. Of its response: the original value. Of a datagram to a
-    /// multicast group: the group's GID.
+    /// Atomic request: the value to swap in or add, and the value to compare; a masked one has its two masks
+    /// as payload. Atomic response: the original value. Datagram to a multicast group: the group's GID.
     pub(crate) operands: [U64; 2],
 }
 
@@ -169,17 +165,16 @@ impl Header {
         }
     }
 
-    /// Whether it belongs to a reliable connection.
     pub(crate) fn is_reliable(&self) -> bool {
         self.kind != PacketKind::Datagram as u8 && !self.has(UNRELIABLE)
     }
 
-    /// The multicast group of a datagram.
+    /// Returns the multicast group of a datagram.
     pub(crate) fn group(&self) -> Group {
         zerocopy::transmute!(self.operands)
     }
 
-    /// Sends a datagram to a multicast group.
+    /// Addresses a datagram to a multicast group.
     pub(crate) fn set_group(&mut self, group: Group) {
         self.operands = zerocopy::transmute!(group);
     }
@@ -189,7 +184,6 @@ impl Header {
     }
 }
 
-/// A packet that has arrived.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet<'a> {
     pub(crate) source: Node,
@@ -199,16 +193,15 @@ pub(crate) struct Packet<'a> {
 }
 
 impl Packet<'_> {
-    /// Bytes of the payload.
     pub(crate) fn payload_len(&self) -> usize {
         self.payload.iter().map(|part| part.1).sum()
     }
 }
 
-/// Packet sequence numbers have 24 bits.
+/// Mask of packet sequence numbers, which have 24 bits.
 pub(crate) const PSN_MASK: u32 = 0xff_ffff;
 
-/// The signed distance from `b` to `a`, cyclic in 24 bits.
+/// Returns the signed distance from `b` to `a`, modulo 2^24.
 pub(crate) fn psn_distance(a: u32, b: u32) -> i32 {
     ((a.wrapping_sub(b) << 8) as i32) >> 8
 }

@@ -1,9 +1,8 @@
 //! Peer memory: memory that the CPU cannot dereference, such as a GPU's.
 //!
-//! The design follows the Linux kernel's peer-memory clients. At every memory registration the card
-//! asks the clients, in the order of their registration, whether the range is theirs. If one claims
-//! it, the card reaches the region's bytes through that client only, and never dereferences an
-//! address in it.
+//! The design follows the Linux kernel's peer-memory clients. At every memory registration the card asks the
+//! clients, in the order of their registration, to claim the range. If one does, the card reaches the
+//! region's bytes through that client only, and never dereferences an address in it.
 
 use gdsync_sys::contain::contain;
 use parking_lot::RwLock;
@@ -13,24 +12,22 @@ use std::sync::Arc;
 
 /// A peer-memory client: it reaches memory that the CPU cannot dereference.
 ///
-/// A card calls its clients from the thread that registers memory and from its own thread, mostly
-/// with its lock held. So a function of a client or of its regions, `drop` included, must not call
-/// a card or wait for a thread that does: that would deadlock. A copy that panics has failed. While a
-/// client copies, its card does nothing else.
+/// A card calls its clients from the thread that registers memory and from its own thread, mostly with its
+/// lock held. A function of a client or of its regions, `drop` included, must therefore not call a card or
+/// wait for a thread that does: that would deadlock. A copy that panics counts as failed. While a client
+/// copies, its card does nothing else.
 pub trait PeerMemory: Send + Sync {
     /// Its name, for diagnostics.
     fn name(&self) -> &str;
 
-    /// Claims the range `addr..addr + len`. `len` is not 0; otherwise the range is arbitrary and
-    /// may even exceed the address space. `Ok(None)`: it is not this client's. `Ok(Some)`: it is,
-    /// and it stays valid until the region is dropped. The card drops it when the memory is
-    /// deregistered and no longer used.
-    ///
-    /// The card writes only if `writable` is set.
+    /// Claims the range `addr..addr + len`. `len` is not 0; otherwise the range is arbitrary and may exceed
+    /// the address space. Returns `None` for a range of other memory. A claimed range stays valid until the
+    /// region is dropped, after the memory is deregistered and no longer used. The card writes only if
+    /// `writable` is set.
     ///
     /// # Errors
-    /// The range is this client's and cannot be registered, for example because it exceeds its
-    /// allocation. The card asks no further client; to programs, the memory is not mapped.
+    /// The range is this client's and cannot be registered, for example because it exceeds its allocation.
+    /// The card asks no further client; to programs, the memory is not mapped.
     fn acquire(
         &self,
         addr: u64,
@@ -41,77 +38,75 @@ pub trait PeerMemory: Send + Sync {
 
 /// A range of peer memory that is registered with a card.
 ///
-/// The card has checked keys, bounds and rights: all addresses lie in the acquired range. A copy
-/// has at least one byte and at most [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD). If it fails, the
-/// work request and its queue pair fail as with a wrong key.
+/// The card has checked keys, bounds and rights: all addresses are in the acquired range. A copy has 1 to
+/// [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD) bytes. If it fails, the work request and its queue pair fail
+/// as with a wrong key.
 ///
-/// Copies of many bytes may begin in one call and end in another ([`Self::begin_read`],
-/// [`Self::begin_write`], [`Self::finish`]), so that several are under way at once.
+/// A large copy may begin in one call and end in another ([`Self::begin_read`], [`Self::begin_write`],
+/// [`Self::finish`]), so that several overlap.
 pub trait PeerRegion: Send + Sync + fmt::Debug {
-    /// Copies from the peer memory at `addr` to `into`. When it returns, every byte of `into` is
-    /// written.
+    /// Copies from the peer memory at `addr` to `into`, and writes every byte of `into` before it returns.
     ///
     /// # Errors
     /// The memory cannot be read.
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError>;
 
-    /// Copies `from` to the peer memory at `addr`. When it returns, the bytes are visible to a
-    /// program that sees the message's completion.
+    /// Copies `from` to the peer memory at `addr`. When it returns, the bytes are visible to a program that
+    /// sees the message's completion.
     ///
     /// # Errors
     /// The memory cannot be written.
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError>;
 
-    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be memory that a
-    /// card has lent ([`HostRange`](crate::HostRange)). Where the answer is [`Begun::Not`], the card
-    /// calls [`Self::read`].
+    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be memory that a card
+    /// has lent ([`HostRange`](crate::HostRange)). If it returns [`Begun::Not`], the card calls
+    /// [`Self::read`].
     ///
     /// # Errors
     /// The memory cannot be read. Nothing was begun.
     ///
     /// # Safety
-    /// Where the answer is [`Begun::Yes`], `into..into + len` is writable until [`Self::finish`] has
-    /// returned, and no other code reads or writes it before.
+    /// If it returns [`Begun::Yes`], `into..into + len` is writable until [`Self::finish`] has returned, and
+    /// no other code accesses it before.
     unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
         let _ = (addr, into, len);
         Ok(Begun::Not)
     }
 
-    /// Begins to copy `len` bytes at `from` to the peer memory at `addr`. Where the answer is
-    /// [`Begun::Not`], the card calls [`Self::write`].
+    /// Begins to copy `len` bytes at `from` to the peer memory at `addr`. If it returns [`Begun::Not`], the
+    /// card calls [`Self::write`].
     ///
     /// # Errors
     /// The memory cannot be written. Nothing was begun.
     ///
     /// # Safety
-    /// Where the answer is [`Begun::Yes`], `from..from + len` is readable until [`Self::finish`] has
-    /// returned.
+    /// If it returns [`Begun::Yes`], `from..from + len` is readable until [`Self::finish`] has returned.
     unsafe fn begin_write(&self, addr: u64, from: *const u8, len: usize) -> Result<Begun, PeerMemoryError> {
         let _ = (addr, from, len);
         Ok(Begun::Not)
     }
 
-    /// Waits for every copy that was begun on this region: what was read is there, and what was written
-    /// is visible to a program that sees the message's completion. After an error, too, no copy goes on.
+    /// Waits for every copy begun on this region: then the bytes read are in place, and the bytes written are
+    /// visible to a program that sees the message's completion. No copy continues after an error either.
     ///
     /// # Errors
-    /// A copy that was begun has failed; it is not said which. The card takes every copy that it has begun, on
-    /// whatever region, and not waited for before, for failed.
+    /// One of the copies has failed, without telling which. The card takes all copies that it has begun on
+    /// any region and not yet waited for as failed.
     fn finish(&self) -> Result<(), PeerMemoryError> {
         Ok(())
     }
 }
 
-/// Whether a copy was begun.
+/// Result of beginning a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// It goes on until [`PeerRegion::finish`].
+    /// The copy continues until [`PeerRegion::finish`].
     Yes,
-    /// The client does not copy these bytes in that way.
+    /// The client cannot begin this copy.
     Not,
 }
 
-/// Why peer memory cannot be registered or reached.
+/// Reason for which peer memory cannot be registered or reached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct PeerMemoryError {
@@ -126,11 +121,10 @@ impl PeerMemoryError {
     }
 }
 
-/// The clients of this process.
 static CLIENTS: RwLock<Vec<Arc<dyn PeerMemory>>> = RwLock::new(Vec::new());
 
-/// Adds a client for all cards of this process. Clients are never removed. Memory registered
-/// earlier is not affected.
+/// Adds a client for all cards of this process. It is never removed. Memory registered earlier is not
+/// affected.
 pub fn register_peer_memory(client: Arc<dyn PeerMemory>) {
     tracing::debug!(name = client.name(), "a peer-memory client");
     CLIENTS.write().push(client);
@@ -140,12 +134,11 @@ thread_local! {
     static CLAIMED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a client has claimed memory that this thread has asked for since the last call.
+/// Returns whether a client has claimed memory for this thread since the last call.
 pub(crate) fn take_claimed() -> bool {
     CLAIMED.take()
 }
 
-/// The client that failed, and its error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{client}: {error}")]
 pub(crate) struct PeerFailure {
@@ -153,7 +146,6 @@ pub(crate) struct PeerFailure {
     pub(crate) error: PeerMemoryError,
 }
 
-/// A region and its client.
 #[derive(Debug)]
 pub(crate) struct PeerMapping {
     client: String,
@@ -181,7 +173,7 @@ impl PeerMapping {
         into: *mut u8,
         len: usize,
     ) -> Result<Begun, PeerFailure> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_read(addr, into, len) })
     }
 
@@ -193,7 +185,7 @@ impl PeerMapping {
         from: *const u8,
         len: usize,
     ) -> Result<Begun, PeerFailure> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_write(addr, from, len) })
     }
 
@@ -201,7 +193,7 @@ impl PeerMapping {
         self.copy(|region| region.finish())
     }
 
-    /// A panic of the program's client must not end the card's thread.
+    /// Calls the client, whose panic must not end the card's thread.
     fn copy<T>(
         &self,
         copy: impl FnOnce(&dyn PeerRegion) -> Result<T, PeerMemoryError>,
@@ -217,9 +209,9 @@ fn failure(client: &str, error: PeerMemoryError) -> PeerFailure {
     PeerFailure { client: client.to_owned(), error }
 }
 
-/// Asks the clients for a range. `None`: no client claims it.
+/// Asks the clients for a range; `None` if none claims it.
 pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<PeerMapping>, PeerFailure> {
-    // A copy of the list: a client may be slow, or register another.
+    // A copy of the list, as a client may be slow or register a further client.
     let clients = CLIENTS.read().clone();
     for client in clients {
         let acquired = client.acquire(addr, len, writable).map_err(|error| failure(client.name(), error))?;
@@ -231,7 +223,7 @@ pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<Peer
     Ok(None)
 }
 
-/// A region whose client refuses it: every copy fails.
+/// A region that its client refuses: every copy fails.
 #[derive(Debug)]
 struct Refused(PeerMemoryError);
 
@@ -245,8 +237,8 @@ impl PeerRegion for Refused {
     }
 }
 
-/// Asks the clients for the memory of a queue. `None`: no client claims it, so it is the host's. A
-/// client that refuses its own memory fails at each access.
+/// Asks the clients for the memory of a queue; `None` for host memory. If a client refuses its own memory,
+/// each access fails.
 pub(crate) fn acquire_queue(addr: u64, len: u64) -> Option<PeerMapping> {
     if len == 0 {
         return None;
@@ -262,7 +254,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// No memory is mapped there. Other tests use addresses below it.
+    /// An address where no memory is mapped. Other tests use addresses below it.
     const BASE: u64 = 1 << 62;
 
     #[derive(Debug)]
@@ -279,7 +271,7 @@ mod tests {
         }
     }
 
-    /// Claims one address, and refuses another.
+    /// A client that claims one address and refuses another.
     struct Client {
         name: &'static str,
         own: u64,

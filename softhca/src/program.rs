@@ -1,5 +1,4 @@
-//! What a program is that `gdsync soft`, or a program under it, is about to run, as far as that keeps it from
-//! the card.
+//! Why a program cannot use the card under `gdsync soft`.
 
 use std::ffi::{CString, OsStr};
 use std::fmt;
@@ -9,18 +8,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Why a program does not see the card: the system does not load the library into it, or the library
-/// does not reach what it does.
+/// Reason for which a program does not see the card: the system does not load the library into it, or the
+/// library does not reach its calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Obstacle {
-    /// No loader is named in it.
+    /// It names no loader.
     Static,
-    /// The loader of another C library.
+    /// It has the loader of another C library.
     OtherLibrary,
-    /// Not a program of 64 bits.
+    /// It is not a 64-bit program.
     OtherWidth,
-    /// It runs with rights that its caller has not.
+    /// It runs with rights that its caller lacks.
     Privileged,
 }
 
@@ -37,14 +36,14 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Interpreters of scripts that name each other, at most.
-const DEEPEST: usize = 4;
+/// Maximum depth of script interpreters that are scripts themselves.
+const MAX_DEPTH: usize = 4;
 
-/// The first program that is run for a file and does not see the card, and why: the file itself, or the
-/// interpreter of a script. `None` where there is none, or where that cannot be told.
+/// Returns the first program, among a file and the interpreters of a script, that does not see the card, and
+/// why. `None` if there is none or it cannot be told.
 pub fn obstacle(program: &Path) -> Option<(PathBuf, Obstacle)> {
     let mut path = program.to_owned();
-    for _ in 0..DEEPEST {
+    for _ in 0..MAX_DEPTH {
         let mut file = File::open(&path).ok()?;
         let mut first = [0; 256];
         let count = file.read(&mut first).ok()?;
@@ -60,7 +59,7 @@ pub fn obstacle(program: &Path) -> Option<(PathBuf, Obstacle)> {
     None
 }
 
-/// The file that is run for a command, as execvp(3) finds it in the folders of `PATH`.
+/// Finds the file of a command as execvp(3) does, in the folders of `PATH`.
 pub fn find(command: &OsStr, path: &OsStr) -> Option<PathBuf> {
     if command.as_bytes().contains(&b'/') {
         return Some(command.into());
@@ -70,14 +69,14 @@ pub fn find(command: &OsStr, path: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|folder| folder.join(command)).find(is_program)
 }
 
-/// The interpreter that the first line of a script names.
+/// Returns the interpreter in the first line of a script.
 fn interpreter(first: &[u8]) -> Option<PathBuf> {
     let line = first.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let name = line.split(|byte| byte.is_ascii_whitespace()).find(|word| !word.is_empty())?;
     Some(OsStr::from_bytes(name).into())
 }
 
-/// Whether a program would run in the loader's secure mode (`AT_SECURE` of getauxval(3)).
+/// Returns whether a program would run in the loader's secure mode (`AT_SECURE` of getauxval(3)).
 fn is_privileged(path: &Path, facts: &Metadata) -> bool {
     // SAFETY: the calls have no preconditions.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -93,23 +92,23 @@ fn changes_rights(mode: u32, other_user: bool, other_group: bool) -> bool {
 
 fn has_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: C strings; without room, the call only tells the length.
+    // SAFETY: C strings; with size 0 the call only returns the length.
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
-/// Whether no library that this command carries can be preloaded into a program. Fails for a file that
-/// is none.
+/// Returns why the preload library cannot be loaded into a program, if so. Fails for a file that is no
+/// program.
 fn examine(file: &mut (impl Read + Seek)) -> io::Result<Option<Obstacle>> {
     /// `PT_INTERP`: the segment that names the loader.
     const INTERPRETER: u32 = 3;
-    /// Most segments, and longest name of a loader, that make sense.
+    /// Largest plausible number of segments and length of a loader's name.
     const MAX_SEGMENTS: u16 = 1024;
     const MAX_NAME: u64 = 4096;
     let no_program = || io::Error::from(io::ErrorKind::InvalidData);
     let mut header = [0; 64];
     file.seek(SeekFrom::Start(0))?;
     file.read_exact(&mut header)?;
-    // Little-endian, as the machines are that this command runs on.
+    // The command runs on little-endian machines only.
     if !header.starts_with(b"\x7fELF") || header[5] != 1 {
         return Err(no_program());
     }
@@ -146,7 +145,7 @@ mod tests {
     use super::*;
     use std::io::Cursor;
 
-    /// A program with one segment of a type, and a name behind it.
+    /// Makes a program with one segment of a type, followed by a name.
     fn program(kind: u32, name: &str) -> Vec<u8> {
         let mut bytes = vec![0; 64 + 56];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

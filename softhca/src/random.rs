@@ -1,6 +1,6 @@
-//! Random numbers that a seed decides.
+//! Random numbers from a seed.
 
-/// SplitMix64 (Steele, Lea, Flood 2014). The streams of a seed do not influence each other.
+/// SplitMix64 (Steele, Lea, Flood 2014). Generators of different seeds are independent.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
@@ -20,18 +20,18 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// In 0..1, without 1.
+    /// Draws a number in 0..1, without 1.
     pub(crate) fn next_fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// In 0..n, without n; 0 if n is.
+    /// Draws a number below `n`; 0 if `n` is 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         self.next().checked_rem(n as u64).unwrap_or(0) as usize
     }
 }
 
-/// Seed of the random numbers of one card among those that the process has started.
+/// Derives the seed of one card from its index among those that the process has started.
 pub(crate) fn seed_of_card(seed: u64, card: u64) -> u64 {
     seed ^ card.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,13 +1,13 @@
-//! Settings in the environment: which there are, and what is said of one that is not understood.
+//! Settings in the environment, and the errors for those that are unknown or malformed.
 
 use std::ffi::OsStr;
 use std::fmt;
 
-/// How the names of all settings begin. No other variable of the environment may begin so.
+/// Prefix of the names of all settings. No other variable may have it.
 pub const PREFIX: &str = "SOFTHCA_";
 
-/// The settings of the card, and those of the programs around it: the stand-ins for files of the system
-/// and the log of the preload library, and the file that `gdsync soft` preloads.
+/// The settings of the card and of the programs around it: the stand-ins for system files and the log of the
+/// preload library, and the file that `gdsync soft` preloads.
 pub const NAMES: [&str; 12] = [
     "SOFTHCA_CLOCK",
     "SOFTHCA_DEVICES",
@@ -23,15 +23,15 @@ pub const NAMES: [&str; 12] = [
     "SOFTHCA_WAITS",
 ];
 
-/// Longest part of a value that a message repeats, in characters.
+/// Number of characters of a value that a message repeats.
 const SHOWN: usize = 80;
 
-/// A setting in the environment that is not understood. No card starts with it: a run without its
-/// faults, or on another fabric, would look like the one that was asked for.
+/// An unknown or malformed setting in the environment. No card starts with it: a run without its faults, or
+/// on another fabric, would look like the one that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingError {
-    /// There is no setting of that name.
+    /// No setting has that name.
     #[error("{name} is set, but there is no such setting: the settings are {}; correct the name, or unset it", NAMES.join(", "))]
     Unknown {
         /// The name.
@@ -42,34 +42,34 @@ pub enum SettingError {
     Malformed {
         /// The setting.
         name: &'static str,
-        /// Its value, at most its first 80 characters.
+        /// Its value, up to 80 characters.
         value: String,
-        /// What is wrong with it, and what is allowed.
+        /// The problem, and the values that are allowed.
         problem: String,
     },
-    /// The key that cards share is missing or unusable. Its value is secret, and not shown.
+    /// The key that cards share is missing or unusable. Its value is secret and not shown.
     #[error("{problem}")]
     Key {
-        /// What is wrong, and the remedy.
+        /// The problem and the remedy.
         problem: String,
     },
 }
 
 impl SettingError {
-    /// A value of the setting `name` is malformed.
+    /// Makes the error for a malformed value of the setting `name`.
     pub fn malformed(name: &'static str, value: &str, problem: impl fmt::Display) -> Self {
         let value = value.chars().take(SHOWN).collect();
         SettingError::Malformed { name, value, problem: problem.to_string() }
     }
 }
 
-/// The value of a setting. An empty one counts as none. Bytes that are no UTF-8 are replaced, so
-/// that no value with them is well-formed.
+/// Returns the value of a setting; an empty one counts as unset. Bytes that are not UTF-8 are replaced, so
+/// that such a value is malformed.
 pub(crate) fn value(name: &str) -> Option<String> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// The value of a setting, as `parse` understands it; `None` without one.
+/// Parses the value of a setting with `parse`; `None` if it is unset.
 ///
 /// # Errors
 /// [`SettingError::Malformed`].

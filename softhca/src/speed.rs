@@ -1,4 +1,4 @@
-//! How fast the timers of InfiniBand run: time-outs, and what is measured by them.
+//! The speed of InfiniBand's timers: time-outs, and the intervals derived from them.
 
 use crate::setting::{self, SettingError};
 use std::fmt;
@@ -6,16 +6,16 @@ use std::num::NonZeroU8;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Environment variable with the [`Speed`] of every card of this process. With a malformed one no card
-/// starts. Cards of different speeds refuse links to each other, so all processes of a job have the same.
+/// Environment variable with the [`Speed`] of every card of this process. If it is malformed, no card starts.
+/// Cards of different speeds refuse links to each other, so all processes of a job need the same value.
 pub const SPEED_VARIABLE: &str = "SOFTHCA_CLOCK";
 
-/// How many times as fast as InfiniBand's the timers of a card run: 1 to [`Speed::MAX`].
+/// The factor by which a card's timers run faster than InfiniBand's: 1 to [`Speed::MAX`].
 ///
-/// Tests of failures wait for time-outs: acknowledgements that do not come, receivers that are not ready, peers that
-/// end, connections that nobody answers. At speed 20 they wait for a twentieth of the time. What a program
-/// measures by a clock of its own is not faster: WAIT for a time, timestamps of completions, the moderation of
-/// events, the delays of a fault plan. Nor is the time that a process of the system is given to do something.
+/// Tests of failures wait for time-outs: missing acknowledgements, receivers that are not ready, peers that
+/// end, connection requests without an answer. At speed 20 they wait a twentieth of the time. Times that a
+/// program can measure with its own clock stay: WAIT for a time, timestamps of completions, the moderation of
+/// events, the delays of a fault plan. So does the time that processes of the system get for an action.
 ///
 /// ```
 /// use softhca::Speed;
@@ -30,25 +30,25 @@ pub const SPEED_VARIABLE: &str = "SOFTHCA_CLOCK";
 pub struct Speed(NonZeroU8);
 
 impl Speed {
-    /// The highest speed. Time-outs of hardware have a margin of about that much over what a busy machine needs.
+    /// The highest speed. The time-outs of hardware exceed the needs of a busy machine by about that factor.
     pub const MAX: u8 = 20;
 
-    /// So many times as fast; `None` if it is not 1 to [`Self::MAX`].
+    /// Makes a speed of `times`; `None` if it is not 1 to [`Self::MAX`].
     pub fn new(times: u8) -> Option<Speed> {
         NonZeroU8::new(times).filter(|times| times.get() <= Self::MAX).map(Speed)
     }
 
-    /// How many times as fast.
+    /// Returns the factor.
     pub fn times(self) -> u8 {
         self.0.get()
     }
 
-    /// How long a timer of InfiniBand runs that is set to `time`.
+    /// Returns how long an InfiniBand timer set to `time` runs.
     pub fn of(self, time: Duration) -> Duration {
         time / u32::from(self.times())
     }
 
-    /// The speed that the environment gives.
+    /// Returns the speed that the environment gives.
     ///
     /// # Errors
     /// [`SettingError::Malformed`].
@@ -58,7 +58,7 @@ impl Speed {
 }
 
 impl Default for Speed {
-    /// That of hardware.
+    /// The speed of hardware.
     fn default() -> Self {
         Speed(NonZeroU8::MIN)
     }

@@ -1,4 +1,4 @@
-//! Links the shared library without debug information: the `gdsync` command contains a copy of it.
+//! Links the shared library without debug information, as the `gdsync` command contains a copy of it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

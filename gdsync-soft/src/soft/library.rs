@@ -6,15 +6,14 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Environment variable with the path of another library, which is preloaded instead.
+/// Environment variable with the path of another library to preload instead.
 const VARIABLE: &str = "SOFTHCA_UVERBS_LIBRARY";
 const NAME: &str = "libsofthca_uverbs.so";
-/// `build.rs` has put it there. Empty if the command was built for another machine than that of the
-/// build.
+/// The library from `build.rs`. Empty if the command was built for another machine than that of the build.
 static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libsofthca_uverbs.so"));
 
-/// Path of the library for a run whose private folder is `folder`. Processes of the run load it
-/// whenever they start a program, so it is there as long as the stand-in for sysfs is.
+/// Returns the path of the library for a run whose private folder is `folder`. Processes of the run load it
+/// whenever they start a program, so it exists as long as the stand-in for sysfs.
 pub(crate) fn provide(folder: &Path) -> Result<PathBuf, Failure> {
     let path = match std::env::var_os(VARIABLE).map(PathBuf::from) {
         Some(path) if !path.is_file() => {
@@ -57,8 +56,8 @@ fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Whether nothing in `folder` can be mapped as code. The loader would only warn of that, and run
-/// the command on no card.
+/// Returns whether nothing in `folder` can be mapped as code. The loader would only warn of that, and run the
+/// command without a card.
 fn refuses_programs(folder: &Path) -> Result<bool, Failure> {
     let path = CString::new(folder.as_os_str().as_bytes())?;
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
@@ -86,7 +85,7 @@ mod tests {
         assert!(!refuses_programs(&std::env::current_exe().unwrap()).unwrap());
         let mounts = fs::read_to_string("/proc/mounts").unwrap();
         for place in ["/proc", "/sys", "/dev/pts"] {
-            // The last mount on a place hides those before.
+            // The last mount at a place hides earlier ones.
             let of_place = |line: &&str| line.split(' ').nth(1) == Some(place);
             let Some(mount) = mounts.lines().rfind(of_place) else { continue };
             let options = mount.split(' ').nth(3).unwrap();

@@ -1,4 +1,4 @@
-/* Capabilities and the port, as general commands tell them. */
+/* Capabilities and the port, by general commands. */
 #include "devx.h"
 
 int main(void)
@@ -42,7 +42,7 @@ int main(void)
         CHECK(get(out, 0x80 + 0xb0, 16) == 12 && get(out, 0x80 + 0xd0, 16) == 12); /* 4 and 8 bytes */
         CHECK(get(out, 0x80 + 0x40, 2) == 1 && get(out, 0x80 + 0x46, 1) == 1); /* results in host order */
         CHECK(get(out, 0x80 + 0x280, 16) == 3 && get(out, 0x80 + 0x2a0, 16) == 3); /* PCI: 4 and 8 bytes */
-        /* Options that the card has not: no Ethernet offload, no MACsec. */
+        /* Options that the card lacks: no Ethernet offload, no MACsec. */
         for (unsigned type = 1; type <= 0x1f; type += 0x1e) {
             memset(out, 0xff, sizeof(out));
             put(in, 0x30, 16, type << 1 | 1);

@@ -1,5 +1,5 @@
-/* The card's clock: the counter that libmlx5 reads from a page, the times of completion entries, and the times of the
- * system that they become. */
+/* The card's clock: the counter that libmlx5 reads from a page, the times of completion entries, and their conversion to
+ * system time. */
 #include "devx.h"
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ static int64_t now(clockid_t clock)
     return time.tv_sec * SECOND + time.tv_nsec;
 }
 
-/* The counter grows as the capabilities say. It may be late by some milliseconds where other programs have the cores. */
+/* The counter has the frequency of the capabilities. It may be late by some milliseconds on a busy machine. */
 static void grows_at_its_frequency(struct ibv_context *context, uint64_t kilohertz)
 {
     int64_t begin = now(CLOCK_MONOTONIC), elapsed, counted;
@@ -71,7 +71,7 @@ int main(void)
         CHECK(difference > -SECOND && difference < SECOND);
     }
 
-    /* Times of entries lie between what a program reads before it posts and after it has polled. */
+    /* Times of entries are between those read before the post and after the poll. */
     CHECK(pd && (mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)));
     CHECK(cq = ibv_create_cq_ex(context, &asked));
     qp = connect_to_itself(context, pd, ibv_cq_ex_to_cq(cq), 1);
@@ -96,7 +96,7 @@ int main(void)
         ibv_end_poll(cq);
     }
 
-    /* The pages are there to be read, whole and alone. */
+    /* The pages can only be mapped for reading, and only whole and singly. */
     page = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, context->cmd_fd, (off_t)CORE_CLOCK * PAGE);
     CHECK(page != MAP_FAILED && munmap(page, PAGE) == 0);
     page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, context->cmd_fd, (off_t)CLOCK_INFO * PAGE);

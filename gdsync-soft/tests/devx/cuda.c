@@ -1,5 +1,5 @@
-/* What IBGDA does, by the functions of the CUDA driver alone: queues in GPU memory, registered as a dma-buf; doorbells that the GPU stores;
- * writes and atomics on GPU memory. Runs on a GPU, or on fake_cuda.c, whose path is in FAKE_CUDA. */
+/* The operations of IBGDA with the CUDA driver alone: queues in GPU memory, registered as a dma-buf; doorbells stored by the GPU; writes and
+ * atomics on GPU memory. Runs on a GPU, or on fake_cuda.c, whose path is in FAKE_CUDA. */
 #define _GNU_SOURCE
 #include "devx.h"
 #include <dlfcn.h>
@@ -7,7 +7,7 @@
 
 enum { GPU = 1 << 21, CQ_AT = 0, CQ_RECORD_AT = PAGE, QP_AT = 2 * PAGE, QP_BYTES = RECORD_AT + PAGE, DATA_AT = 64 * PAGE, LOG = 6, ROUNDS = 200 };
 
-/* Of cuda.h. */
+/* From cuda.h. */
 static int (*cuInit)(unsigned);
 static int (*cuDeviceGet)(int *, int);
 static int (*cuDeviceGetAttribute)(int *, int, int);
@@ -59,7 +59,7 @@ static void open_driver(void)
     cuStreamWriteValue64 = find(library, "cuStreamWriteValue64_v2");
     cuStreamSynchronize = find(library, "cuStreamSynchronize");
     cuGetProcAddress = find(library, "cuGetProcAddress_v2");
-    /* As the CUDA runtime finds them. */
+    /* Looked up as the CUDA runtime does. */
     CHECK(cuGetProcAddress("cuMemGetHandleForAddressRange", (void **)&cuMemGetHandle, 12040, 0, &has_exports) == 0);
     CHECK(cuGetProcAddress("cuMemHostRegister", (void **)&cuMemHostRegister, 12040, 0, &has_exports) == 0);
     CHECK(cuInit(0) == 0 && cuDeviceGet(&device, 0) == 0);
@@ -88,7 +88,7 @@ static struct mlx5dv_devx_umem *umem_of_gpu(struct ibv_context *context)
     return umem;
 }
 
-/* Posts an entry of which all but the control segment is given, waits for its completion, and checks that it has none but that. */
+/* Posts an entry with the given segments after the control segment, waits for its completion, and checks that it is the only one. */
 static void post(unsigned opcode, unsigned modifier, const void *segments, unsigned size)
 {
     uint8_t entry[128] = {0}, cqe[64];
@@ -110,7 +110,7 @@ static void post(unsigned opcode, unsigned modifier, const void *segments, unsig
     CHECK(cuMemcpyHtoD(gpu + QP_AT + RECORD_AT + 4, &record, 4) == 0);
     memcpy(&doorbell, entry, 8);
     CHECK(cuStreamWriteValue64(stream, registers, doorbell, 0) == 0 && cuStreamSynchronize(stream) == 0);
-    /* A collapsed queue: always the first place. */
+    /* A collapsed queue always uses the first entry. */
     do {
         CHECK(time(NULL) < end);
         CHECK(cuMemcpyDtoH(cqe, gpu + CQ_AT, sizeof(cqe)) == 0);
@@ -156,7 +156,7 @@ int main(void)
     obj.pd.out = &domain;
     CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_PD) == 0);
     CHECK(uar = mlx5dv_devx_alloc_uar(context, MLX5DV_UAR_ALLOC_TYPE_NC));
-    CHECK(cuMemHostRegister(uar->reg_addr, 8, 7) == 0); /* portable, mapped, memory of a device */
+    CHECK(cuMemHostRegister(uar->reg_addr, 8, 7) == 0); /* portable, mapped, device memory */
     CHECK(cuMemHostGetDevicePointer(&registers, uar->reg_addr, 0) == 0);
     fd = export_all();
     CHECK(target = ibv_reg_dmabuf_mr(pd, DATA_AT, GPU - DATA_AT, 0x1000, fd, all));

@@ -1,4 +1,4 @@
-/* What the programs of this folder share: bit fields, and queues made by commands of the device's own language.
+/* Helpers of the programs in this folder: bit fields, and queues made by DEVX commands.
  *
  * Offsets are in bits from the beginning of a command, as in `mlx5_ifc.h` of rdma-core and Linux. */
 #include <endian.h>
@@ -63,7 +63,7 @@ static void *pages(size_t size)
     return memory;
 }
 
-/* A queue pair of verbs that is connected to itself. */
+/* A verbs queue pair that is connected to itself. */
 static struct ibv_qp *connect_to_itself(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq, int signal_all)
 {
     struct ibv_qp_init_attr initial = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = signal_all,
@@ -147,7 +147,7 @@ static void destroy_cq(struct cq *cq)
     CHECK(munmap(cq->memory, cq->size) == 0);
 }
 
-/* Waits for the next entry, for ten seconds at most: nothing that works takes as long. */
+/* Waits for the next entry, for ten seconds at most. */
 static const uint8_t *next_entry(struct cq *cq)
 {
     volatile uint8_t *entry = cq->memory + (cq->consumed & ((1u << cq->log_size) - 1)) * 64;

@@ -1,4 +1,4 @@
-/* What is refused: with a status and a syndrome where the device refuses, with an errno where the kernel does. */
+/* Refusals: by the device with a status and a syndrome, by the kernel with an errno. */
 #include "devx.h"
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ static void general(struct ibv_context *context, unsigned opcode, int error, uns
     CHECK((syndrome_of(out) != 0) == (status != 0));
 }
 
-/* A command that is right but for one field. */
+/* A command with one wrong field. */
 #define WRONG(fill, at, width, value, status)                                                               \
     do {                                                                                                    \
         fill;                                                                                               \
@@ -45,7 +45,7 @@ int main(void)
 
     CHECK(uar);
     general(context, 0xbff, EREMOTEIO, BAD_OP);  /* in the range that the kernel passes on */
-    general(context, 0x750, EREMOTEIO, BAD_OP);  /* QUERY_VPORT_STATE, which this card has not */
+    general(context, 0x750, EREMOTEIO, BAD_OP);  /* QUERY_VPORT_STATE, which this card lacks */
     general(context, 0x80d, 0, 0);               /* NOP */
     general(context, 0x400, EINVAL, 0);          /* not a general command */
     CHECK(mlx5dv_devx_query_eqn(context, 99, &eqn) == EINVAL);
@@ -56,7 +56,7 @@ int main(void)
         struct mlx5dv_devx_umem_in of_file = {.size = PAGE, .pgsz_bitmap = PAGE, .comp_mask = MLX5DV_UMEM_MASK_DMABUF};
         int ends[2];
         CHECK(pipe(ends) == 0);
-        of_file.dmabuf_fd = ends[0]; /* no memory that anybody could map */
+        of_file.dmabuf_fd = ends[0]; /* cannot be mapped */
         CHECK(mlx5dv_devx_umem_reg_ex(context, &of_file) == NULL && errno == EOPNOTSUPP);
         CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
         of_file.comp_mask = 0;
@@ -116,7 +116,7 @@ int main(void)
     QP;
     refused(context, in, 64, BAD_INP_LEN);
 
-    /* RTR before INIT; a mask that is not known; another object's number; a transition that is none. */
+    /* RTR before INIT; an unknown mask; another object's number; no transition. */
     fill_transition(in, context, 0x503, qp.number, qp.number);
     CHECK(mlx5dv_devx_obj_modify(qp.object, in, sizeof(in), out, 16) == EREMOTEIO);
     CHECK(status_of(out) == BAD_QP_STATE && syndrome_of(out) != 0);
@@ -146,7 +146,7 @@ int main(void)
     put(in, 0, 16, 0x50b); /* QUERY_QP of a completion queue */
     CHECK(mlx5dv_devx_obj_query(cq.object, in, 16, out, sizeof(out)) == EINVAL);
 
-    /* In use: by the queue pair, and by both queues. Afterwards they go. */
+    /* In use by the queue pair and by both queues; afterwards they can be destroyed. */
     CHECK(mlx5dv_devx_obj_destroy(cq.object) == EBUSY);
     CHECK(mlx5dv_devx_obj_destroy(pd) == EBUSY);
     CHECK(mlx5dv_devx_umem_dereg(cq.umem) == EBUSY);

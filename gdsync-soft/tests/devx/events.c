@@ -1,5 +1,4 @@
-/* Events of queues that commands have made: channels with cookies, with the device's entries, an eventfd; and queries whose
- * answers come later. */
+/* Events of queues made by commands: channels with cookies, with the device's entries, an eventfd; and asynchronous queries. */
 #include "devx.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -13,7 +12,7 @@ struct entry_event {
     uint8_t entry[64];
 };
 
-/* Arms a completion queue for its next entry, as many times as `sequence` says it was armed before. */
+/* Arms a completion queue, which was armed `sequence` times before, for its next entry. */
 static void arm(struct cq *cq, struct mlx5dv_devx_uar *uar, unsigned sequence)
 {
     size_t ring = (size_t)64 << cq->log_size;
@@ -67,7 +66,7 @@ int main(void)
     connect_qp(context, &sender, receiver.number);
     connect_qp(context, &receiver, sender.number);
 
-    /* A key that is none: an error on both sides, and a completion in the queue that is armed. */
+    /* An invalid key: an error on both sides, and a completion in the armed queue. */
     arm(&near, uar, 0);
     CHECK(!is_ready(cookies->fd, 0) && !is_ready(counter, 0));
     post_write(&sender, 1, 4096, 0x12345678);
@@ -75,13 +74,13 @@ int main(void)
     CHECK(is_ready(cookies->fd, 10000));
     CHECK(mlx5dv_devx_get_event(cookies, (void *)&cookie, sizeof(cookie)) == sizeof(cookie));
     CHECK(cookie == COOKIE);
-    /* The card tells one after the other. */
+    /* The card reports them one by one. */
     CHECK(is_ready(counter, 10000));
     CHECK(read(counter, &count, sizeof(count)) == sizeof(count) && count == 1);
     for (int failed = 0; !failed;) {
         struct entry_event event;
         CHECK(is_ready(entries->fd, 10000));
-        /* More room than an event takes, and one event all the same. */
+        /* One event despite the room for more. */
         CHECK(mlx5dv_devx_get_event(entries, &event.header, sizeof(event)) == sizeof(event));
         CHECK(event.header.cookie == COOKIE + 1);
         CHECK(get(event.entry, 56 * 8 + 8, 24) == receiver.number);
@@ -90,13 +89,13 @@ int main(void)
     }
     CHECK(!is_ready(entries->fd, 0) && !is_ready(cookies->fd, 0));
 
-    /* A duplicate is the same file; a channel does not block that is told not to. */
+    /* A duplicate is the same file; a non-blocking channel does not block. */
     CHECK((duplicate = fcntl(cookies->fd, F_DUPFD_CLOEXEC, 100)) >= 100);
     CHECK(fcntl(duplicate, F_SETFL, O_NONBLOCK) == 0);
     CHECK(read(duplicate, &cookie, sizeof(cookie)) == -1 && errno == EAGAIN);
     CHECK(close(duplicate) == 0);
 
-    /* Queries of which the answers come by a file. */
+    /* Queries with answers in a file. */
     CHECK(answers = mlx5dv_devx_create_cmd_comp(context));
     memset(in, 0, sizeof(in));
     put(in, 0, 16, 0x402); /* QUERY_CQ */

@@ -1,4 +1,4 @@
-/* A CUDA driver without a GPU, for tests: a shared library that takes the place of libcuda.so.1. Its "GPU memory" is at addresses where
+/* A CUDA driver without a GPU, for tests: a shared library that replaces libcuda.so.1. Its "GPU memory" is at addresses where
  * the CPU has no access; tests see the bytes elsewhere, at fake_bytes(). */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -23,11 +23,11 @@ uint64_t fake_alloc(size_t size)
     return (uint64_t)(uintptr_t)(gpu + used - size);
 }
 
-/* Where a test sees GPU memory, and the other way round. */
+/* Converts a GPU address to the place of its bytes for tests, and back. */
 char *fake_bytes(uint64_t address) { return bytes + (address - (uintptr_t)gpu); }
 uint64_t fake_address(const void *at) { return (uintptr_t)gpu + (size_t)((const char *)at - bytes); }
 
-/* The flags of the registration of memory that came last. */
+/* The flags of the last memory registration. */
 int fake_registered(void) { return registered; }
 
 static int is_gpu(uint64_t address, size_t size)
@@ -108,7 +108,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *strea
 int cuMemcpyDtoH_v2(void *into, uint64_t from, size_t size) { return cuMemcpyDtoHAsync_v2(into, from, size, NULL); }
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { return cuMemcpyHtoDAsync_v2(to, from, size, NULL); }
 
-/* As today's drivers: a file that the CPU cannot map. */
+/* As in current drivers: a file that the CPU cannot map. */
 int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int kind, unsigned long long flags)
 {
     int ends[2];
@@ -119,7 +119,7 @@ int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, i
     return 0;
 }
 
-/* As the driver: ordinary memory is none of a device (flag 4). */
+/* As in the driver: ordinary memory is not device memory (flag 4). */
 int cuMemHostRegister_v2(void *at, size_t size, unsigned flags)
 {
     (void)at;

@@ -10,7 +10,7 @@ static char *(*fake_bytes)(uint64_t);
 static uint64_t (*fake_address)(const void *);
 static int (*export_range)(void *, uint64_t, size_t, int, unsigned long long);
 
-/* Memory of queues in the next program is the GPU's: the program sees its bytes where the driver keeps them. */
+/* The queues of the next program are in GPU memory: the program sees its bytes at the driver's array. */
 static struct mlx5dv_devx_umem *umem_of_gpu(struct ibv_context *, void *, size_t, uint32_t);
 #define mmap(at, size, ...) ((void)sizeof((int[]){__VA_ARGS__}), (void *)fake_bytes(fake_alloc(size)))
 #define munmap(at, size) 0
@@ -30,7 +30,7 @@ static struct mlx5dv_devx_umem *umem_of_host(struct ibv_context *it, struct mlx5
     return mlx5dv_devx_umem_reg_ex(it, in);
 }
 
-/* By address, and every second time as a dma-buf. */
+/* Alternately by address and as a dma-buf. */
 static struct mlx5dv_devx_umem *umem_of_gpu(struct ibv_context *it, void *memory, size_t size, uint32_t access)
 {
     static unsigned count;

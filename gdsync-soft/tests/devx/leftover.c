@@ -1,4 +1,4 @@
-/* A device is closed with everything still in it, while another one of the same card goes on. */
+/* Closes a device with all its objects while another one of the same card continues. */
 #include "devx.h"
 
 static uint32_t domain(struct ibv_context *context)

@@ -1,4 +1,4 @@
-/* What the device promises: creation at every limit succeeds, and above it says EINVAL. */
+/* The limits of the device: creation succeeds at each, and fails with EINVAL above it. */
 #include "devx.h"
 
 static struct ibv_context *context;
@@ -72,8 +72,8 @@ static int reads_in_flight(uint8_t count)
     return result;
 }
 
-/* libmlx5 gives each send 4 blocks of 64 bytes (UD: 2), so that it may be any request: that many fewer fit, on
- * every card. Lists of any length that the device promises fit beside receives and small data of any number. */
+/* libmlx5 gives each send 4 blocks of 64 bytes (UD: 2), so that it may be any request: that many fewer fit, on every
+ * card. Lists up to the device's maximum fit with any number of receives and any amount of inline data. */
 static void queue_pairs(const struct ibv_device_attr *device)
 {
     const enum ibv_qp_type types[] = {IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD};

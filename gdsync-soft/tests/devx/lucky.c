@@ -1,5 +1,5 @@
-/* Writes messages, and looks at each when its last byte is there (`last-byte`), or when it has completed. Exits with 3
- * where a message was not there as a whole. */
+/* Writes messages, and checks each when its last byte has arrived (`last-byte`), or when it has completed. Exits with 3 if
+ * a message was incomplete. */
 #include "devx.h"
 
 #define ROUNDS 2000

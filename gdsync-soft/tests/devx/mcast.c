@@ -1,4 +1,4 @@
-/* Multicast groups, by libibverbs: who gets what is sent to a group, and what is refused. */
+/* Multicast groups by libibverbs: the receivers of datagrams to a group, and refusals. */
 #include "devx.h"
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ static void receive(struct ibv_qp *qp, unsigned slot)
     CHECK(ibv_post_recv(qp, &work, &bad) == 0);
 }
 
-/* Sends to the group, and counts the receives that complete. Each has the message behind a network header. */
+/* Sends to the group, and counts the completed receives. Each has a network header, then the message. */
 static unsigned reached(struct ibv_qp *from, struct ibv_ah *ah, struct ibv_cq *cq, const union ibv_gid *group, unsigned expected)
 {
     static const char text[] = "to the group";
@@ -48,7 +48,7 @@ static unsigned reached(struct ibv_qp *from, struct ibv_ah *ah, struct ibv_cq *c
     work.wr.ud.remote_qpn = GROUP_QPN;
     work.wr.ud.remote_qkey = QKEY;
     CHECK(ibv_post_send(from, &work, &bad) == 0);
-    /* What is not expected would come within these milliseconds. */
+    /* Unexpected completions would arrive within these milliseconds. */
     while (!sent || received < expected || idle < 20) {
         struct ibv_wc completion;
         if (ibv_poll_cq(cq, 1, &completion) == 0) {
@@ -115,7 +115,7 @@ int main(void)
     if (port.link_layer == IBV_LINK_LAYER_INFINIBAND)
         CHECK(ibv_attach_mcast(one, &group, port.lid) == EINVAL);
 
-    /* One that does not hear itself, where libmlx5 lets it be asked for. */
+    /* A queue pair without multicast loopback, if libmlx5 allows to request it. */
     if ((deaf = datagrams(context, pd, cq, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB))) {
         CHECK(ibv_attach_mcast(deaf, &group, MLID) == 0);
         receive(deaf, 12);

@@ -1,4 +1,4 @@
-/* Memory as verbs know it: regions of every kind, memory windows, indirect keys, device memory, and what the device says of them. */
+/* Memory of verbs: regions of every kind, memory windows, indirect keys, device memory, and their capabilities. */
 #include "devx.h"
 
 enum { SIZE = 2 * PAGE };
@@ -33,7 +33,7 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
                                       IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
 
-/* Both queue pairs, connected to each other; again after an error. */
+/* Connects both queue pairs to each other, also after an error. */
 static void connect_both(void)
 {
     struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
@@ -42,7 +42,7 @@ static void connect_both(void)
     connect_to(right, left);
 }
 
-/* The next completion, for ten seconds at most. */
+/* Waits for the next completion, for ten seconds at most. */
 static struct ibv_wc next(void)
 {
     struct ibv_wc wc;
@@ -64,7 +64,7 @@ static enum ibv_wc_status write_to(uint32_t lkey, uint64_t at, uint32_t rkey, ui
     return next().status;
 }
 
-/* Writes 8 bytes of the source through a key; whether it is refused as remote access. */
+/* Writes 8 bytes of the source through a key; returns whether it is refused as remote access. */
 static void writes(uint32_t rkey, uint64_t remote)
 {
     CHECK(write_to(source->lkey, (uintptr_t)from, rkey, remote, 8) == IBV_WC_SUCCESS);

@@ -1,4 +1,4 @@
-/* What the card has not: the errors that programs look for. What is missing the log says in their words. */
+/* Features that the card lacks: the errors that programs check for. The log names the feature in the program's terms. */
 #include "devx.h"
 
 int main(void)
@@ -24,7 +24,7 @@ int main(void)
     CHECK(!ibv_create_qp(pd, &raw) && errno == EOPNOTSUPP);
     CHECK(!ibv_create_qp_ex(context, &checked) && errno == EOPNOTSUPP);
     CHECK(!ibv_create_counters(context, &none) && (errno == EOPNOTSUPP || errno == EPROTONOSUPPORT));
-    /* The rights of InfiniBand's FLUSH, which younger headers name; and one that no header names. */
+    /* The rights of InfiniBand's FLUSH, which newer headers name; and one that no header names. */
     CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE | 1 << 8) && errno == EOPNOTSUPP);
     CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE | 1 << 10) && errno == EINVAL);
     plain.qp_type = IBV_QPT_RC;

@@ -1,7 +1,7 @@
 /* Small data inside completion entries: libmlx5 asks for it, and copies it where the work request says. */
 #include "devx.h"
 
-/* Whether entry `index` of a queue, which it waits for, has data inside. */
+/* Waits for entry `index` of a queue, and returns whether it has data inside. */
 static int has_data(const struct mlx5dv_cq *cq, unsigned index)
 {
     /* The second half of an entry of 128 bytes. */
@@ -15,7 +15,7 @@ static int has_data(const struct mlx5dv_cq *cq, unsigned index)
     return (*op_own >> 2 & 3) != 0;
 }
 
-/* The next completion, of an entry with data inside or without. */
+/* Expects the next completion, with data inside the entry or without. */
 static void expect(struct ibv_cq *cq, const struct mlx5dv_cq *ring, unsigned index, int inside)
 {
     struct ibv_wc completion;
@@ -64,8 +64,8 @@ int main(void)
             CHECK(memcmp(memory + 64, memory + 1024 + 5, from.length - 5) == 0);
             CHECK(memory[64 + from.length - 5] == 0);
         }
-        /* Results are inside only where every send writes an entry; not in those of 128 bytes, where libmlx5 looks for
-         * them in the wrong place. */
+        /* Results are inside only if every send writes an entry, and not in entries of 128 bytes, in which libmlx5 reads
+         * them at the wrong place. */
         memset(memory, 0, 512);
         send.opcode = IBV_WR_RDMA_READ;
         send.sg_list = into;

@@ -1,4 +1,4 @@
-/* Receive memory pools, connections that take receives from them, and dynamically connected transport. */
+/* Receive memory pools, connections that use them, and dynamically connected transport. */
 #include "devx.h"
 
 enum { ENTRIES = 8, STRIDE = 32, MESSAGES = 6, POOL_RECORD = PAGE, TARGETS = 2 * PAGE, POOL_SIZE = 3 * PAGE };
@@ -46,7 +46,7 @@ static struct pool create_pool(struct ibv_context *context, uint32_t pd, unsigne
     key = number_of(out) << 8;
     for (unsigned i = 0; i < ENTRIES; i++) {
         uint8_t *entry = pool.memory + i * STRIDE;
-        /* A list that goes from every entry to the one after the next; a cyclic queue does not look at it. */
+        /* A list that links every entry to the one after the next; a cyclic queue ignores it. */
         put(entry, 16, 16, (i + 3) % ENTRIES);
         put(entry, 128, 32, 8);
         put(entry, 160, 32, key);
@@ -71,7 +71,7 @@ static void destroy_pool(struct pool *pool)
     CHECK(munmap(pool->memory, POOL_SIZE) == 0);
 }
 
-/* A queue pair whose send ring is at the beginning of its memory: of a service type, with a pool or without receives. */
+/* A queue pair of a service type, with a pool or without receives. Its send ring is at the beginning of its memory. */
 static struct qp create_other(struct ibv_context *context, struct mlx5dv_devx_uar *uar, uint32_t pd, uint32_t cq,
                               unsigned service, uint32_t pool)
 {
@@ -90,7 +90,7 @@ static struct qp create_other(struct ibv_context *context, struct mlx5dv_devx_ua
     return qp;
 }
 
-/* Posts an inline send of 8 bytes; of DC, to a target. */
+/* Posts an inline send of 8 bytes, to a target for DC. */
 static void post_send(struct ibv_context *context, struct qp *qp, uint64_t value, uint32_t target, uint64_t key)
 {
     uint32_t *records = (uint32_t *)(qp->memory + RECORD_AT);
@@ -134,7 +134,7 @@ static void expect_receives(struct pool *pool, struct cq *near, struct cq *far, 
         CHECK(entry[63] >> 4 == 0);
         give_back(near);
         entry = next_entry(far);
-        CHECK(entry[63] >> 4 == 2);                     /* a send has come */
+        CHECK(entry[63] >> 4 == 2);                     /* a send has arrived */
         CHECK(get(entry, 60 * 8, 16) == index);
         CHECK(get(entry, 32 * 8 + 8, 24) == user_index);
         give_back(far);
@@ -143,7 +143,7 @@ static void expect_receives(struct pool *pool, struct cq *near, struct cq *far, 
     }
 }
 
-/* A connection whose one side takes receives from a pool. */
+/* A connection with a pool at one side. */
 static void connection(struct ibv_context *context, struct mlx5dv_devx_uar *uar, uint32_t pd, unsigned type)
 {
     struct cq near = create_cq(context, uar, 4), far = create_cq(context, uar, 4);

@@ -1,11 +1,11 @@
-/* Everything by commands: a domain, a memory key, two connected queue pairs with queues of their own, and 1,000 writes. */
+/* Everything by commands: a domain, a memory key, two connected queue pairs with their queues, and 1,000 writes. */
 #define _GNU_SOURCE
 #include "devx.h"
 #include <unistd.h>
 
 enum { WRITES = 1000, WINDOW = 32 };
 
-/* The target of the writes is in private memory, or in that of a file, which the device reaches by itself. */
+/* The target of the writes is in private memory, or in a file, which the device reaches by its own mapping. */
 static void run(struct ibv_context *context, unsigned uar_type, int file)
 {
     struct mlx5dv_devx_uar *uar = mlx5dv_devx_alloc_uar(context, uar_type);

@@ -1,4 +1,4 @@
-/* Objects of verbs, moved and asked by commands. */
+/* Verbs objects, modified and queried by commands. */
 #include "devx.h"
 
 static void move(struct ibv_context *context, struct ibv_qp *qp, unsigned opcode)
@@ -9,7 +9,7 @@ static void move(struct ibv_context *context, struct ibv_qp *qp, unsigned opcode
     CHECK(status_of(out) == 0);
 }
 
-/* The state that the device says, and that verbs say. */
+/* The state in the device's context, and in verbs. */
 static void expect(struct ibv_qp *qp, unsigned state, enum ibv_qp_state verbs)
 {
     uint8_t in[16] = {0}, out[COMMAND] = {0};
@@ -80,7 +80,7 @@ int main(void)
     CHECK(get(out, 0x80 + 0x168, 24) == 1); /* producer_counter */
 
     memset(in, 0, sizeof(in));
-    fill_transition(in, context, 0x505, qp->qp_num, 0); /* RTS2RTS: takes the right to write away, and nothing else */
+    fill_transition(in, context, 0x505, qp->qp_num, 0); /* RTS2RTS: revokes only the right to write */
     put(in, 0x80, 32, 1 << 3);                          /* rwe */
     CHECK(mlx5dv_devx_qp_modify(qp, in, sizeof(in), out, 16) == 0);
     put(in, 0, 16, 0x50b);

@@ -1,9 +1,9 @@
-/* Work requests that wait, on queue pairs that libmlx5 made for verbs, and masters and slaves that commands made. */
+/* Work requests that wait, on verbs queue pairs of libmlx5, and masters and slaves made by commands. */
 #include "devx.h"
 
 enum { ROUNDS = 20, LINKS = 3, WAIT = 0x0f, SEND_EN = 0x17, WRITE = 8, REACHED = 0x14 };
 
-/* A queue of sends, however it was made. */
+/* A send queue, made by verbs or by a command. */
 struct sq {
     uint8_t *ring;
     unsigned blocks;
@@ -76,7 +76,7 @@ static void comes(const uint64_t *word, uint64_t value)
         CHECK(time(NULL) < end);
 }
 
-/* A queue pair of verbs, connected to itself. */
+/* A verbs queue pair, connected to itself. */
 struct link {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
@@ -163,7 +163,7 @@ static void words(struct ibv_context *context)
     CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && munmap(memory, PAGE) == 0);
 }
 
-/* A queue pair that has one more field of its context set, connected to itself. */
+/* A queue pair with one additional context field, connected to itself. */
 static struct qp make_special(struct ibv_context *context, struct mlx5dv_devx_uar *uar, uint32_t pd, uint32_t cq,
                               unsigned at, unsigned width, uint64_t value)
 {
@@ -240,8 +240,8 @@ static void masters(struct ibv_context *context)
         }
     }
 
-    /* Without a record: one store, of the producer index, to a register of its own; into a queue of 2 entries that nothing
-     * consumes, which ignores that. */
+    /* Without a record: one store of the producer index to a separate register. The completion queue has 2 entries, is never
+     * consumed, and ignores overruns. */
     lone_cq = create_cq(context, uar[3], 1);
     CHECK(mlx5dv_devx_obj_destroy(lone_cq.object) == 0);
     fill_create_cq(in, context, uar[3], lone_cq.umem->umem_id, 1);
@@ -276,7 +276,7 @@ static void masters(struct ibv_context *context)
     CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && munmap(memory, PAGE) == 0);
 }
 
-/* A queue of verbs that ignores overruns. */
+/* A verbs completion queue that ignores overruns. */
 static void ignores_overruns(struct ibv_context *context)
 {
     struct ibv_cq_init_attr_ex attr = {.cqe = 3, .wc_flags = IBV_WC_STANDARD_FLAGS,

@@ -1,5 +1,5 @@
-/* Preloaded: counts the calls of the C library's memory functions that threads make other than the program's first, and says the counts in
- * the end. Libraries that follow memory write over the code of these functions while they start and end, and call their own code from there. */
+/* Preloaded: counts and reports the calls to the C library's memory functions by all threads but the program's first. Libraries that track
+ * memory patch the code of these functions while they start and end, to call their own code. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
-/* Ranks of MPI that check every value: messages between all pairs, collectives, and one-sided accesses. Rank 0 says in the end how much the
- * software card has sent for all of them. */
+/* Ranks of MPI that check every value: messages between all pairs, collectives, and one-sided accesses. Rank 0 finally
+ * reports the bytes that the software card has sent for all of them. */
 #include <inttypes.h>
 #include <mpi.h>
 #include <stdint.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the card counts in words of four octets, for all processes. */
+/* The card's counter, in words of four octets, for all processes. */
 #define COUNTER "/sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data"
 
 #define CHECK(condition)                                                                                                     \
@@ -40,13 +40,13 @@ static uint64_t sent_by_card(void)
     return words * 4;
 }
 
-/* Byte `at` of the message of a size that goes from one rank to another. */
+/* Byte `at` of the message of a size from one rank to another. */
 static uint8_t byte_of(int from, int to, size_t size, size_t at)
 {
     return (uint8_t)(at * 7 + at / 251 + size + from * 31 + to * 13 + 1);
 }
 
-/* Each rank sends to each, itself included, all at once. */
+/* Each rank sends to each rank, itself included, at the same time. */
 static void messages(size_t size)
 {
     uint8_t *outgoing = allocate(size * ranks), *incoming = allocate(size * ranks);
@@ -76,7 +76,7 @@ static void messages(size_t size)
     free(statuses);
 }
 
-/* Sums over all ranks, and a piece from each to each. */
+/* Sums over all ranks, and all-to-all exchange. */
 static void collectives(int count)
 {
     int64_t *terms = allocate(count * sizeof *terms), *sums = allocate(count * sizeof *sums);

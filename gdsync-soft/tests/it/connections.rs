@@ -6,24 +6,24 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a server to bind its port.
+/// Time limit for a server to bind its port.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Port spaces (`RDMA_PS_TCP`, `RDMA_PS_UDP`).
 const TCP: u16 = 0x106;
 const UDP: u16 = 0x111;
-/// Loses and delays what programs send, and much of what connects them. Answers come: the side that has the
-/// last message disconnects at once, and could not answer again.
-/// Time-outs pass in a twentieth of their time.
+/// Loses and delays the programs' data and many of their connection messages. Answers arrive: the side with
+/// the last message disconnects at once, and could not answer again. Time-outs take a twentieth of their
+/// time.
 const FAST: (&str, &str) = ("SOFTHCA_CLOCK", "20");
 const FAULTS: &str = "seed=5; drop p=0.2 kind=management; drop p=0.01 kind=send,write,read; delay=1ms p=0.05";
-/// The same for datagrams, of which programs send none again.
+/// The same for datagrams, which programs do not send again.
 const LATE: &str = "seed=5; drop p=0.2 kind=management; delay=1ms p=0.05";
-/// The port of `udaddy`, which has no other.
+/// The fixed port of `udaddy`.
 const UDADDY_PORT: u16 = 7174;
 /// One `udaddy` at a time.
 static UDADDY: Mutex<()> = Mutex::new(());
 
-/// The path of a program. `None` if its package is not installed: the test is skipped.
+/// Returns the path of a program; `None` if its package is not installed and the test is skipped.
 fn program(test: &str, name: &str, package: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
@@ -33,7 +33,7 @@ fn program(test: &str, name: &str, package: &str) -> Option<PathBuf> {
     found
 }
 
-/// Waits until a process has bound a port of the connection manager. Nothing connects to it for that.
+/// Waits until a process has bound a port of the connection manager, without connecting to it.
 fn wait_for_service(space: u16, port: u16, server: &mut Running) {
     let name = format!("/service/{space:x}/{port}");
     wait_for_sockets(&name, 1, |socket| socket.ends_with(&name), server);
@@ -55,7 +55,7 @@ fn wait_for_sockets(what: &str, count: usize, is_one: impl Fn(&str) -> bool, ser
     }
 }
 
-/// What two processes run, and in which surroundings.
+/// The programs and settings of two processes.
 struct Pair<'a> {
     test: &'a str,
     program: PathBuf,
@@ -63,7 +63,7 @@ struct Pair<'a> {
     environment: &'a [(&'a str, &'a str)],
     server: Vec<String>,
     client: Vec<String>,
-    /// What a side says that has exchanged everything, and whose end is a race inside the program.
+    /// The output of a side that has exchanged everything and whose exit is a race inside the program.
     done: &'a [&'a str],
 }
 
@@ -103,8 +103,8 @@ fn example(test: &str, name: &str, [server, client]: [&str; 2], devices: &str, e
     let port = free_port();
     let with_port = |text: &str| words(&text.replace("PORT", &port.to_string()));
     let (server, client) = (with_port(server), with_port(client));
-    // rping closes its event channel while its thread of events runs, which may ask for the next event only
-    // after that: EBADF, and the program's own exit by it. A thread that waits already stays, as in the kernel:
+    // rping closes its event channel while its event thread runs, which may ask for the next event only after
+    // that: EBADF, for which the program exits. A thread that waits already stays, as in the kernel:
     // `a_thread_that_waits_is_not_disturbed_by_a_close` of the preload library.
     let done: &[&str] =
         if name == "rping" { &["server DISCONNECT EVENT", "Bad file descriptor"] } else { &[] };
@@ -177,7 +177,7 @@ fn multicast_reaches_every_process_that_has_joined() {
     let [.., b, c, d] = std::process::id().to_be_bytes();
     let group = format!("239.{b}.{c}.{d}");
     for devices in ["ib", "roce"] {
-        // As the kernel makes it of the address: with the first four bits cleared on InfiniBand.
+        // As the kernel derives it from the address: with the first four bits cleared on InfiniBand.
         let first = if devices == "ib" { 0x0f } else { 239 };
         // A member's number follows.
         let name = format!("{first:02x}{b:02x}{c:02x}{d:02x}/");
@@ -205,7 +205,7 @@ fn connections_are_made_under_faults() {
     }
 }
 
-/// perftest, whose parameters and data connect through librdmacm.
+/// Runs perftest, whose parameters and data connect through librdmacm.
 fn perftest(name: &str, devices: &str, arguments: &str, environment: &[(&str, &str)]) {
     let test = format!("cm_{name}");
     let Some(program) = program(&test, name, "perftest") else { return };
@@ -237,13 +237,13 @@ fn perftest_connects_and_gets_over_faults() {
     perftest("ib_send_lat", "ib", "-c UD -n 200", &[("SOFTHCA_FAULTS", LATE), FAST]);
 }
 
-/// How often `ofi_rxm` looks for events of connections, in microseconds: by default a hundred times as often.
-/// It looks for completions, and then for events. If the peer's last message and its disconnection both come
-/// in between, on a busy machine, it destroys the queue pair with that completion unread, and the program waits
-/// for it for ever or takes its own last message for flushed. A card could not prevent that either.
+/// Interval in microseconds at which `ofi_rxm` polls for connection events, a hundred times the default. It polls for completions, and then for events. If the peer's last message and its disconnection
+/// both arrive in between, on a busy machine, it destroys the queue pair with that completion unread, and the
+/// program waits for it forever or takes its own last message for flushed. A card could not prevent that
+/// either.
 const RARE_EVENTS: (&str, &str) = ("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "1000000");
 
-/// libfabric's ping-pong, which checks the data.
+/// Runs libfabric's ping-pong, which checks the data.
 fn fabric(devices: &str, endpoint: &str, environment: &[(&str, &str)]) {
     let Some(program) = program("fi_pingpong", "fi_pingpong", "libfabric-bin") else { return };
     let port = free_port();
@@ -300,7 +300,7 @@ fn a_server_that_dies_disconnects_its_client() {
     std::thread::sleep(Duration::from_millis(500));
     server.kill();
     drop(server);
-    // It ends, and does not say that all went well. On a slow machine it has not connected yet.
+    // It ends without reporting success. On a slow machine it has not connected yet.
     let ended = client.end();
     assert!(ended.text.contains("DISCONNECT") || ended.code != Some(0), "{ended:?}");
 }

@@ -27,8 +27,8 @@ fn build(test: &str, name: &str) -> Option<Program> {
     Some(compiler.libraries(["-lmlx5", "-libverbs"]).build(&source))
 }
 
-/// Runs a program on a device of each link layer, which destroys what it makes, or leaves that to
-/// the device's end.
+/// Runs a program on a device of each link layer. The program destroys its objects, or leaves them to the
+/// closing of the device.
 fn succeeds(test: &str, name: &str, destroys: bool) {
     succeeds_with(test, name, destroys, &[]);
 }

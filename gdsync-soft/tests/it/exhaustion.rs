@@ -1,4 +1,4 @@
-//! A card of which everything is taken: ENOMEM, and all of it can be given back and taken again.
+//! An exhausted card: ENOMEM, and everything can be freed and taken again.
 
 use gdsync_sys::api::VerbsApi;
 use gdsync_sys::system;
@@ -11,10 +11,11 @@ use std::{io, ptr};
 
 /// The role of the process that takes everything: this test again, under `gdsync soft`.
 const INSIDE: &str = "exhaust";
-/// The card has so many objects of a kind. `GDSYNC_TEST_ALL_OBJECTS=1`: as many as without a setting, which takes minutes.
+/// The card's limit on objects of a kind. `GDSYNC_TEST_ALL_OBJECTS=1`: the limit without a setting, which
+/// takes minutes.
 const FEW: u32 = 2048;
 const ALL_VARIABLE: &str = "GDSYNC_TEST_ALL_OBJECTS";
-/// Most memory that it may need, with few objects and with all.
+/// Limit on its memory, with few objects and with all.
 const MEMORY_KIB: [i64; 2] = [1 << 18, 1 << 20];
 
 #[test]
@@ -39,7 +40,7 @@ fn everything_can_be_exhausted_and_given_back() {
     assert_eq!(temporary.content(), 0);
 }
 
-/// Takes all of a kind, checks how that ends, gives it back, and takes a few again.
+/// Takes all objects of a kind, checks the error, frees them, and takes a few again.
 fn exhausted<T>(limit: u32, mut take: impl FnMut() -> *mut T, give_back: impl Fn(*mut T) -> i32) {
     let mut taken = Vec::new();
     let refused = loop {
@@ -52,7 +53,7 @@ fn exhausted<T>(limit: u32, mut take: impl FnMut() -> *mut T, give_back: impl Fn
     };
     assert_eq!(refused.raw_os_error(), Some(libc::ENOMEM), "after {}", taken.len());
     assert!(taken.len() as u32 > limit - 16, "only {} of {limit}", taken.len());
-    // One place makes room for one.
+    // Freeing one makes room for one.
     assert_eq!(give_back(taken.pop().unwrap()), 0);
     taken.push(take());
     assert!(!taken[taken.len() - 1].is_null() && take().is_null());
@@ -62,8 +63,8 @@ fn exhausted<T>(limit: u32, mut take: impl FnMut() -> *mut T, give_back: impl Fn
 }
 
 fn exhaust(api: &VerbsApi, limits: &Limits, memory_kib: i64) {
-    // SAFETY: calls as the manual pages of the functions ask for them; each object is destroyed
-    // once, users first, and the buffer outlives its regions.
+    // SAFETY: calls that follow the manual pages; each object is destroyed once, users first, and the buffer
+    // outlives its regions.
     unsafe {
         let list = (api.get_device_list)(ptr::null_mut());
         assert!(!list.is_null() && !(*list).is_null());

@@ -5,7 +5,7 @@ use gdsync_test_support::programs::{Pair, run, soft, tool};
 use std::path::Path;
 use std::time::Duration;
 
-/// Names in /dev/shm: the fabric's memory must never be there.
+/// Returns the names in /dev/shm, where the fabric's memory must never appear.
 fn shared_memory_files() -> Vec<std::ffi::OsString> {
     let Ok(folder) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
     let names = folder.map(|entry| entry.unwrap().file_name());
@@ -14,14 +14,14 @@ fn shared_memory_files() -> Vec<std::ffi::OsString> {
     names
 }
 
-/// A pair that would run for a very long time. Both sides always have writes under way: one that
-/// only waits for a message would wait on hardware, too, as reliable connections do not ask whether
-/// the other side lives.
+/// Starts a pair that would run for a very long time. Both sides always have writes in flight: a side that
+/// only waits for a message would also wait on hardware, as reliable connections do not check whether the
+/// other side lives.
 fn endless(test: &str, temporary: &Path) -> Option<Pair> {
     let tool = tool(test, "ib_write_bw")?;
     let mut pair = Pair::start(&tool, "ib", &["-b", "-D", "200"], temporary);
     pair.has_met();
-    // Time to get going; whether it has makes no difference to what must follow.
+    // Time to get going, which does not affect the expected results.
     std::thread::sleep(Duration::from_millis(400));
     Some(pair)
 }
@@ -60,7 +60,7 @@ fn the_folder_may_vanish_under_running_programs() {
             std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
         }
     };
-    // The server listens: it has its device.
+    // The server listens, so it has its device.
     for ended in Pair::start_after(&[&tool], "ib", &["-n", "500"], temporary.path(), vanishes).end() {
         assert_eq!(ended.code, Some(0), "{}", ended.text);
     }
@@ -83,7 +83,7 @@ fn queue_pairs_need_no_files() {
     let test = "queue_pairs_need_no_files";
     let Some(tool) = tool(test, "ib_write_bw") else { return };
     let temporary = Folder::new("files");
-    // libmlx5 takes many doorbell pages for so many queue pairs: all of them are in one file.
+    // libmlx5 takes many doorbell pages for so many queue pairs: one file holds all of them.
     let program = [Path::new("prlimit"), Path::new("--nofile=24:24"), &tool];
     for ended in Pair::start_after(&program, "ib", &["-q", "500", "-n", "5"], temporary.path(), || {}).end() {
         assert_eq!(ended.code, Some(0), "{}", ended.text);

@@ -1,25 +1,25 @@
 //! Programs of rdma-core and perftest while packets are lost, doubled and late, receivers are not ready, and
-//! completions come late. (Those of librdmacm: `connections.rs`; UCX, Open MPI and Mooncake: `interop.rs`,
+//! completions are late. (Programs of librdmacm: `connections.rs`; UCX, Open MPI and Mooncake: `interop.rs`,
 //! `mpi.rs`.)
 
 use gdsync_test_support::programs::succeeds_with;
 
-/// What reliable connections get over.
+/// Faults that reliable connections survive.
 const LOSSY: &str =
     "seed=3; drop p=0.02; duplicate p=0.02; delay=200us p=0.02; rnr every=50; late=300us every=40";
-/// The same for programs of which one side ends as soon as it has everything: if the last acknowledgement
-/// is lost, or late, nothing is there to send it, and the other side fails, as it would with a card.
+/// The same for programs of which one side ends as soon as it has everything: if the last acknowledgement is
+/// lost or late, nobody repeats it, and the other side fails, as it would with a real card.
 pub(super) const LOSSY_ANSWERED: &str = "seed=3; drop p=0.02 kind=send,write,read; duplicate p=0.02; \
      delay=200us p=0.02 kind=send,write,read; rnr every=50; late=300us every=40";
-/// The same for transports that lose what is dropped: the programs wait for it for ever.
+/// The same for transports that lose dropped packets: the programs would wait for them forever.
 const LATE: &str = "seed=3; delay=200us p=0.05; hold=3 p=0.02; late=300us every=20";
 
-/// Runs each tool with its arguments, on a link layer each.
+/// Runs each tool with its arguments on its link layer.
 fn each(test: &str, plan: &str, cases: &[(&str, &str, &str)]) {
     let faults = format!("SOFTHCA_FAULTS={plan}");
     for (devices, name, arguments) in cases {
         let arguments: Vec<_> = arguments.split_whitespace().collect();
-        // Lost packets are sent again when a time-out is over.
+        // Lost packets are sent again after a time-out.
         succeeds_with(test, name, &[&faults, "SOFTHCA_CLOCK=20"], devices, &arguments);
     }
 }

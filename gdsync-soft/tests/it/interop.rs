@@ -1,4 +1,4 @@
-//! Communication libraries of others, two processes each: UCX's tools, and Mooncake's transfer engine.
+//! Other communication libraries, two processes each: UCX's tools, and Mooncake's transfer engine.
 
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::programs::{Running, free_port, run, soft, tool, wait_for_listener};
@@ -76,8 +76,8 @@ fn ucx_does_all_over_reliable_connections() {
     }
 }
 
-/// Enough messages of each direction for the flow control of UCX, whose grants of DC go to where a message
-/// has come from.
+/// Enough messages of each direction for the flow control of UCX, whose DC grants go to the sender of a
+/// message.
 const MANY: &str = "1500";
 
 #[test]
@@ -104,14 +104,14 @@ fn ucx_puts_and_gets_over_datagrams() {
     ucx("ucx_puts_and_gets_over_datagrams", "ib", "ud_verbs", &["-t", "ucp_fadd", "-n", "200", "-s", "8"]);
 }
 
-/// UCX waits a second for an acknowledgement, unless it is told to wait less. The card waits for less than it is told.
+/// UCX's default time-out for an acknowledgement is a second. The card runs the configured one 20 times faster.
 pub(super) const IMPATIENT: [(&str, &str); 4] = [
     ("SOFTHCA_CLOCK", "20"),
     ("UCX_RC_TIMEOUT", "20ms"),
     ("UCX_DC_TIMEOUT", "20ms"),
     ("UCX_WARN_UNUSED_ENV_VARS", "n"),
 ];
-/// Packets that are lost, doubled and late, receivers that are not ready, and late completions.
+/// Packets lost, doubled and late, receivers that are not ready, and late completions.
 pub(super) const FAULTS: &str =
     "seed=1; drop p=0.01; duplicate p=0.01; delay=200us p=0.02; rnr every=200; late=300us every=50";
 
@@ -127,8 +127,8 @@ fn ucx_gets_over_faults() {
     }
 }
 
-/// The interpreter that `GDSYNC_TEST_PYTHON` names, which must have a module then, or `python3`, if
-/// it has it.
+/// Returns the interpreter in `GDSYNC_TEST_PYTHON`, which must then have the module, or `python3` if it has
+/// it.
 fn python(test: &str, module: &str, package: &str) -> Option<PathBuf> {
     let named = std::env::var_os("GDSYNC_TEST_PYTHON").filter(|name| !name.is_empty());
     let python = PathBuf::from(named.clone().unwrap_or("python3".into()));
@@ -141,7 +141,7 @@ fn python(test: &str, module: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// Two processes of the transfer engine, which write and read pieces of 16 MiB.
+/// Runs two processes of the transfer engine, which write and read pieces of 16 MiB.
 fn mooncake(test: &str, devices: &str, plan: &str, pieces: u32) {
     let Some(python) = python(test, "mooncake.engine", "mooncake-transfer-engine-non-cuda") else { return };
     let (temporary, meeting) = (Folder::new("mooncake"), Folder::new("mooncake-meeting"));

@@ -1,4 +1,4 @@
-//! What the threads of the preload library do to the memory functions of the C library.
+//! Calls of the preload library's threads to the C library's memory functions.
 
 use gdsync_test_support::compiler::Compiler;
 use gdsync_test_support::folder::Folder;
@@ -6,10 +6,10 @@ use gdsync_test_support::programs::{Running, free_port, lacks, run, soft, tool, 
 use gdsync_test_support::root;
 use std::path::Path;
 
-/// Packets that faults delay are copied: the card's thread takes memory for them, and gives it back.
+/// Packets that faults delay are copied: the card's thread allocates memory for them, and frees it.
 const DELAYS: &str = "seed=3; delay=100us p=0.3; late=100us every=3";
 
-/// What both sides say of their threads' calls in so many exchanges.
+/// Returns both sides' reports of their threads' calls in so many exchanges.
 fn calls(shim: &Path, tool: &Path, exchanges: &str) -> [String; 2] {
     let (temporary, port) = (Folder::new("memory"), free_port().to_string());
     let command = || {
@@ -28,8 +28,8 @@ fn calls(shim: &Path, tool: &Path, exchanges: &str) -> [String; 2] {
     })
 }
 
-/// MPI libraries and libfabric write over the code of these functions while the card's thread runs: at its work it
-/// calls none of them.
+/// MPI libraries and libfabric patch the code of these functions while the card's thread runs, so it calls
+/// none of them while it works.
 #[test]
 fn the_cards_threads_leave_the_c_librarys_memory_alone() {
     let test = "the_cards_threads_leave_the_c_librarys_memory_alone";
@@ -40,7 +40,7 @@ fn the_cards_threads_leave_the_c_librarys_memory_alone() {
     }
     let shim = compiler.build(&root().join("gdsync-soft/tests/interop/memory_calls.c"));
     let [few, many] = ["10", "500"].map(|exchanges| calls(&shim.path(), &tool, exchanges));
-    // What its threads do as they start and end is the same.
+    // The calls of its threads at their start and end are the same.
     assert_eq!(few, many);
     assert!(few.iter().all(|said| said.ends_with("unmapped 0")), "{few:?}");
 }

@@ -1,4 +1,4 @@
-//! Open MPI over UCX (`pml ucx`, `osc ucx`): four ranks of a program of ours that checks every value.
+//! Open MPI over UCX (`pml ucx`, `osc ucx`): four ranks of a test program that checks every value.
 
 use crate::interop::{FAULTS, IMPATIENT};
 use gdsync_test_support::compiler::{Compiler, Program};
@@ -7,7 +7,7 @@ use gdsync_test_support::programs::{lacks, run, soft, tool};
 use gdsync_test_support::{open_mpi, root};
 use std::process::Command;
 
-/// What Open MPI's compiler adds to the C compiler's options, in one of its stages.
+/// Returns the options that Open MPI's compiler adds to the C compiler's in one of its stages.
 fn options(stage: &str) -> Option<Vec<String>> {
     let said = Command::new("mpicc").arg(format!("--showme:{stage}")).output().ok()?;
     let text = String::from_utf8(said.stdout).ok()?;
@@ -24,8 +24,8 @@ fn build(test: &str) -> Option<Program> {
     Some(compiler.build(&root().join("gdsync-soft/tests/interop/mpi.c")))
 }
 
-/// Runs it over one transport of UCX. Without shared memory and TCP among them, ranks reach each other by
-/// the card alone; the program compares what the card has sent with what it has sent.
+/// Runs it over one transport of UCX. Without shared memory and TCP among them, ranks reach each other by the
+/// card alone; the program compares the card's traffic with its own.
 fn ranks(test: &str, cases: &[(&str, &str)], plan: &str) {
     let Some(mpirun) = tool(test, "mpirun") else { return };
     let Some(program) = build(test) else { return };

@@ -1,4 +1,4 @@
-//! What the card's environment changes: a network between hosts, and plans of faults. `-c` checks the data.
+//! Settings of the card's environment: a network between hosts, and plans of faults. `-c` checks the data.
 
 use crate::faults::LOSSY_ANSWERED;
 use gdsync_test_support::folder::Folder;
@@ -9,7 +9,7 @@ use std::path::Path;
 fn programs_speak_over_tcp_with_and_without_faults() {
     let faults = format!("SOFTHCA_FAULTS={LOSSY_ANSWERED}");
     let listen = "SOFTHCA_LISTEN=127.83.210.1:48300,127.83.210.2:48300";
-    // The key stays that the user's cards share.
+    // The key remains the user's.
     for environment in [&[listen][..], &[listen, &faults]] {
         leftover("tcp_rc", "ibv_rc_pingpong", environment, "roce", &["-g", "3", "-n", "300", "-c"]);
     }

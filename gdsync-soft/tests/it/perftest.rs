@@ -1,6 +1,6 @@
-//! perftest, over all sizes. Few iterations: each side of the tool keeps a processor busy for a quarter of a second for each
-//! size, and each exchange of a latency waits until a busy machine has run both sides. So latencies have one size of each
-//! kind: inline, of one packet, of several.
+//! perftest, over all sizes. Few iterations: each side of the tool keeps a processor busy for a quarter of a
+//! second for each size, and each exchange of a latency test waits until a busy machine has run both sides.
+//! Latency tests therefore have one size of each kind: inline, one packet, several packets.
 
 use gdsync_test_support::programs::succeeds;
 

@@ -55,7 +55,7 @@ RoCE v2
     assert_eq!(shell("seen-files", script).succeeded(), expected);
 }
 
-/// The words behind `name` in each line that has it.
+/// Returns the words after `name` in each line that has it.
 fn values<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.lines().filter_map(|line| line.split_once(name).map(|(_, value)| value.trim())).collect()
 }
@@ -81,7 +81,7 @@ fn ibstat_and_ibv_devinfo_agree() {
         (vec!["Active"; 2], vec!["LinkUp"; 2])
     );
     assert_eq!(values(described, "phys_state:"), ["LINK_UP (5)"; 2], "{described}");
-    // Each process has a card of its own: InfiniBand's has a LID, and the port's GUID ends with it.
+    // Each process has its own card: InfiniBand's has a LID, with which the port's GUID ends.
     let (lids, guids) = (values(seen, "Base lid:"), values(seen, "Port GUID:"));
     let lid: u16 = lids[0].parse().unwrap();
     assert!(lid > 0 && guids[0].ends_with(&format!("{lid:04x}")), "{seen}");
@@ -129,7 +129,7 @@ fn counters_count_for_every_process() {
     let counts: Vec<u64> = ended.succeeded().lines().map(|line| line.parse().unwrap()).collect();
     let [before, packets_before, octets, packets, writes, other] = counts[..] else { panic!("{counts:?}") };
     assert_eq!((before, packets_before, other), (0, 0, 0), "{counts:?}");
-    // The writes, and the acknowledgements.
+    // The writes and the acknowledgements.
     assert!(octets >= 100 * 65536 / 4 && packets > writes && writes >= 100, "{counts:?}");
 }
 
@@ -158,7 +158,7 @@ fn a_program_that_sees_no_card_is_told_of() {
         ended.text
     );
     assert_eq!(run(soft("1", Path::new("/bin/true"), temporary.path())).text, "");
-    // Programs of the command, by every function that starts one: said once in a run.
+    // Programs started by the command, with every function that starts one: reported once in a run.
     let said = |ended: &Ended| ended.text.matches("softhca: no software card").count();
     let mut twice = soft("1", Path::new("/bin/sh"), temporary.path());
     twice.args(["-c", "\"$0\"; \"$0\"; exit $?"]).arg(program.path());

@@ -1,4 +1,4 @@
-//! Settings in the environment that are not understood: a clear error, never a run without them.
+//! Unknown or malformed settings in the environment: a clear error, never a run without them.
 
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::programs::{run, soft, tool};

@@ -36,7 +36,7 @@ fn what_was_preloaded_stays_preloaded_behind_the_card() {
 fn the_command_carries_its_library() {
     let (temporary, other) = (Folder::new("carried"), Folder::new("installed"));
     let copy = other.path().join("gdsync-soft");
-    // By a process of its own: a file that this process writes is busy while another test forks.
+    // By another process: a file that this process writes is busy while another test forks.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_gdsync-soft")).arg(&copy).status().unwrap();
     assert!(copied.success());
     let mut command = Command::new(copy);
@@ -81,7 +81,7 @@ fn mistakes_are_told_with_their_remedy() {
     assert_eq!(temporary.content(), 0);
 }
 
-/// Waits until the command has begun: it makes a file in its folder.
+/// Waits until the command has created a file in its folder.
 fn wait_for_start(temporary: &Folder) {
     let end = Instant::now() + Duration::from_secs(60);
     let started = || {

@@ -1,4 +1,4 @@
-/* Files of devices by the functions whose work the C library does inside, where no hook sees it. */
+/* Files of devices by functions whose calls inside the C library no hook sees. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

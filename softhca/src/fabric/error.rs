@@ -1,12 +1,10 @@
-//! Why there is no fabric.
-
 use super::packet::LIDS;
 use crate::setting::SettingError;
 use gdsync_auth::{KeyError, KeyVariables};
 use std::io;
 use std::net::SocketAddrV4;
 
-/// Why there is no fabric.
+/// Reason for which a card cannot join a fabric.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -16,7 +14,7 @@ pub enum FabricError {
         /// The last error.
         last: io::Error,
     },
-    /// None of the configured addresses is free and of this host.
+    /// None of the configured addresses is free and belongs to this host.
     #[error(
         "{variable} gives no address that is free: {list} (the last: {last}); a card takes one each: give more of this host's"
     )]
@@ -31,7 +29,7 @@ pub enum FabricError {
     /// The list of addresses is malformed.
     #[error(transparent)]
     Addresses(#[from] SettingError),
-    /// The cards of several hosts have no key in common.
+    /// The cards of several hosts share no key.
     #[error(
         "a card at {address} is reached from other hosts, which needs a key that all hosts have: make it with `(umask 077; head -c 32 /dev/urandom | base64 > job.key)`, copy it to every host, and name it in {}", .variables.file
     )]

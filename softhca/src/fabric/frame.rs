@@ -1,8 +1,8 @@
-//! Packets in a stream of bytes: lengths, header, payload. The parser has no side effects and
-//! checks everything, as it reads what another host sent.
+//! Packets in a stream of bytes. The parser has no side effects and checks everything, as it reads another
+//! host's bytes.
 //!
-//! A stream begins with a greeting, which names the protocol's version, the sending node, and the speed of
-//! its timers. A frame is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and
+//! A stream begins with a greeting, which has the protocol's version, the sending node, and the speed of its
+//! timers. A frame is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and
 //! payload, without padding.
 
 use super::packet::{MAX_HEADER, MAX_PAYLOAD, Node};
@@ -17,7 +17,6 @@ pub(super) const LENGTHS: usize = 8;
 /// Bytes of the longest frame.
 pub(super) const MAX_FRAME: usize = LENGTHS + MAX_HEADER + MAX_PAYLOAD;
 
-/// What a card says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) node: Node,
@@ -34,11 +33,11 @@ impl Greeting {
     }
 }
 
-/// Bytes that violate the format, and how.
+/// A violation of the format, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
-/// The greeting; `None` while it is incomplete.
+/// Parses the greeting; `None` while it is incomplete.
 pub(super) fn parse_greeting(bytes: &[u8]) -> Result<Option<Greeting>, Malformed> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] {
@@ -70,13 +69,12 @@ pub(super) struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Bytes of the frame.
     pub(super) fn len(&self) -> usize {
         LENGTHS + self.header.len() + self.payload.len()
     }
 }
 
-/// The first packet of the bytes; `None` while it is incomplete.
+/// Parses the first packet; `None` while it is incomplete.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<Frame<'_>>, Malformed> {
     let Some((lengths, rest)) = bytes.split_first_chunk::<LENGTHS>() else { return Ok(None) };
     let [h0, h1, z0, z1, p0, p1, p2, p3] = *lengths;
@@ -148,7 +146,7 @@ mod tests {
                 rest = &rest[found.len()..];
             }
             prop_assert_eq!(&seen, &packets);
-            // A prefix of a stream is never an error, and the frames found lie inside it.
+            // A prefix of a stream is never an error, and the frames found are inside it.
             let mut part = &stream[..cut.index(stream.len())];
             while let Some(found) = parse(part).unwrap() {
                 part = &part[found.len()..];

@@ -3,7 +3,7 @@
 use super::frame;
 use super::packet::{MAX_HEADER, MAX_PAYLOAD};
 
-/// Reads the bytes of a connection between two cards: the greeting, then packets.
+/// Parses the bytes of a connection between two cards: the greeting, then packets.
 pub fn frames(bytes: &[u8]) {
     let Ok(greeted) = frame::parse_greeting(bytes) else { return };
     let mut rest = match greeted {

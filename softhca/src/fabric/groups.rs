@@ -1,9 +1,9 @@
-//! Multicast groups of this host: which cards have members of a group.
+//! Multicast groups of this host, and the cards with members.
 //!
-//! A card with members holds an abstract socket name with the GID of the group and its LID. Cards that send to the
-//! group find the names in `/proc/net/unix`, which lists those of the network namespace. So a card that has joined
-//! gets what is sent from then on, and a card without a member gets no packet. No socket connects to the name. A name that
-//! another user holds leads to a card that drops the packet.
+//! A card with members holds an abstract socket name with the group's GID and its LID. Senders find the names
+//! in `/proc/net/unix`, which lists those of the network namespace. A card thus gets every packet sent after
+//! it joined, and a card without members gets none. No socket connects to the name. If another user holds a
+//! name, it leads to a card that drops the packet.
 
 use super::names;
 use super::packet::LIDS;
@@ -12,16 +12,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::unix::net::UnixListener;
 
-/// The GID of a group.
 pub(crate) type Group = [u8; 16];
 
 /// The abstract sockets of the network namespace (proc(5)).
 const SOCKETS: &str = "/proc/net/unix";
 
-/// The groups that a card has joined.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// With the socket that holds the name; `None` where another user holds it, who cannot take the LID.
+    /// The socket that holds each name; `None` if another user holds it, who cannot take the LID.
     joined: HashMap<Group, Option<UnixListener>>,
 }
 
@@ -30,7 +28,7 @@ fn prefix(group: &Group) -> String {
 }
 
 impl Groups {
-    /// Joins a group, which may be joined.
+    /// Joins a group; no effect if it is joined already.
     pub(super) fn join(&mut self, group: &Group, lid: u16) -> io::Result<()> {
         if !self.joined.contains_key(group) {
             let name = names::listen(format!("{}{lid}", prefix(group)).as_bytes())?;
@@ -39,7 +37,6 @@ impl Groups {
         Ok(())
     }
 
-    /// Leaves a group.
     pub(super) fn leave(&mut self, group: &Group) {
         self.joined.remove(group);
     }
@@ -56,8 +53,8 @@ pub(super) fn members(group: &Group) -> BTreeSet<u16> {
     }
 }
 
-/// The numbers behind a prefix in the names of a list of sockets: each line ends with a name, where an abstract one
-/// has an `@` in place of its zero byte. Other names may have any bytes.
+/// Returns the numbers after a prefix in the names of a list of sockets: each line ends with a name, in which
+/// an abstract one has `@` for its zero byte. Other names may have any bytes.
 fn named(sockets: &[u8], prefix: &str) -> impl Iterator<Item = u16> {
     let of_line = move |line: &[u8]| {
         let name = line.rsplit(|byte| *byte == b' ').next()?.strip_prefix(b"@")?;

@@ -1,19 +1,17 @@
-//! The fabric: packets between software cards, in order and without loss as long as both processes
-//! live.
+//! The fabric: packets between software cards, in order and without loss while both processes live.
 //!
-//! On one host, cards find each other by LID, and packets pass through shared memory (`shared.rs`).
-//! This is the default. Between hosts, cards find each other by IPv4 address, which ends their
-//! GIDs, and packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names
-//! the addresses of the process; [`KEY_VARIABLES`] give the key that its cards share.
+//! On one host, the default, cards find each other by LID, and packets pass through shared memory
+//! (`shared.rs`). Between hosts, cards find each other by IPv4 address, the last bytes of their GIDs, and
+//! packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names the addresses of
+//! the process; [`KEY_VARIABLES`] give the key that its cards share.
 
+mod config;
 mod error;
 mod frame;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
 mod groups;
-mod key;
-mod listen;
 mod names;
 mod network;
 mod packet;
@@ -24,15 +22,13 @@ mod shared;
 mod shared_link;
 mod sleeper;
 mod tcp;
-mod tcp_join;
+mod tcp_handshake;
 mod tcp_link;
 
+pub(crate) use config::check_key;
+pub use config::{DEFAULT_PORT, KEY_VARIABLES, LISTEN_VARIABLE, is_tcp};
 pub use error::FabricError;
 pub(crate) use groups::Group;
-pub use key::KEY_VARIABLES;
-pub(crate) use key::check_key;
-pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
-pub(crate) use network::Fabric;
 pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, Part, SendOutcome, Sink, Use, node_of_address};
 pub use packet::{MAX_PAYLOAD, Node};
 pub use services::{Service, ServiceCard, find_service};
@@ -42,3 +38,53 @@ pub use crate::os::socket::limit_silence;
 
 #[cfg(test)]
 mod other_user_tests;
+#[cfg(test)]
+mod tests;
+
+use crate::speed::Speed;
+use gdsync_auth::{Key, Limits};
+use network::Network;
+use shared::Shared;
+use std::net::SocketAddrV4;
+use std::ops::{Deref, DerefMut};
+use tcp::Tcp;
+
+/// A card's access to its fabric, used by one thread at a time.
+pub(crate) struct Fabric(Box<dyn Network>);
+
+impl Fabric {
+    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some, for a card with that
+    /// speed.
+    pub(crate) fn bind(speed: Speed) -> Result<Fabric, FabricError> {
+        let addresses = config::addresses()?;
+        if addresses.is_empty() {
+            Self::on_host(speed)
+        } else {
+            Self::at(&addresses, config::key_for_addresses(&addresses)?, speed)
+        }
+    }
+
+    pub(crate) fn on_host(speed: Speed) -> Result<Fabric, FabricError> {
+        Ok(Fabric(Box::new(Shared::bind(speed)?)))
+    }
+
+    /// Joins the fabric of several hosts at the first free one of these addresses. Cards with the same key
+    /// reach each other.
+    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key, speed: Speed) -> Result<Fabric, FabricError> {
+        Ok(Fabric(Box::new(Tcp::bind(addresses, key, speed, Limits::default())?)))
+    }
+}
+
+impl Deref for Fabric {
+    type Target = dyn Network;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl DerefMut for Fabric {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.0
+    }
+}

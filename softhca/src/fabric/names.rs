@@ -1,18 +1,18 @@
 //! The abstract socket names under which cards of this user hold their LIDs.
 //!
-//! The plain name of a LID contains the user. It needs nothing but the network namespace, so
-//! processes find each other across file systems. But abstract names have no owner: another user
-//! can take them, and sees those that are in use (`/proc/net/unix`). Therefore:
-//! - A name is only believed when its holder is a process of this user ([`reach`]).
-//! - When the plain names are taken, a card holds its LID by a *secret* name, which depends on the
-//!   user's key. Another user cannot take it before a card of this user has held it.
+//! The plain name of a LID contains the user. It depends on the network namespace only, so processes find
+//! each other across file systems. But abstract names have no owner: another user can take them, and sees
+//! those in use (`/proc/net/unix`). Therefore:
+//! - A name is only trusted when its holder is a process of this user ([`reach`]).
+//! - When the plain names are taken, a card holds its LID by a *secret* name, derived from the user's key.
+//!   Another user cannot take it before a card of this user has held it.
 //!
-//! A LID is held by one card, whichever name it has: a card takes its name first, and then looks
-//! whether another card of this user holds the other name. Of two cards that take one LID at the
-//! same time, at least one sees the other, and gives it up.
+//! One card holds a LID, under either name: a card takes its name first, and then checks whether another card
+//! of this user holds the other name. If two cards take one LID at the same time, at least one sees the
+//! other, and gives it up.
 
+use super::config;
 use super::error::FabricError;
-use super::key;
 use super::packet::LIDS;
 use crate::os::socket;
 use gdsync_auth::{Key, own_user};
@@ -32,8 +32,8 @@ fn secret(key: &Key, lid: u16) -> Vec<u8> {
     format!("gdsync-softhca/{}/{lid}/{number:032x}", own_user()).into_bytes()
 }
 
-/// Plain names that a card tries before it takes a secret one. No user has so many cards that all of
-/// them are taken.
+/// Number of plain names that a card tries before it takes a secret one. No user has enough cards to take
+/// them all.
 const PLAIN_TRIES: u32 = 1024;
 
 /// A LID, and the socket that holds it.
@@ -42,14 +42,13 @@ pub(super) struct Claim {
     pub(super) listener: UnixListener,
 }
 
-/// Claims a LID that no other card of this user has. The search starts at a LID that depends on
-/// the seed.
+/// Claims a LID that no other card of this user has. The seed determines where the search starts.
 pub(super) fn claim(seed: u32) -> Result<Claim, FabricError> {
     if let Some(claim) = first_free(seed, PLAIN_TRIES, &mut claim_plain)? {
         return Ok(claim);
     }
     tracing::info!("{PLAIN_TRIES} plain names of LIDs are taken: a secret one is used");
-    let key = key::for_this_host()?;
+    let key = config::key_for_this_host()?;
     let claim = first_free(seed, LIDS.len() as u32, &mut |lid| claim_secret(&key, lid))?;
     claim.ok_or_else(|| FabricError::NoLid { last: ErrorKind::AddrInUse.into() })
 }
@@ -70,8 +69,8 @@ fn first_free(
     Ok(None)
 }
 
-/// Takes the plain name of a LID. `None` if another card of this user has the LID, or any process
-/// has the name.
+/// Takes the plain name of a LID. `None` if another card of this user has the LID, or any process has the
+/// name.
 pub(super) fn claim_plain(lid: u16) -> io::Result<Option<UnixListener>> {
     let Some(listener) = listen(&plain(lid))? else { return Ok(None) };
     // Without a key, no card has a secret name.
@@ -97,8 +96,8 @@ pub(super) fn listen(name: &[u8]) -> io::Result<Option<UnixListener>> {
     }
 }
 
-/// Connects to the card of this user that has a LID. [`ErrorKind::WouldBlock`] if it has not
-/// accepted earlier links yet.
+/// Connects to the card of this user that has a LID. [`ErrorKind::WouldBlock`] if it has not accepted earlier
+/// links yet.
 pub(super) fn connect(lid: u16) -> io::Result<UnixStream> {
     reach(&plain(lid)).or_else(|error| {
         let Some(key) = known_key() else { return Err(error) };
@@ -121,9 +120,9 @@ pub(super) fn reach(name: &[u8]) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The key that secret names depend on, if there is one.
+/// The key of secret names, if there is one.
 fn known_key() -> Option<Key> {
-    key::for_this_host_if_made().unwrap_or_else(|error| {
+    config::existing_key().unwrap_or_else(|error| {
         tracing::debug!(%error, "there is no key for secret names of LIDs");
         None
     })

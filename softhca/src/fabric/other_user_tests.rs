@@ -1,5 +1,5 @@
-//! What another user of the host can do to cards: hold their names, and connect to them. Root can
-//! become another user, so these tests run as root, in a network namespace of their own.
+//! Attacks by another user of the host: holding the names of cards, and connecting to them. Root can become
+//! another user, so these tests run as root, in a separate network namespace.
 
 use super::network::Network;
 use super::packet::{LIDS, SendOutcome};
@@ -21,16 +21,15 @@ fn card() -> Shared {
     Shared::bind(Speed::default()).unwrap()
 }
 
-/// The other user: uid 65534.
 const OTHER: libc::uid_t = 65534;
 /// The role of a test's body, in the namespace.
 const ALONE: &str = "alone";
 
-/// Runs the calling test again, alone in a process, and asserts that it passes there. True in that
-/// process, which is in a network namespace of its own and has a folder of its own for its key.
+/// Runs the calling test again, alone in a process, and asserts that it passes there. Returns true in that
+/// process, which has its own network namespace and its own folder for the key.
 fn is_alone(name: &str) -> bool {
     if role().as_deref() == Some(ALONE) {
-        // SAFETY: no memory is involved. Sockets that this thread makes belong to the namespace.
+        // SAFETY: no memory is involved. Sockets of this thread belong to the new namespace.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 {
             return true;
         }
@@ -54,7 +53,6 @@ fn is_alone(name: &str) -> bool {
     false
 }
 
-/// A folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -71,8 +69,7 @@ impl Drop for Folder {
     }
 }
 
-/// Run by the tests in a process of its own: another user, who holds the names of LIDs, or
-/// connects to a card.
+/// The body of the child process: another user, who holds the names of LIDs, or connects to a card.
 #[test]
 fn other_user() {
     let Some(role) = role() else { return };
@@ -89,7 +86,7 @@ fn other_user() {
     unsafe {
         assert_eq!((libc::setresgid(OTHER, OTHER, OTHER), libc::setresuid(OTHER, OTHER, OTHER)), (0, 0));
     }
-    // The test harness prints, too: the mark says which lines are meant.
+    // The test harness prints as well: the prefix marks our lines.
     let say = |words: String| println!("\nCHILD {words}");
     if words[0] == "connect" {
         let stream = local::connect(&names[0]).unwrap();
@@ -213,7 +210,7 @@ fn another_user_that_holds_all_names_stops_no_card() {
         return;
     }
     let mut early = card();
-    // A process may have too few files for all.
+    // A process may be allowed too few files for all.
     let last = *LIDS.end();
     let mut others = [1..=16_000, 16_001..=32_000, 32_001..=last].map(Other::holds);
     let held = others.each_mut().map(Other::hear);
@@ -228,8 +225,7 @@ fn another_user_that_holds_all_names_stops_no_card() {
     talk(&mut early, &mut a);
     talk(&mut b, &mut early);
 
-    // The plain names are free again: no card takes the LID of one that has a secret name, nor the
-    // other way round.
+    // The plain names are free again: no card takes the LID of a card with a secret name, nor the reverse.
     others.into_iter().for_each(Other::end);
     assert!(names::claim_plain(a.lid()).unwrap().is_none());
     let key = Key::of_user_if_made().unwrap().unwrap();

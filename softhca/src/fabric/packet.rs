@@ -1,54 +1,52 @@
-//! What a fabric carries, and the addresses of cards in it.
+//! Packets of a fabric, and the addresses of cards.
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
-/// Address of a card: its LID, or its IPv4 address as a number. The IPv4 addresses that cards may
-/// have are numerically above all LIDs, so a node is never both. 0 is no card's.
+/// Address of a card: its LID, or its IPv4 address as a number. Cards' IPv4 addresses are numerically above
+/// all LIDs, so a node is never both. 0 is no card.
 pub type Node = u32;
 
-/// In place of a node: the cards that have members of a multicast group. As a number it is the IPv4 address of
-/// broadcasts, which is no host's.
+/// The pseudo-node of a multicast group's members: the IPv4 broadcast address, which no host has.
 pub(crate) const MULTICAST: Node = Node::MAX;
 
-/// LIDs that a card may have: the unicast range of InfiniBand.
+/// LIDs that a card may have: InfiniBand's unicast range.
 pub(super) const LIDS: RangeInclusive<u16> = 1..=0xbfff;
 
-/// The node at an IPv4 address; 0 for an address that no host has.
+/// Returns the node at an IPv4 address; 0 for an address that no host has.
 pub(crate) fn node_of_address(address: Ipv4Addr) -> Node {
     let number = u32::from(address);
     if number > u32::from(u16::MAX) { number } else { 0 }
 }
 
-/// Longest header of a packet in bytes.
+/// Maximum bytes of a packet's header.
 pub(crate) const MAX_HEADER: usize = 96;
-/// Longest payload of a packet in bytes.
+/// Maximum bytes of a packet's payload.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 
-/// A piece of payload: its address and its length in bytes.
+/// A piece of payload: address and length in bytes.
 pub(crate) type Part = (*const u8, usize);
 
-/// The place of a piece of payload that is still to be filled: in two parts, each an address and a
-/// length in bytes.
+/// The place of a payload piece still to be filled: in two parts, each an address and a length in bytes.
 pub(crate) type Hole = [(*mut u8, usize); 2];
 
-/// Whether the payload of a packet that was taken is still in use.
+/// A sink's further use of a packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// No side reads it any more, nor that of any packet that was taken before it.
+    /// This payload, and that of every packet taken before it, is no longer used.
     Over,
-    /// It is read until [`Sink::settle`] returns, or until [`Use::Over`] is said of a later packet.
+    /// The payload is read until [`Sink::settle`] returns, or until a later packet is [`Use::Over`].
     GoesOn,
 }
 
-/// What takes the packets of a fabric.
+/// A receiver of a fabric's packets.
 ///
 /// The peer can still write to the payload: read each byte once, and check the copy.
 pub(crate) trait Sink {
     /// Takes a packet: source, header, payload in two parts.
     fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use;
 
-    /// Ends every use of what was taken.
+    /// Ends every use of the packets taken so far.
     fn settle(&mut self) {}
 }
 
@@ -60,13 +58,12 @@ impl<F: FnMut(Node, &[u8], [Part; 2])> Sink for F {
     }
 }
 
-/// What became of a packet.
+/// Outcome of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendOutcome {
-    /// The fabric has taken it.
     Sent,
     /// There is no room now. The fabric wakes its sleeper when there is.
     Full,
-    /// No card is there, or its process has ended.
+    /// No card has that address, or its process has ended.
     Unreachable,
 }

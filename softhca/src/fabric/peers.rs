@@ -1,7 +1,7 @@
-//! Bookkeeping of links that both fabrics share, and the cards whose timers have another speed.
+//! Bookkeeping of links for both fabrics, and refusals of cards with another timer speed.
 //!
-//! A link says the speed of either card to the other one. Where they differ it is refused: one card would take the other
-//! one for dead while that is still within its time-outs.
+//! The two cards of a link exchange their speeds. A link between different speeds is refused: one card would
+//! declare its peer dead while the peer is still within its time-outs.
 
 use super::packet::Node;
 use crate::speed::{SPEED_VARIABLE, Speed};
@@ -9,17 +9,16 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Time during which a destination that did not answer is not tried again.
+/// Time for which an unresponsive destination is not tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// Most connections that a fabric accepts before it does other work.
+/// Maximum number of connections that a fabric accepts before it does other work.
 pub(super) const ACCEPT_BUDGET: usize = 64;
 
-/// Keys of epoll events. Incoming links have keys from 0 on, outgoing links have this bit set.
+/// Keys of epoll events: those of incoming links count from 0, those of outgoing links have this bit set.
 pub(super) const OUTGOING: u64 = 1 << 32;
-/// Keys of connections that have not proven the key have this bit set.
+/// Bit of the keys of connections that have not proven the key.
 pub(super) const UNPROVEN: u64 = 1 << 62;
-/// Key of the listening socket.
 pub(super) const LISTENER: u64 = u64::MAX;
 
 /// Outgoing links by destination, and the destinations that recently did not answer.
@@ -33,7 +32,7 @@ impl<L> Peers<L> {
         Peers { links: HashMap::new(), dead: HashMap::new() }
     }
 
-    /// Drops the link to a destination, which is not tried again for a while.
+    /// Drops the link to a destination, and does not retry it for a while.
     pub(super) fn mark_dead(&mut self, to: Node) {
         self.links.remove(&to);
         self.dead.insert(to, Instant::now());
@@ -46,7 +45,7 @@ impl<L> Peers<L> {
         self.dead.contains_key(&to)
     }
 
-    /// False if the process at a destination is known to have ended.
+    /// Returns false if the process at a destination is known to have ended.
     pub(super) fn is_alive(&mut self, to: Node, is_closed: impl FnOnce(&L) -> bool) -> bool {
         match self.links.get(&to) {
             Some(link) if is_closed(link) => {
@@ -59,7 +58,7 @@ impl<L> Peers<L> {
     }
 }
 
-/// Index of an empty slot; adds one if all are taken.
+/// Returns the index of an empty slot, and adds one if all are taken.
 pub(super) fn free_slot<L>(slots: &mut Vec<Option<L>>) -> usize {
     slots.iter().position(Option::is_none).unwrap_or_else(|| {
         slots.push(None);
@@ -67,13 +66,12 @@ pub(super) fn free_slot<L>(slots: &mut Vec<Option<L>>) -> usize {
     })
 }
 
-/// Which link is served first. Each call begins with another one: where one call cannot serve all,
-/// none is left out for ever.
+/// A rotating start index: if one call cannot serve all links, none starves.
 #[derive(Default)]
-pub(super) struct Turn(usize);
+pub(super) struct RoundRobin(usize);
 
-impl Turn {
-    /// The indices of so many links, in the order of this call.
+impl RoundRobin {
+    /// Returns the indices of `count` links in the order of this call.
     pub(super) fn next(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.0.checked_rem(count).unwrap_or(0);
         self.0 = first + 1;
@@ -81,7 +79,7 @@ impl Turn {
     }
 }
 
-/// A link was refused, as the card at its other end runs its timers at another speed.
+/// A link refused because the card at its other end has another timer speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OtherSpeed {
     node: Node,
@@ -100,30 +98,28 @@ impl fmt::Display for OtherSpeed {
     }
 }
 
-/// What a card knows of speeds.
 pub(super) struct Speeds {
     pub(super) own: Speed,
     refused: HashSet<OtherSpeed>,
-    /// Those of `refused` that are not reported yet.
-    news: Vec<OtherSpeed>,
+    /// The entries of `refused` that are not reported yet.
+    unreported: Vec<OtherSpeed>,
 }
 
 impl Speeds {
     pub(super) fn new(own: Speed) -> Self {
-        Speeds { own, refused: HashSet::new(), news: Vec::new() }
+        Speeds { own, refused: HashSet::new(), unreported: Vec::new() }
     }
 
-    /// Whether the card at a node may have a link, which has said its speed. If not, that is news, once.
+    /// Returns whether the card at a node may have a link. A refusal is recorded once.
     pub(super) fn admits(&mut self, node: Node, other: Speed) -> bool {
         let refusal = OtherSpeed { node, own: self.own, other };
         if self.own != other && self.refused.insert(refusal) {
-            self.news.push(refusal);
+            self.unreported.push(refusal);
         }
         self.own == other
     }
 
-    /// The cards that were refused since the last call.
     pub(super) fn take_refused(&mut self) -> Vec<OtherSpeed> {
-        std::mem::take(&mut self.news)
+        std::mem::take(&mut self.unreported)
     }
 }

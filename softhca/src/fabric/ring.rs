@@ -1,23 +1,21 @@
 //! A ring of packets in memory that two processes share: one producer, one consumer.
 //!
-//! Two indices count bytes without wrapping at the ring's size; their difference is the number of
-//! bytes in the ring. The producer writes a record and then publishes `tail` (release). The
-//! consumer reads `tail` (acquire), so it sees the record, and publishes `head` (release) when it
-//! has finished with the bytes. The producer reads `head` (acquire) before it overwrites them.
-//! Either side may do that for several records at once: while others still copy to what the
-//! producer has placed, or from what the consumer has taken.
+//! Two indices count bytes without wrapping at the ring's size; their difference is the number of bytes in
+//! the ring. The producer writes a record and then publishes `tail` (release). The consumer reads `tail`
+//! (acquire), so it sees the record, and publishes `head` (release) when it has finished with the bytes. The
+//! producer reads `head` (acquire) before it overwrites them. Either side may publish several records at
+//! once, while other threads still fill placed packets or read taken ones.
 //!
-//! Each side may *announce* that it sleeps. Dekker's argument keeps wake-ups from being lost: the
-//! sleeper stores its flag, fences (SeqCst) and loads the index again; the other side stores the
-//! index, fences (SeqCst) and loads the flag. In every interleaving at least one of the two sees
-//! the other's store: either the sleeper does not sleep, or the other side wakes it.
+//! Each side may *announce* that it sleeps. Dekker's argument keeps wake-ups from being lost: the sleeper
+//! stores its flag, fences (SeqCst) and loads the index again; the other side stores the index, fences
+//! (SeqCst) and loads the flag. In every interleaving at least one of the two sees the other's store: either
+//! the sleeper does not sleep, or the other side wakes it.
 //!
-//! The consumer also counts its *rounds*: in one round its card serves every queue pair that has
-//! something to send. The producer learns from the count that the other card runs, and has had the
-//! chance to answer.
+//! The consumer also counts its *rounds*: in one round its card serves every queue pair that has something to
+//! send. From the count the producer learns that the other card runs and has had the chance to answer.
 //!
-//! The other process may be broken or hostile: every number read from the ring is checked before it
-//! is used, and a ring with an impossible number is closed.
+//! The other process may be broken or hostile: every number read from the ring is checked before it is used,
+//! and a ring with an impossible number is closed.
 
 use super::packet::{Hole, MAX_HEADER, MAX_PAYLOAD, Part, Use};
 use crate::lent::Lent;
@@ -26,17 +24,17 @@ use crate::speed::Speed;
 use gdsync_sys::shared::{self, SharedU64};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes of a ring's data; a power of two. It holds several lots of packets whose payload a GPU copies.
+/// Bytes of a ring's data; a power of two. It holds several batches of packets whose payload a GPU copies.
 const CAPACITY: usize = 2 << 20;
-/// Bytes of an empty ring behind which the producer goes back to the beginning with a short packet: between
-/// cards that exchange short ones and keep up, only these take memory, and a place in a cache.
-const ENOUGH: usize = 128 << 10;
-/// Most bytes that a short packet takes. Longer ones do not go back: the rest of the ring is no room until the
-/// consumer has passed it.
-const SHORT: usize = 8 << 10;
-/// In the place of a packet's lengths: the next packet lies at the beginning of the ring.
-const REST_IS_EMPTY: u64 = u64::MAX;
-/// Bytes before the data: indices and flags, each on a cache line of its own.
+/// If the ring is empty beyond this offset, the producer restarts at offset 0 with a short packet: cards that
+/// exchange short packets and keep up then touch only these bytes, which stay in cache.
+const RESTART_LIMIT: usize = 128 << 10;
+/// Maximum bytes of a short packet. A longer one does not restart, as the skipped rest of the ring is
+/// unusable until the consumer has passed it.
+const SHORT_RECORD: usize = 8 << 10;
+/// Marker instead of a packet's lengths: the next packet is at offset 0.
+const SKIP_REST: u64 = u64::MAX;
+/// Bytes before the data: indices and flags, each on its own cache line.
 const CONTROL: usize = 4096;
 const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x05");
 
@@ -46,14 +44,14 @@ pub(super) const AT_HEAD: usize = 256;
 const AT_CONSUMER_SLEEPS: usize = 384;
 const AT_PRODUCER_SLEEPS: usize = 512;
 const AT_ROUNDS: usize = 640;
-/// The speeds of the two cards: the consumer's is there before it refuses the ring.
+/// The speeds of the two cards. The consumer writes its own before it refuses the ring.
 pub(super) const AT_PRODUCER_SPEED: usize = 768;
 const AT_CONSUMER_SPEED: usize = 896;
 
-/// Bytes of the shared memory behind a ring.
+/// Bytes of a ring's shared memory.
 pub(super) const RING_BYTES: usize = CONTROL + CAPACITY;
 
-/// A ring's memory, seen from either side.
+/// A ring's memory, as either side sees it.
 struct Shared {
     memory: Lent,
 }
@@ -68,9 +66,8 @@ impl Shared {
     }
 
     fn word64(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `memory` maps `RING_BYTES` (`new` has checked that), page-aligned; control
-        // offsets are multiples of 8 inside it; the other process changes the word, which an atomic
-        // tolerates.
+        // SAFETY: `memory` maps `RING_BYTES` (`new` has checked that), page-aligned; control offsets are
+        // multiples of 8 inside it; the other process changes the word, which an atomic tolerates.
         unsafe { AtomicU64::from_ptr(self.memory.base().add(offset).cast()) }
     }
 
@@ -83,7 +80,7 @@ impl Shared {
         self.word32(offset).store(speed.times().into(), Ordering::Release);
     }
 
-    /// `None` while there is none, and for a number that is no speed.
+    /// `None` if it is unset or no valid speed.
     fn speed(&self, offset: usize) -> Option<Speed> {
         Speed::new(self.word32(offset).load(Ordering::Acquire).try_into().ok()?)
     }
@@ -97,37 +94,35 @@ impl Shared {
     }
 }
 
-/// Whether everything before a position is taken, where `left` bytes before `tail` are not. True of
-/// a position that is not this ring's, and of an impossible `left`.
+/// Returns whether everything before `position` is taken while `left` bytes before `tail` are not. True for a
+/// foreign position and for an impossible `left`.
 fn is_taken(tail: u64, left: u64, position: u64) -> bool {
     left > CAPACITY as u64 || tail.wrapping_sub(position) >= left
 }
 
-/// Why a packet was not put into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PushError {
-    /// No room now; the consumer wakes the producer when there is.
+    /// There is no room; the consumer wakes the producer when there is.
     Full,
     /// The consumer's index is impossible.
     Corrupt,
 }
 
-/// The sending side.
 pub(super) struct Producer {
     shared: Shared,
-    /// The end of the packets that are published.
+    /// The end of the published packets.
     tail: u64,
-    /// The end of those that are placed, and the beginning of the last of them.
+    /// The end of the placed packets, and the start of the last of them.
     end: u64,
     last: u64,
 }
 
-/// Whether the caller must wake the other side.
+/// True if the caller must wake the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MustWake(pub(super) bool);
 
 impl Producer {
-    /// A ring in fresh shared memory of [`RING_BYTES`], of a card with that speed.
+    /// Makes a ring in fresh shared memory of [`RING_BYTES`], for a card with that speed.
     pub(super) fn new(memory: SharedMemory, speed: Speed) -> Result<Self, Corrupt> {
         let shared = Shared::new(memory)?;
         shared.set_speed(AT_PRODUCER_SPEED, speed);
@@ -135,25 +130,24 @@ impl Producer {
         Ok(Producer { shared, tail: 0, end: 0, last: 0 })
     }
 
-    /// The speed of the consumer's card, once that has the ring.
+    /// Returns the speed of the consumer's card, once it has the ring.
     pub(super) fn consumer_speed(&self) -> Option<Speed> {
         self.shared.speed(AT_CONSUMER_SPEED)
     }
 
-    /// Puts a packet into the ring, and publishes all that were placed before.
+    /// Puts a packet into the ring, and publishes it and all placed before.
     ///
     /// # Safety
-    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes.
-    /// `header` is at most [`MAX_HEADER`] bytes (checked). The holes before it are filled.
+    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at
+    /// most [`MAX_HEADER`] bytes (checked). All earlier holes are filled.
     pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<MustWake, PushError> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.place(header, payload, &mut Vec::new()) }?;
         Ok(self.publish())
     }
 
-    /// Places a packet behind the last, where the consumer does not see it yet. A part at the null
-    /// address is a hole: the caller has it filled, at the places that are added to `holes`, before it
-    /// publishes the packet.
+    /// Places a packet after the last one, hidden from the consumer. A part at the null address is a hole:
+    /// its place is added to `holes`, and the caller fills it before it publishes the packet.
     ///
     /// # Safety
     /// As [`Self::push`], but for holes.
@@ -165,8 +159,8 @@ impl Producer {
     ) -> Result<(), PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let need = self.reserve(header.len(), length)?;
-        if need <= SHORT {
-            self.go_back();
+        if need <= SHORT_RECORD {
+            self.restart();
         }
         let mut at = self.end;
         let lengths = (header.len() as u64) << 32 | length as u64;
@@ -179,7 +173,7 @@ impl Producer {
             if bytes.is_null() {
                 holes.push(self.shared.parts(at, count));
             } else {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.copy_in(at, bytes, count) };
             }
             at += count as u64;
@@ -188,19 +182,19 @@ impl Producer {
         Ok(())
     }
 
-    /// Leaves the rest of the ring empty, if all of it is and the beginning is enough.
-    fn go_back(&mut self) {
+    /// Skips the rest of the ring if it is empty and the first bytes are enough.
+    fn restart(&mut self) {
         let offset = self.end as usize & (CAPACITY - 1);
-        if offset < ENOUGH || self.shared.word64(AT_HEAD).load(Ordering::Acquire) != self.end {
+        if offset < RESTART_LIMIT || self.shared.word64(AT_HEAD).load(Ordering::Acquire) != self.end {
             return;
         }
         let [(lengths, _), _] = self.shared.parts(self.end, 8);
-        // SAFETY: 8 bytes inside the ring, aligned, that the consumer does not read before `tail` covers them.
-        unsafe { SharedU64::from_ptr(lengths.cast()) }.store(REST_IS_EMPTY, Ordering::Relaxed);
+        // SAFETY: 8 bytes inside the ring, aligned, that the consumer does not read before `tail` covers
+        // them.
+        unsafe { SharedU64::from_ptr(lengths.cast()) }.store(SKIP_REST, Ordering::Relaxed);
         self.end += (CAPACITY - offset) as u64;
     }
 
-    /// Publishes the packets that were placed.
     pub(super) fn publish(&mut self) -> MustWake {
         self.tail = self.end;
         self.shared.word64(AT_TAIL).store(self.tail, Ordering::Release);
@@ -209,12 +203,12 @@ impl Producer {
         MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0)
     }
 
-    /// Takes back the packet that was placed last.
+    /// Takes back the last placed packet.
     pub(super) fn take_back(&mut self) {
         self.end = self.last.max(self.tail);
     }
 
-    /// Takes back all packets that were placed and not published.
+    /// Takes back all placed packets that are not published.
     pub(super) fn withdraw(&mut self) {
         (self.last, self.end) = (self.tail, self.tail);
     }
@@ -224,21 +218,21 @@ impl Producer {
         self.end
     }
 
-    /// Whether the consumer has taken everything before a position. True of a position that is not
-    /// this ring's, and where the consumer's index is impossible.
+    /// Returns whether the consumer has taken everything before a position. True for a foreign position, and
+    /// if the consumer's index is impossible.
     pub(super) fn has_taken(&self, position: u64) -> bool {
         let left = self.tail.wrapping_sub(self.shared.word64(AT_HEAD).load(Ordering::Acquire));
         is_taken(self.tail, left, position)
     }
 
-    /// Rounds of the consumer's card since it has this ring. Packets that it put into any ring
+    /// The number of rounds of the consumer's card since it has this ring. Packets that it put into any ring
     /// before the end of such a round are visible to the caller.
     pub(super) fn rounds(&self) -> u64 {
         self.shared.word64(AT_ROUNDS).load(Ordering::Acquire)
     }
 
-    /// Checks that a packet has room, and returns how many bytes it takes. With
-    /// [`PushError::Full`], the producer is announced as waiting for room.
+    /// Checks that a packet has room, and returns its bytes in the ring. With [`PushError::Full`], the
+    /// producer is announced as waiting for room.
     pub(super) fn reserve(&self, header: usize, payload: usize) -> Result<usize, PushError> {
         if header > MAX_HEADER || payload > MAX_PAYLOAD {
             return Err(PushError::Corrupt);
@@ -264,8 +258,8 @@ impl Producer {
     /// `bytes..bytes + count` is readable, and the ring has room at `at`.
     unsafe fn copy_in(&self, at: u64, bytes: *const u8, count: usize) {
         let [(first, first_len), (second, second_len)] = self.shared.parts(at, count);
-        // SAFETY: the parts lie inside the ring's data; the consumer does not read them before
-        // `tail` covers them.
+        // SAFETY: the parts are inside the ring's data; the consumer does not read them before `tail` covers
+        // them.
         unsafe {
             shared::copy(first, bytes, first_len);
             shared::copy(second, bytes.add(first_len), second_len);
@@ -273,12 +267,11 @@ impl Producer {
     }
 }
 
-/// Bytes that a packet takes: two lengths, the header, the payload, padded to 8 bytes.
+/// Bytes of a packet in the ring: two lengths, the header, the payload, padded to 8 bytes.
 fn record_bytes(header: usize, payload: usize) -> usize {
     8 + header.next_multiple_of(8) + payload.next_multiple_of(8)
 }
 
-/// A packet in the ring, valid until the consumer moves on.
 pub(super) struct Packet<'a> {
     pub(super) header: &'a [u8],
     pub(super) payload: [Part; 2],
@@ -288,7 +281,6 @@ pub(super) struct Packet<'a> {
 #[derive(Debug)]
 pub(super) struct Corrupt(pub(super) &'static str);
 
-/// The receiving side.
 pub(super) struct Consumer {
     shared: Shared,
     head: u64,
@@ -296,8 +288,8 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    /// A ring that another process made in shared memory of [`RING_BYTES`], for a card with that speed. Says that to the
-    /// producer, and returns the producer's speed, too.
+    /// Opens a ring that another process made in shared memory of [`RING_BYTES`]. Tells the producer this
+    /// card's speed, and returns the producer's.
     pub(super) fn new(memory: SharedMemory, speed: Speed) -> Result<(Self, Speed), Corrupt> {
         let shared = Shared::new(memory)?;
         if shared.word64(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
@@ -317,22 +309,21 @@ impl Consumer {
         self.shared.word64(AT_TAIL).load(Ordering::Acquire)
     }
 
-    /// Whether this side has taken everything before a position. True of a position that is not
-    /// this ring's, and where the producer's index is impossible.
+    /// Returns whether this side has taken everything before a position. True for a foreign position, and if
+    /// the producer's index is impossible.
     pub(super) fn has_taken(&self, position: u64) -> bool {
         let tail = self.arrived();
         is_taken(tail, tail.wrapping_sub(self.head), position)
     }
 
-    /// A round of this side's card has ended.
+    /// Counts a round of this side's card.
     pub(super) fn end_round(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
         self.shared.word64(AT_ROUNDS).store(self.rounds, Ordering::Release);
     }
 
-    /// Passes the next packet to `take`. `None` if there is none, else whether the producer waits
-    /// for room. What `take` still uses stays where it is until [`Self::release`], and so does what
-    /// comes after it.
+    /// Passes the next packet to `take`. `None` if there is none, else whether the producer waits for room. A
+    /// packet that `take` still uses stays in place until [`Self::release`], as do all after it.
     pub(super) fn pop(&mut self, take: impl FnOnce(Packet<'_>) -> Use) -> Result<Option<MustWake>, Corrupt> {
         let tail = self.shared.word64(AT_TAIL).load(Ordering::Acquire);
         let mut used = tail.wrapping_sub(self.head);
@@ -340,12 +331,12 @@ impl Consumer {
             None => return Ok(None),
             Some(lengths) => lengths,
         };
-        if lengths == REST_IS_EMPTY {
+        if lengths == SKIP_REST {
             let rest = CAPACITY as u64 - (self.head & (CAPACITY as u64 - 1));
             used = used.checked_sub(rest).ok_or(Corrupt("the rest of the ring is incomplete"))?;
             self.head = self.head.wrapping_add(rest);
             lengths = match self.lengths(used)? {
-                // The producer hears of that with the next packet.
+                // The producer learns of that with the next packet.
                 None => return Ok(None),
                 Some(lengths) => lengths,
             };
@@ -358,10 +349,10 @@ impl Consumer {
         if bytes as u64 > used {
             return Err(Corrupt("a packet is incomplete"));
         }
-        // The header is copied, so that it cannot change between check and use.
+        // The header is copied so that it cannot change between check and use.
         let mut header = [0u8; MAX_HEADER];
         let [(first, first_len), (second, second_len)] = self.shared.parts(self.head + 8, header_len);
-        // SAFETY: both parts lie inside the ring, and `header` has room for `MAX_HEADER` bytes.
+        // SAFETY: both parts are inside the ring, and `header` has room for `MAX_HEADER` bytes.
         unsafe {
             shared::copy(header.as_mut_ptr(), first, first_len);
             shared::copy(header.as_mut_ptr().add(first_len), second, second_len);
@@ -378,7 +369,7 @@ impl Consumer {
         }))
     }
 
-    /// The lengths of the next packet, where `used` bytes are in the ring; `None` if it is empty.
+    /// Returns the lengths of the next packet if `used` bytes are in the ring; `None` if it is empty.
     fn lengths(&self, used: u64) -> Result<Option<u64>, Corrupt> {
         if used == 0 {
             return Ok(None);
@@ -393,13 +384,13 @@ impl Consumer {
         Ok(Some(unsafe { SharedU64::from_ptr(lengths.cast()) }.load(Ordering::Relaxed)))
     }
 
-    /// Gives the producer the room of every packet that was taken. Returns whether it waits for room.
+    /// Frees the room of every taken packet. Returns whether the producer waits for room.
     pub(super) fn release(&mut self) -> MustWake {
         let tail = self.shared.word64(AT_TAIL).load(Ordering::Acquire);
         self.shared.word64(AT_HEAD).store(self.head, Ordering::Release);
         fence(Ordering::SeqCst);
         let waits = self.shared.word32(AT_PRODUCER_SLEEPS);
-        // Half a ring of room is worth a wake-up; less is not.
+        // Only half a ring of room is worth a wake-up.
         let room = (CAPACITY as u64).saturating_sub(tail.wrapping_sub(self.head)) >= CAPACITY as u64 / 2;
         MustWake(room && waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0)
     }

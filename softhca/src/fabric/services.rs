@@ -1,8 +1,8 @@
-//! Services of this host: which cards serve a port number.
+//! Services of this host: the cards that serve a port number.
 //!
-//! The cards of a host have the host's IP addresses in common, so an address alone does not say whose
-//! card serves a port. The process that binds a port holds an abstract socket name with the port's
-//! number, as cards hold their LIDs (`names.rs`). A process that connects to it receives the nodes of the one that holds it.
+//! The cards of a host share the host's IP addresses, so an address alone does not identify the card that
+//! serves a port. The process that binds a port holds an abstract socket name with the port's number, as
+//! cards hold their LIDs (`names.rs`). A process that connects to it receives the nodes of its holder.
 
 use super::names;
 use super::packet::Node;
@@ -12,17 +12,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-/// Most cards of a service: more than one process has.
+/// Maximum number of cards of a service: more than one process has.
 const MAX_CARDS: usize = 64;
 /// Bytes of a card in an answer: the link layer, and the node.
 const CARD_BYTES: usize = 5;
-/// Most questions that one call answers.
+/// Maximum number of requests that one call answers.
 const ANSWER_BUDGET: usize = 64;
 
 /// A card that serves a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceCard {
-    /// Whether its port is Ethernet.
+    /// True if its port is Ethernet.
     pub is_ethernet: bool,
     /// Its address in the fabric.
     pub node: Node,
@@ -39,7 +39,7 @@ fn name(space: u16, port: u16) -> Vec<u8> {
 }
 
 impl Service {
-    /// Claims a port number of a port space. `None` if another process, or this one, has it.
+    /// Claims a port number of a port space. `None` if a process, this one included, has it already.
     ///
     /// # Errors
     /// The system's, if it gives no socket.
@@ -52,7 +52,7 @@ impl Service {
         let bytes: Vec<u8> = cards.iter().take(MAX_CARDS).flat_map(encode).collect();
         for _ in 0..ANSWER_BUDGET {
             let Ok((mut socket, _)) = self.listener.accept() else { return };
-            // The buffer of a new socket takes the few bytes. Who has gone needs none.
+            // The buffer of a new socket has room for the few bytes. A peer that has gone needs none.
             let _ = socket.set_nonblocking(true).and_then(|()| socket.write_all(&bytes));
         }
     }
@@ -75,7 +75,7 @@ fn decode(bytes: &[u8; CARD_BYTES]) -> ServiceCard {
     ServiceCard { is_ethernet: is_ethernet != 0, node: Node::from_be_bytes([a, b, c, d]) }
 }
 
-/// The cards of the process that has claimed a port number; `None` if no process of this user has.
+/// Returns the cards of the process that has claimed a port number; `None` if no process of this user has.
 ///
 /// # Errors
 /// [`ErrorKind::TimedOut`] if the process does not answer in time, or the system's.
@@ -104,7 +104,7 @@ pub fn find_service(space: u16, port: u16, patience: Duration) -> io::Result<Opt
 mod tests {
     use super::*;
 
-    /// No port space that a program uses, so that no other test meets it.
+    /// A port space that no program uses, so that tests do not collide.
     const SPACE: u16 = 0xeee0;
     const CARDS: [ServiceCard; 2] =
         [ServiceCard { is_ethernet: true, node: 0x7f00_0002 }, ServiceCard { is_ethernet: false, node: 9 }];

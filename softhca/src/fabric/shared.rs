@@ -1,23 +1,22 @@
 //! The fabric of one host: shared memory between processes.
 //!
-//! Every card has a LID, claimed as an abstract Unix socket name (`names.rs`). The kernel keeps the
-//! name unique on the host (in one network namespace) and frees it when the process ends. A link
-//! carries packets one way. The sending card makes it: shared memory with a ring, whose descriptor
-//! it sends to the receiving card over a socket. After that the socket only wakes sleepers, and its
-//! end shows that the other process has ended.
+//! Every card has a LID, claimed as an abstract Unix socket name (`names.rs`). The kernel keeps the name
+//! unique on the host (in one network namespace) and frees it when the process ends. A link carries packets
+//! one way. The sending card makes it: shared memory with a ring, whose descriptor it sends to the receiving
+//! card over a socket. After that the socket only wakes sleepers, and its end shows that the other process
+//! has ended.
 //!
-//! Both sides of a link ask the kernel for the other side's user, and give up a link to another
-//! user before any memory is sent or mapped.
+//! Both sides of a link ask the kernel for the other side's user, and give up a link to another user before
+//! any memory is sent or mapped.
 //!
-//! A forked child shares the descriptors until it calls exec, which closes them. It must not use
-//! the fabric.
+//! A forked child shares the descriptors until it calls exec, which closes them. It must not use the fabric.
 
 use super::error::FabricError;
 use super::groups::{self, Group, Groups};
 use super::names::{self, Claim};
 use super::network::Network;
 use super::packet::{Hole, LIDS, Node, Part, SendOutcome, Sink};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, Speeds, Turn, free_slot};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, free_slot};
 use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
@@ -33,42 +32,42 @@ use std::time::{Duration, Instant};
 
 /// Time between two polls of the sockets while the engine is busy.
 const POLL_SOCKETS: Duration = Duration::from_millis(1);
-/// How long a card may be too busy to accept a link. Another user that holds the name of a card
-/// that has ended could keep it busy for ever.
+/// Time for which a card may be too busy to accept a link. Another user with the name of a card that has
+/// ended could keep it busy forever.
 const BUSY_TIME: Duration = Duration::from_secs(10);
 
-/// A card's access to the fabric. Used by one thread at a time.
+/// A card's access to the fabric, used by one thread at a time.
 pub(super) struct Shared {
     lid: u16,
     listener: UnixListener,
     outgoing: Peers<Outgoing>,
-    /// Cards that have not accepted a link yet, and since when.
+    /// Cards that have not accepted a link yet, with the time of the first attempt.
     busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
-    turn: Turn,
+    round_robin: RoundRobin,
     speeds: Speeds,
     sleeper: Arc<Sleeper>,
     polled: Instant,
-    /// Where the last packet ends on its link.
+    /// The end of the last packet on its link.
     position: u64,
-    /// Closed to have a descriptor for refusing a link when there is no other.
+    /// A descriptor to close when none is left for refusing a link.
     spare: Option<OwnedFd>,
     groups: Groups,
 }
 
-/// Whether the process, or the system, has no file descriptor left.
+/// Returns whether the process, or the system, has no file descriptor left.
 fn is_exhausted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 impl Shared {
-    /// Claims a LID that is free.
+    /// Claims a free LID.
     ///
     /// # Errors
     /// [`FabricError`].
     pub(super) fn bind(speed: Speed) -> Result<Shared, FabricError> {
-        // The search starts at a random LID: if a LID were reused soon, the new card would receive
-        // packets meant for its former owner.
+        // The search starts at a random LID: if a LID were reused soon, the new card would receive packets
+        // meant for its former owner.
         Self::on(names::claim(RandomState::new().hash_one(()) as u32)?, speed)
     }
 
@@ -81,7 +80,7 @@ impl Shared {
             outgoing: Peers::new(),
             busy: HashMap::new(),
             incoming: Vec::new(),
-            turn: Turn::default(),
+            round_robin: RoundRobin::default(),
             speeds: Speeds::new(speed),
             sleeper,
             polled: Instant::now(),
@@ -91,7 +90,7 @@ impl Shared {
         })
     }
 
-    /// The link to a card, which is made if there is none; or why there is none.
+    /// Returns the link to a card, and makes it if there is none.
     fn link_to(&mut self, node: Node) -> Result<&mut Outgoing, SendOutcome> {
         if !self.outgoing.links.contains_key(&node) {
             match self.connect(node) {
@@ -133,12 +132,11 @@ impl Shared {
         }
     }
 
-    /// The rings of links that have greeted, by the node that sends.
     fn rings(&self) -> impl Iterator<Item = &(Node, Consumer)> {
         self.incoming.iter().flatten().filter_map(|link| link.greeted.as_ref())
     }
 
-    /// Accepts links, takes wake-up bytes, and notices processes that have ended.
+    /// Accepts links, reads wake-up bytes, and notices processes that have ended.
     fn poll_sockets(&mut self) {
         self.polled = Instant::now();
         for key in self.sleeper.epoll.ready() {
@@ -149,7 +147,7 @@ impl Shared {
                     if let Some(link) = self.outgoing.links.get_mut(&node)
                         && !link.drain()
                     {
-                        // Closed because of that, perhaps.
+                        // Possibly closed because of the speed.
                         if let Some(speed) = link.ring.consumer_speed() {
                             self.speeds.admits(node, speed);
                         }
@@ -167,7 +165,7 @@ impl Shared {
         let speeds = &mut self.speeds;
         match link.handle_socket(speeds.own, |node, speed| speeds.admits(node, speed)) {
             Ok(()) => {
-                // What a process sent before it ended is still delivered.
+                // The packets that a process sent before it ended are still delivered.
                 if link.is_finished() {
                     tracing::debug!(lid = link.source(), "a peer has ended, or was refused");
                     *place = None;
@@ -180,8 +178,8 @@ impl Shared {
         }
     }
 
-    /// Refuses the next link, for which there is no file descriptor: its peer would wait for as long
-    /// as this process lives. False if there is none to spare for that either.
+    /// Refuses the next link if there is no file descriptor for it, as its peer would wait while this process
+    /// lives. Returns false if there is no spare descriptor for that either.
     fn refuse_one(&mut self) -> bool {
         let Some(spare) = self.spare.take() else { return false };
         drop(spare);
@@ -255,7 +253,7 @@ impl Network for Shared {
             Ok(link) => link,
             Err(outcome) => return outcome,
         };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         match unsafe { link.push(header, payload) } {
             Ok(()) => {
                 self.position = link.ring.position();
@@ -274,8 +272,8 @@ impl Network for Shared {
         }
     }
 
-    /// Never drops the link, as packets that were placed before may still be filled: a packet that a broken link
-    /// does not take is to be sent by [`Self::try_send`], which drops it.
+    /// Never drops the link, as placed packets may still be filled: the caller sends a packet that a broken
+    /// link does not take by [`Self::try_send`], which drops it.
     unsafe fn place(
         &mut self,
         node: Node,
@@ -287,7 +285,7 @@ impl Network for Shared {
             Ok(link) => link,
             Err(outcome) => return outcome,
         };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         match unsafe { link.ring.place(header, payload, holes) } {
             Ok(()) => {
                 self.position = link.ring.position();
@@ -346,7 +344,7 @@ impl Network for Shared {
     }
 
     fn arrived(&mut self, node: Node) -> u64 {
-        // The link itself may have arrived just now.
+        // The link itself may have just arrived.
         self.poll_sockets();
         let of_node = self.rings().filter(|(from, _)| *from == node);
         of_node.last().map_or(0, |(_, ring)| ring.arrived())
@@ -361,7 +359,7 @@ impl Network for Shared {
             self.poll_sockets();
         }
         let mut taken = 0;
-        for index in self.turn.next(self.incoming.len()) {
+        for index in self.round_robin.next(self.incoming.len()) {
             let place = &mut self.incoming[index];
             let Some(link) = place else { continue };
             // Fairness: no link delivers more than 16 packets in one call.
@@ -397,7 +395,7 @@ impl Network for Shared {
 
     fn finish_sleep(&mut self) {
         self.rings().for_each(|(_, ring)| ring.awake());
-        self.sleeper.woke();
+        self.sleeper.withdraw();
         self.poll_sockets();
     }
 

@@ -10,24 +10,23 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// First bytes on a link's socket. The LID of the sending card follows, and the ring's descriptor
-/// is attached.
+/// First bytes on a link's socket, followed by the LID of the sending card; the ring's descriptor is
+/// attached.
 const GREETING: [u8; 6] = *b"gdsft2";
 /// Greeting and source LID, big endian.
 const GREETING_BYTES: usize = GREETING.len() + 2;
 
-/// The sending end.
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
     socket: UnixStream,
-    /// The receiving process, where the kernel lets it be watched.
+    /// The receiving process, if the kernel can watch it.
     process: Option<OwnedFd>,
     pub(super) closed: bool,
 }
 
 impl Outgoing {
-    /// Over a connection to a process of this user. The ring's memory is all that keeps packets
-    /// from other users, so it is made and sent only to such a process.
+    /// Makes a link over a connection to a process of this user. Only the secrecy of the ring's memory keeps
+    /// other users from the packets, so it is created for and sent to such a process only.
     pub(super) fn over(socket: UnixStream, own_lid: u16, speed: Speed) -> io::Result<Self> {
         let process = socket::peer_process(&socket)?;
         let (memory, fd) = SharedMemory::create(RING_BYTES)?;
@@ -45,7 +44,7 @@ impl Outgoing {
     /// # Safety
     /// As [`Producer::push`].
     pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<(), PushError> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let wake = unsafe { self.ring.push(header, payload) }?;
         if wake.0 {
             socket::poke(&self.socket);
@@ -53,25 +52,24 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Publishes the packets that were placed.
     pub(super) fn publish(&mut self) {
         if self.ring.publish().0 {
             socket::poke(&self.socket);
         }
     }
 
-    /// Whether the ring has no room. A closed link is not full: no consumer will make room.
+    /// Returns whether the ring has no room. A closed link is not full: no consumer will make room.
     pub(super) fn is_full(&self, header: usize, payload: usize) -> bool {
         !self.closed && self.ring.reserve(header, payload) == Err(PushError::Full)
     }
 
-    /// Takes wake-up bytes. False if the receiving process has ended.
+    /// Reads wake-up bytes. Returns false if the receiving process has ended.
     pub(super) fn drain(&mut self) -> bool {
         self.closed |= !wait::drain(self.socket.as_fd());
         !self.closed
     }
 
-    /// Whether the receiving process has ended. A forked child of it may keep the socket open.
+    /// Returns whether the receiving process has ended. Its forked child may keep the socket open.
     pub(super) fn has_ended(&self) -> bool {
         self.closed || self.process.as_ref().is_some_and(|process| wait::is_ready(process.as_fd()))
     }
@@ -81,7 +79,6 @@ impl Outgoing {
     }
 }
 
-/// The receiving end.
 pub(super) struct Incoming {
     socket: UnixStream,
     /// Source and ring, after the greeting.
@@ -107,8 +104,8 @@ impl Incoming {
         self.greeted.as_ref().map_or(0, |(node, _)| *node)
     }
 
-    /// Handles what is on the socket: the greeting, wake-up bytes, or the end of the connection. `admits` is asked with
-    /// the greeting whether that card, with that speed, may have the link; where not, the link is at its end.
+    /// Handles the greeting, wake-up bytes, or the end of the connection. At the greeting, the link is closed
+    /// unless `admits` accepts the card with its speed.
     pub(super) fn handle_socket(
         &mut self,
         own: Speed,
@@ -138,7 +135,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Whether the sending process has ended and all its packets are taken.
+    /// Returns whether the sending process has ended and all its packets are taken.
     pub(super) fn is_finished(&self) -> bool {
         self.closed && self.greeted.as_ref().is_none_or(|(_, ring)| ring.is_empty())
     }
@@ -165,7 +162,7 @@ impl Incoming {
                 Err(corrupt) => break Err(corrupt),
             }
         };
-        // Before the producer, or the end of a broken ring, takes the bytes away.
+        // Before the producer, or the end of a broken ring, reclaims the bytes.
         if last == Use::GoesOn {
             sink.settle();
             if ring.release().0 {

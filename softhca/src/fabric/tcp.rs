@@ -1,22 +1,24 @@
 //! The fabric of several hosts: TCP connections between cards that know each other by IPv4 address.
 //!
-//! Every card listens at an address of its own. It sends to a peer through one connection, which it
-//! makes from that address for the first packet. So a link carries packets one way, and the kernel
-//! says where it comes from. The end of a connection means that the peer has ended.
+//! Every card listens at its own address. It sends to a peer through one connection, which it makes from that
+//! address for the first packet. A link therefore carries packets one way, and the kernel reports its source.
+//! The end of a connection means that the peer has ended.
 //!
-//! Addresses do not say whose process is there: any user of a host can connect from its addresses.
-//! So both cards prove a key that the job shares before any packet passes ([`gdsync_auth`], which
-//! says what that promises), for these two addresses. Connections that have not done so are few,
-//! and do not live long. Packets themselves are neither authenticated nor encrypted.
+//! Addresses do not identify a process: any user of a host can connect from its addresses. Both cards
+//! therefore prove a key that the job shares, for these two addresses, before any packet passes
+//! ([`gdsync_auth`] documents its guarantees). Connections without a proof are few and short-lived. Packets
+//! themselves are neither authenticated nor encrypted.
 
+use super::config;
 use super::error::FabricError;
 use super::frame::Greeting;
-use super::listen;
 use super::network::Network;
 use super::packet::{Node, Part, SendOutcome, Sink, node_of_address};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, Speeds, Turn, UNPROVEN, free_slot};
+use super::peers::{
+    ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, UNPROVEN, free_slot,
+};
 use super::sleeper::Sleeper;
-use super::tcp_join::{Entering, Route};
+use super::tcp_handshake::{Accepting, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
 use crate::os::socket;
 use crate::speed::Speed;
@@ -28,29 +30,28 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Most incoming links of a card. Each takes a receive buffer.
+/// Maximum number of incoming links of a card. Each has a receive buffer.
 const MAX_INCOMING: usize = 1024;
 
-/// A card's access to the fabric. Used by one thread at a time.
+/// A card's access to the fabric, used by one thread at a time.
 pub(super) struct Tcp {
     address: SocketAddrV4,
     listener: TcpListener,
     key: Key,
     outgoing: Peers<Outgoing>,
-    /// Destinations of the outgoing links that do not take packets yet.
-    joining: Vec<Node>,
+    /// Destinations of the outgoing links that cannot take packets yet.
+    connecting: Vec<Node>,
     /// Connections that have not proven the key.
-    unproven: Unproven<Node, Entering>,
-    /// A connection was refused: further ones are logged more quietly, as any host can make them.
+    unproven: Unproven<Node, Accepting>,
+    /// True if a connection was refused: further ones are logged at a lower level, as any host can make them.
     refused: bool,
     incoming: Vec<Option<Incoming>>,
-    turn: Turn,
+    round_robin: RoundRobin,
     speeds: Speeds,
     sleeper: Arc<Sleeper>,
 }
 
 impl Tcp {
-    /// Listens at the first address that is free.
     pub(super) fn bind(
         addresses: &[SocketAddrV4],
         key: Key,
@@ -69,11 +70,11 @@ impl Tcp {
                         listener,
                         key,
                         outgoing: Peers::new(),
-                        joining: Vec::new(),
+                        connecting: Vec::new(),
                         unproven: Unproven::new(limits),
                         refused: false,
                         incoming: Vec::new(),
-                        turn: Turn::default(),
+                        round_robin: RoundRobin::default(),
                         speeds: Speeds::new(speed),
                         sleeper,
                     });
@@ -82,14 +83,14 @@ impl Tcp {
             }
         }
         let list = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        Err(FabricError::NoAddress { variable: listen::LISTEN_VARIABLE, list, last })
+        Err(FabricError::NoAddress { variable: config::LISTEN_VARIABLE, list, last })
     }
 
     fn greeting(&self) -> Greeting {
         Greeting { node: node_of_address(*self.address.ip()), speed: self.speeds.own }
     }
 
-    /// Starts to connect. False if no card can be at that node.
+    /// Begins to connect. Returns false if no card can have that node.
     fn connect(&mut self, node: Node) -> bool {
         let address = Ipv4Addr::from(node);
         let greeting = self.greeting();
@@ -105,7 +106,7 @@ impl Tcp {
         match connecting {
             Ok(link) => {
                 self.outgoing.links.insert(node, link);
-                self.joining.push(node);
+                self.connecting.push(node);
                 true
             }
             Err(error) => {
@@ -123,16 +124,15 @@ impl Tcp {
                 key if key & OUTGOING != 0 => {
                     let node = key as Node;
                     if self.outgoing.links.get_mut(&node).is_some_and(|link| !link.handle_socket()) {
-                        self.lost(node);
+                        self.drop_link(node);
                     }
                 }
-                key if key & UNPROVEN != 0 => self.enter(key & !UNPROVEN),
+                key if key & UNPROVEN != 0 => self.advance_proof(key & !UNPROVEN),
                 key => self.read(key as usize),
             }
         }
     }
 
-    /// Reads what has arrived on an incoming link.
     fn read(&mut self, index: usize) {
         let greeting = self.greeting();
         let Some(place) = self.incoming.get_mut(index) else { return };
@@ -147,24 +147,24 @@ impl Tcp {
     }
 
     /// Gives up the link to a node that has closed it.
-    fn lost(&mut self, node: Node) {
+    fn drop_link(&mut self, node: Node) {
         if let Some(speed) = self.outgoing.links.get_mut(&node).and_then(Outgoing::peer_speed) {
             self.speeds.admits(node, speed);
         }
         self.outgoing.mark_dead(node);
     }
 
-    /// Does what no socket announces: makes connections again, and ends those that take too long.
-    fn tend(&mut self, now: Instant) {
+    /// Does the work that no socket announces: retries connections, and ends those that take too long.
+    fn maintain(&mut self, now: Instant) {
         let late = self.unproven.expire(now);
         if late > 0 {
             tracing::debug!(late, "connections were closed that had not proven the key in time");
         }
-        for node in std::mem::take(&mut self.joining) {
+        for node in std::mem::take(&mut self.connecting) {
             let Some(link) = self.outgoing.links.get_mut(&node) else { continue };
             let epoll = &self.sleeper.epoll;
-            match link.tend(now, |socket| epoll.watch_changes(socket, OUTGOING | u64::from(node))) {
-                Ok(true) => self.joining.push(node),
+            match link.maintain(now, |socket| epoll.watch_changes(socket, OUTGOING | u64::from(node))) {
+                Ok(true) => self.connecting.push(node),
                 Ok(false) => {}
                 Err(_) => self.outgoing.mark_dead(node),
             }
@@ -184,48 +184,48 @@ impl Tcp {
                 }
                 Err(error) => return self.refuse(&"any host", &error),
             };
-            if let Err(error) = self.admit(socket, from) {
+            if let Err(error) = self.accept_unproven(socket, from) {
                 self.refuse(&from.ip(), &error);
             }
         }
     }
 
-    /// Takes a connection, which has to prove the key.
-    fn admit(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
-        let entering = Entering::new(socket, from, self.address, &self.key, self.speeds.own)?;
-        let admitted = self.unproven.admit(entering.from, entering, Instant::now());
+    /// Accepts a connection, which must prove the key.
+    fn accept_unproven(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
+        let accepting = Accepting::new(socket, from, self.address, &self.key, self.speeds.own)?;
+        let admitted = self.unproven.admit(accepting.from, accepting, Instant::now());
         let number =
             admitted.map_err(|_| io::Error::other("too many connections have not proven the key"))?;
-        let Some(entering) = self.unproven.get_mut(number) else { return Ok(()) };
-        self.sleeper.epoll.watch(entering.as_fd(), UNPROVEN | number).inspect_err(|_| {
+        let Some(accepting) = self.unproven.get_mut(number) else { return Ok(()) };
+        self.sleeper.epoll.watch(accepting.as_fd(), UNPROVEN | number).inspect_err(|_| {
             self.unproven.take(number);
         })
     }
 
-    /// Goes on with a connection that has not proven the key.
-    fn enter(&mut self, number: u64) {
-        let Some(entering) = self.unproven.get_mut(number) else { return };
-        let proven = entering.advance();
+    /// Advances a connection that has not proven the key.
+    fn advance_proof(&mut self, number: u64) {
+        let Some(accepting) = self.unproven.get_mut(number) else { return };
+        let proven = accepting.advance();
         if matches!(proven, Ok(false)) {
             return;
         }
-        let Some(entering) = self.unproven.take(number) else { return };
-        let from = Ipv4Addr::from(entering.from);
+        let Some(accepting) = self.unproven.take(number) else { return };
+        let from = Ipv4Addr::from(accepting.from);
         if let Err(error) = proven {
             self.refuse(&from, &error);
-        } else if let Err(error) = self.welcome(entering) {
+        } else if let Err(error) = self.add_incoming(accepting) {
             tracing::warn!(%from, %error, "a link is refused");
         }
     }
 
     /// Makes a link of a connection that has proven the key.
-    fn welcome(&mut self, entering: Entering) -> io::Result<()> {
+    fn add_incoming(&mut self, accepting: Accepting) -> io::Result<()> {
         if self.incoming.iter().flatten().count() >= MAX_INCOMING {
             return Err(io::Error::other(format!("{MAX_INCOMING} links exist, which is the limit")));
         }
-        let (index, from) = (free_slot(&mut self.incoming), entering.from);
-        self.sleeper.epoll.rename(entering.as_fd(), index as u64)?;
-        self.incoming[index] = Some(Incoming::over(entering.into_socket(), from));
+        let (index, from) = (free_slot(&mut self.incoming), accepting.from);
+        self.sleeper.epoll.rename(accepting.as_fd(), index as u64)?;
+        self.incoming[index] = Some(Incoming::over(accepting.into_socket(), from));
         Ok(())
     }
 
@@ -260,12 +260,12 @@ impl Network for Tcp {
             return SendOutcome::Unreachable;
         }
         let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         match unsafe { link.push(header, payload) } {
             Ok(()) => SendOutcome::Sent,
             Err(PushError::Full) => SendOutcome::Full,
             Err(PushError::Broken) => {
-                self.lost(node);
+                self.drop_link(node);
                 SendOutcome::Unreachable
             }
         }
@@ -285,11 +285,11 @@ impl Network for Tcp {
 
     fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
         self.poll_sockets();
-        if !self.joining.is_empty() || !self.unproven.is_empty() {
-            self.tend(Instant::now());
+        if !self.connecting.is_empty() || !self.unproven.is_empty() {
+            self.maintain(Instant::now());
         }
         let mut taken = 0;
-        for index in self.turn.next(self.incoming.len()) {
+        for index in self.round_robin.next(self.incoming.len()) {
             let place = &mut self.incoming[index];
             let Some(link) = place else { continue };
             // Fairness: no link delivers more than 16 packets in one call.
@@ -316,14 +316,14 @@ impl Network for Tcp {
     fn close(&mut self) {
         socket::refuse_connections(self.listener.as_fd());
         self.outgoing.links.clear();
-        self.joining.clear();
+        self.connecting.clear();
         self.incoming.clear();
         self.unproven.clear();
     }
 
     fn prepare_sleep(&mut self) -> bool {
         self.sleeper.announce();
-        // Data on a socket ends the sleep by itself.
+        // Data on a socket ends the sleep anyway.
         let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
         if !empty {
             self.finish_sleep();
@@ -332,7 +332,7 @@ impl Network for Tcp {
     }
 
     fn finish_sleep(&mut self) {
-        self.sleeper.woke();
+        self.sleeper.withdraw();
     }
 
     #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::frame::{self, GREETING_BYTES, Greeting, LENGTHS, MAX_FRAME};
 use super::packet::{Node, Part, Sink, Use};
-use super::tcp_join::{Joining, Progress, Route};
+use super::tcp_handshake::{Connecting, Progress, Route};
 use crate::os::memory::append;
 use crate::os::socket;
 use crate::speed::Speed;
@@ -12,46 +12,42 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest time until a proven connection has sent its greeting.
+/// Time limit for the greeting of a proven connection.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 /// Bytes of the receive buffer: several frames.
 const BUFFER: usize = 4 * MAX_FRAME;
 
-/// Why a packet was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PushError {
-    /// No room now; epoll reports when there is.
+    /// There is no room; epoll reports when there is.
     Full,
-    /// The link has ended.
     Broken,
 }
 
-/// The sending end.
 pub(super) struct Outgoing {
     socket: TcpStream,
     /// Bytes that the socket has not taken yet. They precede all further ones.
     pending: Vec<u8>,
-    /// What is left to do until the link takes packets.
-    joining: Option<Joining>,
-    /// The beginning of what the peer has said.
-    heard: Vec<u8>,
+    /// The handshake, until the link takes packets.
+    connecting: Option<Connecting>,
+    /// The beginning of the peer's answer.
+    answer: Vec<u8>,
     closed: bool,
 }
 
 impl Outgoing {
-    /// Starts to connect.
     pub(super) fn connect(route: Route, greeting: Greeting) -> io::Result<Self> {
-        let (socket, joining) = Joining::start(route)?;
+        let (socket, connecting) = Connecting::start(route)?;
         let pending = greeting.bytes().to_vec();
-        Ok(Outgoing { socket, pending, joining: Some(joining), heard: Vec::new(), closed: false })
+        Ok(Outgoing { socket, pending, connecting: Some(connecting), answer: Vec::new(), closed: false })
     }
 
-    /// Goes on with the proof of the key. Nothing else is sent before both cards have proven it.
+    /// Continues the proof of the key. Nothing else is sent before both cards have proven it.
     fn join(&mut self) -> Result<(), PushError> {
-        let Some(joining) = &mut self.joining else { return Ok(()) };
-        match joining.advance(&mut self.socket) {
+        let Some(connecting) = &mut self.connecting else { return Ok(()) };
+        match connecting.advance(&mut self.socket) {
             Ok(Progress::Proven) => {
-                self.joining = None;
+                self.connecting = None;
                 Ok(())
             }
             Ok(Progress::Waiting | Progress::Closed) => Err(PushError::Full),
@@ -59,15 +55,15 @@ impl Outgoing {
         }
     }
 
-    /// Goes on with what no event of the socket announces. Returns whether the link still does not
-    /// take packets. `watch` watches a new socket.
-    pub(super) fn tend(
+    /// Does the work that no event of the socket announces. Returns whether the link still cannot take
+    /// packets. `watch` watches a new socket.
+    pub(super) fn maintain(
         &mut self,
         now: Instant,
         watch: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
     ) -> Result<bool, PushError> {
-        let Some(joining) = &mut self.joining else { return Ok(false) };
-        let again = joining.connect_again(now).and_then(|socket| {
+        let Some(connecting) = &mut self.connecting else { return Ok(false) };
+        let again = connecting.retry(now).and_then(|socket| {
             let Some(socket) = socket else { return Ok(()) };
             watch(socket.as_fd())?;
             self.socket = socket;
@@ -76,7 +72,7 @@ impl Outgoing {
         again.map_err(|error| self.broken(&error))?;
         match self.flush() {
             Err(PushError::Broken) => Err(PushError::Broken),
-            _ => Ok(self.joining.is_some()),
+            _ => Ok(self.connecting.is_some()),
         }
     }
 
@@ -89,7 +85,7 @@ impl Outgoing {
         let mut parts = Vec::with_capacity(payload.len() + 2);
         parts.extend([(lengths.as_ptr(), LENGTHS), (header.as_ptr(), header.len())]);
         parts.extend_from_slice(payload);
-        // SAFETY: the caller's, and two slices that outlive the call.
+        // SAFETY: parts that the caller keeps readable, and two slices that outlive the call.
         let sent = match unsafe { socket::send_parts(self.socket.as_fd(), &parts) } {
             Ok(sent) => sent,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(PushError::Full),
@@ -99,13 +95,12 @@ impl Outgoing {
         for (at, count) in parts {
             let from = skip.min(count);
             skip -= from;
-            // SAFETY: as above; the range lies in the part.
+            // SAFETY: as above; the range is inside the part.
             unsafe { append(&mut self.pending, at.wrapping_add(from), count - from) };
         }
         Ok(())
     }
 
-    /// Sends the pending bytes.
     pub(super) fn flush(&mut self) -> Result<(), PushError> {
         if self.closed {
             return Err(PushError::Broken);
@@ -129,30 +124,30 @@ impl Outgoing {
         PushError::Broken
     }
 
-    /// Whether a packet would find no room. The greeting is pending until the link takes packets.
+    /// Returns whether a packet finds no room. The greeting is pending until the link takes packets.
     pub(super) fn is_full(&self) -> bool {
         !self.closed && !self.pending.is_empty()
     }
 
-    /// Handles an event of the socket. After its proof a peer says nothing there but why it refuses the
-    /// link, so the link has made progress, has room again, or has ended. False if it has ended.
+    /// Handles an event of the socket. After its proof a peer sends only the reason for a refusal, so the
+    /// link has made progress, has room again, or has ended. Returns false if it has ended.
     pub(super) fn handle_socket(&mut self) -> bool {
         let outcome = self.flush();
-        if self.joining.is_none() && !self.hear() {
+        if self.connecting.is_none() && !self.read_answer() {
             self.closed = true;
         }
         !self.closed && outcome != Err(PushError::Broken)
     }
 
-    /// Takes what the peer says. False if it has closed the link.
-    fn hear(&mut self) -> bool {
+    /// Reads the peer's answer. Returns false if the peer has closed the link.
+    fn read_answer(&mut self) -> bool {
         let mut bytes = [0; 64];
         loop {
             match self.socket.read(&mut bytes) {
                 Ok(0) => return false,
                 Ok(count) => {
-                    let kept = count.min(GREETING_BYTES - self.heard.len());
-                    self.heard.extend_from_slice(&bytes[..kept]);
+                    let kept = count.min(GREETING_BYTES - self.answer.len());
+                    self.answer.extend_from_slice(&bytes[..kept]);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -161,12 +156,12 @@ impl Outgoing {
         }
     }
 
-    /// The speed of the peer, if it has refused the link because of that.
+    /// Returns the peer's speed if it is the reason of a refusal.
     pub(super) fn peer_speed(&mut self) -> Option<Speed> {
-        if self.joining.is_none() {
-            self.hear();
+        if self.connecting.is_none() {
+            self.read_answer();
         }
-        frame::parse_greeting(&self.heard).ok()?.map(|greeting| greeting.speed)
+        frame::parse_greeting(&self.answer).ok()?.map(|greeting| greeting.speed)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -185,10 +180,9 @@ impl Drop for Outgoing {
     }
 }
 
-/// The receiving end.
 pub(super) struct Incoming {
     socket: TcpStream,
-    /// The node that sends: source address of the connection. The greeting must name it.
+    /// The sending node: the connection's source address, which the greeting must repeat.
     pub(super) address: Node,
     /// Its speed, after the greeting.
     pub(super) greeted: Option<Speed>,
@@ -201,7 +195,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Over a connection from that node, which has proven the key.
+    /// Makes a link over a connection from that node, which has proven the key.
     pub(super) fn over(socket: TcpStream, address: Node) -> Self {
         let buffer = vec![0; BUFFER].into_boxed_slice();
         let since = Instant::now();
@@ -241,13 +235,13 @@ impl Incoming {
         Ok(())
     }
 
-    /// Tells the peer with what speed it would have the link, before the link is dropped.
+    /// Tells the peer the required speed before the link is dropped.
     pub(super) fn refuse(&mut self, greeting: Greeting) {
         // The peer may have ended.
         let _ = self.socket.write(&greeting.bytes());
     }
 
-    /// Passes at most `budget` complete packets to `sink`. Returns how many.
+    /// Passes at most `budget` complete packets to `sink`, and returns their number.
     pub(super) fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> Result<usize, frame::Malformed> {
         let mut taken = 0;
         while self.greeted.is_some() && taken < budget {
@@ -263,13 +257,12 @@ impl Incoming {
         Ok(taken)
     }
 
-    /// Whether a complete packet, or a malformed one, waits.
+    /// Returns whether a complete or malformed packet waits.
     pub(super) fn has_packet(&self) -> bool {
         self.greeted.is_some() && !matches!(frame::parse(&self.buffer[self.start..self.end]), Ok(None))
     }
 
-    /// Whether the peer has ended and all its packets are taken, or the greeting did not arrive in
-    /// time.
+    /// Returns whether the peer has ended and all its packets are taken, or the greeting is late.
     pub(super) fn is_finished(&self) -> bool {
         (self.closed && !self.has_packet())
             || (self.greeted.is_none() && self.since.elapsed() > GREETING_TIME)

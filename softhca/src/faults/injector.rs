@@ -1,4 +1,4 @@
-//! Applying a plan: counts, random numbers, decisions; the plan of this process, and the cards that it applies to.
+//! Application of fault plans: counts, random numbers and decisions, for the process and for each card.
 
 use super::plan::{Action, Direction, FaultPlan, LONGEST_HOLD, Rule, Side, Which};
 use crate::packet::PacketKind;
@@ -35,24 +35,21 @@ pub(crate) struct Crossing {
     pub(crate) direction: Direction,
     pub(crate) qpn: u32,
     pub(crate) kind: Option<PacketKind>,
-    /// It belongs to a reliable connection.
     pub(crate) is_reliable: bool,
-    /// The requester sends it.
     pub(crate) is_request: bool,
 }
 
-/// What happens to a packet.
+/// A decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Passes,
     Lost,
     Duplicated,
-    /// Delayed for this time, or until so many packets of other queue pairs have passed.
+    /// It waits for this time, or until so many packets of other queue pairs have passed.
     Delayed {
         at_most: Duration,
         others: Option<u32>,
     },
-    /// Its work request fails.
     Fails(Syndrome),
 }
 
@@ -66,7 +63,7 @@ pub(crate) enum Refused {
 /// A card's faults. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct Faults {
-    /// Whether there are rules. Without faults, this is the only check.
+    /// True if there are rules: the only check without faults.
     on: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
 }
@@ -80,12 +77,12 @@ impl fmt::Debug for Faults {
 struct State {
     /// Index among the cards that the process has started.
     card: u64,
-    rules: Vec<Live>,
+    rules: Vec<ActiveRule>,
     dead: bool,
 }
 
-/// A rule in force. Each has its own random numbers, so that rules do not influence each other.
-struct Live {
+/// An active rule. Each has its own random numbers, so that rules do not influence each other.
+struct ActiveRule {
     count: RuleCount,
     random: Random,
 }
@@ -100,22 +97,22 @@ impl Faults {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// Applies a plan, or ends all faults.
+    /// Applies a plan; `None` ends all faults.
     pub(crate) fn set(&self, plan: Option<&FaultPlan>) {
         let mut state = self.state.lock();
         let seed = seed_of_card(plan.map_or(0, |plan| plan.seed), state.card);
         let rules = plan.map_or(&[][..], |plan| &plan.rules).iter().enumerate();
-        let live = rules.map(|(index, rule)| Live {
+        let active = rules.map(|(index, rule)| ActiveRule {
             count: RuleCount { rule: rule.clone(), matched: 0, injected: 0 },
             random: Random::new(seed, index as u64),
         });
-        state.rules = live.collect();
+        state.rules = active.collect();
         state.dead = false;
         self.on.store(!state.rules.is_empty(), Ordering::Relaxed);
     }
 
     pub(crate) fn counts(&self) -> Vec<RuleCount> {
-        self.state.lock().rules.iter().map(|live| live.count.clone()).collect()
+        self.state.lock().rules.iter().map(|active| active.count.clone()).collect()
     }
 
     #[inline]
@@ -123,7 +120,6 @@ impl Faults {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Decides what happens to a packet.
     pub(crate) fn crosses(&self, packet: &Crossing) -> Fate {
         let mut state = self.state.lock();
         if state.dead {
@@ -153,7 +149,7 @@ impl Faults {
         }
     }
 
-    /// Whether a responder refuses a request of a reliable connection that has arrived in order.
+    /// Decides whether a responder refuses a request of a reliable connection that has arrived in order.
     pub(crate) fn refuses(&self, qpn: u32, kind: PacketKind) -> Option<Refused> {
         if !self.is_on() {
             return None;
@@ -168,7 +164,6 @@ impl Faults {
         })
     }
 
-    /// Time by which a completion entry is delayed.
     pub(crate) fn completion_delay(
         &self,
         direction: Direction,
@@ -182,7 +177,7 @@ impl Faults {
         if let Action::Late(time) = action { Some(time) } else { None }
     }
 
-    /// Whether an access to memory finds no region with its key.
+    /// Decides whether an access to memory finds no region with its key.
     pub(crate) fn is_gone(&self, key: u32, side: Side) -> bool {
         let mut state = self.state.lock();
         let action = state.decide(|rule| {
@@ -195,15 +190,15 @@ impl Faults {
 }
 
 impl State {
-    /// Action of the first rule that applies, among those that `concerns` selects. All of these
+    /// Returns the action of the first rule that applies among those that `concerns` selects. All of these
     /// count the event.
     fn decide(&mut self, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
         let mut decided = None;
-        for live in self.rules.iter_mut().filter(|live| concerns(&live.count.rule)) {
-            let applies = live.count();
+        for active in self.rules.iter_mut().filter(|active| concerns(&active.count.rule)) {
+            let applies = active.count();
             if applies && decided.is_none() {
-                live.count.injected += 1;
-                let RuleCount { rule, matched, injected } = &live.count;
+                active.count.injected += 1;
+                let RuleCount { rule, matched, injected } = &active.count;
                 tracing::info!(card = self.card, %rule, matched, injected, "a fault is injected");
                 decided = Some(rule.action);
             }
@@ -212,14 +207,14 @@ impl State {
     }
 }
 
-impl Live {
-    /// Counts an event. Returns whether the rule applies to it.
+impl ActiveRule {
+    /// Counts an event, and returns whether the rule applies to it.
     fn count(&mut self) -> bool {
         let RuleCount { rule, matched, injected } = &mut self.count;
         *matched += 1;
         let is_chosen = match rule.which {
             Which::Nth(n) => *matched == n,
-            // Never, if a caller of the API gave 0.
+            // Never, if a caller of the API passed 0.
             Which::Every(n) => matched.checked_rem(n) == Some(0),
             Which::Chance(p) => self.random.next_fraction() < p,
         };
@@ -237,8 +232,8 @@ impl Rule {
     }
 }
 
-/// Environment variable with the plan of every card of this process, in its text form. With a
-/// malformed plan no card starts.
+/// Environment variable with the plan of every card of this process, in text form. If it is malformed, no
+/// card starts.
 pub const FAULTS_VARIABLE: &str = "SOFTHCA_FAULTS";
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { plan: None, cards: Vec::new(), started: 0 });
@@ -246,21 +241,20 @@ static ENVIRONMENT: Once = Once::new();
 
 struct Process {
     plan: Option<FaultPlan>,
-    /// Cards that run.
     cards: Vec<Faults>,
-    /// Cards started so far.
+    /// Number of cards started so far.
     started: u64,
 }
 
-/// Locks [`PROCESS`]. The first call takes the plan from the environment.
+/// Locks [`PROCESS`]. The first call reads the plan from the environment.
 fn process() -> parking_lot::MutexGuard<'static, Process> {
     let mut process = PROCESS.lock();
-    // No card starts with a malformed plan, which `Card::start` refuses.
+    // `Card::start` refuses a malformed plan.
     ENVIRONMENT.call_once(|| process.plan = plan_from_environment().unwrap_or_default());
     process
 }
 
-/// The plan that the environment gives.
+/// Returns the plan that the environment gives.
 ///
 /// # Errors
 /// [`SettingError::Malformed`].
@@ -269,9 +263,8 @@ pub(crate) fn plan_from_environment() -> Result<Option<FaultPlan>, SettingError>
     Ok(plan.filter(|plan| !plan.rules.is_empty()))
 }
 
-/// Applies a plan to every card of this process, present and future. `None` ends all faults and
-/// releases what was delayed. Counting starts again, and cards that
-/// [`Action::Die`] silenced work again.
+/// Applies a plan to every card of this process, present and future. `None` ends all faults and releases what
+/// was delayed. Counting starts again, and cards that [`Action::Die`] silenced work again.
 pub fn set_faults(plan: Option<FaultPlan>) {
     let mut process = process();
     process.plan = plan.filter(|plan| !plan.rules.is_empty());
@@ -279,8 +272,7 @@ pub fn set_faults(plan: Option<FaultPlan>) {
     process.cards.iter().for_each(|faults| faults.set(plan.as_ref()));
 }
 
-/// The rules in force, each with the counts of all running cards of this process. Empty without a
-/// plan.
+/// Returns the active rules, each with the counts of all running cards of this process. Empty without a plan.
 pub fn fault_counts() -> Vec<RuleCount> {
     let process = process();
     let Some(plan) = &process.plan else { return Vec::new() };
@@ -298,7 +290,6 @@ pub fn fault_counts() -> Vec<RuleCount> {
     counts
 }
 
-/// Registers a card that starts, and returns its faults.
 pub(crate) fn join() -> Faults {
     let mut process = process();
     let faults = Faults::new(process.started);
@@ -308,7 +299,6 @@ pub(crate) fn join() -> Faults {
     faults
 }
 
-/// Removes a card that ends.
 pub(crate) fn leave(faults: &Faults) {
     process().cards.retain(|other| !other.is_same(faults));
 }

@@ -1,4 +1,4 @@
-//! The parser of the text form of a plan.
+//! Parser of a plan's text form.
 
 use super::plan::{Action, Direction, FaultPlan, Kinds, Rule, SYNDROMES, Side, Which};
 use crate::packet::PacketKind;
@@ -7,12 +7,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Longest text of a plan in bytes.
 const MAX_TEXT: usize = 64 * 1024;
-/// Longest delay: more would be a hung run.
+/// Maximum delay: a longer one would be a hung run.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// Where a text is not a plan, and why.
+/// A syntax error in a plan's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fault plan, line {line}, column {column}, `{found}`: {problem}")]
 #[non_exhaustive]
@@ -21,13 +20,12 @@ pub struct FaultPlanError {
     pub line: usize,
     /// Column in bytes, from 1.
     pub column: usize,
-    /// The word there.
+    /// The word at this position.
     pub found: String,
-    /// What is wrong with it, and what is allowed.
+    /// The problem, and the words that are allowed.
     pub problem: String,
 }
 
-/// A word and its position.
 #[derive(Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
@@ -41,7 +39,7 @@ impl Word<'_> {
         FaultPlanError { line: self.line, column: self.column, found, problem: problem.to_string() }
     }
 
-    /// The name, and the value behind `=`.
+    /// Returns the name, and the value after `=`.
     fn split(&self) -> (&str, Option<&str>) {
         self.text.split_once('=').map_or((self.text, None), |(name, value)| (name, Some(value)))
     }
@@ -166,7 +164,6 @@ fn condition(rule: &mut Rule, word: &Word<'_>, name: &str, value: &str) -> Resul
     Ok(())
 }
 
-/// Checks that the conditions suit the action.
 fn check(rule: &Rule, first: &Word<'_>) -> Result<(), FaultPlanError> {
     let of_packets = rule.direction.is_some() || rule.kinds != Kinds::empty() || rule.qpn.is_some();
     let of_memory = rule.key.is_some() || rule.side.is_some();
@@ -183,7 +180,7 @@ fn check(rule: &Rule, first: &Word<'_>) -> Result<(), FaultPlanError> {
     }
 }
 
-/// Whether a responder can refuse a request with it.
+/// Returns whether a responder can refuse a request with it.
 pub(super) fn is_refusal(syndrome: Syndrome) -> bool {
     matches!(syndrome, Syndrome::RemoteAccess | Syndrome::RemoteInvalidRequest | Syndrome::RemoteOperation)
 }
@@ -205,7 +202,7 @@ fn list<const N: usize>(words: [&str; N]) -> String {
     words.join(", ")
 }
 
-/// Decimal, or hexadecimal with 0x.
+/// Parses a decimal number, or a hexadecimal one with 0x.
 fn number(word: &Word<'_>, value: &str) -> Result<u64, FaultPlanError> {
     let is_plain = |digits: &str| !digits.starts_with('+');
     let parsed = match value.strip_prefix("0x") {

@@ -1,4 +1,4 @@
-//! Fault plans, and how they are written as text.
+//! Fault plans, and their text form.
 
 use crate::packet::PacketKind;
 use gdsync_sys::prm::cqe::Syndrome;
@@ -26,18 +26,17 @@ impl FaultPlan {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Rule {
-    /// What happens.
+    /// The fault.
     pub action: Action,
-    /// To which of the events that meet the conditions below.
+    /// Selection among the events that meet the conditions below.
     pub which: Which,
-    /// Limit of how often it happens.
+    /// Limit on the number of faults.
     pub times: Option<u64>,
-    /// Packets that leave the card, or that arrive at it. For completions: those of sends, or those
-    /// of receives.
+    /// Packets that leave the card or arrive at it; completions of sends or of receives.
     pub direction: Option<Direction>,
-    /// Kinds of packets. For completions: kinds of the packets that caused them.
+    /// Kinds of packets, or of the packets that caused a completion.
     pub kinds: Kinds,
-    /// Number of the queue pair of this card.
+    /// Number of this card's queue pair.
     pub qpn: Option<u32>,
     /// Key of the memory; for [`Action::Gone`] only.
     pub key: Option<u32>,
@@ -46,7 +45,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// An action on every event that it applies to.
+    /// Makes a rule with this action for every event that it applies to.
     pub fn new(action: Action) -> Self {
         Rule {
             action,
@@ -60,7 +59,7 @@ impl Rule {
         }
     }
 
-    /// The direction, or its default: outgoing packets for faults of the network, incoming packets
+    /// Returns the direction, or its default: outgoing packets for faults of the network, incoming packets
     /// for faults of a responder.
     pub(super) fn direction_or_usual(&self) -> Direction {
         let usual = if self.action == Action::Rnr { Direction::In } else { Direction::Out };
@@ -68,26 +67,25 @@ impl Rule {
     }
 }
 
-/// What happens.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
     /// A packet is lost.
     Drop,
-    /// A packet arrives twice, one copy right behind the other; reliable connections only.
+    /// A packet arrives twice in a row; reliable connections only.
     Duplicate,
-    /// A packet is delayed, and with it the later packets of its queue pair.
+    /// A packet and the later packets of its queue pair are delayed.
     Delay(Duration),
-    /// A packet, and the later ones of its queue pair, wait until so many packets of other queue
-    /// pairs have passed; 10 ms at most.
+    /// A packet and the later packets of its queue pair wait until so many packets of other queue pairs have
+    /// passed; 10 ms at most.
     Hold(u32),
-    /// The responder answers that it is not ready (RNR NAK), to a request of a reliable connection
-    /// that it could execute.
+    /// The responder answers an executable request of a reliable connection with an RNR NAK.
     Rnr,
-    /// For outgoing packets, the work request fails with this syndrome. For incoming ones, the
-    /// responder refuses with it and fails.
+    /// Outgoing: the work request fails with this syndrome. Incoming: the responder refuses with it and
+    /// fails.
     Fail(Syndrome),
-    /// A completion entry is delayed, and with it the later entries of its queue.
+    /// A completion entry and the later entries of its queue are delayed.
     Late(Duration),
     /// An access finds no region with its key, as if it had just been deregistered.
     Gone,
@@ -95,10 +93,10 @@ pub enum Action {
     Die,
 }
 
-/// Longest time that [`Action::Hold`] delays a packet while no others pass.
+/// Maximum delay of [`Action::Hold`] while no other packets pass.
 pub(super) const LONGEST_HOLD: Duration = Duration::from_millis(10);
 
-/// Which of the matching events a rule applies to.
+/// Selection of the matching events that a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Which {
@@ -122,35 +120,35 @@ pub enum Direction {
 /// The side that accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The card itself, by a key of its own work request.
+    /// The card itself, by a key in its work request.
     Local,
     /// A peer, by a key in its request.
     Remote,
 }
 
-/// A set of kinds of packets; the empty set stands for all.
+/// A set of packet kinds; the empty set means all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds(u16);
 
 impl Kinds {
-    /// All kinds.
+    /// Returns the set of all kinds.
     pub const fn empty() -> Self {
         Kinds(0)
     }
 
-    /// The set with another kind.
+    /// Adds a kind.
     #[must_use]
     pub fn with(self, kind: PacketKind) -> Self {
         Kinds(self.0 | 1 << kind as u16)
     }
 
-    /// Whether the set contains this kind. An event without a kind is in the empty set only.
+    /// Returns whether the set contains this kind. An event without a kind is in the empty set only.
     pub(super) fn allow(self, kind: Option<PacketKind>) -> bool {
         self.0 == 0 || kind.is_some_and(|kind| self.0 & 1 << kind as u16 != 0)
     }
 }
 
-/// Syndromes that can be injected, with the words of the text form.
+/// Syndromes that can be injected, with their words in the text form.
 pub(super) const SYNDROMES: [(Syndrome, &str); 9] = [
     (Syndrome::LocalLength, "local-length"),
     (Syndrome::LocalQpOperation, "local-qp-operation"),
@@ -163,7 +161,7 @@ pub(super) const SYNDROMES: [(Syndrome, &str); 9] = [
     (Syndrome::WrFlush, "flush"),
 ];
 
-/// A duration in the largest unit that is exact.
+/// A duration, displayed in the largest exact unit.
 struct Exact(Duration);
 
 impl fmt::Display for Exact {

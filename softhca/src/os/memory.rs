@@ -1,4 +1,4 @@
-//! Memory that several processes map.
+//! Memory shared between processes.
 
 use super::{check, owned};
 use gdsync_sys::shared;
@@ -9,14 +9,14 @@ use std::ptr;
 /// The name of memory files in `/proc/self/maps`.
 pub const MEMORY_FILE: &str = "/memfd:gdsync-softhca";
 
-/// A new file in memory, without a name in any file system.
+/// Creates a file in memory, without a name in any file system.
 fn memory_file() -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a zero-terminated string, and the descriptor is new.
     unsafe { owned(libc::memfd_create(c"gdsync-softhca".as_ptr(), flags)) }
 }
 
-/// Memory shared between processes, mapped for as long as the value lives.
+/// Memory shared between processes, mapped while the value lives.
 pub(crate) struct SharedMemory {
     base: *mut u8,
     len: usize,
@@ -30,9 +30,9 @@ unsafe impl Sync for SharedMemory {}
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 impl SharedMemory {
-    /// Fresh zeroed memory, with the descriptor by which another process maps it. The file is
-    /// sealed: neither process can shrink it while the other has it mapped (an access beyond the
-    /// end of the file raises a signal).
+    /// Creates zeroed memory, with the descriptor by which another process maps it. The file is sealed:
+    /// neither process can shrink it while the other has it mapped (an access beyond the end of the file
+    /// raises a signal).
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = memory_file()?;
         let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -44,11 +44,10 @@ impl SharedMemory {
         Ok((Self::map(fd.as_fd(), 0, len)?, fd))
     }
 
-    /// Maps what another process sent. Memory of another size, or that can still shrink, is
-    /// refused.
+    /// Maps memory that another process sent. Refuses memory of another size, and a file that can still
+    /// shrink.
     pub(crate) fn receive(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        // SAFETY: plain system calls on a descriptor that is open; all-zero bytes are a valid
-        // `stat`.
+        // SAFETY: plain system calls on an open descriptor; all-zero bytes are a valid `stat`.
         let (seals, size) = unsafe {
             let seals = check(libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS))?;
             let mut stat: libc::stat = std::mem::zeroed();
@@ -61,7 +60,7 @@ impl SharedMemory {
         Self::map(fd, 0, len)
     }
 
-    /// Maps the first bytes of a file, which is not shortened while they are mapped.
+    /// Maps the first bytes of a file, which must not shrink while they are mapped.
     pub(crate) fn of_file(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         Self::map(file, 0, len)
     }
@@ -80,7 +79,6 @@ impl SharedMemory {
         self.base
     }
 
-    /// Bytes that are mapped.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -88,11 +86,11 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // The system call, as the card's thread drops a link at any moment: MPI libraries and libfabric write over the
-        // C library's `munmap` while they start and end, and no thread may run it then.
+        // A direct system call, as the card's thread may drop a link at any moment: MPI libraries and
+        // libfabric patch the C library's `munmap` while they start and end, and no thread may run it then.
         //
-        // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from
-        // outliving it.
+        // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from outliving
+        // it.
         unsafe { libc::syscall(libc::SYS_munmap, self.base, self.len) };
     }
 }
@@ -101,7 +99,6 @@ impl Drop for SharedMemory {
 pub(crate) struct MemoryFile(OwnedFd);
 
 impl MemoryFile {
-    /// An empty file.
     pub(crate) fn new() -> io::Result<Self> {
         let fd = memory_file()?;
         // SAFETY: a plain system call on our own descriptor.
@@ -109,8 +106,8 @@ impl MemoryFile {
         Ok(MemoryFile(fd))
     }
 
-    /// Appends `len` zero bytes to a file of `offset` bytes, and maps them. Both are multiples of a
-    /// page.
+    /// Appends `len` zero bytes to a file of `offset` bytes, and maps them. Both are multiples of the page
+    /// size.
     pub(crate) fn extend(&self, offset: usize, len: usize) -> io::Result<SharedMemory> {
         let position = |at: Option<usize>| at.and_then(|at| libc::off_t::try_from(at).ok());
         let (Some(start), Some(end)) = (position(Some(offset)), position(offset.checked_add(len))) else {
@@ -121,7 +118,6 @@ impl MemoryFile {
         SharedMemory::map(self.0.as_fd(), start, len)
     }
 
-    /// Another descriptor of the file.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.0.try_clone()
     }
@@ -130,11 +126,11 @@ impl MemoryFile {
 /// Appends bytes that other threads and processes may write to meanwhile.
 ///
 /// # Safety
-/// The bytes are readable, and not of the buffer.
+/// The bytes are readable, and outside the buffer.
 pub(crate) unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, count: usize) {
     buffer.reserve(count);
-    // SAFETY: `reserve` made room for `count` bytes, which are written before the length covers
-    // them; the source is the caller's.
+    // SAFETY: `reserve` made room for `count` bytes, which are written before the length covers them; the
+    // caller keeps the source readable.
     unsafe {
         shared::copy(buffer.as_mut_ptr().add(buffer.len()), from, count);
         buffer.set_len(buffer.len() + count);

@@ -13,11 +13,11 @@ fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
 }
 
-/// The descriptor that a system call returned, or its error.
+/// Takes the descriptor that a system call returned, or its error.
 ///
 /// # Safety
 /// `rc` is -1, or a descriptor that was just opened and that nothing else owns.
 unsafe fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     check(rc).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }

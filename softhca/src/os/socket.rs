@@ -1,4 +1,4 @@
-//! Sockets: connections that never block, bytes from several places, descriptors in messages.
+//! Sockets: non-blocking connections, gathered sends, descriptors in messages.
 
 use super::{check, owned};
 use gdsync_sys::local;
@@ -17,13 +17,12 @@ fn internet_address(address: SocketAddrV4) -> libc::sockaddr_in {
     }
 }
 
-/// Starts to connect to a peer from an address of this host, without ever blocking.
+/// Begins to connect to a peer from an address of this host, without blocking.
 pub(crate) fn connect_tcp(from: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: a plain system call, whose descriptor is new.
     let socket = unsafe { owned(libc::socket(libc::AF_INET, kind, 0)) }?;
-    // The kernel chooses the port when the socket connects, so that one port serves many
-    // connections.
+    // The kernel chooses the port at connect time, so that one port serves many connections.
     set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
     let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
     let (own, peer) = (internet_address(SocketAddrV4::new(from, 0)), internet_address(to));
@@ -66,7 +65,7 @@ pub fn limit_silence(socket: &TcpStream, limit: Duration) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, millis)
 }
 
-/// Sends bytes from several places, without blocking. Returns how many were sent.
+/// Sends bytes from several places without blocking, and returns how many were sent.
 ///
 /// # Safety
 /// Each part is readable memory.
@@ -75,8 +74,8 @@ pub(crate) unsafe fn send_parts(socket: BorrowedFd<'_>, parts: &[(*const u8, usi
         |part: &(*const u8, usize)| libc::iovec { iov_base: part.0.cast_mut().cast(), iov_len: part.1 };
     let mut list: Vec<libc::iovec> = parts.iter().map(part).collect();
     loop {
-        // SAFETY: all-zero bytes are a valid message header; the list outlives the call and names
-        // readable memory (the caller's promise), which `sendmsg` only reads.
+        // SAFETY: all-zero bytes are a valid message header; the list outlives the call and names memory that
+        // the caller keeps readable, which `sendmsg` only reads.
         let sent = unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             message.msg_iov = list.as_mut_ptr();
@@ -95,30 +94,29 @@ pub(crate) unsafe fn send_parts(socket: BorrowedFd<'_>, parts: &[(*const u8, usi
     }
 }
 
-/// From now on a listening socket refuses connections, those that wait included.
+/// Makes a listening socket refuse connections from now on, pending ones included.
 pub(crate) fn refuse_connections(listener: BorrowedFd<'_>) {
-    // SAFETY: a plain system call. A failure would mean that the socket does not listen.
+    // SAFETY: a plain system call. It fails only if the socket does not listen.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
-/// The user that the peer of a socket ran as when it connected.
+/// Returns the user that a socket's peer ran as when it connected.
 pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
     local::peer(socket).map(|peer| peer.uid)
 }
 
-/// A descriptor of the process that listens at the peer of a socket. It becomes readable when the
-/// process ends, even if a forked child keeps the socket open. `None` where the kernel gives none:
-/// before Linux 5.3, under some filters of system calls, or for a process of another PID namespace.
+/// Returns a descriptor of the process that listens at the peer of a socket. It becomes readable when the
+/// process ends, even if a forked child keeps the socket open. `None` where the kernel gives none: before
+/// Linux 5.3, under some filters of system calls, or for a process of another PID namespace.
 ///
 /// # Errors
-/// `ESRCH` where the process has ended already, or an error such as `EMFILE`.
+/// `ESRCH` if the process has ended already, or an error such as `EMFILE`.
 pub(crate) fn peer_process(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let pid = local::peer(socket)?.pid;
     if pid <= 0 {
         return Ok(None);
     }
-    // SAFETY: a plain system call, whose descriptor is new and closed on exec. Descriptors fit in
-    // an `int`.
+    // SAFETY: a plain system call, whose descriptor is new and closed on exec. Descriptors fit in an `int`.
     match unsafe { owned(libc::syscall(libc::SYS_pidfd_open, pid, 0) as libc::c_int) } {
         Ok(process) => Ok(Some(process)),
         Err(error) => match error.raw_os_error() {
@@ -135,14 +133,12 @@ union ControlBuffer {
     bytes: [u8; 64],
 }
 
-/// Sends bytes with a descriptor.
 pub(crate) fn send_with_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = ControlBuffer { bytes: [0; 64] };
     let fd_len = size_of::<libc::c_int>() as libc::c_uint;
-    // SAFETY: all-zero bytes are a valid message header; the control buffer holds one descriptor
-    // (24 of 64 bytes), so `CMSG_FIRSTHDR` is not null and its data has room for it; all pointers
-    // outlive the call.
+    // SAFETY: all-zero bytes are a valid message header; the control buffer holds one descriptor (24 of 64
+    // bytes), so `CMSG_FIRSTHDR` is not null and its data has room for it; all pointers outlive the call.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;
@@ -159,13 +155,11 @@ pub(crate) fn send_with_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>
     }
 }
 
-/// Receives bytes, and the descriptor sent with them.
 pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = ControlBuffer { bytes: [0; 64] };
-    // SAFETY: all-zero bytes are a valid message header; buffers outlive the call; the kernel
-    // writes at most 64 bytes of control data and says how many; a descriptor that it passes is
-    // new.
+    // SAFETY: all-zero bytes are a valid message header; buffers outlive the call; the kernel writes at most
+    // 64 bytes of control data and reports how many; a descriptor that it passes is new.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;
@@ -181,14 +175,13 @@ pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Resu
                 let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<libc::c_int>();
                 for i in 0..count {
                     let raw = libc::CMSG_DATA(header).cast::<libc::c_int>().add(i).read_unaligned();
-                    // Of several descriptors the last one is kept; the assignment closes the
-                    // others.
+                    // The last of several descriptors is kept; the assignment closes the others.
                     fd = Some(OwnedFd::from_raw_fd(raw));
                 }
             }
             header = libc::CMSG_NXTHDR(&message, header);
         }
-        // The kernel drops a descriptor for which this process has no place.
+        // The kernel drops a descriptor if this process is at its limit.
         if fd.is_none() && message.msg_flags & libc::MSG_CTRUNC != 0 {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
@@ -196,8 +189,7 @@ pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Resu
     }
 }
 
-/// Sends one byte, to wake the thread that sleeps on the socket. A full socket is readable, so it
-/// needs no further byte.
+/// Sends one byte to wake the thread that sleeps on the socket. A full socket is readable already.
 pub(crate) fn poke(socket: &UnixStream) {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: one readable byte.

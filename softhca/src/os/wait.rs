@@ -1,4 +1,4 @@
-//! Waiting for several descriptors, and waking a thread that waits.
+//! Waiting for several descriptors, and waking the waiting thread.
 
 use super::{check, owned};
 use std::io;
@@ -6,26 +6,24 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
-/// A new eventfd with these flags besides `EFD_CLOEXEC`.
+/// Creates an eventfd with these flags and `EFD_CLOEXEC`.
 pub(crate) fn event(flags: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: a plain system call, whose descriptor is new.
     unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | flags)) }
 }
 
-/// Makes an eventfd readable.
 pub(crate) fn raise(event: BorrowedFd<'_>) {
     let one = 1u64;
-    // SAFETY: 8 readable bytes. A failure means that the counter is full: then it is readable
-    // anyway.
+    // SAFETY: 8 readable bytes. It fails only if the counter is full; the eventfd is readable then.
     unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Reads everything from a non-blocking descriptor. False if the other side has closed it, or if it
+/// Reads everything from a non-blocking descriptor. Returns false if the other side has closed it or it
 /// failed.
 pub(crate) fn drain(fd: BorrowedFd<'_>) -> bool {
     let mut bytes = [0u8; 256];
     loop {
-        // SAFETY: room for as many bytes as are asked for.
+        // SAFETY: the buffer has room for the bytes asked for.
         let got = unsafe { libc::read(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) };
         match got {
             0 => return false,
@@ -39,10 +37,10 @@ pub(crate) fn drain(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Whether a descriptor is readable or closed now.
+/// Returns whether a descriptor is readable or closed now.
 pub(crate) fn is_ready(fd: BorrowedFd<'_>) -> bool {
     let mut polled = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry. An interrupted call answers no, and the caller asks again.
+    // SAFETY: one valid entry. An interrupted call returns false, and the caller retries.
     unsafe { libc::poll(&mut polled, 1, 0) == 1 }
 }
 
@@ -58,7 +56,7 @@ pub(crate) fn sleep(fds: &[BorrowedFd<'_>; 2], timeout: Duration) {
     unsafe { libc::ppoll(polled.as_mut_ptr(), 2, &time, ptr::null()) };
 }
 
-/// An epoll instance: the sockets of all links, behind one descriptor to sleep on.
+/// An epoll instance: one descriptor to sleep on for the sockets of all links.
 pub(crate) struct Epoll(OwnedFd);
 
 impl Epoll {
@@ -72,12 +70,12 @@ impl Epoll {
         self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP, key)
     }
 
-    /// Watches a descriptor for changes only: it becomes readable, is closed, or becomes writable.
+    /// Watches a descriptor for changes only (edge-triggered): readable, closed, or writable.
     pub(crate) fn watch_changes(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
         self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT | libc::EPOLLET, key)
     }
 
-    /// Reports events of a descriptor that [`Self::watch`] watches by another key from now on.
+    /// Changes the key by which the events of a watched descriptor are reported.
     pub(crate) fn rename(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN | libc::EPOLLRDHUP, key)
     }
@@ -99,7 +97,7 @@ impl Epoll {
         check(rc).map(drop)
     }
 
-    /// Keys of the descriptors that are readable or closed now, at most 64.
+    /// Returns the keys of descriptors that are readable or closed now, at most 64.
     pub(crate) fn ready(&self) -> Vec<u64> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         // SAFETY: room for as many events as are asked for.

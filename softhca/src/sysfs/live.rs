@@ -1,4 +1,4 @@
-//! Files whose content depends on the process that reads them, as it has a card of its own.
+//! Files with a content for each process, which has its own card.
 
 use super::guid_text;
 use crate::card::{Card, Counter, Counters, LinkLayer};
@@ -10,18 +10,18 @@ pub enum LiveFile {
     Lid,
     /// An entry of the GID table.
     Gid(usize),
-    /// A counter, by its place in [`Counter::ALL`].
+    /// A counter, by its index in [`Counter::ALL`].
     Counter(usize),
 }
 
 impl LiveFile {
-    /// All of a port with a number of GIDs.
+    /// All files of a port with a number of GIDs.
     pub(super) fn all(gids: usize) -> impl Iterator<Item = Self> {
         let gids = (0..gids).map(LiveFile::Gid);
         [LiveFile::Lid].into_iter().chain(gids).chain((0..Counter::ALL.len()).map(LiveFile::Counter))
     }
 
-    /// Its name in the folder of the port.
+    /// Its path in the folder of the port.
     pub(super) fn name(self) -> String {
         match self {
             LiveFile::Lid => "lid".to_owned(),
@@ -30,8 +30,8 @@ impl LiveFile {
         }
     }
 
-    /// The file that a path names, and the index of its device: a path with
-    /// `.../infiniband/mlx5_0/ports/1/` in it. `None` for others.
+    /// Returns the file and the index of the device for a path with `.../infiniband/mlx5_0/ports/1/` in it;
+    /// `None` for other paths.
     pub fn find(path: &str) -> Option<(usize, Self)> {
         let (_, rest) = path.split_once("/infiniband/mlx5_")?;
         let (index, name) = rest.split_once("/ports/1/")?;
@@ -43,7 +43,7 @@ impl LiveFile {
         Some((index.parse().ok()?, file))
     }
 
-    /// The content where no card answers.
+    /// Returns the content if no card answers.
     pub(super) fn unknown(self) -> String {
         match self {
             LiveFile::Lid => "0x0".to_owned(),
@@ -52,13 +52,13 @@ impl LiveFile {
         }
     }
 
-    /// Whether the content needs a card that runs.
+    /// Returns whether the content needs a running card.
     pub fn is_of_card(self) -> bool {
         !matches!(self, LiveFile::Counter(_))
     }
 
-    /// The content, with its newline. `None` for a GID past the table, and where what it describes is
-    /// not there.
+    /// Returns the content with its newline. `None` for a GID past the table, or if the file's subject is
+    /// missing.
     pub fn content(self, card: Option<&Card>, counters: Option<&Counters>) -> Option<String> {
         let text = match self {
             LiveFile::Lid => match card? {

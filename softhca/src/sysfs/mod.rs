@@ -1,12 +1,11 @@
 //! Stand-ins for the files in which Linux describes RDMA devices: `/sys` and `/dev/infiniband`.
 //!
-//! [`write`](fn@write) makes them in a private folder, with the paths that they have on a machine with cards;
-//! the preload library sends a program that names one of the [`OWNED`] paths there. What differs
-//! between processes, as each has its own cards, is empty here: [`LiveFile`] says which files that
-//! is, and the preload library answers them from the running card.
+//! [`write`](fn@write) creates them in a private folder, at the paths of a machine with cards; the preload
+//! library redirects the [`OWNED`] paths there. A [`LiveFile`] differs between processes, as each has its own
+//! cards: it is empty here, and the preload library answers it from the running card.
 //!
-//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` and `testing/sysfs-bus-pci` of Linux,
-//! and the files that rdma-core 44 to 56, UCX 1.13 and NCCL 2.28 open.
+//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` and `testing/sysfs-bus-pci` of Linux, and the
+//! files that rdma-core 44 to 56, UCX 1.13 and NCCL 2.28 open.
 
 mod live;
 mod pci;
@@ -27,11 +26,11 @@ pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 const VENDOR: u32 = 0x15b3;
 /// PCI device: ConnectX-7.
 pub const PART: u32 = 0x1021;
-/// The device file that stands for a device, and its number, major and minor. open(2) of a device
-/// gives another file; this one is what stat(2) and access(2) find.
+/// The device file of a device, and its number, major and minor: stat(2) and access(2) find this one, open(2)
+/// of a device returns another file.
 const STAND_IN: &str = "/dev/null";
 const DEVICE: (u32, u32) = (1, 3);
-/// The number of the file that stands for a device, as makedev(3) composes it.
+/// The number of a device's file, as makedev(3) composes it.
 pub const DEVICE_NUMBER: u64 = (DEVICE.0 as u64) << 8 | DEVICE.1 as u64;
 /// The prefix of an InfiniBand port's GIDs.
 pub const SUBNET_PREFIX: u64 = 0xfe80_0000_0000_0000;
@@ -41,16 +40,15 @@ pub const MANAGER: &str = "rdma_cm";
 /// Version of the connection manager's interface (`RDMA_USER_CM_ABI_VERSION`).
 pub const MANAGER_ABI: u32 = 4;
 
-/// The folder with the files in which ports count, one for each device.
+/// The folder with the ports' counter files, one for each device.
 const COUNTERS: &str = "counters";
 
-/// The file in which the port of a device counts, for all processes.
+/// Returns the file with the counters of a device's port, for all processes.
 pub fn counters(root: &Path, index: usize) -> PathBuf {
     root.join(COUNTERS).join(format!("mlx5_{index}"))
 }
 
-/// How the paths begin that the private folder has in place of the system: the system's own files
-/// below them are hidden.
+/// Prefixes of the paths that the private folder replaces: the system's own files below them are hidden.
 pub const OWNED: [&str; 6] = [
     "/dev/infiniband",
     "/sys/class/infiniband",
@@ -60,18 +58,18 @@ pub const OWNED: [&str; 6] = [
     "/sys/devices/pci50f7:",
 ];
 
-/// Node GUID of a device, in host byte order. It depends on the index alone: all processes share
+/// Returns the node GUID of a device, in host byte order. It depends on the index alone: all processes share
 /// one sysfs, and each has its own cards.
 pub fn node_guid(index: usize) -> u64 {
     0x0200_00ff_fe80_0000 | index as u64
 }
 
-/// A GUID as sysfs shows it.
+/// Formats a GUID as sysfs does.
 fn guid_text(guid: u64) -> String {
     [48, 32, 16, 0].map(|shift| format!("{:04x}", guid >> shift & 0xffff)).join(":")
 }
 
-/// Writes the files for a list of devices into `root`. Other files stay.
+/// Writes the files for a list of devices into `root`, and leaves other files there.
 ///
 /// # Errors
 /// The operating system's, if a folder, file or link cannot be created.
@@ -120,7 +118,7 @@ pub fn write(root: &Path, devices: &[LinkLayer]) -> io::Result<()> {
     Ok(())
 }
 
-/// Files of sysfs end with a newline.
+/// Writes a file, with a newline at its end as in sysfs.
 fn file(path: &Path, content: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -128,7 +126,7 @@ fn file(path: &Path, content: &str) -> io::Result<()> {
     fs::write(path, format!("{content}\n"))
 }
 
-/// A link at `place`, in a folder that is made where it is missing.
+/// Creates a link at `place`, and its folder if it is missing.
 fn link(target: &Path, place: &Path) -> io::Result<()> {
     if let Some(folder) = place.parent() {
         fs::create_dir_all(folder)?;
@@ -151,7 +149,7 @@ mod tests {
         assert_eq!(read("infiniband/mlx5_1/ports/1/link_layer"), "Ethernet\n");
         assert_eq!(read("infiniband/mlx5_1/ports/1/gid_attrs/types/3"), "RoCE v2\n");
         assert!(read("infiniband/mlx5_0/device/modalias").starts_with("pci:v000015B3d00001021sv"));
-        // The ways by which programs go from a device to its place on the bus, and back.
+        // Paths by which programs go from a device to its place on the bus, and back.
         let place = sys.join("devices/pci50f7:00/50f7:00:02.0/50f7:02:00.0");
         for way in [
             "class/infiniband/mlx5_1/device",

@@ -1,4 +1,4 @@
-//! The devices' places on a PCI bus: a bridge for each, and the device behind it.
+//! The devices on a PCI bus: a bridge for each, and the device below it.
 
 use super::{PART, VENDOR, file, link};
 use crate::card::LinkLayer;
@@ -6,23 +6,26 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// PCI domain of all software devices, one that no machine is known to use.
+/// PCI domain of all software devices, which no machine is known to use.
 const DOMAIN: &str = "50f7";
-/// PCI device of the bridges: the one of a ConnectX's own switch, as cards with such have.
+/// PCI device ID of the bridges: a ConnectX's own switch.
 const BRIDGE: u32 = 0x197b;
 
-/// The processors that are near: those of NUMA node 0, or all.
-struct Near {
+/// The nearest processors: those of NUMA node 0, or all.
+struct NearestProcessors {
     node: &'static str,
     cpus: String,
 }
 
-impl Near {
+impl NearestProcessors {
     fn of_this_machine() -> Self {
         let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
         match read("/sys/devices/system/node/node0/cpulist") {
-            Ok(cpus) => Near { node: "0", cpus },
-            Err(_) => Near { node: "-1", cpus: read("/sys/devices/system/cpu/online").unwrap_or_default() },
+            Ok(cpus) => NearestProcessors { node: "0", cpus },
+            Err(_) => NearestProcessors {
+                node: "-1",
+                cpus: read("/sys/devices/system/cpu/online").unwrap_or_default(),
+            },
         }
     }
 
@@ -33,7 +36,7 @@ impl Near {
     }
 }
 
-/// A list of processors, such as `0-3,8`, as a mask of words of 32 bits, the highest first.
+/// Converts a list of processors, such as `0-3,8`, to a mask of 32-bit words, the highest first.
 fn mask_of(list: &str) -> String {
     let mut words = vec![0u32];
     for range in list.split(',') {
@@ -47,9 +50,9 @@ fn mask_of(list: &str) -> String {
     words.iter().rev().map(|word| format!("{word:08x}")).collect::<Vec<_>>().join(",")
 }
 
-/// What bridges and devices have alike.
+/// Writes the files that bridges and devices share.
 fn write_common(folder: &Path, device: u32, class: u32) -> io::Result<()> {
-    Near::of_this_machine().write(folder)?;
+    NearestProcessors::of_this_machine().write(folder)?;
     let texts = [
         ("vendor", format!("{VENDOR:#06x}")),
         ("device", format!("{device:#06x}")),
@@ -79,20 +82,20 @@ fn write_common(folder: &Path, device: u32, class: u32) -> io::Result<()> {
     file(&folder.join("uevent"), &event)
 }
 
-/// A bus in `/sys/class/pci_bus`; `folder`, relative to `sys`, is the bridge that it belongs to.
+/// Writes a bus in `/sys/class/pci_bus`; `folder`, relative to `sys`, is its bridge.
 fn write_bus(sys: &Path, folder: &str, bus: &str) -> io::Result<()> {
     fs::create_dir_all(sys.join(folder).join("pci_bus").join(bus))?;
     let target = Path::new("../..").join(folder).join("pci_bus").join(bus);
     link(&target, &sys.join("class/pci_bus").join(bus))
 }
 
-/// The host bridge of all devices.
+/// Writes the host bridge of all devices.
 pub(super) fn write_root(sys: &Path) -> io::Result<()> {
     fs::create_dir_all(sys.join("bus/pci/drivers/mlx5_core"))?;
     write_bus(sys, &format!("devices/pci{DOMAIN}:00"), &format!("{DOMAIN}:00"))
 }
 
-/// The device with an index, and the bridge before it. Returns its folder, relative to `sys`.
+/// Writes the device with an index and its bridge. Returns the device's folder, relative to `sys`.
 pub(super) fn write_function(sys: &Path, index: usize, link_layer: LinkLayer) -> io::Result<String> {
     let bus = index + 1;
     let bridge_name = format!("{DOMAIN}:00:{bus:02x}.0");

@@ -7,8 +7,8 @@ use std::ffi::CString;
 use std::path::Path;
 use std::{fs, io};
 
-/// Counters of what never happens on the software fabric: it has no symbols, buffers or lanes that could
-/// fail, and no multicast.
+/// Counters of events that never happen on the software fabric, which has no symbols, buffers or lanes that
+/// could fail, and no multicast.
 const NEVER: [&str; 15] = [
     "symbol_error",
     "link_error_recovery",
@@ -27,7 +27,7 @@ const NEVER: [&str; 15] = [
     "multicast_xmit_packets",
 ];
 
-/// Writes the folder of a port. What the running card answers is 0 in it.
+/// Writes the folder of a port. Values that the running card answers are 0 in it.
 pub(super) fn write(port: &Path, link_layer: LinkLayer) -> io::Result<()> {
     let is_ethernet = link_layer == LinkLayer::Ethernet;
     for (name, text) in [
@@ -57,7 +57,7 @@ pub(super) fn write(port: &Path, link_layer: LinkLayer) -> io::Result<()> {
     for name in NEVER {
         file(&port.join("counters").join(name), "0")?;
     }
-    // Milliseconds for which a driver may repeat what it has read: none.
+    // Milliseconds for which a driver may cache the counters: none.
     file(&port.join("hw_counters/lifespan"), "0")?;
     for live in LiveFile::all(types.len()) {
         file(&port.join(live.name()), &live.unknown())?;
@@ -68,9 +68,8 @@ pub(super) fn write(port: &Path, link_layer: LinkLayer) -> io::Result<()> {
 /// The loopback interface. It has the same index in every network namespace.
 const LOOPBACK: (&str, u32) = ("lo", 1);
 
-/// The network interface of Ethernet ports, and its index: the one by which this machine reaches others,
-/// or the loopback interface of a machine that reaches none. UCX compares it with the routes to a peer's
-/// address.
+/// Returns the network interface of Ethernet ports and its index: the one of the default route, or the
+/// loopback interface without one. UCX compares it with the routes to a peer's address.
 pub fn interface() -> (String, u32) {
     let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
     let found = default_route(&routes).and_then(|name| {
@@ -82,8 +81,8 @@ pub fn interface() -> (String, u32) {
     found.unwrap_or((LOOPBACK.0.to_owned(), LOOPBACK.1))
 }
 
-/// The interface of the first route of all addresses, in a table of `/proc/net/route`: interface,
-/// destination, gateway, flags, two counts, metric, mask.
+/// Returns the interface of the first default route in a table of `/proc/net/route`: interface, destination,
+/// gateway, flags, two counts, metric, mask.
 fn default_route(routes: &str) -> Option<&str> {
     let fields = routes.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
     let mut defaults = fields.filter(|fields| {

@@ -15,7 +15,6 @@ use zerocopy::IntoBytes;
 pub(super) const VECTOR_SIZE: usize = size_of::<AddressVector>();
 
 object! {
-    /// An address handle.
     Ah: ibv_ah {
         vector: CStruct<[u8; VECTOR_SIZE]>,
         _domain: Arc<Pd>,
@@ -23,27 +22,24 @@ object! {
 }
 
 impl Ah {
-    /// The address vector, valid as long as the handle.
+    /// The address vector, valid while the handle lives.
     pub(super) fn vector(&self) -> *mut u8 {
         self.vector.get().cast()
     }
 }
 
-/// The card's rate codes by those of libibverbs (`enum ibv_rate`): the same rate, or the next
-/// higher one of the card (libmlx5, `ah_attr_to_mlx5_rate`). A code beyond the table means
-/// unlimited, 0.
+/// The card's rate codes, indexed by those of libibverbs (`enum ibv_rate`): the same rate, or the next higher
+/// one of the card (libmlx5, `ah_attr_to_mlx5_rate`). A code beyond the table means unlimited, 0.
 const RATES: [u8; 23] = [0, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 11, 13, 15, 0, 9, 15, 0, 0, 9, 13, 0, 0];
 
-/// `ibv_create_ah`.
-///
-/// EINVAL: an unknown port or source GID, or a service level, path bits or flow label with too many
-/// bits.
+/// `ibv_create_ah`. EINVAL: an unknown port or source GID, or a service level, path bits or flow label with
+/// too many bits.
 ///
 /// # Safety
 /// `pd` is null or allocated; `attr` is null or valid.
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (through, attr) = unsafe { (object::share::<Pd>(pd)?, object::attributes(attr)?) };
         let domain = Pd::protection(through);
         address_of(domain.context.card(), attr)?;
@@ -53,7 +49,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     })
 }
 
-/// The address of an address handle or of a queue pair's path.
+/// Returns the address of an address handle or of a queue pair's path.
 ///
 /// # Errors
 /// EINVAL: a value that an address vector cannot have on this port.
@@ -94,11 +90,9 @@ fn vector_of(attr: &ibv_ah_attr) -> [u8; VECTOR_SIZE] {
     bytes
 }
 
-/// `ibv_destroy_ah`.
-///
 /// # Safety
 /// `ah` is null or created.
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy::<Ah>(ah, |_| Ok(())) })
 }

@@ -1,11 +1,10 @@
-//! Open devices, and queries of their properties: also `mlx5dv_devx_general_cmd`, for the one command that this front
-//! has, QUERY_HCA_CAP. Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
+//! Open devices and their queries, and `mlx5dv_devx_general_cmd` with this front's only command,
+//! QUERY_HCA_CAP. Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
 
-use super::device::{Device, OpenCard, c_string};
+use super::device::{Device, OpenCard, OwnUar, c_string};
 use super::errno::{self, Errno, Result};
 use super::event_queue::EventQueue;
 use super::object::{self, CStruct, object};
-use super::uar::OwnUar;
 use crate::card::{Card, GidKind, LIMITS, LinkLayer};
 use gdsync_sys::prm::command::{header, opcode};
 use gdsync_sys::verbs::{
@@ -16,12 +15,12 @@ use std::sync::Arc;
 
 /// The card's only port.
 pub(super) const PORT: u8 = 1;
-/// Completion vectors, all of them equal.
+/// Number of completion vectors, which are equal.
 pub(super) const COMPLETION_VECTORS: c_int = 1;
-/// Vendor of the cards with this interface. `ibv_query_device` reports an IEEE OUI, not a PCI id.
+/// Vendor of the cards with this interface. `ibv_query_device` reports an IEEE OUI, not a PCI ID.
 const VENDOR_MELLANOX: u32 = 0x02c9;
-/// `IBV_ATOMIC_HCA`: operations are atomic among those of a card. This card's are atomic for CPUs,
-/// too, but mlx5 does not report that.
+/// `IBV_ATOMIC_HCA`: operations are atomic among those of one card. This card's are also atomic for CPUs, but
+/// mlx5 does not report that.
 const ATOMIC_HCA: c_int = 1;
 /// `IBV_PORT_LINK_UP`, `enum ib_port_phys_state` of the kernel.
 const PHYS_LINK_UP: u8 = 5;
@@ -31,7 +30,6 @@ const WIDTH_4X: u8 = 2;
 const SPEED_HDR: u8 = 64;
 
 object! {
-    /// An open device.
     Context: ibv_context {
         pub(super) events: Arc<EventQueue>,
         /// The UAR of queue pairs without a thread domain, and of completion queues.
@@ -52,7 +50,7 @@ impl Context {
             async_fd: events.fd(),
             num_comp_vectors: COMPLETION_VECTORS,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            // Without a `verbs_context` around it, the inline functions of verbs.h find no extended
+            // Without a surrounding `verbs_context`, the inline functions of verbs.h find no extended
             // operations.
             abi_compat: std::ptr::null_mut(),
         };
@@ -64,13 +62,11 @@ impl Context {
     }
 }
 
-/// `ibv_open_device`.
-///
 /// # Safety
 /// `device` is null or from a list.
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     errno::pointer(|| {
-        // SAFETY: the caller's; devices are static.
+        // SAFETY: guaranteed by the caller; devices are static.
         let context = Context::new(unsafe { object::borrow(device) }?)?;
         Ok(object::into_raw(Arc::new(context)))
     })
@@ -81,17 +77,15 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 /// # Safety
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy::<Context>(context, |_| Ok(())) })
 }
 
-/// `ibv_query_device`.
-///
 /// # Safety
 /// `context` is null or open; `attr` is null or valid.
 pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     errno::status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, attr) = unsafe { (object::borrow::<Context>(context)?, object::attributes(attr)?) };
         *attr = device_attributes(context.card());
         Ok(())
@@ -149,7 +143,7 @@ pub(super) unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
 ) -> c_int {
     errno::status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, attr) = unsafe { (object::borrow::<Context>(context)?, object::attributes(attr)?) };
         check_port(port)?;
         let (port_cap_flags2, active_speed_ex) = (attr.port_cap_flags2, attr.active_speed_ex);
@@ -184,7 +178,7 @@ fn check_port(port: u8) -> Result<()> {
     if port == PORT { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `ibv_query_gid`: 0, or -1 with `errno` set. The table is that of [`Card::gids`].
+/// `ibv_query_gid`: 0, or -1 with `errno` set. The table is [`Card::gids`].
 ///
 /// # Safety
 /// `context` is null or open; `gid` is null or valid.
@@ -195,7 +189,7 @@ pub(super) unsafe extern "C" fn query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     errno::minus_one(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, gid) = unsafe { (object::borrow::<Context>(context)?, object::attributes(gid)?) };
         check_port(port)?;
         let entry = usize::try_from(index).ok().and_then(|index| context.card().gids().get(index));
@@ -204,10 +198,8 @@ pub(super) unsafe extern "C" fn query_gid(
     })
 }
 
-/// `ibv_query_gid_table`, behind the inline function. Returns the number of entries, or a negative
-/// errno.
-///
-/// EINVAL: too little room, flags, or entries of another size.
+/// `ibv_query_gid_table`, which the inline function calls. Returns the number of entries, or a negative
+/// errno. EINVAL: too little room, flags, or entries of another size.
 ///
 /// # Safety
 /// `context` is null or open; `entries` is null or valid for `max_entries`.
@@ -218,7 +210,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
     flags: u32,
     entry_size: size_t,
 ) -> ssize_t {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let table = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
         let table = context.card().gids();
         let fits = max_entries >= table.len() && flags == 0 && entry_size == size_of::<ibv_gid_entry>();
@@ -251,8 +243,8 @@ pub(super) unsafe extern "C" fn query_gid_table(
 const BAD_OPCODE: u8 = 0x02;
 const BAD_PARAMETER: u8 = 0x03;
 
-/// `mlx5dv_devx_general_cmd`. EREMOTEIO with a status in the answer where the device refuses;
-/// EINVAL without room for a header.
+/// `mlx5dv_devx_general_cmd`. EREMOTEIO with a status in the answer if the device refuses; EINVAL without
+/// room for a header.
 ///
 /// # Safety
 /// `context` is null or open; `input` is readable and `output` writable for their lengths.
@@ -264,22 +256,22 @@ pub(super) unsafe extern "C" fn general_cmd(
     output_len: size_t,
 ) -> c_int {
     errno::status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let context = unsafe { object::borrow::<Context>(context) }?;
         let (input, output) = (input.cast::<u8>(), output.cast::<u8>());
         if input.is_null() || output.is_null() || input_len.min(output_len) < header::BYTES {
             return Err(Errno::INVALID);
         }
         let mut command = [0; header::BYTES];
-        // SAFETY: not null, and as long as checked; the caller's.
+        // SAFETY: not null, and of the checked length, which the caller guarantees.
         unsafe { input.copy_to_nonoverlapping(command.as_mut_ptr(), command.len()) };
         let status = match header::OPCODE.get(&command) {
             opcode if opcode == u64::from(opcode::QUERY_HCA_CAP) => {
-                // The last bit asks for current or greatest values, which are the same.
+                // The last bit selects current or maximum values, which are the same.
                 match context.card().capabilities(header::OP_MOD.get(&command) >> 1) {
                     Some(answer) => {
                         let length = answer.len().min(output_len);
-                        // SAFETY: not null, and writable for so many bytes: the caller's.
+                        // SAFETY: not null, and writable for so many bytes, which the caller guarantees.
                         unsafe { answer.as_ptr().copy_to_nonoverlapping(output, length) };
                         return Ok(());
                     }
@@ -290,7 +282,7 @@ pub(super) unsafe extern "C" fn general_cmd(
         };
         let mut refusal = [0; header::BYTES];
         header::STATUS.put(&mut refusal, status);
-        // SAFETY: not null, and as long as checked; the caller's.
+        // SAFETY: not null, and of the checked length, which the caller guarantees.
         unsafe { refusal.as_ptr().copy_to_nonoverlapping(output, refusal.len()) };
         Err(Errno::REFUSED)
     })

@@ -1,10 +1,9 @@
-//! Completion queues.
+//! Completion queues and completion channels. Programs arm queues by the record and the register.
 
-use super::channel::Channel;
 use super::context::{COMPLETION_VECTORS, Context};
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::event_queue::{EventSource, ObjectNumber, ObjectPointer, Sink};
+use super::event_queue::{EventQueue, EventSource, ObjectNumber, ObjectPointer, Sink};
 use super::object::{self, CStruct, object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use crate::card::{CqConfig, LIMITS};
@@ -13,13 +12,13 @@ use gdsync_sys::mlx5dv::{
 };
 use gdsync_sys::prm::cqe::{CQE_SIZE, CqeOpcode};
 use gdsync_sys::verbs::{
-    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, ibv_comp_channel, ibv_context, ibv_cq,
+    ibv_cq_init_attr_ex,
 };
-use libc::{c_int, c_uint};
+use libc::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-/// `IBV_WC_STANDARD_FLAGS`: the fields of every completion. This card has no timestamps, VLANs or
-/// flow tags.
+/// `IBV_WC_STANDARD_FLAGS`: the fields of every completion. This card has no timestamps, VLANs or flow tags.
 const STANDARD_WC_FLAGS: u64 = 0x7f;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: a promise of the caller, which has no effect.
 const SINGLE_THREADED: u32 = 1 << 0;
@@ -27,13 +26,63 @@ const SINGLE_THREADED: u32 = 1 << 0;
 const IGNORE_OVERRUN: u32 = 1 << 1;
 /// `MLX5DV_CQ_INIT_ATTR_MASK_FLAGS`.
 const MLX5_MASK_FLAGS: u64 = 1 << 1;
-/// `op_own` of an entry that the card has not written, as in libmlx5: invalid, owner bit 0.
+/// `op_own` of an unwritten entry, as in libmlx5: invalid, owner bit 0.
 const OP_OWN_INITIAL: u8 = (CqeOpcode::Invalid as u8) << 4;
 /// Offset of `op_own` in an entry.
 const OP_OWN: usize = CQE_SIZE - 1;
 
 object! {
-    /// A completion queue.
+    Channel: ibv_comp_channel {
+        pub(super) events: Arc<EventQueue>,
+        pub(super) context: Arc<Context>,
+    }
+}
+
+/// # Safety
+/// `context` is null or open.
+pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    errno::pointer(|| {
+        // SAFETY: guaranteed by the caller.
+        let context = unsafe { object::share::<Context>(context) }?;
+        let events = Arc::new(EventQueue::new()?);
+        // libibverbs counts queues in `refcnt`; here the object's references do.
+        let ibv = ibv_comp_channel { context: object::handle(&context), fd: events.fd(), refcnt: 0 };
+        Ok(object::into_raw(Arc::new(Channel { ibv: CStruct::new(ibv), events, context })))
+    })
+}
+
+/// `ibv_destroy_comp_channel`. EBUSY while completion queues use it.
+///
+/// # Safety
+/// `channel` is null or created.
+pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    errno::status(|| unsafe { object::destroy::<Channel>(channel, |_| Ok(())) })
+}
+
+/// `ibv_get_cq_event`: 0, or -1 with `errno` set; EAGAIN if the channel is non-blocking and has no event.
+///
+/// # Safety
+/// `channel` is null or created; the other two are null or valid.
+pub(super) unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    errno::minus_one(|| {
+        // SAFETY: guaranteed by the caller.
+        let channel = unsafe { object::borrow::<Channel>(channel) }?;
+        // SAFETY: as above.
+        let (cq, cq_context) = unsafe { (object::attributes(cq)?, object::attributes(cq_context)?) };
+        // Only completion queues have events here.
+        let ObjectPointer::Cq(found) = channel.events.next()?.object else { return Err(Errno::INVALID) };
+        // SAFETY: the queue lives until its events are acknowledged.
+        (*cq, *cq_context) = (found, unsafe { (*found).cq_context });
+        Ok(())
+    })
+}
+
+object! {
     Cq: ibv_cq {
         pub(super) number: u32,
         pub(super) events: Arc<EventSource>,
@@ -49,7 +98,7 @@ object! {
 }
 
 impl Cq {
-    /// The answer of `mlx5dv_init_obj`.
+    /// Answers `mlx5dv_init_obj`.
     pub(super) fn describe(&self) -> mlx5dv_cq {
         mlx5dv_cq {
             buf: self.ring.start().cast(),
@@ -63,27 +112,25 @@ impl Cq {
     }
 }
 
-/// `mlx5dv_create_cq`. The ring has the next power of two above `cqe` entries, one of them
-/// reserved.
+/// `mlx5dv_create_cq`. The ring has the next power of two above `cqe` entries, one of them reserved.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or
-/// valid.
+/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or valid.
 pub(super) unsafe extern "C" fn mlx5dv_create_cq(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
     mlx5_attr: *mut mlx5dv_cq_init_attr,
 ) -> *mut ibv_cq {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
         let (entries, ignore_overrun) = check(attr)?;
-        // SAFETY: null or valid, as the caller says.
+        // SAFETY: the caller guarantees null or a valid struct.
         if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
             check_mlx5(mlx5_attr)?;
         }
         let domain = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let domain = unsafe { object::share::<Pd>(attr.parent_domain) }?;
             if domain.parent().is_none() || !Arc::ptr_eq(&domain.context, &context) {
                 return Err(Errno::INVALID);
@@ -92,7 +139,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_cq(
         } else {
             None
         };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let channel = unsafe { channel_of(attr, &context) }?;
         let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
         let config = CqConfig {
@@ -103,7 +150,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_cq(
             ignore_overrun,
             collapsed: false,
         };
-        // SAFETY: ring and record are kept in the `Cq` until the card has destroyed the queue.
+        // SAFETY: the `Cq` keeps ring and record until the card has destroyed the queue.
         let number = unsafe { context.card().create_cq(&config) }?;
         let ibv = ibv_cq {
             context: object::handle(&context),
@@ -138,7 +185,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_cq(
     })
 }
 
-/// The channel of a new queue, if it has one.
+/// Returns the channel of a new queue, if it has one.
 ///
 /// # Safety
 /// `channel` of the attributes is null or created.
@@ -146,7 +193,7 @@ unsafe fn channel_of(attr: &ibv_cq_init_attr_ex, context: &Arc<Context>) -> Resu
     if attr.channel.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let channel = unsafe { object::share::<Channel>(attr.channel) }?;
     if Arc::ptr_eq(&channel.context, context) { Ok(Some(channel)) } else { Err(Errno::INVALID) }
 }
@@ -189,7 +236,7 @@ fn check_mlx5(attr: &mlx5dv_cq_init_attr) -> Result<()> {
     Ok(())
 }
 
-/// Ring and doorbell record, initialised as in libmlx5.
+/// Allocates ring and doorbell record, initialised as in libmlx5.
 fn allocate(domain: Option<&Arc<Pd>>, entries: u32) -> Result<(QueueMemory, QueueMemory)> {
     let page = page_size();
     let size = (entries as usize * CQE_SIZE).next_multiple_of(page);
@@ -213,19 +260,18 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         let open = &cq.context.open;
         open.routes.remove(ObjectNumber::Cq(cq.number), || Ok(open.card.destroy_cq(cq.number)?))
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy(cq, destroy) })
 }
 
-/// `ibv_ack_cq_events`. Nothing for null.
+/// `ibv_ack_cq_events`. No effect for null.
 ///
 /// # Safety
 /// `cq` is null, or a queue of which as many events were fetched and not acknowledged.
 pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     if let Ok(cq) = unsafe { object::borrow::<Cq>(cq) } {
-        // Through a reference of its own, as the queue may be freed once its last event is
-        // acknowledged.
+        // Through another reference, as the queue may be freed once its last event is acknowledged.
         cq.completions.clone().acknowledge(nevents);
     }
 }

@@ -1,7 +1,7 @@
-//! The devices of this process, and the lifetime of their cards.
+//! The devices of this process, the lifetime of their cards, and their pages of doorbell registers.
 //!
-//! Devices are static: listing them starts no card. The card of a device starts when the program
-//! opens the device, and stops when no context of it is left. All contexts of a device share its card.
+//! Devices are static: listing them starts no card. The card of a device starts when the program opens the
+//! device, is shared by all its contexts, and stops with the last of them.
 
 use super::errno::{self, Errno};
 use super::event_queue::Routes;
@@ -10,6 +10,7 @@ use crate::card::{Card, Diagnostic, LinkLayer};
 use crate::devices::devices_from_environment;
 use crate::environment;
 use crate::setting::SettingError;
+use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 use gdsync_sys::verbs::{IBV_SYSFS_PATH_MAX, ibv_device};
 use libc::{c_char, c_int};
 use parking_lot::Mutex;
@@ -30,7 +31,7 @@ object! {
     /// A device of this process. It is never freed.
     Device: ibv_device {
         link: LinkLayer,
-        /// Kept by the contexts of the device.
+        /// Kept alive by the contexts of the device.
         card: Mutex<Weak<OpenCard>>,
     }
 }
@@ -54,7 +55,7 @@ impl Device {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// The device's card, which is started if it does not run. The caller keeps it running.
+    /// Returns the device's card, and starts it if needed. The caller keeps it running.
     pub(super) fn card(&self) -> errno::Result<Arc<OpenCard>> {
         let mut known = self.card.lock();
         if let Some(card) = known.upgrade() {
@@ -69,7 +70,7 @@ impl Device {
     }
 }
 
-/// A zero-terminated C field with text, truncated to fit.
+/// Returns a zero-terminated C field with text, truncated to fit.
 pub(super) fn c_string<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (place, byte) in field.iter_mut().take(N.saturating_sub(1)).zip(text.bytes()) {
@@ -85,7 +86,7 @@ fn devices() -> &'static [Device] {
     DEVICES.get().map_or(&[], Vec::as_slice)
 }
 
-/// The devices, as the environment has them at the first call that succeeds.
+/// The devices, from the environment at the first successful call.
 fn listed() -> Result<&'static [Device], SettingError> {
     environment::check()?;
     let links = devices_from_environment()?;
@@ -93,16 +94,15 @@ fn listed() -> Result<&'static [Device], SettingError> {
     Ok(DEVICES.get_or_init(make))
 }
 
-/// The strict checker's findings of all running cards of this process, oldest first for each card.
-///
-/// A card keeps its last 256 findings until it stops.
+/// Returns the strict checker's findings of all running cards of this process, oldest first for each card. A
+/// card keeps its last 256 findings until it stops.
 pub fn diagnostics() -> Vec<Diagnostic> {
     let cards: Vec<_> = devices().iter().filter_map(|device| device.card.lock().upgrade()).collect();
     cards.iter().flat_map(|open| open.card.diagnostics()).collect()
 }
 
-/// `ibv_get_device_list`. EINVAL where the environment has a setting that is not understood, which
-/// is logged; [`environment::check`] says it to Rust programs.
+/// `ibv_get_device_list`. EINVAL if a setting in the environment is unknown or malformed, which is logged;
+/// [`environment::check`] returns the same error to Rust programs.
 ///
 /// # Safety
 /// `num` is null or valid.
@@ -124,19 +124,17 @@ pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ib
         // SAFETY: the list has an entry for each device.
         unsafe { list.add(i).write(device.handle()) };
     }
-    // SAFETY: null or valid, as the caller says.
+    // SAFETY: the caller guarantees null or a valid pointer.
     if let Some(num) = unsafe { num.as_mut() } {
         *num = devices.len() as c_int;
     }
     list
 }
 
-/// `ibv_free_device_list`.
-///
 /// # Safety
 /// `list` is null, or came from [`get_device_list`] and was not freed.
 pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: null, or came from `calloc`, as the caller says.
+    // SAFETY: the caller guarantees null, or a pointer from `calloc`.
     unsafe { libc::free(list.cast()) };
 }
 
@@ -145,7 +143,7 @@ pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
 /// # Safety
 /// `device` is null or from a list.
 pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: the caller's; devices are static.
+    // SAFETY: guaranteed by the caller; devices are static.
     let found = unsafe { object::borrow::<Device>(device) };
     // SAFETY: the struct does not change any more.
     errno::pointer(|| found.map(|found| unsafe { (*found.ibv.get()).name.as_ptr().cast_mut() }))
@@ -157,6 +155,55 @@ pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
 /// `device` is null or from a list.
 pub(super) unsafe extern "C" fn mlx5dv_is_supported(device: *mut ibv_device) -> bool {
     !device.is_null()
+}
+
+/// The register of queue pairs. Without BlueFlame, further ones have no purpose.
+const DOORBELL: usize = UAR_DOORBELLS[0];
+/// Registers of a thread domain's page.
+static DOMAIN_REGISTERS: [usize; 1] = [DOORBELL];
+/// Registers of a context's page, which also arms its completion queues.
+static CONTEXT_REGISTERS: [usize; 2] = [DOORBELL, UAR_CQ_ARM];
+
+/// A UAR. Dropping it frees it.
+pub(super) struct OwnUar {
+    open: Arc<OpenCard>,
+    pub(super) id: u32,
+    /// First byte of the page.
+    pub(super) page: *mut u8,
+}
+
+// SAFETY: any thread may store to the page; it is not dereferenced here.
+unsafe impl Send for OwnUar {}
+// SAFETY: as above.
+unsafe impl Sync for OwnUar {}
+
+impl OwnUar {
+    /// Allocates the page of a thread domain.
+    pub(super) fn of_domain(open: &Arc<OpenCard>) -> errno::Result<Self> {
+        Self::new(open, &DOMAIN_REGISTERS)
+    }
+
+    /// Allocates the page of a context.
+    pub(super) fn of_context(open: &Arc<OpenCard>) -> errno::Result<Self> {
+        Self::new(open, &CONTEXT_REGISTERS)
+    }
+
+    fn new(open: &Arc<OpenCard>, registers: &[usize]) -> errno::Result<Self> {
+        let uar = open.card.alloc_uar(registers)?;
+        Ok(OwnUar { open: open.clone(), id: uar.id, page: uar.page })
+    }
+
+    pub(super) fn register(&self) -> *mut u8 {
+        self.page.wrapping_add(DOORBELL)
+    }
+}
+
+impl Drop for OwnUar {
+    fn drop(&mut self) {
+        if let Err(error) = self.open.card.free_uar(self.id) {
+            tracing::error!(%error, "a UAR could not be freed");
+        }
+    }
 }
 
 #[cfg(test)]

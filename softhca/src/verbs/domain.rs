@@ -1,10 +1,10 @@
-//! Protection domains, thread domains, and parent domains, which combine the two with an allocator
-//! of queue memory.
+//! Protection domains, thread domains, and parent domains, which combine the two with an allocator of queue
+//! memory.
 
 use super::context::Context;
+use super::device::OwnUar;
 use super::errno::{self, Errno};
 use super::object::{self, CStruct, object};
-use super::uar::OwnUar;
 use gdsync_sys::verbs::{
     self, ParentDomainAlloc, ParentDomainFree, ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
     ibv_td_init_attr,
@@ -25,7 +25,7 @@ enum Kind {
     Parent(Parent),
 }
 
-/// The additions of a parent domain.
+/// The attributes of a parent domain.
 pub(super) struct Parent {
     domain: Arc<Pd>,
     pub(super) td: Option<Arc<Td>>,
@@ -44,7 +44,6 @@ impl Pd {
         Pd { ibv: CStruct::new(ibv), context, kind }
     }
 
-    /// Number of the protection domain.
     pub(super) fn number(&self) -> u32 {
         match &self.kind {
             Kind::Protection { pdn } => *pdn,
@@ -52,7 +51,7 @@ impl Pd {
         }
     }
 
-    /// The additions of a parent domain; `None` for a protection domain.
+    /// The attributes of a parent domain; `None` for a protection domain.
     pub(super) fn parent(&self) -> Option<&Parent> {
         match &self.kind {
             Kind::Protection { .. } => None,
@@ -60,7 +59,7 @@ impl Pd {
         }
     }
 
-    /// The protection domain that `domain` is or has as its parent.
+    /// Returns the protection domain that `domain` is or has as its parent.
     pub(super) fn protection(domain: Arc<Pd>) -> Arc<Pd> {
         match &domain.kind {
             Kind::Protection { .. } => domain,
@@ -77,20 +76,18 @@ impl Pd {
     }
 }
 
-/// `ibv_alloc_pd`.
-///
 /// # Safety
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let context = unsafe { object::share::<Context>(context) }?;
         let pdn = context.card().alloc_pd()?;
         Ok(object::into_raw(Arc::new(Pd::new(context, pdn, Kind::Protection { pdn }))))
     })
 }
 
-/// `ibv_dealloc_pd`, for parent domains, too. EBUSY while it has objects.
+/// `ibv_dealloc_pd`, also for parent domains. EBUSY while it has objects.
 ///
 /// # Safety
 /// `pd` is null or allocated.
@@ -99,24 +96,22 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         Kind::Protection { pdn } => Ok(pd.context.card().dealloc_pd(pdn)?),
         Kind::Parent(_) => Ok(()),
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy(pd, destroy) })
 }
 
-/// `ibv_alloc_parent_domain`.
-///
-/// EINVAL: no protection domain, a parent domain in its place, domains of another context, unknown
-/// bits, or only one function of the allocator.
+/// `ibv_alloc_parent_domain`. EINVAL: no protection domain, a parent domain instead of one, domains of
+/// another context, unknown bits, or only one function of the allocator.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, with valid domains. Its functions may be
-/// called as `ibv_alloc_parent_domain` documents, until the domain is deallocated.
+/// `context` is null or open; `attr` is null or valid, with valid domains. Its functions may be called as
+/// `ibv_alloc_parent_domain` documents, until the domain is deallocated.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
         let with_allocators = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;
         let with_context = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0;
@@ -125,9 +120,9 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         if attr.comp_mask & !known != 0 {
             return Err(Errno::INVALID);
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let domain = unsafe { object::share::<Pd>(attr.pd) }?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let td = if attr.td.is_null() { None } else { Some(unsafe { object::share::<Td>(attr.td) }?) };
         let of_another_context = td.as_ref().is_some_and(|td| !Arc::ptr_eq(&td.context, &context));
         if domain.parent().is_some() || !Arc::ptr_eq(&domain.context, &context) || of_another_context {
@@ -153,8 +148,6 @@ object! {
     }
 }
 
-/// `ibv_alloc_td`.
-///
 /// # Safety
 /// `context` is null or open; `attr` is null or valid.
 pub(super) unsafe extern "C" fn alloc_td(
@@ -162,7 +155,7 @@ pub(super) unsafe extern "C" fn alloc_td(
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
         if attr.comp_mask != 0 {
             return Err(Errno::INVALID);
@@ -178,6 +171,6 @@ pub(super) unsafe extern "C" fn alloc_td(
 /// # Safety
 /// `td` is null or allocated.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy::<Td>(td, |_| Ok(())) })
 }

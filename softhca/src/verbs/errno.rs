@@ -1,4 +1,4 @@
-//! Errors as C callers see them.
+//! Errors for C callers.
 
 use crate::card::CardError;
 use libc::c_int;
@@ -12,7 +12,7 @@ impl Errno {
     pub(super) const BUSY: Errno = Errno(libc::EBUSY);
     pub(super) const INVALID: Errno = Errno(libc::EINVAL);
     pub(super) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
-    /// The device has refused a command, and its answer says why.
+    /// The device has refused a command; its answer has the reason.
     pub(super) const REFUSED: Errno = Errno(libc::EREMOTEIO);
     pub(super) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
@@ -22,13 +22,13 @@ impl Errno {
     }
 
     fn set(self) {
-        // SAFETY: the location is the calling thread's own, valid as long as the thread.
+        // SAFETY: the location belongs to the calling thread, and is valid while it lives.
         unsafe { *libc::__errno_location() = self.0 };
     }
 }
 
 impl From<CardError> for Errno {
-    /// Logs the words, which an errno cannot carry.
+    /// Logs the text, which an errno cannot carry.
     fn from(error: CardError) -> Self {
         tracing::warn!(%error, "the card refused a command");
         Errno(error.errno())

@@ -1,9 +1,9 @@
-//! Queues of events: a context's of asynchronous events, a channel's of completions. The card names objects by number; the context's caller knows them
-//! by pointer.
+//! Queues of events: asynchronous ones of a context, completions of a channel. The card knows objects by
+//! number, the program by pointer.
 //!
-//! The rules are those of the kernel and libibverbs. An asynchronous event is queued at the context
-//! that made the object, a completion's at the queue's channel. Events that are not fetched when the object is destroyed are dropped. Destroying an
-//! object waits until all its fetched events are acknowledged.
+//! The rules are those of the kernel and libibverbs. An asynchronous event is queued at the context that made
+//! the object, a completion event at the queue's channel. Destroying an object drops its events that are not
+//! fetched, and waits until all fetched ones are acknowledged.
 
 use super::errno::{Errno, Result};
 use crate::card::Event;
@@ -17,7 +17,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// An object of the card that can have events, by its number.
+/// A card's object with events, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ObjectNumber {
     Cq(u32),
@@ -25,7 +25,7 @@ pub(super) enum ObjectNumber {
     Srq(u32),
 }
 
-/// The same object, by its caller's pointer. Never dereferenced here.
+/// The same object, by its caller's pointer, which is never dereferenced here.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ObjectPointer {
     Cq(*mut ibv_cq),
@@ -36,10 +36,9 @@ pub(super) enum ObjectPointer {
 // SAFETY: passed on only, not dereferenced.
 unsafe impl Send for ObjectPointer {}
 
-/// An object's side of its events.
 #[derive(Debug, Default)]
 pub(super) struct EventSource {
-    /// Events fetched and not acknowledged.
+    /// Number of events fetched and not acknowledged.
     unacknowledged: Mutex<u32>,
     acknowledged: Condvar,
 }
@@ -59,16 +58,15 @@ impl EventSource {
     }
 }
 
-/// An event that waits to be fetched.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
-    /// `IBV_EVENT_*`; none of a completion.
+    /// `IBV_EVENT_*`; `None` for a completion.
     pub(super) event_type: Option<c_int>,
     pub(super) object: ObjectPointer,
     source: Arc<EventSource>,
 }
 
-/// The events of a context, or of a channel, that wait to be fetched.
+/// The pending events of a context or of a channel.
 #[derive(Debug)]
 pub(super) struct EventQueue {
     /// A semaphore eventfd: its count is the length of `pending` whenever that lock is free.
@@ -95,8 +93,8 @@ impl EventQueue {
         }
     }
 
-    /// Decrements the counter, for an event taken under the lock. Polls first: it must not block if
-    /// the caller has read from the descriptor itself.
+    /// Decrements the counter for an event taken under the lock. Polls first: it must not block if the
+    /// program has read from the descriptor itself.
     fn count_down(&self) {
         if self.is_readable(0) == Ok(true) {
             let mut one = [0; 8];
@@ -148,7 +146,7 @@ impl EventQueue {
     }
 }
 
-/// Where events of one kind of an object wait, and what counts them.
+/// The queue and the counter of an object's events of one kind.
 #[derive(Clone)]
 pub(super) struct Sink {
     pub(super) queue: Arc<EventQueue>,
@@ -170,7 +168,7 @@ impl Sink {
 struct Route {
     object: ObjectPointer,
     asynchronous: Sink,
-    /// Of a completion queue with a channel.
+    /// `None` for an object other than a completion queue with a channel.
     completions: Option<Sink>,
 }
 
@@ -191,8 +189,8 @@ impl Routes {
         self.by_number.lock().insert(number, Route { object, asynchronous, completions });
     }
 
-    /// Runs `destroy`. If it succeeds, drops the object's events that are not fetched, and waits
-    /// until the fetched ones are acknowledged.
+    /// Runs `destroy`. If it succeeds, drops the object's events that are not fetched, and waits until the
+    /// fetched ones are acknowledged.
     pub(super) fn remove(&self, number: ObjectNumber, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
         // The route is removed before the object, whose number can be reused at once.
         let route = self.by_number.lock().remove(&number);
@@ -209,7 +207,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Queues an event of the card, if its object still exists.
+    /// Queues an event of the card if its object still exists.
     pub(super) fn deliver(&self, event: Event) {
         let (number, event_type) = match event {
             Event::CqError { cqn } => (ObjectNumber::Cq(cqn), verbs::IBV_EVENT_CQ_ERR),
@@ -234,7 +232,7 @@ impl Routes {
         };
         let by_number = self.by_number.lock();
         if let Some(route) = by_number.get(&number) {
-            // Under the lock: a later removal of the route finds the event in the queue.
+            // Under the lock, so that a later removal of the route finds the event in the queue.
             route.asynchronous.push(Some(event_type), route.object);
         }
     }

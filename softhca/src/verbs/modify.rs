@@ -1,5 +1,4 @@
-//! Attributes of queue pairs: conversion between libibverbs' struct with its mask and the card's
-//! typed change.
+//! Conversion of queue pair attributes between libibverbs' struct with its mask and the card's typed change.
 
 use super::ah;
 use super::errno::{self, Errno, Result};
@@ -14,17 +13,16 @@ const KNOWN_MASK: u32 = ((verbs::IBV_QP_DEST_QPN << 1) - 1) | verbs::IBV_QP_RATE
 /// Bits that no transition of this card has: for drained queues, resizing and pacing.
 const NOT_HERE: u32 = verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | verbs::IBV_QP_RATE_LIMIT;
 
-/// `ibv_modify_qp`. EINVAL for unknown bits, an impossible transition, a missing or superfluous
-/// attribute, or a value out of range; EOPNOTSUPP for the drained state. Nothing has changed then.
-///
-/// The transition to RESET zeroes the doorbell records.
+/// `ibv_modify_qp`. EINVAL for unknown bits, an impossible transition, a missing or superfluous attribute, or
+/// a value out of range; EOPNOTSUPP for the drained state. Nothing has changed then. The transition to RESET
+/// zeroes the doorbell records.
 ///
 /// # Safety
 /// `qp` is null or created; `attr` is null or valid.
 pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     errno::status(|| {
         let mask = mask as u32;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (qp, attr) = unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?) };
         let change = change_of(qp.context().card(), attr, mask)?;
         let mut path = qp.path.lock();
@@ -86,8 +84,8 @@ fn state_of(code: c_int) -> Result<QpState> {
     QpState::from_ibv(code).ok_or(Errno::INVALID)
 }
 
-/// `ibv_query_qp`: fills both structs completely, whatever `mask` selects. EOPNOTSUPP for the rate
-/// limit and bits above it.
+/// `ibv_query_qp`: fills both structs completely, regardless of `mask`. EOPNOTSUPP for the rate limit and
+/// bits above it.
 ///
 /// # Safety
 /// `qp` is null or created; `attr` and `init` are null or valid.
@@ -99,7 +97,7 @@ pub(super) unsafe extern "C" fn query_qp(
 ) -> c_int {
     errno::status(|| {
         let mask = mask as u32;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (qp, attr, init) =
             unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?, object::attributes(init)?) };
         if mask >= verbs::IBV_QP_RATE_LIMIT {

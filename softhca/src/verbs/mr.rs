@@ -12,7 +12,7 @@ use std::sync::Arc;
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 
 object! {
-    /// A memory region. It keeps the protection domain alive, not a parent domain that it was made
+    /// A memory region. It keeps its protection domain alive, but not the parent domain that it was made
     /// from.
     Mr: ibv_mr {
         key: u32,
@@ -20,16 +20,13 @@ object! {
     }
 }
 
-/// `ibv_reg_mr`.
-///
-/// EINVAL: no bytes, remote write or atomic without local write, or unknown flags. EFAULT: the
-/// memory is not mapped with that access (an on-demand region need not be), or its peer-memory client
-/// refuses it.
+/// `ibv_reg_mr`. EINVAL: no bytes, remote write or atomic without local write, or unknown flags. EFAULT: the
+/// memory is not mapped with that access (an on-demand region need not be), or its peer-memory client refuses
+/// it.
 ///
 /// # Safety
-/// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped (peer
-/// memory: allocated), and is accessed otherwise only in ways that tolerate a device's concurrent
-/// accesses.
+/// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped (peer memory:
+/// allocated), and is accessed otherwise only in ways that tolerate a device's concurrent accesses.
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -37,7 +34,7 @@ pub(super) unsafe extern "C" fn reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let through = unsafe { object::share::<Pd>(pd) }?;
         let access = access as u32;
         let known = access & (Access::all().bits() | !OPTIONAL_ACCESS);
@@ -47,7 +44,7 @@ pub(super) unsafe extern "C" fn reg_mr(
         })?;
         let domain = Pd::protection(through);
         let config = RegionConfig::new(domain.number(), addr as u64, length as u64, access);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let key = unsafe { domain.context.card().register_memory(&config) }?;
         let ibv = ibv_mr {
             context: object::handle(&domain.context),
@@ -62,13 +59,13 @@ pub(super) unsafe extern "C" fn reg_mr(
     })
 }
 
-/// `ibv_dereg_mr`. After it, the card does not touch the memory, and its peer-memory client has
-/// dropped the region.
+/// `ibv_dereg_mr`. After it, the card does not touch the memory, and its peer-memory client has dropped the
+/// region.
 ///
 /// # Safety
 /// `mr` is null or registered.
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let destroy = |mr: &Arc<Mr>| Ok(mr.domain.context.card().deregister_memory(mr.key)?);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy(mr, destroy) })
 }

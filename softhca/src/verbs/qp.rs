@@ -26,32 +26,31 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Bits of `comp_mask` that libmlx5 accepts: domain, XRC domain, flags, TSO header, indirection
-/// table, hash, operations.
+/// Bits of `comp_mask` that libmlx5 accepts: domain, XRC domain, flags, TSO header, indirection table, hash,
+/// operations.
 const KNOWN_MASK: u32 = 0x7f;
 /// Bits of mlx5's `comp_mask` that libmlx5 accepts: flags, DC, operations, DCI streams.
 const KNOWN_MLX5_MASK: u64 = 0xf;
 /// Creation flags that libmlx5 accepts.
 const KNOWN_MLX5_FLAGS: u32 = 0xff;
-/// Those of this front alone.
+/// Creation flags of this front only.
 const OWN_FLAGS: u32 = SOFTWARE_QP_CREATE_MASTER | SOFTWARE_QP_CREATE_SLAVE_SEND;
-/// Those about data inside completion entries, which exclude each other.
+/// The mutually exclusive flags for data inside completion entries.
 const SCATTER_FLAGS: u32 = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE;
 /// Transports of verbs.h that this front lacks: raw packet, XRC send and receive.
 const OTHER_TRANSPORTS: [c_int; 3] = [8, 9, 10];
 
 object! {
-    /// A queue pair.
     Qp: ibv_qp {
         pub(super) number: u32,
         pub(super) events: Arc<EventSource>,
-        /// Serialises changes, and keeps attributes that the card does not.
+        /// Serialises changes, and keeps the attributes that the card does not.
         pub(super) path: Mutex<Path>,
         pub(super) cap: ibv_qp_cap,
         qp_type: c_int,
         signal_all: bool,
         sizes: QueueSizes,
-        /// A DC target has none.
+        /// `None` for a DC target.
         memory: Option<Memory>,
         send_cq: Arc<Cq>,
         recv_cq: Arc<Cq>,
@@ -66,7 +65,6 @@ pub(super) struct Path {
     pub(super) address: ibv_ah_attr,
 }
 
-/// Memory of a queue pair.
 struct Memory {
     rings: QueueMemory,
     dbrec: QueueMemory,
@@ -77,10 +75,9 @@ impl Qp {
         &self.domain.context
     }
 
-    /// Sets `ibv_qp.state`, the state that the library saw last.
+    /// Sets `ibv_qp.state`, the last state that the library knows.
     pub(super) fn set_state(&self, state: c_int) {
-        // SAFETY: inside our own struct, aligned; C callers read it, and only this function writes
-        // it.
+        // SAFETY: inside our own struct, aligned; C callers read it, and only this function writes it.
         unsafe { AtomicI32::from_ptr(&raw mut (*self.ibv.get()).state) }.store(state, Ordering::Relaxed);
     }
 
@@ -104,8 +101,8 @@ impl Qp {
         }
     }
 
-    /// The answer of `mlx5dv_init_obj`, without optional fields: the register's page cannot be
-    /// mapped a second time through this front. EINVAL for a DC target, which has nothing to describe.
+    /// Answers `mlx5dv_init_obj`, without optional fields: the register's page cannot be mapped a second time
+    /// through this front. EINVAL for a DC target, which has no queues.
     pub(super) fn describe(&self, out: &mut mlx5dv_qp) -> Result<()> {
         let memory = self.memory.as_ref().ok_or(Errno::INVALID)?;
         let QueueSizes { sq_blocks, rq_entries, rq_stride } = self.sizes;
@@ -172,21 +169,20 @@ impl Memory {
 /// capacities. A DC target has its number from the start, and libmlx5's from RTR on.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or
-/// valid.
+/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or valid.
 pub(super) unsafe extern "C" fn mlx5dv_create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
     mlx5_attr: *mut mlx5dv_qp_init_attr,
 ) -> *mut ibv_qp {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-        // SAFETY: null or valid, as the caller says.
+        // SAFETY: the caller guarantees null or a valid struct.
         let mlx5_attr = unsafe { mlx5_attr.as_ref() };
         let transport = check(attr, mlx5_attr)?;
         let flags = mlx5_attr.map_or(Ok(0), check_mlx5)?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (domain, send_cq, recv_cq) = unsafe {
             (
                 object::share::<Pd>(attr.pd)?,
@@ -194,7 +190,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
                 object::share::<Cq>(attr.recv_cq)?,
             )
         };
-        // SAFETY: the caller's; null is none.
+        // SAFETY: guaranteed by the caller.
         let srq = unsafe { if attr.srq.is_null() { None } else { Some(object::share::<Srq>(attr.srq)?) } };
         let contexts = [Some(&domain.context), Some(&send_cq.context), Some(&recv_cq.context)];
         let of_srq = srq.as_ref().map(|srq| &srq.domain.context);
@@ -203,7 +199,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
         }
         let mut cap = attr.cap;
         if srq.is_some() || transport == Transport::DcInitiator {
-            // As libmlx5: the queue pair has no receive queue of its own.
+            // As in libmlx5: with an SRQ, the queue pair has no receive queue.
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         let signal_all = attr.sq_sig_all != 0;
@@ -222,7 +218,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
             (sizes, Some(memory), config)
         };
         let config = QpConfig { srq: srq.as_ref().map(|srq| srq.number), ..config };
-        // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
+        // SAFETY: the `Qp` keeps the memory until the card has destroyed the queue pair.
         let number = unsafe { context.card().create_qp(&config) }?;
         let ibv = ibv_qp {
             context: object::handle(&context),
@@ -262,8 +258,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
     })
 }
 
-/// Which small data the completion entries hold: libmlx5 asks for it unless the program says no
-/// (`mlx5_create_qp`).
+/// The small data in completion entries: libmlx5 asks for it unless the program refuses (`mlx5_create_qp`).
 fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
     if flags & MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE != 0 {
         return ScatterToCqe::default();
@@ -304,7 +299,7 @@ fn has_dc(attr: &mlx5dv_qp_init_attr) -> bool {
     attr.comp_mask & MLX5DV_QP_INIT_ATTR_MASK_DC != 0
 }
 
-/// The side of DC that the driver's own type of queue pairs is asked for.
+/// Returns the side of DC that mlx5's own queue pair type asks for.
 fn dc_transport(attr: Option<&mlx5dv_qp_init_attr>) -> Result<Transport> {
     match attr.filter(|attr| has_dc(attr)).map(|attr| attr.dc_init_attr.dc_type) {
         Some(MLX5DV_DCTYPE_DCI) => Ok(Transport::DcInitiator),
@@ -336,10 +331,9 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
     Ok(flags)
 }
 
-/// `ibv_destroy_qp`. After it, the card touches neither the rings nor the memory that work requests
-/// name. Waits until the queue pair's events are acknowledged. Its completion entries stay in their
-/// rings: libmlx5, too, does not change a completion queue's ring once `mlx5dv_init_obj` has
-/// exposed it.
+/// `ibv_destroy_qp`. After it, the card touches neither the rings nor the memory of work requests. Waits
+/// until the queue pair's events are acknowledged. Its completion entries stay in their rings: libmlx5, too,
+/// does not change a completion queue's ring once `mlx5dv_init_obj` has exposed it.
 ///
 /// # Safety
 /// `qp` is null or created.
@@ -348,6 +342,6 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         let open = &qp.context().open;
         open.routes.remove(ObjectNumber::Qp(qp.number), || Ok(open.card.destroy_qp(qp.number)?))
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy(qp, destroy) })
 }

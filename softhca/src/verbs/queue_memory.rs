@@ -1,4 +1,4 @@
-//! Memory of rings and doorbell records: from the allocator of a parent domain, else from the heap.
+//! Memory of rings and doorbell records, from the allocator of a parent domain or from the heap.
 
 use super::domain::Pd;
 use super::errno::{Errno, Result};
@@ -19,10 +19,10 @@ pub(super) fn page_size() -> usize {
     usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
-/// Bytes of a cache line: doorbell records of different queues do not share one.
+/// Bytes of a cache line, which doorbell records of different queues do not share.
 const CACHE_LINE: usize = 64;
 
-/// A block of queue memory. Dropping it frees it with the allocator that it came from.
+/// A block of queue memory. Dropping it frees it with its allocator.
 pub(super) struct QueueMemory {
     start: NonNull<u8>,
     source: Source,
@@ -33,7 +33,6 @@ enum Source {
     Custom { domain: Arc<Pd>, resource_type: u64 },
 }
 
-/// A request to an allocator.
 pub(super) struct Request {
     pub(super) size: usize,
     pub(super) alignment: usize,
@@ -47,9 +46,9 @@ unsafe impl Send for QueueMemory {}
 unsafe impl Sync for QueueMemory {}
 
 impl QueueMemory {
-    /// Allocates from the allocator of `domain`; from the heap, if it has none or its allocator
-    /// asks for the default. A custom block keeps the content that its allocator gave it. A heap
-    /// block is zeroed, and aligned to at least `own_alignment`.
+    /// Allocates from the allocator of `domain`, or from the heap if it has none or its allocator asks for
+    /// the default. A custom block keeps its allocator's content. A heap block is zeroed, and aligned to at
+    /// least `own_alignment`.
     ///
     /// # Errors
     /// ENOMEM, or EINVAL for a custom block that is misaligned.
@@ -67,7 +66,7 @@ impl QueueMemory {
         Ok(QueueMemory { start, source: Source::Heap(layout) })
     }
 
-    /// A doorbell record: two words. A heap record is zeroed, and has its own cache line.
+    /// Allocates a doorbell record: two words. A heap record is zeroed, and has its own cache line.
     ///
     /// # Errors
     /// As [`QueueMemory::new`].
@@ -79,8 +78,7 @@ impl QueueMemory {
     /// Zeroes both words of a doorbell record.
     pub(super) fn clear_record(&self) {
         for word in 0..2 {
-            // SAFETY: made by `doorbell_record`: two aligned words. The card may read them
-            // meanwhile.
+            // SAFETY: made by `doorbell_record`: two aligned words. The card may read them meanwhile.
             unsafe { SharedU32::from_ptr(self.start().cast::<u32>().add(word)) }.store(0, Ordering::Release);
         }
     }
@@ -88,7 +86,7 @@ impl QueueMemory {
     fn custom(domain: &Arc<Pd>, request: &Request) -> Result<Option<Self>> {
         let Some(parent) = domain.parent() else { return Ok(None) };
         let Some((allocate, _)) = parent.allocators else { return Ok(None) };
-        // SAFETY: the program gave this function with the domain, which is alive, for this use.
+        // SAFETY: the program gave this function for this use with the domain, which is alive.
         let block = unsafe {
             allocate(
                 object::handle(domain),
@@ -111,12 +109,11 @@ impl QueueMemory {
         Ok(Some(memory))
     }
 
-    /// First byte.
     pub(super) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Whether a parent domain's allocator made it.
+    /// Returns whether a parent domain's allocator made it.
     pub(super) fn is_custom(&self) -> bool {
         matches!(self.source, Source::Custom { .. })
     }
@@ -125,15 +122,13 @@ impl QueueMemory {
 impl Drop for QueueMemory {
     fn drop(&mut self) {
         match &self.source {
-            // SAFETY: allocated with this layout, freed once; the card's object that used it is
-            // destroyed.
+            // SAFETY: allocated with this layout, freed once; the card's object that used it is destroyed.
             Source::Heap(layout) => unsafe { std::alloc::dealloc(self.start.as_ptr(), *layout) },
             Source::Custom { domain, resource_type } => {
                 let Some(parent) = domain.parent() else { return };
                 let Some((_, free)) = parent.allocators else { return };
                 let block = self.start.as_ptr().cast::<c_void>();
-                // SAFETY: the counterpart of the allocator that returned the block; `domain` is
-                // alive.
+                // SAFETY: the counterpart of the allocator that returned the block; `domain` is alive.
                 unsafe { free(object::handle(domain), parent.pd_context, block, *resource_type) };
             }
         }

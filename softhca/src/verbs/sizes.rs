@@ -1,5 +1,5 @@
-//! Sizes of the queues of a queue pair, computed as in libmlx5, so that software and hardware grant
-//! the same capacities.
+//! Sizes of a queue pair's queues, computed as in libmlx5, so that software and hardware grant the same
+//! capacities.
 //!
 //! Source: `providers/mlx5/verbs.c`, `mlx5_calc_wq_size` and its callees.
 
@@ -14,9 +14,9 @@ const INLINE_HEADER: u64 = 4;
 
 /// Bytes that libmlx5 reserves in each send WQE of a queue pair without a list of operations.
 ///
-/// On connections the largest operation binds a memory window. It has a control segment (16 bytes),
-/// a UMR control segment (48), a key context (64) and at least one block of key entries (64). A
-/// datagram has a control segment and its address (48), and a DC request the address besides.
+/// On connections the largest operation binds a memory window: a control segment (16 bytes), a UMR control
+/// segment (48), a key context (64) and at least one block of key entries (64). A datagram has a control
+/// segment and its address (48), and a DC request the address as well.
 fn overhead(transport: Transport) -> u64 {
     match transport {
         Transport::Ud => 16 + 48,
@@ -25,7 +25,7 @@ fn overhead(transport: Transport) -> u64 {
     }
 }
 
-/// Segments of a WQE for data: 63 at most, less one for control and one for the remote address, or
+/// Maximum number of data segments of a WQE: 63, less one for control and one for the remote address, or
 /// three for a datagram's address, or both.
 fn data_segments(transport: Transport) -> u32 {
     match transport {
@@ -42,7 +42,7 @@ pub(super) struct QueueSizes {
     pub(super) sq_blocks: u32,
     /// Entries of the receive queue: a power of two, or 0.
     pub(super) rq_entries: u32,
-    /// Bytes between two receives.
+    /// Bytes of a receive queue entry.
     pub(super) rq_stride: u32,
 }
 
@@ -64,13 +64,12 @@ impl QueueSizes {
         self.rq_entries as usize * self.rq_stride as usize
     }
 
-    /// Bytes of both queues.
     pub(super) fn bytes(&self) -> usize {
         self.send_offset() + self.sq_blocks as usize * BASIC_BLOCK
     }
 
-    /// Alignment that libmlx5 requests from a custom allocator. The card addresses a buffer's
-    /// offset in its page in 64ths of the page, which is as large as the buffer.
+    /// Alignment that libmlx5 requests from a custom allocator. The card addresses a buffer's offset in its
+    /// page in 64ths of the page, which is as large as the buffer.
     pub(super) fn alignment(&self, page: usize) -> usize {
         let buffer_page = self.bytes().next_multiple_of(page).next_power_of_two();
         BASIC_BLOCK.max(self.rq_stride as usize).max(buffer_page / 64)
@@ -137,16 +136,15 @@ mod tests {
 
     #[test]
     fn sizes_and_granted_capacities_are_those_of_libmlx5() {
-        // Computed by hand from mlx5_calc_sq_size and mlx5_calc_rq_size: (asked), (granted),
-        // (blocks, entries, stride).
+        // Computed by hand from mlx5_calc_sq_size and mlx5_calc_rq_size: (asked), (granted), (blocks,
+        // entries, stride).
         let cases = [
-            // WQE max(192 + 16, 0) = 208 -> 256 bytes; 1 * 256 / 64 = 4 blocks; inline 256 - 192 -
-            // 4.
+            // WQE max(192 + 16, 0) = 208 -> 256 bytes; 1 * 256 / 64 = 4 blocks; inline 256 - 192 - 4.
             (cap(1, 1, 1, 1, 0), cap(1, 4, 1, 1, 60), (4, 4, 16)),
             // max(192 + 64, 192 + 48) = 256; 128 * 256 = 32768 bytes.
             (cap(128, 128, 4, 4, 44), cap(128, 128, 4, 4, 60), (512, 128, 64)),
-            // max(192 + 80, 0) = 272 -> 320; 100 * 320 = 32000 -> 32768 bytes, which hold 102 WQEs;
-            // inline 320 - 196.
+            // max(192 + 80, 0) = 272 -> 320; 100 * 320 = 32000 -> 32768 bytes, which hold 102 WQEs; inline
+            // 320 - 196.
             (cap(100, 100, 5, 3, 0), cap(102, 128, 5, 4, 124), (512, 128, 64)),
             // inline 192 + align(4 + 61, 16) = 272 -> 320; 3 * 320 = 960 -> 1024 bytes, 3 WQEs.
             (cap(3, 5, 1, 0, 61), cap(3, 8, 1, 1, 124), (16, 8, 16)),
@@ -154,8 +152,8 @@ mod tests {
             (cap(3, 5, 1, 2, 60), cap(4, 8, 1, 2, 60), (16, 8, 32)),
             // 52 segments: 192 + 832 = 1024, the largest WQE of common hardware.
             (cap(16, 16, 52, 64, 0), cap(16, 16, 52, 64, 828), (256, 16, 1024)),
-            // 61 segments: 192 + 976 = 1168 -> 1216; 4 * 1216 = 4864 -> 8192 bytes, 6 WQEs. Inline:
-            // 61 * 16 - 4, as 1216 - 196 is more than 63 segments hold.
+            // 61 segments: 192 + 976 = 1168 -> 1216; 4 * 1216 = 4864 -> 8192 bytes, 6 WQEs. Inline: 61 * 16 -
+            // 4, as 1216 - 196 is more than 63 segments hold.
             (cap(4, 4, 61, 1, 0), cap(6, 4, 61, 1, 972), (128, 4, 16)),
             // No queue: its other capacities are ignored.
             (cap(0, 0, 9, 9, 7), cap(0, 0, 9, 0, 7), (0, 0, 1)),
@@ -171,8 +169,7 @@ mod tests {
 
     #[test]
     fn datagrams_have_queues_of_their_own_size_and_unreliable_connections_have_not() {
-        // Computed by hand as above. Only the address (48 bytes) and the control segment are
-        // reserved.
+        // Computed by hand as above. Only the address (48 bytes) and the control segment are reserved.
         let cases = [
             // WQE 64 + 16 = 80 -> 128 bytes; 128 / 64 blocks; inline 128 - 64 - 4.
             (cap(1, 1, 1, 1, 0), cap(1, 4, 1, 1, 60), (2, 4, 16)),
@@ -192,8 +189,8 @@ mod tests {
         for asked in [cap(1, 1, 60, 1, 0), cap(1, 1, 1, 1, 941)] {
             assert_eq!(QueueSizes::new(Transport::Ud, &mut { asked }), Err(Errno::INVALID), "{asked:?}");
         }
-        // A DC request has the address and all that a connection's has: 240 + 64 = 304 -> 320 bytes;
-        // 16 * 320 = 5120 -> 8192 bytes, 25 WQEs; inline 320 - 240 - 4. 58 segments are the most.
+        // A DC request has the address and all segments of a connection: 240 + 64 = 304 -> 320 bytes; 16 *
+        // 320 = 5120 -> 8192 bytes, 25 WQEs; inline 320 - 240 - 4. 58 segments are the maximum.
         let mut dc = cap(16, 0, 4, 0, 44);
         let sizes = QueueSizes { sq_blocks: 128, rq_entries: 0, rq_stride: 1 };
         assert_eq!(QueueSizes::new(Transport::DcInitiator, &mut dc), Ok(sizes));

@@ -14,7 +14,6 @@ use libc::c_int;
 use std::sync::Arc;
 
 object! {
-    /// A shared receive queue.
     Srq: ibv_srq {
         pub(super) number: u32,
         pub(super) events: Arc<EventSource>,
@@ -31,8 +30,8 @@ impl Srq {
         &self.domain.context
     }
 
-    /// The answer of `mlx5dv_init_obj`: the list of free entries goes from the first to the last. The
-    /// number is given where it is asked for.
+    /// Answers `mlx5dv_init_obj`: the list of free entries goes from the first to the last. Gives the number
+    /// on request.
     pub(super) fn describe(&self, out: &mut mlx5dv_srq) {
         let srqn = if out.comp_mask & MLX5DV_SRQ_MASK_SRQN != 0 { self.number } else { out.srqn };
         *out = mlx5dv_srq {
@@ -47,14 +46,14 @@ impl Srq {
     }
 }
 
-/// `ibv_create_srq`. The attributes get the granted sizes: one entry less than the ring has, as one
-/// always ends the list.
+/// `ibv_create_srq`. The attributes get the granted sizes: one entry less than the ring has, as one always
+/// ends the list.
 ///
 /// # Safety
 /// `pd` is null or allocated; `init` is null or valid.
 pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     errno::pointer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (domain, init) = unsafe { (object::share::<Pd>(pd)?, object::attributes(init)?) };
         let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
         if max_wr >= LIMITS.max_srq_entries || max_sge > LIMITS.max_srq_sge {
@@ -81,7 +80,7 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
             dbrec: dbrec.start().cast(),
             xrc: None,
         };
-        // SAFETY: ring and record are kept in the `Srq` until the card has destroyed the queue.
+        // SAFETY: the `Srq` keeps ring and record until the card has destroyed the queue.
         let number = unsafe { domain.context.card().create_srq(&config) }?;
         let ibv = ibv_srq {
             context: object::handle(&domain.context),
@@ -107,7 +106,7 @@ fn granted(entries: u32, stride: u32, srq_limit: u32) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: entries - 1, max_sge: recv::linked_segments(stride), srq_limit }
 }
 
-/// `ibv_destroy_srq`. EBUSY while queue pairs take from it; waits until its events are acknowledged.
+/// `ibv_destroy_srq`. EBUSY while queue pairs use it; waits until its events are acknowledged.
 ///
 /// # Safety
 /// `srq` is null or created.
@@ -116,6 +115,6 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
         let open = &srq.context().open;
         open.routes.remove(ObjectNumber::Srq(srq.number), || Ok(open.card.destroy_srq(srq.number)?))
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy(srq, destroy) })
 }

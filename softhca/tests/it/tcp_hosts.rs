@@ -1,5 +1,4 @@
-//! Cards of different hosts: processes in network namespaces of their own, and at loopback
-//! addresses of their own.
+//! Cards of different hosts: processes in separate network namespaces, and at separate loopback addresses.
 
 use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::CqeOpcode;
@@ -16,17 +15,17 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use zerocopy::IntoBytes;
 
-/// What `host_process` is, in a process of its own.
+/// The role of `host_process`.
 const HOST: &str = "host";
 const LENGTH: usize = 64;
 
-/// Run by the tests in processes of their own: a host. It does what lines on its input say.
+/// Runs in the processes that the tests start: a host that follows the commands on its input.
 #[test]
 fn host_process() {
     if role().is_none_or(|role| role != HOST) {
         return;
     }
-    // The test harness prints, too: the mark says which lines are meant.
+    // The test harness prints as well: the prefix marks our lines.
     let say = |words: Arguments<'_>| println!("\nCHILD {words}");
     let bed = Bed::new();
     let (mut port, mut gid) = (ibv_port_attr::default(), ibv_gid::default());
@@ -61,7 +60,7 @@ fn host_process() {
             }
             ["holds", byte] => {
                 let byte: u8 = byte.parse().unwrap();
-                // SAFETY: our own memory; what was completed is not written any more.
+                // SAFETY: our own memory, to which no write is outstanding after the completion.
                 assert!((0..LENGTH).all(|i| unsafe { (addr as *const u8).add(i).read_volatile() } == byte));
             }
             ["receive"] => {
@@ -126,8 +125,8 @@ struct Host {
 }
 
 impl Host {
-    /// `around` is what runs it: a program and its arguments. It has a folder of its user, and
-    /// maybe a key that is given.
+    /// `around` is a wrapping program and its arguments. The host has a folder of its user, and maybe a given
+    /// key.
     fn start(around: &[&str], address: &str, faults: &str, folder: &Folder, key: Option<&str>) -> Self {
         let own = std::env::current_exe().unwrap();
         let mut command = match around {
@@ -195,7 +194,6 @@ fn connected(mut hosts: [Host; 2]) -> [Host; 2] {
     hosts
 }
 
-/// Messages and writes both ways.
 fn talk([left, right]: &mut [Host; 2]) {
     for round in 1..=20u8 {
         for (from, to) in [(0, 1), (1, 0)] {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use std::alloc::Layout;
 use std::ptr;
 
-/// What an allocator was asked for, and what it does.
+/// An allocator's requests, and its behaviour.
 struct Recorder {
     answer: Answer,
     asked: Mutex<Vec<(u64, usize, usize)>>,
@@ -62,7 +62,7 @@ unsafe extern "C" fn allocate(
         Answer::NullRecord if resource_type == MLX5DV_RES_TYPE_DBR => return ptr::null_mut(),
         _ => {}
     }
-    // One alignment more: a misaligned answer still lies inside the block.
+    // One alignment more: a misaligned answer is still inside the block.
     let layout = Layout::from_size_align(size + alignment, alignment).expect("small sizes");
     // SAFETY: the size is not zero.
     let block = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -135,8 +135,7 @@ fn rings_and_records_come_from_the_allocator_and_go_back() {
     assert_eq!(recorder.held(), [described.buf as usize, described.dbrec as usize]);
 
     let qp = new_qp(&bed, parent, cq);
-    // Receive queue 16 * 32 bytes, send queue 16 * 256 = 4608 bytes; two pages, a 64th of which is
-    // 128.
+    // Receive queue 16 * 32 bytes, send queue 16 * 256 = 4608 bytes; two pages, a 64th of which is 128.
     assert_eq!(recorder.asked(), [(MLX5DV_RES_TYPE_QP, 4608, 128), (MLX5DV_RES_TYPE_DBR, 8, 8)]);
     let described = describe_qp(qp);
     assert_eq!(recorder.held()[2..], [described.rq.buf as usize, described.dbrec as usize]);

@@ -12,15 +12,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// The longest that anything may take. Only a failing test waits so long.
+/// Time limit of any wait. Only a failing test reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The software card's table of entry points.
 pub(crate) fn api() -> &'static VerbsApi {
     softhca::verbs_api()
 }
 
-/// The calling thread's `errno`.
 pub(crate) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -53,9 +51,7 @@ pub(crate) fn open(index: usize) -> *mut ibv_context {
 
 /// An open device with a protection domain.
 pub(crate) struct Bed {
-    /// The open device.
     pub(crate) context: *mut ibv_context,
-    /// Its protection domain.
     pub(crate) pd: *mut ibv_pd,
 }
 
@@ -78,7 +74,6 @@ impl Bed {
         }
     }
 
-    /// The LID of port 1.
     pub(crate) fn lid(&self) -> u16 {
         let mut attr = ibv_port_attr::default();
         // SAFETY: the context is open.
@@ -86,12 +81,10 @@ impl Bed {
         attr.lid
     }
 
-    /// Attributes of a completion queue.
     pub(crate) fn cq_attr(entries: u32) -> ibv_cq_init_attr_ex {
         ibv_cq_init_attr_ex { cqe: entries, ..zeroed() }
     }
 
-    /// Creates a completion queue.
     pub(crate) fn cq(&self, entries: u32) -> *mut ibv_cq {
         let mut attr = Self::cq_attr(entries);
         // SAFETY: the context is open; mlx5's attributes may be null.
@@ -119,7 +112,6 @@ impl Bed {
         }
     }
 
-    /// Creates such a queue pair.
     pub(crate) fn qp(&self, cq: *mut ibv_cq) -> *mut ibv_qp {
         let mut attr = self.qp_attr(cq, cq);
         // SAFETY: all that the attributes name is alive.
@@ -138,7 +130,6 @@ impl Bed {
     }
 }
 
-/// The layout of a completion queue.
 pub(crate) fn describe_cq(cq: *mut ibv_cq) -> mlx5dv_cq {
     let mut out: mlx5dv_cq = zeroed();
     let mut obj = mlx5dv_obj::default();
@@ -148,7 +139,6 @@ pub(crate) fn describe_cq(cq: *mut ibv_cq) -> mlx5dv_cq {
     out
 }
 
-/// The layout of a queue pair.
 pub(crate) fn describe_qp(qp: *mut ibv_qp) -> mlx5dv_qp {
     let mut out: mlx5dv_qp = zeroed();
     let mut obj = mlx5dv_obj::default();
@@ -158,20 +148,17 @@ pub(crate) fn describe_qp(qp: *mut ibv_qp) -> mlx5dv_qp {
     out
 }
 
-/// The number of a queue pair.
 pub(crate) fn qpn(qp: *mut ibv_qp) -> u32 {
     // SAFETY: the queue pair is alive.
     unsafe { (*qp).qp_num }
 }
 
-/// `ibv_modify_qp`.
 pub(crate) fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> c_int {
     let mut attr = *attr;
     // SAFETY: the queue pair is alive, or null.
     unsafe { (api().modify_qp)(qp, &mut attr, mask as c_int) }
 }
 
-/// `ibv_query_qp`.
 pub(crate) fn query(qp: *mut ibv_qp) -> (ibv_qp_attr, ibv_qp_init_attr) {
     let (mut attr, mut init) = (ibv_qp_attr::default(), zeroed());
     // SAFETY: the queue pair is alive.
@@ -179,9 +166,9 @@ pub(crate) fn query(qp: *mut ibv_qp) -> (ibv_qp_attr, ibv_qp_init_attr) {
     (attr, init)
 }
 
-/// What RESET to INIT takes.
+/// The attributes for RESET to INIT.
 pub(crate) const INIT_MASK: u32 = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-/// What INIT to RTR takes.
+/// The attributes for INIT to RTR.
 pub(crate) const RTR_MASK: u32 = IBV_QP_STATE
     | IBV_QP_AV
     | IBV_QP_PATH_MTU
@@ -189,7 +176,7 @@ pub(crate) const RTR_MASK: u32 = IBV_QP_STATE
     | IBV_QP_RQ_PSN
     | IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MIN_RNR_TIMER;
-/// What RTR to RTS takes.
+/// The attributes for RTR to RTS.
 pub(crate) const RTS_MASK: u32 = IBV_QP_STATE
     | IBV_QP_TIMEOUT
     | IBV_QP_RETRY_CNT
@@ -233,8 +220,7 @@ pub(crate) fn send(qp: &mlx5dv_qp, index: u32, ctrl: CtrlSeg, segments: &[u8]) {
     block[..16].copy_from_slice(ctrl.as_bytes());
     block[16..16 + segments.len()].copy_from_slice(segments);
     let slot = (index & (qp.sq.wqe_cnt - 1)) as usize * BASIC_BLOCK;
-    // SAFETY: inside the queue's ring, its record and its register, which live as long as the queue
-    // pair.
+    // SAFETY: inside the queue's ring, its record and its register, which live as long as the queue pair.
     unsafe {
         qp.sq.buf.cast::<u8>().add(slot).copy_from_nonoverlapping(block.as_ptr(), BASIC_BLOCK);
         let record = AtomicU32::from_ptr(qp.dbrec.add(doorbell::DBR_SEND));
@@ -265,8 +251,7 @@ pub(crate) fn completion(cq: &mlx5dv_cq, index: u32) -> Cqe64 {
         let last = unsafe { AtomicU32::from_ptr(cq.buf.cast::<u8>().add(slot + 60).cast()) };
         let op_own = last.load(Ordering::Acquire).to_ne_bytes()[3];
         if op_own >> 4 != 0xf && op_own & 1 == lap {
-            // SAFETY: the card has written the whole entry and does not write it again before it is
-            // consumed.
+            // SAFETY: the card has written the whole entry and does not write it again before it is consumed.
             let bytes = unsafe { cq.buf.cast::<[u8; CQE_SIZE]>().byte_add(slot).read_volatile() };
             return Cqe64::read_from_bytes(&bytes).expect("64 bytes are an entry");
         }
@@ -275,36 +260,30 @@ pub(crate) fn completion(cq: &mlx5dv_cq, index: u32) -> Cqe64 {
     }
 }
 
-/// Waits until a file descriptor is readable.
 pub(crate) fn readable(fd: c_int, timeout: Duration) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid entry.
     unsafe { libc::poll(&mut poll, 1, timeout.as_millis() as c_int) == 1 }
 }
 
-/// Makes the asynchronous descriptor of a context non-blocking.
 pub(crate) fn set_nonblocking(context: *mut ibv_context) {
     // SAFETY: the context is open.
     assert_eq!(unsafe { libc::fcntl((*context).async_fd, libc::F_SETFL, libc::O_NONBLOCK) }, 0);
 }
 
-/// Destroys a queue pair.
 pub(crate) fn destroy_qp(qp: *mut ibv_qp) {
     // SAFETY: created, used no more.
     assert_eq!(unsafe { (api().destroy_qp)(qp) }, 0);
 }
 
-/// Destroys a completion queue.
 pub(crate) fn destroy_cq(cq: *mut ibv_cq) {
     // SAFETY: created, used no more.
     assert_eq!(unsafe { (api().destroy_cq)(cq) }, 0);
 }
 
-/// Deregisters memory.
 pub(crate) fn deregister(mr: *mut ibv_mr) {
     // SAFETY: registered, used no more.
     assert_eq!(unsafe { (api().dereg_mr)(mr) }, 0);
 }
 
-/// A null pointer.
 pub(crate) const NULL: *mut c_void = ptr::null_mut();

@@ -1,4 +1,4 @@
-//! Completion channels: which queue has an entry, told by a file descriptor.
+//! Completion channels: notification of completions by a file descriptor.
 
 use crate::verbs_bed::*;
 use gdsync_sys::prm::doorbell::{CqArm, DBR_CQ_ARM, UAR_CQ_ARM};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A channel, with a queue pair that is connected to itself and completes in a queue of the channel.
-struct Told {
+struct Setup {
     bed: Bed,
     channel: *mut ibv_comp_channel,
     cq: *mut ibv_cq,
@@ -18,7 +18,7 @@ struct Told {
     sent: u32,
 }
 
-impl Told {
+impl Setup {
     fn new() -> Self {
         let bed = Bed::new();
         // SAFETY: the context is open.
@@ -27,7 +27,7 @@ impl Told {
         let cq = queue(&bed, channel);
         let qp = bed.qp(cq);
         connect(qp, qpn(qp), bed.lid());
-        Told { bed, channel, cq, qp, sent: 0 }
+        Setup { bed, channel, cq, qp, sent: 0 }
     }
 
     fn fd(&self) -> i32 {
@@ -35,7 +35,6 @@ impl Told {
         unsafe { (*self.channel).fd }
     }
 
-    /// Has the card write an entry.
     fn complete(&mut self) {
         let ctrl = CtrlSeg::new(Opcode::Nop, self.sent as u16, qpn(self.qp), 1, CtrlFlags::CQ_UPDATE, [0; 4]);
         send(&describe_qp(self.qp), self.sent, ctrl, &[]);
@@ -94,70 +93,70 @@ fn acknowledge(cq: *mut ibv_cq, events: u32) {
 
 #[test]
 fn an_armed_queue_tells_once_for_each_arm() {
-    let mut told = Told::new();
-    told.complete();
-    assert!(!readable(told.fd(), Duration::from_millis(5)), "not armed");
+    let mut setup = Setup::new();
+    setup.complete();
+    assert!(!readable(setup.fd(), Duration::from_millis(5)), "not armed");
     for events in 0..3 {
-        told.arm(events);
-        assert!(!readable(told.fd(), Duration::ZERO), "no entry since");
-        told.complete();
-        assert!(readable(told.fd(), PATIENCE));
-        told.complete();
-        assert_eq!(told.next(), Ok(told.cq));
-        assert!(!readable(told.fd(), Duration::from_millis(5)), "an arm tells once");
+        setup.arm(events);
+        assert!(!readable(setup.fd(), Duration::ZERO), "no entry since");
+        setup.complete();
+        assert!(readable(setup.fd(), PATIENCE));
+        setup.complete();
+        assert_eq!(setup.next(), Ok(setup.cq));
+        assert!(!readable(setup.fd(), Duration::from_millis(5)), "an arm tells once");
     }
-    acknowledge(told.cq, 3);
+    acknowledge(setup.cq, 3);
     acknowledge(ptr::null_mut(), 1);
-    told.end();
+    setup.end();
 }
 
 #[test]
 fn a_channel_that_does_not_block_says_so() {
-    let told = Told::new();
+    let setup = Setup::new();
     // SAFETY: the descriptor is open.
-    assert_eq!(unsafe { libc::fcntl(told.fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
-    assert_eq!(told.next(), Err(EAGAIN));
-    told.end();
+    assert_eq!(unsafe { libc::fcntl(setup.fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+    assert_eq!(setup.next(), Err(EAGAIN));
+    setup.end();
 }
 
 #[test]
 fn a_channel_stays_as_long_as_its_queues() {
-    let told = Told::new();
+    let setup = Setup::new();
     // SAFETY: alive: it is refused.
-    assert_eq!(unsafe { (api().destroy_comp_channel)(told.channel) }, EBUSY);
-    told.end();
+    assert_eq!(unsafe { (api().destroy_comp_channel)(setup.channel) }, EBUSY);
+    setup.end();
 }
 
 #[test]
 fn destroying_a_queue_waits_for_acknowledgements_and_drops_what_was_not_fetched() {
-    let mut told = Told::new();
-    told.arm(0);
-    told.complete();
-    assert_eq!(told.next(), Ok(told.cq));
-    told.arm(1);
-    told.complete();
-    assert!(readable(told.fd(), PATIENCE), "one more, which is never fetched");
-    destroy_qp(told.qp);
-    let (cq, acknowledged) = (told.cq as usize, &AtomicBool::new(false));
+    let mut setup = Setup::new();
+    setup.arm(0);
+    setup.complete();
+    assert_eq!(setup.next(), Ok(setup.cq));
+    setup.arm(1);
+    setup.complete();
+    assert!(readable(setup.fd(), PATIENCE), "one more, which is never fetched");
+    destroy_qp(setup.qp);
+    let (cq, acknowledged) = (setup.cq as usize, &AtomicBool::new(false));
     std::thread::scope(|scope| {
         let destroyer = scope.spawn(move || {
             destroy_cq(cq as *mut ibv_cq);
             acknowledged.load(Ordering::SeqCst)
         });
-        // Time for a destroyer that does not wait to pass.
+        // Time enough for a destroyer that does not wait.
         std::thread::sleep(Duration::from_millis(20));
         acknowledged.store(true, Ordering::SeqCst);
-        acknowledge(told.cq, 1);
+        acknowledge(setup.cq, 1);
         assert!(destroyer.join().unwrap(), "destroyed before the event was acknowledged");
     });
-    assert!(!readable(told.fd(), Duration::ZERO));
-    told.close();
+    assert!(!readable(setup.fd(), Duration::ZERO));
+    setup.close();
 }
 
 #[test]
 fn bad_channels_are_refused() {
-    let (told, other) = (Told::new(), Bed::new());
-    let mut attr = ibv_cq_init_attr_ex { channel: told.channel, ..Bed::cq_attr(15) };
+    let (setup, other) = (Setup::new(), Bed::new());
+    let mut attr = ibv_cq_init_attr_ex { channel: setup.channel, ..Bed::cq_attr(15) };
     clear_errno();
     // SAFETY: context and channel are alive, and null is refused.
     unsafe {
@@ -171,9 +170,9 @@ fn bad_channels_are_refused() {
         clear_errno();
         assert_eq!((api().get_cq_event)(ptr::null_mut(), &mut cq, &mut context), -1);
         assert_eq!(errno(), EINVAL);
-        assert_eq!((api().get_cq_event)(told.channel, ptr::null_mut(), &mut context), -1);
-        assert_eq!((api().get_cq_event)(told.channel, &mut cq, ptr::null_mut()), -1);
+        assert_eq!((api().get_cq_event)(setup.channel, ptr::null_mut(), &mut context), -1);
+        assert_eq!((api().get_cq_event)(setup.channel, &mut cq, ptr::null_mut()), -1);
     }
     other.close();
-    told.end();
+    setup.end();
 }

@@ -1,4 +1,4 @@
-//! Dynamically connected transport through the table of entry points: what creation asks for, the states of
+//! Dynamically connected transport through the table of entry points: attributes of creation, the states of
 //! both sides, and a message by hand.
 
 use crate::verbs_bed::*;
@@ -77,7 +77,7 @@ fn a_message_from_an_initiator_to_a_target_by_hand() {
     // SAFETY: registered.
     let place = unsafe { DataSeg::new(64, (*mr).lkey, (*mr).addr as u64) };
     let entry = [&recv::link(1)[..], place.as_bytes()].concat();
-    // SAFETY: inside the ring and its record; the card looks when the record says so.
+    // SAFETY: inside the ring and its record; the card reads the entry after the record covers it.
     unsafe {
         ring.buf.cast::<u8>().copy_from_nonoverlapping(entry.as_ptr(), entry.len());
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);

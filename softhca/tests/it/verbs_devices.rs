@@ -1,5 +1,4 @@
-//! Devices, and when their cards begin and end. The first use decides how many devices a process
-//! has.
+//! Devices, and the start and end of their cards. The first use decides how many devices a process has.
 
 use crate::verbs_bed::*;
 use gdsync_sys::api::Provider;
@@ -27,8 +26,8 @@ fn devices_and_their_cards() {
     assert_eq!(api().provider, Provider::Software);
     assert_eq!(softhca::verbs::diagnostics(), []);
     let mut count = 0;
-    // SAFETY: the list is valid until it is freed; device pointers are kept as C allows, while a
-    // context is open.
+    // SAFETY: the list is valid until it is freed; device pointers are kept as C allows, while a context is
+    // open.
     unsafe {
         let list = (api().get_device_list)(&mut count);
         assert_eq!(count, 3);
@@ -65,7 +64,7 @@ fn devices_and_their_cards() {
         assert_eq!((api().close_device)(second), 0);
         assert_eq!((api().close_device)(other), 0);
     }
-    // What was closed can be opened again.
+    // A closed device can be opened again.
     let again = open(2);
     assert!(identity(again).0 > 0);
     // SAFETY: open.

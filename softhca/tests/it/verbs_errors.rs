@@ -1,4 +1,4 @@
-//! Bad input of every function, and the errno that it is answered with.
+//! Bad input of every function, and its errno.
 
 use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::*;
@@ -6,7 +6,7 @@ use gdsync_sys::verbs::*;
 use libc::{EFAULT, EINVAL, EOPNOTSUPP, c_int};
 use std::ptr::{self, null_mut};
 
-/// A call that returns a pointer: null, with that errno.
+/// Expects a call to return null with that errno.
 #[track_caller]
 pub(crate) fn refused<T>(what: &str, expected: c_int, call: impl FnOnce() -> *mut T) {
     clear_errno();
@@ -20,7 +20,7 @@ fn null_pointers() {
     let (mut attr, mut init) = (ibv_qp_attr::default(), zeroed::<ibv_qp_init_attr>());
     let cq = bed.cq(10);
     let qp = bed.qp(cq);
-    // SAFETY: that null is refused is what is tested; everything else is alive.
+    // SAFETY: the test checks that null is refused; everything else is alive.
     unsafe {
         let context = bed.context;
         refused("get_device_name", EINVAL, || (api().get_device_name)(null_mut()).cast_mut());
@@ -129,11 +129,10 @@ fn memory_that_cannot_be_registered() {
         ("read-only memory for writing", read_only, 64, IBV_ACCESS_LOCAL_WRITE, EFAULT),
     ];
     for (what, addr, length, access, expected) in cases {
-        // SAFETY: what is refused is not accessed.
+        // SAFETY: refused memory is not accessed.
         refused(what, expected, || unsafe { (api().reg_mr)(bed.pd, addr, length, access as c_int) });
     }
-    // Read-only memory may be read; flags of the optional range are ignored where they are not
-    // known.
+    // Read-only memory may be read; unknown flags of the optional range are ignored.
     for access in [IBV_ACCESS_REMOTE_READ, IBV_ACCESS_RELAXED_ORDERING, 1 << 29] {
         // SAFETY: mapped until it is deregistered.
         let mr = unsafe { (api().reg_mr)(bed.pd, read_only, 4096, access as c_int) };
@@ -214,7 +213,7 @@ fn completion_queues_that_cannot_be_made() {
         ("another context's domain", with_pd(foreign), EINVAL),
     ];
     for (what, mut attr, expected) in cases {
-        // SAFETY: what the attributes name is alive, or refused unseen.
+        // SAFETY: the objects of the attributes are alive, or refused unseen.
         refused(what, expected, || unsafe { (api().mlx5dv_create_cq)(bed.context, &mut attr, null_mut()) });
     }
     // SAFETY: the attributes are valid; the queue is destroyed once.
@@ -240,7 +239,7 @@ fn completion_queues_that_cannot_be_made() {
             (api().mlx5dv_create_cq)(bed.context, &mut { good }, &mut mlx5_attr)
         });
     }
-    // What is not refused: a promise, the standard fields, the default size.
+    // Accepted: a promise, the standard fields, the default size.
     let mut attr = ibv_cq_init_attr_ex { wc_flags: 0x7f, ..with_flags(1) };
     // SAFETY: both structs are valid.
     let cq = unsafe { (api().mlx5dv_create_cq)(bed.context, &mut attr, &mut size(64)) };
@@ -291,7 +290,7 @@ fn queue_pairs_that_cannot_be_made() {
     ];
     for (what, mut attr, expected) in cases {
         let asked = attr.cap;
-        // SAFETY: what the attributes name is alive, or refused unseen.
+        // SAFETY: the objects of the attributes are alive, or refused unseen.
         refused(what, expected, || unsafe { (api().mlx5dv_create_qp)(bed.context, &mut attr, null_mut()) });
         assert_eq!(attr.cap, asked, "{what}: nothing is written on failure");
     }

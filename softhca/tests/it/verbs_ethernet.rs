@@ -47,8 +47,7 @@ fn an_ethernet_port_has_gids_and_no_lid() {
     let ah = unsafe { (api().create_ah)(pd, &mut path) };
     assert!(!ah.is_null());
     path.grh.sgid_index = 4;
-    // SAFETY: the domain is allocated; the handle was created just now; nothing is left in the
-    // context.
+    // SAFETY: the domain is allocated; the handle was created just now; nothing is left in the context.
     unsafe {
         assert!((api().create_ah)(pd, &mut path).is_null(), "the table has four entries");
         assert_eq!((api().destroy_ah)(ah), 0);

@@ -1,4 +1,4 @@
-//! Faults of the whole process, that is of all its cards.
+//! Faults of the whole process, which apply to all its cards.
 
 use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::Syndrome;
@@ -33,8 +33,7 @@ fn a_plan_is_for_cards_that_run_and_those_to_come_until_it_is_ended() {
     assert!(!post(0).is_error(), "lost, and sent again");
     let counts: Vec<u64> = softhca::fault_counts().iter().map(|count| count.injected).collect();
     assert_eq!(counts, [1, 0]);
-    // What is sent and acknowledged: the write twice, an acknowledgement, and now the third
-    // request.
+    // The packets so far: the write twice, an acknowledgement, and now the third request.
     let failed = post(1);
     assert_eq!(failed.syndrome(), Ok(Syndrome::RemoteOperation), "{failed}: {:?}", softhca::fault_counts());
     assert_eq!(query(qp).0.qp_state, IBV_QPS_ERR);

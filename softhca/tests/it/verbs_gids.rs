@@ -1,4 +1,4 @@
-//! The GID table as `ibv_query_gid_table` tells it.
+//! The GID table as `ibv_query_gid_table` returns it.
 
 use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;

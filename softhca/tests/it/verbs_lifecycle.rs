@@ -1,4 +1,4 @@
-//! Objects come and go in order: a parent stays while something made of it is left.
+//! Objects are created and destroyed in order: a parent stays while objects made from it exist.
 
 use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::*;
@@ -101,7 +101,7 @@ fn a_parent_domain_serves_wherever_a_domain_does() {
         let ah = (api().create_ah)(parent, &mut ibv_ah_attr { port_num: 1, ..Default::default() });
         assert!(!mr.is_null() && !ah.is_null());
         assert_eq!(((*mr).pd, (*mr).context, (*mr).length), (parent, bed.context, 64));
-        // Both are the protection domain's: the parent domain may go before them.
+        // Both belong to the protection domain: the parent domain may go before them.
         assert_eq!((api().dealloc_pd)(parent), 0);
         assert_eq!((api().dealloc_pd)(bed.pd), libc::EBUSY);
         assert_eq!(((api().dereg_mr)(mr), (api().destroy_ah)(ah)), (0, 0));

@@ -1,5 +1,5 @@
-//! Memory that the CPU cannot dereference, registered and used through the table of entry points,
-//! by one process and by two.
+//! Memory that the CPU cannot dereference, registered and used through the table of entry points, by one
+//! process and by two.
 
 use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
@@ -15,14 +15,14 @@ use std::sync::atomic::Ordering::SeqCst;
 use zerocopy::IntoBytes;
 
 const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-/// What `child_process` is, in a process of its own.
+/// The role of `child_process`.
 const RESPONDER: &str = "responder";
 /// Many packets, and a rest.
 const SIZE: usize = (3 << 20) + 77;
 
 fn reg_mr(bed: &Bed, addr: u64, len: usize, access: u32) -> *mut ibv_mr {
     clear_errno();
-    // SAFETY: the fake GPU's allocations are never freed; what is refused is not accessed.
+    // SAFETY: the fake GPU's allocations are never freed; refused memory is not accessed.
     unsafe { (api().reg_mr)(bed.pd, addr as *mut _, len, access as libc::c_int) }
 }
 
@@ -75,7 +75,6 @@ impl Side {
         receive(&describe_qp(self.qp), index, list.as_bytes());
     }
 
-    /// The next completion.
     fn wait(&mut self) -> gdsync_sys::prm::cqe::Cqe64 {
         let entries = describe_cq(self.cq);
         let cqe = completion(&entries, self.completed);
@@ -135,8 +134,8 @@ fn a_message_in_one_process() {
     right.close();
 }
 
-/// Run by `messages_between_two_processes` in a process of its own: the responder. It does what
-/// lines on its input say.
+/// Runs in the process that `messages_between_two_processes` starts: the responder, which follows the
+/// commands on its input.
 #[test]
 fn child_process() {
     if role().is_none_or(|role| role != RESPONDER) {
@@ -144,7 +143,7 @@ fn child_process() {
     }
     let mut side = Side::new();
     side.gpu.set(&pattern(2));
-    // The test harness prints, too: the mark says which lines are meant.
+    // The test harness prints as well: the prefix marks our lines.
     let say = |words: std::fmt::Arguments<'_>| println!("\nCHILD {words}");
     say(format_args!("{} {} {} {}", side.bed.lid(), qpn(side.qp), side.gpu.addr, side.key()));
     for line in std::io::stdin().lines() {

@@ -1,4 +1,4 @@
-//! What a device and its port say of themselves.
+//! Attributes of a device and its port.
 
 use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;
@@ -18,7 +18,7 @@ fn a_device_states_its_limits() {
     assert!(attr.max_qp >= 1000 && attr.max_cq >= 1000 && attr.max_mr >= 1000 && attr.max_pd >= 1000);
     assert_eq!(attr.node_guid, attr.sys_image_guid);
 
-    // What is stated is granted: the largest queues.
+    // The stated maximum is granted.
     let cq = bed.cq(attr.max_cqe as u32);
     let mut qp_attr = bed.qp_attr(cq, cq);
     qp_attr.cap = ibv_qp_cap {

@@ -13,7 +13,7 @@ fn a_thousand_queue_pairs_leave_nothing_behind() {
     if !alone(module_path!(), "a_thousand_queue_pairs_leave_nothing_behind", &[]) {
         return;
     }
-    // What the process opens once and for all is open after this.
+    // After this, the process has opened its long-lived files.
     Bed::new().close();
     let (descriptors, threads) = (count("/proc/self/fd"), count("/proc/self/task"));
 
@@ -36,7 +36,7 @@ fn a_thousand_queue_pairs_leave_nothing_behind() {
     qps.into_iter().for_each(destroy_qp);
     destroy_cq(cq);
 
-    // From several threads at once, on a context and on contexts of their own.
+    // From several threads at once, on a shared context and on separate ones.
     let shared = (bed.context as usize, bed.pd as usize);
     std::thread::scope(|scope| {
         for _ in 0..4 {

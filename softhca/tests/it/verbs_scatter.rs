@@ -6,8 +6,8 @@ use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
 use gdsync_sys::verbs::*;
 use zerocopy::IntoBytes;
 
-/// Whether a small receive and a small read are in their completion entries, of a queue pair of such
-/// flags. Either they are, or they are in memory.
+/// Returns whether a small receive and a small read are in the completion entries of a queue pair with such
+/// flags, or in memory.
 fn inside(qp_type: i32, create_flags: u32, signal_all: bool) -> (bool, Option<bool>) {
     let bed = Bed::new();
     let (send_cq, recv_cq) = (bed.cq(15), bed.cq(15));
@@ -44,7 +44,7 @@ fn inside(qp_type: i32, create_flags: u32, signal_all: bool) -> (bool, Option<bo
     let mr = bed.register(&mut memory, access);
     // SAFETY: registered.
     let (key, addr) = unsafe { ((*mr).lkey, (*mr).addr as u64) };
-    // SAFETY: the card has completed what it writes there.
+    // SAFETY: the card has completed its writes there.
     let has = |at: usize| unsafe { memory.as_ptr().add(at).cast::<[u8; 24]>().read_volatile() } == [0x5a; 24];
 
     let (rings, peer_rings) = (describe_qp(left), describe_qp(right));

@@ -1,4 +1,4 @@
-//! What is granted for what is asked: libmlx5's numbers (`providers/mlx5/verbs.c`).
+//! Granted sizes: libmlx5's numbers (`providers/mlx5/verbs.c`).
 
 use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;
@@ -15,7 +15,7 @@ fn completion_queues_are_rounded_up_with_one_entry_to_spare() {
         assert_eq!(unsafe { (*cq).cqe } as u32, entries - 1);
         // SAFETY: the record is two words, the ring `entries` of 64 bytes.
         unsafe {
-            // The second word, which arms the queue, is the card's to change.
+            // The card may change the second word, which arms the queue.
             assert_eq!(described.dbrec.cast::<u32>().read(), 0);
             for entry in 0..entries as usize {
                 let op_own = described.buf.cast::<u8>().add(entry * 64 + 63).read();

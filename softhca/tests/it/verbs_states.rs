@@ -1,4 +1,4 @@
-//! The state machine of queue pairs, with the attributes that every step needs and refuses.
+//! The state machine of queue pairs, with the attributes that every step requires and refuses.
 
 use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;
@@ -174,7 +174,7 @@ fn a_query_tells_what_was_set() {
         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ
     );
 
-    // RESET forgets, and zeroes the doorbell records.
+    // RESET clears the doorbell records.
     let records = describe_qp(qp).dbrec.cast::<[u32; 2]>();
     // SAFETY: the queue pair's two records.
     unsafe { records.write([5u32.to_be(), 0]) };

@@ -16,7 +16,6 @@ fn keys(mr: *mut ibv_mr) -> (u32, u64) {
     unsafe { ((*mr).lkey, (*mr).addr as u64) }
 }
 
-/// A registered buffer.
 struct Buffer {
     memory: Box<[u8]>,
     mr: *mut ibv_mr,
@@ -78,7 +77,7 @@ fn a_ping_by_hand() {
     peer.close();
 }
 
-/// As a GPU rings: no thread of the process says that the register was stored to.
+/// As a GPU rings: no thread of the process announces the store to the register.
 #[test]
 fn naps_after_which_the_card_finds_a_doorbell_are_counted() {
     let bed = Bed::new();
@@ -133,8 +132,7 @@ fn a_thread_domains_register_rings_its_queue_pair() {
     bed.close();
 }
 
-/// Two queue pairs, on contexts of their own, of which the first has just written with a key that
-/// does not exist.
+/// Two queue pairs on separate contexts. The first has just written with a key that does not exist.
 struct Violation {
     bed: Bed,
     peer: Bed,
@@ -213,13 +211,13 @@ fn an_access_error_is_told_to_both_sides() {
     assert!(readable(violation.peer_fd(), PATIENCE));
     let event = next_event(violation.peer.context).unwrap();
     assert_eq!(event.event_type, IBV_EVENT_QP_ACCESS_ERR);
-    // SAFETY: the type says that the field holds.
+    // SAFETY: the type selects the valid field.
     assert_eq!(unsafe { event.element.qp }, violation.peer_qp);
     acknowledge(event);
     assert!(!readable(violation.peer_fd(), Duration::ZERO));
     assert_eq!(next_event(violation.peer.context).err(), Some(libc::EAGAIN));
 
-    // Events go to the context that made the object, only.
+    // Events go only to the context that made the object.
     // SAFETY: open.
     assert!(!readable(unsafe { (*violation.bed.context).async_fd }, Duration::ZERO));
 
@@ -230,7 +228,7 @@ fn an_access_error_is_told_to_both_sides() {
     // SAFETY: alive.
     assert_eq!(unsafe { (*violation.peer_qp).state }, IBV_QPS_ERR);
 
-    // In words, too.
+    // The diagnostic, too.
     let number = qpn(violation.peer_qp);
     let found = softhca::verbs::diagnostics();
     assert!(found.iter().any(|d| d.qpn == Some(number) || d.qpn == Some(qpn(violation.qp))), "{found:?}");
@@ -280,7 +278,7 @@ fn destroying_waits_for_the_acknowledgement() {
             acknowledged.load(Ordering::SeqCst)
         });
         has_started.recv_timeout(PATIENCE).unwrap();
-        // Time for a destroyer that does not wait to pass.
+        // Time enough for a destroyer that does not wait.
         std::thread::sleep(Duration::from_millis(20));
         acknowledged.store(true, Ordering::SeqCst);
         acknowledge(event);
@@ -306,7 +304,7 @@ fn an_overrun_completion_queue_is_an_event_of_its_context() {
     }
     let event = next_event(bed.context).unwrap();
     assert_eq!(event.event_type, IBV_EVENT_CQ_ERR);
-    // SAFETY: the type says that the field holds.
+    // SAFETY: the type selects the valid field.
     assert_eq!(unsafe { event.element.cq }, cq);
     acknowledge(event);
     destroy_qp(qp);

@@ -1,5 +1,5 @@
-//! Datagrams and unreliable connections through the table of entry points: states, Q_Keys,
-//! addresses, and messages by hand.
+//! Datagrams and unreliable connections through the table of entry points: states, Q_Keys, addresses, and
+//! messages by hand.
 
 use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
@@ -117,7 +117,7 @@ fn an_unreliable_connection_and_an_atomic_by_hand() {
     // SAFETY: registered.
     let (lkey, rkey, addr) = unsafe { ((*mr).lkey, (*mr).rkey, (*mr).addr as u64) };
     let word = |index: usize| {
-        // SAFETY: registered memory, aligned; what the card wrote came before the completion.
+        // SAFETY: registered memory, aligned; the card writes it before the completion.
         unsafe { (addr as *const u64).add(index).read_volatile() }
     };
 

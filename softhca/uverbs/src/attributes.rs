@@ -1,7 +1,6 @@
-//! A command as the program passes it to ioctl(2): a header, and attributes that follow it.
+//! A command as the program passes it to ioctl(2): a header, then attributes.
 //!
-//! Only this module reads and writes memory that a command points to. Memory that is not mapped is
-//! EFAULT.
+//! Only this module accesses memory that a command points to. Memory that is not mapped is EFAULT.
 
 use crate::calls;
 use crate::errno::{Errno, Result};
@@ -11,10 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Limit on the attributes of one command; the kernel's largest command has 16.
 const MAX_ATTRIBUTES: usize = 64;
-/// Values of at most this many bytes stand in the attribute itself.
+/// Values of at most this many bytes are in the attribute itself.
 const INLINE: usize = size_of::<u64>();
 
-/// A command.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) object: u16,
@@ -29,7 +27,6 @@ struct Attribute {
     place: u64,
 }
 
-/// Copies from the program's memory.
 pub(crate) fn load(addr: u64, bytes: &mut [u8]) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
@@ -37,13 +34,12 @@ pub(crate) fn load(addr: u64, bytes: &mut [u8]) -> Result<()> {
     if !is_mapped(addr, bytes.len() as u64, false) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: `is_mapped` found the range mapped, and the interface obliges the program to keep it
-    // mapped during the command. The target is private to the caller, so the ranges do not overlap.
+    // SAFETY: `is_mapped` found the range mapped, and the interface obliges the program to keep it mapped
+    // during the command. The target is private to the caller, so the ranges do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) };
     Ok(())
 }
 
-/// Copies to the program's memory.
 pub(crate) fn store(addr: u64, bytes: &[u8]) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
@@ -51,14 +47,14 @@ pub(crate) fn store(addr: u64, bytes: &[u8]) -> Result<()> {
     if !is_mapped(addr, bytes.len() as u64, true) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as in `load`; the interface obliges the program not to use the range of an answer
-    // during the command.
+    // SAFETY: as in `load`; the interface obliges the program not to use the range of an answer during the
+    // command.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
     Ok(())
 }
 
 impl Request {
-    /// Reads a command at `addr`. What is wrong with its header gets the error of `ib_uverbs_ioctl`.
+    /// Reads a command at `addr`. A malformed header gets the error of `ib_uverbs_ioctl`.
     pub(crate) fn read(addr: u64) -> Result<Request> {
         let mut header = [0; size_of::<Header>()];
         load(addr, &mut header)?;
@@ -113,17 +109,16 @@ impl Request {
         }
     }
 
-    /// Whether the command has an attribute.
     pub(crate) fn has(&self, id: u16) -> bool {
         self.find(id).is_some()
     }
 
-    /// Length of an attribute in bytes; 0 if it is missing.
+    /// Returns the length of an attribute in bytes; 0 if it is missing.
     pub(crate) fn len(&self, id: u16) -> usize {
         self.find(id).map_or(0, |attribute| usize::from(attribute.attr.len))
     }
 
-    /// The bytes of an input attribute; empty if it is missing.
+    /// Returns the bytes of an input attribute; none if it is missing.
     pub(crate) fn bytes(&self, id: u16) -> Result<Vec<u8>> {
         let Some(Attribute { attr, .. }) = self.find(id) else { return Ok(Vec::new()) };
         let len = usize::from(attr.len);
@@ -135,8 +130,8 @@ impl Request {
         Ok(bytes)
     }
 
-    /// An input structure. The missing fields of an older program are zero; the additional fields
-    /// of a newer program must be zero.
+    /// Returns an input structure. The missing fields of an older program are zero; the additional fields of
+    /// a newer program must be zero.
     pub(crate) fn structure<T: FromBytes + IntoBytes>(&self, id: u16) -> Result<T> {
         let bytes = self.bytes(id)?;
         let mut value = T::new_zeroed();
@@ -150,7 +145,7 @@ impl Request {
         Ok(value)
     }
 
-    /// A number of at most 64 bits.
+    /// Returns a number of at most 64 bits.
     pub(crate) fn number(&self, id: u16) -> Result<u64> {
         self.need(id)?;
         let bytes = self.bytes(id)?;
@@ -159,29 +154,25 @@ impl Request {
         Ok(u64::from_ne_bytes(value))
     }
 
-    /// A number, if the attribute is present.
     pub(crate) fn optional_number(&self, id: u16) -> Result<Option<u64>> {
         self.has(id).then(|| self.number(id)).transpose()
     }
 
-    /// A number of 32 bits.
     pub(crate) fn number32(&self, id: u16) -> Result<u32> {
         u32::try_from(self.number(id)?).map_err(|_| Errno::INVALID)
     }
 
-    /// The handle of an object.
     pub(crate) fn handle(&self, id: u16) -> Result<u32> {
         u32::try_from(self.need(id)?.attr.data).map_err(|_| Errno::INVALID)
     }
 
-    /// A file descriptor.
     pub(crate) fn fd(&self, id: u16) -> Result<i32> {
         // The program writes a signed 64-bit number.
         i32::try_from(self.need(id)?.attr.data as i64).map_err(|_| Errno::BAD_FD)
     }
 
-    /// Fills an output attribute: cut to the program's room, and padded with zeros to its end. Does
-    /// nothing if the attribute is missing.
+    /// Fills an output attribute, cut to the program's room and padded with zeros to its end. Does nothing if
+    /// the attribute is missing.
     pub(crate) fn answer(&self, id: u16, bytes: &[u8]) -> Result<()> {
         let Some(attribute) = self.find(id) else { return Ok(()) };
         let room = usize::from(attribute.attr.len);

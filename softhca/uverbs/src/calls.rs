@@ -1,9 +1,9 @@
-//! What commands are for, in the words of libibverbs and libmlx5, for messages: a program's author knows
-//! these, not the numbers.
+//! Names of commands in libibverbs and libmlx5, for messages: a program's author knows these, not the
+//! numbers.
 
 use crate::uapi::ioctl::{DRIVER, method, object as kind};
 
-/// The call behind a method (`enum uverbs_default_objects`, `enum mlx5_ib_objects`).
+/// Returns the call that uses a method (`enum uverbs_default_objects`, `enum mlx5_ib_objects`).
 pub(crate) fn of_method(object: u16, method: u16) -> String {
     const PARTS: [&str; 18] = [
         "a query of the device",
@@ -55,7 +55,7 @@ pub(crate) fn of_method(object: u16, method: u16) -> String {
     named.map_or_else(unknown, str::to_owned)
 }
 
-/// The call behind a write command that the card does not have (`enum ib_uverbs_write_cmds`).
+/// Returns the call that uses a write command that the card lacks (`enum ib_uverbs_write_cmds`).
 pub(crate) fn of_write(number: u32) -> String {
     let named = match number {
         7 => "ibv_query_ah",
@@ -76,7 +76,7 @@ pub(crate) fn of_write(number: u32) -> String {
     named.to_owned()
 }
 
-/// An attribute of a method that the card does not have, by the field of the program's structure.
+/// Names an attribute that the card lacks by the field of the program's structure.
 pub(crate) fn of_attribute(object: u16, method: u16, id: u16) -> String {
     let named = match (object, method, id) {
         (kind::QP, method::CREATE, 6) => "rwq_ind_tbl",
@@ -88,7 +88,7 @@ pub(crate) fn of_attribute(object: u16, method: u16, id: u16) -> String {
     named.to_owned()
 }
 
-/// The type of a queue pair that the card does not have.
+/// Names a queue pair type that the card lacks.
 pub(crate) fn of_qp_type(code: u64) -> String {
     match code {
         8 => "IBV_QPT_RAW_PACKET".to_owned(),
@@ -97,7 +97,6 @@ pub(crate) fn of_qp_type(code: u64) -> String {
     }
 }
 
-/// Bits, by their numbers.
 type Bits = [(u32, &'static str)];
 
 /// `create_flags` of a queue pair.
@@ -108,7 +107,7 @@ pub(crate) const QP_CREATE: &Bits = &[
     (10, "IBV_QP_CREATE_SOURCE_QPN"),
     (11, "IBV_QP_CREATE_PCI_WRITE_END_PADDING"),
 ];
-/// What libmlx5 asks for at the creation of a queue pair (`MLX5_QP_FLAG_*`), by what makes it do so.
+/// libmlx5's flags at the creation of a queue pair (`MLX5_QP_FLAG_*`), with their causes.
 pub(crate) const QP_MLX5: &Bits = &[
     (0, "MLX5_QP_SIGNATURE of the environment"),
     (2, "MLX5DV_QP_CREATE_TUNNEL_OFFLOADS"),
@@ -122,13 +121,12 @@ pub(crate) const QP_MLX5: &Bits = &[
 /// The mask of `ibv_modify_qp`.
 pub(crate) const QP_ATTRIBUTES: &Bits =
     &[(2, "IBV_QP_EN_SQD_ASYNC_NOTIFY"), (19, "IBV_QP_CAP"), (25, "IBV_QP_RATE_LIMIT")];
-/// `flags` of `mlx5dv_cq_init_attr`, and what libmlx5 adds (`MLX5_IB_CREATE_CQ_FLAGS_*`).
+/// `flags` of `mlx5dv_cq_init_attr`, and libmlx5's additions (`MLX5_IB_CREATE_CQ_FLAGS_*`).
 pub(crate) const CQ_MLX5: &Bits =
     &[(0, "MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD"), (2, "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")];
-/// Access flags.
 pub(crate) const ACCESS: &Bits = &[(8, "IBV_ACCESS_FLUSH_GLOBAL"), (9, "IBV_ACCESS_FLUSH_PERSISTENT")];
 
-/// The names of the bits that are set; those without one as a number.
+/// Returns the names of the bits that are set, and a number for those without a name.
 pub(crate) fn of_bits(bits: impl Into<u64>, names: &Bits) -> String {
     let mut rest = bits.into();
     let mut named = Vec::new();

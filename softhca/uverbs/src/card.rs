@@ -1,4 +1,4 @@
-//! The cards of this process: one for each device that is open, shared by the device's contexts.
+//! The cards of this process: one for each open device, shared by the device's contexts.
 
 use crate::cuda;
 use crate::errno::{Errno, Result};
@@ -17,11 +17,10 @@ use std::sync::{Arc, OnceLock, Weak};
 pub(crate) struct OpenCard {
     pub(crate) card: Card,
     pub(crate) routes: Arc<Routes>,
-    /// Index of the device.
     pub(crate) index: usize,
 }
 
-/// The counters of a device's port. `None` in a program that was not started by `gdsync soft`.
+/// Returns the counters of a device's port; `None` in a program that `gdsync soft` did not start.
 pub(crate) fn counters(index: usize) -> Option<Counters> {
     let path = sysfs::counters(paths::folder()?, index);
     Counters::in_file(&path)
@@ -33,12 +32,12 @@ pub(crate) fn counters(index: usize) -> Option<Counters> {
 #[derive(Debug, Default)]
 pub(crate) struct Cards {
     running: Mutex<Vec<Weak<OpenCard>>>,
-    /// Raised when a management datagram arrives, once there is an agent for them.
+    /// Raised when a management datagram arrives, once an agent handles them.
     pub(crate) management: Arc<OnceLock<Wake>>,
 }
 
 impl Cards {
-    /// The card of a device. Starts it if it does not run.
+    /// Returns the card of a device, and starts it if needed.
     pub(crate) fn open(&self, index: usize) -> Result<Arc<OpenCard>> {
         let devices = devices_from_environment().map_err(|error| log::refuse(&error))?;
         let link: LinkLayer = *devices.get(index).ok_or(Errno::NO_ENTRY)?;

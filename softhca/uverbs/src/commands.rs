@@ -1,4 +1,4 @@
-//! Dispatch: from the numbers of a command to the function that performs it.
+//! Dispatch: from a command's numbers to its function.
 
 use crate::attributes::Request;
 use crate::calls;
@@ -8,9 +8,8 @@ use crate::errno::{Errno, Result};
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
-use crate::verbs::{ah, channel, cq, device, dm, mcast, mr, mw, pd, port, qp, rereg, srq, uar, xrcd};
+use crate::verbs::{ah, cq, device, dm, domain, mcast, mr, port, qp, srq, uar};
 
-/// Performs a command of the ioctl interface.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
         (object::DEVICE, method::INVOKE_WRITE) => invoke_write(context, request),
@@ -19,11 +18,11 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (object::DEVICE, method::QUERY_PORT) => port::query(context, request),
         (object::DEVICE, method::QUERY_GID_TABLE) => port::query_gid_table(context, request),
         (object::DEVICE, method::QUERY_GID_ENTRY) => port::query_gid_entry(context, request),
-        (object::ASYNC_EVENT, method::ASYNC_EVENT_ALLOC) => channel::alloc_async(context, request),
-        (object::PD, method::PD_QUERY) => pd::query(context, request),
+        (object::ASYNC_EVENT, method::ASYNC_EVENT_ALLOC) => cq::alloc_async(context, request),
+        (object::PD, method::PD_QUERY) => domain::query(context, request),
         (object::MR, method::MR_QUERY) => mr::query(context, request),
         (object::MR, method::MR_REG) => mr::register_any(context, request),
-        (object::MR, method::MR_ADVISE) => rereg::advise(context, request),
+        (object::MR, method::MR_ADVISE) => mr::advise(context, request),
         (object::MR, method::MR_DM_REG) => dm::register(context, request),
         (object::DM, method::DM_ALLOC) => dm::alloc(context, request),
         (object::DM, method::DM_QUERY) => dm::query(context, request),
@@ -63,25 +62,25 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     }
 }
 
-/// `INVOKE_WRITE`: the commands of the older write(2) interface that have no method of their own.
+/// `INVOKE_WRITE`: commands of the older write(2) interface without their own method.
 fn invoke_write(context: &Context, request: &Request) -> Result<()> {
     let number = request.number32(attr::WRITE_CMD)?;
     let (number, is_extended) = (number & !EXTENDED, number & EXTENDED != 0);
     match (number, is_extended) {
         (command::QUERY_DEVICE, false) => device::query(context, request),
         (command::QUERY_DEVICE, true) => device::query_extended(context, request),
-        (command::ALLOC_PD, false) => pd::alloc(context, request),
+        (command::ALLOC_PD, false) => domain::alloc(context, request),
         (command::REG_MR, false) => mr::register(context, request),
-        (command::REREG_MR, false) => rereg::reregister(context, request),
-        (command::ALLOC_MW, false) => mw::alloc(context, request),
-        (command::CREATE_COMP_CHANNEL, false) => channel::create(context, request),
+        (command::REREG_MR, false) => mr::reregister(context, request),
+        (command::ALLOC_MW, false) => mr::alloc_window(context, request),
+        (command::CREATE_COMP_CHANNEL, false) => cq::create_channel(context, request),
         (command::CREATE_AH, false) => ah::create(context, request),
         (command::MODIFY_QP, _) => qp::modify(context, request, is_extended),
         (command::QUERY_QP, false) => qp::query(context, request),
         (command::RESIZE_CQ, false) => cq::resize(context, request),
         (command::MODIFY_CQ, true) => cq::modify(context, request),
-        (command::OPEN_XRCD, false) => xrcd::open(context, request),
-        (command::CLOSE_XRCD, false) => xrcd::close(context, request),
+        (command::OPEN_XRCD, false) => domain::open_xrcd(context, request),
+        (command::CLOSE_XRCD, false) => domain::close_xrcd(context, request),
         (command::OPEN_QP, false) => qp::open(context, request),
         (command::ATTACH_MCAST, false) => mcast::attach(context, request),
         (command::DETACH_MCAST, false) => mcast::detach(context, request),

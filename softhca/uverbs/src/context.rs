@@ -1,13 +1,13 @@
 //! An open device, and the objects that a program has created through it.
 //!
-//! This module depends on no module of objects or commands: those modules give each [`Object`] its
-//! state, and `commands` finds the function that performs a command on a context.
+//! This module depends on no module of objects or commands: those modules give each [`Object`] its state, and
+//! `commands` finds the function for a command.
 
 use crate::calls;
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
-use crate::events::channels::Channels;
-use crate::events::pipe::EventPipe;
+use crate::events::files::Channels;
+use crate::events::files::EventPipe;
 use crate::events::routes::Reported;
 use crate::resource::Resource;
 use crate::uapi::devx::object as devx;
@@ -23,10 +23,10 @@ use std::sync::Arc;
 /// An object that a context owns under a handle.
 #[derive(Debug)]
 pub(crate) struct Object {
-    /// By the numbers of `uapi`: the kind that a command must name to destroy it.
+    /// The kind that a command must name to destroy it, from `uapi`.
     kind: u16,
     pub(crate) resource: Option<Resource>,
-    /// Handles of objects that must outlive it. Only those whose users the card does not count.
+    /// Handles of objects that must outlive it, unless the card counts their users.
     uses: Vec<u32>,
     state: Box<dyn Any + Send>,
 }
@@ -45,7 +45,6 @@ impl Object {
         Object { uses: handles.into(), ..self }
     }
 
-    /// The state, if it is a `T`.
     pub(crate) fn state<T: Any>(&self) -> Option<&T> {
         self.state.downcast_ref()
     }
@@ -74,39 +73,38 @@ impl Objects {
         }
     }
 
-    /// The object of a handle. ENOENT if there is none, as of `lookup_get_idr_uobject`.
+    /// Returns the object of a handle; ENOENT if there is none, as in `lookup_get_idr_uobject`.
     pub(crate) fn get(&self, handle: u32) -> Result<&Object> {
         self.by_handle.get(&handle).ok_or(Errno::NO_ENTRY)
     }
 
-    /// The number of a handle's resource. The object must be of a kind.
+    /// Returns the resource number of a handle, whose object must have this kind.
     pub(crate) fn number(&self, kind: u16, handle: u32) -> Result<u32> {
         self.resource(kind, handle).map(Resource::number)
     }
 
-    /// The resource of a handle. The object must be of a kind.
+    /// Returns the resource of a handle, whose object must have this kind.
     pub(crate) fn resource(&self, kind: u16, handle: u32) -> Result<Resource> {
         let object = self.get(handle)?;
         object.resource.filter(|_| object.kind == kind).ok_or(Errno::INVALID)
     }
 
-    /// The state of a handle's object, which must be a `T`.
+    /// Returns the state of a handle's object, which must be a `T`.
     pub(crate) fn state<T: Any>(&self, handle: u32) -> Result<&T> {
         self.get(handle)?.state().ok_or(Errno::INVALID)
     }
 
-    /// As [`Self::state`].
     pub(crate) fn state_mut<T: Any>(&mut self, handle: u32) -> Result<&mut T> {
         let object = self.by_handle.get_mut(&handle).ok_or(Errno::NO_ENTRY)?;
         object.state.downcast_mut().ok_or(Errno::INVALID)
     }
 
-    /// Whether an object of the card belongs to this context.
+    /// Returns whether an object of the card belongs to this context.
     pub(crate) fn has(&self, resource: Resource) -> bool {
         self.resources.contains(&resource)
     }
 
-    /// The states of a type, of all objects that have one.
+    /// Returns all states of a type.
     pub(crate) fn states<T: Any>(&self) -> impl Iterator<Item = &T> {
         self.by_handle.values().filter_map(Object::state)
     }
@@ -127,17 +125,15 @@ impl Objects {
     }
 }
 
-/// An open device.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) open: Arc<OpenCard>,
     pub(crate) objects: Mutex<Objects>,
     pub(crate) async_events: Arc<EventPipe>,
-    /// The read end of `async_events`; the program gets a duplicate each time it asks.
+    /// The read end of `async_events`, of which the program gets duplicates.
     pub(crate) async_fd: OwnedFd,
     pub(crate) channels: Arc<Channels>,
-    /// The page of doorbell registers that each mapping offset was last given out for. The objects say
-    /// whether it is still there.
+    /// The last doorbell page given out for each mapping offset, to check against the existing objects.
     pub(crate) pages: Mutex<HashMap<u64, u32>>,
 }
 
@@ -169,7 +165,7 @@ impl Context {
         let reported = destroy_on(&self.open, object)?;
         let removed = objects.remove(handle);
         drop(objects);
-        // After the lock is released, because the object may close files, and a hook sees that.
+        // After the lock is released, because the object may close files, which a hook notices.
         drop(removed);
         Ok(reported)
     }
@@ -186,7 +182,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects.get_mut().by_handle);
         let mut objects: Vec<Object> = objects.into_values().collect();
-        // User memory has no resource: it comes last, after the objects that the card has in it.
+        // User memory has no resource: it comes last, after the card's objects in it.
         objects.sort_by_key(|object| (object.resource.is_none(), object.resource));
         // Not an error of the program, but a leak if it continues to run.
         let leaked = |object: &&Object| [devx::DEVX_OBJ, devx::DEVX_UMEM].contains(&object.kind);

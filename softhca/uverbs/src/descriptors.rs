@@ -1,8 +1,8 @@
 //! The file descriptors that belong to the library: open devices, completion channels, files of the
 //! connection manager, and netlink sockets of RDMA.
 //!
-//! The hooks ask here for every file that the program, its libraries and this library touch. The
-//! answer takes no lock, because code that holds a lock of this library may itself touch files.
+//! The hooks ask here for every file that the program, its libraries and this library touch. The answer takes
+//! no lock, because code that holds a lock of this library may itself touch files.
 
 use crate::errno::{Errno, Result};
 use std::os::fd::RawFd;
@@ -11,31 +11,26 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 /// Descriptors of the library are below this limit.
 const MAX_FD: usize = 1 << 16;
 
-/// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A device, or a completion channel.
     Card,
-    /// A socket of RDMA netlink.
     Netlink,
-    /// A file of the connection manager.
     Cm,
 }
 
 const KINDS: [Kind; 3] = [Kind::Card, Kind::Netlink, Kind::Cm];
 
-/// One bit for each file descriptor.
 type Set = [AtomicU64; MAX_FD / 64];
 static CARDS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 static NETLINKS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 static CMS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 
-/// Id of the process that owns the descriptors; 0 before the first one.
+/// ID of the process that owns the descriptors; 0 before the first one.
 ///
-/// A child of vfork(2) or posix_spawn(3) shares its parent's memory until it executes another
-/// program, and may close files before that. Those files are its own copies, and the parent's
-/// devices stay open. The child runs no handler of pthread_atfork(3), so only the id tells it
-/// apart.
+/// A child of vfork(2) or posix_spawn(3) shares its parent's memory until it executes another program, and
+/// may close its copies of files before that, while the parent's devices stay open. The child runs no handler
+/// of pthread_atfork(3), so only the ID tells it apart.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 fn process_id() -> libc::pid_t {
@@ -56,32 +51,30 @@ fn bit(kind: Kind, fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((set(kind).get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// Whether a file descriptor of this process is of a kind.
 pub(crate) fn has(kind: Kind, fd: RawFd) -> bool {
     bit(kind, fd).is_some_and(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
         && OWNER.load(Ordering::Acquire) == process_id()
 }
 
-/// What a file descriptor of this process is. `None` if it is not the library's.
+/// Returns the kind of a file descriptor of this process; `None` if it is not the library's.
 pub(crate) fn kind(fd: RawFd) -> Option<Kind> {
     KINDS.into_iter().find(|kind| has(*kind, fd))
 }
 
-/// The file descriptors of this process from `first` to `last` that are the library's.
+/// Returns the library's file descriptors from `first` to `last`.
 pub(crate) fn between(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let limit = MAX_FD as RawFd - 1;
     let [first, last] = [first, last].map(|fd| RawFd::try_from(fd).unwrap_or(RawFd::MAX));
     (first..=last.min(limit)).filter(|fd| kind(*fd).is_some())
 }
 
-/// Makes this process the owner. False if another process is.
+/// Makes this process the owner. Returns false if another process is.
 pub(crate) fn claim() -> bool {
     let id = process_id();
     let before = OWNER.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
     before.is_ok() || before == Err(id)
 }
 
-/// Marks a file descriptor as the library's.
 pub(crate) fn add(kind: Kind, fd: RawFd) -> Result<()> {
     let (word, mask) = bit(kind, fd).ok_or(Errno(libc::EMFILE))?;
     remove(fd);
@@ -89,23 +82,22 @@ pub(crate) fn add(kind: Kind, fd: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Whether calls on the program's file do not wait.
+/// Returns whether the program's file is non-blocking.
 pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
     // SAFETY: the call accesses no memory of the process.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
-/// Removes the mark: the program is about to close the file.
+/// Removes the mark of a file that the program is about to close.
 pub(crate) fn remove(fd: RawFd) {
     for (word, mask) in KINDS.into_iter().filter_map(|kind| bit(kind, fd)) {
         word.fetch_and(!mask, Ordering::AcqRel);
     }
 }
 
-/// Removes all marks and the owner, in the child of a fork.
-///
-/// Only stores to atomics: any thread of the parent may have held any lock.
+/// Removes all marks and the owner, in the child of a fork. Only stores to atomics: any thread of the parent
+/// may have held any lock.
 pub(crate) fn reset() {
     OWNER.store(0, Ordering::Release);
     for word in CARDS.iter().chain(&NETLINKS).chain(&CMS) {

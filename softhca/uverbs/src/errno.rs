@@ -1,4 +1,4 @@
-//! Error numbers, as the kernel would return them.
+//! Error numbers, as the kernel returns them.
 
 use softhca::card::CardError;
 
@@ -21,21 +21,20 @@ impl Errno {
     /// The command or a mandatory attribute is unknown. rdma-core then tries an older command.
     pub(crate) const UNKNOWN: Errno = Errno(libc::EPROTONOSUPPORT);
 
-    /// The error of the system call that just failed.
+    /// Returns the error of the system call that just failed.
     pub(crate) fn last() -> Self {
         std::io::Error::last_os_error().into()
     }
 
-    /// Stores the value in the calling thread's `errno`.
     pub(crate) fn set(self) {
-        // SAFETY: the C library keeps the calling thread's location valid as long as the thread.
+        // SAFETY: the C library keeps the calling thread's location valid while the thread lives.
         unsafe { *libc::__errno_location() = self.0 };
     }
 }
 
 /// Runs `work` and restores `errno`: a system call that succeeds leaves it unchanged.
 pub(crate) fn preserving<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: the C library keeps the calling thread's location valid as long as the thread.
+    // SAFETY: the C library keeps the calling thread's location valid while the thread lives.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: as above; only this thread accesses the location.
     let before = unsafe { *place };

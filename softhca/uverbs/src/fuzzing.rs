@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets and of property tests. `cfg(fuzzing)` is what cargo-fuzz sets.
+//! Entry points of the fuzz targets (`cfg(fuzzing)`, which cargo-fuzz sets) and of property tests.
 
 use crate::attributes::Request;
 use crate::card::Cards;
@@ -9,21 +9,21 @@ use crate::uapi::ucm::command;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Whether an attribute is treated as an output: a pointer, whatever its length.
+/// Returns whether an attribute is treated as an output: a pointer, regardless of its length.
 fn is_output(id: u16) -> bool {
     id % 2 == 1
 }
 
-/// Reads a command whose header and attributes are these bytes. A pointer of an attribute becomes
-/// an offset into the bytes, so that it leads to mapped memory or past it.
+/// Reads a command whose header and attributes are these bytes. An attribute's pointer becomes an offset into
+/// the bytes, so that it leads to mapped memory or past it.
 pub fn command(bytes: &[u8]) {
-    // Words, as programs align commands; followed by room, so that no attribute's bytes reach
-    // memory that the test does not own.
+    // Words, as programs align commands, and then room, so that no attribute's bytes reach memory that the
+    // test does not own.
     let mut memory = vec![0u64; bytes.len().div_ceil(8) + usize::from(u16::MAX) / 8 + 16];
     let base = memory.as_ptr() as u64;
     let place = memory.as_mut_bytes();
     place[..bytes.len()].copy_from_slice(bytes);
-    // What follows the reserved word is the same in every command.
+    // The bytes after the reserved word are the same in every command.
     place[16..24].copy_from_slice(&u64::from(DRIVER_MLX5).to_ne_bytes());
     // Includes a last, incomplete attribute: zeros complete it.
     let attributes = size_of::<Header>()..bytes.len().max(size_of::<Header>()) + size_of::<Attr>();
@@ -54,7 +54,7 @@ pub fn command(bytes: &[u8]) {
     }
 }
 
-/// Index of the word of a command that is an address, the header included.
+/// Returns the index of a command's word, header included, that is an address.
 fn address(command: u32) -> Option<usize> {
     match command {
         command::CREATE_ID => Some(2),
@@ -72,13 +72,13 @@ fn address(command: u32) -> Option<usize> {
     }
 }
 
-/// Performs the commands in these bytes, each with its length before it, on a connection manager of its
-/// own. The address in a command becomes one of memory for the answer, or one that is not mapped.
+/// Performs the commands in these bytes, each preceded by its length, on a separate connection manager. The
+/// address in a command becomes that of memory for the answer, or one that is not mapped.
 pub fn manager(bytes: &[u8]) {
     let manager = Manager::new(Arc::<Cards>::default());
     let Ok((file, _fd)) = manager.open() else { return };
     let file = Arc::new(file);
-    // Room behind every address for the longest answer, or value of an option.
+    // Every address has room for the longest answer, or value of an option.
     let mut answer = vec![0u64; 2048];
     let mut rest = bytes;
     while let Some((length, more)) = rest.split_first_chunk() {

@@ -1,8 +1,8 @@
-//! The C functions that the library puts before those of the C library.
+//! The C functions that the library interposes on the C library.
 //!
-//! They make system calls directly: the C library's functions of these names would lead back here.
-//! This library calls them, too, when it closes a file or maps memory of a card, possibly with a
-//! lock held. So a call for any file that is not a device or a channel takes no lock.
+//! They make system calls directly: the C library's functions of these names would lead back here. This
+//! library calls them as well when it closes a file or maps memory of a card, possibly with a lock held, so a
+//! call for any file other than a device or a channel takes no lock.
 
 use crate::attributes::Request;
 use crate::commands;
@@ -12,20 +12,19 @@ use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::{device, dm, uar};
-use define::returned;
 use gdsync_sys::wake::Table;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
-use live::live;
+use live::open_live;
+use next::returned;
 use std::os::fd::IntoRawFd;
 
 #[macro_use]
-mod define;
+mod next;
 pub mod cuda;
 pub mod duplicates;
 pub mod execute;
 pub mod files;
 mod live;
-mod next;
 pub mod place;
 pub mod sockets;
 pub mod walks;
@@ -44,7 +43,7 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     // SAFETY: as above.
     let private = unsafe { paths::private(path) };
     if let Some(file) =
-        private.as_ref().and_then(|private| preserving(|| live(private, flags & libc::O_CLOEXEC != 0)))
+        private.as_ref().and_then(|private| preserving(|| open_live(private, flags & libc::O_CLOEXEC != 0)))
     {
         return returned(file.map(IntoRawFd::into_raw_fd));
     }
@@ -54,7 +53,7 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     // SAFETY: the caller vouches for the arguments.
     let fd = unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int };
     if is_relative {
-        preserving(|| live::enliven(fd));
+        preserving(|| live::replace_if_live(fd));
     }
     fd
 }
@@ -70,8 +69,8 @@ unsafe fn write_any(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     }
 }
 
-/// Threads that wait beside memory, and cards that sleep, of all copies of gdsync in the process: the program's own
-/// copy finds this one by its name ([`gdsync_sys::wake::EXPORTED`]).
+/// Sleeping threads and cards of all copies of gdsync in the process: the program's copy finds this table by
+/// its name ([`gdsync_sys::wake::EXPORTED`]).
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub static GDSYNC_WAKE_2: Table = Table::new();
 
@@ -111,59 +110,52 @@ unsafe fn map_any(
 }
 
 c_functions! {
-    /// `open(2)`. A variadic call passes `mode` in the register of this parameter. Without a mode
-    /// the value is arbitrary, and the kernel ignores it.
+    /// A variadic call passes `mode` in the register of this parameter. Without a mode the value
+    /// is arbitrary, and the kernel ignores it.
     open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(libc::AT_FDCWD, path, flags, mode)
     }
 
-    /// `open64(3)`.
     open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode)
     }
 
-    /// `openat(2)`.
     openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(directory, path, flags, mode)
     }
 
-    /// `openat64(3)`.
     openat64(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(directory, path, flags | libc::O_LARGEFILE, mode)
     }
 
-    /// `open` of programs built with checks.
+    // Programs built with checks (`_FORTIFY_SOURCE`) call `__open_2` and its variants.
     __open_2(path: *const c_char, flags: c_int) -> c_int {
         open_any(libc::AT_FDCWD, path, flags, 0)
     }
 
-    /// `open64` of programs built with checks.
     __open64_2(path: *const c_char, flags: c_int) -> c_int {
         open_any(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, 0)
     }
 
-    /// `openat` of programs built with checks.
     __openat_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
         open_any(directory, path, flags, 0)
     }
 
-    /// `openat64` of programs built with checks.
     __openat64_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
         open_any(directory, path, flags | libc::O_LARGEFILE, 0)
     }
 
-    /// `write(2)`. Commands of the connection manager are written to its file.
+    /// Commands of the connection manager are written to its file.
     write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
         write_any(fd, bytes, count)
     }
 
-    /// `mmap(2)`. The system maps a device's pages; the library refuses what a kernel refuses. Programs
-    /// that replace this function by their own lose only that.
+    /// The system maps a device's pages; the library refuses mappings that a kernel refuses. A
+    /// program with its own function of this name loses only these checks.
     mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
         map_any(at, len, protection, flags, fd, offset)
     }
 
-    /// `mmap64(3)`.
     mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
         map_any(at, len, protection, flags, fd, offset)
     }

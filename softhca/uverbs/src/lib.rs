@@ -1,11 +1,10 @@
-//! A preload library that runs the unmodified libibverbs and libmlx5, and any program that uses
-//! them, on the software card.
+//! A preload library that runs the unmodified libibverbs and libmlx5, and any program that uses them, on the
+//! software card.
 //!
-//! The library takes the place of the kernel modules `ib_uverbs` and `mlx5_ib`. Loaded with
-//! `LD_PRELOAD`, it intercepts the calls with which libibverbs opens `/dev/infiniband/uverbs*` and
-//! sends commands to it, and performs the commands on a [`softhca::card::Card`] inside the process.
-//! `gdsync soft -- COMMAND` sets up the environment: a stand-in for sysfs, and the preloaded
-//! library.
+//! The library replaces the kernel modules `ib_uverbs` and `mlx5_ib`. Loaded with `LD_PRELOAD`, it intercepts
+//! the calls with which libibverbs opens `/dev/infiniband/uverbs*` and sends commands to it, and performs the
+//! commands on a [`softhca::card::Card`] inside the process. `gdsync soft -- COMMAND` sets up the
+//! environment: a stand-in for sysfs, and the preloaded library.
 //!
 //! # Layers
 //!
@@ -17,7 +16,7 @@
 //! | `errno` | error numbers |
 //! | `memory` | the library's own memory |
 //! | `log` | the log on stderr |
-//! | `calls` | names of what commands are for |
+//! | `calls` | names of commands, for messages |
 //! | `paths` | the stand-ins for files of the system |
 //! | `netlink` | the answers of RDMA netlink |
 //! | `descriptors` | the file descriptors that belong to the library |
@@ -29,13 +28,13 @@
 //! | `context` | an open device and its objects, by handle |
 //! | `verbs` | the objects of the verbs interface, one module each |
 //! | `devx` | commands in the device's own format (`mlx5dv_devx_*`) |
-//! | `commands` | dispatch from a command's numbers to the function that performs it |
+//! | `commands` | dispatch from a command's numbers to its function |
 //! | `cm` | the connection manager (`/dev/infiniband/rdma_cm`) |
 //! | `process` | the open devices of the process, before and after a fork |
 //! | `hooks` | the C functions that replace those of the C library |
 //!
-//! Loading the library starts nothing. A card starts when the first device is opened, and belongs
-//! to that process: the child of a fork has no card until it opens a device itself.
+//! Loading the library starts nothing. A card starts when the first device is opened, and belongs to that
+//! process: the child of a fork has no card until it opens a device itself.
 
 mod attributes;
 #[deny(unsafe_code)]

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
-/// Set once this process, or an ancestor that forked it, has started the log.
+/// True once this process, or an ancestor that forked it, has started the log.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// The file descriptor, without the standard library's lock: the card's thread may hold that lock
-/// during a fork, and the child would then wait for it forever. Each message is one write.
+/// The file descriptor, without the standard library's lock: the card's thread may hold that lock during a
+/// fork, and the child would then wait for it forever. Each message is one write.
 struct Stderr;
 
 impl Write for Stderr {
@@ -26,10 +26,10 @@ impl Write for Stderr {
     }
 }
 
-/// The setting that selects what is logged.
+/// The setting with the filter of the log.
 const VARIABLE: &str = "SOFTHCA_LOG";
 
-/// Logs what `SOFTHCA_LOG` selects, in the syntax of `tracing_subscriber::filter::Targets`.
+/// Starts the log with the filter in `SOFTHCA_LOG`, in the syntax of `tracing_subscriber::filter::Targets`.
 ///
 /// # Errors
 /// The syntax is wrong.
@@ -46,18 +46,18 @@ pub(crate) fn start() -> Result<(), SettingError> {
     }
     let written = tracing_subscriber::fmt::layer().with_writer(|| Stderr);
     let log = tracing_subscriber::registry().with(written).with(filter);
-    // Fails if a program that links this library has installed a log, which then has the messages.
+    // Fails if a program that links this library has installed a log, which then gets the messages.
     let _ = log.try_init();
     Ok(())
 }
 
-/// Says something on stderr, whatever `SOFTHCA_LOG` selects.
+/// Writes a message to stderr, regardless of `SOFTHCA_LOG`.
 pub(crate) fn say(message: &str) {
-    // Where stderr is closed, there is no place to say it.
+    // If stderr is closed, the message is lost.
     let _ = Stderr.write_all(format!("softhca: {message}\n").as_bytes());
 }
 
-/// Says why no device is opened: a program has only the number of the error. Returns that number.
+/// Logs why no device opens, as a program sees only the error number, and returns that number.
 pub(crate) fn refuse(error: &SettingError) -> Errno {
     say(&error.to_string());
     Errno::INVALID

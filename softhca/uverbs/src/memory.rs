@@ -1,13 +1,12 @@
-//! The library's own memory, from the system.
+//! The library's memory allocator, which uses system calls only.
 //!
-//! MPI libraries, UCX and libfabric hear of memory that goes: while they start and end they write over the code of the
-//! C library's `munmap`, `madvise` and `brk`, and what they put there takes their locks, which they also hold while they
-//! call the card. Rust's default allocator is the C library's, which calls those functions. The card's thread would run
-//! code that is being written, or wait for a thread that waits for the card. So this library takes memory by system
-//! calls only.
+//! MPI libraries, UCX and libfabric track unmapped memory: while they start and end they patch the code of
+//! the C library's `munmap`, `madvise` and `brk`, and their replacements take locks that they also hold while
+//! they call the card. Rust's default allocator is the C library's, which calls those functions. With it, the
+//! card's thread would run code that is being written, or wait for a thread that waits for the card.
 //!
-//! Blocks have the sizes of powers of two. They are cut from pieces of the system's memory, and wait in lists for their
-//! next use. A larger request is mapped by itself.
+//! Block sizes are powers of two. Blocks are cut from chunks of the system's memory, and kept in free lists.
+//! A larger request has its own mapping.
 
 use crate::errno::preserving;
 use std::alloc::{GlobalAlloc, Layout};
@@ -20,14 +19,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 static MEMORY: Memory = Memory::new();
 
 const PAGE: usize = 4096;
-/// Bytes of a piece of the system's memory.
+/// Bytes of a chunk of the system's memory.
 const PIECE: usize = 1 << 20;
-/// Powers of two: the sizes of the smallest and the largest blocks.
+/// Logarithms of the sizes of the smallest and the largest blocks.
 const SMALLEST: u32 = 4;
 const LARGEST: u32 = 16;
 const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
 
-/// The class of a request's block. `None` if it is mapped by itself.
+/// Returns the size class of a request; `None` for one with its own mapping.
 fn class(layout: Layout) -> Option<usize> {
     if layout.align() > PAGE {
         return None;
@@ -41,7 +40,7 @@ fn block_size(class: usize) -> usize {
     1 << (SMALLEST as usize + class)
 }
 
-/// Fresh memory of zeros, or null.
+/// Maps zeroed memory; null on failure.
 fn map(len: usize) -> *mut u8 {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let none = ptr::null_mut::<u8>();
@@ -53,10 +52,9 @@ fn map(len: usize) -> *mut u8 {
 /// A free block, which contains the address of the next one of its size.
 struct Free(*mut Free);
 
-/// What is free.
 struct Blocks {
     lists: [*mut Free; CLASSES],
-    /// The rest of the last piece.
+    /// The rest of the last chunk.
     rest: *mut u8,
     left: usize,
 }
@@ -74,7 +72,7 @@ impl Blocks {
             return first.cast();
         }
         let size = block_size(class);
-        // A block has the alignment of its size, but no more than a page's.
+        // A block is aligned to its size, but to a page at most.
         let lead = self.rest.align_offset(size.min(PAGE));
         if self.left < lead + size {
             let piece = map(PIECE);
@@ -93,13 +91,12 @@ impl Blocks {
     /// The block is of this class, and nothing uses it any more.
     unsafe fn give(&mut self, block: *mut u8, class: usize) {
         let block = block.cast::<Free>();
-        // SAFETY: the block is the caller's, writable, and aligned to 16 at least.
+        // SAFETY: the block is the caller's, writable, and aligned to at least 16.
         unsafe { block.write(Free(self.lists[class])) };
         self.lists[class] = block;
     }
 }
 
-/// The memory of the process.
 struct Memory {
     lock: Lock,
     blocks: UnsafeCell<Blocks>,
@@ -120,16 +117,16 @@ impl Memory {
             prepare_for_forks();
         }
         self.lock.lock();
-        // SAFETY: the lock makes this the only reference; `work` is of this module and does not come back here.
+        // SAFETY: the lock makes this the only reference; `work` is from this module and does not re-enter.
         let result = work(unsafe { &mut *self.blocks.get() });
         self.lock.unlock();
         result
     }
 
-    /// In the child of a fork: another thread of the parent may have been at the blocks. The child leaves the free ones
-    /// behind, and begins with none.
+    /// Discards the free blocks in the child of a fork, as another thread of the parent may have been
+    /// changing their lists.
     fn forget(&self) {
-        // SAFETY: the child has one thread, which was not at the blocks when it forked.
+        // SAFETY: the child has one thread, which was not in the lists when it forked.
         unsafe { *self.blocks.get() = Blocks::none() };
         self.lock.unlock();
     }
@@ -140,7 +137,7 @@ fn prepare_for_forks() {
     extern "C" fn in_child() {
         MEMORY.forget();
     }
-    // Where it fails, the child of a program with several threads may wait for ever, as with any lock.
+    // If it fails, the child of a multi-threaded program may wait forever, as with any lock.
     //
     // SAFETY: the handler only stores to memory of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
@@ -149,7 +146,8 @@ fn prepare_for_forks() {
 #[cfg(any(test, fuzzing))]
 fn prepare_for_forks() {}
 
-// SAFETY: blocks have the size and the alignment of their requests, and belong to one request until it gives them back.
+// SAFETY: blocks have the size and the alignment of their requests, and belong to one request until it frees
+// them.
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class(layout) {
@@ -161,7 +159,7 @@ unsafe impl GlobalAlloc for Memory {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match class(layout) {
-            // SAFETY: a block of this class, as the request was of this layout.
+            // SAFETY: a block of this class, as the request had this layout.
             Some(class) => self.with_blocks(|blocks| unsafe { blocks.give(block, class) }),
             None => preserving(|| {
                 // SAFETY: `alloc` has mapped this for the request.
@@ -171,9 +169,9 @@ unsafe impl GlobalAlloc for Memory {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let block = unsafe { self.alloc(layout) };
-        // Mapped memory has zeros.
+        // Mapped memory is zeroed.
         if class(layout).is_some() && !block.is_null() {
             // SAFETY: a block of this size.
             unsafe { block.write_bytes(0, layout.size()) };
@@ -182,12 +180,13 @@ unsafe impl GlobalAlloc for Memory {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's: the size does not overflow when it is rounded up to the alignment.
+        // SAFETY: the caller guarantees that the size does not overflow when it is rounded up to the
+        // alignment.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if class(layout).is_some() && class(layout) == class(wanted) {
             return block;
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let moved = unsafe { self.alloc(wanted) };
         if !moved.is_null() {
             // SAFETY: two blocks of these sizes, the first of which is the caller's.
@@ -200,7 +199,7 @@ unsafe impl GlobalAlloc for Memory {
     }
 }
 
-/// A lock that needs no memory: 0 is free, 1 taken, 2 taken and perhaps waited for.
+/// A lock without allocation: 0 is free, 1 taken, 2 taken and possibly waited for.
 struct Lock(AtomicU32);
 
 impl Lock {
@@ -210,7 +209,7 @@ impl Lock {
 
     fn futex(&self, operation: libc::c_int, value: u32) {
         let (operation, none) = (operation | libc::FUTEX_PRIVATE_FLAG, ptr::null::<libc::timespec>());
-        // SAFETY: the word lives during the call, which reads it at most.
+        // SAFETY: the word lives during the call, which only reads it.
         unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, none) };
     }
 

@@ -1,8 +1,8 @@
-//! From the paths that programs name to the stand-ins of `gdsync soft`, and back.
+//! Translation of paths between programs and the stand-ins of `gdsync soft`.
 //!
-//! The files of devices are in a private folder, with the paths below it that they have in the
-//! system ([`softhca::sysfs`]). Nothing here takes a lock or allocates memory after the first call:
-//! the hooks ask for every file that is opened, and programs open files in signal handlers, too.
+//! The files of devices are in a private folder, at the system's paths below it ([`softhca::sysfs`]). Nothing
+//! here takes a lock or allocates memory after the first call: the hooks ask for every file that is opened,
+//! also in signal handlers.
 
 use softhca::sysfs::OWNED;
 use std::ffi::{CStr, OsStr};
@@ -10,23 +10,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// The private folder, as `gdsync soft` names it.
+/// The setting with the private folder.
 const VARIABLE: &CStr = c"SOFTHCA_FILES";
-/// Where devices are, as a path without number.
+/// Path of a device without its number.
 const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
-/// Where devices of all kinds are.
+/// The folder of devices of all kinds.
 const DEVICES: &[u8] = b"/dev/infiniband/";
 /// The connection manager.
 const CM: &[u8] = b"/dev/infiniband/rdma_cm";
 /// Longest path, with its zero (`PATH_MAX`).
 const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// The private folder. `None` in a program that was not started by `gdsync soft`.
+/// Returns the private folder; `None` in a program that `gdsync soft` did not start.
 pub(crate) fn folder() -> Option<&'static Path> {
     static FOLDER: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
-        // SAFETY: the name is a C string. As for any reader of the environment, the program must not
-        // change it meanwhile; the first path of a program is opened before it has threads.
+        // SAFETY: the name is a C string. As for any reader of the environment, the program must not change
+        // it meanwhile; the first path of a program is opened before it has threads.
         let value = unsafe { libc::getenv(VARIABLE.as_ptr()) };
         if value.is_null() {
             return None;
@@ -41,7 +41,7 @@ pub(crate) fn folder() -> Option<&'static Path> {
 /// A path in the private folder.
 pub(crate) struct Private {
     bytes: [u8; LONGEST],
-    /// Bytes of the folder's path, before the path that the program named.
+    /// Bytes of the folder's path, before the program's path.
     lead: usize,
     len: usize,
 }
@@ -50,7 +50,7 @@ impl Private {
     fn new(folder: &[u8], path: &[u8]) -> Option<Self> {
         let len = folder.len() + path.len();
         let mut bytes = [0; LONGEST];
-        // One more: the zero.
+        // One more for the zero.
         bytes.get(len)?;
         bytes[..folder.len()].copy_from_slice(folder);
         bytes[folder.len()..len].copy_from_slice(path);
@@ -61,30 +61,30 @@ impl Private {
         self.bytes.as_ptr().cast()
     }
 
-    /// The path that the program named.
+    /// Returns the path that the program named.
     pub(crate) fn named(&self) -> &[u8] {
         &self.bytes[self.lead..self.len]
     }
 
-    /// Whether the path is a device, which a symbolic link stands for.
+    /// Returns whether the path is a device, for which a symbolic link stands.
     pub(crate) fn is_device(&self) -> bool {
         self.named().len() > DEVICES.len() && self.named().starts_with(DEVICES)
     }
 }
 
-/// The index of the device that a path names.
+/// Returns the index of the device that a path names.
 fn device_of(path: &[u8]) -> Option<usize> {
     let number = str::from_utf8(path.strip_prefix(DEVICE_PREFIX)?).ok()?;
     let index = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()))?;
     (index < softhca::devices::MAX_DEVICES).then_some(index)
 }
 
-/// The bytes of a path, if it begins as one of the [`OWNED`] does. Others are read no further than
-/// to the first byte that differs.
+/// Returns the bytes of a path with one of the prefixes [`OWNED`]. Others are read no further than to the
+/// first byte that differs.
 ///
 /// # Safety
-/// `path` must be null or a C string. (For memory that is not mapped, a system call returns EFAULT;
-/// this function raises a signal.)
+/// `path` must be null or a C string. (For memory that is not mapped, a system call returns EFAULT; this
+/// function raises a signal.)
 unsafe fn owned<'a>(path: *const libc::c_char) -> Option<&'a [u8]> {
     if path.is_null() {
         return None;
@@ -97,35 +97,35 @@ unsafe fn owned<'a>(path: *const libc::c_char) -> Option<&'a [u8]> {
     OWNED.iter().any(|prefix| begins(prefix)).then(|| unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
-/// The index of the device that a path names.
+/// Returns the index of the device that a path names.
 ///
 /// # Safety
 /// As [`private`].
 pub(crate) unsafe fn device(path: *const libc::c_char) -> Option<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     device_of(unsafe { owned(path) }?)
 }
 
-/// Whether a path names the connection manager.
+/// Returns whether a path names the connection manager.
 ///
 /// # Safety
 /// As [`private`].
 pub(crate) unsafe fn is_cm(path: *const libc::c_char) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     (unsafe { owned(path) }) == Some(CM)
 }
 
-/// The path in the private folder of a path that names files of devices. `None` for all others.
+/// Returns the path in the private folder for a path of device files; `None` for all others.
 ///
 /// # Safety
 /// `path` must be null or a C string.
 pub(crate) unsafe fn private(path: *const libc::c_char) -> Option<Private> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let path = unsafe { owned(path) }?;
     Private::new(folder()?.as_os_str().as_bytes(), path)
 }
 
-/// The path that a program shall see for one that the system has found in the private folder.
+/// Returns the path to show the program for one that the system has found in the private folder.
 pub(crate) fn public(path: &[u8]) -> &[u8] {
     let Some(folder) = folder() else { return path };
     match path.strip_prefix(folder.as_os_str().as_bytes()) {

@@ -1,4 +1,4 @@
-//! The open devices of the process, and what a fork does to them.
+//! The open devices of the process, before and after a fork.
 
 use crate::card::{Cards, OpenCard, counters};
 use crate::cm::command::{self, Caller};
@@ -6,7 +6,7 @@ use crate::cm::manager::{File, Manager};
 use crate::context::Context;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
-use crate::events::channels::Channels;
+use crate::events::files::Channels;
 use crate::log;
 use crate::netlink;
 use parking_lot::Mutex;
@@ -19,17 +19,15 @@ use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
-/// Everything that this process has open.
 #[derive(Debug)]
 struct Process {
     cards: Arc<Cards>,
     manager: Arc<Manager>,
-    /// Open files of the connection manager.
     cm_files: Mutex<HashMap<RawFd, Arc<File>>>,
     channels: Arc<Channels>,
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
-    /// Cards that were started because the program looked at their addresses, which then stay.
-    seen: Mutex<HashMap<usize, Arc<OpenCard>>>,
+    /// Cards started because the program read their addresses, which must then stay.
+    pinned: Mutex<HashMap<usize, Arc<OpenCard>>>,
 }
 
 impl Default for Process {
@@ -41,13 +39,13 @@ impl Default for Process {
             cm_files: Mutex::default(),
             channels: Arc::default(),
             contexts: Mutex::default(),
-            seen: Mutex::default(),
+            pinned: Mutex::default(),
         }
     }
 }
 
-/// Created at the first use; the child of a fork creates another. Never freed: a forked child
-/// cannot join its parent's threads.
+/// Created at the first use; the child of a fork creates another. Never freed: a forked child cannot join its
+/// parent's threads.
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
 fn process() -> &'static Process {
@@ -65,25 +63,25 @@ fn process() -> &'static Process {
     } else {
         present
     };
-    // SAFETY: from `Box::into_raw`, and this module never frees what it has put into `PROCESS`.
+    // SAFETY: from `Box::into_raw`, and this module never frees a pointer in `PROCESS`.
     unsafe { &*chosen }
 }
 
-/// Runs in the child of a fork, which inherits none of the parent's devices. The parent's cards
-/// continue to run in the parent only.
+/// Runs in the child of a fork, which inherits none of the parent's devices. The parent's cards continue to
+/// run in the parent only.
 extern "C" fn forget_in_child() {
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
     descriptors::reset();
 }
 
-/// Prepares the process for having anything open. The first call starts the log.
+/// Prepares the process for open files. The first call starts the log.
 fn prepare() -> Result<()> {
     static PREPARED: Once = Once::new();
     let settings = log::start().and_then(|()| environment::check());
     settings.map_err(|error| log::refuse(&error))?;
     PREPARED.call_once(|| {
-        // SAFETY: the handler only stores to atomics, as the child of a fork may; a preloaded
-        // library is never unloaded, so the handler stays valid.
+        // SAFETY: the handler only stores to atomics, as the child of a fork may; a preloaded library is
+        // never unloaded, so the handler stays valid.
         if unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) } != 0 {
             tracing::warn!("children of a fork cannot have cards of their own");
         }
@@ -91,16 +89,16 @@ fn prepare() -> Result<()> {
     if descriptors::claim() {
         return Ok(());
     }
-    // The process shares its parent's memory, or was forked without the C library's knowledge: the
-    // parent's threads may hold the locks in it.
+    // The process shares its parent's memory, or was forked without the C library's knowledge: the parent's
+    // threads may hold the locks in it.
     tracing::warn!(
         "a device is opened in a child that vfork or clone has made: it must execute a program first"
     );
     Err(Errno::NO_DEVICE)
 }
 
-/// Opens a device. The file of the descriptor is that of the card's doorbell registers, so that the
-/// system itself maps their pages.
+/// Opens a device. The descriptor's file is that of the card's doorbell registers, so that the system itself
+/// maps their pages.
 pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
     prepare()?;
     let process = process();
@@ -114,14 +112,14 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
     let context = Arc::new(Context::new(open, process.channels.clone())?);
     descriptors::add(Kind::Card, fd)?;
     let stale = process.contexts.lock().insert(fd, context);
-    // A device whose close the hooks did not see. Dropped after the lock is released, because its
-    // objects close files.
+    // A device whose close the hooks missed. Dropped after the lock is released, because its objects close
+    // files.
     drop(stale);
     // The program owns the descriptor from here on.
     Ok(file.into_raw_fd())
 }
 
-/// Opens the connection manager, with these of the flags of open(2): `O_CLOEXEC` and `O_NONBLOCK`.
+/// Opens the connection manager with the flags `O_CLOEXEC` and `O_NONBLOCK` of open(2).
 pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
     prepare()?;
     let process = process();
@@ -141,7 +139,6 @@ pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
     Ok(fd.into_raw_fd())
 }
 
-/// The connection manager's file of a descriptor.
 pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
     if !descriptors::has(Kind::Cm, fd) {
         return None;
@@ -149,8 +146,8 @@ pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
     process().cm_files.lock().get(&fd).cloned()
 }
 
-/// Performs a command that the program has written to a file of the connection manager. Returns how many
-/// bytes it has.
+/// Performs a command that the program has written to a file of the connection manager. Returns its length in
+/// bytes.
 pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Result<usize> {
     let is_nonblocking = || descriptors::is_nonblocking(fd);
     let file_of = |fd: u32| cm_file(RawFd::try_from(fd).ok()?);
@@ -175,30 +172,31 @@ pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Makes a socket one of RDMA netlink.
+/// Marks a socket as one of RDMA netlink.
 pub(crate) fn own_netlink(fd: RawFd) -> Result<()> {
     prepare()?;
     descriptors::add(Kind::Netlink, fd)
 }
 
-/// The card of a device, which then runs until the process ends: the program has seen its addresses.
-fn seen(index: usize) -> Option<Arc<OpenCard>> {
+/// Returns the card of a device, and keeps it running until the process ends, as the program has seen its
+/// addresses.
+fn pinned_card(index: usize) -> Option<Arc<OpenCard>> {
     prepare().ok()?;
     let process = process();
     let card = process.cards.open(index).ok()?;
-    Some(process.seen.lock().entry(index).or_insert(card).clone())
+    Some(process.pinned.lock().entry(index).or_insert(card).clone())
 }
 
-/// The content of a file of sysfs that this process's card answers.
+/// Returns the content of a sysfs file that this process's card answers.
 pub(crate) fn content(index: usize, file: LiveFile) -> Option<String> {
     if file.is_of_card() {
-        file.content(Some(&seen(index)?.card), None)
+        file.content(Some(&pinned_card(index)?.card), None)
     } else {
         file.content(None, counters(index).as_ref())
     }
 }
 
-/// The process's devices, as netlink shows them.
+/// The process's devices for netlink.
 pub(crate) struct View;
 
 impl netlink::Devices for View {
@@ -207,11 +205,10 @@ impl netlink::Devices for View {
     }
 
     fn lid(&self, index: usize) -> u16 {
-        seen(index).map_or(0, |open| open.card.lid())
+        pinned_card(index).map_or(0, |open| open.card.lid())
     }
 }
 
-/// The open device of a file descriptor.
 pub(crate) fn context(fd: RawFd) -> Option<Arc<Context>> {
     if descriptors::kind(fd) != Some(Kind::Card) {
         return None;

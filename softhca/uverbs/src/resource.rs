@@ -2,21 +2,18 @@
 
 use softhca::card::{Card, CardError};
 
-/// An object of a card, by number. A closing context destroys its objects in this order: users
-/// before what they use.
+/// An object of a card, by number. A closing context destroys its objects in this order: users before the
+/// objects that they use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Resource {
     Qp(u32),
-    /// Shared receive queue.
     Srq(u32),
     Cq(u32),
-    /// Memory key.
     Mkey(u32),
     /// Device memory, by its first page.
     DeviceMemory(u32),
     Uar(u32),
     Pd(u32),
-    /// XRC domain.
     Xrcd(u32),
 }
 

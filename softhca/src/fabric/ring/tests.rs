@@ -16,8 +16,7 @@ fn push(producer: &mut Producer, header: &[u8], payload: &[u8]) -> Result<MustWa
 fn pop(consumer: &mut Consumer) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut taken = None;
     let got = consumer.pop(|packet| {
-        // SAFETY: the parts are valid while the packet is handled; the producer does not write
-        // meanwhile.
+        // SAFETY: the parts are valid while the packet is handled; the producer does not write meanwhile.
         let part = |(at, len): (*const u8, usize)| unsafe { std::slice::from_raw_parts(at, len) };
         let payload = packet.payload.map(|piece| if piece.1 == 0 { &[][..] } else { part(piece) }).concat();
         taken = Some((packet.header.to_vec(), payload));
@@ -35,7 +34,7 @@ fn packets_of_every_length_wrap_at_every_place() {
         let header = &bytes[..i % (MAX_HEADER + 1)];
         (header.to_vec(), bytes[i % 100..][..(i * 977) % (MAX_PAYLOAD - 100)].to_vec())
     };
-    // One packet is in the ring all the time, so that the producer does not go back.
+    // One packet is in the ring all the time, so the producer does not restart at offset 0.
     let mut total = 0;
     for i in 0..3000usize {
         let (header, payload) = packet(i);
@@ -57,11 +56,11 @@ fn packets_of_every_length_wrap_at_every_place() {
 #[test]
 fn a_producer_whose_packets_are_taken_stays_at_the_beginning() {
     let (mut producer, mut consumer) = pair();
-    let behind = ENOUGH + 4 * SHORT;
+    let behind = RESTART_LIMIT + 4 * SHORT_RECORD;
     for i in 0..2000usize {
         // Up to three packets are in the ring.
         for _ in 0..i % 4 {
-            push(&mut producer, &[i as u8], &vec![i as u8; i * 31 % (SHORT - 32)]).unwrap();
+            push(&mut producer, &[i as u8], &vec![i as u8; i * 31 % (SHORT_RECORD - 32)]).unwrap();
         }
         assert!(producer.position() as usize & (CAPACITY - 1) < behind);
         let before = producer.position();
@@ -70,12 +69,12 @@ fn a_producer_whose_packets_are_taken_stays_at_the_beginning() {
         assert!(pop(&mut consumer).is_none() && consumer.is_empty() && producer.has_taken(before));
         assert!(consumer.has_taken(before) && consumer.arrived() == before);
     }
-    // Back at the beginning, and nothing comes.
+    // Back at offset 0, and nothing arrives.
     push(&mut producer, &[], &vec![0; MAX_PAYLOAD]).unwrap();
     push(&mut producer, &[], &vec![0; MAX_PAYLOAD]).unwrap();
     (0..2).for_each(|_| _ = pop(&mut consumer).unwrap());
-    // A long packet does not go back.
-    assert!(producer.position() as usize & (CAPACITY - 1) > ENOUGH);
+    // A long packet does not restart.
+    assert!(producer.position() as usize & (CAPACITY - 1) > RESTART_LIMIT);
     // SAFETY: no part.
     unsafe { producer.place(&[], &[], &mut Vec::new()) }.unwrap();
     producer.take_back();
@@ -84,7 +83,7 @@ fn a_producer_whose_packets_are_taken_stays_at_the_beginning() {
     push(&mut producer, &[7], &[]).unwrap();
     assert_eq!(pop(&mut consumer).unwrap().0, [7]);
     assert_eq!(producer.position() as usize & (CAPACITY - 1), record_bytes(1, 0));
-    // What was left empty is room again.
+    // The skipped bytes are room again.
     let all = std::iter::from_fn(|| push(&mut producer, &[], &[0; MAX_PAYLOAD]).ok()).count();
     assert_eq!(all, CAPACITY / record_bytes(0, MAX_PAYLOAD));
 }
@@ -109,7 +108,7 @@ fn what_is_placed_comes_with_what_fills_it_or_not_at_all() {
     let (mut producer, mut consumer) = pair();
     let bytes: Vec<u8> = (0..40_000).map(|i| (i * 3 + i / 256) as u8).collect();
     let mut sent = Vec::new();
-    // With a packet in the ring all the time, or with none now and then.
+    // Either a packet is in the ring all the time, or the ring is empty now and then.
     for (keeps, i) in [0, 1].into_iter().flat_map(|keeps| (0..800usize).map(move |i| (keeps, i))) {
         let hole = 1 + i * 97 % 30_000;
         let mut holes = Vec::new();
@@ -126,7 +125,7 @@ fn what_is_placed_comes_with_what_fills_it_or_not_at_all() {
         }
         match i % 4 {
             0 => producer.withdraw(),
-            // Only the last goes back, and is pushed as another.
+            // Only the last one is taken back, and pushed again differently.
             1 => {
                 let place = producer.position();
                 // SAFETY: no part.
@@ -215,10 +214,10 @@ fn a_broken_ring_is_given_up() {
         producer.shared.word64(AT_TAIL).store(16, Ordering::Release);
         assert!(consumer.pop(|_| panic!("the packet is incomplete")).is_err());
     }
-    // The rest is empty, and not there; twice.
+    // The rest is marked as skipped although it is not there; twice.
     for tail in [16, CAPACITY as u64 - 8, CAPACITY as u64] {
         let (producer, mut consumer) = pair();
-        producer.shared.word64(CONTROL).store(REST_IS_EMPTY, Ordering::Release);
+        producer.shared.word64(CONTROL).store(SKIP_REST, Ordering::Release);
         producer.shared.word64(AT_TAIL).store(tail, Ordering::Release);
         let popped = consumer.pop(|_| panic!("there is no packet"));
         assert_eq!(popped.is_err(), tail < CAPACITY as u64);

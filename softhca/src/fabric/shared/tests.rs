@@ -14,7 +14,7 @@ fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOut
     unsafe { fabric.try_send(lid.into(), header, &[(payload.as_ptr(), payload.len())]) }
 }
 
-/// Packets that have arrived: source and header.
+/// Polls once; returns source and header of each packet.
 fn take(fabric: &mut Shared) -> Vec<(u16, Vec<u8>)> {
     let mut taken = Vec::new();
     fabric.poll(100, &mut |lid: Node, header: &[u8], _: [Part; 2]| taken.push((lid as u16, header.to_vec())));
@@ -30,7 +30,7 @@ fn lids_are_unique_and_free_again() {
     assert_eq!(lids.len(), 64);
     drop(fabrics);
     let mut other = card();
-    // 16 of about 49,000 LIDs: it is unlikely that another test has taken one of them since.
+    // 16 of about 49,000 LIDs: another test is unlikely to have taken one of them since.
     for &lid in &lids[..16] {
         assert_eq!(send(&mut other, lid, b"x", b""), SendOutcome::Unreachable, "{lid}");
     }
@@ -85,7 +85,7 @@ fn a_link_whose_peer_breaks_the_ring_stays_while_placed_packets_are_filled() {
         .store(1 << 40, std::sync::atomic::Ordering::Release);
     assert_eq!(place(&mut Vec::new()), SendOutcome::Unreachable);
     assert!(crate::HostRange::of(at as usize, len).is_some(), "the hole is still there");
-    // SAFETY: in the ring, which is mapped, and at whose end the peer does not look.
+    // SAFETY: in the ring, which is mapped, at an end that the peer does not read.
     unsafe { at.write_bytes(1, len) };
     a.publish(b.lid().into());
     assert_eq!(send(&mut a, b.lid(), b"x", b""), SendOutcome::Unreachable);
@@ -97,7 +97,7 @@ fn no_link_starves_behind_busy_ones() {
     let mut to = card();
     let mut from: Vec<Shared> = (0..4).map(|_| card()).collect();
     let mut missing: Vec<u16> = from.iter().map(Shared::lid).collect();
-    // Every link always has more packets than a call takes in all.
+    // Every link always has more packets than one call takes in all.
     until("a packet of each", || {
         for fabric in &mut from {
             while send(fabric, to.lid(), b"x", &[1; 5000]) == SendOutcome::Sent {}
@@ -192,15 +192,14 @@ const ALL_SENT: &str = "all packets are sent";
 /// Set for a child that forks: the process that it makes inherits its sockets, and sleeps.
 const FORKS: &str = "GDSYNC_TEST_FABRIC_FORKS";
 
-/// Run by the tests of killed processes in a process of its own: sends three packets, and waits to
-/// be killed.
+/// Runs in the child process of the tests of killed processes: sends three packets, and waits to be killed.
 #[test]
 fn child_process() {
     let Ok(lid) = std::env::var("GDSYNC_TEST_FABRIC_PARENT") else { return };
     let mut fabric = card();
     if std::env::var_os(FORKS).is_some() {
-        // SAFETY: the forked process makes two system calls only, and never returns from the
-        // second: the alarm's signal ends it.
+        // SAFETY: the forked process makes two system calls only, and never returns from the second: the
+        // alarm's signal ends it.
         let forked = unsafe {
             let forked = libc::fork();
             if forked == 0 {
@@ -386,7 +385,7 @@ fn a_card_that_accepts_no_links_is_waited_for_and_then_given_up() {
         links.push(link);
     }
     assert_eq!(send(&mut fabric, busy.lid, b"", b""), SendOutcome::Full);
-    // As if it had been so for long.
+    // Pretends that it has been busy for long.
     let long_ago = Instant::now().checked_sub(BUSY_TIME).unwrap();
     fabric.busy.insert(busy.lid, long_ago);
     assert_eq!(send(&mut fabric, busy.lid, b"", b""), SendOutcome::Unreachable);

@@ -5,10 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 
 /// Family of [`Address::Ib`] (`AF_IB` of Linux).
 const AF_IB: u16 = 27;
-/// The service ids that contain a port number of an IP port space (`RDMA_IB_IP_PS_MASK`).
+/// The service IDs that contain a port number of an IP port space (`RDMA_IB_IP_PS_MASK`).
 const IP_SPACE: u64 = 0xffff_ffff_ffff_0000;
 
-/// An address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     V4(SocketAddrV4),
@@ -32,7 +31,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 }
 
 impl Address {
-    /// The address that the bytes start with. `None` for another family, or for too few bytes.
+    /// Parses the address at the start of the bytes; `None` for another family, or for too few bytes.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Address> {
         let port = || array(bytes, 2).map(u16::from_be_bytes);
         match i32::from(u16::from_ne_bytes(array(bytes, 0)?)) {
@@ -59,7 +58,7 @@ impl Address {
         }
     }
 
-    /// The structure, and its length in bytes.
+    /// Returns the structure, and its length in bytes.
     pub(crate) fn store(&self) -> (Storage, usize) {
         let mut bytes = [0; size_of::<Storage>()];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -89,7 +88,7 @@ impl Address {
         (bytes, self.len())
     }
 
-    /// Bytes of the structure of its family.
+    /// Returns the length of its family's structure in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Address::V4(_) => 16,
@@ -98,7 +97,6 @@ impl Address {
         }
     }
 
-    /// The IP address of an IP family.
     pub(crate) fn ip(&self) -> Option<IpAddr> {
         match self {
             Address::V4(address) => Some((*address.ip()).into()),
@@ -107,7 +105,7 @@ impl Address {
         }
     }
 
-    /// Whether it names no interface.
+    /// Returns whether it names no interface.
     pub(crate) fn is_any(&self) -> bool {
         match self {
             Address::Ib(address) => address.gid == [0; 16],
@@ -115,7 +113,6 @@ impl Address {
         }
     }
 
-    /// Whether the two name the same interface.
     pub(crate) fn is_same_interface(&self, other: &Address) -> bool {
         match (self, other) {
             (Address::Ib(one), Address::Ib(other)) => one.gid == other.gid,
@@ -123,12 +120,11 @@ impl Address {
         }
     }
 
-    /// Whether the two are of one family.
     pub(crate) fn is_same_family(&self, other: &Address) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 
-    /// The port number; 0 if none is chosen.
+    /// Returns the port number; 0 if none is chosen.
     pub(crate) fn port(&self) -> u16 {
         match self {
             Address::V4(address) => address.port(),
@@ -137,7 +133,7 @@ impl Address {
         }
     }
 
-    /// The port space in the service id of an InfiniBand address.
+    /// Returns the port space in the service ID of an InfiniBand address.
     pub(crate) fn ib_space(&self) -> Option<u64> {
         match self {
             Address::Ib(address) => Some(address.service_id & IP_SPACE),
@@ -145,7 +141,6 @@ impl Address {
         }
     }
 
-    /// The same address with a chosen port.
     pub(crate) fn with_port(self, port: u16) -> Address {
         match self {
             Address::V4(address) => Address::V4(SocketAddrV4::new(*address.ip(), port)),
@@ -161,7 +156,7 @@ impl Address {
         }
     }
 
-    /// The address of this family that names no interface and no port.
+    /// Returns the address of this family that names no interface and no port.
     pub(crate) fn any_like(&self) -> Address {
         match self {
             Address::V4(_) => Address::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0)),
@@ -175,7 +170,7 @@ impl Address {
         }
     }
 
-    /// An address of an interface, with a port.
+    /// Returns the address of an interface, with a port.
     pub(crate) fn of(ip: IpAddr, port: u16) -> Address {
         match ip {
             IpAddr::V4(ip) => Address::V4(SocketAddrV4::new(ip, port)),

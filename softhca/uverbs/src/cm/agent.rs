@@ -1,4 +1,4 @@
-//! The agent of the connection manager: the thread that receives what peers send, and keeps the time.
+//! The agent of the connection manager: the thread that receives the peers' messages and runs the timers.
 
 use super::host;
 use super::id::State;
@@ -6,7 +6,7 @@ use super::manager::{File, Inner, Manager};
 use super::message::{Kind, Message};
 use crate::card::OpenCard;
 use crate::errno::Result;
-use crate::events::signal::Signal;
+use crate::events::wake::Signal;
 use crate::events::wake::readable;
 use gdsync_sys::thread;
 use softhca::card::ManagementDatagram;
@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// Time between two looks at whether the processes of peers live.
-const LOOK_FOR_PEERS: Duration = Duration::from_millis(50);
+/// Interval of the check that the peers' processes live.
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Manager {
-    /// Opens a file, and starts the agent if it does not run. Returns the descriptor that the program
-    /// polls, too.
+    /// Opens a file, and starts the agent if it does not run. Also returns the descriptor that the program
+    /// polls.
     ///
     /// # Errors
     /// The system's, if it gives no descriptor or thread.
@@ -40,12 +40,12 @@ impl Manager {
     }
 }
 
-/// Time between two looks of an idle agent at whether anything else has the manager.
-const LOOK_FOR_OWNERS: Duration = Duration::from_secs(1);
+/// Interval at which an idle agent checks whether anything else uses the manager.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Starts the agent's thread, which ends when nothing else has the manager any more. That of a process
-/// never ends, and its cards stay: a thread that ended would free memory while the program ends, when
-/// libraries such as libfabric take back what they have changed of the C library's `munmap`.
+/// Starts the agent's thread, which ends when nothing else uses the manager. The process's own manager never
+/// ends, and its cards stay: a thread that ended would free memory while the program ends, when libraries
+/// such as libfabric restore the C library's `munmap`.
 fn start(manager: &Arc<Manager>) -> Result<()> {
     let manager = manager.clone();
     thread::start(Builder::new().name("softhca-cm".to_owned()), move || run(&manager))?;
@@ -66,20 +66,20 @@ fn run(manager: &Arc<Manager>) {
         }
         let services = inner.services();
         let timer = inner.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
-        let longest = timer.or_else(|| inner.is_idle().then_some(LOOK_FOR_OWNERS));
+        let longest = timer.or_else(|| inner.is_idle().then_some(IDLE_CHECK_INTERVAL));
         drop(inner);
         let mut fds = vec![wake.as_fd()];
         fds.extend(services.iter().map(|(service, _)| service.as_fd()));
-        // Fails only where a signal ends it: the loop begins anew.
+        // Fails only if a signal ends it; the loop repeats.
         let _ = readable(&fds, longest);
-        // Before the look at what has arrived: what arrives later raises it again.
+        // Before receiving: a later arrival raises it again.
         wake.drain();
         manager.lock().work(&services, Instant::now());
     }
 }
 
 impl Inner {
-    /// The claims on port numbers, and for each whether an identifier listens there.
+    /// Returns the claims on port numbers, each with whether an identifier listens there.
     fn services(&self) -> Vec<(Arc<Service>, bool)> {
         let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
         for id in self.ids.values() {
@@ -96,10 +96,10 @@ impl Inner {
     fn next_timer(&self) -> Option<Instant> {
         let timers = self.connections.values().filter_map(|link| link.connection.next_timer());
         let peers = self.connections.values().any(|link| !link.connection.is_over());
-        timers.chain(peers.then(|| Instant::now() + LOOK_FOR_PEERS)).min()
+        timers.chain(peers.then(|| Instant::now() + PEER_CHECK_INTERVAL)).min()
     }
 
-    /// Does everything that is to do now.
+    /// Does all work that is due.
     fn work(&mut self, services: &[(Arc<Service>, bool)], now: Instant) {
         let cards = host::as_services(&self.cards);
         for (service, listens) in services {
@@ -116,10 +116,10 @@ impl Inner {
             let reaction = link.connection.expire(now);
             self.react(local, reaction);
         }
-        if self.looked.is_none_or(|last| now.duration_since(last) >= LOOK_FOR_PEERS) {
-            self.looked = Some(now);
+        if self.last_peer_check.is_none_or(|last| now.duration_since(last) >= PEER_CHECK_INTERVAL) {
+            self.last_peer_check = Some(now);
             let all: Vec<u32> = self.connections.keys().copied().collect();
-            all.into_iter().for_each(|local| self.look_for_peer(local, now));
+            all.into_iter().for_each(|local| self.check_peer(local, now));
         }
     }
 
@@ -139,21 +139,21 @@ impl Inner {
                 let reaction = link.connection.arrive(&message, now);
                 self.react(local, reaction);
             }
-            None => self.stranger(open, source, &message),
+            None => self.unmatched(open, source, &message),
         }
     }
 
-    /// The connection that a message is for: by its own id, or, where the sender does not know that, by
-    /// the sender's.
+    /// Returns the connection of a message: by its own ID, or by the sender's if the sender does not know
+    /// that.
     fn receiver(&self, open: &Arc<OpenCard>, source: Node, message: &Message) -> u32 {
         if message.remote_id != 0 || message.kind != Kind::Rej {
             return message.remote_id;
         }
-        self.of_peer(open, source, message.local_id).unwrap_or_default()
+        self.connection_to(open, source, message.local_id).unwrap_or_default()
     }
 
     /// Ends a connection whose peer's process has ended.
-    fn look_for_peer(&mut self, local: u32, now: Instant) {
+    fn check_peer(&mut self, local: u32, now: Instant) {
         let Some(link) = self.connections.get_mut(&local) else { return };
         let is_linked = link.card.card.is_linked(link.node);
         if std::mem::replace(&mut link.was_linked, is_linked) && !is_linked {

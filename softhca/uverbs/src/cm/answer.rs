@@ -1,4 +1,4 @@
-//! Answers to a program's questions: addresses, paths, and the attributes of its queue pair.
+//! Queries of addresses, paths, and queue pair attributes.
 
 use super::address::{Address, IbAddress};
 use super::connection::{ACK_TIMEOUT, Connection, Phase};
@@ -23,7 +23,7 @@ const RTS: u32 = 3;
 const REMOTE_WRITE: u32 = 1 << 1;
 const REMOTE_READ_AND_ATOMIC: u32 = 1 << 2 | 1 << 3;
 
-/// The first bytes of a socket address.
+/// Returns the first bytes of a socket address.
 fn stored<const N: usize>(address: Option<&Address>) -> ([u8; N], u16) {
     let mut bytes = [0; N];
     let Some(address) = address else { return (bytes, 0) };
@@ -33,7 +33,7 @@ fn stored<const N: usize>(address: Option<&Address>) -> ([u8; N], u16) {
     (bytes, len as u16)
 }
 
-/// An address as InfiniBand address with this GID.
+/// Returns an address as InfiniBand address with this GID.
 fn as_ib(id: &Id, address: Option<&Address>, gid: [u8; 16]) -> Address {
     match address {
         Some(ib @ Address::Ib(_)) => *ib,
@@ -48,11 +48,9 @@ fn as_ib(id: &Id, address: Option<&Address>, gid: [u8; 16]) -> Address {
     }
 }
 
+/// # Errors
+/// The queries fail as [`Inner::id`] does.
 impl Inner {
-    /// `QUERY` of addresses.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
     pub(crate) fn query_addr(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
         let id = self.id(file, number)?;
         let (src, src_size) = stored::<{ size_of::<Storage>() }>(id.source.as_ref());
@@ -60,10 +58,6 @@ impl Inner {
         Ok(QueryAddrResp { src, dst, src_size, dst_size, ..device(id) })
     }
 
-    /// `QUERY` of GIDs.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
     pub(crate) fn query_gid(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
         let id = self.id(file, number)?;
         let own = id.card.as_ref().and_then(|open| open.card.gid_of(open.card.node()));
@@ -74,10 +68,7 @@ impl Inner {
         Ok(QueryAddrResp { src, dst, src_size: src_size as u16, dst_size: dst_size as u16, ..device(id) })
     }
 
-    /// `QUERY` of paths: at most so many bytes.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
+    /// `QUERY` of paths, cut to the room.
     pub(crate) fn query_path(&mut self, file: u32, number: u32, room: usize) -> Result<Vec<u8>> {
         let id = self.id(file, number)?;
         let path = path(id);
@@ -102,10 +93,7 @@ impl Inner {
         Ok([head.as_bytes(), record].concat())
     }
 
-    /// `QUERY_ROUTE`, of programs without InfiniBand addresses.
-    ///
-    /// # Errors
-    /// As [`Inner::id`].
+    /// `QUERY_ROUTE`, for programs without InfiniBand addresses.
     pub(crate) fn query_route(&mut self, file: u32, number: u32) -> Result<QueryRouteResp> {
         let id = self.id(file, number)?;
         let device = device(id);
@@ -126,7 +114,7 @@ impl Inner {
         })
     }
 
-    /// `INIT_QP_ATTR`: what the program's queue pair needs for its next state.
+    /// `INIT_QP_ATTR`: the attributes of the program's queue pair for its next state.
     ///
     /// # Errors
     /// EINVAL before the identifier has a card, and for a state that its connection has not reached.
@@ -192,13 +180,13 @@ impl Inner {
     }
 }
 
-/// Whether the peer's queue pair is known in a phase, and the connection not over.
+/// Returns whether the peer's queue pair is known in a phase, and the connection not over.
 fn knows_peer(phase: Phase) -> bool {
     use Phase::*;
     matches!(phase, ReqRcvd | RepRcvd | RepSent | Established)
 }
 
-/// The device of an identifier; all zero before it has one.
+/// Returns the device of an identifier; all zero before it has one.
 fn device(id: &Id) -> QueryAddrResp {
     let Some(open) = &id.card else { return QueryAddrResp::new_zeroed() };
     QueryAddrResp {

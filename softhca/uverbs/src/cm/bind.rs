@@ -1,4 +1,4 @@
-//! Addresses, ports and routes of identifiers, and their options.
+//! Addresses, ports, routes and options of identifiers.
 
 use super::address::Address;
 use super::event::EventKind;
@@ -15,14 +15,14 @@ use std::time::Duration;
 
 /// The port numbers of identifiers that ask for any (`net.ipv4.ip_local_port_range`).
 const ANY_PORT: std::ops::Range<u16> = 32768..61000;
-/// How long a connection request waits for its peer to listen, before it is sent anyway, and refused.
+/// Time for which a connection request waits for its peer to listen, before it is sent anyway, and refused.
 const GRACE: Duration = Duration::from_millis(100);
 /// `max_backlog` of the kernel's module.
 const MAX_BACKLOG: u32 = 1024;
-/// Largest time-out code: a field of five bits.
+/// Maximum time-out code: a field of five bits.
 const MAX_TIMEOUT: u8 = 31;
 
-/// The port spaces of InfiniBand service ids that an identifier may use (`cma_select_ib_ps`).
+/// Returns whether an identifier may use a port space of InfiniBand service IDs (`cma_select_ib_ps`).
 fn fits_space(id: &Id, service_space: u64) -> bool {
     let spaces: &[u16] = match id.space {
         space::IB => &[space::IB, space::TCP, space::UDP],
@@ -33,7 +33,7 @@ fn fits_space(id: &Id, service_space: u64) -> bool {
     spaces.iter().any(|space| u64::from(*space) << 16 == service_space)
 }
 
-/// Whether two identifiers cannot have one port number.
+/// Returns whether two identifiers cannot share a port number.
 fn conflict(one: (&Address, bool), other: (&Address, bool)) -> bool {
     let both_reuse = one.1 && other.1;
     let overlap = !one.0.is_same_family(other.0)
@@ -47,14 +47,14 @@ impl Manager {
     /// `BIND`, `BIND_IP`.
     ///
     /// # Errors
-    /// EINVAL if it is bound, EPROTONOSUPPORT for a service id of another port space, EADDRINUSE, and
-    /// those of [`host::own_card`].
+    /// EINVAL if it is bound, EPROTONOSUPPORT for a service ID of another port space, EADDRINUSE, and those
+    /// of [`host::own_card`].
     pub(crate) fn bind(&self, file: u32, number: u32, address: Address) -> Result<()> {
         let cards = if address.is_any() { Vec::new() } else { self.cards() };
         self.lock().bind(file, number, address, &cards, true)
     }
 
-    /// `LISTEN`. An identifier that is not bound gets any port.
+    /// `LISTEN`. An identifier that is not bound gets any free port.
     ///
     /// # Errors
     /// EINVAL in the wrong state, ENODEV without a card.
@@ -78,7 +78,7 @@ impl Manager {
         Ok(())
     }
 
-    /// `RESOLVE_ADDR`, `RESOLVE_IP`: the way to an address. The program gets an event about it.
+    /// `RESOLVE_ADDR`, `RESOLVE_IP`: finds the route to an address, and adds an event for the program.
     ///
     /// # Errors
     /// EINVAL in the wrong state, and those of [`Self::bind`] for the source address.
@@ -129,8 +129,8 @@ impl Manager {
 }
 
 impl Manager {
-    /// `CONNECT`. On the way to this host, the process that serves the port may be another one now than
-    /// when the address was resolved, or the first.
+    /// `CONNECT`. On this host, another process may serve the port now than when the address was resolved, or
+    /// the first may.
     ///
     /// # Errors
     /// Those of [`Inner::ask`].
@@ -183,7 +183,7 @@ impl Inner {
         self.ids.values().filter(move |id| id.port.as_ref().is_some_and(|port| port.key == key))
     }
 
-    /// A port number that the program has chosen.
+    /// Binds the port number that the program has chosen.
     fn chosen_port(&self, key: (u16, u16), address: &Address, reuses: bool, claims: bool) -> Result<Port> {
         let in_use = Errno(libc::EADDRINUSE);
         let overlaps = |id: &Id| {
@@ -202,7 +202,6 @@ impl Inner {
         Ok(Port { key, claim })
     }
 
-    /// A port number that is not bound.
     fn any_port(&self, port_space: u16, claims: bool) -> Result<Port> {
         let count = ANY_PORT.len() as u64;
         let first = random() % count;
@@ -220,7 +219,7 @@ impl Inner {
         Err(Errno(libc::EADDRNOTAVAIL))
     }
 
-    /// Whether another identifier listens where this one would.
+    /// Returns whether another identifier listens where this one would.
     fn is_shared_with_listener(&self, number: u32) -> bool {
         let Some(own) = self.ids.get(&number) else { return false };
         let (Some(port), Some(source)) = (&own.port, &own.source) else { return false };
@@ -280,7 +279,7 @@ impl Inner {
                 }
                 id.options.ack_timeout = Some(code);
             }
-            // The path is that of the address, whatever the program has found out about it.
+            // The path is that of the address, regardless of the program's findings.
             option::IB_PATH => {
                 check_path(value)?;
                 return self.resolve_route(file, number);

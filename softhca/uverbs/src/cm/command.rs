@@ -1,7 +1,6 @@
 //! The commands of the connection manager, as programs write them to its file.
 //!
-//! A command is a header and a structure; the header says how many bytes of it there are, and how many
-//! the answer may have.
+//! A command is a header and a structure; the header has the structure's length and the room for the answer.
 
 use super::address::Address;
 use super::manager::File;
@@ -16,19 +15,17 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-/// Longest command that is read: longer than any.
+/// Limit on a command's length, above that of any command.
 const MAX_COMMAND: usize = 1024;
-/// Longest value of an option: the paths that a program may set.
+/// Limit on the value of an option: the paths that a program may set.
 const MAX_OPTION: usize = 4096;
 /// Join flags that exist (`RDMA_MC_JOIN_FLAG_RESERVED`).
 const MAX_JOIN_FLAG: u16 = 1;
 
-/// How a command finds the file of another descriptor, and whether its own waits for events.
+/// A command's access to files and to its own descriptor's mode.
 pub(crate) struct Caller<'a> {
     pub(crate) file: &'a File,
-    /// Whether the program's descriptor is non-blocking.
     pub(crate) is_nonblocking: &'a dyn Fn() -> bool,
-    /// The file of another descriptor.
     pub(crate) file_of: &'a dyn Fn(u32) -> Option<Arc<File>>,
 }
 
@@ -39,7 +36,7 @@ struct Input {
 }
 
 impl Input {
-    /// The structure.
+    /// Returns the structure.
     ///
     /// # Errors
     /// EINVAL if the command is shorter.
@@ -47,7 +44,8 @@ impl Input {
         T::read_from_prefix(&self.bytes).map(|(structure, _)| structure).map_err(|_| Errno::INVALID)
     }
 
-    /// The options of enhanced connection establishment, which follow the structure in newer programs.
+    /// Returns the options of enhanced connection establishment, which follow the structure in newer
+    /// programs.
     fn ece<T>(&self) -> Ece {
         let rest = self.bytes.get(size_of::<T>()..).unwrap_or_default();
         Ece::read_from_prefix(rest).map_or_else(|_| Ece::new_zeroed(), |(ece, _)| ece)
@@ -59,18 +57,18 @@ impl Input {
         if self.room >= size_of::<T>() { Ok(()) } else { Err(Errno::NO_SPACE) }
     }
 
-    /// Answers with a structure. Newer fields at its end are left out where the program has no room.
+    /// Answers with a structure, without the newer fields at its end if the program has no room for them.
     fn answer<T: IntoBytes + Immutable>(&self, at: u64, answer: &T) -> Result<()> {
         let bytes = answer.as_bytes();
         store(at, &bytes[..bytes.len().min(self.room)])
     }
 }
 
-/// Performs the command at `addr`. Returns how many bytes it has: all.
+/// Performs the command at `addr`. Returns its length in bytes.
 ///
 /// # Errors
-/// EINVAL for a malformed or unknown command, EFAULT for memory that is not mapped, ENOSYS for one that
-/// the kernel does not have either, and those of the commands.
+/// EINVAL for a malformed or unknown command, EFAULT for memory that is not mapped, ENOSYS for a command that
+/// the kernel lacks, too, and those of the commands.
 pub(crate) fn perform(caller: &Caller<'_>, addr: u64, length: usize) -> Result<usize> {
     if length < size_of::<Header>() {
         return Err(Errno::INVALID);
@@ -176,18 +174,18 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
             input.answer(asked.response, &reported)
         }
         command::MIGRATE_ID => migrate(caller, input),
-        // The kernel does not have it either.
+        // The kernel lacks it, too.
         command::GET_OPTION => Err(Errno(libc::ENOSYS)),
         _ => Err(Errno::INVALID),
     }
 }
 
-/// An address of that size.
+/// Parses an address of that size.
 fn address(bytes: &[u8], size: u16) -> Result<Address> {
     Address::parse(bytes).filter(|address| address.len() == usize::from(size)).ok_or(Errno::INVALID)
 }
 
-/// An address of a command that takes no others than IP addresses.
+/// Parses the address of a command that takes IP addresses only.
 fn ip_address(bytes: &[u8]) -> Result<Address> {
     Address::parse(bytes).filter(|address| address.ip().is_some()).ok_or(Errno::INVALID)
 }
@@ -267,10 +265,10 @@ fn get_event(caller: &Caller<'_>, input: &Input) -> Result<()> {
     let asked: GetEvent = input.structure()?;
     let File { manager, number, signal } = caller.file;
     loop {
-        let seen = signal.seen();
+        let count = signal.count();
         let taken = manager.lock().next_event(*number, |event| input.answer(asked.response, event));
         match taken {
-            Err(Errno(libc::EAGAIN)) if !(caller.is_nonblocking)() => signal.wait(seen)?,
+            Err(Errno(libc::EAGAIN)) if !(caller.is_nonblocking)() => signal.wait(count)?,
             taken => return taken,
         }
     }

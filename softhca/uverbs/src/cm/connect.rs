@@ -1,11 +1,13 @@
-//! Connecting and disconnecting: what programs ask for, and what they learn.
+//! Connecting, disconnecting, and membership in multicast groups: the programs' commands, and their events. A member learns
+//! the address of its group here, and attaches its queue pair by verbs.
 
-use super::connection::{Connection, Happened, answer_to_stranger};
+use super::address::Address;
+use super::connection::{Connection, ConnectionEvent, answer_unmatched};
 use super::event::{Event, EventKind};
 use super::id::{Id, QpType, Route, State, port_of_service};
-use super::manager::{Inner, Link, psn, send};
+use super::manager::{Inner, Link, Membership, psn, send};
 use super::message::{End, Gids, Kind, Message, reason};
-use super::path::{PATH_MTU, address_handle};
+use super::path::{self, PATH_MTU, address_handle};
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{ConnParam, Ece, Reject};
@@ -15,10 +17,10 @@ use std::time::Instant;
 
 /// `IB_EVENT_COMM_EST`: a queue pair has received a message before its connection was established.
 const COMMUNICATION_ESTABLISHED: u32 = 4;
-/// Largest retry count: a field of three bits.
+/// Maximum retry count: a field of three bits.
 const MAX_RETRY: u8 = 7;
 
-/// The private data of a command, if a message of this kind has room for them.
+/// Returns the private data of a command, if a message of this kind has room for them.
 fn private(bytes: &[u8], length: u8, kind: Kind, has_ip: bool) -> Result<Vec<u8>> {
     let length = usize::from(length);
     if length > kind.room(has_ip) {
@@ -28,7 +30,7 @@ fn private(bytes: &[u8], length: u8, kind: Kind, has_ip: bool) -> Result<Vec<u8>
     bytes.get(..length).map(<[u8]>::to_vec).ok_or(Errno::INVALID)
 }
 
-/// This end of a connection, as a command describes it.
+/// Returns this end of a connection, from a command's parameter.
 fn end_of(id: &Id, param: &ConnParam, ece: Ece) -> End {
     // The kernel takes a Q_Key from programs with InfiniBand addresses only.
     let own_qkey = id.source.is_some_and(|source| source.ip().is_none()) && param.qkey != 0;
@@ -96,7 +98,7 @@ impl Inner {
         Ok(())
     }
 
-    /// `ACCEPT`: of a request, or, without a parameter, of the peer's reply.
+    /// `ACCEPT` of a request, or, without a parameter, of the peer's reply.
     ///
     /// # Errors
     /// EINVAL if there is nothing to accept, or for too many private data.
@@ -165,7 +167,7 @@ impl Inner {
         Ok(())
     }
 
-    /// `NOTIFY`: an asynchronous event of the identifier's queue pair. Only one means something here.
+    /// `NOTIFY`: an asynchronous event of the identifier's queue pair. Only one has an effect here.
     ///
     /// # Errors
     /// EINVAL if the identifier was never connected, EISCONN if it is established already.
@@ -179,7 +181,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A request has arrived for a listener. Makes an identifier, and tells the program. False if no
+    /// Handles a request for a listener: makes an identifier, and tells the program. Returns false if no
     /// identifier listens at the service.
     pub(crate) fn requested(&mut self, open: &Arc<OpenCard>, node: Node, request: &Message) -> bool {
         let Some((source, destination)) = request.addresses else { return false };
@@ -191,7 +193,7 @@ impl Inner {
         };
         let Some((&owner, listener)) = self.ids.iter_mut().find(|(_, id)| is_asked(id)) else { return false };
         if listener.backlog == 0 {
-            // As the kernel does: the peer asks again.
+            // As in the kernel: the peer asks again.
             tracing::debug!(owner, "a connection request finds the backlog full");
             return true;
         }
@@ -231,20 +233,20 @@ impl Inner {
         true
     }
 
-    /// The connection to a peer that has this communication id there.
-    pub(crate) fn of_peer(&self, open: &Arc<OpenCard>, node: Node, remote_id: u32) -> Option<u32> {
+    /// Returns the connection whose peer has this communication ID.
+    pub(crate) fn connection_to(&self, open: &Arc<OpenCard>, node: Node, remote_id: u32) -> Option<u32> {
         let is_it = |link: &Link| {
             link.node == node && Arc::ptr_eq(&link.card, open) && link.connection.remote_id == remote_id
         };
-        // 0 is no connection's.
+        // No connection has ID 0.
         self.connections.iter().find(|(_, link)| remote_id != 0 && is_it(link)).map(|(local, _)| *local)
     }
 
-    /// A message for no connection has arrived.
-    pub(crate) fn stranger(&mut self, open: &Arc<OpenCard>, node: Node, message: &Message) {
+    /// Handles a message for no connection.
+    pub(crate) fn unmatched(&mut self, open: &Arc<OpenCard>, node: Node, message: &Message) {
         let is_request = matches!(message.kind, Kind::Req | Kind::SidrReq);
-        // A request that comes again.
-        let known = self.of_peer(open, node, message.local_id);
+        // A repeated request.
+        let known = self.connection_to(open, node, message.local_id);
         if is_request && let Some(link) = known.and_then(|local| self.connections.get_mut(&local)) {
             if let Some(acknowledgement) = link.connection.acknowledgement() {
                 link.send(&acknowledgement);
@@ -254,21 +256,21 @@ impl Inner {
         if is_request && self.requested(open, node, message) {
             return;
         }
-        if let Some(answer) = answer_to_stranger(message) {
+        if let Some(answer) = answer_unmatched(message) {
             send(open, node, &answer);
         }
     }
 
-    /// Something has happened to the connection of an identifier.
-    pub(crate) fn happened(&mut self, number: u32, happened: Happened) {
+    /// Handles an event of an identifier's connection.
+    pub(crate) fn report_event(&mut self, number: u32, reported: ConnectionEvent) {
         let Some(id) = self.ids.get_mut(&number) else { return };
-        let is_over = happened == Happened::TimeWaitOver;
+        let is_over = reported == ConnectionEvent::TimeWaitOver;
         // The program has learned already that the connection is over, or that it was not made.
         let expected = if is_over { State::Disconnect } else { State::Connect };
         if id.state != expected {
             return;
         }
-        if matches!(happened, Happened::Disconnected { .. }) {
+        if matches!(reported, ConnectionEvent::Disconnected { .. }) {
             id.state = State::Disconnect;
         }
         // A connection that the program has not accepted yet. Accepting it fails.
@@ -282,28 +284,72 @@ impl Inner {
         let address =
             connection.and_then(|link| address_handle(&link.card, link.node, &link.connection.gids));
         let event = |kind, status| Event::new(kind, number, uid, status);
-        let event = match happened {
-            Happened::Replied { private } => {
+        let event = match reported {
+            ConnectionEvent::Replied { private } => {
                 event(EventKind::ConnectResponse, 0).with_connection(&peer, Kind::Rep, has_ip, &private)
             }
-            Happened::Established => event(EventKind::Established, 0),
-            Happened::Rejected { reason, private } => event(EventKind::Rejected, reason.into())
+            ConnectionEvent::Established => event(EventKind::Established, 0),
+            ConnectionEvent::Rejected { reason, private } => event(EventKind::Rejected, reason.into())
                 .with_connection(&End::default(), Kind::Rej, has_ip, &private),
-            Happened::Unreachable => event(EventKind::Unreachable, timed_out),
-            Happened::Disconnected { timed_out: is_late } => {
+            ConnectionEvent::Unreachable => event(EventKind::Unreachable, timed_out),
+            ConnectionEvent::Disconnected { timed_out: is_late } => {
                 event(EventKind::Disconnected, if is_late { timed_out } else { 0 })
             }
-            Happened::TimeWaitOver => event(EventKind::TimewaitExit, 0),
-            Happened::Resolved { private } => event(EventKind::Established, 0).with_datagrams(
+            ConnectionEvent::TimeWaitOver => event(EventKind::TimewaitExit, 0),
+            ConnectionEvent::Resolved { private } => event(EventKind::Established, 0).with_datagrams(
                 &peer,
                 address,
                 Kind::SidrRep,
                 has_ip,
                 &private,
             ),
-            Happened::Refused { status, private } => event(EventKind::Unreachable, status.into())
+            ConnectionEvent::Refused { status, private } => event(EventKind::Unreachable, status.into())
                 .with_datagrams(&End::default(), None, Kind::SidrRep, has_ip, &private),
         };
         self.push(event);
+    }
+
+    /// `JOIN_MCAST`, `JOIN_IP_MCAST`. `answer` gives the program the number of the membership. An event has
+    /// the address.
+    ///
+    /// # Errors
+    /// EINVAL if the identifier is bound to no card or is not for datagrams, or for the address that names no
+    /// group; ENOSYS on a fabric without groups; and those of [`Inner::id`] and `answer`.
+    pub(crate) fn join(
+        &mut self,
+        file: u32,
+        number: u32,
+        uid: u64,
+        address: &Address,
+        answer: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<()> {
+        let id = self.id(file, number)?;
+        let open = id.card.clone().ok_or(Errno::INVALID)?;
+        let is_ready = matches!(id.state, State::AddrBound | State::AddrResolved);
+        if !is_ready || !id.qp_type.is_datagram() || address.is_any() {
+            return Err(Errno::INVALID);
+        }
+        if !open.card.has_multicast() {
+            tracing::warn!("cards of several hosts (SOFTHCA_LISTEN) have no multicast groups");
+            return Err(Errno(libc::ENOSYS));
+        }
+        let gid = path::group_gid(open.card.link_layer(), id.space, address);
+        let (handle, qkey) = (path::group_handle(&open, gid).ok_or(Errno::NO_DEVICE)?, id.qkey);
+        let member = self.add_membership(Membership { id: number, events_reported: 0 });
+        answer(member).inspect_err(|_| _ = self.memberships.remove(&member))?;
+        self.push(Event::joined(number, member, uid, qkey, handle));
+        Ok(())
+    }
+
+    /// `LEAVE_MCAST`. Returns how many events of the membership the program has received.
+    ///
+    /// # Errors
+    /// ENOENT if there is no such membership, EINVAL if it belongs to another file.
+    pub(crate) fn leave(&mut self, file: u32, member: u32) -> Result<u32> {
+        let number = self.memberships.get(&member).ok_or(Errno::NO_ENTRY)?.id;
+        self.id(file, number)?;
+        self.take_events(file, |event| event.membership() == Some(member));
+        let left = self.memberships.remove(&member);
+        Ok(left.map_or(0, |membership| membership.events_reported))
     }
 }

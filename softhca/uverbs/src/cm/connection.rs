@@ -1,25 +1,25 @@
 //! The protocol of one connection: its states, messages and time-outs (IB specification, 12.9).
 //!
-//! A [`Connection`] knows neither identifiers nor cards: it is told what arrives and what the program
-//! asks for, and says what to send and what has happened. Its times are those of hardware, and run at the speed of the
-//! card's timers.
+//! A [`Connection`] knows neither identifiers nor cards: its inputs are messages and the program's requests,
+//! its outputs the messages to send and the events for the program. Its times are those of hardware, and run
+//! at the speed of the card's timers.
 
 use super::message::{End, Gids, Kind, Message, reason, status};
 use crate::errno::{Errno, Result};
 use softhca::Speed;
 use std::time::{Duration, Instant};
 
-/// Time until a message is sent again that was not answered: 4.096 µs * 2^17. (The kernel's code is
-/// 20. The fabric is faster than a subnet, and an agent answers before its program does.)
+/// Time until an unanswered message is sent again: 4.096 µs * 2^17. (The kernel's code is 20. The fabric is
+/// faster than a subnet, and an agent answers before its program does.)
 const RESPONSE_TIMEOUT: Duration = Duration::from_nanos(4096 << 17);
-/// How often a message is sent again (`CMA_MAX_CM_RETRIES`).
+/// Maximum number of repetitions of a message (`CMA_MAX_CM_RETRIES`).
 const MAX_RETRIES: u8 = 15;
-/// Time that a program has for its answer, once its agent has said that the request has arrived: 4.096
-/// µs * 2^24 (`CMA_CM_MRA_SETTING`).
+/// Time for a program's answer after its agent has acknowledged the request: 4.096 µs * 2^24
+/// (`CMA_CM_MRA_SETTING`).
 const SERVICE_TIMEOUT: Duration = Duration::from_nanos(4096 << 24);
-/// Code of the time-out of the connection's packets: 4.096 µs * 2^17.
+/// Time-out code of the connection's packets: 4.096 µs * 2^17.
 pub(crate) const ACK_TIMEOUT: u8 = 17;
-/// How long an ended connection waits for packets that are still under way: as long as its queue pair.
+/// Time for which an ended connection waits for packets in flight: as long as its queue pair.
 const TIME_WAIT: Duration = Duration::from_nanos(4096 << ACK_TIMEOUT);
 
 /// State of a connection (`enum ib_cm_state`).
@@ -41,10 +41,9 @@ pub(crate) enum Phase {
     SidrReqRcvd,
 }
 
-/// What has happened to a connection, for its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Happened {
-    /// The peer has accepted: the program is to say that it is ready.
+pub(crate) enum ConnectionEvent {
+    /// The peer has accepted: the program must confirm that it is ready.
     Replied {
         private: Vec<u8>,
     },
@@ -58,31 +57,31 @@ pub(crate) enum Happened {
         timed_out: bool,
     },
     TimeWaitOver,
-    /// A service id was resolved.
+    /// A service ID was resolved.
     Resolved {
         private: Vec<u8>,
     },
-    /// A service id was not resolved.
+    /// A service ID was not resolved.
     Refused {
         status: u16,
         private: Vec<u8>,
     },
 }
 
-/// What follows from a step: a message to send, and an event.
+/// The effects of a step: a message to send, and an event.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reaction {
     pub(crate) send: Option<Message>,
-    pub(crate) happened: Option<Happened>,
+    pub(crate) event: Option<ConnectionEvent>,
 }
 
 impl Reaction {
     fn send(message: Message) -> Reaction {
-        Reaction { send: Some(message), happened: None }
+        Reaction { send: Some(message), event: None }
     }
 
-    fn happened(happened: Happened) -> Reaction {
-        Reaction { send: None, happened: Some(happened) }
+    fn event(event: ConnectionEvent) -> Reaction {
+        Reaction { send: None, event: Some(event) }
     }
 }
 
@@ -90,25 +89,23 @@ impl Reaction {
 #[derive(Debug)]
 struct Waiting {
     message: Message,
-    /// How often it may be sent again.
-    left: u8,
+    retries_left: u8,
     again: Instant,
 }
 
-/// One end of a connection, or of the resolution of a service id.
+/// One end of a connection, or of the resolution of a service ID.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) phase: Phase,
-    /// Communication ids.
+    /// Communication IDs of both ends.
     pub(crate) local_id: u32,
     pub(crate) remote_id: u32,
-    /// The peer's end.
     pub(crate) peer: End,
-    /// This end's depths and retries: those that it has asked for, until the peer has answered.
+    /// This end's depths and retries: those requested, until the peer has answered.
     pub(crate) own: End,
     pub(crate) gids: Gids,
     waiting: Option<Waiting>,
-    /// The last word to a peer that has asked, and may not have received it.
+    /// The last answer to the peer, which may not have received it.
     answered: Option<Message>,
     time_wait_ends: Option<Instant>,
     speed: Speed,
@@ -121,7 +118,7 @@ impl Connection {
         Connection { phase, local_id, remote_id, peer, own, gids, waiting, answered, time_wait_ends, speed }
     }
 
-    /// The end that asks, and sends this request.
+    /// Makes the active end, which sends this request.
     pub(crate) fn ask(request: &Message, speed: Speed, now: Instant) -> Connection {
         let phase = if request.kind == Kind::SidrReq { Phase::SidrReqSent } else { Phase::ReqSent };
         let mut connection = Connection::new(phase, request.local_id, 0, request.end, request.gids, speed);
@@ -129,13 +126,12 @@ impl Connection {
         connection
     }
 
-    /// The end that is asked. A request for a connection is acknowledged, as the program may take its
-    /// time.
+    /// Makes the passive end. It acknowledges a request for a connection, as the program may take its time.
     pub(crate) fn answer(local_id: u32, request: &Message, speed: Speed) -> Connection {
         let phase = if request.kind == Kind::SidrReq { Phase::SidrReqRcvd } else { Phase::ReqRcvd };
         let gids = Gids { source: request.gids.destination, destination: request.gids.source };
         let End { responder_resources, initiator_depth, retry_count, rnr_retry_count, .. } = request.end;
-        // What the peer does as initiator this end does as responder.
+        // The peer's initiator role is this end's responder role.
         let own = End {
             responder_resources: initiator_depth,
             initiator_depth: responder_resources,
@@ -152,7 +148,7 @@ impl Connection {
         Message { gids: self.gids, ..Message::new(kind, self.local_id, self.remote_id) }
     }
 
-    /// The answer to a request, whenever it comes: until the program has answered, that it has arrived.
+    /// Returns the answer to a request, also to a repeated one: MRA until the program has answered.
     pub(crate) fn acknowledgement(&self) -> Option<Message> {
         match self.phase {
             Phase::ReqRcvd => Some(self.message(Kind::Mra)),
@@ -162,10 +158,9 @@ impl Connection {
 
     fn wait_for_answer(&mut self, message: &Message, now: Instant) {
         let again = now + self.speed.of(RESPONSE_TIMEOUT);
-        self.waiting = Some(Waiting { message: message.clone(), left: MAX_RETRIES, again });
+        self.waiting = Some(Waiting { message: message.clone(), retries_left: MAX_RETRIES, again });
     }
 
-    /// Sends a message that wants an answer.
     fn send_and_wait(&mut self, message: Message, phase: Phase, now: Instant) -> Message {
         self.phase = phase;
         self.wait_for_answer(&message, now);
@@ -178,7 +173,7 @@ impl Connection {
         self.time_wait_ends = (phase == Phase::TimeWait).then(|| now + self.speed.of(TIME_WAIT));
     }
 
-    /// The program accepts a request: REP, or the positive SIDR REP.
+    /// Accepts a request for the program: REP, or the positive SIDR REP.
     ///
     /// # Errors
     /// EINVAL if there is no request to answer.
@@ -200,7 +195,7 @@ impl Connection {
         }
     }
 
-    /// The program that has asked is ready: RTU.
+    /// Confirms that the active program is ready: RTU.
     ///
     /// # Errors
     /// EINVAL if the peer has not accepted.
@@ -212,7 +207,7 @@ impl Connection {
         Ok(self.message(Kind::Rtu))
     }
 
-    /// The program has received a message before the peer's RTU.
+    /// Records that the program has received a message before the peer's RTU.
     ///
     /// # Errors
     /// EISCONN if the connection is established already, EINVAL if it has not been accepted.
@@ -220,14 +215,14 @@ impl Connection {
         match self.phase {
             Phase::RepSent => {
                 self.end(Phase::Established, Instant::now());
-                Ok(Reaction::happened(Happened::Established))
+                Ok(Reaction::event(ConnectionEvent::Established))
             }
             Phase::Established => Err(Errno(libc::EISCONN)),
             _ => Err(Errno::INVALID),
         }
     }
 
-    /// Rejects, whichever end this is.
+    /// Rejects, from either end.
     ///
     /// # Errors
     /// EINVAL if nothing is under way that can be rejected.
@@ -245,7 +240,7 @@ impl Connection {
         Ok(message)
     }
 
-    /// Asks the peer to disconnect, or answers when it has asked. Nothing in any other state.
+    /// Asks the peer to disconnect, or answers its request; `None` in any other state.
     pub(crate) fn disconnect(&mut self, now: Instant) -> Option<Message> {
         match self.phase {
             Phase::Established => {
@@ -260,8 +255,8 @@ impl Connection {
         }
     }
 
-    /// The program gives the connection up (`ib_destroy_cm_id`). It goes on until
-    /// [`Self::is_over`], so that the peer learns of its end.
+    /// Abandons the connection for the program (`ib_destroy_cm_id`). It continues until [`Self::is_over`], so
+    /// that the peer learns of its end.
     pub(crate) fn abandon(&mut self, now: Instant) -> Option<Message> {
         use Phase::*;
         match self.phase {
@@ -278,24 +273,23 @@ impl Connection {
         }
     }
 
-    /// Whether neither a message nor a time-out can change anything any more.
+    /// Returns whether neither a message nor a time-out can change anything any more.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Idle | Phase::TimeWait)
     }
 
-    /// Whether the peer is this connection's, as the message says.
+    /// Returns whether a message names this connection's peer as its sender.
     pub(crate) fn is_from_peer(&self, message: &Message) -> bool {
         self.remote_id == 0 || message.local_id == 0 || self.remote_id == message.local_id
     }
 
-    /// A message of the peer has arrived.
     pub(crate) fn arrive(&mut self, message: &Message, now: Instant) -> Reaction {
         use Phase::*;
         match (message.kind, self.phase) {
             (Kind::Mra, ReqSent | MraReqRcvd) => {
                 self.phase = MraReqRcvd;
                 self.remote_id = message.local_id;
-                self.give_time(now);
+                self.extend_timeout(now);
                 Reaction::default()
             }
             (Kind::Rep, ReqSent | MraReqRcvd) => {
@@ -309,45 +303,45 @@ impl Connection {
                     rnr_retry_count,
                     ..self.own
                 };
-                Reaction::happened(Happened::Replied { private: message.private.clone() })
+                Reaction::event(ConnectionEvent::Replied { private: message.private.clone() })
             }
             // The RTU was lost.
             (Kind::Rep, Established) => Reaction::send(self.message(Kind::Rtu)),
             (Kind::Rtu, RepSent) => {
                 self.end(Established, now);
-                Reaction::happened(Happened::Established)
+                Reaction::event(ConnectionEvent::Established)
             }
             (Kind::Rej, ReqSent | MraReqRcvd | ReqRcvd | RepSent | RepRcvd) => {
                 self.end(Idle, now);
-                Reaction::happened(Happened::Rejected {
+                Reaction::event(ConnectionEvent::Rejected {
                     reason: message.code,
                     private: message.private.clone(),
                 })
             }
             (Kind::Rej, Established | DreqSent) => {
                 self.end(TimeWait, now);
-                Reaction::happened(Happened::Rejected {
+                Reaction::event(ConnectionEvent::Rejected {
                     reason: message.code,
                     private: message.private.clone(),
                 })
             }
             (Kind::Dreq, RepSent | Established | DreqSent) => {
                 self.end(DreqRcvd, now);
-                Reaction::happened(Happened::Disconnected { timed_out: false })
+                Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
             // The DREP was lost.
             (Kind::Dreq, TimeWait) => Reaction::send(self.message(Kind::Drep)),
             (Kind::Drep, DreqSent | DreqRcvd) => {
                 self.end(TimeWait, now);
-                Reaction::happened(Happened::Disconnected { timed_out: false })
+                Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
             (Kind::SidrRep, SidrReqSent) => {
                 self.end(Idle, now);
                 self.peer = message.end;
                 let private = message.private.clone();
-                Reaction::happened(match message.code {
-                    status::SUCCESS => Happened::Resolved { private },
-                    status => Happened::Refused { status, private },
+                Reaction::event(match message.code {
+                    status::SUCCESS => ConnectionEvent::Resolved { private },
+                    status => ConnectionEvent::Refused { status, private },
                 })
             }
             (kind, phase) => {
@@ -357,29 +351,27 @@ impl Connection {
         }
     }
 
-    /// The peer's program has more time for its answer.
-    fn give_time(&mut self, now: Instant) {
+    fn extend_timeout(&mut self, now: Instant) {
         if let Some(waiting) = &mut self.waiting {
             waiting.again = now + self.speed.of(SERVICE_TIMEOUT);
         }
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// Returns when [`Self::expire`] is due.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         let again = self.waiting.as_ref().map(|waiting| waiting.again);
         [again, self.time_wait_ends].into_iter().flatten().min()
     }
 
-    /// Does what is due.
     pub(crate) fn expire(&mut self, now: Instant) -> Reaction {
         if self.time_wait_ends.is_some_and(|end| end <= now) {
             self.end(Phase::Idle, now);
-            return Reaction::happened(Happened::TimeWaitOver);
+            return Reaction::event(ConnectionEvent::TimeWaitOver);
         }
         match &mut self.waiting {
             Some(waiting) if waiting.again > now => Reaction::default(),
-            Some(Waiting { message, left: left @ 1.., again }) => {
-                *left -= 1;
+            Some(Waiting { message, retries_left: retries_left @ 1.., again }) => {
+                *retries_left -= 1;
                 *again = now + self.speed.of(RESPONSE_TIMEOUT);
                 Reaction::send(message.clone())
             }
@@ -388,32 +380,32 @@ impl Connection {
         }
     }
 
-    /// The peer does not answer, or its process has ended.
+    /// Handles a peer that does not answer, or whose process has ended.
     fn peer_is_silent(&mut self, now: Instant) -> Reaction {
         if matches!(self.phase, Phase::Established | Phase::DreqSent | Phase::DreqRcvd) {
             self.end(Phase::TimeWait, now);
-            return Reaction::happened(Happened::Disconnected { timed_out: true });
+            return Reaction::event(ConnectionEvent::Disconnected { timed_out: true });
         }
         self.end(Phase::Idle, now);
-        Reaction::happened(Happened::Unreachable)
+        Reaction::event(ConnectionEvent::Unreachable)
     }
 
-    /// The peer's process has ended, whose kernel would have said so in its place.
+    /// Handles the end of the peer's process, which a kernel would report instead of it.
     pub(crate) fn peer_ended(&mut self, now: Instant) -> Reaction {
         use Phase::*;
         match self.phase {
             Idle | TimeWait => Reaction::default(),
             Established | DreqSent | DreqRcvd => {
                 self.end(TimeWait, now);
-                Reaction::happened(Happened::Disconnected { timed_out: false })
+                Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
             _ => self.peer_is_silent(now),
         }
     }
 }
 
-/// The answer to a message for a connection that is not there; `None` if it wants none.
-pub(crate) fn answer_to_stranger(message: &Message) -> Option<Message> {
+/// Returns the answer to a message for a connection that does not exist; `None` if it needs none.
+pub(crate) fn answer_unmatched(message: &Message) -> Option<Message> {
     let (kind, code) = match message.kind {
         Kind::Dreq => (Kind::Drep, 0),
         Kind::Rep => (Kind::Rej, reason::INVALID_COMM_ID),

@@ -1,4 +1,4 @@
-//! Events, as `rdma_get_cm_event` receives them.
+//! Events for `rdma_get_cm_event`.
 
 use super::message::{End, Kind};
 use crate::uapi::ucm::{AhAttr, ConnParam, EventResp, UdParam};
@@ -22,16 +22,15 @@ pub(crate) enum EventKind {
     TimewaitExit = 15,
 }
 
-/// An event that waits for the program.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// The identifier that counts it. Of a connection request, the listener.
+    /// The identifier that counts it: for a connection request, the listener.
     pub(crate) owner: u32,
     pub(crate) response: EventResp,
 }
 
 impl Event {
-    /// An event without a parameter. `status` is 0, a negative error number, or a code of the peer.
+    /// Makes an event without a parameter. `status` is 0, a negative error number, or a code of the peer.
     pub(crate) fn new(kind: EventKind, owner: u32, uid: u64, status: i32) -> Event {
         let response = EventResp {
             uid,
@@ -43,12 +42,13 @@ impl Event {
         Event { owner, response }
     }
 
-    /// The identifier that a connection request has made.
+    /// Returns the identifier that a connection request has made.
     pub(crate) fn request(&self) -> Option<u32> {
         (self.response.event == EventKind::ConnectRequest as u32).then_some(self.response.id)
     }
 
-    /// An identifier has joined a multicast group, which datagrams reach at `ah_attr`.
+    /// Makes the event of an identifier that has joined a multicast group, which datagrams reach at
+    /// `ah_attr`.
     pub(crate) fn joined(owner: u32, membership: u32, uid: u64, qkey: u32, ah_attr: AhAttr) -> Event {
         let mut event = Event::new(EventKind::MulticastJoin, owner, uid, 0);
         let param = UdParam { qp_num: MULTICAST_QPN, qkey, ah_attr, ..UdParam::new_zeroed() };
@@ -57,19 +57,19 @@ impl Event {
         event
     }
 
-    /// The membership of a multicast group that it is about.
+    /// Returns the event's membership in a multicast group.
     pub(crate) fn membership(&self) -> Option<u32> {
         (self.response.event == EventKind::MulticastJoin as u32).then_some(self.response.id)
     }
 
-    /// Adds what the peer of a connection has sent. The kernel gives the program all bytes that a
-    /// message of this kind has room for, however many the peer has filled.
+    /// Adds the data of a connection's peer. The kernel gives the program all private data that a message of
+    /// this kind has room for, regardless of how many the peer has filled.
     pub(crate) fn with_connection(mut self, end: &End, kind: Kind, has_ip: bool, private: &[u8]) -> Event {
         let mut param = ConnParam {
             qp_num: end.qpn,
             private_data_len: kind.room(has_ip) as u8,
             srq: end.srq,
-            // What the peer does as initiator this end does as responder.
+            // The peer's initiator role is this end's responder role.
             responder_resources: end.initiator_depth,
             initiator_depth: end.responder_resources,
             flow_control: end.flow_control,
@@ -84,8 +84,7 @@ impl Event {
         self
     }
 
-    /// As [`Self::with_connection`], for datagrams. The address is that of the peer, once it is
-    /// resolved.
+    /// As [`Self::with_connection`], for datagrams. The address is the peer's, once it is resolved.
     pub(crate) fn with_datagrams(
         mut self,
         end: &End,
@@ -107,7 +106,7 @@ impl Event {
     }
 }
 
-/// Copies as much as there is room for.
+/// Copies as many bytes as there is room for.
 fn copy(from: &[u8], to: &mut [u8]) {
     let len = from.len().min(to.len());
     to[..len].copy_from_slice(&from[..len]);

@@ -1,12 +1,12 @@
-//! Which card an IP address leads to: of this process, and of its peers.
+//! The cards of IP addresses, of this process and of its peers.
 //!
-//! Cards have IP addresses of their own among their GIDs. Besides these, every local address of the
-//! host leads to the process's first card, and as a destination to the process that serves the port.
+//! Each card has IP addresses among its GIDs. In addition, every local address of the host leads to the
+//! process's first card, and as a destination to the process that serves the port.
 
 use super::address::Address;
-use super::group;
 use super::id::Route;
 use super::message::Gids;
+use super::path::group_gid;
 use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
 use softhca::card::LinkLayer;
@@ -16,18 +16,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest wait for another process to name its cards.
+/// Time limit for another process to name its cards.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time between two looks for a service that is not there yet.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Time between two searches for a service that does not exist yet.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The process's cards, which start here if they do not run. Those that cannot start are not there.
+/// Returns the process's cards, and starts them if needed. Those that cannot start are missing.
 pub(crate) fn cards(cards: &Cards) -> Vec<Arc<OpenCard>> {
     let count = devices_from_environment().map_or(0, |devices| devices.len());
     (0..count).filter_map(|index| cards.open(index).ok()).collect()
 }
 
-/// What this process says of itself to those who ask for its services.
+/// Describes the cards for processes that ask for this process's services.
 pub(crate) fn as_services(cards: &[Arc<OpenCard>]) -> Vec<ServiceCard> {
     cards.iter().map(|open| ServiceCard { is_ethernet: is_ethernet(open), node: open.card.node() }).collect()
 }
@@ -36,12 +36,12 @@ fn is_ethernet(open: &OpenCard) -> bool {
     open.card.link_layer() == LinkLayer::Ethernet
 }
 
-/// Whether an interface of this host has the address. (The kernel binds to no other.)
+/// Returns whether an interface of this host has the address. (The kernel binds to no other.)
 fn is_local(ip: IpAddr) -> bool {
     !ip.is_multicast() && !ip.is_unspecified() && UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The IP address in which an address's GID ends, or which it is.
+/// Returns the IP address that the address is, or in which its GID ends.
 fn ip_of(address: &Address) -> IpAddr {
     match address {
         Address::Ib(address) => Ipv6Addr::from(address.gid).into(),
@@ -50,11 +50,11 @@ fn ip_of(address: &Address) -> IpAddr {
     }
 }
 
-/// The card that an address of this host belongs to; `None` for one that names no interface.
+/// Returns the card of an address of this host; `None` for an address that names no interface.
 ///
 /// # Errors
-/// EADDRNOTAVAIL for an address that this host does not have, ENODEV if there is no card, or for a GID
-/// that none has.
+/// EADDRNOTAVAIL for an address that this host does not have; ENODEV if there is no card, or for a GID that
+/// none has.
 pub(crate) fn own_card(cards: &[Arc<OpenCard>], address: &Address) -> Result<Option<Arc<OpenCard>>> {
     if address.is_any() {
         return Ok(None);
@@ -70,13 +70,10 @@ pub(crate) fn own_card(cards: &[Arc<OpenCard>], address: &Address) -> Result<Opt
     }
 }
 
-/// Where a destination leads to.
 enum Target {
-    /// A card of the fabric.
     Card(Node),
     /// The process that serves the port on this host.
     Service,
-    /// A multicast group.
     Group,
 }
 
@@ -88,7 +85,7 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
     }
     let is_loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()].contains(&ip);
     match first.card.node_at(ip) {
-        // On the fabric of several hosts, every address may be a card's. Here one of this process is.
+        // On the fabric of several hosts, every address may be a card's. This one is a card of this process.
         Some(node) if !is_loopback || cards.iter().any(|open| open.card.node() == node) => {
             Ok(Target::Card(node))
         }
@@ -97,14 +94,14 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
     }
 }
 
-/// The way from one of these cards to a destination. `bound` is the card that the identifier is bound to
-/// already; `key` are the port space and number. Where no process listens at the port, it looks again for the
-/// time `grace`: on a subnet the resolution takes milliseconds, and programs (perftest) count on that
-/// their peer listens by then. May wait for another process: no lock is held.
+/// Returns the route from one of these cards to a destination. `bound` is the card that the identifier is
+/// already bound to; `key` are the port space and number. If no process listens at the port, the search
+/// repeats for the time `grace`: on a subnet the resolution takes milliseconds, and programs (perftest) rely
+/// on their peer listening by then. May wait for another process: no lock is held.
 ///
 /// # Errors
-/// ENODEV if no card of the process has the link layer of the destination's, ENETUNREACH for an address
-/// that no card of the fabric has, ETIMEDOUT if the process there does not answer.
+/// ENODEV if no card of the process has the destination's link layer, ENETUNREACH for an address that no card
+/// of the fabric has, ETIMEDOUT if the process there does not answer.
 pub(crate) fn route(
     cards: &[Arc<OpenCard>],
     bound: Option<&Arc<OpenCard>>,
@@ -123,7 +120,7 @@ pub(crate) fn route(
             let prefers = |open: &&&Arc<OpenCard>| destination.ip().is_some() && is_ethernet(open);
             Some((*candidates.iter().find(prefers).unwrap_or(&first), node))
         }
-        // Connections to a group are refused by this card itself.
+        // This card itself refuses connections to a group.
         Target::Group => Some((first, first.card.node())),
         Target::Service => match find_listener(key, grace)? {
             Some(served) => candidates.iter().find_map(|open| {
@@ -137,26 +134,26 @@ pub(crate) fn route(
     let (open, node) = chosen.ok_or(Errno::NO_DEVICE)?;
     let gid = |node| open.card.gid_of(node).ok_or(Errno::NO_DEVICE);
     let to = match ip_of(destination).is_multicast() {
-        true => group::gid(open.card.link_layer(), key.0, destination),
+        true => group_gid(open.card.link_layer(), key.0, destination),
         false => gid(node)?,
     };
     let gids = Gids { source: gid(open.card.node())?, destination: to };
     Ok(Route { card: open.clone(), node, gids })
 }
 
-/// The cards of the process that listens at a port of this host, if one does before the time is over.
+/// Returns the cards of the process that listens at a port of this host, if one does before the time is over.
 fn find_listener(key: (u16, u16), grace: Duration) -> Result<Option<Vec<ServiceCard>>> {
     let end = Instant::now() + grace;
     loop {
         match find_service(key.0, key.1, PATIENCE)?.filter(|cards| !cards.is_empty()) {
-            None if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
+            None if Instant::now() < end => std::thread::sleep(SEARCH_INTERVAL),
             found => return Ok(found),
         }
     }
 }
 
-/// The source address of an identifier without one: on the way to this host the destination's, else the
-/// card's own.
+/// Returns the source address of an identifier without one: the destination's for this host, else the card's
+/// own.
 pub(crate) fn source_for(route: &Route, destination: &Address) -> Address {
     let own: [u8; 16] = route.gids.source;
     match destination {
@@ -170,8 +167,8 @@ pub(crate) fn source_for(route: &Route, destination: &Address) -> Address {
     }
 }
 
-/// Whether a port number must be free on the whole host. On the fabric of several hosts each card has an
-/// address of its own, and with it its own port numbers.
+/// Returns whether a port number must be free on the whole host. On the fabric of several hosts each card has
+/// its own address, and with it its own port numbers.
 pub(crate) fn shares_ports() -> bool {
     !is_tcp()
 }

@@ -1,4 +1,4 @@
-//! An identifier: what a program has made of `rdma_create_id`, and the state of its calls.
+//! An identifier: the object of `rdma_create_id`, and the state of its calls.
 
 use super::address::Address;
 use super::message::Gids;
@@ -26,12 +26,12 @@ const UD: u8 = 4;
 const XRC_INI: u8 = 9;
 const XRC_TGT: u8 = 10;
 
-/// Kind of queue pair of an identifier.
+/// Queue pair type of an identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpType(pub(crate) u8);
 
 impl QpType {
-    /// The kind that a port space has, or that the program has chosen.
+    /// Returns the type that the program has chosen, or that of the port space.
     pub(crate) fn of(port_space: u16, chosen: u8) -> Result<QpType> {
         match port_space {
             space::TCP => Ok(QpType(RC)),
@@ -45,7 +45,7 @@ impl QpType {
         self.0 == UD
     }
 
-    /// Whether the kind sends reliably, or receives reliably.
+    /// Returns whether it is the reliable sending side.
     pub(crate) fn is_reliable_initiator(self) -> bool {
         matches!(self.0, RC | XRC_INI)
     }
@@ -54,7 +54,7 @@ impl QpType {
         matches!(self.0, RC | XRC_TGT)
     }
 
-    /// The kind of the other end.
+    /// Returns the type of the other end.
     pub(crate) fn peer(self) -> QpType {
         match self.0 {
             XRC_INI => QpType(XRC_TGT),
@@ -64,12 +64,12 @@ impl QpType {
     }
 }
 
-/// Where an identifier's messages go.
+/// The destination of an identifier's messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     pub(crate) card: Arc<OpenCard>,
     pub(crate) node: Node,
-    /// Source: this card.
+    /// The GIDs of the path, whose source is this card.
     pub(crate) gids: Gids,
 }
 
@@ -82,7 +82,6 @@ pub(crate) struct Port {
     pub(crate) claim: Option<Arc<Service>>,
 }
 
-/// What a program has chosen by `rdma_set_option`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) type_of_service: u8,
@@ -91,15 +90,14 @@ pub(crate) struct Options {
     pub(crate) ack_timeout: Option<u8>,
 }
 
-/// An identifier.
 #[derive(Debug)]
 pub(crate) struct Id {
-    /// The file whose events it adds to.
+    /// The file that gets its events.
     pub(crate) file: u32,
-    /// The program's name for it; 0 for a connection that was not accepted yet.
+    /// The program's name for it; 0 for a connection that is not accepted yet.
     pub(crate) uid: u64,
     pub(crate) events_reported: u32,
-    /// Connection requests that may still wait for the program.
+    /// Number of further connection requests that may wait for the program.
     pub(crate) backlog: u32,
     pub(crate) space: u16,
     pub(crate) qp_type: QpType,
@@ -108,13 +106,12 @@ pub(crate) struct Id {
     pub(crate) source: Option<Address>,
     pub(crate) destination: Option<Address>,
     pub(crate) port: Option<Port>,
-    /// The card that it is bound to.
     pub(crate) card: Option<Arc<OpenCard>>,
     pub(crate) route: Option<Route>,
-    /// First packet that its queue pair expects.
+    /// First packet sequence number that its queue pair expects.
     pub(crate) psn: u32,
     pub(crate) qkey: u32,
-    /// Local communication id.
+    /// Local communication ID.
     pub(crate) connection: Option<u32>,
 }
 
@@ -149,7 +146,7 @@ impl Id {
         if self.state == state { Ok(()) } else { Err(Errno::INVALID) }
     }
 
-    /// The service id of an address in the identifier's port space (`rdma_get_service_id`).
+    /// Returns the service ID of an address in the identifier's port space (`rdma_get_service_id`).
     pub(crate) fn service_id(&self, address: &Address) -> u64 {
         match address {
             Address::Ib(address) => address.service_id,
@@ -157,7 +154,7 @@ impl Id {
         }
     }
 
-    /// Whether a request to an address is for this listener.
+    /// Returns whether a request to an address is for this listener.
     pub(crate) fn listens_at(&self, address: &Address, card: &Arc<OpenCard>) -> bool {
         let is_at = |source: &Address| match source {
             own if own.is_any() => !self.options.only_own_family || own.is_same_family(address),
@@ -169,7 +166,7 @@ impl Id {
     }
 }
 
-/// The port space and number of a service id.
+/// Returns the port space and number of a service ID.
 pub(crate) fn port_of_service(service_id: u64) -> (u16, u16) {
     ((service_id >> 16) as u16, service_id as u16)
 }

@@ -1,6 +1,6 @@
 //! The connection manager of the process: its files, identifiers and connections.
 //!
-//! One lock guards all of them. It is never held while the process waits for another.
+//! One lock guards all of them. It is never held while waiting for another process.
 
 use super::connection::{Connection, Reaction};
 use super::event::{Event, EventKind};
@@ -9,7 +9,7 @@ use super::id::{Id, QpType};
 use super::message::Message;
 use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
-use crate::events::signal::Signal;
+use crate::events::wake::Signal;
 use crate::events::wake::Wake;
 use crate::uapi::ucm::EventResp;
 use parking_lot::{Mutex, MutexGuard};
@@ -20,42 +20,38 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The connection manager of the process.
 #[derive(Debug)]
 pub(crate) struct Manager {
     cards: Arc<Cards>,
     inner: Mutex<Inner>,
 }
 
-/// The state of the manager.
 #[derive(Debug, Default)]
 pub(crate) struct Inner {
     last_file: u32,
     files: HashMap<u32, Events>,
     pub(crate) ids: BTreeMap<u32, Id>,
-    /// Memberships of multicast groups.
     pub(crate) memberships: BTreeMap<u32, Membership>,
     last_membership: u32,
-    /// By local communication id.
+    /// Connections by local communication ID.
     pub(crate) connections: HashMap<u32, Link>,
     last_connection: u32,
-    /// The process's cards, once they were needed.
+    /// The process's cards, empty until they are first needed.
     pub(crate) cards: Vec<Arc<OpenCard>>,
-    /// When the agent has last looked whether the processes of peers live.
-    pub(crate) looked: Option<Instant>,
-    /// Whether the agent's thread runs.
+    /// Time of the agent's last check that the peers' processes live.
+    pub(crate) last_peer_check: Option<Instant>,
     pub(crate) has_agent: bool,
 }
 
-/// A connection, and how its peer is reached.
+/// A connection, and the path to its peer.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// `None` once the program has given it up.
+    /// `None` once the program has abandoned it.
     pub(crate) id: Option<u32>,
     pub(crate) connection: Connection,
     pub(crate) card: Arc<OpenCard>,
     pub(crate) node: Node,
-    /// Whether the card has had a link to the node since the last message.
+    /// True if the card has had a link to the node since the last message.
     pub(crate) was_linked: bool,
 }
 
@@ -66,19 +62,17 @@ pub(crate) struct Membership {
     pub(crate) events_reported: u32,
 }
 
-/// The events of a file.
 #[derive(Debug)]
 struct Events {
     waiting: VecDeque<Event>,
     signal: Arc<Signal>,
 }
 
-/// A random number.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// An open file of the connection manager. The manager closes it when the last reference goes.
+/// An open file of the connection manager. The manager closes it with the last reference.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) manager: Arc<Manager>,
@@ -94,7 +88,7 @@ impl Drop for File {
 
 impl Manager {
     pub(crate) fn new(cards: Arc<Cards>) -> Arc<Manager> {
-        // Numbers of connections begin anywhere: a peer may still know those of an earlier process.
+        // Connection numbers start anywhere: a peer may still know those of an earlier process.
         let inner = Inner { last_connection: random() as u32, ..Inner::default() };
         Arc::new(Manager { cards, inner: Mutex::new(inner) })
     }
@@ -103,7 +97,7 @@ impl Manager {
         self.inner.lock()
     }
 
-    /// Makes what wakes the agent, if it is not there.
+    /// Creates the agent's wake-up, if there is none.
     ///
     /// # Errors
     /// The system's, if it gives no descriptor.
@@ -115,19 +109,19 @@ impl Manager {
         Ok(())
     }
 
-    /// What wakes the agent. There is one as long as a file is open.
+    /// Returns the agent's wake-up, which exists while a file is open.
     pub(crate) fn wake(&self) -> Option<&Wake> {
         self.cards.management.get()
     }
 
-    /// Tells the agent that what it waits for has changed.
+    /// Wakes the agent because its work has changed.
     pub(crate) fn notice(&self) {
         if let Some(wake) = self.wake() {
             wake.raise();
         }
     }
 
-    /// The process's cards, which are started now if they do not run.
+    /// Returns the process's cards, and starts them if needed.
     pub(crate) fn cards(&self) -> Vec<Arc<OpenCard>> {
         let mut inner = self.lock();
         if inner.cards.is_empty() {
@@ -165,13 +159,11 @@ impl Inner {
         self.last_file
     }
 
-    /// Whether the manager has nothing to do any more.
     pub(crate) fn is_idle(&self) -> bool {
         self.files.is_empty() && self.connections.is_empty()
     }
 
-    /// Adds an identifier under the lowest free number, as the kernel does: librdmacm has a table of
-    /// them.
+    /// Adds an identifier under the lowest free number, as the kernel does: librdmacm has a table of them.
     pub(crate) fn add(&mut self, id: Id) -> u32 {
         let mut number = 0;
         for taken in self.ids.keys() {
@@ -189,20 +181,20 @@ impl Inner {
         Ok(self.add(Id::new(file, uid, space, qp_type, psn())))
     }
 
-    /// The identifier of a file.
+    /// Returns the identifier of a file.
     ///
     /// # Errors
-    /// ENOENT if there is none of that number, EINVAL if it is another file's.
+    /// ENOENT if there is none of that number, EINVAL if it belongs to another file.
     pub(crate) fn id(&mut self, file: u32, number: u32) -> Result<&mut Id> {
         let id = self.ids.get_mut(&number).ok_or(Errno::NO_ENTRY)?;
         if id.file == file { Ok(id) } else { Err(Errno::INVALID) }
     }
 
-    /// Ends an identifier, and takes its events back. Returns it.
+    /// Ends an identifier, drops its events, and returns it.
     pub(crate) fn destroy(&mut self, number: u32, now: Instant) -> Option<Id> {
         let id = self.ids.remove(&number)?;
         if let Some(local) = id.connection {
-            self.give_up(local, now);
+            self.abandon(local, now);
         }
         self.memberships.retain(|_, membership| membership.id != number);
         for request in
@@ -213,7 +205,7 @@ impl Inner {
         Some(id)
     }
 
-    /// Takes events of a file back that wait for the program.
+    /// Takes back pending events of a file.
     pub(crate) fn take_events(&mut self, file: u32, is_taken: impl FnMut(&Event) -> bool) -> VecDeque<Event> {
         let Some(events) = self.files.get_mut(&file) else { return VecDeque::new() };
         let (taken, kept): (VecDeque<_>, VecDeque<_>) =
@@ -225,7 +217,6 @@ impl Inner {
         taken
     }
 
-    /// Adds a membership. Returns its number.
     pub(crate) fn add_membership(&mut self, membership: Membership) -> u32 {
         loop {
             self.last_membership = self.last_membership.wrapping_add(1);
@@ -236,20 +227,20 @@ impl Inner {
         }
     }
 
-    /// The program has given a connection up. It stays until its peer knows.
-    fn give_up(&mut self, local: u32, now: Instant) {
+    /// Abandons a connection for the program. It stays until its peer knows.
+    fn abandon(&mut self, local: u32, now: Instant) {
         let Some(link) = self.connections.get_mut(&local) else { return };
         link.id = None;
         let send = link.connection.abandon(now);
-        self.react(local, Reaction { send, happened: None });
+        self.react(local, Reaction { send, event: None });
     }
 
-    /// Adds a connection; `make` gets its communication id. Returns that.
+    /// Adds a connection made by `make` from its communication ID. Returns the ID.
     pub(crate) fn connect(&mut self, make: impl FnOnce(u32) -> Link) -> u32 {
         loop {
             self.last_connection = self.last_connection.wrapping_add(1);
             let local = self.last_connection;
-            // 0 is no connection's.
+            // No connection has ID 0.
             if local != 0 && !self.connections.contains_key(&local) {
                 self.connections.insert(local, make(local));
                 return local;
@@ -257,7 +248,7 @@ impl Inner {
         }
     }
 
-    /// The connection of an identifier.
+    /// Returns the connection of an identifier.
     ///
     /// # Errors
     /// EINVAL if it has none.
@@ -265,7 +256,7 @@ impl Inner {
         local.and_then(|local| self.connections.get_mut(&local)).ok_or(Errno::INVALID)
     }
 
-    /// Performs what follows from a step of a connection.
+    /// Performs the effects of a step of a connection.
     pub(crate) fn react(&mut self, local: u32, reaction: Reaction) {
         let Some(link) = self.connections.get_mut(&local) else { return };
         if let Some(message) = &reaction.send {
@@ -276,8 +267,8 @@ impl Inner {
             let gone = self.connections.remove(&local);
             tracing::debug!(local, ?gone, "a connection is over");
         }
-        if let (Some(number), Some(happened)) = (id, reaction.happened) {
-            self.happened(number, happened);
+        if let (Some(number), Some(event)) = (id, reaction.event) {
+            self.report_event(number, event);
         }
     }
 
@@ -294,14 +285,14 @@ impl Inner {
         }
     }
 
-    /// An event of an identifier without a parameter.
+    /// Adds an event of an identifier without a parameter.
     pub(crate) fn push_plain(&mut self, number: u32, kind: EventKind, status: i32) {
         if let Some(id) = self.ids.get(&number) {
             self.push(Event::new(kind, number, id.uid, status));
         }
     }
 
-    /// Takes the next event of a file, if `deliver` succeeds: else it stays.
+    /// Takes the next event of a file if `deliver` succeeds; it stays otherwise.
     ///
     /// # Errors
     /// EAGAIN if there is none, or that of `deliver`.
@@ -329,7 +320,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Moves an identifier with its events to another file. Returns how many the program has had.
+    /// Moves an identifier with its events to another file. Returns how many events the program has received.
     ///
     /// # Errors
     /// As [`Self::id`].
@@ -357,7 +348,7 @@ impl Link {
     }
 }
 
-/// Sends a message, which may be lost on its way.
+/// Sends a message, which may be lost.
 pub(crate) fn send(open: &OpenCard, node: Node, message: &Message) {
     tracing::debug!(node, ?message, "a connection message leaves");
     if let Err(error) = open.card.send_management(node, &message.encode()) {
@@ -365,7 +356,6 @@ pub(crate) fn send(open: &OpenCard, node: Node, message: &Message) {
     }
 }
 
-/// A packet sequence number to begin with.
 pub(crate) fn psn() -> u32 {
     random() as u32 & 0xff_ffff
 }

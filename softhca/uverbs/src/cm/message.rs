@@ -1,18 +1,17 @@
 //! Messages between the connection managers of two processes, as management datagrams of their cards.
 //!
 //! The kinds, their numbers and their meaning are those of the communication management class (IB
-//! specification, 12.6 and 12.11). The layout is this library's own: one for all kinds, with the
-//! addresses of both ends, which `rdma_cm` puts into the private data of a request.
+//! specification, 12.6 and 12.11). The layout is this library's own: one for all kinds, with the addresses of
+//! both ends, which `rdma_cm` puts into the private data of a request.
 
 use super::address::Address;
 use crate::uapi::ucm::Storage;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The layout's version.
 const VERSION: u16 = 1;
 
-/// Attribute ids (IB specification, table 107).
+/// Attribute IDs (IB specification, table 107).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Kind {
@@ -28,7 +27,7 @@ pub(crate) enum Kind {
     /// Request to disconnect, and its reply.
     Dreq = 0x15,
     Drep = 0x16,
-    /// Service id resolution, for datagrams.
+    /// Service ID resolution, for datagrams.
     SidrReq = 0x17,
     SidrRep = 0x18,
 }
@@ -39,8 +38,8 @@ impl Kind {
         [Req, Mra, Rej, Rep, Rtu, Dreq, Drep, SidrReq, SidrRep].into_iter().find(|kind| *kind as u16 == code)
     }
 
-    /// Bytes of a program's private data that a message has room for (IB specification, 12.6), without
-    /// those in which `rdma_cm` sends IP addresses: its programs may count on exactly these.
+    /// Returns a message's room for a program's private data in bytes (IB specification, 12.6), less
+    /// `rdma_cm`'s IP addresses: its programs may rely on exactly this room.
     pub(crate) fn room(self, has_ip_addresses: bool) -> usize {
         /// Bytes of the header of `rdma_cm` (IB specification, A11.3).
         const ADDRESSES: usize = 36;
@@ -65,14 +64,14 @@ pub(crate) mod reason {
     pub(crate) const CONSUMER_DEFINED: u16 = 28;
 }
 
-/// Status of a service id resolution (IB specification, table 126).
+/// Status of a service ID resolution (IB specification, table 126).
 pub(crate) mod status {
     pub(crate) const SUCCESS: u16 = 0;
     pub(crate) const UNSUPPORTED: u16 = 1;
     pub(crate) const REJECT: u16 = 2;
 }
 
-/// The fixed part of a message. Private data follow it.
+/// The fixed part of a message, before its private data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Fixed {
@@ -100,19 +99,18 @@ struct Fixed {
     destination: Storage,
 }
 
-/// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) kind: Kind,
-    /// The sender's communication id, and the receiver's; 0 where it is not known.
+    /// The communication IDs of the sender and of the receiver; 0 if unknown.
     pub(crate) local_id: u32,
     pub(crate) remote_id: u32,
-    /// Reason of a rejection, status of a resolution.
+    /// Reason of a rejection, or status of a resolution.
     pub(crate) code: u16,
     pub(crate) service_id: u64,
     pub(crate) end: End,
     pub(crate) gids: Gids,
-    /// Addresses of a request's sender and of its receiver.
+    /// Addresses of a request's sender and receiver.
     pub(crate) addresses: Option<(Address, Address)>,
     pub(crate) private: Vec<u8>,
 }
@@ -120,14 +118,12 @@ pub(crate) struct Message {
 /// The sender's end of a connection, as it describes it to its peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Number of its queue pair.
     pub(crate) qpn: u32,
     pub(crate) qkey: u32,
-    /// First packet that it expects.
+    /// First packet sequence number that it expects.
     pub(crate) psn: u32,
-    /// Kind of its queue pair (`enum ib_qp_type`).
+    /// Queue pair type (`enum ib_qp_type`).
     pub(crate) transport: u8,
-    /// Path MTU code.
     pub(crate) path_mtu: u8,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
@@ -139,7 +135,6 @@ pub(crate) struct End {
     pub(crate) ece: [u32; 2],
 }
 
-/// The GIDs of a message's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gids {
     pub(crate) source: [u8; 16],
@@ -147,7 +142,6 @@ pub(crate) struct Gids {
 }
 
 impl Message {
-    /// A message without content.
     pub(crate) fn new(kind: Kind, local_id: u32, remote_id: u32) -> Message {
         Message {
             kind,
@@ -162,7 +156,6 @@ impl Message {
         }
     }
 
-    /// The bytes of a management datagram.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut fixed = Fixed {
             version: U16::new(VERSION),
@@ -193,7 +186,7 @@ impl Message {
         [fixed.as_bytes(), &self.private].concat()
     }
 
-    /// The message in a datagram; `None` if it is malformed.
+    /// Returns the message in a datagram; `None` if it is malformed.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
         let (fixed, private) = Fixed::read_from_prefix(bytes).ok()?;
         let kind = Kind::of(fixed.kind.get()).filter(|_| fixed.version.get() == VERSION)?;
@@ -236,7 +229,6 @@ pub(crate) mod tests {
     use super::*;
     use softhca::card::MAX_MANAGEMENT;
 
-    /// A request with a value in every field.
     pub(crate) fn request(private: &[u8]) -> Message {
         let address = |text: &str| Address::V4(text.parse().unwrap());
         Message {

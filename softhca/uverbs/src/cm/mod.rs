@@ -1,20 +1,18 @@
-//! The connection manager: what `rdma_ucm`, `rdma_cm` and `ib_cm` of the kernel do for
-//! `/dev/infiniband/rdma_cm`.
+//! The connection manager: `/dev/infiniband/rdma_cm` with the functions of the kernel's `rdma_ucm`, `rdma_cm`
+//! and `ib_cm`.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `address` | socket addresses |
 //! | `message` | messages between connection managers, on queue pair 1 of the cards |
 //! | `connection` | the protocol of one connection: states, messages, time-outs |
-//! | `id` | an identifier, as a program has made it |
+//! | `id` | an identifier, the program's object |
 //! | `event` | events for the program |
-//! | `path` | paths between cards, and the addresses of peers |
-//! | `group` | multicast groups: from addresses to GIDs |
+//! | `path` | paths between cards, and the addresses of peers and of multicast groups |
 //! | `host` | from addresses to cards, of this process and of others |
 //! | `manager` | all files, identifiers and connections of the process |
-//! | `membership` | joining and leaving multicast groups |
-//! | `bind`, `connect`, `answer` | what programs ask of them: addresses and routes, connections, attributes |
-//! | `agent` | the thread that receives messages and keeps the time |
+//! | `bind`, `connect`, `answer` | the programs' commands: addresses and routes, connections and groups, attributes |
+//! | `agent` | the thread that receives messages and runs the timers |
 //! | `command` | the commands that programs write |
 
 mod address;
@@ -25,10 +23,8 @@ pub(crate) mod command;
 mod connect;
 mod connection;
 mod event;
-mod group;
 mod host;
 mod id;
 pub(crate) mod manager;
-mod membership;
 mod message;
 mod path;

@@ -1,5 +1,5 @@
-//! The functions of the CUDA driver that copies need (`cuda.h`; CUDA 12 and later), found in the
-//! library that the program has loaded.
+//! The CUDA driver's functions for copies (`cuda.h`; CUDA 12 and later), from the library that the program
+//! has loaded.
 
 use libc::{c_char, c_int, c_uint, c_void};
 use softhca::PeerMemoryError;
@@ -50,7 +50,6 @@ const PORTABLE: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: allows this thread calls that captures otherwise forbid.
 const RELAXED: c_int = 2;
 
-/// The driver's attributes of an address.
 #[derive(Debug)]
 pub(super) struct Pointer {
     pub(super) kind: u32,
@@ -62,17 +61,16 @@ pub(super) struct Pointer {
 /// Defines the table of functions, and the lookup of each by its symbol.
 macro_rules! driver {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
-        /// Entry points of the driver.
         #[derive(Clone, Debug)]
         pub(super) struct Driver {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
         }
 
         impl Driver {
-            /// The driver, if the process has loaded it.
+            /// Returns the driver, if the process has loaded it.
             pub(super) fn loaded() -> Option<Driver> {
-                // SAFETY: the name is a C string, and NOLOAD runs no initialiser. The handle is
-                // never closed, so the library stays loaded.
+                // SAFETY: the name is a C string, and NOLOAD runs no initialiser. The handle is never closed,
+                // so the library stays loaded.
                 let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
                 if library.is_null() {
                     return None;
@@ -125,12 +123,11 @@ fn check(call: &str, result: c_int) -> Result<(), PeerMemoryError> {
 }
 
 impl Driver {
-    /// The attributes of an address. `None` if the driver fails, for example before `cuInit`.
+    /// Returns the attributes of an address; `None` if the driver fails, for example before `cuInit`.
     pub(super) fn attributes(&self, addr: u64) -> Option<Pointer> {
         let names =
             [attribute::MEMORY_TYPE, attribute::IS_MANAGED, attribute::CONTEXT, attribute::DEVICE_ORDINAL];
-        // The driver writes one byte or four for IS_MANAGED, so the variable starts as four zero
-        // bytes.
+        // The driver writes one byte or four for IS_MANAGED, so the variable starts as four zero bytes.
         let (mut kind, mut managed, mut ordinal) = (0u32, 0u32, -1 as c_int);
         let mut context = CuContext(std::ptr::null_mut());
         let mut places: [*mut c_void; 4] = [
@@ -139,13 +136,13 @@ impl Driver {
             (&raw mut context).cast(),
             (&raw mut ordinal).cast(),
         ];
-        // SAFETY: one place for each attribute, at least as large as the attribute; the driver does
-        // not dereference `addr`.
+        // SAFETY: one place for each attribute, at least as large as the attribute; the driver does not
+        // dereference `addr`.
         let result = unsafe { (self.pointer_attributes)(4, names.as_ptr(), places.as_mut_ptr(), addr) };
         (result == 0).then_some(Pointer { kind, managed: managed != 0, context, ordinal })
     }
 
-    /// The primary context of a GPU, which the CUDA runtime uses. Its reference is never released.
+    /// Returns the primary context of a GPU, which the CUDA runtime uses. Its reference is never released.
     pub(super) fn primary_context(&self, ordinal: c_int) -> Result<CuContext, PeerMemoryError> {
         let mut context = CuContext(std::ptr::null_mut());
         // SAFETY: `context` is a valid place; the driver checks the number.
@@ -153,7 +150,7 @@ impl Driver {
         Ok(context)
     }
 
-    /// The context's id, which differs for contexts at the same address; 0 if the driver has none.
+    /// Returns the context's ID, which differs for contexts at the same address; 0 if the driver has none.
     pub(super) fn context_number(&self, context: CuContext) -> u64 {
         let mut number = 0;
         // SAFETY: `number` is a valid place; the context handle came from the driver.
@@ -161,8 +158,7 @@ impl Driver {
         if result == 0 { number } else { 0 }
     }
 
-    /// Runs `work` with `context` current, in a capture mode that leaves the program's captures
-    /// valid.
+    /// Runs `work` with `context` current, in a capture mode that keeps the program's captures valid.
     pub(super) fn within<T>(
         &self,
         context: CuContext,
@@ -184,7 +180,7 @@ impl Driver {
         result
     }
 
-    /// The allocation that contains an address: its start and its length.
+    /// Returns start and length of the allocation that contains an address.
     pub(super) fn range(&self, addr: u64) -> Result<(u64, u64), PeerMemoryError> {
         let (mut base, mut size) = (0, 0);
         // SAFETY: `base` and `size` are valid places; the driver checks the address.

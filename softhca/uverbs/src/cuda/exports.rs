@@ -1,22 +1,21 @@
-//! GPU memory that this process has exported as files (dma-bufs). The CPU cannot map such a file, so the
-//! card reaches the memory by its address in this process.
+//! GPU memory that this process has exported as files (dma-bufs). The CPU cannot map such a file, so the card
+//! reaches the memory by its address in this process.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
-/// A range of GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exported {
     pub(crate) addr: u64,
     pub(crate) len: u64,
 }
 
-/// Exports that are kept; beyond that the oldest is forgotten.
-const MOST: usize = 1 << 16;
+/// Maximum number of exports; beyond it the oldest is forgotten.
+const MAX_EXPORTS: usize = 1 << 16;
 
-/// The exports, by device and inode of their files. A duplicate of a descriptor has the same inode, and a
-/// new dma-buf has a higher one.
+/// The exports, by device and inode of their files. A duplicate of a descriptor has the same inode, and a new
+/// dma-buf has a higher one.
 static EXPORTS: Mutex<BTreeMap<(u64, u64), Exported>> = Mutex::new(BTreeMap::new());
 
 fn identity(fd: RawFd) -> Option<(u64, u64)> {
@@ -27,18 +26,18 @@ fn identity(fd: RawFd) -> Option<(u64, u64)> {
     (result == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
-/// Notes that the file of a descriptor is that memory.
+/// Records the memory of a descriptor's file.
 pub(crate) fn note(fd: RawFd, addr: u64, len: u64) {
     let Some(identity) = identity(fd) else { return };
     tracing::debug!(fd, addr, len, "GPU memory is exported as a file");
     let mut exports = EXPORTS.lock();
-    if exports.len() >= MOST {
+    if exports.len() >= MAX_EXPORTS {
         exports.pop_first();
     }
     exports.insert(identity, Exported { addr, len });
 }
 
-/// The memory that this process has exported as the file of a descriptor.
+/// Returns the memory that this process has exported as the file of a descriptor.
 pub(crate) fn exported(fd: RawFd) -> Option<Exported> {
     EXPORTS.lock().get(&identity(fd)?).copied()
 }

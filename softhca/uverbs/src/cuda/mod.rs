@@ -1,8 +1,8 @@
 //! GPU memory, which programs register by its address (`ibv_reg_mr`): the part of nvidia-peermem.
 //!
-//! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded
-//! the driver. Copies go through pinned memory and a non-blocking stream per CUDA context, so a
-//! kernel or a stream that waits for the card does not block the card.
+//! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded the driver.
+//! Copies go through pinned memory and a non-blocking stream per CUDA context, so a kernel or a stream that
+//! waits for the card does not block the card.
 //!
 //! A dma-buf of GPU memory is reached in the same way, by the address that this process has exported.
 
@@ -33,22 +33,22 @@ pub(crate) fn register() {
     });
 }
 
-/// Memory that the CUDA driver knows.
+/// The peer-memory client for memory of the CUDA driver.
 struct Client {
     /// Returns the driver if the program has loaded it.
     driver: fn() -> Option<Driver>,
     state: OnceLock<Arc<State>>,
 }
 
-/// The driver, and the copiers of its contexts. Copiers are never freed: freeing one would wait for
-/// streams that may wait for the card.
+/// The driver, and the copiers of its contexts. Copiers are never freed: freeing one would wait for streams
+/// that may wait for the card.
 #[derive(Debug)]
 struct State {
     driver: Driver,
     copiers: Mutex<HashMap<Key, Arc<Mutex<Copier>>>>,
 }
 
-/// A context's address and its id in the driver: a later context may get the same address.
+/// A context's address and its ID in the driver: a later context may get the same address.
 type Key = (usize, u64);
 
 impl Client {
@@ -86,8 +86,7 @@ impl PeerMemory for Client {
         };
         let copier = state.driver.within(context, || {
             let (base, size) = state.driver.range(addr)?;
-            // The pages of the GPU, which are what such memory is registered by: programs round a range
-            // to them.
+            // Programs round such memory to the GPU's pages, by which it is registered.
             let end_of_pages = base.saturating_add(size).next_multiple_of(GPU_PAGE);
             if addr.checked_add(len).is_none_or(|end| end > end_of_pages) {
                 let reason =
@@ -114,19 +113,17 @@ struct Copier {
     staging: *mut u8,
 }
 
-// SAFETY: the driver accepts a stream from any thread, and the mutex around each copier restricts
-// the buffer to one thread at a time.
+// SAFETY: the driver accepts a stream from any thread, and the mutex around each copier restricts the buffer
+// to one thread at a time.
 unsafe impl Send for Copier {}
 
 impl Copier {
-    /// Creates a copier in the current context.
     fn new(driver: &Driver) -> Result<Self, PeerMemoryError> {
         Ok(Copier { stream: driver.stream()?, staging: driver.pinned(STAGING)? })
     }
 }
 
-/// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed
-/// memory.
+/// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed memory.
 #[derive(Debug)]
 struct Region {
     state: Arc<State>,
@@ -142,8 +139,7 @@ impl PeerRegion for Region {
             for chunk in into.chunks_mut(STAGING) {
                 // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
                 unsafe { driver.copy_out(copier.staging, at, chunk.len(), copier.stream) }?;
-                // SAFETY: `copy_out` has waited for the copy; the chunk is at most STAGING bytes
-                // long.
+                // SAFETY: `copy_out` has waited for the copy; the chunk is at most STAGING bytes long.
                 unsafe { copier.staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
                 at += chunk.len() as u64;
             }

@@ -6,7 +6,7 @@ use libc::{c_int, c_uint, c_void};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Start of the GPU memory: an address where nothing is mapped.
+/// Start of the GPU memory, an address where nothing is mapped.
 const BASE: u64 = 1 << 62;
 const SIZE: usize = 3 * STAGING;
 /// Addresses of managed and of pinned memory.
@@ -37,8 +37,7 @@ unsafe extern "C" fn attributes(
     at: u64,
 ) -> c_int {
     for i in 0..count as usize {
-        // SAFETY: `Driver::attributes` passes `count` names, and as many places of the attributes'
-        // sizes.
+        // SAFETY: `Driver::attributes` passes `count` names, and as many places of the attributes' sizes.
         unsafe {
             let place = *places.add(i);
             match *names.add(i) {
@@ -110,7 +109,7 @@ unsafe extern "C" fn pinned(memory: *mut *mut u8, len: usize, _: c_uint) -> c_in
     0
 }
 
-/// The part of the array that a copy accesses, if the copy is allowed.
+/// Returns the part of the array that a copy accesses, if the copy is allowed.
 fn place(at: u64, len: usize) -> Option<std::ops::Range<usize>> {
     let start = usize::try_from(at.checked_sub(BASE)?).ok()?;
     (start + len <= SIZE && len <= STAGING && CURRENT.get() == 64 && MODE.get() == 2)
@@ -187,7 +186,7 @@ fn ranges_that_leave_their_allocation_are_refused() {
     let client = client();
     let refused = |at, len| client.acquire(at, len, true).unwrap_err().to_string();
     let end = BASE + SIZE as u64;
-    // The last page of the GPU is its allocation's.
+    // The last GPU page belongs to its allocation.
     let pages = end.next_multiple_of(GPU_PAGE);
     assert!(client.acquire(end - 8, pages - end + 8, true).unwrap().is_some());
     let long = pages - end + 9;

@@ -1,7 +1,6 @@
 //! Completion queues.
 
-use super::message::{check_length, created};
-use super::resources::{EVENT_QUEUE, check_uar};
+use super::message::{EVENT_QUEUE, check_length, check_uar, created};
 use super::status::{Refusal, Syndrome};
 use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
@@ -17,7 +16,6 @@ pub(super) struct Cq {
     context: Vec<u8>,
 }
 
-/// `CREATE_CQ`.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
@@ -64,9 +62,7 @@ pub(super) fn create(
         ignore_overrun: cqc::OI.is_set(asked),
         collapsed: cqc::CC.is_set(asked),
     };
-    // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and
-    // mapped. The program keeps that memory mapped while it is registered, and the context keeps it
-    // registered while the queue `uses` it.
+    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_cq(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Cq(number)).using([ring.id, record.id]);
     Ok((object.with(Cq { context: asked.to_vec() }), created(number)))

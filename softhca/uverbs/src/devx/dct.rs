@@ -1,7 +1,6 @@
 //! Targets of dynamically connected transport.
 
-use super::message::{check_length, created};
-use super::resources::{check_cq, check_pd, check_srq};
+use super::message::{check_cq, check_length, check_pd, check_srq, created};
 use super::status::{Refusal, Syndrome};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
@@ -10,7 +9,7 @@ use crate::verbs::port::PORT;
 use gdsync_sys::prm::command::{dct, dctc};
 use softhca::card::{Access, Address, LinkLayer, QpChange, QpConfig, QpState, Transport};
 
-/// `CREATE_DCT`: a target serves as soon as it is there.
+/// `CREATE_DCT`: a target serves as soon as it exists.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
@@ -52,12 +51,12 @@ pub(super) fn create(
     let init = QpChange {
         state: Some(QpState::Init),
         pkey_index: Some(dctc::PKEY_INDEX.get(asked) as u16),
-        // Cards with one port accept 0 for it, too.
+        // Cards with one port also accept 0 for it.
         port: Some(dctc::PORT.get8(asked).max(PORT)),
         access: Some(access),
         ..QpChange::default()
     };
-    // A target has no destination: of its address only the source counts, which must exist.
+    // A target has no destination: only the source of its address matters, which must exist.
     let ready = QpChange {
         state: Some(QpState::Rtr),
         address: Some(Address { dlid: 0, gid: gid.filter(|_| is_ethernet) }),

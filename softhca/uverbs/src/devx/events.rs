@@ -4,22 +4,20 @@ use crate::attributes::Request;
 use crate::context::Context;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
-use crate::events::packets::{Content, PacketFile};
+use crate::events::files::{Content, PacketFile};
 use crate::events::subscriptions::{Sink, kind};
 use crate::uapi::devx::{EVENTS_OMIT_DATA, attr, object};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
-/// Most events that one command subscribes to.
+/// Maximum number of events that one command subscribes to.
 const MAX_EVENTS: usize = 16;
 
-/// `MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC`.
 pub(super) fn alloc_commands(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE])?;
     alloc(context, request, Content::Answers)
 }
 
-/// `MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC`.
 pub(super) fn alloc_events(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::EVENT_FD_FLAGS])?;
     let content = match request.optional_number(attr::EVENT_FD_FLAGS)?.unwrap_or(0) {
@@ -41,7 +39,7 @@ fn alloc(context: &Context, request: &Request, content: Content) -> Result<()> {
     Ok(())
 }
 
-/// The file of a descriptor: one of asynchronous commands, or one of events.
+/// Returns the file of a descriptor: one of asynchronous commands, or one of events.
 pub(super) fn file(
     context: &Context,
     request: &Request,
@@ -52,7 +50,6 @@ pub(super) fn file(
     if (file.content == Content::Answers) == answers { Ok(file) } else { Err(Errno::BAD_FD) }
 }
 
-/// `MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT`.
 pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::SUBSCRIBE_FD,
@@ -72,8 +69,8 @@ pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
         (true, Some(_)) => return Err(Errno::INVALID),
         (true, None) => {
             let fd = i32::try_from(request.number32(attr::SUBSCRIBE_EVENTFD)?).map_err(|_| Errno::BAD_FD)?;
-            // SAFETY: a descriptor of the program, which keeps it open during the command. One that is
-            // not open is EBADF.
+            // SAFETY: a descriptor of the program, which keeps it open during the command. One that is not
+            // open is EBADF.
             Sink::Counter(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?.into())
         }
         (false, cookie) => Sink::File { file: Arc::downgrade(&file), cookie: cookie.unwrap_or(0) },
@@ -89,7 +86,7 @@ pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
     }
     // The port never changes.
     let Some(handle) = object else { return Ok(()) };
-    // The lock keeps the object until the subscription is there.
+    // The lock keeps the object until it has the subscription.
     let objects = context.objects.lock();
     let resource = objects.resource(object::DEVX_OBJ, handle)?;
     context.open.routes.subscriptions.add(resource, &kinds, &Arc::new(sink));

@@ -1,19 +1,16 @@
 //! General commands: queries of the device.
 
-use super::capabilities;
-use super::message::{answer, done, input, opcode_of};
-use super::resources::EVENT_QUEUE;
+use super::message::{EVENT_QUEUE, answer, done, input, opcode_of};
 use super::status::{Failure, Refusal, Status, Syndrome};
 use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::attr;
 use crate::verbs::device::COMPLETION_VECTORS;
-use gdsync_sys::prm::command::{opcode, vport};
+use gdsync_sys::prm::command::{cap, header, opcode, vport};
 use softhca::card::LinkLayer;
 use softhca::sysfs;
 
-/// `MLX5_IB_METHOD_DEVX_QUERY_EQN`.
 pub(super) fn query_event_queue(request: &Request) -> Result<()> {
     let vector = request.number32(attr::EQN_VECTOR)?;
     if vector >= COMPLETION_VECTORS {
@@ -23,8 +20,8 @@ pub(super) fn query_event_queue(request: &Request) -> Result<()> {
     request.answer_with(attr::EQN_NUMBER, &u32::from(EVENT_QUEUE))
 }
 
-/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL,
-/// without an answer.
+/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL, without an
+/// answer.
 pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::OTHER_IN, attr::OTHER_OUT])?;
     let input = input(request, attr::OTHER_IN, attr::OTHER_OUT)?;
@@ -33,9 +30,9 @@ pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
 
 fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Failure> {
     match opcode_of(input) {
-        opcode::QUERY_HCA_CAP => Ok(capabilities::query(context, input)?),
+        opcode::QUERY_HCA_CAP => Ok(query_capabilities(context, input)?),
         opcode::QUERY_HCA_VPORT_CONTEXT => Ok(query_vport(context)),
-        // A LAG context of zeros: the port is bonded with no other.
+        // A LAG context of zeros: the port is not bonded.
         opcode::NOP | opcode::QUERY_LAG => Ok(done()),
         opcode if opcode::GENERAL.contains(&opcode) || opcode::GENERAL_RANGE.contains(&opcode) => {
             let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG or NOP";
@@ -48,10 +45,23 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
     }
 }
 
-/// The port: its state and its GUIDs. On Ethernet the LID is 0.
+/// `QUERY_HCA_CAP`. Maximum and current values are the same here.
+fn query_capabilities(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Refusal> {
+    let modifier = header::OP_MOD.get(input);
+    let kind = modifier >> 1;
+    let Some(mut output) = context.card().capabilities(kind) else {
+        let limit = "a type of capabilities of mlx5_ifc.h, times 2";
+        return Err(Refusal::parameter(Syndrome::CapabilityType, modifier, limit));
+    };
+    if kind == cap::TYPE_GENERAL {
+        cap::VHCA_ID.put(&mut output, context.open.index as u32);
+    }
+    Ok(output)
+}
+
+/// Returns the state and the GUIDs of the port. On Ethernet the LID is 0.
 fn query_vport(context: &Context) -> Vec<u8> {
-    /// `LinkUp` of the physical state, and `Active` of the logical one (InfiniBand specification,
-    /// 14.2.5.6).
+    /// `LinkUp` of the physical state, and `Active` of the logical one (InfiniBand specification, 14.2.5.6).
     const LINK_UP: u8 = 5;
     const ACTIVE: u8 = 4;
     let card = context.card();

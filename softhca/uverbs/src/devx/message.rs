@@ -1,8 +1,10 @@
-//! The bytes of a command and of its answer.
+//! The bytes of a command and of its answer, and checks of the objects that it names by number.
 
 use super::status::{Failure, Refusal, Status, Syndrome};
 use crate::attributes::Request;
+use crate::context::Objects;
 use crate::errno::{Errno, Result};
+use crate::resource::Resource;
 use gdsync_sys::prm::command::header;
 
 /// Reads a command. Input and answer must both have room for a header.
@@ -56,4 +58,36 @@ pub(super) fn answer(
             Err(Errno(libc::EREMOTEIO))
         }
     }
+}
+
+/// The event queue of every completion vector. The card has none; programs pass the number back in `c_eqn`.
+pub(super) const EVENT_QUEUE: u8 = 5;
+
+/// Checks that an object named by number belongs to the command's context, created by verbs or by a command.
+pub(super) fn check_pd(objects: &Objects, number: u32) -> std::result::Result<(), Refusal> {
+    let limit = "a protection domain of this context";
+    check_owned(objects, Resource::Pd(number), Syndrome::ProtectionDomain, limit)
+}
+
+pub(super) fn check_cq(objects: &Objects, number: u32) -> std::result::Result<(), Refusal> {
+    let limit = "a completion queue of this context";
+    check_owned(objects, Resource::Cq(number), Syndrome::CqNumber, limit)
+}
+
+pub(super) fn check_srq(objects: &Objects, number: u32) -> std::result::Result<(), Refusal> {
+    let limit = "a shared receive queue or a pool of this context";
+    check_owned(objects, Resource::Srq(number), Syndrome::SrqNumber, limit)
+}
+
+pub(super) fn check_uar(objects: &Objects, page: u32) -> std::result::Result<(), Refusal> {
+    check_owned(objects, Resource::Uar(page), Syndrome::UarPage, "a UAR page of this context")
+}
+
+fn check_owned(
+    objects: &Objects,
+    resource: Resource,
+    syndrome: Syndrome,
+    limit: &'static str,
+) -> std::result::Result<(), Refusal> {
+    if objects.has(resource) { Ok(()) } else { Err(Refusal::resource(syndrome, resource.number(), limit)) }
 }

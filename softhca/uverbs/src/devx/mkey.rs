@@ -1,7 +1,6 @@
 //! Memory keys: of user memory, and of ranges of other keys.
 
-use super::message::{check_length, created};
-use super::resources::check_pd;
+use super::message::{check_length, check_pd, created};
 use super::status::{Refusal, Status, Syndrome};
 use super::umem::{Part, Usage};
 use crate::context::{Context, Object, Objects};
@@ -52,8 +51,8 @@ fn access_of(input: &[u8]) -> Access {
     access
 }
 
-/// A key of ranges of other keys, which stand behind the fixed part of the command. `log_entity_size` is
-/// the length of each, if they all have one.
+/// Makes a key of ranges of other keys, which follow the fixed part of the command. `log_entity_size` is the
+/// length of each, if they all have the same.
 fn of_keys(
     context: &Context,
     input: &[u8],
@@ -88,7 +87,7 @@ fn of_keys(
     Ok((Object::new(object::DEVX_OBJ, Resource::Mkey(key)), created(key >> 8)))
 }
 
-/// A key of a range of user memory.
+/// Makes a key of a range of user memory.
 fn of_user_memory(context: &Context, objects: &Objects, input: &[u8]) -> Result<(Object, Vec<u8>), Refusal> {
     for (field, limit) in
         [(mkey::FREE, "no key to be set up later (free 0)"), (mkey::UMR_EN, "no changes by WQE (umr_en 0)")]
@@ -97,7 +96,7 @@ fn of_user_memory(context: &Context, objects: &Objects, input: &[u8]) -> Result<
             return Err(Refusal::parameter(Syndrome::MkeyContext, 1u8, limit));
         }
     }
-    // The device does not know the right to bind windows.
+    // The device has no right to bind windows.
     let access = access_of(input) | Access::MW_BIND;
     let writes = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
     let part = Part {
@@ -111,8 +110,7 @@ fn of_user_memory(context: &Context, objects: &Objects, input: &[u8]) -> Result<
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
     let tag = Some(mkey::MKEY_7_0.get8(input));
     let config = RegionConfig { pdn, addr, len: part.len, iova, access, tag };
-    // SAFETY: `Part::address` found the range inside registered user memory, which the program
-    // keeps mapped while it is registered. The context keeps it registered while the key `uses` it.
+    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
     let key = unsafe { context.card().register_memory(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Mkey(key)).using([part.id]);
     Ok((object, created(key >> 8)))

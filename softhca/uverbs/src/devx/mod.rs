@@ -1,13 +1,11 @@
 //! DEVX: commands in the device's own format, which programs write with `mlx5dv_devx_*`.
 //!
-//! A kernel passes the commands to the device and tracks the objects that they create; this module
-//! does both parts. `gdsync_sys::prm::command` has the format. A refused command is answered with a
-//! status and a syndrome, and EREMOTEIO.
+//! A kernel passes the commands to the device and tracks the objects that they create; this module does both.
+//! `gdsync_sys::prm::command` has the format. A refused command is answered with a status and a syndrome, and
+//! EREMOTEIO.
 //!
-//! Layers, each importing only modules before it: `status`, `message`, `resources`, `umem`,
-//! `capabilities`, `events`, `general`, `mkey`, `cq`, `rmp`, `dct`, `qp`, `modify`, `object`.
+//! Layers, each importing only modules before it: `status`, `message`, `umem`, `events`, `general`, `mkey`, `cq`, `rmp`, `dct`, `qp`, `modify`, `object`.
 
-mod capabilities;
 mod cq;
 mod dct;
 mod events;
@@ -17,7 +15,6 @@ mod mkey;
 mod modify;
 mod object;
 mod qp;
-mod resources;
 mod rmp;
 mod status;
 mod umem;
@@ -28,7 +25,6 @@ use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::{attr, method, object as kind};
 
-/// Performs a method of DEVX.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
         (kind::DEVX, method::OTHER) => general::perform(context, request),

@@ -7,8 +7,8 @@ use crate::verbs::port::PORT;
 use gdsync_sys::prm::command::{ads, opcode, qp, qpc};
 use softhca::card::{Access, Address, LinkLayer, QpAttributes, QpChange, QpState, Transport};
 
-/// Optional parameters of transitions that the card supports, or that have no effect on a card with
-/// one path and one port.
+/// Optional parameters of transitions that the card supports, or that have no effect on a card with one path
+/// and one port.
 const KNOWN: u32 = qp::OPT_ALT_ADDR_PATH
     | qp::OPT_RRE
     | qp::OPT_RAE
@@ -25,7 +25,6 @@ const KNOWN: u32 = qp::OPT_ALT_ADDR_PATH
     | qp::OPT_ACK_TIMEOUT
     | qp::OPT_PRI_PORT;
 
-/// Whether an opcode is a transition of queue pairs.
 pub(super) fn is_transition(opcode: u16) -> bool {
     matches!(
         opcode,
@@ -41,7 +40,7 @@ pub(super) fn is_transition(opcode: u16) -> bool {
     )
 }
 
-/// The first state of a transition with parameters, if the card has that state.
+/// Returns the initial state of a transition with parameters, if the card has that state.
 fn start_of(opcode: u16) -> Option<QpState> {
     match opcode {
         opcode::RST2INIT_QP => Some(QpState::Reset),
@@ -52,7 +51,6 @@ fn start_of(opcode: u16) -> Option<QpState> {
     }
 }
 
-/// Performs a transition.
 pub(super) fn perform(
     context: &Context,
     number: u32,
@@ -81,7 +79,6 @@ fn wrong_state(opcode: u16) -> Refusal {
     Refusal::new(Status::BadQpState, Syndrome::QpState, opcode.into(), limit)
 }
 
-/// The parameters of a transition.
 struct Transition<'a> {
     transport: Transport,
     now: &'a QpAttributes,
@@ -159,7 +156,7 @@ impl<'a> Transition<'a> {
         }
     }
 
-    /// Cards with one port accept 0 for it, too.
+    /// Cards with one port also accept 0 for it.
     fn port(&self) -> u8 {
         match ads::VHCA_PORT_NUM.get8(self.asked) {
             0 => PORT,
@@ -171,7 +168,7 @@ impl<'a> Transition<'a> {
         self.transport == Transport::Ud
     }
 
-    /// An initiator of DC has no rights to give, and no destination.
+    /// A DC initiator grants no rights, and has no destination.
     fn is_initiator(&self) -> bool {
         self.transport == Transport::DcInitiator
     }
@@ -225,7 +222,7 @@ impl<'a> Transition<'a> {
         change
     }
 
-    /// The primary path. On Ethernet it always has a GID, whatever the value of `grh`.
+    /// Returns the primary path. On Ethernet it always has a GID, regardless of `grh`.
     fn address(&self) -> Result<Address, Refusal> {
         let is_global = self.link == LinkLayer::Ethernet || ads::GRH.is_set(self.asked);
         let source = ads::SRC_ADDR_INDEX.get8(self.asked);

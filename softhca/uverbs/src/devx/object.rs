@@ -1,5 +1,5 @@
-//! Objects of the device: creation, transitions and queries by handle. A command may also name an
-//! object of verbs, because all objects share one space of handles.
+//! Objects of the device: creation, transitions and queries by handle. A command may also name an object of
+//! verbs, because all objects share one space of handles.
 
 use super::message::{answer, created, input, opcode_of};
 use super::status::{Failure, Refusal, Status, Syndrome};
@@ -13,7 +13,6 @@ use crate::verbs;
 use gdsync_sys::prm::command::{header, opcode};
 use softhca::card::QpConfig;
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_CREATE`.
 pub(super) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::OBJ_IN, attr::OBJ_OUT])?;
     let input = input(request, attr::OBJ_IN, attr::OBJ_OUT)?;
@@ -26,7 +25,7 @@ pub(super) fn create(context: &Context, request: &Request) -> Result<()> {
     answer(request, attr::OBJ_OUT, outcome.map(|(_, output)| output))
 }
 
-/// Creates an object. Returns its answer, too.
+/// Creates an object. Also returns its answer.
 fn make(
     context: &Context,
     objects: &Objects,
@@ -59,14 +58,14 @@ fn misplaced(opcode: u16) -> Failure {
     Errno::INVALID.into()
 }
 
-/// The object that a command changes or queries, and its DEVX state if a command has created it.
+/// The object of a command, and its DEVX state if a command has created it.
 enum Target<'a> {
     Cq(u32, Option<&'a cq::Cq>),
     Qp(u32, QpConfig, Option<&'a qp::Qp>),
 }
 
 impl Target<'_> {
-    /// The object of a handle. The command must name the same object by number.
+    /// Returns the object of a handle. The command must name the same object by number.
     fn find<'a>(objects: &'a Objects, handle: u32, input: &[u8]) -> Result<Target<'a>> {
         let object = objects.get(handle)?;
         let resource = object.resource.ok_or(Errno::INVALID)?;
@@ -87,7 +86,6 @@ impl Target<'_> {
     }
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_MODIFY`.
 pub(super) fn modify(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::OBJ_IN, attr::OBJ_OUT])?;
     let input = input(request, attr::OBJ_IN, attr::OBJ_OUT)?;
@@ -115,7 +113,6 @@ pub(super) fn modify(context: &Context, request: &Request) -> Result<()> {
     answer(request, attr::OBJ_OUT, outcome)
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_QUERY`.
 pub(super) fn query(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::OBJ_IN, attr::OBJ_OUT])?;
     let input = input(request, attr::OBJ_IN, attr::OBJ_OUT)?;
@@ -123,8 +120,8 @@ pub(super) fn query(context: &Context, request: &Request) -> Result<()> {
     answer(request, attr::OBJ_OUT, outcome)
 }
 
-/// `MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY`: the answer, also that of a refused command, goes to a file.
-/// It is there before the command returns.
+/// `MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY`: the answer, also that of a refused command, goes to a file before
+/// the command returns.
 pub(super) fn query_async(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
@@ -151,7 +148,6 @@ pub(super) fn query_async(context: &Context, request: &Request) -> Result<()> {
     file.push(&[&number.to_ne_bytes(), output.as_slice()].concat())
 }
 
-/// Queries the object of a handle.
 fn ask(context: &Context, handle: u32, input: &[u8]) -> Result<std::result::Result<Vec<u8>, Failure>> {
     let objects = context.objects.lock();
     Ok(match (Target::find(&objects, handle, input)?, opcode_of(input)) {

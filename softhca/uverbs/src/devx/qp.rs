@@ -1,7 +1,6 @@
 //! Queue pairs: creation and queries.
 
-use super::message::{check_length, created};
-use super::resources::{check_cq, check_pd, check_srq, check_uar};
+use super::message::{check_cq, check_length, check_pd, check_srq, check_uar, created};
 use super::status::{Refusal, Syndrome};
 use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
@@ -22,7 +21,7 @@ pub(super) struct Qp {
 /// `MLX5_QP_ST_DCI`.
 const DCI: u8 = 0x5;
 
-/// Codes of `st` (`MLX5_QP_ST_*`).
+/// Returns the transport of an `st` code (`MLX5_QP_ST_*`).
 fn transport_of(code: u8) -> Result<Transport, Refusal> {
     match code {
         0 => Ok(Transport::Rc),
@@ -46,8 +45,9 @@ fn code_of(transport: Transport) -> u8 {
     }
 }
 
-/// Whether small data is to be inside the entries of a completion queue (`cs_req`, `cs_res`): 32 bytes in those of 64,
-/// 64 in those of 128. Asked for 32 in those of 128, the card uses memory, as it may.
+/// Returns whether entries of a completion queue hold small data (`cs_req`, `cs_res`): 32 bytes in those of
+/// 64, 64 in those of 128. If the program asks for 32 in those of 128, the card uses memory, which is
+/// permitted.
 fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result<bool, Refusal> {
     let value = field.get8(asked);
     let is_long = context.card().query_cq(cqn)?.stride == 128;
@@ -62,7 +62,6 @@ fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result
     Err(Refusal::parameter(Syndrome::QpContext, value, limit))
 }
 
-/// `CREATE_QP`.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
@@ -104,7 +103,7 @@ pub(super) fn create(
     let is_initiator = transport == Transport::DcInitiator;
     let mut srq = None;
     let rq_entries = match qpc::RQ_TYPE.get8(asked) {
-        // An initiator has no receives, whatever its context says.
+        // An initiator has no receives, regardless of its context.
         _ if is_initiator => 0,
         qpc::RQ_SHARED => {
             let number = qpc::SRQN.get32(asked);
@@ -166,9 +165,7 @@ pub(super) fn create(
         scatter,
         ..QpConfig::new(transport)
     };
-    // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and
-    // mapped. The program keeps that memory mapped while it is registered, and the context keeps it
-    // registered while the queue pair `uses` it.
+    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_qp(&config) }?;
     // A queue pair without rings uses only its record's memory.
     let umems = [if ring.len == 0 { record.id } else { ring.id }, record.id];
@@ -176,8 +173,8 @@ pub(super) fn create(
     Ok((object.with(Qp { config, context: asked.to_vec() }), created(number)))
 }
 
-/// `QUERY_QP`. `created` is the queue pair if a command has created it; the answer for a queue pair
-/// of verbs is built from `config`.
+/// `QUERY_QP`. `created` is the queue pair if a command has created it; the answer for a queue pair of verbs
+/// is built from `config`.
 pub(super) fn query(
     context: &Context,
     number: u32,

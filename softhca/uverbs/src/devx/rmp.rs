@@ -1,7 +1,6 @@
 //! Receive memory pools: shared receive queues that commands create.
 
-use super::message::{check_length, created};
-use super::resources::check_pd;
+use super::message::{check_length, check_pd, created};
 use super::status::{Refusal, Syndrome};
 use super::umem::{Part, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
@@ -14,7 +13,6 @@ use softhca::card::SrqConfig;
 /// Bytes of a doorbell record: one word.
 const RECORD: u64 = 4;
 
-/// `CREATE_RMP`.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
@@ -60,9 +58,7 @@ pub(super) fn create(
         cyclic: kind == wq::CYCLIC,
         xrc: None,
     };
-    // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and mapped.
-    // The program keeps that memory mapped while it is registered, and the context keeps it registered
-    // while the queue `uses` it.
+    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_srq(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Srq(number)).using([ring.id, record.id]);
     Ok((object, created(number)))

@@ -1,4 +1,4 @@
-//! How the device refuses a command: a status of the format, and a syndrome that names the check.
+//! Refusals of the device: a status of the format, and a syndrome that names the check.
 
 use crate::errno::Errno;
 use gdsync_sys::prm::command::header;
@@ -18,8 +18,7 @@ pub(super) enum Status {
     BadInputLength = 0x50,
 }
 
-/// The check that refused a command. Syndromes are numbers of the firmware; these are this card's
-/// own.
+/// The check that refused a command. Syndromes are numbers of the firmware; these are this card's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Syndrome {
@@ -49,7 +48,6 @@ pub(super) enum Syndrome {
     DctContext = 0x0050_0702,
 }
 
-/// A command that the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: Status,
@@ -57,7 +55,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// Refuses `value`; `limit` says what the device accepts.
+    /// Refuses `value`; `limit` describes the accepted values.
     pub(super) fn new(status: Status, syndrome: Syndrome, value: u64, limit: &'static str) -> Self {
         tracing::warn!(?status, ?syndrome, value, limit, "a DEVX command is refused");
         Refusal { status, syndrome }
@@ -71,7 +69,6 @@ impl Refusal {
         Refusal::new(Status::BadResource, syndrome, number.into(), limit)
     }
 
-    /// The answer of the refused command.
     pub(super) fn output(self) -> Vec<u8> {
         let mut output = vec![0; header::BYTES];
         header::STATUS.put(&mut output, self.status as u8);

@@ -1,5 +1,5 @@
-//! User memory: ranges of the program's memory that the device may access, for queues and records. It
-//! may be a GPU's, by address or as a dma-buf.
+//! User memory: ranges of the program's memory that the device may access, for queues and records. It may be
+//! a GPU's, by address or as a dma-buf.
 
 use super::status::{Refusal, Syndrome};
 use crate::attributes::Request;
@@ -64,7 +64,7 @@ pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::UMEM_ID, &handle)
 }
 
-/// The page offset of a queue's context, in bytes. The context counts it in 64ths of its page size,
+/// Returns the page offset of a queue's context, in bytes. The context counts it in 64ths of its page size,
 /// which is 4096 << `log_page_size`.
 pub(super) fn page_offset(log_page_size: u64, offset: u64) -> u64 {
     offset << (12 + log_page_size) >> 6
@@ -76,35 +76,34 @@ pub(super) struct Part {
     pub(super) id: u32,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// The address must be a multiple of this.
+    /// Required alignment of the address.
     pub(super) alignment: u64,
     pub(super) usage: Usage,
 }
 
-/// What the device does with a part of user memory.
+/// The device's accesses to a part of user memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
-    /// It reads.
     Reads,
-    /// It reads what the program writes.
+    /// It reads the program's writes.
     Record,
-    /// It writes.
     Writes,
 }
 
 impl Part {
-    /// A doorbell record of a queue of work requests, which a device only reads. Programs register it
-    /// with no access. This card writes it at a reset, as the program could.
+    /// A doorbell record of a work queue, which a device only reads. Programs register it with no access.
+    /// This card writes it at a reset, as the program could.
     pub(super) fn read_record(id: u32, offset: u64) -> Self {
         Part { usage: Usage::Record, ..Self::record(id, offset) }
     }
 
-    /// A doorbell record of a completion queue. The card marks arms there as taken.
+    /// A doorbell record of a completion queue, in which the card marks arms as taken.
     pub(super) fn record(id: u32, offset: u64) -> Self {
         Part { id, offset, len: RECORD, alignment: RECORD, usage: Usage::Writes }
     }
 
-    /// The address of the part, checked to be inside the user memory, aligned and mapped.
+    /// Returns the address of the part, checked to be inside the user memory, aligned and mapped. The program keeps
+    /// registered memory mapped, and the context keeps it registered while an object `uses` it.
     pub(super) fn address(&self, objects: &Objects) -> std::result::Result<u64, Refusal> {
         let Part { id, offset, len, alignment, usage } = *self;
         let Ok(umem) = objects.state::<Umem>(id) else {

@@ -1,9 +1,6 @@
-//! Events of the card, on their way to the program.
+//! Delivery of the card's events to the program.
 
-pub(crate) mod channels;
-pub(crate) mod packets;
-pub(crate) mod pipe;
+pub(crate) mod files;
 pub(crate) mod routes;
-pub(crate) mod signal;
 pub(crate) mod subscriptions;
 pub(crate) mod wake;

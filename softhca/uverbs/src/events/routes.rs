@@ -1,6 +1,6 @@
 //! Routes from the card's completion queues and queue pairs to the pipes that the program reads.
 
-use super::pipe::EventPipe;
+use super::files::EventPipe;
 use super::subscriptions::Subscriptions;
 use crate::resource::Resource;
 use parking_lot::Mutex;
@@ -39,11 +39,10 @@ const COMPLETION_EVENT: usize = 8;
 /// Bytes of `struct ib_uverbs_async_event_desc`: user handle, type, reserved.
 const ASYNC_EVENT: usize = 16;
 
-/// The routes of a card's objects.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
     routes: Mutex<HashMap<Resource, Route>>,
-    /// Those of DEVX, which come in addition.
+    /// Subscriptions of DEVX, which come in addition.
     pub(crate) subscriptions: Subscriptions,
 }
 
@@ -52,14 +51,13 @@ impl Routes {
         self.routes.lock().insert(source, route);
     }
 
-    /// Ends the delivery of a destroyed object's events, and removes its unread events from the
-    /// pipes.
+    /// Ends the delivery of a destroyed object's events, and removes its unread events from the pipes.
     pub(crate) fn remove(&self, source: Resource) -> Reported {
         self.subscriptions.remove(source);
         let mut routes = self.routes.lock();
         let Some(route) = routes.remove(&source) else { return Reported::default() };
-        // `deliver` adds no more events of the object. The pipe has a lock of its own, and dropping
-        // the route may close files, which must not happen under this lock.
+        // `deliver` adds no more events of the object. The pipe has its own lock, and dropping the route may
+        // close files, which must not happen under this lock.
         drop(routes);
         let channel = route.completions.as_ref();
         let completions = channel.map_or(0, |pipe| pipe.take_back(COMPLETION_EVENT, route.user_handle));

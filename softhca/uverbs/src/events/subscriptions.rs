@@ -1,6 +1,6 @@
 //! Subscriptions of DEVX to events of objects.
 
-use super::packets::{Content, PacketFile};
+use super::files::{Content, PacketFile};
 use crate::resource::Resource;
 use parking_lot::Mutex;
 use softhca::card::Event;
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::{Arc, Weak};
 
-/// `MLX5_EVENT_TYPE_*`, the numbers of the device's events.
+/// The device's event numbers, `MLX5_EVENT_TYPE_*`.
 pub(crate) mod kind {
     pub(crate) const COMPLETION: u16 = 0x0;
     pub(crate) const COMMUNICATION_ESTABLISHED: u16 = 0x2;
@@ -19,8 +19,7 @@ pub(crate) mod kind {
     pub(crate) const QP_REQUEST_ERROR: u16 = 0x10;
     pub(crate) const QP_ACCESS_ERROR: u16 = 0x11;
 
-    /// The events of objects that a program may subscribe to where the capabilities name none: those
-    /// that every device has.
+    /// The object events that every device has, for subscriptions when the capabilities name none.
     pub(crate) const OF_OBJECTS: [u16; 14] = [
         COMPLETION,
         0x1,
@@ -42,17 +41,18 @@ pub(crate) mod kind {
 /// Bytes of an entry of an event queue (`struct mlx5_eqe`).
 const ENTRY: usize = 64;
 
-/// Where an event goes.
 #[derive(Debug)]
 pub(crate) enum Sink {
-    /// A file of DEVX, and the cookie that the program has given. Closing the file ends it.
-    File { file: Weak<PacketFile>, cookie: u64 },
-    /// An eventfd(2).
+    /// A DEVX file, and the program's cookie. Closing the file ends the subscription.
+    File {
+        file: Weak<PacketFile>,
+        cookie: u64,
+    },
     Counter(File),
 }
 
 impl Sink {
-    /// Whether the program still has the file.
+    /// Returns whether the program still has the file.
     fn is_open(&self) -> bool {
         match self {
             Sink::File { file, .. } => file.strong_count() > 0,
@@ -86,7 +86,6 @@ impl Sink {
 /// An object, and the number of one of its events.
 type Source = (Resource, u16);
 
-/// The subscriptions of a card's programs.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     sinks: Mutex<HashMap<Source, Vec<Arc<Sink>>>>,
@@ -102,7 +101,7 @@ impl Subscriptions {
         }
     }
 
-    /// Ends those to a destroyed object.
+    /// Ends the subscriptions to a destroyed object.
     pub(crate) fn remove(&self, source: Resource) {
         let mut ended = Vec::new();
         self.sinks.lock().retain(|(of, _), list| {
@@ -123,11 +122,11 @@ impl Subscriptions {
     }
 }
 
-/// An event's source, its number, and its entry in an event queue. `None` for one that the device
-/// does not tell programs.
+/// Returns an event's source, its number, and its entry in an event queue; `None` for an event that the
+/// device does not report to programs.
 fn entry_of(event: &Event) -> Option<(Resource, u16, [u8; ENTRY])> {
-    /// Place of the number of a completion queue (`mlx5_eqe_comp`) or queue pair
-    /// (`mlx5_eqe_qp_srq`), and of a queue in error (`mlx5_eqe_cq_err`).
+    /// Offset of the number of a completion queue (`mlx5_eqe_comp`) or queue pair (`mlx5_eqe_qp_srq`), and of
+    /// a queue in error (`mlx5_eqe_cq_err`).
     const NUMBER: usize = 56;
     const CQ_ERROR_NUMBER: usize = 32;
     let (source, kind, place) = match *event {

@@ -1,9 +1,8 @@
-//! Functions of the CUDA driver that the library stands before: the export of GPU memory as a file, of
-//! which it notes the address, and the registration of memory for GPUs, which takes the card's doorbell
-//! registers for memory of a device.
+//! Interposed functions of the CUDA driver: the export of GPU memory as a file, whose address is recorded,
+//! and the registration of host memory, which takes the card's doorbell registers for device memory.
 //!
-//! Programs reach the driver by its symbols, by `dlsym(3)`, and by the driver's own `cuGetProcAddress`,
-//! as the CUDA runtime does. So the library stands before these, too.
+//! Programs reach the driver by its symbols, by `dlsym(3)`, and by the driver's own `cuGetProcAddress`, as
+//! the CUDA runtime does, so these are interposed, too.
 
 use crate::cuda;
 use libc::{c_char, c_int, c_uint, c_void};
@@ -11,13 +10,13 @@ use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// `CUDA_ERROR_NOT_INITIALIZED`: what a caller gets if the process has no driver.
+/// `CUDA_ERROR_NOT_INITIALIZED`, for a process without a driver.
 const NOT_INITIALIZED: c_int = 3;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const DMA_BUF: c_int = 1;
 /// `CU_MEMHOSTREGISTER_IOMEMORY`.
 const IO_MEMORY: c_uint = 4;
-/// The version from which on `cuGetProcAddress` has five arguments.
+/// The version since which `cuGetProcAddress` has five arguments.
 const FIVE_ARGUMENTS: c_int = 12000;
 
 /// `dlsym(3)` of the C library; null before the first use.
@@ -25,19 +24,18 @@ static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// Stands for `dlsym(3)` where the C library's is not found.
+/// Stands for `dlsym(3)` if the C library's is not found.
 unsafe extern "C" fn no_symbol(_: *mut c_void, _: *const c_char) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// The C library's `dlsym(3)`.
 fn real_dlsym() -> Dlsym {
     let known = DLSYM.load(Ordering::Acquire);
     if !known.is_null() {
         // SAFETY: only this function stores here, and a function of this type.
         return unsafe { std::mem::transmute::<*mut c_void, Dlsym>(known) };
     }
-    // The symbol's versions: of newer C libraries, and the first one of each machine.
+    // The symbol's versions: of newer C libraries, and the first of each machine.
     let versions = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
     let found = versions.iter().find_map(|version| {
         // SAFETY: both are C strings.
@@ -46,11 +44,10 @@ fn real_dlsym() -> Dlsym {
     });
     let found = found.unwrap_or(no_symbol as Dlsym as *mut c_void);
     DLSYM.store(found, Ordering::Release);
-    // SAFETY: the C library declares `dlsym` so.
+    // SAFETY: the C library declares `dlsym` with this type.
     unsafe { std::mem::transmute::<*mut c_void, Dlsym>(found) }
 }
 
-/// A function of the driver.
 struct Real {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -61,7 +58,7 @@ impl Real {
         Real { name, address: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Its address, as a program has found it, or in the driver that is loaded. `None` without one.
+    /// Returns its address as a program has found it, or in the loaded driver; `None` without one.
     fn address(&self) -> Option<*mut c_void> {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
@@ -78,7 +75,7 @@ impl Real {
         (!found.is_null()).then_some(found)
     }
 
-    /// Notes the address that a program has found. The first one stays.
+    /// Records the first address that a program has found.
     fn note(&self, address: *mut c_void) {
         let none = ptr::null_mut();
         let _ = self.address.compare_exchange(none, address, Ordering::AcqRel, Ordering::Acquire);
@@ -90,8 +87,8 @@ static REGISTER: Real = Real::new(c"cuMemHostRegister_v2");
 static PROC_ADDRESS: Real = Real::new(c"cuGetProcAddress");
 static PROC_ADDRESS_V2: Real = Real::new(c"cuGetProcAddress_v2");
 
-/// The function of the driver of a name, and the one that stands before it. `version` is what
-/// `cuGetProcAddress` was asked for, which takes names without their versions.
+/// Returns the driver's function of a name and its replacement. `version` is the argument of
+/// `cuGetProcAddress`, which takes names without their versions.
 fn stand_in(name: &CStr, version: Option<c_int>) -> Option<(&'static Real, *mut c_void)> {
     let is_new = version.is_some_and(|version| version >= FIVE_ARGUMENTS);
     Some(match name.to_bytes() {
@@ -105,23 +102,23 @@ fn stand_in(name: &CStr, version: Option<c_int>) -> Option<(&'static Real, *mut 
     })
 }
 
-/// What `dlsym(3)` answers in place of the driver's function: null for everything else.
+/// Returns the replacement of a driver function that `dlsym(3)` finds; null for everything else.
 ///
 /// # Safety
 /// As `dlsym(3)`.
 #[cfg(not(fuzzing))]
 unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let real = real_dlsym();
-    // A library that asks for the next one stands before the driver itself. The default scope has this
+    // A library that asks for the next one interposes on the driver itself. The default scope has this
     // library's functions.
     if name.is_null() || handle == libc::RTLD_NEXT || handle == libc::RTLD_DEFAULT {
         return ptr::null_mut();
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some((function, ours)) = stand_in(unsafe { CStr::from_ptr(name) }, None) else {
         return ptr::null_mut();
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { real(handle, name) };
     if found.is_null() || found == ours {
         return ptr::null_mut();
@@ -130,8 +127,8 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> *mut c_
     ours
 }
 
-/// `dlsym(3)`. What it finds next depends on the caller, so all but the driver's functions are passed on
-/// with the caller's return address.
+/// `dlsym(3)`. RTLD_NEXT depends on the caller, so all but the driver's functions are passed on with the
+/// caller's return address.
 ///
 /// # Safety
 /// As the C function.
@@ -183,11 +180,11 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Calls a function of the driver, which has this signature.
+/// Calls a function of the driver with this signature.
 macro_rules! call {
     ($real:expr, fn($($type:ty),+)($($argument:expr),+)) => {
         match $real.address() {
-            // SAFETY: cuda.h declares the function so; the caller vouches for the arguments.
+            // SAFETY: cuda.h declares the function with this type; the caller vouches for the arguments.
             Some(address) => unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),+) -> c_int>(address)($($argument),+)
             },
@@ -196,18 +193,18 @@ macro_rules! call {
     };
 }
 
-/// Puts this library's function in the place of one that `cuGetProcAddress` has found.
+/// Replaces a function that `cuGetProcAddress` has found by this library's.
 ///
 /// # Safety
 /// `symbol` is null or a C string, `found` null or valid.
 unsafe fn replace(symbol: *const c_char, found: *mut *mut c_void, version: c_int) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     if symbol.is_null() || found.is_null() || unsafe { (*found).is_null() } {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     if let Some((function, ours)) = stand_in(unsafe { CStr::from_ptr(symbol) }, Some(version)) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if *found != ours {
                 function.note(*found);
@@ -262,7 +259,7 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     result
 }
 
-/// `cuMemGetHandleForAddressRange`: notes which memory a dma-buf is.
+/// `cuMemGetHandleForAddressRange`: records the memory of a dma-buf.
 ///
 /// # Safety
 /// As the driver's function.
@@ -283,8 +280,8 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
     result
 }
 
-/// `cuMemHostRegister`: doorbell registers of a software card are ordinary memory, whatever the program
-/// says.
+/// `cuMemHostRegister`: doorbell registers of a software card are ordinary memory, regardless of the
+/// program's flags.
 ///
 /// # Safety
 /// As the driver's function.
@@ -305,11 +302,11 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 #[allow(non_snake_case, reason = "the driver's name")]
 pub unsafe extern "C" fn cuMemHostRegister(at: *mut c_void, len: usize, flags: c_uint) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { cuMemHostRegister_v2(at, len, flags) }
 }
 
-/// Whether a range lies in one mapping of a card's memory file, by `/proc/self/maps`.
+/// Returns whether a range is inside one mapping of a card's memory file, by `/proc/self/maps`.
 fn is_of_a_card(maps: &str, at: u64, len: u64) -> bool {
     maps.lines().filter(|line| line.contains(softhca::card::MEMORY_FILE)).any(|line| {
         let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));

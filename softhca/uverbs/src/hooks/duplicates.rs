@@ -1,15 +1,15 @@
-//! File descriptors, one by one and in ranges: a duplicate of a device is the same device, and the last one
-//! that is closed ends it.
+//! Duplicates and closes of file descriptors, single and in ranges: a duplicate of a device is the same
+//! device, which closes with its last descriptor.
 
-use super::define::returned;
 use super::next;
+use super::next::returned;
 use crate::descriptors;
 use crate::errno::preserving;
 use crate::process;
 use libc::{c_int, c_uint, c_ulong};
 use std::os::fd::RawFd;
 
-/// Makes the new descriptor `to` what `from` is, or closes it.
+/// Gives the new descriptor `to` the kind of `from`, or closes it.
 fn duplicated(from: RawFd, to: RawFd) -> RawFd {
     if to < 0 || descriptors::kind(from).is_none() {
         return to;
@@ -20,7 +20,7 @@ fn duplicated(from: RawFd, to: RawFd) -> RawFd {
     }))
 }
 
-/// What `to` was before the system has replaced it ends.
+/// Ends the library's use of `to`, which the system has replaced, and makes it a duplicate of `from`.
 fn replaced(from: RawFd, to: RawFd) -> RawFd {
     if to >= 0 && to != from && descriptors::kind(to).is_some() {
         preserving(|| process::close(to));
@@ -39,7 +39,7 @@ unsafe fn fcntl_any(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     }
 }
 
-/// Ends what the library has in a range of descriptors that is about to be closed.
+/// Ends the library's use of a range of descriptors that is about to be closed.
 fn closing(first: u32, last: u32) {
     preserving(|| descriptors::between(first, last).for_each(process::close));
 }
@@ -47,7 +47,7 @@ fn closing(first: u32, last: u32) {
 /// # Safety
 /// As `close_range(2)`.
 unsafe fn close_range_any(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // With any other flag than these the system refuses, or only marks the files.
+    // With any other flag the system refuses, or only marks the files.
     if flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0 {
         closing(first, last);
     }
@@ -70,37 +70,31 @@ unsafe fn closefrom_any(first: c_int) {
 }
 
 c_functions! {
-    /// `close_range(2)`.
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         close_range_any(first, last, flags)
     }
 
-    /// `closefrom(3)`.
     closefrom(first: c_int) -> () {
         closefrom_any(first)
     }
 
-    /// `dup(2)`.
     dup(fd: c_int) -> c_int {
         duplicated(fd, next::dup(fd))
     }
 
-    /// `dup2(2)`.
     dup2(fd: c_int, to: c_int) -> c_int {
         replaced(fd, next::dup2(fd, to))
     }
 
-    /// `dup3(2)`.
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         replaced(fd, next::dup3(fd, to, flags))
     }
 
-    /// `fcntl(2)`. A variadic call passes the argument in the register of this parameter.
+    /// A variadic call passes the argument in the register of this parameter.
     fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         fcntl_any(fd, command, argument)
     }
 
-    /// `fcntl64(3)`.
     fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         fcntl_any(fd, command, argument)
     }

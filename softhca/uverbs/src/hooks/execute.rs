@@ -1,5 +1,5 @@
-//! Programs that a program starts. The loader preloads no library into some; of these stderr says that they
-//! see no card. `gdsync soft` itself says it of its command.
+//! Programs started by a program. The loader preloads no library into some of them; for these, stderr reports
+//! that they see no card. `gdsync soft` itself reports it for its command.
 
 use super::next;
 use crate::errno::preserving;
@@ -16,11 +16,11 @@ use std::path::{Path, PathBuf};
 
 type Strings = *const *const c_char;
 
-/// Where commands are without `PATH`, as execvp(3) says.
+/// The default of `PATH`, as in execvp(3).
 const DEFAULT_PATH: &CStr = c"/bin:/usr/bin";
 
-/// The folders of commands. (The standard library would take a lock, which may be held for ever in the child
-/// of a fork.)
+/// Returns the folders of commands. (The standard library would take a lock, which may be held forever in the
+/// child of a fork.)
 fn search_path() -> &'static OsStr {
     // SAFETY: a C string; as for any reader of the environment, the program must not change it meanwhile.
     let value = unsafe { libc::getenv(c"PATH".as_ptr()) };
@@ -29,7 +29,8 @@ fn search_path() -> &'static OsStr {
     OsStr::from_bytes(value.to_bytes())
 }
 
-/// Whether nothing was said of a program in this run: a file in the private folder says so to all processes.
+/// Returns whether a program was not reported in this run yet: a file in the private folder marks it for all
+/// processes.
 fn is_new(program: &Path, folder: &Path) -> bool {
     let Ok(facts) = program.metadata() else { return true };
     let mark = folder.join(format!("said-{:x}-{:x}", facts.dev(), facts.ino()));
@@ -37,13 +38,13 @@ fn is_new(program: &Path, folder: &Path) -> bool {
     !made.is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
 }
 
-/// Says that a program sees no card, if that is so. `is_searched`: it is a command, not a path.
+/// Reports a program that sees no card. `is_searched`: the name is a command, not a path.
 ///
 /// # Safety
 /// `name` is null or a C string.
-unsafe fn tell(name: *const c_char, is_searched: bool) {
+unsafe fn report(name: *const c_char, is_searched: bool) {
     let Some(folder) = paths::folder().filter(|_| !name.is_null()) else { return };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let name = OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
     preserving(|| {
         let file = if is_searched { program::find(name, search_path()) } else { Some(PathBuf::from(name)) };
@@ -64,7 +65,7 @@ unsafe extern "C" {
 unsafe fn execute(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the caller vouches for the arguments.
     let result: c_long = unsafe {
-        tell(path, false);
+        report(path, false);
         libc::syscall(libc::SYS_execve, path, arguments, environment)
     };
     result as c_int
@@ -73,35 +74,30 @@ unsafe fn execute(path: *const c_char, arguments: Strings, environment: Strings)
 /// Calls the C library's function for a program.
 ///
 /// # Safety
-/// As [`tell`].
+/// As [`report`].
 unsafe fn start(name: *const c_char, is_searched: bool, call: impl FnOnce() -> c_int) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { tell(name, is_searched) };
+    // SAFETY: guaranteed by the caller.
+    unsafe { report(name, is_searched) };
     call()
 }
 
 c_functions! {
-    /// `execve(2)`.
     execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
         execute(path, arguments, environment)
     }
 
-    /// `execv(3)`.
     execv(path: *const c_char, arguments: Strings) -> c_int {
         execute(path, arguments, environ)
     }
 
-    /// `execvp(3)`.
     execvp(program: *const c_char, arguments: Strings) -> c_int {
         start(program, true, || next::execvp(program, arguments))
     }
 
-    /// `execvpe(3)`.
     execvpe(program: *const c_char, arguments: Strings, environment: Strings) -> c_int {
         start(program, true, || next::execvpe(program, arguments, environment))
     }
 
-    /// `posix_spawn(3)`.
     posix_spawn(
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: Strings, environment: Strings
@@ -109,7 +105,6 @@ c_functions! {
         start(path, false, || next::posix_spawn(pid, path, actions, attributes, arguments, environment))
     }
 
-    /// `posix_spawnp(3)`.
     posix_spawnp(
         pid: *mut libc::pid_t, program: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: Strings, environment: Strings
@@ -118,12 +113,12 @@ c_functions! {
     }
 }
 
-/// The functions with a list of arguments, which only the C library can read: what they name is looked at, and
-/// the C library's function goes on with the caller's registers and stack.
+/// The functions with a list of arguments, which only the C library can read: the program's name is checked,
+/// and then the C library's function continues with the caller's registers and stack.
 #[cfg(not(any(test, fuzzing)))]
 pub mod lists {
     use super::super::next::Next;
-    use super::tell;
+    use super::report;
     use libc::{c_char, c_int, c_void};
 
     unsafe extern "C" fn missing() -> c_int {
@@ -131,7 +126,7 @@ pub mod lists {
         -1
     }
 
-    /// Defines a function, and the one that is called before the C library's, whose address it returns.
+    /// Defines a function, and the one called before the C library's, whose address it returns.
     macro_rules! lists {
         ($($(#[$doc:meta])+ $name:ident, $before:ident, $is_searched:expr;)+) => {
             $(
@@ -143,7 +138,7 @@ pub mod lists {
                         Err(_) => unreachable!(),
                     });
                     // SAFETY: the program has passed a C string.
-                    unsafe { tell(name, $is_searched) };
+                    unsafe { report(name, $is_searched) };
                     let next = NEXT.address();
                     if next.is_null() { missing as unsafe extern "C" fn() -> c_int as *mut c_void } else { next }
                 }

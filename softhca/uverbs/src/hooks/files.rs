@@ -1,8 +1,8 @@
-//! Files that programs name: those of devices are found in the private folder.
+//! Calls with paths: those of device files lead to the private folder.
 
-use super::define::returned;
-use super::live::{enliven, is_relative, live};
+use super::live::{is_relative, open_live, replace_if_live};
 use super::next;
+use super::next::returned;
 use crate::errno::{Errno, preserving};
 use crate::paths::{self, Private};
 use crate::process;
@@ -11,22 +11,22 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::ptr;
 
-/// The file that stands for an open device: its attributes are those of what stat(2) finds at the
-/// device's path, a character device, as libibverbs requires.
+/// The file whose attributes an open device has: those that stat(2) finds at the device's path, a character
+/// device, as libibverbs requires.
 const STAND_IN: &CStr = c"/dev/null";
 
-/// The path to pass on for one that a program has named: in the private folder, or as it is.
-pub(super) struct Passed {
+/// The path to pass on: in the private folder, or the program's.
+pub(super) struct PassedPath {
     private: Option<Private>,
     path: *const c_char,
 }
 
-impl Passed {
+impl PassedPath {
     /// # Safety
     /// `path` must be null or a C string.
     pub(super) unsafe fn of(path: *const c_char) -> Self {
-        // SAFETY: the caller's.
-        Passed { private: unsafe { paths::private(path) }, path }
+        // SAFETY: guaranteed by the caller.
+        PassedPath { private: unsafe { paths::private(path) }, path }
     }
 
     pub(super) fn as_ptr(&self) -> *const c_char {
@@ -38,7 +38,7 @@ impl Passed {
 /// As `fstatat(2)`.
 unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // A device is no link.
     let is_device = passed.private.as_ref().is_some_and(Private::is_device);
     let flags = if is_device { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
@@ -47,9 +47,8 @@ unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::sta
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, passed.as_ptr(), buffer, flags) as c_int }
 }
 
-/// Whether the file of a descriptor is an open device, or the connection manager's. The descriptor may
-/// be another file's by now,
-/// if the program has closed the device in a way that the hooks do not see; that has a name.
+/// Returns whether a descriptor's file is an open device or a file of the connection manager. If the program
+/// has closed the device unnoticed by the hooks, the descriptor may be another file by now, which has links.
 fn is_device(fd: RawFd, links: impl Into<u64>) -> bool {
     preserving(|| match links.into() {
         0 => process::context(fd).is_some(),
@@ -84,7 +83,7 @@ unsafe fn statx_any(
     buffer: *mut libc::statx,
 ) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     let follows = passed.private.as_ref().is_some_and(Private::is_device);
     let flags = if follows { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
     // SAFETY: the caller vouches for the arguments.
@@ -108,7 +107,7 @@ unsafe fn statx_any(
 /// As `access(2)`.
 unsafe fn access_any(path: *const c_char, mode: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: the caller vouches for the arguments.
     unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, passed.as_ptr(), mode) as c_int }
 }
@@ -117,7 +116,7 @@ unsafe fn access_any(path: *const c_char, mode: c_int) -> c_int {
 /// As `faccessat(2)`.
 unsafe fn faccessat_any(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: the caller vouches for the arguments.
     unsafe { next::faccessat(directory, passed.as_ptr(), mode, flags) }
 }
@@ -126,7 +125,7 @@ unsafe fn faccessat_any(directory: c_int, path: *const c_char, mode: c_int, flag
 /// As `readlinkat(2)`.
 unsafe fn readlink_any(directory: c_int, path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     if passed.private.as_ref().is_some_and(Private::is_device) {
         // Fails as for a character device, or because there is none.
         // SAFETY: the path is a C string.
@@ -141,7 +140,7 @@ unsafe fn readlink_any(directory: c_int, path: *const c_char, buffer: *mut c_cha
 /// As `realpath(3)`.
 unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: the caller vouches for the arguments.
     let found = unsafe { next::realpath(passed.as_ptr(), resolved) };
     if found.is_null() {
@@ -152,15 +151,15 @@ unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_cha
     let device = passed.private.as_ref().filter(|private| private.is_device());
     let public = device.map_or_else(|| paths::public(whole), Private::named);
     if public.len() <= whole.len() {
-        // SAFETY: the place has the bytes of the longer path and its zero; the shorter may be part
-        // of it, which `copy` allows.
+        // SAFETY: the place has room for the longer path and its zero; the shorter may be part of it, which
+        // `copy` allows.
         unsafe {
             ptr::copy(public.as_ptr(), found.cast(), public.len());
             *found.add(public.len()) = 0;
         }
         return found;
     }
-    // A device, whose stand-in has a shorter path.
+    // A device's stand-in has a shorter path.
     if resolved.is_null() {
         // SAFETY: the C library has allocated it for the caller, who gets another.
         unsafe {
@@ -177,7 +176,7 @@ unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_cha
 /// As `opendir(3)`.
 unsafe fn opendir_any(path: *const c_char) -> *mut libc::DIR {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     // SAFETY: as above.
     unsafe { next::opendir(passed.as_ptr()) }
 }
@@ -188,11 +187,11 @@ type Open = unsafe fn(*const c_char, *const c_char) -> *mut libc::FILE;
 /// As `fopen(3)`.
 unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mut libc::FILE {
     // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { Passed::of(path) };
+    let passed = unsafe { PassedPath::of(path) };
     let file = passed.private.as_ref().and_then(|private| {
         // SAFETY: the caller vouches for `mode`, a C string.
         let close_on_exec = unsafe { CStr::from_ptr(mode) }.to_bytes().contains(&b'e');
-        preserving(|| live(private, close_on_exec))
+        preserving(|| open_live(private, close_on_exec))
     });
     match file {
         None => {
@@ -202,7 +201,7 @@ unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mu
             let is_relative = passed.private.is_none() && unsafe { is_relative(path) };
             if is_relative && !stream.is_null() {
                 // SAFETY: the C library has just opened the stream, and read nothing of it.
-                preserving(|| enliven(unsafe { libc::fileno(stream) }));
+                preserving(|| replace_if_live(unsafe { libc::fileno(stream) }));
             }
             stream
         }
@@ -223,111 +222,93 @@ unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mu
 }
 
 c_functions! {
-    /// `stat(2)`. A device has the attributes of its stand-in.
+    /// A device has the attributes of its stand-in.
     stat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `stat64(3)`.
     stat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `stat` of programs built before glibc 2.33.
+    // Programs built before glibc 2.33 call `__xstat` and its variants.
     __xstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `stat64` of programs built before glibc 2.33.
     __xstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, 0)
     }
 
-    /// `lstat(2)`.
     lstat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `lstat64(3)`.
     lstat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `lstat` of programs built before glibc 2.33.
     __lxstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `lstat64` of programs built before glibc 2.33.
     __lxstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
         stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// `fstatat(2)`.
     fstatat(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
         stat_any(directory, path, buffer, flags)
     }
 
-    /// `fstatat64(3)`.
     fstatat64(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
         stat_any(directory, path, buffer, flags)
     }
 
-    /// `fstatat` of programs built before glibc 2.33.
     __fxstatat(
         _version: c_int, directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int
     ) -> c_int {
         stat_any(directory, path, buffer, flags)
     }
 
-    /// `fstat(2)`. An open device has the attributes of its path.
+    /// An open device has the attributes of its path.
     fstat(fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `fstat64(3)`.
     fstat64(fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `fstat` of programs built before glibc 2.33.
     __fxstat(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `fstat64` of programs built before glibc 2.33.
     __fxstat64(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
         fstat_any(fd, buffer)
     }
 
-    /// `statx(2)`.
     statx(
         directory: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, buffer: *mut libc::statx
     ) -> c_int {
         statx_any(directory, path, flags, mask, buffer)
     }
 
-    /// `access(2)`.
     access(path: *const c_char, mode: c_int) -> c_int {
         access_any(path, mode)
     }
 
-    /// `faccessat(2)`.
     faccessat(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
         faccessat_any(directory, path, mode, flags)
     }
 
-    /// `euidaccess(3)`.
     euidaccess(path: *const c_char, mode: c_int) -> c_int {
         faccessat_any(libc::AT_FDCWD, path, mode, libc::AT_EACCESS)
     }
 
-    /// `eaccess(3)`.
     eaccess(path: *const c_char, mode: c_int) -> c_int {
         faccessat_any(libc::AT_FDCWD, path, mode, libc::AT_EACCESS)
     }
 
-    /// `readlink(2)`.
     readlink(path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
         readlink_any(libc::AT_FDCWD, path, buffer, len)
     }
@@ -337,12 +318,11 @@ c_functions! {
         readlink_any(libc::AT_FDCWD, path, buffer, len)
     }
 
-    /// `readlinkat(2)`.
     readlinkat(directory: c_int, path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
         readlink_any(directory, path, buffer, len)
     }
 
-    /// `realpath(3)`. The path that is found is one of the system, too.
+    /// The result is also a path of the system.
     realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
         realpath_any(path, resolved)
     }
@@ -352,46 +332,39 @@ c_functions! {
         realpath_any(path, resolved)
     }
 
-    /// `canonicalize_file_name(3)`.
     canonicalize_file_name(path: *const c_char) -> *mut c_char {
         realpath_any(path, ptr::null_mut())
     }
 
     /// `getxattr(2)`: `ls` asks for access lists.
     getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t {
-        libc::syscall(libc::SYS_getxattr, Passed::of(path).as_ptr(), name, value, size) as ssize_t
+        libc::syscall(libc::SYS_getxattr, PassedPath::of(path).as_ptr(), name, value, size) as ssize_t
     }
 
-    /// `lgetxattr(2)`.
     lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t {
-        libc::syscall(libc::SYS_lgetxattr, Passed::of(path).as_ptr(), name, value, size) as ssize_t
+        libc::syscall(libc::SYS_lgetxattr, PassedPath::of(path).as_ptr(), name, value, size) as ssize_t
     }
 
-    /// `opendir(3)`.
     opendir(path: *const c_char) -> *mut libc::DIR {
         opendir_any(path)
     }
 
-    /// `scandir(3)`.
     scandir(
         path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
     ) -> c_int {
-        next::scandir(Passed::of(path).as_ptr(), list, filter, compare)
+        next::scandir(PassedPath::of(path).as_ptr(), list, filter, compare)
     }
 
-    /// `scandir64(3)`.
     scandir64(
         path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
     ) -> c_int {
-        next::scandir64(Passed::of(path).as_ptr(), list, filter, compare)
+        next::scandir64(PassedPath::of(path).as_ptr(), list, filter, compare)
     }
 
-    /// `fopen(3)`.
     fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
         fopen_any(path, mode, next::fopen)
     }
 
-    /// `fopen64(3)`.
     fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
         fopen_any(path, mode, next::fopen64)
     }

@@ -1,4 +1,4 @@
-//! Files with content that the running card answers, in place of those of the private folder.
+//! Files whose content the running card answers, instead of those of the private folder.
 
 use crate::errno::{Errno, Result};
 use crate::paths::{self, Private};
@@ -9,9 +9,8 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
-/// A file with the content of one that the running card answers. `None` for all others, and where
-/// no card can run.
-pub(super) fn live(path: &Private, close_on_exec: bool) -> Option<Result<OwnedFd>> {
+/// Returns a file with the running card's content; `None` for all other paths, and if no card can run.
+pub(super) fn open_live(path: &Private, close_on_exec: bool) -> Option<Result<OwnedFd>> {
     let (index, file) = LiveFile::find(str::from_utf8(path.named()).ok()?)?;
     process::content(index, file).map(|text| file_with(text.as_bytes(), close_on_exec))
 }
@@ -31,25 +30,25 @@ fn file_with(content: &[u8], close_on_exec: bool) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Whether a path depends on the working directory, or on an open one.
+/// Returns whether a path depends on the working directory or on an open one.
 ///
 /// # Safety
 /// `path` is null or a C string.
 pub(super) unsafe fn is_relative(path: *const c_char) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     !path.is_null() && !matches!(unsafe { *path } as u8, b'/' | 0)
 }
 
-/// Gives a file that was opened by a relative path the content that the running card answers, if it is one
-/// of those: its directory is in the private folder.
-pub(super) fn enliven(fd: RawFd) {
+/// Replaces a file opened by a relative path by one with the running card's content, if its directory is in
+/// the private folder and the card answers it.
+pub(super) fn replace_if_live(fd: RawFd) {
     let Some(folder) = paths::folder().filter(|_| fd >= 0) else { return };
     let mut path = [0; libc::PATH_MAX as usize];
     let Some(len) = path_of(fd, &mut path) else { return };
     let inside = path[..len].strip_prefix(folder.as_os_str().as_bytes());
     let live = inside.and_then(|rest| LiveFile::find(str::from_utf8(rest).ok()?));
     let Some(Ok(file)) = live.and_then(|(index, file)| process::content(index, file)).map(|text| {
-        // Replaced by what the program has asked for.
+        // The program's own flag is set below.
         file_with(text.as_bytes(), true)
     }) else {
         return;
@@ -59,7 +58,7 @@ pub(super) fn enliven(fd: RawFd) {
         let flags = libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD);
         let close_on_exec =
             if flags & libc::c_long::from(libc::FD_CLOEXEC) != 0 { libc::O_CLOEXEC } else { 0 };
-        // Where it fails, the file keeps the content of the stand-in.
+        // If it fails, the file keeps the content of the stand-in.
         libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, close_on_exec);
     }
 }

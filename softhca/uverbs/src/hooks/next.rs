@@ -1,10 +1,36 @@
-//! The functions of the C library that the hooks stand before, for those that do more than a system
-//! call.
+//! Definitions of hooks, and the C library's functions that they replace, if these do more than a system call.
 
+use crate::errno::Result;
 use libc::{c_char, c_int, c_void};
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Returns the value, or -1 with `errno` set.
+pub(super) fn returned<T: From<i8>>(result: Result<T>) -> T {
+    result.unwrap_or_else(|errno| {
+        errno.set();
+        T::from(-1)
+    })
+}
+
+/// Defines C functions whose safety contract is that of the C library's function of the same name.
+macro_rules! c_functions {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),+) -> $result:ty { $call:expr })+) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "` of the C library.")]
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the C function.
+            #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $name($($argument: $type),+) -> $result {
+                // SAFETY: the caller vouches for the arguments, as for those of the C function.
+                unsafe { $call }
+            }
+        )+
+    };
+}
 
 /// A function of a library that was loaded after this one, looked up at its first use.
 pub(super) struct Next {
@@ -17,7 +43,7 @@ impl Next {
         Next { name, address: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Null if there is no such function.
+    /// Returns its address; null if there is no such function.
     pub(super) fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
@@ -30,8 +56,7 @@ impl Next {
     }
 }
 
-/// Defines a function that calls the next one of its name, and fails with ENOSYS where there is
-/// none.
+/// Defines a function that calls the next one of its name, and fails with ENOSYS if there is none.
 macro_rules! next {
     ($($name:ident($($argument:ident: $type:ty),+) -> $result:ty, or $failed:expr;)+) => {
         $(
@@ -50,8 +75,8 @@ macro_rules! next {
                     $crate::errno::Errno(libc::ENOSYS).set();
                     return $failed;
                 }
-                // SAFETY: the C library's function of this name has this signature; the caller vouches
-                // for the arguments.
+                // SAFETY: the C library's function of this name has this signature; the caller vouches for
+                // the arguments.
                 unsafe {
                     let function: unsafe extern "C" fn($($type),+) -> $result = std::mem::transmute(address);
                     function($($argument),+)
@@ -66,7 +91,7 @@ pub(super) type Filter = Option<unsafe extern "C" fn(*const c_void) -> c_int>;
 /// As [`Filter`].
 pub(super) type Compare = Option<unsafe extern "C" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
 
-/// A function of `glob(3)` that `glob` calls for each folder that it cannot read.
+/// A function that `glob(3)` calls for each folder that it cannot read.
 pub(super) type Unreadable = Option<unsafe extern "C" fn(*const c_char, c_int) -> c_int>;
 /// A function of `ftw(3)`.
 pub(super) type Visit = unsafe extern "C" fn(*const c_char, *const libc::stat, c_int) -> c_int;
@@ -78,7 +103,7 @@ pub(super) type VisitAt =
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Position {
-    /// Where the file's name begins in its path.
+    /// Offset of the file's name in its path.
     pub(super) base: c_int,
     pub(super) level: c_int,
 }

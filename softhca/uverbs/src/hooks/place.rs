@@ -1,13 +1,13 @@
-//! The working directory, which may be one that the private folder has in place of the system.
+//! The working directory, which may be in the private folder.
 
-use super::files::Passed;
+use super::files::PassedPath;
 use super::next;
 use crate::errno::{Errno, Result, preserving};
 use crate::paths;
 use libc::{c_char, c_int, size_t};
 use std::ptr;
 
-/// The path that the program shall see of the working directory; `None` where the system's is right.
+/// Returns the path of the working directory that the program should see; `None` if the system's is right.
 fn public_place() -> Option<Vec<u8>> {
     paths::folder()?;
     let mut whole = [0u8; libc::PATH_MAX as usize];
@@ -19,7 +19,7 @@ fn public_place() -> Option<Vec<u8>> {
     (public.len() < path.len()).then(|| public.to_vec())
 }
 
-/// Stores a path and its zero, in memory for the caller to free where there is no place.
+/// Stores a path and its zero. Without a buffer it allocates one, which the caller frees.
 ///
 /// # Safety
 /// As `getcwd(3)`.
@@ -64,16 +64,14 @@ unsafe fn getcwd_any(buffer: *mut c_char, size: size_t) -> *mut c_char {
 /// As `chdir(2)`.
 unsafe fn chdir_any(path: *const c_char) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    unsafe { libc::syscall(libc::SYS_chdir, Passed::of(path).as_ptr()) as c_int }
+    unsafe { libc::syscall(libc::SYS_chdir, PassedPath::of(path).as_ptr()) as c_int }
 }
 
 c_functions! {
-    /// `chdir(2)`.
     chdir(path: *const c_char) -> c_int {
         chdir_any(path)
     }
 
-    /// `getcwd(3)`.
     getcwd(buffer: *mut c_char, size: size_t) -> *mut c_char {
         getcwd_any(buffer, size)
     }

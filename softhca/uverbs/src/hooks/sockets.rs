@@ -1,11 +1,11 @@
-//! RDMA netlink: the library answers, in place of the kernel.
+//! RDMA netlink: the library answers instead of the kernel.
 //!
-//! The program's socket is one of `NETLINK_USERSOCK`, by which processes send each other messages.
-//! So it binds, names itself and receives as any netlink socket does; only what it sends is taken
-//! here, and the answer comes from a socket of the library.
+//! The program's socket is a `NETLINK_USERSOCK` one, by which processes send each other messages. It binds,
+//! names itself and receives as any netlink socket does; only its sends are intercepted, and the answer comes
+//! from a socket of the library.
 
-use super::define::returned;
 use super::next;
+use super::next::returned;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result, preserving};
 use crate::netlink;
@@ -22,7 +22,7 @@ const LONGEST: usize = 64 << 10;
 fn open(kind: c_int) -> Result<RawFd> {
     // SAFETY: the call accesses no memory of the process.
     let fd = unsafe { libc::syscall(libc::SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_USERSOCK) };
-    // Without such sockets libibverbs reads sysfs, as it does of a kernel without RDMA netlink.
+    // Without such sockets libibverbs reads sysfs, as with a kernel without RDMA netlink.
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or(Errno::UNKNOWN)?;
     process::own_netlink(fd).inspect_err(|_| {
         // SAFETY: the call above has opened the descriptor, and nothing else owns it.
@@ -31,7 +31,7 @@ fn open(kind: c_int) -> Result<RawFd> {
     Ok(fd)
 }
 
-/// The address of a socket; binds it if it has none, as the system does when it sends.
+/// Returns the address of a socket, and binds it if it has none, as the system does when it sends.
 fn address_of(fd: RawFd) -> Result<libc::sockaddr_nl> {
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
@@ -48,7 +48,7 @@ fn address_of(fd: RawFd) -> Result<libc::sockaddr_nl> {
     if bound { Ok(address) } else { Err(Errno::last()) }
 }
 
-/// Answers the requests in a message that a program sends.
+/// Answers the requests in a program's message.
 fn answer(fd: RawFd, request: &[u8]) -> Result<ssize_t> {
     let to = address_of(fd)?;
     let answers = netlink::answer(request, to.nl_pid, &process::View)?;
@@ -72,7 +72,7 @@ fn answer(fd: RawFd, request: &[u8]) -> Result<ssize_t> {
             )
         };
         if sent < 0 {
-            // The program reads too slowly: a kernel drops the message, too, and says ENOBUFS there.
+            // The program reads too slowly: a kernel, too, drops the message and returns ENOBUFS.
             return Err(Errno::last());
         }
     }
@@ -87,7 +87,7 @@ unsafe fn answer_bytes(fd: RawFd, bytes: *const c_void, len: size_t) -> ssize_t 
     }
     let request = match len {
         0 => &[],
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         _ => unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) },
     };
     returned(preserving(|| answer(fd, request)))
@@ -104,7 +104,7 @@ unsafe fn sendmsg_any(fd: c_int, message: *const libc::msghdr, flags: c_int) -> 
     let (first, count) = unsafe { ((*message).msg_iov, (*message).msg_iovlen) };
     let mut request = Vec::new();
     for i in 0..count {
-        // SAFETY: the caller vouches for the parts of the message, and each one's bytes.
+        // SAFETY: the caller vouches for the parts of the message and their bytes.
         unsafe {
             let part = &*first.add(i);
             if part.iov_len > LONGEST - request.len().min(LONGEST) {
@@ -159,12 +159,10 @@ unsafe fn send_any(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -
 }
 
 c_functions! {
-    /// `send(2)`.
     send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         send_any(fd, bytes, len, flags)
     }
 
-    /// `sendto(2)`.
     sendto(
         fd: c_int,
         bytes: *const c_void,
@@ -176,7 +174,6 @@ c_functions! {
         sendto_any(fd, bytes, len, flags, to, to_len)
     }
 
-    /// `sendmsg(2)`.
     sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t {
         sendmsg_any(fd, message, flags)
     }

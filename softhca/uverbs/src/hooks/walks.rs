@@ -1,5 +1,5 @@
-//! Walks through folders that the C library makes by calls of its own, which no hook sees: a walk of files of
-//! devices goes through the private folder, and the program sees the paths that it has named.
+//! Directory walks, for which the C library makes calls that no hook sees: a walk of device files goes
+//! through the private folder, and the program sees the paths that it has named.
 
 use super::next::{self, Position, Unreadable, Visit, VisitAt};
 use crate::paths;
@@ -8,17 +8,17 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// What has a meaning of its own in a pattern.
+/// Characters with a special meaning in a pattern.
 const MAGIC: &[u8] = b"*?[]{}~\\";
 
 type Glob = unsafe fn(*const c_char, c_int, Unreadable, *mut libc::glob_t) -> c_int;
 
-/// Moves the end of a path, with its zero, to its beginning if the path is in the private folder.
+/// Removes the private folder from the start of a path.
 ///
 /// # Safety
 /// A C string that no other thread reads or writes.
 unsafe fn shorten(path: *mut c_char) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let whole = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
     let len = whole.len();
     let public = paths::public(&whole[..len - 1]).len();
@@ -37,7 +37,7 @@ unsafe fn glob_any(
 ) -> c_int {
     // SAFETY: the caller vouches for `pattern`.
     let private = unsafe { paths::private(pattern) };
-    // A folder whose own name would be a pattern stays out of it.
+    // A folder whose own name is a pattern cannot be part of one.
     let is_plain =
         |folder: &std::path::Path| !folder.as_os_str().as_bytes().iter().any(|byte| MAGIC.contains(byte));
     let Some(private) = private.filter(|_| paths::folder().is_some_and(is_plain)) else {
@@ -49,8 +49,8 @@ unsafe fn glob_any(
     if result != 0 {
         return result;
     }
-    // SAFETY: the C library has filled the structure: so many strings behind the places that the caller
-    // has kept free, each in memory of its own.
+    // SAFETY: the C library has filled the structure: so many strings after the places that the caller has
+    // kept free, each allocated separately.
     unsafe {
         let kept = if flags & libc::GLOB_DOOFFS != 0 { (*found).gl_offs } else { 0 };
         (0..(*found).gl_pathc).for_each(|index| shorten(*(*found).gl_pathv.add(kept + index)));
@@ -58,7 +58,7 @@ unsafe fn glob_any(
     result
 }
 
-/// The function of a walk through the private folder.
+/// The program's function for a walk through the private folder.
 #[derive(Clone, Copy)]
 enum Visitor {
     Plain(Visit),
@@ -66,7 +66,8 @@ enum Visitor {
 }
 
 thread_local! {
-    /// The function of this thread's walk, and the bytes before the paths that the program shall see.
+    /// The function of this thread's walk, and the number of bytes before the paths that the program should
+    /// see.
     static WALK: Cell<Option<(Visitor, usize)>> = const { Cell::new(None) };
 }
 
@@ -94,7 +95,7 @@ unsafe fn visit(
 }
 
 unsafe extern "C" fn visit_plain(path: *const c_char, facts: *const libc::stat, kind: c_int) -> c_int {
-    // SAFETY: the C library calls it so.
+    // SAFETY: the C library's arguments.
     unsafe { visit(path, facts, kind, None) }
 }
 
@@ -104,11 +105,11 @@ unsafe extern "C" fn visit_at(
     kind: c_int,
     position: *mut Position,
 ) -> c_int {
-    // SAFETY: the C library calls it so, with a position.
+    // SAFETY: the C library's arguments, with a position.
     unsafe { visit(path, facts, kind, Some(*position)) }
 }
 
-/// Walks below a path, with the program's function or with one that changes the paths for it.
+/// Walks below a path, with the program's function or with a wrapper that translates the paths.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -117,7 +118,7 @@ unsafe fn walk(
     visitor: Visitor,
     walk: impl FnOnce(*const c_char, bool) -> c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some(private) = (unsafe { paths::private(path) }) else { return walk(path, false) };
     let lead = paths::folder().map_or(0, |folder| folder.as_os_str().len());
     let before = WALK.replace(Some((visitor, lead)));
@@ -152,32 +153,26 @@ unsafe fn nftw_any(path: *const c_char, function: VisitAt, files: c_int, flags: 
 }
 
 c_functions! {
-    /// `glob(3)`.
     glob(pattern: *const c_char, flags: c_int, unreadable: Unreadable, found: *mut libc::glob_t) -> c_int {
         glob_any(pattern, flags, unreadable, found, next::glob)
     }
 
-    /// `glob64(3)`.
     glob64(pattern: *const c_char, flags: c_int, unreadable: Unreadable, found: *mut libc::glob_t) -> c_int {
         glob_any(pattern, flags, unreadable, found, next::glob64)
     }
 
-    /// `ftw(3)`.
     ftw(path: *const c_char, visit: Visit, files: c_int) -> c_int {
         ftw_any(path, visit, files, next::ftw)
     }
 
-    /// `ftw64(3)`.
     ftw64(path: *const c_char, visit: Visit, files: c_int) -> c_int {
         ftw_any(path, visit, files, next::ftw64)
     }
 
-    /// `nftw(3)`.
     nftw(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int {
         nftw_any(path, visit, files, flags, next::nftw)
     }
 
-    /// `nftw64(3)`.
     nftw64(path: *const c_char, visit: VisitAt, files: c_int, flags: c_int) -> c_int {
         nftw_any(path, visit, files, flags, next::nftw64)
     }

@@ -43,7 +43,7 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The first request of a message, and the bytes after it. `None` where none is complete.
+    /// Splits off the first request of a message; `None` if none is complete.
     pub(super) fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (header, _) = Header::read_from_prefix(bytes).ok()?;
         let len = usize::try_from(header.len).ok().filter(|len| *len >= size_of::<Header>())?;
@@ -52,7 +52,7 @@ impl<'a> Request<'a> {
         Some((Request { header, attributes }, rest))
     }
 
-    /// The value of the first attribute of a type.
+    /// Returns the value of the first attribute of a type.
     pub(super) fn attribute(&self, kind: u16) -> Option<&'a [u8]> {
         let mut rest = self.attributes;
         while let ([len_low, len_high, kind_low, kind_high, ..], whole) = (rest, rest) {
@@ -66,17 +66,16 @@ impl<'a> Request<'a> {
         None
     }
 
-    /// The value of an attribute of 32 bits.
+    /// Returns the value of a 32-bit attribute.
     pub(super) fn number(&self, kind: u16) -> Option<u32> {
         Some(u32::from_ne_bytes(self.attribute(kind)?.try_into().ok()?))
     }
 }
 
-/// An answer under construction.
 pub(super) struct Answer(Vec<u8>);
 
 impl Answer {
-    /// Answers a request, to a port. `of_several`: more messages follow, and then [`done`].
+    /// Makes an answer for a port. `of_several`: more messages follow, and then [`done`].
     pub(super) fn new(request: &Header, port: u32, of_several: bool) -> Self {
         Answer::of_kind(request.kind, if of_several { MULTI } else { 0 }, request, port)
     }
@@ -87,7 +86,7 @@ impl Answer {
     }
 
     pub(super) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
-        // Values are names and numbers: far below the 64 KiB that the field holds.
+        // Names and numbers are far below the field's 64 KiB.
         let len = (ALIGNMENT + value.len()) as u16;
         self.0.extend(len.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());

@@ -55,18 +55,16 @@ const LINK_UP: u8 = 5;
 /// Version of mlx5's interface (`MLX5_IB_UVERBS_ABI_VERSION`).
 const ABI: u64 = 1;
 
-/// What netlink shows of the process's devices.
+/// The process's devices, as netlink shows them.
 pub(crate) trait Devices {
-    /// The link layer of each device.
     fn link_layers(&self) -> Result<Vec<LinkLayer>>;
-    /// The LID of a device's card.
     fn lid(&self, index: usize) -> u16;
 }
 
-/// The answers to the requests in a message, each a message of its own. `port` is the sender's.
+/// Returns one message for each request in a message. `port` is the sender's.
 ///
 /// # Errors
-/// The devices that the environment configures are not understood.
+/// The environment's list of devices is malformed.
 pub(crate) fn answer(message: &[u8], port: u32, devices: &dyn Devices) -> Result<Vec<Vec<u8>>> {
     let links = devices.link_layers()?;
     let (mut answers, mut rest) = (Vec::new(), message);
@@ -92,8 +90,8 @@ pub(crate) fn answer(message: &[u8], port: u32, devices: &dyn Devices) -> Result
     Ok(answers)
 }
 
-/// The messages that answer a request. `None` for one that the kernel refuses: unknown, or about a
-/// device or port that is not there.
+/// Returns the messages that answer a request; `None` for one that the kernel refuses: unknown, or about a
+/// missing device or port.
 fn messages(
     request: &Request<'_>,
     port: u32,
@@ -172,8 +170,8 @@ fn describe_port(answer: Answer, link: LinkLayer, lid: impl Fn() -> u16) -> Vec<
     answer.number(attr::PORT_STATE, ACTIVE).number(attr::PORT_PHYS_STATE, LINK_UP).bytes()
 }
 
-/// Devices are seen in all network namespaces, and a child's memory is its own after a fork: the card
-/// reaches memory by its address in the process that registered it.
+/// Devices are visible in all network namespaces, and memory is copied on fork: the card reaches memory by
+/// its address in the process that registered it.
 fn describe_system(request: &Header, port: u32) -> Vec<u8> {
     let answer = Answer::new(request, port, false);
     answer.number(attr::NETNS_MODE, 1u8).number(attr::COPY_ON_FORK, 1u8).bytes()

@@ -1,6 +1,5 @@
 use super::*;
 
-/// An InfiniBand and an Ethernet device.
 struct Two;
 
 impl Devices for Two {
@@ -34,7 +33,6 @@ fn read(message: &[u8]) -> Request<'_> {
     read
 }
 
-/// The errno of a message that is an error or an acknowledgement.
 fn errno(message: &[u8]) -> i32 {
     assert_eq!(read(message).header.kind, 2);
     -i32::from_ne_bytes(message[16..20].try_into().unwrap())

@@ -31,7 +31,6 @@ pub(crate) mod method {
     pub(crate) const UMEM_DEREG: u16 = DRIVER + 1;
 }
 
-/// Attributes.
 pub(crate) mod attr {
     use crate::uapi::ioctl::DRIVER;
     pub(crate) const OTHER_IN: u16 = DRIVER;

@@ -1,5 +1,4 @@
-//! The ioctl and its attributes: `rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`,
-//! `mlx5_user_ioctl_cmds.h`.
+//! The ioctl and its attributes: `rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -10,7 +9,6 @@ pub(crate) const ATTR_MANDATORY: u16 = 1 << 0;
 /// `UVERBS_ATTR_F_VALID_OUTPUT`: the kernel has filled the attribute.
 pub(crate) const ATTR_VALID_OUTPUT: u16 = 1 << 1;
 
-/// `struct ib_uverbs_attr`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Attr {
@@ -34,9 +32,8 @@ pub(crate) struct Header {
     pub(crate) reserved2: u32,
 }
 
-/// `RDMA_DRIVER_MLX5`.
 pub(crate) const DRIVER_MLX5: u32 = 1;
-/// First of a driver's own numbers (`UVERBS_ID_DRIVER_NS`).
+/// The first of a driver's own numbers (`UVERBS_ID_DRIVER_NS`).
 pub(crate) const DRIVER: u16 = 1 << 12;
 
 /// Kinds of objects (`enum uverbs_default_objects`, `enum mlx5_ib_objects`).
@@ -56,7 +53,6 @@ pub(crate) mod object {
     pub(crate) const UAR: u16 = DRIVER + 8;
 }
 
-/// Methods of each kind of object.
 pub(crate) mod method {
     use super::DRIVER;
     pub(crate) const INVOKE_WRITE: u16 = 0;
@@ -75,7 +71,7 @@ pub(crate) mod method {
     pub(crate) const MR_ADVISE: u16 = 2;
     pub(crate) const MR_QUERY: u16 = 3;
     pub(crate) const MR_REG_DMABUF: u16 = 4;
-    /// In the headers since July 2025; rdma-core uses it from version 61 on.
+    /// In the headers since July 2025; rdma-core uses it since version 61.
     pub(crate) const MR_REG: u16 = 5;
     pub(crate) const DM_ALLOC: u16 = 0;
     pub(crate) const DM_FREE: u16 = 1;
@@ -88,7 +84,6 @@ pub(crate) mod method {
     pub(crate) const PD_QUERY: u16 = DRIVER;
 }
 
-/// Attributes of each method.
 pub(crate) mod attr {
     use super::DRIVER;
     pub(crate) const UHW_IN: u16 = DRIVER;

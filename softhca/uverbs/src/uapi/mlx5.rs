@@ -1,24 +1,23 @@
-//! The part of each command that only libmlx5 and the mlx5 driver know: `mlx5-abi.h`.
+//! The parts of commands between libmlx5 and the mlx5 driver: `mlx5-abi.h`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH`.
 pub(crate) const SUPPORTED_UHW: u8 = 3;
-/// `MLX5_USER_INLINE_MODE_NONE`.
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
 /// `MLX5_QP_FLAG_SCATTER_CQE`: small data inside completion entries.
 pub(crate) const QP_SCATTER_CQE: u32 = 1 << 1;
-/// `MLX5_QP_FLAG_ALLOW_SCATTER_CQE`: results, too, although not every send writes an entry.
+/// `MLX5_QP_FLAG_ALLOW_SCATTER_CQE`: also results, although not every send writes an entry.
 pub(crate) const QP_ALLOW_SCATTER_CQE: u32 = 1 << 8;
-/// The flags that the card knows: those, and two that ask for nothing more, `MLX5_QP_FLAG_UAR_PAGE_INDEX`
-/// and the older `_BFREG_INDEX`.
+/// The flags that the card supports: those, and two without a request, `MLX5_QP_FLAG_UAR_PAGE_INDEX` and the
+/// older `_BFREG_INDEX`.
 pub(crate) const QP_SUPPORTED: u32 = QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE | 1 << 3 | 1 << 10;
 /// Fields of [`AllocUcontextResp`] that are valid: `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET`,
 /// `_DUMP_FILL_MKEY`, and work requests that change the tag of a key (`_MKEY_UPDATE_TAG`).
 pub(crate) const CONTEXT_CLOCK_OFFSET: u32 = 1 << 0;
 pub(crate) const CONTEXT_DUMP_FILL_MKEY: u32 = 1 << 1;
 pub(crate) const CONTEXT_MKEY_UPDATE_TAG: u32 = 1 << 5;
-/// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: what a queue pair of the driver's own type is.
+/// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: the side of a queue pair of the driver's own type.
 pub(crate) const QP_DC_TARGET: u32 = 1 << 4;
 pub(crate) const QP_DC_INITIATOR: u32 = 1 << 5;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
@@ -26,7 +25,6 @@ pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
 /// The other flags that a driver knows: `_CQE_128B_PAD` and `_REAL_TIME_TS`.
 pub(crate) const CQ_KNOWN: u16 = 1 << 0 | 1 << 2;
 
-/// `MLX5_IB_CLOCK_INFO_V1`, as a bit.
 pub(crate) const CLOCK_INFO_V1: u8 = 1 << 0;
 
 /// `struct mlx5_ib_alloc_ucontext_req_v2`.
@@ -44,7 +42,6 @@ pub(crate) struct AllocUcontext {
     pub(crate) lib_caps: u64,
 }
 
-/// `struct mlx5_ib_alloc_ucontext_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct AllocUcontextResp {
@@ -72,7 +69,6 @@ pub(crate) struct AllocUcontextResp {
     pub(crate) dump_fill_mkey: u32,
 }
 
-/// `struct mlx5_ib_create_cq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateCq {
@@ -87,7 +83,6 @@ pub(crate) struct CreateCq {
     pub(crate) reserved1: u32,
 }
 
-/// `struct mlx5_ib_resize_cq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ResizeCq {
@@ -97,7 +92,6 @@ pub(crate) struct ResizeCq {
     pub(crate) reserved1: u32,
 }
 
-/// `struct mlx5_ib_create_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateSrq {
@@ -109,7 +103,6 @@ pub(crate) struct CreateSrq {
     pub(crate) reserved1: u32,
 }
 
-/// `struct mlx5_ib_create_srq_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateSrqResp {
@@ -117,7 +110,6 @@ pub(crate) struct CreateSrqResp {
     pub(crate) reserved: u32,
 }
 
-/// `struct mlx5_ib_create_qp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateQp {
@@ -129,14 +121,13 @@ pub(crate) struct CreateQp {
     pub(crate) flags: u32,
     pub(crate) uidx: u32,
     pub(crate) bfreg_index: u32,
-    /// Of a DC target, its access key.
+    /// For a DC target, its access key.
     pub(crate) sq_buf_addr: u64,
     pub(crate) ece_options: u32,
     pub(crate) dci_streams: u16,
     pub(crate) reserved: u16,
 }
 
-/// `struct mlx5_ib_create_qp_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateQpResp {
@@ -151,7 +142,6 @@ pub(crate) struct CreateQpResp {
     pub(crate) tir_icm_addr: u64,
 }
 
-/// `struct mlx5_ib_modify_qp_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ModifyQpResp {
@@ -161,7 +151,6 @@ pub(crate) struct ModifyQpResp {
     pub(crate) reserved: u32,
 }
 
-/// `struct mlx5_ib_create_ah_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateAhResp {

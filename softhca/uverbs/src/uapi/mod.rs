@@ -1,8 +1,7 @@
-//! The kernel's headers: numbers of commands, objects and attributes, and the structures in
-//! commands.
+//! The kernel's headers: numbers of commands, objects and attributes, and the structures in commands.
 //!
-//! Source: `rdma/rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `ib_user_verbs.h`,
-//! `ib_user_ioctl_verbs.h`, `rdma_user_cm.h`, `ib_user_sa.h`, `mlx5-abi.h` and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are those
+//! Source: `rdma/rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `ib_user_verbs.h`, `ib_user_ioctl_verbs.h`,
+//! `rdma_user_cm.h`, `ib_user_sa.h`, `mlx5-abi.h` and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are those
 //! of the headers, without the common prefixes.
 
 pub(crate) mod devx;

@@ -6,33 +6,29 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub(crate) const QPT_RC: u64 = 2;
 pub(crate) const QPT_UC: u64 = 3;
 pub(crate) const QPT_UD: u64 = 4;
-/// A type of the driver's own.
+/// The driver's own type.
 pub(crate) const QPT_DRIVER: u64 = 0xff;
 pub(crate) const QPT_XRC_INI: u64 = 9;
 pub(crate) const QPT_XRC_TGT: u64 = 10;
-/// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`: what a change of a shared receive queue changes.
+/// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`: the attributes that a change of a shared receive queue changes.
 pub(crate) const SRQ_MAX_WR: u32 = 1 << 0;
 pub(crate) const SRQ_LIMIT: u32 = 1 << 1;
 /// `IB_UVERBS_SRQT_*`.
 pub(crate) const SRQT_BASIC: u64 = 0;
 pub(crate) const SRQT_XRC: u64 = 1;
-/// Matching of tags.
+/// Tag matching.
 pub(crate) const SRQT_TM: u64 = 2;
-/// `IB_CQ_MODERATE`.
 pub(crate) const CQ_MODERATE: u32 = 1 << 0;
 /// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION`.
 pub(crate) const CQ_TIMESTAMP: u64 = 1 << 0;
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
 pub(crate) const CQ_IGNORE_OVERRUN: u64 = 1 << 1;
-/// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
-/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`.
 pub(crate) const QP_CREATE_BLOCK_MULTICAST_LOOPBACK: u64 = 1 << 1;
 /// The other flags that the core passes on to a driver: `_SCATTER_FCS`, `_CVLAN_STRIPPING` and
 /// `_PCI_WRITE_END_PADDING`.
 pub(crate) const QP_CREATE_KNOWN: u64 = 1 << 8 | 1 << 9 | 1 << 11;
 
-/// `struct ib_uverbs_qp_dest`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QpDest {
@@ -50,7 +46,6 @@ pub(crate) struct QpDest {
     pub(crate) port_num: u8,
 }
 
-/// `struct ib_uverbs_query_qp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QueryQp {
@@ -59,7 +54,6 @@ pub(crate) struct QueryQp {
     pub(crate) attr_mask: u32,
 }
 
-/// `struct ib_uverbs_query_qp_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QueryQpResp {
@@ -95,7 +89,6 @@ pub(crate) struct QueryQpResp {
     pub(crate) reserved: [u8; 5],
 }
 
-/// `struct ib_uverbs_modify_qp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ModifyQp {
@@ -127,7 +120,6 @@ pub(crate) struct ModifyQp {
     pub(crate) reserved: [u8; 2],
 }
 
-/// `struct ib_uverbs_resize_cq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ResizeCq {
@@ -147,7 +139,6 @@ pub(crate) struct ModifyCq {
     pub(crate) reserved: u32,
 }
 
-/// `struct ib_uverbs_open_xrcd`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct OpenXrcd {
@@ -156,14 +147,12 @@ pub(crate) struct OpenXrcd {
     pub(crate) oflags: u32,
 }
 
-/// `struct ib_uverbs_close_xrcd`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CloseXrcd {
     pub(crate) xrcd_handle: u32,
 }
 
-/// `struct ib_uverbs_open_qp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct OpenQp {
@@ -175,7 +164,7 @@ pub(crate) struct OpenQp {
     pub(crate) reserved: [u8; 7],
 }
 
-/// `struct ib_uverbs_create_qp_resp`, which answers the opening of a queue pair, too.
+/// `struct ib_uverbs_create_qp_resp`, which also answers the opening of a queue pair.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct OpenQpResp {
@@ -195,7 +184,6 @@ pub(crate) struct AttachMcast {
     pub(crate) reserved: u16,
 }
 
-/// `struct ib_uverbs_modify_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ModifySrq {
@@ -205,7 +193,6 @@ pub(crate) struct ModifySrq {
     pub(crate) srq_limit: u32,
 }
 
-/// `struct ib_uverbs_query_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QuerySrq {
@@ -214,7 +201,6 @@ pub(crate) struct QuerySrq {
     pub(crate) reserved: u32,
 }
 
-/// `struct ib_uverbs_query_srq_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QuerySrqResp {
@@ -224,7 +210,6 @@ pub(crate) struct QuerySrqResp {
     pub(crate) reserved: u32,
 }
 
-/// `struct ib_uverbs_qp_cap`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QpCap {

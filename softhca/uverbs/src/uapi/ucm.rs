@@ -5,7 +5,6 @@
 use zerocopy::byteorder::big_endian;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// `RDMA_MAX_PRIVATE_DATA`.
 pub(crate) const MAX_PRIVATE_DATA: usize = 256;
 
 /// Numbers of commands (`RDMA_USER_CM_CMD_*`).
@@ -61,9 +60,9 @@ pub(crate) mod option {
 
 /// Defines structures of the interface. None has padding: `IntoBytes` checks that.
 macro_rules! structures {
-    ($($(#[$doc:meta])+ $name:ident { $($field:ident: $type:ty,)+ })+) => {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)+ })+) => {
         $(
-            $(#[$doc])+
+            $(#[$doc])*
             #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
             #[repr(C)]
             pub(crate) struct $name {
@@ -81,37 +80,27 @@ pub(crate) type Sockaddr6 = [u8; 28];
 structures! {
     /// `struct rdma_ucm_cmd_hdr`.
     Header { cmd: u32, bytes_in: u16, bytes_out: u16, }
-    /// `struct rdma_ucm_create_id`.
     CreateId { uid: u64, response: u64, space: u16, qp_type: u8, reserved: [u8; 5], }
-    /// `struct rdma_ucm_destroy_id`, which leaves a multicast group, too.
+    /// `struct rdma_ucm_destroy_id`, also for leaving a multicast group.
     DestroyId { response: u64, id: u32, reserved: u32, }
-    /// `struct rdma_ucm_bind_ip`.
     BindIp { response: u64, addr: Sockaddr6, id: u32, }
-    /// `struct rdma_ucm_bind`.
     Bind { id: u32, addr_size: u16, reserved: u16, addr: Storage, }
-    /// `struct rdma_ucm_resolve_ip`.
     ResolveIp { src: Sockaddr6, dst: Sockaddr6, id: u32, timeout_ms: u32, }
-    /// `struct rdma_ucm_resolve_addr`.
     ResolveAddr {
         id: u32, timeout_ms: u32, src_size: u16, dst_size: u16, reserved: u32, src: Storage, dst: Storage,
     }
-    /// `struct rdma_ucm_resolve_route`.
     ResolveRoute { id: u32, timeout_ms: u32, }
-    /// `struct rdma_ucm_query`.
     Query { response: u64, id: u32, option: u32, }
-    /// `struct ib_user_path_rec`.
     UserPathRec {
         dgid: [u8; 16], sgid: [u8; 16], dlid: big_endian::U16, slid: big_endian::U16, raw_traffic: u32,
         flow_label: big_endian::U32, reversible: u32, mtu: u32, pkey: big_endian::U16, hop_limit: u8,
         traffic_class: u8, numb_path: u8, sl: u8, mtu_selector: u8, rate_selector: u8, rate: u8,
         packet_life_time_selector: u8, packet_life_time: u8, preference: u8,
     }
-    /// `struct rdma_ucm_query_route_resp`.
     QueryRouteResp {
         node_guid: big_endian::U64, routes: [UserPathRec; 2], src: Sockaddr6, dst: Sockaddr6, num_paths: u32,
         port_num: u8, reserved: [u8; 3], ibdev_index: u32, reserved1: u32,
     }
-    /// `struct rdma_ucm_query_addr_resp`.
     QueryAddrResp {
         node_guid: big_endian::U64, port_num: u8, reserved: u8, pkey: big_endian::U16, src_size: u16,
         dst_size: u16, src: Storage, dst: Storage, ibdev_index: u32, reserved1: u32,
@@ -126,37 +115,28 @@ structures! {
         traffic_class: u8, reversible_paths: u8, pkey: big_endian::U16, class_level: big_endian::U16,
         mtu: u8, rate: u8, packet_life_time: u8, preference: u8, reserved2: [u8; 6],
     }
-    /// `struct rdma_ucm_conn_param`.
     ConnParam {
         qp_num: u32, qkey: u32, private_data: [u8; MAX_PRIVATE_DATA], private_data_len: u8, srq: u8,
         responder_resources: u8, initiator_depth: u8, flow_control: u8, retry_count: u8,
         rnr_retry_count: u8, valid: u8,
     }
-    /// `struct ib_uverbs_ah_attr`.
     AhAttr {
         dgid: [u8; 16], flow_label: u32, sgid_index: u8, hop_limit: u8, traffic_class: u8, reserved: u8,
         dlid: u16, sl: u8, src_path_bits: u8, static_rate: u8, is_global: u8, port_num: u8, reserved2: u8,
     }
-    /// `struct rdma_ucm_ud_param`.
     UdParam {
         qp_num: u32, qkey: u32, ah_attr: AhAttr, private_data: [u8; MAX_PRIVATE_DATA],
         private_data_len: u8, reserved: [u8; 7],
     }
-    /// `struct rdma_ucm_ece`.
     Ece { vendor_id: u32, attr_mod: u32, }
-    /// `struct rdma_ucm_connect` without its last field, which older programs do not have.
+    /// `struct rdma_ucm_connect` without its last field, which older programs lack.
     Connect { param: ConnParam, id: u32, reserved: u32, }
-    /// `struct rdma_ucm_listen`.
     Listen { id: u32, backlog: u32, }
-    /// `struct rdma_ucm_accept` without its last field, which older programs do not have.
+    /// `struct rdma_ucm_accept` without its last field, which older programs lack.
     Accept { uid: u64, param: ConnParam, id: u32, reserved: u32, }
-    /// `struct rdma_ucm_reject`.
     Reject { id: u32, private_data_len: u8, reason: u8, reserved: [u8; 2], private_data: [u8; MAX_PRIVATE_DATA], }
-    /// `struct rdma_ucm_disconnect`.
     Disconnect { id: u32, }
-    /// `struct rdma_ucm_init_qp_attr`.
     InitQpAttr { response: u64, id: u32, qp_state: u32, }
-    /// `struct ib_uverbs_qp_attr`.
     QpAttr {
         qp_attr_mask: u32, qp_state: u32, cur_qp_state: u32, path_mtu: u32, path_mig_state: u32, qkey: u32,
         rq_psn: u32, sq_psn: u32, dest_qp_num: u32, qp_access_flags: u32, ah_attr: AhAttr,
@@ -165,22 +145,16 @@ structures! {
         sq_draining: u8, max_rd_atomic: u8, max_dest_rd_atomic: u8, min_rnr_timer: u8, port_num: u8,
         timeout: u8, retry_cnt: u8, rnr_retry: u8, alt_port_num: u8, alt_timeout: u8, reserved: [u8; 5],
     }
-    /// `struct rdma_ucm_notify`.
     Notify { id: u32, event: u32, }
-    /// `struct rdma_ucm_join_ip_mcast`.
     JoinIpMcast { response: u64, uid: u64, addr: Sockaddr6, id: u32, }
-    /// `struct rdma_ucm_join_mcast`.
     JoinMcast { response: u64, uid: u64, id: u32, addr_size: u16, join_flags: u16, addr: Storage, }
-    /// `struct rdma_ucm_get_event`.
     GetEvent { response: u64, }
-    /// `struct rdma_ucm_event_resp`. The parameter is a [`ConnParam`] or a [`UdParam`], the longer of
-    /// which it has room for.
+    /// `struct rdma_ucm_event_resp`, with room for the longer of the parameters [`ConnParam`] and
+    /// [`UdParam`].
     EventResp {
         uid: u64, id: u32, event: u32, status: u32, param: [u8; size_of::<UdParam>()], reserved: u32, ece: Ece,
     }
-    /// `struct rdma_ucm_set_option`.
     SetOption { optval: u64, id: u32, level: u32, optname: u32, optlen: u32, }
-    /// `struct rdma_ucm_migrate_id`.
     MigrateId { response: u64, id: u32, fd: u32, }
 }
 

@@ -26,9 +26,7 @@ pub(crate) mod command {
     /// Extended only.
     pub(crate) const MODIFY_CQ: u32 = 57;
 }
-/// `IB_UVERBS_DEVICE_XRC`.
 pub(crate) const DEVICE_XRC: u32 = 1 << 20;
-/// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
 pub(crate) const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
 /// `IB_UVERBS_ACCESS_OPTIONAL_RANGE`: access flags that a device may ignore.
 pub(crate) const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
@@ -36,7 +34,6 @@ pub(crate) const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
 /// `IB_UVERBS_ACCESS_FLUSH_GLOBAL` and `_FLUSH_PERSISTENT`.
 pub(crate) const ACCESS_FLUSH: u32 = 1 << 8 | 1 << 9;
 
-/// `struct ib_uverbs_query_device_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QueryDeviceResp {
@@ -107,7 +104,6 @@ pub(crate) struct QueryDeviceMore {
     pub(crate) reserved: u32,
 }
 
-/// `struct ib_uverbs_query_port_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct QueryPortResp {
@@ -135,7 +131,6 @@ pub(crate) struct QueryPortResp {
     pub(crate) reserved: u8,
 }
 
-/// `struct ib_uverbs_reg_mr`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct RegMr {
@@ -147,7 +142,7 @@ pub(crate) struct RegMr {
     pub(crate) access_flags: u32,
 }
 
-/// `IB_MR_REREG_*`: what `REREG_MR` changes.
+/// `IB_MR_REREG_*`: the attributes that `REREG_MR` changes.
 pub(crate) mod rereg {
     pub(crate) const TRANSLATION: u32 = 1 << 0;
     pub(crate) const PD: u32 = 1 << 1;
@@ -155,7 +150,6 @@ pub(crate) mod rereg {
     pub(crate) const ALL: u32 = TRANSLATION | PD | ACCESS;
 }
 
-/// `struct ib_uverbs_rereg_mr`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ReregMr {
@@ -169,7 +163,6 @@ pub(crate) struct ReregMr {
     pub(crate) access_flags: u32,
 }
 
-/// `struct ib_uverbs_rereg_mr_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ReregMrResp {
@@ -177,7 +170,6 @@ pub(crate) struct ReregMrResp {
     pub(crate) rkey: u32,
 }
 
-/// `struct ib_uverbs_alloc_mw`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct AllocMw {
@@ -187,7 +179,6 @@ pub(crate) struct AllocMw {
     pub(crate) reserved: [u8; 3],
 }
 
-/// `struct ib_uverbs_alloc_mw_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct AllocMwResp {
@@ -200,11 +191,10 @@ pub(crate) mod advice {
     pub(crate) const PREFETCH: u64 = 0;
     pub(crate) const PREFETCH_WRITE: u64 = 1;
     pub(crate) const PREFETCH_NO_FAULT: u64 = 2;
-    /// The pages are there before the answer.
+    /// The pages are present before the answer.
     pub(crate) const FLUSH: u32 = 1 << 0;
 }
 
-/// `struct ib_uverbs_sge`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Sge {
@@ -213,7 +203,6 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// `struct ib_uverbs_reg_mr_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct RegMrResp {
@@ -222,7 +211,6 @@ pub(crate) struct RegMrResp {
     pub(crate) rkey: u32,
 }
 
-/// `struct ib_uverbs_global_route`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct GlobalRoute {
@@ -234,7 +222,6 @@ pub(crate) struct GlobalRoute {
     pub(crate) reserved: u8,
 }
 
-/// `struct ib_uverbs_ah_attr`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct AhAttr {
@@ -248,7 +235,6 @@ pub(crate) struct AhAttr {
     pub(crate) reserved: u8,
 }
 
-/// `struct ib_uverbs_create_ah`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct CreateAh {
@@ -259,7 +245,6 @@ pub(crate) struct CreateAh {
     pub(crate) attr: AhAttr,
 }
 
-/// `struct ib_uverbs_gid_entry`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct GidEntry {

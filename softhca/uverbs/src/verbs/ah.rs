@@ -31,14 +31,14 @@ fn check_route(card: &Card, is_global: u8, sgid_index: u8) -> Result<()> {
     }
 }
 
-/// A queue pair's destination. The path may leave its port number 0, as there is only one port.
+/// Returns a queue pair's destination. The path may leave its port number 0, as there is only one port.
 pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
     check_route(card, dest.is_global, dest.sgid_index)?;
     Ok(Address { dlid: dest.dlid, gid: (dest.is_global != 0).then_some(dest.dgid) })
 }
 
-/// The destination's MAC address. A software card derives its own from its LID, with which its GIDs end; that of a
-/// multicast group is made of its IP address (RFC 1112, 6.4; RFC 2464, 7).
+/// Returns the destination's MAC address. A software card derives its own from its LID, the end of its GIDs;
+/// that of a multicast group derives from its IP address (RFC 1112, 6.4; RFC 2464, 7).
 fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
     let [.., a, b, c, d] = *gid;
     match gid[0] {

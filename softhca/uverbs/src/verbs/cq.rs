@@ -1,16 +1,19 @@
-//! Completion queues.
+//! Completion queues, and the event files of verbs.
 
 use super::device::COMPLETION_VECTORS;
 use crate::attributes::Request;
 use crate::calls;
 use crate::context::{Context, Object};
+use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
+use crate::events::files::EventPipe;
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{self, CQ_KNOWN, CQ_UAR_PAGE_INDEX, CreateCq};
 use crate::uapi::queues::{CQ_IGNORE_OVERRUN, CQ_MODERATE, CQ_TIMESTAMP, ModifyCq, ResizeCq};
 use softhca::card::{CqConfig, CqModeration, LIMITS, is_reachable};
+use std::os::fd::{AsRawFd, IntoRawFd};
 
 /// Bytes of an entry: 64, or 128 for hosts with such cache lines.
 pub(crate) const ENTRY_SIZES: [u32; 2] = [64, 128];
@@ -19,7 +22,7 @@ pub(crate) const ALIGNMENT: u64 = 64;
 /// Bytes of a doorbell record: two words.
 pub(crate) const RECORD: u64 = 8;
 
-/// Checks memory of the program that the card will access: mapped and writable or a GPU's, and aligned.
+/// Checks memory that the card will access: mapped and writable or a GPU's, and aligned.
 pub(crate) fn check_memory(addr: u64, len: u64, alignment: u64) -> Result<()> {
     if !addr.is_multiple_of(alignment) {
         tracing::warn!(addr, alignment, "memory for the card is not aligned");
@@ -28,13 +31,13 @@ pub(crate) fn check_memory(addr: u64, len: u64, alignment: u64) -> Result<()> {
     if is_reachable(addr, len, true) { Ok(()) } else { Err(Errno::FAULT) }
 }
 
-/// Entries of a ring: libmlx5 allocates one more than the program asks for, rounded up.
+/// Returns the entries of a ring: libmlx5 allocates one more than the program asks for, rounded up.
 fn entries_of(cqe: u32) -> Result<u32> {
     let entries = cqe.checked_add(1).filter(|count| cqe > 0 && *count <= LIMITS.max_cqe);
     Ok(entries.ok_or(Errno::INVALID)?.next_power_of_two())
 }
 
-/// Refuses what only libmlx5 and the driver know, as `create_cq_user` of the driver does.
+/// Refuses unknown flags of libmlx5, as `create_cq_user` of the driver does.
 fn check_driver_flags(asked: &CreateCq) -> Result<()> {
     let flags = asked.flags & !CQ_UAR_PAGE_INDEX;
     if flags == 0 && asked.cqe_comp_en == 0 {
@@ -46,7 +49,6 @@ fn check_driver_flags(asked: &CreateCq) -> Result<()> {
     Err(if flags & !CQ_KNOWN == 0 { Errno::NOT_SUPPORTED } else { Errno::INVALID })
 }
 
-/// `CREATE` of a completion queue.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
@@ -62,7 +64,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     ])?;
     let asked: CreateCq = request.structure(attr::UHW_IN)?;
     let flags = request.optional_number(attr::CQ_FLAGS)?.unwrap_or(0);
-    // Every entry has a time.
+    // Every entry has a timestamp.
     let unknown = flags & !(CQ_IGNORE_OVERRUN | CQ_TIMESTAMP);
     if unknown != 0 || !ENTRY_SIZES.contains(&asked.cqe_size) {
         tracing::warn!(
@@ -97,8 +99,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         ignore_overrun: flags & CQ_IGNORE_OVERRUN != 0,
         collapsed: false,
     };
-    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped
-    // until it has destroyed the queue.
+    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until it has
+    // destroyed the queue.
     let number = unsafe { context.card().create_cq(&config) }?;
     let route = Route::new(user_handle, channel, context.async_events.clone());
     context.open.routes.add(Resource::Cq(number), route);
@@ -108,7 +110,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::UHW_OUT, &number)
 }
 
-/// `RESIZE_CQ`: the queue goes on in another ring, with entries of the same size.
+/// `RESIZE_CQ`: the queue continues in another ring, with entries of the same size.
 pub(crate) fn resize(context: &Context, request: &Request) -> Result<()> {
     let (asked, ring): (ResizeCq, mlx5::ResizeCq) =
         (request.structure(attr::CORE_IN)?, request.structure(attr::UHW_IN)?);
@@ -121,8 +123,8 @@ pub(crate) fn resize(context: &Context, request: &Request) -> Result<()> {
             return Err(Errno::INVALID);
         }
         check_memory(ring.buf_addr, u64::from(entries) * u64::from(now.stride), ALIGNMENT)?;
-        // SAFETY: `check_memory` found the ring mapped and aligned; libmlx5 keeps it mapped until the
-        // queue has moved on or is destroyed.
+        // SAFETY: `check_memory` found the ring mapped and aligned; libmlx5 keeps it mapped until the queue
+        // has moved on or is destroyed.
         unsafe { context.card().resize_cq(number, ring.buf_addr as *mut u8, entries) }?;
     }
     // `struct ib_uverbs_resize_cq_resp`: the count, and a reserved field.
@@ -145,4 +147,24 @@ pub(crate) fn modify(context: &Context, request: &Request) -> Result<()> {
 pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
     let reported = context.destroy(object::CQ, request.handle(attr::HANDLE)?)?;
     request.answer_with(attr::DESTROY_RESP, &[reported.completions, reported.asynchronous])
+}
+
+pub(crate) fn create_channel(context: &Context, request: &Request) -> Result<()> {
+    let (pipe, theirs) = EventPipe::new()?;
+    let fd = theirs.as_raw_fd();
+    request.answer_with(attr::CORE_OUT, &(fd as u32))?;
+    descriptors::add(Kind::Card, fd)?;
+    context.channels.completions.add(fd, pipe);
+    // The program owns the descriptor from here on.
+    let _ = theirs.into_raw_fd();
+    Ok(())
+}
+
+/// `ASYNC_EVENT_ALLOC`: all asynchronous event files of a context are duplicates of one.
+pub(crate) fn alloc_async(context: &Context, request: &Request) -> Result<()> {
+    let fd = context.async_fd.try_clone()?;
+    request.answer_created(attr::ASYNC_EVENT_FD, fd.as_raw_fd() as u32)?;
+    // The program owns the descriptor from here on.
+    let _ = fd.into_raw_fd();
+    Ok(())
 }

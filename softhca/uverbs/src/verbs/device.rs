@@ -14,7 +14,6 @@ use softhca::card::{CLOCK_INFO_PAGE, CLOCK_KHZ, CLOCK_MASK, CLOCK_PAGE, LIMITS, 
 use softhca::sysfs;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Number of completion vectors.
 pub(crate) const COMPLETION_VECTORS: u32 = 1;
 /// `IB_ATOMIC_HCA`: operations are atomic among the requests of one card.
 const ATOMIC_HCA: u32 = 1;
@@ -23,22 +22,21 @@ const ATOMIC_HCA: u32 = 1;
 const CAP_MEM_WINDOW: u32 = 1 << 17;
 const CAP_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 const CAP_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
-/// The vendor's IEEE OUI, where sysfs has the PCI id (InfiniBand specification, 14.2.5.3,
-/// `VendorID`).
+/// The vendor's IEEE OUI, where sysfs has the PCI ID (InfiniBand specification, 14.2.5.3, `VendorID`).
 const VENDOR_OUI: u32 = 0x02c9;
-/// Scatter/gather elements that fit a work request of every kind beside each other, as the driver computes
-/// them: 512 bytes, less control and remote address (`mlx5_ib_query_device`). A queue may be created
-/// with more, up to the work-queue entry's size.
+/// Scatter/gather elements that fit a work request of every kind, as the driver computes them: 512 bytes,
+/// less control and remote address (`mlx5_ib_query_device`). A queue may be created with more, up to the
+/// work-queue entry's size.
 const MAX_SGE: u32 = (512 - 16 - 16) / 16;
 /// Bytes of a page that a program maps.
 const PAGE: usize = 4096;
 /// Version 1 of completion entries: they name the queue pair by an index that libmlx5 chooses.
 const CQE_VERSION: u8 = 1;
 
-/// Checks that a program maps a page of the clock, to read it.
+/// Checks that a program maps a page of the clock for reading.
 ///
 /// # Errors
-/// EINVAL; EPERM for a mapping that can be written, as of a kernel.
+/// EINVAL; EPERM for a writable mapping, as in the kernel.
 pub(crate) fn check_mapping(offset: u64, len: usize, protection: i32) -> Result<()> {
     let is_clock = [CLOCK_PAGE, CLOCK_INFO_PAGE].iter().any(|page| (page * PAGE) as u64 == offset);
     if !is_clock || len != PAGE {
@@ -47,8 +45,7 @@ pub(crate) fn check_mapping(offset: u64, len: usize, protection: i32) -> Result<
     if protection & libc::PROT_WRITE != 0 { Err(Errno(libc::EPERM)) } else { Ok(()) }
 }
 
-/// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR
-/// objects.
+/// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR objects.
 pub(crate) fn get_context(request: &Request) -> Result<()> {
     let asked: AllocUcontext = request.structure(attr::UHW_IN)?;
     if asked.max_cqe_version < CQE_VERSION {
@@ -83,7 +80,7 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         cmds_supp_uhw: SUPPORTED_UHW,
         eth_min_inline: INLINE_MODE_NONE,
         clock_info_versions: CLOCK_INFO_V1,
-        // In its page.
+        // Offset in its page.
         hca_core_clock_offset: 0,
         log_uar_size: 12,
         num_uars_per_page: 1,
@@ -94,8 +91,8 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
     request.answer_with(place, &answer)
 }
 
-/// `QUERY_DEVICE`. libibverbs first sends it without an answer attribute, to probe whether the
-/// ioctl accepts write commands.
+/// `QUERY_DEVICE`. libibverbs first sends it without an answer attribute, to probe whether the ioctl accepts
+/// write commands.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     if !request.has(attr::CORE_OUT) {
         return Err(Errno::NO_SPACE);
@@ -106,7 +103,6 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
 /// `IB_ODP_SUPPORT` and `IB_ODP_SUPPORT_IMPLICIT`.
 const ODP_GENERAL: u64 = 1 << 0 | 1 << 1;
 
-/// The extended `QUERY_DEVICE`.
 pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()> {
     let base = answer_of(context);
     let size = size_of::<QueryDeviceResp>() + size_of::<QueryDeviceMore>();
@@ -131,7 +127,7 @@ pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()>
     request.answer_with(attr::UHW_OUT, &[0u32, request.len(attr::UHW_OUT) as u32])
 }
 
-/// The firmware's version, as mlx5 packs it: major in 32 bits, minor and subminor in 16 each.
+/// Returns the firmware's version, as mlx5 packs it: major in 32 bits, minor and subminor in 16 each.
 fn firmware() -> u64 {
     sysfs::FIRMWARE
         .split('.')
@@ -173,7 +169,7 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_total_mcast_qp_attach: has_groups * limits.max_groups * limits.max_group_members,
         max_ah: i32::MAX as u32,
         max_srq: limits.max_srq,
-        // A list of entries has always one more than receives.
+        // A list always has one entry more than receives.
         max_srq_wr: limits.max_srq_entries - 1,
         max_srq_sge: limits.max_srq_sge,
         max_pkeys: 1,

@@ -11,26 +11,24 @@ use softhca::card::{Access, DeviceMemory, LIMITS};
 const PAGE: u64 = 4096;
 /// `MLX5_IB_UAPI_DM_TYPE_MEMIC`.
 const TYPE_MEMIC: u64 = 0;
-/// Device memory begins at a page, so this alignment is always there.
+/// Device memory begins at a page, so it always has this alignment.
 const LOG_ALIGNMENT: u32 = 12;
 
-/// Allocated device memory.
 struct Dm {
     memory: DeviceMemory,
     length: u64,
 }
 
-/// Checks that a program maps device memory of this context, and no more.
+/// Checks that a program maps only device memory of this context.
 ///
 /// # Errors
-/// EINVAL, as of a kernel.
+/// EINVAL, as in the kernel.
 pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<()> {
     let objects = context.objects.lock();
     let is_it = |dm: &Dm| dm.memory.offset == offset && len as u64 <= dm.length.next_multiple_of(PAGE);
     if objects.states::<Dm>().any(is_it) { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `DM_ALLOC`.
 pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
     if request.optional_number(attr::DM_TYPE)?.is_some_and(|kind| kind != TYPE_MEMIC) {
         tracing::warn!("the software card has no device memory of steering");

@@ -8,10 +8,10 @@ use crate::uapi::ioctl::attr;
 use crate::uapi::queues::AttachMcast;
 use softhca::card::{LinkLayer, MULTICAST_LIDS, Transport, is_multicast};
 
-/// What a program asks for, of a queue pair that may be a member.
+/// Returns the program's request for a queue pair that may be a member.
 ///
 /// # Errors
-/// EOPNOTSUPP on a fabric without groups; EINVAL as of a kernel (`ib_attach_mcast`).
+/// EOPNOTSUPP on a fabric without groups; EINVAL as in the kernel (`ib_attach_mcast`).
 fn asked(context: &Context, request: &Request) -> Result<AttachMcast> {
     let asked: AttachMcast = request.structure(attr::CORE_IN)?;
     let transport = context.objects.lock().state::<Qp>(asked.qp_handle)?.config.transport;
@@ -42,7 +42,6 @@ pub(crate) fn attach(context: &Context, request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// `DETACH_MCAST`.
 pub(crate) fn detach(context: &Context, request: &Request) -> Result<()> {
     let asked = asked(context, request)?;
     let mut objects = context.objects.lock();

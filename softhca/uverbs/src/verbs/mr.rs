@@ -1,17 +1,19 @@
-//! Memory regions.
+//! Memory regions and windows. Work requests bind the windows.
 
 use crate::attributes::Request;
-use crate::calls;
 use crate::context::{Context, Object};
-use crate::cuda;
 use crate::errno::{Errno, Result};
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
-use crate::uapi::verbs::{ACCESS_FLUSH, ACCESS_OPTIONAL, RegMr, RegMrResp};
-use softhca::card::{Access, RegionConfig};
+use crate::uapi::verbs::{
+    ACCESS_FLUSH, ACCESS_OPTIONAL, AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregMrResp, Sge, advice,
+    rereg,
+};
+use crate::{calls, cuda};
+use softhca::card::{Access, RegionConfig, WindowKind, is_mapped};
 use std::os::fd::RawFd;
+use zerocopy::FromBytes;
 
-/// A memory region.
 pub(super) struct Mr {
     pub(super) key: u32,
     /// Handle of its domain.
@@ -23,7 +25,7 @@ pub(super) struct Mr {
     pub(super) backing: Backing,
 }
 
-/// What a region is registered of.
+/// The memory of a region.
 pub(super) enum Backing {
     /// Memory of the program, by address.
     Program,
@@ -36,7 +38,7 @@ pub(super) enum Backing {
     Device,
 }
 
-/// A mapping of a file that this library has made. Dropping it unmaps the memory.
+/// A mapping of a file by this library. Dropping it unmaps the memory.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: usize,
@@ -44,7 +46,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of a file from `offset` on. Returns the address of the first byte, too.
+    /// Maps `len` bytes of a file at `offset`. Also returns the address of the first byte.
     pub(crate) fn new(fd: RawFd, offset: u64, len: u64, writable: bool) -> Result<(Mapping, u64)> {
         const PAGE: u64 = 4096;
         let lead = offset % PAGE;
@@ -52,8 +54,7 @@ impl Mapping {
         let whole = len.checked_add(lead).filter(|_| len > 0).ok_or(Errno::INVALID)?;
         let len = usize::try_from(whole).map_err(|_| Errno::INVALID)?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address that the kernel chooses; it replaces no other
-        // mapping.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces no other mapping.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             let errno = Errno::last();
@@ -70,16 +71,16 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` made the mapping. The context drops an object only after it has destroyed
-        // the object on the card, so the card no longer accesses the memory.
+        // SAFETY: `new` made the mapping. The context drops an object only after it has destroyed the object
+        // on the card, so the card no longer accesses the memory.
         if unsafe { libc::munmap(self.base as *mut libc::c_void, self.len) } != 0 {
             tracing::error!(errno = Errno::last().0, "a mapping is left");
         }
     }
 }
 
-/// Access rights, without the optional ones. The card has no flushes (EOPNOTSUPP); other flags no kernel
-/// knows (EINVAL, `ib_check_mr_access`).
+/// Returns the access rights without the optional ones. The card has no flushes (EOPNOTSUPP); other flags no
+/// kernel knows (EINVAL, `ib_check_mr_access`).
 pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
     let unsupported = flags & !ACCESS_OPTIONAL & !known.bits();
@@ -92,7 +93,6 @@ pub(crate) fn access_of(flags: u32) -> Result<Access> {
     Ok(known)
 }
 
-/// Memory that a command registers.
 pub(super) struct Source {
     pub(super) addr: u64,
     pub(super) length: u64,
@@ -105,8 +105,8 @@ impl Source {
         Source { addr, length, iova, backing: Backing::Program }
     }
 
-    /// Memory of a file, from `offset` on: GPU memory that this process has exported, or a file that the
-    /// CPU can map.
+    /// Memory of a file at `offset`: GPU memory that this process has exported, or a file that the CPU can
+    /// map.
     fn of_file(fd: RawFd, offset: u64, length: u64, iova: u64, writable: bool) -> Result<Self> {
         let (addr, mapping) = file_memory(fd, offset, length, writable)?;
         let backing = mapping.map_or(Backing::Exported, Backing::File);
@@ -114,7 +114,8 @@ impl Source {
     }
 }
 
-/// The address of memory of a file, and its mapping if this library has made one. GPU memory needs none.
+/// Returns the address of a file's memory, and its mapping if this library has made one. GPU memory needs
+/// none.
 pub(crate) fn file_memory(
     fd: RawFd,
     offset: u64,
@@ -132,7 +133,7 @@ pub(crate) fn file_memory(
     }
 }
 
-/// Registers a region, on an object that lives as long as those of `uses`. Returns its handle and key.
+/// Registers a region on an object that lives as long as those of `uses`. Returns its handle and key.
 pub(super) fn add(
     context: &Context,
     source: Source,
@@ -145,17 +146,16 @@ pub(super) fn add(
     let mut objects = context.objects.lock();
     let pdn = objects.number(object::PD, pd)?;
     let config = RegionConfig { pdn, addr, len: length, iova, access, tag: None };
-    // SAFETY: the interface obliges the program to keep registered memory mapped (on-demand memory is
-    // checked at each access); the region keeps a mapping of this library, and device memory.
+    // SAFETY: the interface obliges the program to keep registered memory mapped (on-demand memory is checked
+    // at each access); the region keeps a mapping of this library, and device memory.
     let key = unsafe { context.card().register_memory(&config) }?;
-    // A region that begins at 0 says so.
+    // A region that begins at 0 reports 0.
     let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
     let mr = Mr { key, pd, addr, length, iova, flags, backing };
     let region = Object::new(object::MR, Resource::Mkey(key)).using(uses);
     Ok((objects.add(region.with(mr)), key))
 }
 
-/// `REG_MR`.
 pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     let asked: RegMr = request.structure(attr::CORE_IN)?;
     let source = Source::new(asked.start, asked.length, asked.hca_va);
@@ -163,7 +163,7 @@ pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &RegMrResp { mr_handle, lkey: key, rkey: key })
 }
 
-/// `REG_DMABUF_MR`, of GPU memory that this process has exported, and of files that the CPU can map.
+/// `REG_DMABUF_MR`, for GPU memory that this process has exported, and for files that the CPU can map.
 pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[0, 1, 2, 3, 4, 5, 6, 7, 8])?;
     let (offset, length) = (request.number(attr::DMABUF_OFFSET)?, request.number(attr::DMABUF_LENGTH)?);
@@ -199,7 +199,6 @@ pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::REG_MR_RKEY, &key)
 }
 
-/// `QUERY_MR`.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let objects = context.objects.lock();
     let mr = objects.state::<Mr>(request.handle(attr::HANDLE)?)?;
@@ -207,4 +206,107 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::MR_QUERY_RKEY, &mr.key)?;
     request.answer_with(attr::MR_QUERY_LENGTH, &mr.length)?;
     request.answer_with(attr::MR_QUERY_IOVA, &mr.iova)
+}
+
+const PAGE: u64 = 4096;
+
+/// `REREG_MR`: another range, another domain, other rights. The region keeps its key.
+pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
+    let asked: ReregMr = request.structure(attr::CORE_IN)?;
+    let moves = asked.flags & rereg::TRANSLATION != 0;
+    if asked.flags == 0 || moves && asked.start % PAGE != asked.hca_va % PAGE {
+        return Err(Errno::INVALID);
+    }
+    if asked.flags & !rereg::ALL != 0 {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let mut objects = context.objects.lock();
+    let mr = objects.state::<Mr>(asked.mr_handle)?;
+    match &mr.backing {
+        Backing::Device => return Err(Errno::INVALID),
+        Backing::File(_) | Backing::Exported if moves => {
+            tracing::warn!("a region of a file is registered anew: only its domain and rights can change");
+            return Err(Errno::NOT_SUPPORTED);
+        }
+        _ => {}
+    }
+    let pd = if asked.flags & rereg::PD != 0 { asked.pd_handle } else { mr.pd };
+    let flags = if asked.flags & rereg::ACCESS != 0 { asked.access_flags } else { mr.flags };
+    let (addr, length, iova) = match moves {
+        true => (asked.start, asked.length, asked.hca_va),
+        false => (mr.addr, mr.length, mr.iova),
+    };
+    let key = mr.key;
+    let pdn = objects.number(object::PD, pd)?;
+    let config = RegionConfig { pdn, addr, len: length, iova, access: access_of(flags)?, tag: None };
+    // SAFETY: the interface obliges the program to keep registered memory mapped, on success the new range;
+    // the region keeps a mapping of this library.
+    unsafe { context.card().reregister_memory(key, &config) }?;
+    let mr = objects.state_mut::<Mr>(asked.mr_handle)?;
+    (mr.pd, mr.flags, mr.addr, mr.length) = (pd, flags, addr, length);
+    mr.iova = if config.access.contains(Access::ZERO_BASED) { 0 } else { iova };
+    drop(objects);
+    request.answer_with(attr::CORE_OUT, &ReregMrResp { lkey: key, rkey: key })
+}
+
+/// `ADVISE_MR`: fetches on-demand memory before it is accessed. Errors are those of the mlx5 driver
+/// (`mlx5_ib_advise_mr`): ENOENT for a key of no on-demand region, EPERM for one of another domain or without
+/// the right, EFAULT for missing memory if the program waits for it.
+pub(crate) fn advise(context: &Context, request: &Request) -> Result<()> {
+    let kind = request.number(attr::ADVISE_ADVICE)?;
+    if ![advice::PREFETCH, advice::PREFETCH_WRITE, advice::PREFETCH_NO_FAULT].contains(&kind) {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let flags = request.number32(attr::ADVISE_FLAGS)?;
+    if flags & !advice::FLUSH != 0 {
+        return Err(Errno::INVALID);
+    }
+    let list = request.bytes(attr::ADVISE_SGES)?;
+    if list.is_empty() || !list.len().is_multiple_of(size_of::<Sge>()) {
+        return Err(Errno::INVALID);
+    }
+    let objects = context.objects.lock();
+    let pd = request.handle(attr::ADVISE_PD)?;
+    objects.number(object::PD, pd)?;
+    let writes = kind == advice::PREFETCH_WRITE;
+    let mut ranges = Vec::new();
+    for bytes in list.chunks_exact(size_of::<Sge>()) {
+        let sge = Sge::read_from_bytes(bytes).map_err(|_| Errno::INVALID)?;
+        let is_it = |mr: &&Mr| mr.key == sge.lkey && has(mr, Access::ON_DEMAND);
+        let mr = objects.states::<Mr>().find(is_it).ok_or(Errno::NO_ENTRY)?;
+        if mr.pd != pd || writes && !has(mr, Access::LOCAL_WRITE) {
+            return Err(Errno(libc::EPERM));
+        }
+        let length = u64::from(sge.length);
+        let offset = sge
+            .addr
+            .checked_sub(mr.iova)
+            .filter(|offset| offset.checked_add(length).is_some_and(|end| end <= mr.length));
+        ranges.push((mr.addr + offset.ok_or(Errno::FAULT)?, length));
+    }
+    drop(objects);
+    // The card itself needs no advice.
+    let waits = flags & advice::FLUSH != 0 && kind != advice::PREFETCH_NO_FAULT;
+    let is_there = ranges.iter().all(|(addr, length)| *length == 0 || is_mapped(*addr, *length, writes));
+    if waits && !is_there { Err(Errno::FAULT) } else { Ok(()) }
+}
+
+fn has(mr: &Mr, right: Access) -> bool {
+    Access::from_bits_truncate(mr.flags).contains(right)
+}
+
+pub(crate) fn alloc_window(context: &Context, request: &Request) -> Result<()> {
+    let asked: AllocMw = request.structure(attr::CORE_IN)?;
+    let kind = match asked.mw_type {
+        1 => WindowKind::Type1,
+        2 => WindowKind::Type2,
+        _ => return Err(Errno::INVALID),
+    };
+    let mut objects = context.objects.lock();
+    let pdn = objects.number(object::PD, asked.pd_handle)?;
+    let rkey = context.card().alloc_window(pdn, kind)?;
+    let mw_handle = objects.add(Object::new(object::MW, Resource::Mkey(rkey)));
+    drop(objects);
+    request.answer_with(attr::CORE_OUT, &AllocMwResp { mw_handle, rkey })?;
+    request.answer(attr::UHW_OUT, &[])
 }

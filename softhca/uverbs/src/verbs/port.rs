@@ -25,8 +25,7 @@ fn check(port: u64) -> Result<()> {
     if port == u64::from(PORT) { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `QUERY_PORT`. The additional fields that newer libraries request stay 0, which means that the
-/// fields here apply.
+/// `QUERY_PORT`. The additional fields that newer libraries request stay 0, so that the fields here apply.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     check(request.number(attr::QUERY_PORT_NUM)?)?;
     request.answer_with(attr::QUERY_PORT_RESP, &answer_of(context.card()))

@@ -26,16 +26,15 @@ use zerocopy::FromZeros;
 
 /// Bytes of a basic block of the send queue.
 pub(crate) const BLOCK: u64 = 64;
-/// Limit on the basic blocks or entries of a queue. It bounds the arithmetic here; the card checks
-/// its own limits.
+/// Limit on the basic blocks or entries of a queue. It bounds the arithmetic here; the card checks its own
+/// limits.
 const LARGEST: u32 = 1 << 16;
 
-/// The state of a queue pair.
 pub(crate) struct Qp {
     pub(crate) number: u32,
     pub(crate) config: QpConfig,
     cap: QpCap,
-    /// The multicast groups that it is attached to: GID and LID.
+    /// The attached multicast groups: GID and LID.
     pub(super) groups: Vec<([u8; 16], u16)>,
     /// The program's structure, of which the card keeps only a part.
     destination: QpDest,
@@ -58,7 +57,6 @@ impl Qp {
     }
 }
 
-/// `CREATE` of a queue pair.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
@@ -82,7 +80,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     if unsupported != 0 {
         let create_flags = calls::of_bits(unsupported, calls::QP_CREATE);
         tracing::warn!(create_flags, "ibv_create_qp: the software card does not have this");
-        // The core knows some flags, of which the driver says that it has no support.
+        // The core knows some flags that the driver does not support.
         let is_known = unsupported & !QP_CREATE_KNOWN == 0;
         return Err(if is_known { Errno::NOT_SUPPORTED } else { Errno::INVALID });
     }
@@ -96,8 +94,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let config = config(&objects, request, &asked, transport, signal_all)?;
     let scatter = ScatterToCqe { requests: holds_results(context, &config)?, ..config.scatter };
     let config = QpConfig { block_own_multicast, scatter, ..config };
-    // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until
-    // it has destroyed the queue pair.
+    // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until it has
+    // destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     let route = Route::new(user_handle, None, context.async_events.clone());
     context.open.routes.add(Resource::Qp(number), route);
@@ -111,8 +109,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::UHW_OUT, &answer)
 }
 
-/// The capacities of a queue pair. Its receives are those of the ring that libmlx5 has allocated; it
-/// keeps account of the send queue itself.
+/// Returns the granted capacities. The receive capacity is that of the ring that libmlx5 has allocated, which
+/// also tracks the send queue.
 fn granted(cap: &QpCap, asked: &CreateQp) -> QpCap {
     let stride = 1u32.checked_shl(asked.rq_wqe_shift).unwrap_or(0);
     let max_recv_sge = if asked.rq_wqe_count == 0 { 0 } else { stride / SEGMENT as u32 };
@@ -151,7 +149,7 @@ fn config(
     if asked.flags & !supported != 0 {
         let flags = calls::of_bits(asked.flags & !supported, calls::QP_MLX5);
         tracing::warn!(flags, "mlx5dv_create_qp: the software card does not have this");
-        // As `process_vendor_flags` says of a card without a capability.
+        // As in `process_vendor_flags` for a card without a capability.
         return Err(Errno::INVALID);
     }
     if asked.sq_wqe_count > LARGEST || asked.rq_wqe_count > LARGEST || asked.rq_wqe_shift > 16 {
@@ -187,14 +185,14 @@ fn config(
         uar,
         // The receive queue comes first in the buffer.
         sq: (ring + receive_bytes) as *mut u8,
-        // Programs may ask for receives that XRC does not have: libmlx5 leaves room for them.
+        // Programs may ask for receives that XRC does not have, for which libmlx5 leaves room.
         sq_blocks: if is_target { 0 } else { asked.sq_wqe_count },
         rq: ring as *mut u8,
         rq_entries: if has_receives { asked.rq_wqe_count } else { 0 },
         rq_stride: 1 << asked.rq_wqe_shift,
         dbrec: asked.db_addr as *mut u32,
         signal_all,
-        // libmlx5 has no index for a target of XRC: the shared queues have.
+        // libmlx5 has no index for a target of XRC, only for its shared queues.
         user_index: (transport != Transport::XrcTarget).then_some(asked.uidx & 0xff_ffff),
         scatter: scatter(asked.flags, transport, signal_all),
         ..QpConfig::new(transport)
@@ -220,7 +218,7 @@ pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &answer)
 }
 
-/// Which small data the completion entries hold, by the flags that libmlx5 sends.
+/// Returns the small data in completion entries, by libmlx5's flags.
 fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
     if flags & QP_SCATTER_CQE == 0 {
         return ScatterToCqe::default();
@@ -228,8 +226,9 @@ fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
     ScatterToCqe::of_verbs(transport, signal_all || flags & QP_ALLOW_SCATTER_CQE != 0)
 }
 
-/// Whether completion entries hold small results. Not those of 128 bytes: libmlx5 would copy them from the byte before
-/// their place (`mlx5_parse_cqe` of its `cq.c`). The card uses memory instead, as it may.
+/// Returns whether completion entries hold small results. Entries of 128 bytes do not: libmlx5 would copy
+/// them from the byte before their place (`mlx5_parse_cqe` of its `cq.c`). The card then uses memory, which
+/// is permitted.
 fn holds_results(context: &Context, config: &QpConfig) -> Result<bool> {
     match config.send_cq.filter(|_| config.scatter.requests) {
         Some(cqn) => Ok(context.card().query_cq(cqn)?.stride as usize == CQE_SIZE),
@@ -280,11 +279,11 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
     request.answer_with(attr::UHW_OUT, &answer)
 }
 
-/// Attributes that the card does not support: drained queues, resizing, pacing. No change of state of
-/// these types has them (`qp_state_table` of the core).
+/// Attributes that the card does not support: drained queues, resizing, pacing. No change of state of these
+/// types has them (`qp_state_table` of the core).
 const UNSUPPORTED: u32 = ibv::IBV_QP_EN_SQD_ASYNC_NOTIFY | ibv::IBV_QP_CAP | ibv::IBV_QP_RATE_LIMIT;
 
-/// Attributes that the kernel ignores, as only the other side of XRC has them (`modify_qp_mask`).
+/// Returns the attributes that the kernel ignores, as only the other side of XRC has them (`modify_qp_mask`).
 fn ignored(transport: Transport) -> u32 {
     match transport {
         Transport::XrcInitiator => ibv::IBV_QP_MAX_DEST_RD_ATOMIC | ibv::IBV_QP_MIN_RNR_TIMER,
@@ -327,7 +326,7 @@ fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
 }
 
 fn state_of(code: u8) -> Result<QpState> {
-    // Also for SQD: the driver has no command that goes there (`optab` of `__mlx5_ib_modify_qp`).
+    // Also for SQD: the driver has no command for it (`optab` of `__mlx5_ib_modify_qp`).
     QpState::from_ibv(code.into()).ok_or(Errno::INVALID)
 }
 
@@ -336,7 +335,7 @@ pub(crate) fn code_of(state: QpState) -> u8 {
     state.to_ibv() as u8
 }
 
-/// `QUERY_QP`: answers all attributes, whatever the program's mask.
+/// `QUERY_QP`: answers all attributes, regardless of the program's mask.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let asked: QueryQp = request.structure(attr::CORE_IN)?;
     let objects = context.objects.lock();

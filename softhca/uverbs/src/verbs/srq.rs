@@ -19,7 +19,6 @@ use zerocopy::FromZeros;
 /// Bytes of a doorbell record: one word.
 const RECORD: u64 = 4;
 
-/// `CREATE` of a shared receive queue.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
@@ -53,7 +52,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         tracing::warn!(max_wr, max_sge, "more than the card's max_srq_wr or max_srq_sge");
         return Err(Errno::INVALID);
     }
-    // libmlx5 does not say the stride; the driver computes it so, too.
+    // libmlx5 does not pass the stride; the driver also computes it this way.
     let (entries, stride) = ((max_wr + 1).next_power_of_two(), recv::linked_stride(max_sge));
     check_memory(asked.buf_addr, u64::from(entries) * u64::from(stride), SEGMENT as u64)?;
     check_memory(asked.db_addr, RECORD, RECORD)?;
@@ -68,8 +67,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         cyclic: false,
         xrc: if kind == SRQT_XRC { Some(xrc(&objects, request, &asked)?) } else { None },
     };
-    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until
-    // it has destroyed the queue.
+    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until it has
+    // destroyed the queue.
     let number = unsafe { context.card().create_srq(&config) }?;
     let route = Route::new(user_handle, None, context.async_events.clone());
     context.open.routes.add(Resource::Srq(number), route);
@@ -110,7 +109,6 @@ pub(crate) fn modify(context: &Context, request: &Request) -> Result<()> {
     Ok(())
 }
 
-/// `QUERY_SRQ`.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let asked: QuerySrq = request.structure(attr::CORE_IN)?;
     let number = context.objects.lock().number(object::SRQ, asked.srq_handle)?;

@@ -9,26 +9,24 @@ use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 
 /// Bytes of a page.
 const PAGE: u32 = 4096;
-/// Registers that libmlx5 writes: two blue-flame registers of two buffers each, and the register
-/// that arms completion queues.
+/// Registers that libmlx5 writes: two BlueFlame registers of two buffers each, and the register that arms
+/// completion queues.
 const REGISTERS: &[usize] =
     &[UAR_DOORBELLS[0], UAR_DOORBELLS[1], UAR_DOORBELLS[2], UAR_DOORBELLS[3], UAR_CQ_ARM];
-/// Type 0 is blue flame, 1 is non-cached, 2 is non-cached and dedicated. The card does not
-/// distinguish them.
+/// Type 0 is BlueFlame, 1 is non-cached, 2 is non-cached and dedicated. The card does not distinguish them.
 const LAST_TYPE: u64 = 2;
 
-/// Checks that a program maps a page of this context, and no more. The system itself would map others
-/// of the file, too. Returns the number of the page.
+/// Checks that a program maps one page of this context. The system itself would also map other parts of the
+/// file. Returns the number of the page.
 ///
 /// # Errors
-/// EINVAL, as of a kernel.
+/// EINVAL, as in the kernel.
 pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<u32> {
     let page = context.pages.lock().get(&offset).copied();
     let own = page.filter(|id| context.objects.lock().has(Resource::Uar(*id)));
     own.filter(|_| len <= PAGE as usize).ok_or(Errno::INVALID)
 }
 
-/// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
 pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
     if request.number(attr::UAR_TYPE)? > LAST_TYPE {
         return Err(Errno::NOT_SUPPORTED);

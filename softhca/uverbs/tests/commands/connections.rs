@@ -40,12 +40,11 @@ fn last_errno() -> i32 {
 
 /// Writes bytes to a descriptor, through the hook.
 fn write(fd: i32, bytes: &[u8]) -> Result<usize, i32> {
-    // SAFETY: the slice is readable. What the command points to is the caller's.
+    // SAFETY: the slice is readable. The caller keeps the command's targets valid.
     let written = unsafe { hooks::write(fd, bytes.as_ptr().cast(), bytes.len()) };
     usize::try_from(written).map_err(|_| last_errno())
 }
 
-/// The bytes of a command.
 fn command(cmd: u32, body: &[u8], room: usize) -> Vec<u8> {
     let header = Header { cmd, bytes_in: body.len() as u16, bytes_out: room as u16 };
     [header.as_bytes(), body].concat()
@@ -63,7 +62,7 @@ impl Cm {
         Cm(fd)
     }
 
-    /// A command without an answer.
+    /// Sends a command without an answer.
     fn tell<T: IntoBytes + Immutable>(&self, cmd: u32, body: &T) -> Result<(), i32> {
         self.tell_bytes(cmd, body.as_bytes())
     }
@@ -73,7 +72,7 @@ impl Cm {
         write(self.0, &bytes).map(|written| assert_eq!(written, bytes.len()))
     }
 
-    /// A command whose body `make` makes of the address of the answer.
+    /// Sends a command whose body `make` builds from the address of the answer.
     fn ask<T: FromZeros + IntoBytes + Immutable, B: IntoBytes + Immutable>(
         &self,
         cmd: u32,
@@ -164,7 +163,7 @@ impl Cm {
         self.ask(command::GET_EVENT, |response| GetEvent { response })
     }
 
-    /// The next event, which comes in time and is of this kind.
+    /// Returns the next event, which must arrive in time and be of this kind.
     fn expect(&self, kind: u32) -> EventResp {
         self.wait();
         let event = self.event().unwrap();
@@ -183,7 +182,7 @@ impl Cm {
         unsafe { libc::poll(&mut polled, 1, longest.as_millis() as i32) == 1 }
     }
 
-    /// An identifier that listens at a port. Returns the port, too.
+    /// Makes an identifier that listens at a port. Also returns the port.
     fn listener(&self, space: u16, uid: u64, backlog: u32) -> (u32, u16) {
         let id = self.create_in(space, uid);
         self.bind(id, &ipv4([0; 4], 0)).unwrap();
@@ -192,7 +191,7 @@ impl Cm {
         (id, port)
     }
 
-    /// An identifier with a route to a port of this host.
+    /// Makes an identifier with a route to a port of this host.
     fn routed(&self, space: u16, uid: u64, port: u16) -> u32 {
         let id = self.create_in(space, uid);
         self.resolve(id, &ipv4([127, 0, 0, 1], port)).unwrap();
@@ -236,7 +235,7 @@ fn datagrams_of(event: &EventResp) -> UdParam {
     UdParam::read_from_bytes(&event.param).unwrap()
 }
 
-/// A port number that no other test uses.
+/// Returns a port number that no other test uses.
 fn next_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     20_000 + (std::process::id() % 100) as u16 * 100 + NEXT.fetch_add(1, Ordering::Relaxed)

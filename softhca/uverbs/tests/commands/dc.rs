@@ -11,7 +11,7 @@ fn a_target_answers_its_number_when_it_is_ready() {
     let device = Device::open();
     let mut parts = parts(&device);
     let [srq, ..] = create_srq(&device, parts.pd, 0, [15, 1], &a_srq(Rings::new())).unwrap();
-    // As libmlx5: without memory, and with the access key in the place of another address.
+    // As libmlx5 does: without memory, and with the access key instead of another address.
     let asked = CreateQp { flags: QP_DC_TARGET, sq_buf_addr: 0x1234_5678_9abc, ..CreateQp::new_zeroed() };
     assert_eq!(create_qp(&device, &parts, DRIVER, &asked), Err(libc::EINVAL), "without a shared queue");
     assert_eq!(with_srq(&device, &parts, srq, 2, &asked), Err(libc::EINVAL), "another type");

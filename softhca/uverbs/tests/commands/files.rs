@@ -1,4 +1,4 @@
-//! Descriptors of devices: what they look like, and their duplicates.
+//! Attributes and duplicates of devices' descriptors.
 
 use super::*;
 use crate::hooks::{duplicates, files};
@@ -13,7 +13,7 @@ fn alive(fd: i32) -> bool {
 fn a_device_is_a_character_device() {
     let device = Device::open();
     let mut facts = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: room for the structure, which all-zero bytes are a valid value of.
+    // SAFETY: room for the structure, for which all-zero bytes are a valid value.
     let facts = unsafe {
         assert_eq!(files::fstat(device.0, facts.as_mut_ptr()), 0);
         facts.assume_init()

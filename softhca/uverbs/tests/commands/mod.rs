@@ -26,7 +26,6 @@ mod xrc;
 /// All tests of this process share a card. A test that exhausts it takes the write lock.
 static CARD: RwLock<()> = RwLock::new(());
 
-/// An open device.
 struct Device(i32, #[expect(dead_code, reason = "held, not used")] Option<RwLockReadGuard<'static, ()>>);
 
 impl Device {
@@ -49,7 +48,6 @@ impl Drop for Device {
     }
 }
 
-/// A command under construction.
 struct Command {
     object: u16,
     method: u16,
@@ -108,8 +106,7 @@ impl Command {
         };
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend(self.attrs.iter().flat_map(|attr| attr.as_bytes().to_vec()));
-        // SAFETY: `bytes` is a complete command, and `self.memory` keeps what its attributes point
-        // to.
+        // SAFETY: `bytes` is a complete command, and `self.memory` keeps the targets of its attributes.
         if unsafe { hooks::ioctl(device.0, RDMA_VERBS_IOCTL, bytes.as_mut_ptr().cast()) } != 0 {
             return Err(io::Error::last_os_error().raw_os_error().unwrap());
         }
@@ -223,7 +220,6 @@ fn alloc_uar(device: &Device) -> (u32, u32) {
     (answer.created(attr::UAR_HANDLE), answer.output(attr::UAR_PAGE_ID))
 }
 
-/// The objects that a queue pair needs.
 struct Parts {
     pd: u32,
     cq: u32,
@@ -255,7 +251,7 @@ fn create_qp(device: &Device, parts: &Parts, kind: u32, asked: &CreateQp) -> Res
     create_qp_with(device, parts, kind, asked, |command| command)
 }
 
-/// As [`create_qp`], with attributes that `more` adds.
+/// As [`create_qp`], with attributes added by `more`.
 fn create_qp_with(
     device: &Device,
     parts: &Parts,

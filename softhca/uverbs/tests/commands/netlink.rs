@@ -13,7 +13,7 @@ fn request(sequence: u32) -> [u8; 16] {
     bytes
 }
 
-/// The type and the sequence number of the next message.
+/// Returns type and sequence number of the next message.
 fn next(socket: i32) -> (u16, u32) {
     let mut room = [0u8; 8192];
     // SAFETY: room for the message.

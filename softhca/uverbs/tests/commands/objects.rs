@@ -1,4 +1,4 @@
-//! Contexts, and objects of every kind: what is refused, what is in use, and what is left behind.
+//! Contexts, and objects of every kind: refusals, use counts, and leaks.
 
 use super::*;
 use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp};

@@ -38,8 +38,8 @@ fn a_child_that_shares_memory_closes_its_own_files_only() {
     let pd = alloc_pd(&device).unwrap();
     let mut stack = vec![0u64; 1 << 15];
     let mut status = -1;
-    // SAFETY: as in vfork(2), this thread waits until the child has ended. The child has a stack of
-    // its own and copies of the files.
+    // SAFETY: as in vfork(2), this thread waits until the child has ended. The child has its own stack and
+    // copies of the files.
     let waited = unsafe {
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         let top = stack.as_mut_ptr_range().end.cast();

@@ -4,7 +4,7 @@ use super::*;
 use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
 use crate::uapi::queues::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR};
 
-/// The handle, `max_wr` and `max_sge` of a new queue.
+/// Returns handle, `max_wr` and `max_sge` of a new queue.
 pub(super) fn create_srq(
     device: &Device,
     pd: u32,
@@ -15,7 +15,7 @@ pub(super) fn create_srq(
     create_srq_with(device, pd, kind, [max_wr, max_sge], asked, |command| command)
 }
 
-/// As [`create_srq`], with attributes that `more` adds.
+/// As [`create_srq`], with attributes added by `more`.
 pub(super) fn create_srq_with(
     device: &Device,
     pd: u32,
@@ -71,7 +71,7 @@ fn a_shared_queue_lives_as_long_as_its_users_and_reports_its_limit() {
     assert_eq!(query(&device, 999).err(), Some(libc::ENOENT));
     let now = query(&device, handle).unwrap();
     assert_eq!((now.max_wr, now.max_sge, now.srq_limit), (15, 3, 0));
-    // Nothing is posted: the limit is passed at once, and one event is not read.
+    // Nothing is posted: the limit is passed at once, and one event stays unread.
     assert_eq!(modify(&device, handle, SRQ_LIMIT, 5), Ok(()));
     assert_eq!(query(&device, handle).unwrap().srq_limit, 0);
 

@@ -1,4 +1,4 @@
-//! XRC: domains, shared queues, and queue pairs that several open.
+//! XRC: domains, shared queues, and queue pairs with several handles.
 
 use super::srqs::{a_srq, create_srq_with};
 use super::*;
@@ -13,12 +13,12 @@ fn open_xrcd(device: &Device, fd: i32, oflags: i32) -> Result<u32, i32> {
 }
 
 fn close_xrcd(device: &Device, xrcd_handle: u32) -> Result<(), i32> {
-    // Short structures stand in the attribute itself.
+    // Short structures are in the attribute itself.
     let len = size_of::<CloseXrcd>() as u16;
     write(command::CLOSE_XRCD).attribute(attr::CORE_IN, len, xrcd_handle.into()).run(device).map(drop)
 }
 
-/// The handle and the number of a new target.
+/// Returns handle and number of a new target.
 fn create_target(device: &Device, xrcd: u32, asked: &CreateQp) -> Result<(u32, u32), i32> {
     let command = new(object::QP, method::CREATE)
         .handle(attr::HANDLE, 0)
@@ -72,7 +72,7 @@ fn targets_and_shared_queues_use_a_domain() {
     };
     assert_eq!(create(1, parts.pd).err(), Some(libc::EINVAL), "another kind of object");
     let [srq, ..] = create(1, parts.cq).unwrap();
-    // Room for receives, which programs ask for in vain.
+    // Programs may ask for receives in vain.
     let asked = a_qp(&mut parts);
     let (target, _) = create_target(&device, xrcd, &asked).unwrap();
     assert_eq!(create_target(&device, srq, &asked).err(), Some(libc::EINVAL));
@@ -80,7 +80,7 @@ fn targets_and_shared_queues_use_a_domain() {
         attrs: command.attrs.into_iter().filter(|attr| attr.attr_id != attr::QP_RECV_CQ).collect(),
         ..command
     });
-    // What only the other side has is ignored, as by the kernel.
+    // Attributes of the other side are ignored, as by the kernel.
     let init = ModifyQp {
         qp_handle: sender.unwrap(),
         attr_mask: ibv::IBV_QP_STATE

@@ -20,16 +20,16 @@ fn end() -> End {
 }
 
 fn sent(reaction: Reaction) -> Message {
-    assert_eq!(reaction.happened, None);
+    assert_eq!(reaction.event, None);
     reaction.send.unwrap()
 }
 
-fn happened(reaction: Reaction) -> Happened {
+fn event_of(reaction: Reaction) -> ConnectionEvent {
     assert_eq!(reaction.send, None);
-    reaction.happened.unwrap()
+    reaction.event.unwrap()
 }
 
-/// An established connection: the end that has asked, and the other one.
+/// An established connection: the active end, and the passive one.
 fn established(now: Instant) -> [Connection; 2] {
     let (mut near, request) = asks(now);
     let mut far = Connection::answer(8, &request, Speed::default());
@@ -38,9 +38,9 @@ fn established(now: Instant) -> [Connection; 2] {
     assert_eq!(near.arrive(&mra, now), Reaction::default());
     assert_eq!(near.phase, Phase::MraReqRcvd);
     let rep = far.accept(end(), b"welcome".to_vec(), now).unwrap();
-    assert_eq!(happened(near.arrive(&rep, now)), Happened::Replied { private: b"welcome".to_vec() });
+    assert_eq!(event_of(near.arrive(&rep, now)), ConnectionEvent::Replied { private: b"welcome".to_vec() });
     let rtu = near.ready().unwrap();
-    assert_eq!(happened(far.arrive(&rtu, now)), Happened::Established);
+    assert_eq!(event_of(far.arrive(&rtu, now)), ConnectionEvent::Established);
     assert_eq!([near.phase, far.phase], [Phase::Established; 2]);
     [near, far]
 }
@@ -51,7 +51,7 @@ fn a_connection_is_made_and_each_end_knows_the_other() {
     let [near, far] = established(now);
     assert_eq!((near.peer.qpn, near.peer.psn, far.peer.qpn), (55, 99, 0x12_3456));
     assert_eq!((near.gids.source, far.gids.source), ([1; 16], [2; 16]));
-    // The accepting end has said that it reads 9 at a time, and serves 2.
+    // The accepting end has announced that it reads 9 at a time, and serves 2.
     assert_eq!((near.own.responder_resources, near.own.initiator_depth), (9, 2));
     assert_eq!((far.own.responder_resources, far.own.initiator_depth), (2, 9));
     assert_eq!((near.own.retry_count, near.own.rnr_retry_count, far.own.retry_count), (6, 5, 6));
@@ -62,7 +62,7 @@ fn a_connection_is_made_and_each_end_knows_the_other() {
 fn the_end_that_is_asked_sees_the_depths_of_the_other_side() {
     let (_, request) = asks(Instant::now());
     let far = Connection::answer(8, &request, Speed::default());
-    // The request says: 3 served, 4 read at a time.
+    // The request announces 3 served and 4 read at a time.
     assert_eq!((far.own.responder_resources, far.own.initiator_depth), (4, 3));
 }
 
@@ -71,15 +71,15 @@ fn either_end_disconnects_and_both_wait_for_late_packets() {
     let now = Instant::now();
     let [mut near, mut far] = established(now);
     let dreq = near.disconnect(now).unwrap();
-    assert_eq!(happened(far.arrive(&dreq, now)), Happened::Disconnected { timed_out: false });
+    assert_eq!(event_of(far.arrive(&dreq, now)), ConnectionEvent::Disconnected { timed_out: false });
     assert_eq!(far.arrive(&dreq, now), Reaction::default(), "the program has not answered yet");
     let drep = far.disconnect(now).unwrap();
-    assert_eq!(happened(near.arrive(&drep, now)), Happened::Disconnected { timed_out: false });
+    assert_eq!(event_of(near.arrive(&drep, now)), ConnectionEvent::Disconnected { timed_out: false });
     assert_eq!([near.phase, far.phase], [Phase::TimeWait; 2]);
     assert_eq!(sent(far.arrive(&dreq, now)).kind, Kind::Drep, "the first was lost");
     assert_eq!(near.disconnect(now), None);
     assert_eq!(near.expire(now), Reaction::default());
-    assert_eq!(happened(near.expire(now + SECOND)), Happened::TimeWaitOver);
+    assert_eq!(event_of(near.expire(now + SECOND)), ConnectionEvent::TimeWaitOver);
     assert_eq!((near.phase, near.next_timer()), (Phase::Idle, None));
 }
 
@@ -89,11 +89,11 @@ fn both_ends_may_disconnect_at_once() {
     let [mut near, mut far] = established(now);
     let (from_near, from_far) = (near.disconnect(now).unwrap(), far.disconnect(now).unwrap());
     for (end, message) in [(&mut near, from_far), (&mut far, from_near)] {
-        assert_eq!(happened(end.arrive(&message, now)), Happened::Disconnected { timed_out: false });
+        assert_eq!(event_of(end.arrive(&message, now)), ConnectionEvent::Disconnected { timed_out: false });
         assert_eq!(end.phase, Phase::DreqRcvd);
     }
     let drep = near.abandon(now).unwrap();
-    assert_eq!((drep.kind, far.arrive(&drep, now).happened.is_some()), (Kind::Drep, true));
+    assert_eq!((drep.kind, far.arrive(&drep, now).event.is_some()), (Kind::Drep, true));
     assert!(near.is_over() && far.is_over());
 }
 
@@ -108,7 +108,7 @@ fn messages_are_sent_again_until_they_are_answered() {
         assert_eq!(sent(near.expire(now)), request);
     }
     now = near.next_timer().unwrap();
-    assert_eq!(happened(near.expire(now)), Happened::Unreachable);
+    assert_eq!(event_of(near.expire(now)), ConnectionEvent::Unreachable);
     assert_eq!((near.phase, near.next_timer()), (Phase::Idle, None));
     assert!(now - start > RESPONSE_TIMEOUT * u32::from(MAX_RETRIES));
 }
@@ -135,7 +135,7 @@ fn every_time_runs_at_the_speed_of_the_card() {
     assert_eq!(near.next_timer(), Some(now + SERVICE_TIMEOUT / 20));
     near.arrive(&far.accept(end(), Vec::new(), now).unwrap(), now);
     far.arrive(&near.ready().unwrap(), now);
-    let drep = far.arrive(&near.disconnect(now).unwrap(), now).happened.and_then(|_| far.disconnect(now));
+    let drep = far.arrive(&near.disconnect(now).unwrap(), now).event.and_then(|_| far.disconnect(now));
     near.arrive(&drep.unwrap(), now);
     assert_eq!([near.next_timer(), far.next_timer()], [Some(now + TIME_WAIT / 20); 2]);
 }
@@ -152,9 +152,9 @@ fn lost_replies_and_lost_answers_to_them_come_again() {
     assert_eq!(near.arrive(&rep, now), Reaction::default(), "the program is not ready yet");
     near.ready().unwrap();
     assert_eq!(sent(near.arrive(&rep, now)).kind, Kind::Rtu);
-    // It has been sent again once already.
+    // It has been repeated once already.
     let silent = (0..MAX_RETRIES).map(|_| far.expire(far.next_timer().unwrap())).last().unwrap();
-    assert_eq!(happened(silent), Happened::Unreachable);
+    assert_eq!(event_of(silent), ConnectionEvent::Unreachable);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_disconnection_that_is_not_answered_ends_in_time() {
     let [mut near, _] = established(now);
     near.disconnect(now).unwrap();
     let silent = (0..=MAX_RETRIES).map(|_| near.expire(near.next_timer().unwrap())).last().unwrap();
-    assert_eq!(happened(silent), Happened::Disconnected { timed_out: true });
+    assert_eq!(event_of(silent), ConnectionEvent::Disconnected { timed_out: true });
     assert_eq!(near.phase, Phase::TimeWait);
 }
 
@@ -174,19 +174,19 @@ fn rejections_reach_the_other_end_with_their_reason() {
     let mut far = Connection::answer(8, &request, Speed::default());
     let rej = far.reject(reason::CONSUMER_DEFINED, b"no".to_vec(), now).unwrap();
     assert_eq!(far.acknowledgement(), Some(rej.clone()), "should the request come again");
-    let rejected = Happened::Rejected { reason: 28, private: b"no".to_vec() };
-    assert_eq!(happened(near.arrive(&rej, now)), rejected);
+    let rejected = ConnectionEvent::Rejected { reason: 28, private: b"no".to_vec() };
+    assert_eq!(event_of(near.arrive(&rej, now)), rejected);
     assert_eq!(near.ready().err(), Some(Errno::INVALID));
     assert_eq!(far.accept(end(), Vec::new(), now).err(), Some(Errno::INVALID));
     assert_eq!(far.reject(reason::CONSUMER_DEFINED, Vec::new(), now).err(), Some(Errno::INVALID));
-    // The end that has asked may reject the reply.
+    // The active end may reject the reply.
     let (mut near, request) = asks(now);
     let mut far = Connection::answer(8, &request, Speed::default());
     near.arrive(&far.accept(end(), Vec::new(), now).unwrap(), now);
     let rej = near.reject(reason::CONSUMER_DEFINED, Vec::new(), now).unwrap();
-    assert!(matches!(happened(far.arrive(&rej, now)), Happened::Rejected { reason: 28, .. }));
+    assert!(matches!(event_of(far.arrive(&rej, now)), ConnectionEvent::Rejected { reason: 28, .. }));
     let [mut near, _] = established(now);
-    assert!(matches!(happened(near.arrive(&rej, now)), Happened::Rejected { .. }));
+    assert!(matches!(event_of(near.arrive(&rej, now)), ConnectionEvent::Rejected { .. }));
     assert_eq!(near.phase, Phase::TimeWait);
 }
 
@@ -197,7 +197,10 @@ fn what_is_given_up_tells_the_other_end() {
     let rej = near.abandon(now).unwrap();
     assert_eq!((rej.kind, rej.code, near.is_over()), (Kind::Rej, reason::TIMEOUT, true));
     let mut far = Connection::answer(8, &request, Speed::default());
-    assert!(matches!(happened(far.arrive(&rej, now)), Happened::Rejected { reason: reason::TIMEOUT, .. }));
+    assert!(matches!(
+        event_of(far.arrive(&rej, now)),
+        ConnectionEvent::Rejected { reason: reason::TIMEOUT, .. }
+    ));
     let mut far = Connection::answer(8, &request, Speed::default());
     let rej = far.abandon(now).unwrap();
     assert_eq!((rej.kind, rej.code, far.is_over()), (Kind::Rej, reason::CONSUMER_DEFINED, true));
@@ -214,7 +217,7 @@ fn a_message_that_arrives_before_the_ready_to_use_establishes() {
     let mut far = Connection::answer(8, &request, Speed::default());
     assert_eq!(far.communication_established().err(), Some(Errno::INVALID));
     far.accept(end(), Vec::new(), now).unwrap();
-    assert_eq!(happened(far.communication_established().unwrap()), Happened::Established);
+    assert_eq!(event_of(far.communication_established().unwrap()), ConnectionEvent::Established);
     assert_eq!(far.communication_established().err(), Some(Errno(libc::EISCONN)));
     assert_eq!(far.next_timer(), None);
 }
@@ -225,11 +228,11 @@ fn a_peer_that_ends_disconnects_what_was_connected() {
     let [mut near, mut far] = established(now);
     far.disconnect(now);
     for end in [&mut near, &mut far] {
-        assert_eq!(happened(end.peer_ended(now)), Happened::Disconnected { timed_out: false });
+        assert_eq!(event_of(end.peer_ended(now)), ConnectionEvent::Disconnected { timed_out: false });
         assert_eq!(end.peer_ended(now), Reaction::default());
     }
     let (mut near, _) = asks(now);
-    assert_eq!(happened(near.peer_ended(now)), Happened::Unreachable);
+    assert_eq!(event_of(near.peer_ended(now)), ConnectionEvent::Unreachable);
 }
 
 #[test]
@@ -241,22 +244,21 @@ fn service_ids_are_resolved_or_refused() {
     assert_eq!((far.acknowledgement(), far.phase), (None, Phase::SidrReqRcvd));
     let reply = far.accept(end(), b"here".to_vec(), now).unwrap();
     assert_eq!(far.acknowledgement(), Some(reply.clone()), "should the request come again");
-    assert_eq!(happened(near.arrive(&reply, now)), Happened::Resolved { private: b"here".to_vec() });
+    assert_eq!(event_of(near.arrive(&reply, now)), ConnectionEvent::Resolved { private: b"here".to_vec() });
     assert_eq!((near.peer.qpn, near.phase, near.disconnect(now)), (55, Phase::Idle, None));
     let mut near = Connection::ask(&asked, Speed::default(), now);
     let refusal = Connection::answer(8, &asked, Speed::default()).reject(28, Vec::new(), now).unwrap();
-    let refused = Happened::Refused { status: status::REJECT, private: Vec::new() };
-    assert_eq!(happened(near.arrive(&refusal, now)), refused);
+    let refused = ConnectionEvent::Refused { status: status::REJECT, private: Vec::new() };
+    assert_eq!(event_of(near.arrive(&refusal, now)), refused);
     let mut near = Connection::ask(&asked, Speed::default(), now);
     assert_eq!((near.abandon(now), near.is_over()), (None, true));
     let mut near = Connection::ask(&asked, Speed::default(), now);
-    assert!(happened(near.arrive(&answer_to_stranger(&asked).unwrap(), now)) != refused);
+    assert!(event_of(near.arrive(&answer_unmatched(&asked).unwrap(), now)) != refused);
 }
 
 #[test]
 fn strangers_are_answered_once_and_for_all() {
-    let answer =
-        |kind| answer_to_stranger(&Message::new(kind, 5, 6)).map(|answer| (answer.kind, answer.code));
+    let answer = |kind| answer_unmatched(&Message::new(kind, 5, 6)).map(|answer| (answer.kind, answer.code));
     assert_eq!(answer(Kind::Req), Some((Kind::Rej, reason::INVALID_SERVICE_ID)));
     assert_eq!(answer(Kind::Rep), Some((Kind::Rej, reason::INVALID_COMM_ID)));
     assert_eq!(answer(Kind::Dreq), Some((Kind::Drep, 0)));
@@ -264,11 +266,11 @@ fn strangers_are_answered_once_and_for_all() {
     for kind in [Kind::Mra, Kind::Rej, Kind::Rtu, Kind::Drep, Kind::SidrRep] {
         assert_eq!(answer(kind), None, "or two strangers would answer each other for ever");
     }
-    let answer = answer_to_stranger(&Message::new(Kind::Dreq, 5, 6)).unwrap();
+    let answer = answer_unmatched(&Message::new(Kind::Dreq, 5, 6)).unwrap();
     assert_eq!((answer.local_id, answer.remote_id), (6, 5));
 }
 
-/// What may happen to two ends: messages are carried, lost or repeated, programs act, time goes by.
+/// A step of two ends: messages are carried, lost or repeated, programs act, time passes.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Carry { index: usize, keep: bool },
@@ -298,14 +300,14 @@ proptest! {
         let mut now = Instant::now();
         let (near, first) = asks(now);
         let mut ends = [near, Connection::answer(8, &first, Speed::default())];
-        // What is under way, with its destination.
+        // The messages in flight, with their destinations.
         let mut wire = vec![(0, ends[1].acknowledgement().unwrap())];
-        let mut told: [Vec<Happened>; 2] = [Vec::new(), Vec::new()];
+        let mut told: [Vec<ConnectionEvent>; 2] = [Vec::new(), Vec::new()];
         let mut react = |at: usize, reaction: Reaction, wire: &mut Vec<(usize, Message)>| {
             wire.extend(reaction.send.map(|message| (1 - at, message)));
-            told[at].extend(reaction.happened);
+            told[at].extend(reaction.event);
         };
-        let send = |at: usize, message: Option<Message>| Reaction { send: message.inspect(|m| assert_eq!(m.local_id, [7, 8][at])), happened: None };
+        let send = |at: usize, message: Option<Message>| Reaction { send: message.inspect(|m| assert_eq!(m.local_id, [7, 8][at])), event: None };
         for step in steps {
             match step {
                 Step::Carry { index, keep } if !wire.is_empty() => {
@@ -348,16 +350,16 @@ proptest! {
         // Silence: every timer runs out.
         for (at, end) in ends.iter_mut().enumerate() {
             while let Some(timer) = end.next_timer() {
-                told[at].extend(end.expire(timer).happened);
+                told[at].extend(end.expire(timer).event);
             }
         }
         for told in told {
-            let count = |is: fn(&Happened) -> bool| told.iter().filter(|happened| is(happened)).count();
-            let replies = count(|h| matches!(h, Happened::Replied { .. }));
+            let count = |is: fn(&ConnectionEvent) -> bool| told.iter().filter(|happened| is(happened)).count();
+            let replies = count(|h| matches!(h, ConnectionEvent::Replied { .. }));
             prop_assert!(replies <= 1);
-            prop_assert!(count(|h| matches!(h, Happened::Established)) <= 1);
-            prop_assert!(count(|h| matches!(h, Happened::TimeWaitOver)) <= 1);
-            let failures = count(|h| matches!(h, Happened::Unreachable | Happened::Rejected { .. }));
+            prop_assert!(count(|h| matches!(h, ConnectionEvent::Established)) <= 1);
+            prop_assert!(count(|h| matches!(h, ConnectionEvent::TimeWaitOver)) <= 1);
+            let failures = count(|h| matches!(h, ConnectionEvent::Unreachable | ConnectionEvent::Rejected { .. }));
             prop_assert!(failures <= 1);
         }
     }

@@ -127,7 +127,7 @@ fn ipv6_and_infiniband_addresses_lead_to_cards_too() {
         near.connect(id, param(1, b"")).unwrap();
         let request = far.expect(CONNECT_REQUEST);
         assert_eq!(far.addresses(request.id).src[8..24], loopback);
-        // Only IPv6, if so asked for.
+        // IPv6 only, on request.
         let only = far.create(1);
         option(&far, only, (0, 2), &1i32.to_ne_bytes()).unwrap();
         let port = next_port();
@@ -179,7 +179,6 @@ fn addresses_of_no_card_are_errors() {
     assert_eq!(cm.bind(id, &ib([9; 16], 0x0106_0000)), Err(libc::ENODEV));
 }
 
-/// `SET_OPTION`.
 pub(super) fn option(cm: &Cm, id: u32, (level, optname): (u32, u32), value: &[u8]) -> Result<(), i32> {
     let optval = value.as_ptr() as u64;
     cm.tell(command::SET_OPTION, &SetOption { optval, id, level, optname, optlen: value.len() as u32 })

@@ -6,7 +6,7 @@ use gdsync_sys::verbs as ibv;
 /// `IB_QPS_INIT`, `IB_QPS_RTR`, `IB_QPS_RTS`.
 const STATES: [u32; 3] = [1, 2, 3];
 
-/// A connection: both files, the listener, the end that has asked, and the other one.
+/// A connection: both files, the listener, the active end, and the passive one.
 struct Connected {
     near: Cm,
     far: Cm,
@@ -117,7 +117,7 @@ fn a_request_is_rejected_by_word_or_by_destroying_it() {
     let (_, asked) = ask();
     far.destroy(asked).unwrap();
     assert_eq!(near.expect(REJECTED).status, 28);
-    // The one that has asked gives up: accepting fails.
+    // The active end gives up: accepting fails.
     let (asking, asked) = ask();
     near.destroy(asking).unwrap();
     let refused = (0..2000).any(|_| {
@@ -126,7 +126,7 @@ fn a_request_is_rejected_by_word_or_by_destroying_it() {
     });
     assert!(refused && far.accept(asked, 1, param(1, b"")) == Err(libc::EINVAL));
     assert_eq!(far.event().err(), Some(libc::EAGAIN), "it was never accepted, so it has no events");
-    // A listener takes the requests with it that wait.
+    // Closing a listener closes its pending requests.
     let id = near.routed(space::TCP, 9, port);
     near.connect(id, param(1, b"")).unwrap();
     far.wait();
@@ -145,7 +145,7 @@ fn a_full_backlog_makes_requests_wait() {
     }
     let first = far.expect(CONNECT_REQUEST);
     assert_eq!(connection_of(&first).qp_num, 1);
-    // The other request has found the backlog full, and comes again.
+    // The other request has found the backlog full, and is repeated.
     assert_eq!(connection_of(&far.expect(CONNECT_REQUEST)).qp_num, 2);
 }
 

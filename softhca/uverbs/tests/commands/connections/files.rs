@@ -67,13 +67,13 @@ fn a_thread_that_waits_is_not_disturbed_by_a_close() {
         drop(cm);
         std::thread::sleep(Duration::from_millis(50));
         assert!(!waits.is_finished(), "the call keeps the file, as in the kernel");
-        // What the file has listens on, and its events come.
+        // The file's listener continues, and its events arrive.
         let other = Cm::open();
         let asking = other.routed(space::TCP, 4, port);
         other.connect(asking, param(1, b"")).unwrap();
         let event = waits.join().unwrap();
         assert_eq!((event.event, event.uid), (CONNECT_REQUEST, 3));
-        // With the call the file has ended, and its listener.
+        // The file has ended with the call, and with it its listener.
         other.expect(REJECTED);
     });
 }
@@ -141,7 +141,7 @@ fn another_files_identifiers_are_invalid_until_they_move() {
     assert_eq!(second.expect(ROUTE_RESOLVED).id, id);
     assert_eq!(migrate(&second, second.0, id), Ok(2), "it stays");
     assert_eq!(second.destroy(id), Ok(2));
-    // A listener takes the requests along that wait for it.
+    // A listener moves with its pending requests.
     let (listener, port) = first.listener(space::TCP, 3, 0);
     let asking = second.routed(space::TCP, 4, port);
     second.connect(asking, param(1, b"")).unwrap();

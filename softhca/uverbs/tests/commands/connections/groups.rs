@@ -63,7 +63,7 @@ fn what_cannot_join_is_refused() {
     let connected = cm.create(2);
     cm.resolve(connected, &group).unwrap();
     assert_eq!(join(&cm, connected, 0, &group), Err(libc::EINVAL), "only datagrams");
-    // Where the answer cannot be stored, nothing is joined.
+    // If the answer cannot be stored, nothing is joined.
     let another = cm.create_in(space::UDP, 3);
     cm.resolve(another, &group).unwrap();
     let mut asked =

@@ -18,7 +18,7 @@ fn headers_that_make_no_sense() {
     // SAFETY: the hook must refuse an address that is not mapped, which this test checks.
     let written = unsafe { hooks::write(cm.0, std::ptr::dangling(), 16) };
     assert_eq!((written, last_errno()), (-1, libc::EFAULT));
-    // More bytes than the command has are not looked at.
+    // Surplus bytes of a command are ignored.
     let mut long = command(command::DISCONNECT, Disconnect { id: 77 }.as_bytes(), 0);
     long.extend([0; 3000]);
     assert_eq!(write(cm.0, &long), Err(libc::ENOENT));

@@ -1,14 +1,14 @@
-use super::super::frame::{self, Greeting};
-use super::super::packet::{MAX_HEADER, MAX_PAYLOAD, node_of_address};
-use super::super::tcp_join::context;
+use super::frame::{self, Greeting};
+use super::packet::{MAX_HEADER, MAX_PAYLOAD, node_of_address};
+use super::tcp_handshake::proof_context;
 use super::*;
 use crate::testing::until;
 use gdsync_auth::Exchange;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A card's fabric at a loopback address of its own. Every test uses addresses of its own.
+/// A card's fabric at a loopback address. No two tests share one.
 fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
     with_speed(last, port, Speed::default())
 }
@@ -19,12 +19,10 @@ fn with_speed(last: [u8; 2], port: u16, speed: Speed) -> (Fabric, Node) {
     (fabric, node_of_address(address))
 }
 
-/// The key of the tests' cards.
 fn key() -> Key {
     Key::new(b"the key of these tests").unwrap()
 }
 
-/// What a card at that node says first.
 fn greeting(node: Node) -> Vec<u8> {
     Greeting { node, speed: Speed::default() }.bytes().to_vec()
 }
@@ -38,7 +36,7 @@ fn send_all(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) {
     until("room", || (send(fabric, node, header, payload) == SendOutcome::Sent).then_some(()));
 }
 
-/// Sends a packet to a card that is polled, so that it can prove the key, until the packet arrives.
+/// Sends a packet and polls the receiver, so that it can prove the key, until the packet arrives.
 fn deliver(from: &mut Fabric, to: &mut Fabric, header: &[u8]) {
     let node = node_of_address(to.ipv4().unwrap());
     let mut is_sent = false;
@@ -51,7 +49,7 @@ fn deliver(from: &mut Fabric, to: &mut Fabric, header: &[u8]) {
     });
 }
 
-/// Packets that have arrived: source, header, payload.
+/// Polls once; returns source, header and payload of each packet.
 fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
     let mut taken = Vec::new();
     fabric.poll(100, &mut |node: Node, header: &[u8], payload: [Part; 2]| {
@@ -94,7 +92,7 @@ fn packets_of_all_sizes_go_both_ways_in_order() {
             let payload = vec![i as u8; sizes[i as usize % sizes.len()]];
             send_all(&mut a, node_b, &i.to_ne_bytes(), &payload);
         }
-        // Polling the fabric, as an engine does, sends the rest of the last packet.
+        // As in an engine, polling sends the rest of the last packet.
         until("the last packet", || {
             take(&mut a);
             (!a.is_full(node_b, 0, 0)).then_some(())
@@ -174,7 +172,7 @@ fn impossible_nodes_and_ended_peers_are_unreachable() {
         (!a.is_alive(node_b)).then_some(())
     });
     assert_eq!(send(&mut a, node_b, b"anybody?", b""), SendOutcome::Unreachable);
-    // No process listens there: the kernel refuses at once, which the fabric learns a moment later.
+    // No process listens there: the kernel refuses at once, and the fabric learns it a moment later.
     until("the refusal", || {
         let outcome = send(&mut a, node_b + 1, b"hello?", b"");
         (outcome == SendOutcome::Unreachable).then_some(())
@@ -187,17 +185,16 @@ fn impossible_nodes_and_ended_peers_are_unreachable() {
     });
 }
 
-/// A connection to a fabric from that address.
 fn connected(fabric: &Fabric, from: Ipv4Addr, port: u16) -> TcpStream {
     let socket = crate::os::socket::connect_tcp(from, SocketAddrV4::new(fabric.ipv4().unwrap(), port));
     until("the connection", || socket.as_ref().unwrap().peer_addr().ok());
     socket.unwrap()
 }
 
-/// Proves a key on a connection to a fabric, as a card at that address does.
+/// Proves a key on a connection to a fabric as a card at that address does.
 fn proven(fabric: &mut Fabric, from: Ipv4Addr, claimed: Ipv4Addr, port: u16, key: &Key) -> Option<TcpStream> {
     let mut socket = connected(fabric, from, port);
-    let context = context(node_of_address(claimed), node_of_address(fabric.ipv4().unwrap()), port);
+    let context = proof_context(node_of_address(claimed), node_of_address(fabric.ipv4().unwrap()), port);
     let mut exchange = Exchange::connecting(key, &context).unwrap();
     let proven = until("an end", || {
         assert!(take(fabric).is_empty());
@@ -229,7 +226,7 @@ fn strangers_liars_and_broken_peers_are_refused() {
     let (mut fabric, node) = at([5, 1], 48005);
     let stranger = connected(&fabric, HERE, 48005);
     is_refused(&mut fabric, stranger, b"GET / HTTP/1.1\r\n\r\n");
-    // Its own address, but the connection comes from 127.0.0.1.
+    // It claims its own address, but the connection comes from 127.0.0.1.
     let liar = proven(&mut fabric, HERE, HERE, 48005, &key()).unwrap();
     is_refused(&mut fabric, liar, &greeting(node));
     assert!(proven(&mut fabric, HERE, Ipv4Addr::new(127, 83, 5, 2), 48005, &key()).is_none());
@@ -271,8 +268,8 @@ fn a_card_of_another_speed_is_refused_by_name() {
 #[test]
 fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
     let ((mut a, node_a), port) = (at([6, 1], 48006), 48006);
-    // The address of a peer, from which any user of the host can connect. It says what a card
-    // says: its greeting, and a packet.
+    // The address of a peer, from which any user of the host can connect. The stranger sends a card's
+    // greeting and a packet.
     let posed = Ipv4Addr::new(127, 83, 6, 2);
     let packet = [&frame::lengths(5, 4).unwrap()[..], b"write", b"evil"].concat();
     let said = [&greeting(node_of_address(posed))[..], &packet].concat();
@@ -341,7 +338,8 @@ fn a_stranger_has_a_limited_time() {
 fn a_card_that_other_hosts_reach_needs_a_key() {
     let address = |text: &str| SocketAddrV4::new(text.parse().unwrap(), 48010);
     // The tests' environment gives no key.
-    let error = key::for_addresses(&[address("127.83.10.1"), address("192.0.2.1")]).unwrap_err().to_string();
+    let error =
+        config::key_for_addresses(&[address("127.83.10.1"), address("192.0.2.1")]).unwrap_err().to_string();
     assert!(error.contains("192.0.2.1:48010") && error.contains("SOFTHCA_KEY_FILE"), "{error}");
     assert!(error.contains("/dev/urandom"), "the remedy: {error}");
 }

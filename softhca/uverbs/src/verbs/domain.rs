@@ -1,5 +1,5 @@
-//! XRC domains. A domain is named by a file, and shared by all that open it in this process: each process
-//! has a card of its own.
+//! Protection domains, and XRC domains. A file names an XRC domain, which all that open it in this process share: each
+//! process has its own card.
 
 use crate::attributes::Request;
 use crate::context::{Context, Object};
@@ -9,7 +9,20 @@ use crate::uapi::ioctl::{attr, object};
 use crate::uapi::queues::{CloseXrcd, OpenXrcd};
 use std::mem::MaybeUninit;
 
-/// Device and inode of an open file.
+/// `ALLOC_PD`: answers the handle, and the number for libmlx5.
+pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
+    let number = context.card().alloc_pd()?;
+    let handle = context.objects.lock().add(Object::new(object::PD, Resource::Pd(number)));
+    request.answer_with(attr::CORE_OUT, &handle)?;
+    request.answer_with(attr::UHW_OUT, &number)
+}
+
+/// `MLX5_IB_METHOD_PD_QUERY`: the number of an imported domain.
+pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
+    let number = context.objects.lock().number(object::PD, request.handle(attr::PD_QUERY_HANDLE)?)?;
+    request.answer_with(attr::PD_QUERY_PDN, &number)
+}
+
 fn file_of(fd: i32) -> Result<(u64, u64)> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `status` has room for the answer; a descriptor that is not open is an error.
@@ -21,9 +34,9 @@ fn file_of(fd: i32) -> Result<(u64, u64)> {
     Ok((status.st_dev, status.st_ino))
 }
 
-/// `OPEN_XRCD`. As in the kernel, a file whose domain is not open needs `O_CREAT` (else EAGAIN), and
-/// `O_EXCL` refuses one that is (EINVAL).
-pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
+/// `OPEN_XRCD`. As in the kernel, a file whose domain is not open needs `O_CREAT` (else EAGAIN), and `O_EXCL`
+/// refuses one that is (EINVAL).
+pub(crate) fn open_xrcd(context: &Context, request: &Request) -> Result<()> {
     let asked: OpenXrcd = request.structure(attr::CORE_IN)?;
     let has = |flag: i32| asked.oflags & flag as u32 != 0;
     let card = context.card();
@@ -43,7 +56,7 @@ pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
 }
 
 /// `CLOSE_XRCD`, the older command.
-pub(crate) fn close(context: &Context, request: &Request) -> Result<()> {
+pub(crate) fn close_xrcd(context: &Context, request: &Request) -> Result<()> {
     let asked: CloseXrcd = request.structure(attr::CORE_IN)?;
     context.destroy(object::XRCD, asked.xrcd_handle).map(drop)
 }

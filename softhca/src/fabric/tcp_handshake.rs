@@ -9,18 +9,17 @@ use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest time until a connection is established.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// Longest time without an answer of the other host while data is in flight, where timers run at hardware's speed.
+/// Time limit without an answer of the other host while data is in flight, at hardware's timer speed.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Longest time until a peer has proven the key: its process may have much to do.
+/// Time limit for a peer's proof of the key: its process may be busy.
 const PROOF_TIME: Duration = Duration::from_secs(10);
-/// Time after which a connection is made again that the peer has closed: it had no place for it.
-const AGAIN: Duration = Duration::from_millis(20);
+/// Time before a connection that the peer closed for lack of room is retried.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// What a proof is for: packets from one card to another. Both cards know the addresses from the
-/// connection, so a proof for one card is of no use with another.
-pub(super) fn context(connector: Node, listener: Node, port: u16) -> Vec<u8> {
+/// The purpose of a proof: packets from one card to another. Both cards know the addresses from the
+/// connection, so a proof for one card is useless with another.
+pub(super) fn proof_context(connector: Node, listener: Node, port: u16) -> Vec<u8> {
     let mut context = b"packets of software cards 1".to_vec();
     context.extend(connector.to_be_bytes());
     context.extend(listener.to_be_bytes());
@@ -38,13 +37,13 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// Starts to connect from the card's own address, by which the peer identifies the card.
+    /// Begins to connect from the card's own address, by which the peer identifies the card.
     fn connect(&self) -> io::Result<(TcpStream, Exchange)> {
         let socket = socket::connect_tcp(*self.own.ip(), self.peer)?;
         socket.set_nodelay(true)?;
         socket::limit_silence(&socket, self.speed.of(SILENCE))?;
         let [own, peer] = [self.own, self.peer].map(|address| node_of_address(*address.ip()));
-        let exchange = Exchange::connecting(&self.key, &context(own, peer, self.peer.port()))?;
+        let exchange = Exchange::connecting(&self.key, &proof_context(own, peer, self.peer.port()))?;
         Ok((socket, exchange))
     }
 }
@@ -52,32 +51,30 @@ impl Route {
 /// The state of a link that is being made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Both cards have proven the key.
     Proven,
-    /// Events of the socket say when there is more to do.
+    /// Events of the socket announce further work.
     Waiting,
-    /// The connection is to be made again, after a while.
+    /// The connection is to be retried after a while.
     Closed,
 }
 
 /// The connecting side.
-pub(super) struct Joining {
+pub(super) struct Connecting {
     route: Route,
     exchange: Exchange,
     since: Instant,
-    /// When the connection is made again.
-    again: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
-impl Joining {
+impl Connecting {
     pub(super) fn start(route: Route) -> io::Result<(TcpStream, Self)> {
         let (socket, exchange) = route.connect()?;
-        Ok((socket, Joining { route, exchange, since: Instant::now(), again: None }))
+        Ok((socket, Connecting { route, exchange, since: Instant::now(), retry_at: None }))
     }
 
     /// Does what is possible without waiting.
     pub(super) fn advance(&mut self, socket: &mut TcpStream) -> Result<Progress, ExchangeError> {
-        if self.again.is_some() {
+        if self.retry_at.is_some() {
             return Ok(Progress::Closed);
         }
         // Until the connection is established, it takes no bytes.
@@ -87,7 +84,7 @@ impl Joining {
             Ok(false) if self.since.elapsed() < limit(&self.exchange) => Ok(Progress::Waiting),
             Ok(false) => Err(io::Error::from(ErrorKind::TimedOut).into()),
             Err(ExchangeError::Closed) if self.since.elapsed() < PROOF_TIME => {
-                self.again = Some(Instant::now() + AGAIN);
+                self.retry_at = Some(Instant::now() + RETRY_AFTER);
                 Ok(Progress::Closed)
             }
             Err(error) => {
@@ -103,26 +100,25 @@ impl Joining {
         }
     }
 
-    /// Makes the connection again, if it is time.
-    pub(super) fn connect_again(&mut self, now: Instant) -> io::Result<Option<TcpStream>> {
-        if self.again.is_none_or(|again| now < again) {
+    pub(super) fn retry(&mut self, now: Instant) -> io::Result<Option<TcpStream>> {
+        if self.retry_at.is_none_or(|retry_at| now < retry_at) {
             return Ok(None);
         }
         let (socket, exchange) = self.route.connect()?;
-        (self.exchange, self.again) = (exchange, None);
+        (self.exchange, self.retry_at) = (exchange, None);
         Ok(Some(socket))
     }
 }
 
 /// The listening side.
-pub(super) struct Entering {
+pub(super) struct Accepting {
     socket: TcpStream,
     /// The node that the connection comes from.
     pub(super) from: Node,
     exchange: Exchange,
 }
 
-impl Entering {
+impl Accepting {
     pub(super) fn new(
         socket: TcpStream,
         from: SocketAddr,
@@ -134,11 +130,12 @@ impl Entering {
         let from = node_of_address(*from.ip());
         socket.set_nonblocking(true)?;
         socket::limit_silence(&socket, speed.of(SILENCE))?;
-        let exchange = Exchange::accepting(key, &context(from, node_of_address(*own.ip()), own.port()))?;
-        Ok(Entering { socket, from, exchange })
+        let exchange =
+            Exchange::accepting(key, &proof_context(from, node_of_address(*own.ip()), own.port()))?;
+        Ok(Accepting { socket, from, exchange })
     }
 
-    /// Whether the connection is proven.
+    /// Returns whether the connection is proven.
     pub(super) fn advance(&mut self) -> Result<bool, ExchangeError> {
         self.exchange.advance(&mut self.socket)
     }

@@ -1,0 +1,213 @@
+//! Event files of the process, by the program's descriptors: pipes that stand in for the kernel's event files, and
+//! sockets for those of DEVX.
+
+use crate::errno::{Errno, Result};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+
+/// A queue of events of one size, which the program reads. It holds 64 KiB: thousands of events.
+#[derive(Debug)]
+pub(crate) struct EventPipe {
+    ends: Mutex<Ends>,
+}
+
+/// Both ends are non-blocking. The library's read end is a separate open file, so that the program's read end
+/// keeps the mode that the program sets.
+#[derive(Debug)]
+struct Ends {
+    write: File,
+    read: File,
+}
+
+impl EventPipe {
+    /// Creates a pipe. Also returns the program's read end.
+    pub(crate) fn new() -> Result<(EventPipe, OwnedFd)> {
+        let mut fds = [0; 2];
+        // SAFETY: `fds` has room for two descriptors.
+        if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+            return Err(Errno::last());
+        }
+        // SAFETY: `pipe2` has just opened both descriptors, and nothing else owns them.
+        let (theirs, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
+        let reopen = |fd: &OwnedFd, options: &mut OpenOptions| {
+            options.custom_flags(libc::O_NONBLOCK).open(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+        };
+        let read = reopen(&theirs, OpenOptions::new().read(true))?;
+        let write = reopen(&write, OpenOptions::new().write(true))?;
+        Ok((EventPipe { ends: Mutex::new(Ends { write, read }) }, theirs))
+    }
+
+    /// Adds an event. Returns false if the pipe is full.
+    pub(super) fn push(&self, event: &[u8]) -> bool {
+        // A write of at most 4 KiB is atomic (pipe(7)).
+        let pushed = self.ends.lock().write.write_all(event);
+        if let Err(error) = &pushed {
+            tracing::error!(%error, "an event is lost: the program does not read its event channel");
+        }
+        pushed.is_ok()
+    }
+
+    /// Removes the unread events that start with `element`. Returns their count.
+    pub(super) fn take_back(&self, size: usize, element: u64) -> u32 {
+        let mut ends = self.ends.lock();
+        let (mut taken, mut others) = (0, Vec::new());
+        let mut event = vec![0; size];
+        // The program, too, reads whole events, so every read here starts at an event.
+        while ends.read.read_exact(&mut event).is_ok() {
+            if event.starts_with(&element.to_ne_bytes()) {
+                taken += 1
+            } else {
+                others.extend_from_slice(&event)
+            }
+        }
+        if ends.write.write_all(&others).is_err() {
+            tracing::error!("events are lost: they do not fit where they came from");
+        }
+        taken
+    }
+}
+
+/// Content of a DEVX file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Answers of asynchronous commands.
+    Answers,
+    /// Events, each with the device's event queue entry.
+    Entries,
+    /// Events, each as the cookie of its subscription.
+    Cookies,
+}
+
+/// The sending end of a file of DEVX.
+#[derive(Debug)]
+pub(crate) struct PacketFile {
+    pub(crate) content: Content,
+    socket: OwnedFd,
+}
+
+impl PacketFile {
+    /// Creates a file. Also returns the program's end.
+    pub(crate) fn new(content: Content) -> Result<(Self, OwnedFd)> {
+        let mut fds = [0; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: `fds` has room for two descriptors.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } != 0 {
+            return Err(Errno::last());
+        }
+        // SAFETY: `socketpair` has just opened both descriptors, and nothing else owns them.
+        let (socket, theirs) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
+        Ok((PacketFile { content, socket }, theirs))
+    }
+
+    /// Adds an event. EAGAIN if there is no room for unread events.
+    pub(crate) fn push(&self, event: &[u8]) -> Result<()> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the slice keeps the bytes readable. A system call, as the hook of send(2) serves the
+        // program's sockets.
+        let sent = unsafe {
+            libc::syscall(
+                libc::SYS_sendto,
+                self.socket.as_raw_fd(),
+                event.as_ptr(),
+                event.len(),
+                flags,
+                std::ptr::null::<libc::sockaddr>(),
+                0,
+            )
+        };
+        if sent < 0 { Err(Errno::last()) } else { Ok(()) }
+    }
+}
+
+/// Files of one kind. A duplicate of a descriptor is the same file.
+#[derive(Debug)]
+pub(crate) struct Files<T> {
+    by_fd: Mutex<HashMap<RawFd, Arc<T>>>,
+}
+
+impl<T> Default for Files<T> {
+    fn default() -> Self {
+        Files { by_fd: Mutex::default() }
+    }
+}
+
+impl<T> Files<T> {
+    pub(crate) fn find(&self, fd: RawFd) -> Option<Arc<T>> {
+        self.by_fd.lock().get(&fd).cloned()
+    }
+
+    pub(crate) fn add(&self, fd: RawFd, file: T) {
+        self.insert(fd, Arc::new(file));
+    }
+
+    fn insert(&self, fd: RawFd, file: Arc<T>) {
+        let stale = self.by_fd.lock().insert(fd, file);
+        // A file whose close the hooks missed. Dropped after the lock is released, because it closes files.
+        drop(stale);
+    }
+
+    fn duplicate(&self, from: RawFd, to: RawFd) {
+        if let Some(file) = self.find(from) {
+            self.insert(to, file);
+        }
+    }
+
+    fn remove(&self, fd: RawFd) {
+        let closed = self.by_fd.lock().remove(&fd);
+        drop(closed);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Channels {
+    pub(crate) completions: Files<EventPipe>,
+    pub(crate) devx: Files<PacketFile>,
+}
+
+impl Channels {
+    pub(crate) fn duplicate(&self, from: RawFd, to: RawFd) {
+        self.completions.duplicate(from, to);
+        self.devx.duplicate(from, to);
+    }
+
+    /// Removes a file that the program is about to close. Completion queues keep their own reference to a
+    /// channel.
+    pub(crate) fn remove(&self, fd: RawFd) {
+        self.completions.remove(fd);
+        self.devx.remove(fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Read;
+
+    #[test]
+    fn each_read_gets_one_event() {
+        let (file, theirs) = PacketFile::new(Content::Answers).unwrap();
+        let mut theirs = File::from(theirs);
+        file.push(&[1; 100]).unwrap();
+        file.push(&[2; 8]).unwrap();
+        let mut room = [0; 200];
+        assert_eq!((theirs.read(&mut room).unwrap(), room[99]), (100, 1));
+        assert_eq!((theirs.read(&mut room).unwrap(), room[0]), (8, 2));
+    }
+
+    #[test]
+    fn a_file_that_is_not_read_fills_up_and_a_closed_one_is_an_error() {
+        let (file, theirs) = PacketFile::new(Content::Cookies).unwrap();
+        let full = (0..1_000_000).find_map(|_| file.push(&[0; 8]).err());
+        assert_eq!(full, Some(Errno(libc::EAGAIN)));
+        drop(theirs);
+        let (closed, theirs) = PacketFile::new(Content::Cookies).unwrap();
+        drop(theirs);
+        assert_eq!(closed.push(&[0; 8]), Err(Errno(libc::EPIPE)));
+    }
+}
