@@ -1,7 +1,7 @@
 //! What fuzz targets call. Built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
 
 use crate::batch::proof::{Case, Way};
-use crate::qp::cq::CompletionQueue;
+use crate::qp::CompletionQueue;
 use crate::queue::doorbell::PeerOp;
 use gdsync_sys::prm::cqe::{CQE_SIZE, LAST_DWORD};
 use gdsync_sys::shared::SharedU8;

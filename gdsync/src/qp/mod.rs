@@ -26,80 +26,53 @@
 //! 4. A send queue, then the regions that it knows, then the queues that a region was posted to; and a send queue, then
 //!    what its keeper keeps. Both are innermost.
 //!
-//! Of two completion queues, the one at the lower address comes first. The lock of a peer map is
-//! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
+pub(crate) mod card;
 #[deny(unsafe_code)]
 pub(crate) mod card_word;
-pub(crate) mod channel;
-#[cfg(test)]
-mod channel_tests;
-#[deny(unsafe_code)]
-pub(crate) mod collector;
-#[deny(unsafe_code)]
-mod complete;
-#[deny(unsafe_code)]
-pub(crate) mod config;
-pub(crate) mod connect;
-#[deny(unsafe_code)]
-pub(crate) mod cq;
-pub(crate) mod create;
-pub(crate) mod devx;
-pub(crate) mod domain;
-mod fail;
-#[deny(unsafe_code)]
-mod make;
-pub(crate) mod prepared;
-#[deny(unsafe_code)]
-pub(crate) mod receives;
-#[deny(unsafe_code)]
-mod reset;
-mod shared_receives;
+pub(crate) mod complete;
+pub(crate) mod life;
+pub(crate) mod make;
+pub(crate) mod post;
 #[cfg(test)]
 mod spoilt_tests;
-#[deny(unsafe_code)]
-mod status;
-mod target;
 #[cfg(test)]
 pub(crate) mod testing;
-#[cfg(feature = "tokio")]
-mod tokio;
-pub(crate) mod trigger;
-#[deny(unsafe_code)]
-pub(crate) mod wait;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use cq::CompletionQueueInner;
-pub(crate) use receives::PreparedReceives;
-pub(crate) use trigger::PreparedTicket;
+pub(crate) use card::trigger::PreparedTicket;
+pub(crate) use complete::CompletionQueueInner;
+pub(crate) use post::receives::PreparedReceives;
 
-#[cfg(feature = "tokio")]
-pub use self::tokio::AsyncCompletionQueue;
+pub use card::collector::{Collector, CollectorConfig};
+pub use card::trigger::{MasterConfig, Trigger};
 pub use card_word::CardWord;
-pub use channel::{ArmFor, CompletionChannel};
-pub use collector::{Collector, CollectorConfig};
-pub use config::{CompletionQueueConfig, DcTargetConfig, QueuePairConfig, SharedReceiveQueueConfig};
-pub use cq::{CompletionQueue, WaitError};
-pub use prepared::PreparedSend;
-pub use reset::ResetError;
-pub use shared_receives::SharedReceiveQueue;
-pub use target::DcTarget;
-pub use trigger::{MasterConfig, Trigger};
-pub use wait::{CheckedWait, PreparedWait};
+pub use complete::channel::{ArmFor, CompletionChannel};
+#[cfg(feature = "tokio")]
+pub use complete::tokio::AsyncCompletionQueue;
+pub use complete::wait::{CheckedWait, PreparedWait};
+pub use complete::{CompletionQueue, CompletionQueueConfig, WaitError};
+pub use life::connect::ResetError;
+pub use life::target::{DcTarget, DcTargetConfig};
+pub use post::send::PreparedSend;
+pub use post::shared::{SharedReceiveQueue, SharedReceiveQueueConfig};
 
-use self::complete::Keeping;
-use self::create::QpObject;
-use self::shared_receives::Sharing;
+use self::card::trigger::{Master, TriggerInner};
+use self::make::{QpObject, QueueDomain};
+use self::post::shared::SrqAttachment;
+use crate::cuda::QueuePlacement;
 use crate::memory::spans::Span;
-use crate::qp::domain::QueueDomain;
-use crate::qp::trigger::{Master, TriggerInner};
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
-use crate::queue::request::{Limits, Rules, data_segments};
+use crate::queue::request::Limits;
 use crate::queue::send::SendState;
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
-use crate::verbs::{ConnectOptions, Endpoint, Error, GidEntry, ProtectionDomain, Slice, Transport};
-use gdsync_sys::prm::wqe::DataSeg;
-use gdsync_trace::{Kind, event};
+use crate::util::options::options;
+use crate::verbs::{
+    Access, ConnectOptions, DEFAULT_PORT, Endpoint, Error, GidEntry, ProtectionDomain, QueueApi, Slice,
+    Transport,
+};
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -142,6 +115,104 @@ pub struct QueuePair {
     pub(crate) inner: Arc<QueuePairInner>,
 }
 
+options! {
+    /// How a [`crate::QueuePair`] is made. The provider may grant larger sizes than asked for.
+    ///
+    /// ```
+    /// use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
+    /// # fn main() -> Result<(), gdsync::Error> {
+    /// let device = Device::software()?;
+    /// let pd = ProtectionDomain::new(&device)?;
+    /// let shared = CompletionQueue::new(&device, 256)?;
+    /// let config = QueuePairConfig::default().send_depth(32).recv_depth(32).completion_queues(&shared, &shared);
+    /// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
+    /// assert_ne!(left.number(), right.number());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[derive(Clone, Copy, Debug)]
+    #[non_exhaustive]
+    pub struct QueuePairConfig<'a>
+    /// A reliable connection, 128 sends and receives of up to 4 slices, 44 bytes inline (what fits
+    /// one 64-byte block for a send), remote reads and writes allowed, port 1, its best GID, the
+    /// partition key at index 0, made by verbs, with completion queues of its own.
+    default {
+        /// Transport service.
+        transport: Transport = Transport::Rc,
+        /// Q_Key of a UD queue pair: what datagrams to it must carry. The top bit set needs
+        /// privileges. Others have none.
+        qkey: u32 = 0x1111_1111,
+        /// Send work requests in flight.
+        send_depth: u32 = 128,
+        /// Receives posted at a time.
+        recv_depth: u32 = 128,
+        /// Slices of one send.
+        send_segments: u32 = 4,
+        /// Slices of one receive.
+        recv_segments: u32 = 4,
+        /// Bytes that a send can carry inline.
+        inline: u32 = 44,
+        /// What the remote side may do to this side's memory regions.
+        access: Access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+        /// Physical port, from 1 on.
+        port: u8 = DEFAULT_PORT,
+        /// Index of the port's global identifier; by default chosen by the rule of
+        /// [`crate::Device::choose_gid`].
+        gid_index: Option<u32> = None,
+        /// Index of the partition key in the port's table. Both sides must be members of the same
+        /// partition; index 0 is the default partition unless an administrator changed it.
+        pkey_index: u16 = 0,
+        /// Whose memory its queues, records and (where they are its own) completion queues lie in.
+        placement: QueuePlacement = QueuePlacement::HOST,
+        /// The interface that makes its queues.
+        queues: QueueApi = QueueApi::Verbs,
+        /// Of DC: the attributes of the connections that its card makes. (Of others,
+        /// [`crate::QueuePair::connect`] is given them.) Service level and route come with each address
+        /// ([`crate::QueuePair::dc_address`]).
+        connections: ConnectOptions = ConnectOptions::default(),
+    }
+    no setters {
+        /// Where its sends complete: a completion queue that it shares, or by default one of its
+        /// own.
+        send_cq: Option<&'a CompletionQueue> = None,
+        /// Where its receives complete; as [`Self::send_cq`](#structfield.send_cq), and it may be
+        /// the same queue.
+        recv_cq: Option<&'a CompletionQueue> = None,
+        /// Where it takes its receives from: a queue that it shares, or by default one of its own.
+        shared_receives: Option<&'a SharedReceiveQueue> = None,
+        /// What releases its sends: a word for which the card waits, or by default doorbells.
+        trigger: Option<&'a Trigger> = None,
+    }
+}
+
+impl<'a> QueuePairConfig<'a> {
+    /// Sets where its work requests complete: sends, and receives. Both may be the same queue.
+    #[must_use]
+    pub fn completion_queues(self, send: &'a CompletionQueue, recv: &'a CompletionQueue) -> Self {
+        QueuePairConfig { send_cq: Some(send), recv_cq: Some(recv), ..self }
+    }
+
+    /// Has it take its receives from a shared queue, in the place of one of its own: the depth and the
+    /// segments of receives are that queue's. It is made by verbs.
+    #[must_use]
+    pub fn shared_receive_queue(self, receives: &'a SharedReceiveQueue) -> Self {
+        QueuePairConfig { shared_receives: Some(receives), ..self }
+    }
+
+    /// Has a word release its sends, for which the card waits, in the place of doorbells. Its send
+    /// queue is made twice as deep, as each send has a WAIT in front of it; not where the trigger has a
+    /// master ([`Trigger::with_master`]), in whose queue the WAITs are.
+    #[must_use]
+    pub fn trigger(self, trigger: &'a Trigger) -> Self {
+        QueuePairConfig { trigger: Some(trigger), ..self }
+    }
+
+    /// The same without references, to be kept.
+    pub(crate) fn to_static(self) -> QueuePairConfig<'static> {
+        QueuePairConfig { send_cq: None, recv_cq: None, shared_receives: None, trigger: None, ..self }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
     pub(crate) object: QpObject,
@@ -169,7 +240,7 @@ pub(crate) struct QueuePairInner {
     known: KnownRegions,
     /// Empty beside a shared receive queue.
     pub(crate) recv: Mutex<RecvState>,
-    pub(crate) shared: Option<Sharing>,
+    pub(crate) shared: Option<SrqAttachment>,
     /// A thread watches for waits that its failure is to end.
     is_watched: AtomicBool,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
@@ -296,18 +367,7 @@ impl QueuePair {
     /// queue pair that takes its receives from a [`SharedReceiveQueue`], or receives of persistent
     /// requests that a stream has not reached.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        let inner = &*self.inner;
-        inner.check_not_failed()?;
-        let segments = inner.recv_segments(slices)?;
-        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
-        let mut completions = inner.recv_cq.lock();
-        let mut recv = inner.recv();
-        recv.check_turn(inner.number, None)?;
-        recv.check_room()?;
-        completions.reserve(true)?;
-        recv.post(&segments, wr_id, regions);
-        event(Kind::PostedReceive, || [inner.number.into(), wr_id, 0]);
-        Ok(())
+        self.inner.post_recv(slices, wr_id)
     }
 
     /// Where its sends complete.
@@ -364,31 +424,9 @@ impl QueuePairInner {
         }
     }
 
-    #[inline(always)]
-    fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
-        let mut completions = self.send_cq.lock();
-        let mut send = self.send();
-        // Under the lock: the queue is flushed only after the queue pair was marked as failed.
-        self.check_connected()?;
-        // SAFETY: the register belongs to this queue pair, which is alive.
-        unsafe { send.post_now(request, &Keeping(self), |signaled| completions.reserve(signaled)) }
-    }
-
     /// It is a DC target.
     pub(crate) fn is_target(&self) -> bool {
         matches!(self.object, QpObject::Target(_))
-    }
-
-    /// The segments of a receive into the slices, if it could be posted.
-    pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
-        if self.config.transport == Transport::Dc {
-            return Err(QueueError::State(StateError::InitiatorOnly { qpn: self.number }));
-        }
-        if self.shared.is_some() {
-            return Err(QueueError::State(StateError::SharedReceives { qpn: self.number }));
-        }
-        slices.iter().try_for_each(|slice| self.check(slice, true))?;
-        data_segments(slices, self.recv_segments)
     }
 
     /// Refuses receives of a queue pair that has failed.
@@ -398,16 +436,4 @@ impl QueuePairInner {
             None => Ok(()),
         }
     }
-
-    /// Rings the card in the place of a stream, for the proxy.
-    pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
-        let send = self.send();
-        if let Some(doorbell) = send.proxied(record, value) {
-            // SAFETY: as in `flush_unposted`.
-            unsafe { doorbell.ring() };
-        }
-    }
 }
-
-#[cfg(test)]
-mod tests;

@@ -22,7 +22,7 @@ fn queue_pairs_have_doorbell_registers_and_rings_of_their_own() {
     let in_page = |register: &u64| UAR_DOORBELLS.contains(&(*register as usize % UAR_PAGE));
     assert!(registers.iter().all(in_page), "{registers:x?}");
     let raw = made[0].inner.object.verbs().unwrap();
-    let layout = create::describe(raw, &made[0].inner.domain).unwrap();
+    let layout = make::verbs::describe(raw, &made[0].inner.domain).unwrap();
     assert!(
         device.inner.arena.owns(layout.sq.buf.cast()),
         "the provider asks gdsync for the memory of rings"

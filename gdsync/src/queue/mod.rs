@@ -197,7 +197,7 @@ impl Ring {
 }
 
 /// What a queue pair is driven by. The rings must not be used longer than the queue pair.
-pub(crate) struct QueueParts {
+pub(crate) struct WorkQueues {
     pub(crate) number: u32,
     pub(crate) sq: Ring,
     /// None beside a shared receive queue, and of DC.

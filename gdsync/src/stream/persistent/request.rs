@@ -1,7 +1,7 @@
 //! What requests of all kinds have in common.
 
 use crate::memory::Timeline;
-use crate::qp::wait::{CHECKER, start_checker};
+use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
 use crate::queue::send::{CardWait, Hold};
 use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest, Writer};

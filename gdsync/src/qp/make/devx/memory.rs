@@ -2,8 +2,8 @@
 
 use crate::cuda::{Placement, arena_of, gpu};
 use crate::memory::arena::{Arena, Block};
-use crate::qp::devx::domain::api_of;
-use crate::qp::devx::sizes::RECORD;
+use crate::qp::make::devx::api_of;
+use crate::qp::make::devx::sizes::RECORD;
 use crate::verbs::{DeviceInner, Error, Owned, call};
 use gdsync_sys::host::page_size;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};

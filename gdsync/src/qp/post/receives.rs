@@ -4,12 +4,11 @@
 //! the stream stores the record.
 
 use crate::memory::Timeline;
-use crate::qp::{QpState, QueuePairInner};
-use crate::queue::{Claim, PeerOp, QueueError, Syndrome, WorkKind};
+use crate::qp::QueuePairInner;
+use crate::queue::{Claim, PeerOp, QueueError};
 use crate::verbs::Slice;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Receives that stand at the end of a receive queue, unknown to the card: posting them on a stream
 /// announces them. Dropping them instead takes them back.
@@ -101,30 +100,5 @@ impl Drop for PreparedReceives {
 impl fmt::Display for PreparedReceives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "announce {} receives of queue pair {:#x}", self.count, self.queue_pair.number)
-    }
-}
-
-impl QueuePairInner {
-    /// A stream has still to announce receives.
-    pub(crate) fn is_announced_later(&self) -> bool {
-        self.recv().unannounced() > 0
-    }
-
-    /// After a failure: completes the claims on receives that a stream has still to announce, as the card
-    /// can but flush them, and announces those of a stream that never will. Returns whether there are any.
-    pub(crate) fn flush_receives(&self) -> bool {
-        let mut recv = self.recv();
-        // As in `flush_unposted`: it may have been reset.
-        let has_failed = matches!(*self.status(), QpState::Failed(_));
-        if !has_failed || recv.unannounced() == 0 {
-            return false;
-        }
-        if self.is_flushed.load(Ordering::Acquire) {
-            let flush = Syndrome::WrFlush as u8;
-            recv.given_claims()
-                .for_each(|claim| claim.finish_unposted(self.number, WorkKind::Receive, flush));
-        }
-        recv.announce_lost();
-        true
     }
 }

@@ -7,8 +7,8 @@
 //! read it.
 
 use crate::memory::{Timeline, TimelinePoint};
-use crate::qp::collector::Entry;
-use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
+use crate::qp::complete::CompletionQueueInner;
+use crate::qp::{CardWord, QueuePairInner};
 use crate::queue::completion::{CompletionState, Slot};
 use crate::queue::outcome::outcome;
 use crate::queue::{Claim, PeerOp, QueueError, Status, Syndrome, WorkError};
@@ -69,6 +69,9 @@ pub struct PreparedWait {
     arrival: Option<CardWord>,
 }
 
+/// A completion that a collector waits for: its queue, its index, and the queue pairs whose it may be.
+pub(crate) type Entry<'a> = (&'a Arc<CompletionQueueInner>, u32, &'a [Arc<QueuePairInner>]);
+
 impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
         loop {
@@ -104,7 +107,7 @@ impl PreparedWait {
     ) -> Option<Self> {
         let index = *claim.entry.get()?;
         let is_send = Arc::ptr_eq(cq, &queue_pair.send_cq);
-        if !cq.company.is_alone() {
+        if !cq.sharing.is_alone() {
             return None;
         }
         let skips = |next| match is_send {

@@ -10,8 +10,8 @@
 //! queue, and tells all others. Tasks of an executor read while no thread does, and are woken when one
 //! ends.
 
-use crate::memory::HostAddr;
-use crate::qp::{CompletionQueue, CompletionQueueInner};
+use crate::qp::complete::{CompletionQueue, CompletionQueueInner};
+use crate::qp::make::ArmWords;
 use crate::queue::Doorbell;
 use crate::verbs::events::{event_fd, poll};
 use crate::verbs::{Device, DeviceInner, Error, Owned, call};
@@ -183,8 +183,8 @@ impl ChannelInner {
             read => read?,
         }
         let queue = self.queues.lock().get(&(raw as usize)).and_then(Weak::upgrade);
-        if let Some(told) = queue.as_ref().and_then(|queue| queue.told.as_ref()) {
-            told.events.fetch_add(1, Ordering::Release);
+        if let Some(events) = queue.as_ref().and_then(|queue| queue.events.as_ref()) {
+            events.count.fetch_add(1, Ordering::Release);
         }
         // SAFETY: read above, and acknowledged once; the queue lives until then. Before the last handle
         // of the queue may be dropped here, as destroying it waits for this.
@@ -274,63 +274,49 @@ pub enum ArmFor {
 
 /// What a completion queue with a channel has besides.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct CqEvents {
     pub(crate) channel: Arc<ChannelInner>,
-    record: HostAddr,
-    register: HostAddr,
+    arm: ArmWords,
     number: u32,
     /// Events that were read. The card arms again only with their count.
-    events: AtomicU32,
+    count: AtomicU32,
 }
 
-impl Told {
-    /// # Safety
-    /// The record (that of arming) and the register are those of that queue, aligned, and valid as long
-    /// as this.
-    pub(crate) unsafe fn new(
-        channel: Arc<ChannelInner>,
-        record: *mut u32,
-        register: *mut u8,
-        number: u32,
-    ) -> Self {
-        Told {
-            channel,
-            record: HostAddr(record as u64),
-            register: HostAddr(register as u64),
-            number,
-            events: AtomicU32::new(0),
-        }
+impl CqEvents {
+    /// The words are those of that queue, which the caller keeps as long as this.
+    pub(super) fn new(channel: Arc<ChannelInner>, arm: ArmWords, number: u32) -> Self {
+        CqEvents { channel, arm, number, count: AtomicU32::new(0) }
     }
 
     /// Arms the queue for entries from `first` on. The queue's state is locked.
     pub(crate) fn arm(&self, what: ArmFor, first: u32) {
-        let sequence = self.events.load(Ordering::Acquire) as u8;
+        let sequence = self.count.load(Ordering::Acquire) as u8;
         let arm = CqArm::new(sequence, what == ArmFor::Solicited, first);
         let doorbell = Doorbell {
-            record_at: self.record,
+            record_at: self.arm.record,
             record: arm.record(),
-            register: self.register,
+            register: self.arm.register,
             value: arm.doorbell(self.number),
         };
-        // SAFETY: both are valid (`new`). Other queues ring the same register, and each store is whole.
+        // SAFETY: both are valid (`ArmWords::new`). Other queues ring the same register, and each store is whole.
         unsafe { doorbell.ring() };
     }
 
     /// Events that were read.
-    pub(crate) fn events(&self) -> u32 {
-        self.events.load(Ordering::Acquire)
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
     }
 
     /// Waits until an event was read after the first `seen`. False after the deadline.
     pub(crate) fn sleep(&self, seen: u32, deadline: Option<Instant>) -> Result<bool, Error> {
-        let is_told = || (self.events() != seen).then_some(());
+        let is_told = || (self.count() != seen).then_some(());
         let read = || self.channel.read_all().map(|()| None);
         self.channel.read_until(deadline, is_told, read).map(|told| told.is_some())
     }
 
     /// Has all that wait for the queue look again, without an event.
     pub(crate) fn wake(&self) {
-        self.events.fetch_add(1, Ordering::Release);
+        self.count.fetch_add(1, Ordering::Release);
         self.channel.wake_all();
     }
 }
@@ -351,4 +337,37 @@ fn set_nonblocking(fd: RawFd) -> Result<(), Error> {
         if flags < 0 { flags } else { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }
     };
     call::status("fcntl", rc.min(0), || "completion channel".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::qp::{CompletionChannel, WaitError};
+    use crate::queue::StateError;
+    use crate::{CompletionQueue, CompletionQueueConfig, Device};
+    use std::time::Duration;
+
+    /// Nothing here takes longer, however busy the machine is.
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn sleepers_are_woken_where_the_card_writes_nothing_any_more() {
+        let device = Device::software().unwrap();
+        let channel = CompletionChannel::new(&device).unwrap();
+        let config = CompletionQueueConfig::from(8).channel(&channel);
+        let (lost, other) =
+            (CompletionQueue::new(&device, config).unwrap(), CompletionQueue::new(&device, config).unwrap());
+        std::thread::scope(|scope| {
+            // Two threads of the queue, of which one reads, or a third one does for both.
+            let sleepers = [(); 2].map(|()| scope.spawn(|| lost.wait(LONG)));
+            let bystander = scope.spawn(|| other.wait(Duration::from_millis(100)));
+            std::thread::sleep(Duration::from_millis(10));
+            lost.inner.lose();
+            for sleeper in sleepers {
+                let ended = sleeper.join().unwrap();
+                let expected = WaitError::State(StateError::CompletionQueueLost { cqn: lost.inner.number() });
+                assert_eq!(ended.unwrap_err().to_string(), expected.to_string());
+            }
+            assert_eq!(bystander.join().unwrap().unwrap(), None);
+        });
+    }
 }

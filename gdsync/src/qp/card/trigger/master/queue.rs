@@ -1,9 +1,9 @@
 //! The queue of a master: what is written there, what has completed, stopping and starting; and the
 //! thread that looks at it while the master holds sends.
 
-use crate::qp::trigger::TriggerInner;
-use crate::qp::trigger::master::{Held, Master, State};
-use crate::qp::wait::{CHECKER, start_checker};
+use crate::qp::card::trigger::TriggerInner;
+use crate::qp::card::trigger::master::{Held, Master, State};
+use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::outcome::outcome;
 use crate::queue::send::Enable;

@@ -1,15 +1,13 @@
-//! Making queue pairs, whatever drives and releases them.
+//! Making a queue pair with its completion queues, and the order in which it is destroyed.
 
 use crate::memory::spans::{Kind, Span};
-use crate::qp::create::{self, QpObject, Role};
-use crate::qp::domain::{Maker, QueueDomain};
-use crate::qp::shared_receives::Sharing;
-use crate::qp::trigger::TriggerInner;
+use crate::qp::card::trigger::{Trigger, TriggerInner};
+use crate::qp::make::{self, Maker, QpObject, QueueDomain, Role};
+use crate::qp::post::shared::{SharedReceiveQueue, SrqAttachment};
 use crate::qp::{
-    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner,
-    SharedReceiveQueue, Trigger, next_psn, status,
+    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner, next_psn,
 };
-use crate::queue::QueueParts;
+use crate::queue::WorkQueues;
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
 use crate::queue::request::{Limits, MAX_COUNT};
@@ -21,8 +19,10 @@ use crate::verbs::{
 };
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
+use gdsync_trace::{Kind as EventKind, event};
 use parking_lot::Mutex;
 use spin::mutex::SpinMutex;
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
@@ -110,7 +110,7 @@ impl QueuePair {
         // stream still has to look at come on top.
         let own = |depth: u32| {
             let queue = CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None)?;
-            queue.company.own();
+            queue.sharing.own();
             Ok::<_, Error>(queue)
         };
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
@@ -130,26 +130,28 @@ impl QueuePair {
             Transport::Dc => send_cq.clone(),
             _ => queue(config.recv_cq, recv_depth)?,
         };
-        let sharing = |receives: &SharedReceiveQueue| Sharing::new(&receives.inner, &recv_cq);
+        let sharing = |receives: &SharedReceiveQueue| SrqAttachment::new(&receives.inner, &recv_cq);
         let shared = config.shared_receives.map(sharing).transpose()?;
         let trigger = config.trigger.map(|trigger| trigger.inner.clone());
-        let place = Place::of(&domain.pd.device, config.port, config.gid_index)?;
-        let made = create::make(&domain, &config, [&send_cq, &recv_cq], shared.as_ref(), role)?;
+        let port = PortContext::of(&domain.pd.device, config.port, config.gid_index)?;
+        let srq = shared.as_ref().map(|shared| shared.receives.raw());
+        let made = make::queue_pair(&domain, &config, [send_cq.handle(), recv_cq.handle()], srq, role)?;
         let queues = [send_cq, recv_cq];
-        Ok(Parts { domain, config: config.to_static(), queues, shared, trigger, role }.assemble(place, made))
+        Ok(NewQueuePair { domain, config: config.to_static(), queues, shared, trigger, role }
+            .assemble(port, made))
     }
 }
 
 /// The port of a queue pair, and what its device can do.
-pub(super) struct Place {
+pub(super) struct PortContext {
     pub(super) port: PortAttributes,
     pub(super) gid: GidEntry,
     pub(super) abilities: DeviceAttributes,
 }
 
-impl Place {
+impl PortContext {
     pub(super) fn of(device: &DeviceInner, port: u8, gid_index: Option<u32>) -> Result<Self, Error> {
-        Ok(Place {
+        Ok(PortContext {
             port: device.active_port(port)?,
             gid: device.choose_gid(port, gid_index)?,
             abilities: device.attributes()?,
@@ -158,23 +160,23 @@ impl Place {
 }
 
 /// What a queue pair has besides its own queues.
-pub(super) struct Parts {
+pub(super) struct NewQueuePair {
     pub(super) domain: Arc<QueueDomain>,
     pub(super) config: QueuePairConfig<'static>,
     /// Of sends, and of receives.
     pub(super) queues: [Arc<CompletionQueueInner>; 2],
-    pub(super) shared: Option<Sharing>,
+    pub(super) shared: Option<SrqAttachment>,
     pub(super) trigger: Option<Arc<TriggerInner>>,
     pub(super) role: Role,
 }
 
-impl Parts {
+impl NewQueuePair {
     /// In the state in which the object is: RESET, but for a target.
-    pub(super) fn assemble(self, place: Place, (object, made): (QpObject, QueueParts)) -> QueuePair {
-        let Parts { domain, config, queues: [send_cq, recv_cq], shared, trigger, role } = self;
-        let Place { port, gid, abilities } = place;
+    pub(super) fn assemble(self, context: PortContext, (object, made): (QpObject, WorkQueues)) -> QueuePair {
+        let NewQueuePair { domain, config, queues: [send_cq, recv_cq], shared, trigger, role } = self;
+        let PortContext { port, gid, abilities } = context;
         let device = domain.pd.device.clone();
-        let QueueParts { number, sq, rq, register, .. } = made;
+        let WorkQueues { number, sq, rq, register, .. } = made;
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.map(|rq| rq.write_combined(combined)));
         let handover = match (&trigger, role) {
@@ -183,7 +185,8 @@ impl Parts {
             (Some(_), _) => Handover::Waits,
         };
         let send = SendState::new(sq, number, register).handed_over(handover);
-        status::made(&device.name, &gid, number, register.get());
+        gdsync_trace::name_card(node(&gid), &device.name);
+        event(EventKind::QueuePair, || [register.get(), u64::from(node(&gid)) << 32 | u64::from(number), 0]);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which the span holds until no device has the page
         // mapped.
@@ -229,5 +232,52 @@ impl Parts {
         let sink: Arc<dyn EventSink> = inner.clone();
         device.queue_pairs.add(Arc::downgrade(&sink));
         QueuePair { inner }
+    }
+}
+
+/// The low 16 bits of a card's node in the fabric: a GID ends with it.
+fn node(gid: &GidEntry) -> u32 {
+    let [.., high, low] = gid.gid.0;
+    u16::from_be_bytes([high, low]).into()
+}
+
+impl Drop for QueuePairInner {
+    fn drop(&mut self) {
+        if let Some((trigger, master)) = self.master() {
+            // Before its number can be another one's, which a release of this one's sends would meet.
+            master.leave(trigger, self.number);
+        }
+        // Locked before the number may be used again, so that this queue pair's entries are not
+        // taken for another's. Two queues in the order of their addresses, as another queue pair
+        // may have them the other way round.
+        let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
+            Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),
+            Ordering::Equal => (&self.send_cq, None),
+            Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
+        };
+        let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
+        // Another one may have the number of a target that was closed.
+        let is_closed = self.is_target() && self.object.verbs().is_none();
+        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After
+        // this the card touches neither the rings nor the memory that work requests name; fields
+        // drop afterwards.
+        self.object.destroy();
+        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
+        for (queue, state) in states.iter_mut().flatten() {
+            if Arc::ptr_eq(queue, &self.send_cq) {
+                (0..sends.entries).for_each(|i| state.unreserve(i < sends.signaled));
+            }
+            if Arc::ptr_eq(queue, &self.recv_cq) {
+                (0..receives).for_each(|_| state.unreserve(true));
+            }
+            if is_closed {
+                queue.unlist(self.number);
+                continue;
+            }
+            for receive in queue.detach(state, self.number) {
+                // Polling does not return it: its entry is free.
+                self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
+            }
+        }
     }
 }

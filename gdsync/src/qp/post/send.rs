@@ -1,15 +1,13 @@
 //! A prepared send: a work request in the send queue for which the card was not rung.
 
 use crate::memory::{Timeline, TimelinePoint};
-use crate::qp::trigger::TriggerInner;
-use crate::qp::{PreparedReceives, QueuePairInner, status};
-use crate::queue::completion::CompletionState;
-use crate::queue::send::{Before, Hold, Replaced, SendState};
-use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
-use std::iter;
+use crate::qp::QueuePairInner;
+use crate::qp::card::trigger::TriggerInner;
+use crate::qp::post::receives::PreparedReceives;
+use crate::queue::send::{Before, Hold};
+use crate::queue::{Claim, QueueError, Release, StateError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
 ///
@@ -189,100 +187,6 @@ impl PreparedSend {
         {
             trigger.undo_post(ticket, before);
         }
-    }
-}
-
-impl QueuePairInner {
-    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing
-    /// takes it back. The rest is as with [`PreparedSend::new`].
-    #[inline]
-    pub(crate) fn prepare_send(
-        &self,
-        request: &WorkRequest<'_>,
-        claim: Option<Arc<Claim>>,
-        holds: impl IntoIterator<Item = Hold>,
-    ) -> Result<(u64, Release), QueueError> {
-        let mut completions = self.send_cq.lock();
-        let mut send = self.send();
-        // Under the locks: it may be handed over to kernels meanwhile.
-        self.check_connected()?;
-        let (serial, release) = match &self.trigger {
-            None => {
-                let (serial, doorbell) = send.prepare(holds, request, self, &mut completions)?;
-                (serial, Release::Ring(doorbell))
-            }
-            Some(trigger) => {
-                self.prepare_triggered(&mut send, &mut completions, (request, holds), trigger)?
-            }
-        };
-        if let Some(claim) = claim {
-            let _ = claim.entry.set(completions.newest_booked());
-            send.claims.add(serial, claim);
-        }
-        status::prepared(&release);
-        Ok((serial, release))
-    }
-
-    /// Writes a request behind a WAIT for the trigger's next ticket, and rings the card; or has the
-    /// trigger's master wait.
-    #[cold]
-    fn prepare_triggered(
-        &self,
-        send: &mut SendState,
-        completions: &mut CompletionState,
-        (request, holds): (&WorkRequest<'_>, impl IntoIterator<Item = Hold>),
-        trigger: &Arc<TriggerInner>,
-    ) -> Result<(u64, Release), QueueError> {
-        if let Some(master) = &trigger.master {
-            // `PersistentSend::behind` refuses its queue pairs.
-            debug_assert!(holds.into_iter().next().is_none());
-            let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
-            return Ok((serial, Release::Ticket(ticket)));
-        }
-        let (ticket, wait) = trigger.take();
-        let holds = iter::once(Hold { wait, region: None }).chain(holds);
-        let prepared = send.prepare(holds, request, self, completions);
-        let (serial, doorbell) = prepared.inspect_err(|_| trigger.cancel(ticket))?;
-        // SAFETY: record and register belong to this queue pair, which is alive, and whose lock is held.
-        unsafe { doorbell.ring() };
-        Ok((serial, Release::Ticket(ticket)))
-    }
-
-    /// Refuses the next send where its stream has still to pass a wait that only this send, or one
-    /// after it, ends. Where several kinds of work complete in the queue, other work may end it.
-    #[cold]
-    fn check_not_behind(&self, serial: u64, timeline: &Arc<Timeline>) -> Result<(), QueueError> {
-        let completions = self.send_cq.lock();
-        let mut send = self.send();
-        let unposted = if self.send_cq.is_of_sends_of(self) { send.unposted() } else { 0 };
-        if let Some(index) = completions.awaited_of_unposted(unposted, Some(timeline)) {
-            let (qpn, cqn) = (self.number, self.send_cq.number());
-            return Err(QueueError::Order(OrderError::BehindOwnWait { qpn, serial, cqn, index }));
-        }
-        send.guard(completions.awaited_of_unposted(unposted, None).is_some());
-        Ok(())
-    }
-
-    /// Marks a prepared send as posted, where it is plainly the next one on the stream that has
-    /// posted before it. Returns what that has replaced, for [`Self::undo_next`]; none where
-    /// [`PreparedSend::commit`] has to look, and nothing has changed.
-    // Inlined: its callers are the two ways on which time counts.
-    #[inline(always)]
-    pub(crate) fn commit_next(
-        &self,
-        serial: u64,
-        timeline: &Arc<Timeline>,
-        point: TimelinePoint,
-    ) -> Option<Replaced> {
-        if !self.is_ready.load(Ordering::Acquire) {
-            return None;
-        }
-        self.send().post_next(serial, timeline, point)
-    }
-
-    #[cold]
-    pub(crate) fn undo_next(&self, serial: u64, replaced: Replaced) {
-        self.send().undo_post(serial, Before::SameLane(replaced));
     }
 }
 

@@ -1,15 +1,17 @@
 //! Queue-pair failure: the first cause, by a completion or an asynchronous event, and flushing, so that
 //! no stream waits without end.
 
-use crate::qp::wait::{CHECKER, start_checker};
-use crate::qp::{CompletionQueueInner, QpObject, QpState, QueuePair, QueuePairInner};
+use crate::qp::complete::wait::{CHECKER, start_checker};
+use crate::qp::make::QpObject;
+use crate::qp::{CompletionQueueInner, QpState, QueuePair, QueuePairInner};
 use crate::queue::outcome::outcome;
-use crate::queue::{FailureCause, WorkError};
+use crate::queue::{FailureCause, Syndrome, WorkError, WorkKind};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::events::{Element, EventSink};
-use crate::verbs::{AsyncEventKind, Error};
+use crate::verbs::{AsyncEventKind, Error, Owned};
 use gdsync_sys::prm::cqe::Cqe64;
-use gdsync_sys::verbs;
+use gdsync_sys::verbs::{self, ibv_qp};
+use parking_lot::Mutex;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -245,6 +247,43 @@ impl QueuePairInner {
             }
         }
         completions.release_waits(&rung, unrung, &sharing);
+    }
+
+    /// A stream has still to announce receives.
+    fn is_announced_later(&self) -> bool {
+        self.recv().unannounced() > 0
+    }
+
+    /// After a failure: completes the claims on receives that a stream has still to announce, as the card
+    /// can but flush them, and announces those of a stream that never will. Returns whether there are any.
+    fn flush_receives(&self) -> bool {
+        let mut recv = self.recv();
+        // As in `flush_unposted`: it may have been reset.
+        let has_failed = matches!(*self.status(), QpState::Failed(_));
+        if !has_failed || recv.unannounced() == 0 {
+            return false;
+        }
+        if self.is_flushed.load(Ordering::Acquire) {
+            let flush = Syndrome::WrFlush as u8;
+            recv.given_claims()
+                .for_each(|claim| claim.finish_unposted(self.number, WorkKind::Receive, flush));
+        }
+        recv.announce_lost();
+        true
+    }
+
+    /// Destroys a target, so that the card serves it no more. What has arrived and was not polled is left
+    /// behind: by the time it is, another target may have the number.
+    fn close(&self, target: &Mutex<Option<Owned<ibv_qp>>>) {
+        let mut completions = self.recv_cq.lock();
+        // Not under the target's lock, which those take who look for what an event concerns: to destroy it
+        // waits until they have acknowledged the event.
+        let taken = target.lock().take();
+        if let Some(taken) = taken {
+            drop(taken);
+            self.leave_behind(&mut completions);
+        }
+        self.is_flushed.store(true, Ordering::Release);
     }
 
     /// From now on, polling returns no completion of this queue pair.

@@ -1,24 +1,22 @@
 //! DC targets: where the requests of DC queue pairs arrive.
 
 use crate::memory::HostAddr;
-use crate::qp::connect::{endpoint, ready_to_receive};
-use crate::qp::create::{self, QpObject, Role};
-use crate::qp::domain::QueueDomain;
-use crate::qp::make::{Parts, Place};
-use crate::qp::shared_receives::Sharing;
-use crate::qp::{
-    CompletionQueue, CompletionQueueInner, DcTargetConfig, QueuePair, QueuePairConfig, QueuePairInner,
-    SharedReceiveQueue,
-};
-use crate::queue::{FailureCause, QueueParts, Ring};
+use crate::qp::life::connect::{endpoint, ready_to_receive};
+use crate::qp::life::create::{NewQueuePair, PortContext};
+use crate::qp::make::verbs::refusal;
+use crate::qp::make::{QpObject, QueueDomain, Role};
+use crate::qp::post::shared::SrqAttachment;
+use crate::qp::{CompletionQueue, CompletionQueueInner, QueuePair, QueuePairConfig, SharedReceiveQueue};
+use crate::queue::{FailureCause, Ring, WorkQueues};
+use crate::util::options::options;
 use crate::verbs::{
-    DevxError, Endpoint, Error, Owned, ProtectionDomain, QueueApi, QueuePairError, Transport, call,
+    Access, ConnectOptions, DEFAULT_PORT, DevxError, Endpoint, Error, Owned, ProtectionDomain, QueueApi,
+    QueuePairError, Transport, call,
 };
 use gdsync_sys::mlx5dv::{self, mlx5dv_qp_init_attr};
-use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr_ex};
+use gdsync_sys::verbs::{self, ibv_qp_attr, ibv_qp_init_attr_ex};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A target of dynamically connected transport (DC): any number of DC queue pairs
 /// ([`Transport::Dc`](crate::verbs::Transport::Dc)) write to the memory of its protection domain, read it,
@@ -71,6 +69,31 @@ pub struct DcTarget {
     key: u64,
 }
 
+options! {
+    /// How a [`DcTarget`] is made.
+    #[derive(Clone, Copy, Debug)]
+    #[non_exhaustive]
+    pub struct DcTargetConfig
+    /// Access key 0, remote reads and writes allowed, port 1, its best GID, and the partition key at index 0.
+    default {
+        /// Access key: requests that do not carry it are refused. It keeps out strangers who do not
+        /// guess it.
+        key: u64 = 0,
+        /// What initiators may do to memory regions of its protection domain.
+        access: Access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+        /// Physical port, from 1 on.
+        port: u8 = DEFAULT_PORT,
+        /// Index of the port's global identifier; by default chosen by the rule of
+        /// [`crate::Device::choose_gid`].
+        gid_index: Option<u32> = None,
+        /// Index of the partition key in the port's table.
+        pkey_index: u16 = 0,
+        /// The attributes of the connections to it that are its side's: path MTU, RNR timer, service level
+        /// and route.
+        connections: ConnectOptions = ConnectOptions::default(),
+    }
+}
+
 impl DcTarget {
     /// Makes a target, ready for requests.
     ///
@@ -99,13 +122,13 @@ impl DcTarget {
             .pkey_index(config.pkey_index)
             .connections(config.connections);
         let domain = QueueDomain::new(&pd.inner, QueueApi::Verbs, as_queue_pair.placement, false)?;
-        let place = Place::of(device, config.port, config.gid_index)?;
-        config.connections.check(place.abilities.max_reads)?;
+        let port = PortContext::of(device, config.port, config.gid_index)?;
+        config.connections.check(port.abilities.max_reads)?;
         let entries = receives.inner.credits().capacity().saturating_mul(2);
         let queue = CompletionQueueInner::make(&domain, entries, None)?;
-        let sharing = Sharing::new(&receives.inner, &queue)?;
-        let made = make(&domain, &as_queue_pair, &place, config.key, &sharing, &queue)?;
-        let parts = Parts {
+        let sharing = SrqAttachment::new(&receives.inner, &queue)?;
+        let made = make(&domain, &as_queue_pair, &port, config.key, &sharing, &queue)?;
+        let parts = NewQueuePair {
             domain,
             config: as_queue_pair,
             queues: [queue.clone(), queue],
@@ -113,7 +136,7 @@ impl DcTarget {
             trigger: None,
             role: Role::Plain,
         };
-        Ok(DcTarget { queue_pair: parts.assemble(place, made), key: config.key })
+        Ok(DcTarget { queue_pair: parts.assemble(port, made), key: config.key })
     }
 
     /// Its number, which requests name.
@@ -161,11 +184,11 @@ impl DcTarget {
 fn make(
     domain: &QueueDomain,
     config: &QueuePairConfig<'_>,
-    place: &Place,
+    context: &PortContext,
     key: u64,
-    sharing: &Sharing,
+    sharing: &SrqAttachment,
     queue: &CompletionQueueInner,
-) -> Result<(QpObject, QueueParts), Error> {
+) -> Result<(QpObject, WorkQueues), Error> {
     let device = &domain.pd.device;
     let queue = queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })?.as_ptr();
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
@@ -185,7 +208,7 @@ fn make(
     // SAFETY: context, domain and queues are alive (held by the caller); both structs are valid.
     let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_qp", raw, || "DC target".to_owned())
-        .map_err(|error| create::refusal(error, domain, Transport::Dc))?;
+        .map_err(|error| refusal(error, domain, Transport::Dc))?;
     // SAFETY: it is dropped before the domain that holds what it is made in, and nothing uses it then.
     let object = unsafe { Owned::new(raw, device.api.destroy_qp, "ibv_destroy_qp") };
     let raw = raw.as_ptr();
@@ -203,12 +226,12 @@ fn make(
     };
     let basic = verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | verbs::IBV_QP_ACCESS_FLAGS;
     modify(&mut init, verbs::IBV_QP_STATE | basic, "RESET to INIT")?;
-    let own = endpoint(&place.port, &place.gid, 0, 0)?;
-    let (mut ready, mask) = ready_to_receive(&place.gid, &own, config.port, &config.connections)?;
+    let own = endpoint(&context.port, &context.gid, 0, 0)?;
+    let (mut ready, mask) = ready_to_receive(&context.gid, &own, config.port, &config.connections)?;
     modify(&mut ready, mask | verbs::IBV_QP_MIN_RNR_TIMER, "INIT to RTR")?;
     // SAFETY: alive. libmlx5 knows the number from RTR on, and it never changes then.
     let number = unsafe { (*raw).qp_num };
-    let parts = QueueParts {
+    let parts = WorkQueues {
         number,
         sq: Ring::none(),
         rq: None,
@@ -218,20 +241,4 @@ fn make(
         recv_segments: 0,
     };
     Ok((QpObject::Target(Mutex::new(Some(object))), parts))
-}
-
-impl QueuePairInner {
-    /// Destroys a target, so that the card serves it no more. What has arrived and was not polled is left
-    /// behind: by the time it is, another target may have the number.
-    pub(super) fn close(&self, target: &Mutex<Option<Owned<ibv_qp>>>) {
-        let mut completions = self.recv_cq.lock();
-        // Not under the target's lock, which those take who look for what an event concerns: to destroy it
-        // waits until they have acknowledged the event.
-        let taken = target.lock().take();
-        if let Some(taken) = taken {
-            drop(taken);
-            self.leave_behind(&mut completions);
-        }
-        self.is_flushed.store(true, Ordering::Release);
-    }
 }

@@ -1,12 +1,24 @@
-//! Completion queues.
+//! Completion queues: polling, waiting by streams, events, and what they share.
 
-use crate::qp::channel::{Told, deadline};
-use crate::qp::create::CqObject;
-use crate::qp::domain::QueueDomain;
-use crate::qp::{ArmFor, CompletionChannel, PreparedWait, QueuePairInner, status};
+pub(crate) mod channel;
+#[deny(unsafe_code)]
+mod poll;
+#[deny(unsafe_code)]
+mod status;
+#[cfg(feature = "tokio")]
+pub(super) mod tokio;
+#[deny(unsafe_code)]
+pub(crate) mod wait;
+
+use self::channel::{ArmFor, ChannelInner, CompletionChannel, CqEvents, deadline};
+use self::wait::PreparedWait;
+use crate::cuda::QueuePlacement;
+use crate::qp::QueuePairInner;
+use crate::qp::make::{self, CqHandle, CqObject, NewCq, QueueDomain};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, StateError};
-use crate::verbs::{DeviceInner, Error, QueuePairError, Transport};
+use crate::util::options::options;
+use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueueApi, QueuePairError, Transport};
 use gdsync_status::Published;
 use gdsync_sys::verbs::ibv_cq;
 use parking_lot::Mutex;
@@ -63,24 +75,85 @@ pub struct CompletionQueue {
     pub(crate) inner: Arc<CompletionQueueInner>,
 }
 
+options! {
+    /// How a [`CompletionQueue`] is made. A number is the configuration of a queue with so many
+    /// entries.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct CompletionQueueConfig<'a>
+    /// 256 entries in the host's memory, made by verbs, without a channel.
+    default {
+        /// Entries, at least: at best twice as many as the work requests that may be outstanding at
+        /// a time. With fewer, posting is refused early.
+        entries: u32 = 256,
+        /// The interface that makes it. In a queue made by commands of the device complete only
+        /// queue pairs that are made so, too; these may also complete in one made by verbs.
+        queues: QueueApi = QueueApi::Verbs,
+        /// Whose memory its ring and its record lie in. With a GPU's memory on the system's
+        /// provider, commands make it in any case.
+        placement: QueuePlacement = QueuePlacement::HOST,
+    }
+    no setters {
+        /// What tells that it has entries; none of a queue that is only polled, or waited for by
+        /// streams.
+        channel: Option<&'a CompletionChannel> = None,
+    }
+}
+
+impl<'a> CompletionQueueConfig<'a> {
+    /// Has a channel tell that the queue has entries ([`CompletionQueue::wait`],
+    /// [`CompletionQueue::arm`]). Several queues may share one. The queue is made by verbs.
+    #[must_use]
+    pub fn channel(self, channel: &'a CompletionChannel) -> Self {
+        CompletionQueueConfig { channel: Some(channel), ..self }
+    }
+}
+
+impl From<u32> for CompletionQueueConfig<'_> {
+    fn from(entries: u32) -> Self {
+        CompletionQueueConfig::default().entries(entries)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct CompletionQueueInner {
-    pub(super) object: CqObject,
-    pub(super) number: u32,
+    object: CqObject,
+    number: u32,
     /// Of a queue with a channel. Dropped after the object, which uses the channel.
-    pub(crate) told: Option<Told>,
-    pub(super) state: SpinMutex<CompletionState, Yield>,
-    pub(crate) company: Company,
+    pub(crate) events: Option<CqEvents>,
+    state: SpinMutex<CompletionState, Yield>,
+    pub(crate) sharing: CqSharing,
     /// Queue pairs that complete here, by number.
-    pub(super) queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
+    queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     pub(crate) device: Arc<DeviceInner>,
     /// It is asked what streams wait for here.
-    pub(super) _published: Published,
+    _published: Published,
     /// The domain whose allocator supplied the ring.
     pub(crate) domain: Arc<QueueDomain>,
 }
 
 impl CompletionQueue {
+    /// Makes a completion queue that queue pairs can share. A number stands for the configuration
+    /// of a queue with so many entries.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of
+    /// that length; [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by
+    /// commands; [`PlacementError`](crate::cuda::PlacementError);
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a channel of another device,
+    /// [`DevxError::NoChannel`](crate::verbs::DevxError) where commands would make a queue with one.
+    pub fn new<'a>(device: &Device, config: impl Into<CompletionQueueConfig<'a>>) -> Result<Self, Error> {
+        let CompletionQueueConfig { entries, queues, placement, channel } = config.into();
+        let channel = channel.map(|channel| &channel.inner);
+        if channel.is_some_and(|channel| !channel.is_of(&device.inner)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        }
+        // A ring's memory comes by way of a domain. This one has no other use.
+        let pd = ProtectionDomain::new(device)?;
+        let domain = QueueDomain::new(&pd.inner, queues, placement, false)?;
+        Ok(CompletionQueue { inner: CompletionQueueInner::make(&domain, entries, channel)? })
+    }
+
     /// Takes the next completion, if there is one. Completions come in the order in which the card
     /// wrote them.
     ///
@@ -103,7 +176,7 @@ impl CompletionQueue {
     /// # Errors
     /// As [`Self::poll`].
     pub fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
-        status::polled(self.inner.take(Take::Unawaited))
+        self.inner.poll_unawaited()
     }
 
     /// Prepares a wait for the next completion that no other wait is for.
@@ -132,7 +205,7 @@ impl CompletionQueue {
 
     /// The channel that it was made with.
     pub fn channel(&self) -> Option<CompletionChannel> {
-        self.inner.told.as_ref().map(|told| CompletionChannel { inner: told.channel.clone() })
+        self.inner.events.as_ref().map(|events| CompletionChannel { inner: events.channel.clone() })
     }
 
     /// Has the channel tell once when the card writes an entry, whether a stream waits for it or not.
@@ -180,7 +253,7 @@ impl CompletionQueue {
         let deadline = deadline(timeout);
         loop {
             // Before it is armed: an event that comes after that ends the sleep.
-            let (told, seen) = self.inner.told()?;
+            let (events, seen) = self.inner.events()?;
             if let Some(completion) = self.poll()? {
                 return Ok(Some(completion));
             }
@@ -188,7 +261,7 @@ impl CompletionQueue {
             if let Some(completion) = self.poll()? {
                 return Ok(Some(completion));
             }
-            if !told.sleep(seen, deadline)? {
+            if !events.sleep(seen, deadline)? {
                 return Ok(None);
             }
         }
@@ -211,36 +284,62 @@ pub enum WaitError {
 }
 
 impl CompletionQueueInner {
+    /// Makes a completion queue in a domain.
+    pub(crate) fn make(
+        domain: &Arc<QueueDomain>,
+        entries: u32,
+        channel: Option<&Arc<ChannelInner>>,
+    ) -> Result<Arc<Self>, Error> {
+        let raw_channel = channel.map(|channel| channel.raw());
+        let NewCq { object, number, ring, arm } = make::completion_queue(domain, entries, raw_channel)?;
+        let events = channel.zip(arm).map(|(channel, arm)| CqEvents::new(channel.clone(), arm, number));
+        let inner = Arc::new_cyclic(|inner| CompletionQueueInner {
+            _published: status::publish(inner.clone()),
+            object,
+            number,
+            events,
+            state: SpinMutex::new(CompletionState::new(ring)),
+            sharing: CqSharing::default(),
+            queue_pairs: Mutex::default(),
+            device: domain.pd.device.clone(),
+            domain: domain.clone(),
+        });
+        if let (Some(events), Some(raw)) = (&inner.events, inner.verbs()) {
+            events.channel.add(raw, &inner);
+        }
+        Ok(inner)
+    }
+
     /// A queue pair that has not made it is to complete here, too.
     ///
     /// # Errors
     /// [`QueuePairError::AwaitedAlone`].
     pub(crate) fn share(&self) -> Result<(), Error> {
         let refused = Error::QueuePair(QueuePairError::AwaitedAlone { cqn: self.number() });
-        if self.company.share() { Ok(()) } else { Err(refused) }
+        if self.sharing.share() { Ok(()) } else { Err(refused) }
     }
 
     /// What tells that it has entries, and how often it has.
-    pub(crate) fn told(&self) -> Result<(&Told, u32), StateError> {
-        let told = self.told.as_ref().ok_or(StateError::NoChannel { cqn: self.number() })?;
-        Ok((told, told.events()))
+    pub(crate) fn events(&self) -> Result<(&CqEvents, u32), StateError> {
+        let events = self.events.as_ref().ok_or(StateError::NoChannel { cqn: self.number() })?;
+        Ok((events, events.count()))
     }
 
     pub(crate) fn arm(&self, what: ArmFor) -> Result<(), StateError> {
-        let (told, _) = self.told()?;
+        let (events, _) = self.events()?;
         let state = self.lock();
         if state.is_lost() {
             return Err(StateError::CompletionQueueLost { cqn: self.number() });
         }
-        told.arm(what, state.next_to_poll()?);
+        events.arm(what, state.next_to_poll()?);
         Ok(())
     }
 
     /// The card writes nothing here any more.
     pub(crate) fn lose(&self) {
         self.lock().lose();
-        if let Some(told) = &self.told {
-            told.wake();
+        if let Some(events) = &self.events {
+            events.wake();
         }
     }
 
@@ -254,6 +353,11 @@ impl CompletionQueueInner {
             CqObject::Verbs(raw) => Some(raw.raw()),
             CqObject::Devx(_) => None,
         }
+    }
+
+    /// How the maker of a queue pair names it.
+    pub(super) fn handle(&self) -> CqHandle {
+        CqHandle { number: self.number, verbs: self.verbs() }
     }
 
     /// The queue's state. Lock order: completion queue, then send or receive queue.
@@ -312,98 +416,13 @@ impl CompletionQueueInner {
         // An initiator has no receives.
         alone && (queue_pair.config.transport == Transport::Dc || !ptr::eq(self, &*queue_pair.recv_cq))
     }
-
-    fn owner_of(&self, qpn: u32) -> Owner {
-        let known = self.queue_pairs.lock();
-        // The newest: it may have the number of a target that was closed, whose handle is still held.
-        match known.iter().rev().find(|(number, _)| *number == qpn) {
-            Some((_, weak)) => weak.upgrade().map_or(Owner::Going, Owner::Here),
-            None => Owner::Unknown,
-        }
-    }
-
-    pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
-        status::polled(self.take(Take::Next))
-    }
-
-    /// Reads what has completed, for persistent requests that have claimed it. Other completions
-    /// are set aside for the next poll.
-    pub(crate) fn progress(&self) {
-        self.take(Take::Aside);
-    }
-
-    /// Takes the next completion; or, to set them aside, all of them.
-    fn take(&self, what: Take) -> Option<Result<Completion, PollError>> {
-        let aside = what == Take::Aside;
-        loop {
-            let mut state = self.lock();
-            if !aside && let Some(taken) = state.set_aside.pop_front() {
-                return Some(taken);
-            }
-            if let Some(qpn) = state.attached {
-                return if aside { None } else { Some(Err(PollError::DeviceAttached { qpn })) };
-            }
-            if what == Take::Unawaited && state.is_awaited() {
-                return None;
-            }
-            let raw = state.peek()?;
-            let bad = |reason| PollError::BadCompletion { index: raw.index, reason };
-            let qpn = raw.cqe.qpn();
-            if state.take_left_behind(raw.index) {
-                state.advance();
-                continue;
-            }
-            let owner = self.owner_of(qpn);
-            if let Owner::Here(queue_pair) = &owner
-                && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
-            {
-                // The cause may be in its other queue, whose lock is not taken under this one. The
-                // loop then starts again.
-                let psn = queue_pair.psn.load(Ordering::Relaxed);
-                drop(state);
-                queue_pair.fail_with_work(psn, flush);
-                continue;
-            }
-            state.advance();
-            let queue_pair = match owner {
-                Owner::Here(queue_pair) => queue_pair,
-                // Not returned; the destruction of the queue pair unbooks its entries.
-                Owner::Going => continue,
-                Owner::Unknown => {
-                    let taken = Err(bad(format!("queue pair {qpn:#x} does not complete here")));
-                    if !aside {
-                        return Some(taken);
-                    }
-                    state.set_aside.push_back(taken);
-                    continue;
-                }
-            };
-            let completed = queue_pair.complete(&mut state, &raw).map_err(bad);
-            let is_hidden = queue_pair.is_dropped.load(Ordering::Relaxed);
-            let mut taken = completed.map(|completion| completion.filter(|_| !is_hidden)).transpose();
-            if aside {
-                // Under the same lock, so that completions stay in their order.
-                state.set_aside.extend(taken.take());
-            }
-            drop(state);
-            if queue_pair.failure().is_some() {
-                queue_pair.flush_unposted();
-            }
-            // The queue pair may be the last handle: it must not be dropped under the lock that its
-            // drop takes.
-            drop(queue_pair);
-            if taken.is_some() {
-                return taken;
-            }
-        }
-    }
 }
 
 /// Whether queue pairs may share a completion queue.
 #[derive(Debug, Default)]
-pub(crate) struct Company(AtomicU8);
+pub(crate) struct CqSharing(AtomicU8);
 
-impl Company {
+impl CqSharing {
     /// Any number of queue pairs may complete there.
     const SHARED: u8 = 0;
     /// A queue pair has made it for one of its own queues.
@@ -425,23 +444,4 @@ impl Company {
         let shared = self.0.compare_exchange(Self::OWN, Self::SHARED, Ordering::AcqRel, Ordering::Acquire);
         shared != Err(Self::ALONE)
     }
-}
-
-/// What is taken from a queue.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Take {
-    /// The next completion.
-    Next,
-    /// The same, unless a stream has still to look at it.
-    Unawaited,
-    /// All of them, to set them aside.
-    Aside,
-}
-
-/// The queue pair of an entry.
-enum Owner {
-    Here(Arc<QueuePairInner>),
-    /// A queue pair's that is being destroyed.
-    Going,
-    Unknown,
 }

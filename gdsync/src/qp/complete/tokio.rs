@@ -1,7 +1,7 @@
 //! Completion queues for tasks of tokio.
 
-use crate::qp::channel::Told;
-use crate::qp::{ArmFor, CompletionQueue, WaitError};
+use crate::qp::complete::channel::{ArmFor, CqEvents};
+use crate::qp::complete::{CompletionQueue, WaitError};
 use crate::queue::Completion;
 use crate::verbs::Error;
 use std::future::poll_fn;
@@ -52,8 +52,8 @@ impl AsyncCompletionQueue {
     /// # Panics
     /// Outside of a runtime of tokio, or in one without I/O (`enable_io`), as tokio's own types do.
     pub fn new(queue: &CompletionQueue) -> Result<Self, WaitError> {
-        let (told, _) = queue.inner.told()?;
-        let fd = told.channel.fd().try_clone_to_owned().map_err(failed("dup"))?;
+        let (events, _) = queue.inner.events()?;
+        let fd = events.channel.fd().try_clone_to_owned().map_err(failed("dup"))?;
         // SAFETY: an open descriptor that the `AsyncFd` owns, and that nothing closes or replaces before.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
             .map_err(|refused| failed("epoll_ctl")(refused.into()))?;
@@ -68,7 +68,7 @@ impl AsyncCompletionQueue {
     /// As [`CompletionQueue::wait`].
     pub async fn next(&mut self) -> Result<Completion, WaitError> {
         loop {
-            let (told, seen) = self.queue.inner.told()?;
+            let (events, seen) = self.queue.inner.events()?;
             if let Some(completion) = self.queue.poll()? {
                 return Ok(completion);
             }
@@ -76,7 +76,7 @@ impl AsyncCompletionQueue {
             if let Some(completion) = self.queue.poll()? {
                 return Ok(completion);
             }
-            poll_fn(|task| told.poll_sleep(seen, &self.fd, task)).await?;
+            poll_fn(|task| events.poll_sleep(seen, &self.fd, task)).await?;
         }
     }
 
@@ -86,8 +86,8 @@ impl AsyncCompletionQueue {
     }
 }
 
-impl Told {
-    /// As [`Told::sleep`], for a task.
+impl CqEvents {
+    /// As [`CqEvents::sleep`], for a task.
     fn poll_sleep(
         &self,
         seen: u32,
@@ -96,7 +96,7 @@ impl Told {
     ) -> Poll<Result<(), Error>> {
         let mut turn = self.channel.turn.lock();
         loop {
-            if self.events() != seen {
+            if self.count() != seen {
                 return Poll::Ready(Ok(()));
             }
             if !turn.is_taken

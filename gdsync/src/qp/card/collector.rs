@@ -2,10 +2,8 @@
 
 use crate::cuda::{GpuMemory, Placement};
 use crate::memop::{Named, Place};
-use crate::qp::wait::{CHECKER, start_checker};
-use crate::qp::{
-    CardWord, CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner,
-};
+use crate::qp::complete::wait::{CHECKER, Entry, PreparedWait, start_checker};
+use crate::qp::{CardWord, CompletionQueueInner, PreparedSend, QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::send::{CardWait, Hold};
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
 use crate::util::options::options;
@@ -113,10 +111,6 @@ struct Awaited {
     /// Since when the CPU has known all entries to be there, where a queue pair has failed.
     overdue: Option<Instant>,
 }
-
-/// A completion that a collector is to wait for: its queue, its index, and the queue pairs that it may
-/// be of.
-pub(crate) type Entry<'a> = (&'a Arc<CompletionQueueInner>, u32, &'a [Arc<QueuePairInner>]);
 
 options! {
     /// How a [`Collector`] is made.

@@ -1,9 +1,10 @@
 //! Shared receive queues: making, posting, and which completion queues their receives count in.
 
-use crate::qp::{CompletionQueueInner, SharedReceiveQueueConfig};
+use crate::qp::CompletionQueueInner;
 use crate::queue::request::data_segments;
 use crate::queue::shared::{Credits, SharedRecvState};
 use crate::queue::{QueueError, RequestError, Ring, StateError};
+use crate::util::options::options;
 use crate::verbs::events::{Element, EventSink};
 use crate::verbs::{
     AsyncEventKind, DeviceInner, Error, Owned, ProtectionDomain, ProtectionDomainInner, QueuePairError,
@@ -75,6 +76,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SharedReceives>,
+}
+
+options! {
+    /// How a [`SharedReceiveQueue`] is made. A number is the configuration of a queue that holds so many
+    /// receives. The provider may grant larger sizes than asked for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct SharedReceiveQueueConfig
+    /// 128 receives of up to 4 slices.
+    default {
+        /// Receives posted at a time.
+        depth: u32 = 128,
+        /// Slices of one receive.
+        segments: u32 = 4,
+    }
+}
+
+impl From<u32> for SharedReceiveQueueConfig {
+    fn from(depth: u32) -> Self {
+        SharedReceiveQueueConfig::default().depth(depth)
+    }
 }
 
 #[derive(Debug)]
@@ -256,12 +278,12 @@ impl EventSink for SharedReceives {
 /// What a queue pair has of a shared receive queue: its receives count in the queue pair's completion
 /// queue.
 #[derive(Debug)]
-pub(crate) struct Sharing {
+pub(crate) struct SrqAttachment {
     pub(crate) receives: Arc<SharedReceives>,
     queue: Arc<CompletionQueueInner>,
 }
 
-impl Sharing {
+impl SrqAttachment {
     /// For a queue pair that will complete its receives in `queue`.
     pub(crate) fn new(
         receives: &Arc<SharedReceives>,
@@ -276,7 +298,7 @@ impl Sharing {
         drop(queues);
         let has_room = queue.lock().add_credits(&receives.credits);
         // From here on, dropping it takes both away.
-        let made = Sharing { receives: receives.clone(), queue: queue.clone() };
+        let made = SrqAttachment { receives: receives.clone(), queue: queue.clone() };
         if has_room {
             return Ok(made);
         }
@@ -285,7 +307,7 @@ impl Sharing {
     }
 }
 
-impl Drop for Sharing {
+impl Drop for SrqAttachment {
     fn drop(&mut self) {
         self.queue.lock().remove_credits(&self.receives.credits);
         let mut queues = self.receives.queues.lock();

@@ -22,9 +22,10 @@ use self::domain::Object;
 use self::memory::Blocks;
 use self::sizes::Sizes;
 use crate::qp::QueuePairConfig;
-use crate::qp::create::Role;
-use crate::queue::{QueueParts, Ring};
-use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};
+use crate::qp::make::Role;
+use crate::queue::{Ring, WorkQueues};
+use crate::verbs::{DeviceInner, DevxError, Error, LinkLayer, ProtectionDomainInner, Transport, ah};
+use gdsync_sys::api::DevxApi;
 use gdsync_sys::prm::command::encode::{
     CreateCq, CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition,
 };
@@ -33,6 +34,14 @@ use gdsync_sys::prm::doorbell::{DBR_CQ_CI, DBR_RECV, DBR_SEND};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::Arc;
+
+/// The entry points, where the provider has them.
+pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
+    device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
+        device: device.name.to_owned(),
+        reason: "its provider has no DEVX: it is the software card of this process, or libmlx5 is older than rdma-core 21",
+    })
+}
 
 /// A completion queue.
 #[derive(Debug)]
@@ -90,7 +99,7 @@ pub(crate) struct Qp {
 
 fn service(transport: Transport) -> Service {
     match transport {
-        // `QueuePair::in_domain_as` refuses DC.
+        // `QueuePair::in_domain` refuses DC.
         Transport::Rc | Transport::Dc => Service::Rc,
         Transport::Uc => Service::Uc,
         Transport::Ud => Service::Ud,
@@ -104,7 +113,7 @@ impl Qp {
         config: &QueuePairConfig<'_>,
         (send_cq, recv_cq): (u32, u32),
         role: Role,
-    ) -> Result<(Self, QueueParts), Error> {
+    ) -> Result<(Self, WorkQueues), Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = Blocks::register(
             &domain.device,
@@ -138,7 +147,7 @@ impl Qp {
         };
         let object =
             Object::create(&domain.device, "CREATE_QP", &command.encode(), || format!("{config:?}"))?;
-        let parts = QueueParts {
+        let queues = WorkQueues {
             number: object.number,
             sq,
             rq: Some(rq),
@@ -147,7 +156,7 @@ impl Qp {
             inline: sizes.inline,
             recv_segments: sizes.recv_segments,
         };
-        Ok((Qp { object, _memory: memory }, parts))
+        Ok((Qp { object, _memory: memory }, queues))
     }
 
     /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go

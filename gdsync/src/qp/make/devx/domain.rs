@@ -4,10 +4,11 @@
 use crate::cuda::QueuePlacement;
 use crate::memory::HostAddr;
 use crate::qp::QueuePairConfig;
-use crate::qp::devx::memory::{MemorySource, source_of};
-use crate::qp::devx::sizes::Sizes;
+use crate::qp::make::devx::api_of;
+use crate::qp::make::devx::memory::{MemorySource, source_of};
+use crate::qp::make::devx::sizes::Sizes;
 use crate::verbs::devx::{check, failure};
-use crate::verbs::{DeviceInner, DevxError, Error, Owned, ProtectionDomainInner, call};
+use crate::verbs::{DeviceInner, Error, Owned, ProtectionDomainInner, call};
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_obj, mlx5dv_pd};
 use gdsync_sys::prm::command::encode::{ANSWER, Command, Transition};
@@ -126,14 +127,6 @@ impl Drop for Uar {
         // that announces it.
         unsafe { (self.api.free_uar)(self.raw.as_ptr()) };
     }
-}
-
-/// The entry points, where the provider has them.
-pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
-    device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
-        device: device.name.to_owned(),
-        reason: "its provider has no DEVX: it is the software card of this process, or libmlx5 is older than rdma-core 21",
-    })
 }
 
 /// An object of the device, made by a command. Once it is dropped, the device touches nothing of what it was

@@ -25,7 +25,7 @@ mod queue;
 mod tests;
 
 use self::held::{Held, HeldSends};
-use crate::qp::trigger::TriggerInner;
+use crate::qp::card::trigger::TriggerInner;
 use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::send::SendState;
