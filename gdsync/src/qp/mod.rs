@@ -66,7 +66,7 @@ use crate::memory::spans::Span;
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
 use crate::queue::request::Limits;
-use crate::queue::send::SendState;
+use crate::queue::send::{PostMode, SendState};
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
 use crate::util::options::options;
 use crate::verbs::{
@@ -343,7 +343,7 @@ impl QueuePair {
     /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
     /// before.
     pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
-        PreparedSend::new(self.inner.clone(), &request, None, [])
+        PreparedSend::new(self.inner.clone(), &request, PostMode::LATER)
     }
 
     /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have
@@ -357,7 +357,7 @@ impl QueuePair {
     // instructions.
     #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
-        self.inner.post_send(&request)
+        self.inner.enqueue(&request, PostMode::NOW).map(drop)
     }
 
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.

@@ -5,14 +5,11 @@
 //! prepared send can be found again.
 
 #[deny(unsafe_code)]
-mod ends;
-#[deny(unsafe_code)]
-mod order;
+mod posting;
 mod waits;
 
-pub(crate) use ends::BorrowedSends;
-pub(crate) use order::{Before, LastPost, Replaced};
-pub(crate) use waits::{CardWait, Enable, Hold};
+pub(crate) use posting::{BorrowedSends, LastPost, PreviousPoint, PreviousPost};
+pub(crate) use waits::{CardWait, Enable, PostMode, WaitRequest};
 
 use crate::memory::HostAddr;
 use crate::queue::completion::CompletionState;
@@ -187,8 +184,8 @@ pub(crate) struct SendState {
     /// A kernel drives the queue.
     attached: bool,
     handover: Handover,
-    /// A master has released, or will, what has not retired.
-    is_released: bool,
+    /// The outstanding requests are the master's to release, not the CPU's to ring for.
+    is_masters: bool,
     /// Keeps the regions of posts that do not hold them.
     keeper: Arc<RegionKeeper>,
     /// How many such posts there were.
@@ -213,7 +210,7 @@ impl SendState {
             guarded: false,
             attached: false,
             handover: Handover::Doorbells,
-            is_released: false,
+            is_masters: false,
             keeper: Arc::new(RegionKeeper::new()),
             kept: 0,
         }
@@ -258,29 +255,37 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request into the ring, behind WAITs if it is to have some, for a stream to post or the CPU to
-    /// ring for: its doorbell hands all of them to the card. Where that fails, nothing has changed.
+    /// Writes WAITs and, behind them, a work request into the ring. On an error, nothing has changed.
     ///
-    /// Returns its serial number, and the doorbell.
+    /// Returns the request's serial number, and the doorbell that hands all of them to the card, for a stream or the
+    /// CPU to ring. A slave's requests need none: the master releases them.
+    ///
+    /// # Errors
+    /// No room, a refused request; [`OrderError::HandedOverOtherwise`](crate::queue::OrderError) for a slave.
     pub(crate) fn prepare(
         &mut self,
-        holds: impl IntoIterator<Item = Hold>,
+        waits: impl IntoIterator<Item = WaitRequest>,
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         completions: &mut CompletionState,
     ) -> Result<(u64, Doorbell), QueueError> {
+        let is_slave = self.handover == Handover::Master;
+        if is_slave {
+            self.check_masters_turn()?;
+        }
         let before = self.entries.len();
-        let waits = holds.into_iter().try_for_each(|hold| self.place_wait(hold, completions));
+        let waits = waits.into_iter().try_for_each(|wait| self.place_wait(wait, completions));
         let placed = waits.and_then(|()| {
             self.place(request, rules, |signaled| completions.reserve(signaled), State::Prepared)
         });
         let value = placed.inspect_err(|_| self.take_back(before, completions))?;
-        // Before any send that was prepared earlier, nothing is due: a WAIT is nothing to post.
+        self.is_masters |= is_slave;
+        // WAITs are not posted: without earlier prepared sends, the request is the next.
         self.skip_unprepared();
         Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
     }
 
-    /// Writes a work request into the ring and rings the card, at once.
+    /// Writes a work request into the ring and rings the card, at once. Returns what [`Self::prepare`] does.
     ///
     /// # Errors
     /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding
@@ -294,18 +299,18 @@ impl SendState {
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
-    ) -> Result<(), QueueError> {
+    ) -> Result<(u64, Doorbell), QueueError> {
         let serial = self.next_serial();
-        if (self.next_to_post != serial) | self.is_released {
+        if (self.next_to_post != serial) | self.is_masters {
             self.check_cpus_turn(serial)?;
         }
         self.settle()?;
-        let doorbell = self.place(request, rules, book, State::Posted)?;
+        let value = self.place(request, rules, book, State::Posted)?;
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);
         // SAFETY: the caller's.
-        unsafe { ring(&self.ring, record, self.register, doorbell) };
-        Ok(())
+        unsafe { ring(&self.ring, record, self.register, value) };
+        Ok((serial, self.doorbell(record, value)))
     }
 
     /// Writes a work request behind the newest, and books the entry of its completion. Where that
@@ -357,6 +362,11 @@ impl SendState {
     fn push(&mut self, entry: Entry) {
         self.head = entry.end();
         self.entries.push_back(entry);
+    }
+
+    /// The block after the newest work request.
+    pub(crate) fn end(&self) -> u32 {
+        self.head
     }
 
     /// The serial number of the next work request.

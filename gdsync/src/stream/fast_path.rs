@@ -5,9 +5,10 @@ use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
+use crate::queue::send::PostMode;
 use crate::queue::{Release, WorkRequest};
 use crate::stream::in_flight::{Held, InFlight, Past};
-use crate::stream::post::State;
+use crate::stream::state::State;
 use crate::stream::{PostError, PostFailure, Posted, Stream};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -167,7 +168,7 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, [])?;
+        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
         let mut state = self.lock();
         match state.submit_fast(&self.backend, &self.timeline, queue_pair, place) {
             FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
@@ -185,7 +186,7 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, [])?;
+        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
         let Stream { backend, timeline, state, .. } = self;
         let state = state.get_mut();
         match state.submit_fast(backend, timeline, queue_pair, place) {
@@ -201,10 +202,10 @@ impl<B: MemOpStream> Stream<B> {
         state: MutexGuard<'_, State>,
         fast: FastPath,
         queue_pair: &Arc<QueuePairInner>,
-        (serial, release): (u64, Release),
+        enqueued: (u64, Release),
     ) -> Result<Posted, PostFailure> {
-        let send = PreparedSend::assemble(queue_pair.clone(), serial, release);
-        self.post_otherwise(state, fast, send).map_err(|error| error.source)
+        self.post_otherwise(state, fast, PreparedSend::of(queue_pair.clone(), enqueued))
+            .map_err(|error| error.source)
     }
 
     /// For a send that the fast path has not posted.

@@ -5,6 +5,8 @@
 //! with a timeline: it turns batches into memory operations, keeps what they name alive, and knows
 //! how far the backend has come.
 
+#[deny(unsafe_code)]
+mod collector;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod fast_path;
@@ -14,7 +16,6 @@ mod first_post_tests;
 pub(crate) mod in_flight;
 #[deny(unsafe_code)]
 mod lower;
-mod perform;
 #[deny(unsafe_code)]
 pub mod persistent;
 #[cfg(test)]
@@ -25,6 +26,8 @@ mod proxy;
 mod retire;
 mod soft;
 #[deny(unsafe_code)]
+mod state;
+#[deny(unsafe_code)]
 mod trace;
 mod translations;
 #[deny(unsafe_code)]
@@ -33,8 +36,8 @@ mod watchdog;
 pub use cpu::Cpu;
 pub use cuda::CudaStream;
 
-pub use post::Stream;
 pub use soft::{Event, SoftStream};
+pub use state::Stream;
 
 use crate::batch::Batch;
 use crate::cuda::Placement;
@@ -48,7 +51,8 @@ use std::fmt;
 
 /// CUDA graphs that hold batches.
 pub mod graph {
-    pub use super::cuda::graph::{Capture, CudaGraph, GraphError, LaunchError};
+    pub use super::cuda::capture::Capture;
+    pub use super::cuda::graph::{CudaGraph, GraphError, LaunchError};
     pub use super::cuda::params::with_params;
 }
 pub use watchdog::{StalledWait, Watchdog};

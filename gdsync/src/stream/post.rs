@@ -1,141 +1,23 @@
 //! Posting batches on a backend.
+//!
+//! A backend that performs a submission before it returns, such as [`super::Cpu`], runs one that has to wait without
+//! the lock on the stream's state. Other threads can then ask the stream what it waits for. They cannot post:
+//! [`State::performing`] serializes posts as the lock does otherwise.
 
-use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
-use crate::cuda::arena_of;
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::memory::{Timeline, TimelinePoint};
-use crate::stream::in_flight::{self, Held, InFlight, Past, Spare};
-use crate::stream::lower::{Posting, StreamCollector};
-use crate::stream::proxy::{self, Ring};
-use crate::stream::translations::Translations;
-use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
-use crate::verbs::Error;
-use gdsync_sys::pause::{self, Pause};
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
+use crate::batch::{Batch, Bytes, Chunk, Descriptor, Fate, Lowering, Planner, Points};
+use crate::memop::{MemOp, MemOpStream, StreamError};
+use crate::memory::TimelinePoint;
+use crate::stream::in_flight::{self, Held, InFlight, Past};
+use crate::stream::lower::Posting;
+use crate::stream::proxy::Ring;
+use crate::stream::state::{PROGRESS_EVERY, State, Stream};
+use crate::stream::{PostError, PostFailure, Posted};
+use gdsync_sys::pause::Pause;
+use parking_lot::{Condvar, MutexGuard};
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
-/// Of submissions without waits for completions, one in this many writes the point of those before.
-pub(super) const PROGRESS_EVERY: u32 = 64;
-/// From this many submissions in flight on, posts retire those that are past. Posts before that
-/// read no memory that the stream writes.
-const REAP_FROM: usize = 32;
-
-/// A backend on which batches are posted. Dereferences to the backend.
-///
-/// Dropping it does not wait for the work that it has accepted. What that work names stays alive
-/// until the stream has passed it.
-///
-/// ```
-/// use gdsync::memop::{Condition, MemOpStream, Word32};
-/// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // Streams of any kind fit one type.
-/// let backend: Box<dyn MemOpStream> = Box::new(SoftStream::new()?);
-/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(backend)?;
-/// let memory = PinnedMemory::allocate(8)?;
-/// let (go, done) = (Word32::new(&memory, 0)?, Word32::new(&memory, 4)?);
-/// stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1))?;
-/// assert_eq!((done.load(), stream.outstanding()), (0, 1));
-/// go.store(1);
-/// stream.synchronize()?;
-/// assert_eq!((done.load(), stream.outstanding()), (1, 0));
-/// # Ok(())
-/// # }
-/// ```
-pub struct Stream<B: MemOpStream> {
-    pub(crate) backend: B,
-    pub(super) caps: MemOpCaps,
-    pub(super) path: DoorbellPath,
-    pub(crate) timeline: Arc<Timeline>,
-    pub(super) state: Mutex<State>,
-    /// Signalled when a thread has performed a submission.
-    pub(super) turn: Condvar,
-}
-
-#[derive(Debug)]
-pub(super) struct State {
-    /// The last point handed out.
-    pub(super) issued: TimelinePoint,
-    /// Submissions since the last point that the stream writes.
-    pub(super) unwritten: u32,
-    /// One submission in this many writes a point; each its own end, where that is 1.
-    progress_every: u32,
-    pub(super) in_flight: VecDeque<InFlight>,
-    /// The submission that a thread performs at this moment, without the lock: no other thread
-    /// submits meanwhile.
-    pub(super) performing: Option<InFlight>,
-    /// The sum of the weights of those in flight.
-    pub(super) weight: usize,
-    /// Sends that may take the fast path before the next housekeeping: retiring submissions,
-    /// writing a point, the limit of submissions outstanding. 0 while the proxy rings, and while a
-    /// thread performs.
-    pub(super) fast_posts_left: Cell<u32>,
-    pub(super) doorbells: RefCell<Doorbells>,
-    pub(super) translations: Translations,
-    /// Doorbells that the proxy has to ring for this stream.
-    pub(super) proxied: Arc<proxy::Queue>,
-    /// Memory operations of the last submission; kept for their allocation, as is the planner.
-    ops: Vec<MemOp>,
-    planner: Planner,
-    pub(super) collector: StreamCollector,
-    pub(super) spare: Arc<Spare>,
-}
-
 impl<B: MemOpStream> Stream<B> {
-    /// A stream on a backend.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] where its timeline cannot be had;
-    /// [`PlacementError`](crate::cuda::PlacementError).
-    pub fn new(backend: B) -> Result<Self, Error> {
-        Self::with_options(backend, StreamOptions::default())
-    }
-
-    /// A stream on a backend, with options.
-    ///
-    /// # Errors
-    /// As [`Self::new`]; [`Error::Thread`] for [`DoorbellPath::Proxy`].
-    pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
-        pause::prepare();
-        proxy::start_if_asked_for(options.doorbells)?;
-        let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
-        let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
-        let state = State {
-            issued: TimelinePoint::default(),
-            unwritten: 0,
-            progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
-            in_flight: VecDeque::with_capacity(REAP_FROM),
-            performing: None,
-            weight: 0,
-            fast_posts_left: Cell::new(0),
-            doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
-            translations: Translations::default(),
-            proxied: Arc::default(),
-            ops: Vec::with_capacity(REAP_FROM),
-            planner: Planner::default(),
-            collector: StreamCollector::new(options.collect_from, options.collect_in),
-            spare: Arc::default(),
-        };
-        if options.always_signal {
-            let timeline = timeline.clone();
-            backend.idle_probe(Arc::new(move || timeline.is_quiet()));
-        }
-        Ok(Stream {
-            caps: backend.caps(),
-            backend,
-            path: options.doorbells,
-            timeline,
-            state: Mutex::new(state),
-            turn: Condvar::new(),
-        })
-    }
-
     /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that
     /// (unless the backend is [`super::Cpu`], which performs it before this returns. While it
     /// waits, other threads that post wait for their turn; all other calls answer at once).
@@ -270,10 +152,6 @@ impl<B: MemOpStream> Stream<B> {
         PostError { batch, posted, source }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Submits descriptors as planned. Returns their points, and the number of operations.
     fn post_chunk(
         &self,
@@ -369,21 +247,58 @@ impl<B: MemOpStream> Stream<B> {
         Ok((points, count))
     }
 
-    /// Whether there is room for a submission that counts for `weight`.
-    #[inline]
-    pub(super) fn check_room(&self, state: &mut State, weight: usize) -> Result<(), PostFailure> {
-        let limit = self.caps.max_outstanding;
-        match state.in_flight.front() {
-            Some(oldest) if state.weight + weight > limit => Err(self.would_block(state.weight, oldest.end)),
-            _ => Ok(()),
-        }
-    }
-
+    /// Submits operations of which one may wait, to a backend that performs them at once. The
+    /// descriptors come back when it has.
     #[cold]
     #[inline(never)]
-    fn would_block(&self, outstanding: usize, oldest: TimelinePoint) -> PostFailure {
-        let (limit, blocked) = (self.caps.max_outstanding, self.timeline.blocked_on(oldest));
-        PostFailure::WouldBlock { outstanding, limit, blocked }
+    pub(super) fn perform(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        end: TimelinePoint,
+        descriptors: &mut Vec<Descriptor>,
+        ops: &[MemOp],
+        rings: Vec<Ring>,
+    ) -> Result<(), StreamError> {
+        let held = Held::Many(std::mem::take(descriptors));
+        state.performing = Some(InFlight { end, held });
+        // Posting on the fast path takes a turn, too.
+        state.fast_posts_left.set(0);
+        let turn = Turn { state, over: &self.turn };
+        let proxied = turn.state.proxied.clone();
+        let result = MutexGuard::unlocked(turn.state, || {
+            // SAFETY: as in `submit_lowered`; in the place of the lock, `performing` keeps other
+            // threads from submitting.
+            Self::with_proxy(&proxied, rings, || unsafe { self.backend.submit(ops) })
+        });
+        if let Some(InFlight { held: Held::Many(performed), .. }) = turn.state.performing.take() {
+            *descriptors = performed;
+        }
+        result
+    }
+
+    /// Submits a write of bytes that is made by a copy.
+    pub(super) fn post_bytes(&self, state: &mut State, bytes: &mut Bytes) -> Result<Points, PostFailure> {
+        self.make_room_for_bytes(state)?;
+        let to = self.address(&bytes.place, bytes.content.len())?;
+        let points = Points::next(state.issued);
+        self.timeline.expect(points.end);
+        // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The
+        // descriptor holds the memory, and what is staged, until the timeline has passed the
+        // submission. The lock on the state keeps others from submitting.
+        let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
+        bytes.keep(staged);
+        Ok(points)
+    }
+
+    /// A copy cannot write its point, so it leaves the last place to a submission that does. If
+    /// that place is next, or the point is due, the stream writes it before.
+    fn make_room_for_bytes(&self, state: &mut State) -> Result<(), PostFailure> {
+        let limit = self.caps.max_outstanding;
+        let due = state.unwritten >= PROGRESS_EVERY || state.weight.saturating_add(2) >= limit;
+        if due && state.weight < limit {
+            self.write_closing_point(state)?;
+        }
+        self.check_room(state, 2)
     }
 }
 
@@ -392,42 +307,6 @@ pub(super) struct Lowered {
     points: Points,
     /// Doorbells that the proxy will ring.
     rings: Vec<Ring>,
-}
-
-impl State {
-    /// Each submission writes its own end.
-    #[inline(always)]
-    pub(super) fn signals_always(&self) -> bool {
-        self.progress_every == 1
-    }
-
-    /// True once posts retire submissions.
-    #[inline]
-    pub(super) fn is_long(&self, caps: &MemOpCaps) -> bool {
-        self.in_flight.len() >= REAP_FROM || self.weight >= caps.max_outstanding
-    }
-
-    /// The backend has taken a submission.
-    pub(super) fn accept(&mut self, points: Points, held: Held, caps: &MemOpCaps) {
-        self.issued = points.end;
-        self.unwritten = match points {
-            Points { open: false, .. } => 0,
-            Points { has_own: true, .. } => 1,
-            _ => self.unwritten + 1,
-        };
-        self.weight += held.weight();
-        self.in_flight.push_back(InFlight { end: points.end, held });
-        let room = caps.max_outstanding.saturating_sub(self.weight + 1);
-        let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
-        let left = match self.signals_always() {
-            true => left,
-            false => left.min(self.progress_every.saturating_sub(self.unwritten + 1)),
-        };
-        self.fast_posts_left.set(if self.rings_itself() && caps.writes_are_fenced { left } else { 0 });
-        if LevelFilter::current() >= LevelFilter::TRACE {
-            trace_posted(points.end);
-        }
-    }
 }
 
 /// Traces descriptors and the operations that they became.
@@ -442,30 +321,15 @@ fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
     }
 }
 
-#[cold]
-#[inline(never)]
-fn trace_posted(point: TimelinePoint) {
-    tracing::trace!(point = point.0, "posted");
+/// The turn of the thread that performs. It ends also where the backend panics.
+struct Turn<'a, 'b> {
+    state: &'a mut MutexGuard<'b, State>,
+    over: &'a Condvar,
 }
 
-impl<B: MemOpStream> Deref for Stream<B> {
-    type Target = B;
-
-    fn deref(&self) -> &B {
-        &self.backend
-    }
-}
-
-impl<B: MemOpStream> fmt::Debug for Stream<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
-        f.debug_struct("Stream")
-            .field("issued", &state.issued.0)
-            .field("progress", &self.timeline.progress().0)
-            .field("in_flight", &state.in_flight.len())
-            .field("performing", &state.performing.is_some())
-            .field("doorbells", &*state.doorbells.borrow())
-            .field("proxied", &state.proxied)
-            .finish()
+impl Drop for Turn<'_, '_> {
+    fn drop(&mut self) {
+        self.state.performing = None;
+        self.over.notify_all();
     }
 }

@@ -5,7 +5,7 @@ use crate::batch::{Descriptor, Points};
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::TimelinePoint;
 use crate::stream::in_flight::{self, Held, InFlight, Past};
-use crate::stream::post::State;
+use crate::stream::state::State;
 use crate::stream::{StalledWait, Stream};
 use parking_lot::MutexGuard;
 use std::time::{Duration, Instant};

@@ -3,8 +3,8 @@
 use crate::cuda::{GpuMemory, Placement};
 use crate::memop::{Named, Place};
 use crate::qp::complete::wait::{CHECKER, Entry, PreparedWait, start_checker};
-use crate::qp::{CardWord, CompletionQueueInner, PreparedSend, QueuePair, QueuePairConfig, QueuePairInner};
-use crate::queue::send::{CardWait, Hold};
+use crate::qp::{CardWord, CompletionQueueInner, QueuePair, QueuePairConfig, QueuePairInner};
+use crate::queue::send::{CardWait, PostMode, WaitRequest};
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
 use crate::util::options::options;
 use crate::util::poller::{Polled, Task};
@@ -242,13 +242,12 @@ impl CollectorInner {
         let number = state.newest + 1;
         if state.writer == Writer::Card {
             let wait = |(queue, index, _): &Entry<'_>| CardWait::Entry { cqn: queue.number(), index: *index };
-            let holds = entries.iter().map(|entry| Hold { wait: wait(entry), region: None });
+            let waits = entries.iter().map(|entry| WaitRequest { wait: wait(entry), region: None });
             let bytes = number.to_ne_bytes();
             let write = WorkRequest::write_inline(&bytes, self.word.remote()).wr_id(number);
-            let own = state.queue_pair.inner.clone();
-            match PreparedSend::new(own, &write, None, holds).and_then(PreparedSend::ring) {
+            match state.queue_pair.inner.enqueue(&write, PostMode::Behind(waits)) {
                 // The collector's own queue: the library's thread notices, and writes the number.
-                Ok(()) | Err(QueueError::State(StateError::Failed { .. })) => {}
+                Ok(_) | Err(QueueError::State(StateError::Failed { .. })) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -9,7 +9,7 @@ use crate::memop::{Named, Place};
 use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::card_word::is_behind;
 use crate::qp::{CardWord, QueuePairInner};
-use crate::queue::send::{Before, CardWait, Hold, LastPost};
+use crate::queue::send::{CardWait, LastPost, PreviousPost, WaitRequest};
 use crate::queue::{OrderError, QueueError};
 use crate::verbs::{
     Access, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain, ProtectionDomainInner, QueuePairError,
@@ -213,7 +213,7 @@ impl Trigger {
 impl TriggerInner {
     /// The newest post, where its stream may have to write it still. The word tells, too, what the
     /// stream tells only now and then; in GPU memory it takes the driver to look at it.
-    fn in_the_way<'a>(&self, state: &'a Tickets) -> Option<&'a LastPost> {
+    fn pending_post<'a>(&self, state: &'a Tickets) -> Option<&'a LastPost> {
         let last = state.last_post.as_ref()?;
         let is_written = self.word.peek().is_some_and(|word| !is_behind(word, state.posted));
         (!is_written && !last.timeline.has_passed(last.point)).then_some(last)
@@ -253,7 +253,7 @@ impl TriggerInner {
         // program's own may come, once it has taken tickets.)
         if state.prepared.is_empty()
             && state.given == 0
-            && self.in_the_way(&state).is_none()
+            && self.pending_post(&state).is_none()
             && let Err(error) = self.word.raise(ticket)
         {
             tracing::warn!(%error, ticket, "a dropped send stays in its queue until the next ticket is written");
@@ -268,12 +268,12 @@ impl TriggerInner {
         ticket: u64,
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
-    ) -> Result<Before, QueueError> {
+    ) -> Result<PreviousPost, QueueError> {
         let mut state = self.state.lock();
         state.check_next(ticket)?;
         let is_same = |last: &LastPost| Arc::ptr_eq(&last.timeline, timeline);
         if !state.last_post.as_ref().is_none_or(is_same)
-            && let Some(last) = self.in_the_way(&state)
+            && let Some(last) = self.pending_post(&state)
         {
             let blocked = last.timeline.blocked_on(last.point);
             return Err(QueueError::Order(OrderError::TriggerOnOtherStream { blocked }));
@@ -284,7 +284,7 @@ impl TriggerInner {
     }
 
     /// The stream refused the batch: the send is only prepared again. A group is undone newest first.
-    pub(crate) fn undo_post(&self, ticket: u64, before: Before) {
+    pub(crate) fn undo_post(&self, ticket: u64, before: PreviousPost) {
         let mut state = self.state.lock();
         state.prepared.insert(ticket);
         state.posted = ticket - 1;
@@ -292,7 +292,7 @@ impl TriggerInner {
     }
 
     /// The program releases a ticket itself.
-    pub(crate) fn give(&self, ticket: u64) -> Result<(), QueueError> {
+    pub(crate) fn hand_out(&self, ticket: u64) -> Result<(), QueueError> {
         let mut state = self.state.lock();
         state.check_next(ticket)?;
         state.prepared.remove(&ticket);
@@ -320,7 +320,7 @@ pub(crate) struct PreparedTicket {
     number: u64,
     /// The WAIT for it.
     wait: CardWait,
-    posted: Option<Before>,
+    posted: Option<PreviousPost>,
     /// Whose sends wait for it. They stay until the stream has passed it, and fail with the stream.
     pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
 }
@@ -334,8 +334,8 @@ impl PreparedTicket {
     }
 
     /// The WAIT for it, in front of a send of any queue pair of its domain.
-    pub(crate) fn hold(&self) -> Hold {
-        Hold { wait: self.wait, region: Some(self.trigger.word.region()) }
+    pub(crate) fn wait(&self) -> WaitRequest {
+        WaitRequest { wait: self.wait, region: Some(self.trigger.word.region()) }
     }
 
     /// Marks it as posted. Returns the number that the stream writes.

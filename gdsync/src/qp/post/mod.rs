@@ -12,8 +12,8 @@ use crate::qp::QueuePairInner;
 use crate::qp::card::trigger::TriggerInner;
 use crate::queue::completion::CompletionState;
 use crate::queue::request::{Limits, Rules, data_segments};
-use crate::queue::send::{Before, Hold, Replaced, SendState};
-use crate::queue::{Claim, Doorbell, OrderError, QueueError, Release, RequestError, StateError, WorkRequest};
+use crate::queue::send::{PostMode, PreviousPoint, PreviousPost, SendState, WaitRequest};
+use crate::queue::{OrderError, QueueError, Release, RequestError, StateError, WorkRequest};
 use crate::verbs::{AddressHandle, Slice, Transport};
 use gdsync_sys::prm::wqe::DataSeg;
 use gdsync_trace::{Kind, event};
@@ -22,44 +22,57 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl QueuePairInner {
+    /// Writes a request into the send queue, and rings for it or leaves that for later, as `mode` says. Returns its
+    /// serial number and what hands it to the card. What is left for later needs a
+    /// [`PreparedSend`](send::PreparedSend), which takes it back when dropped.
     #[inline(always)]
-    pub(crate) fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
-        let mut completions = self.send_cq.lock();
-        let mut send = self.send();
-        // Under the lock: the queue is flushed only after the queue pair was marked as failed.
-        self.check_connected()?;
-        // SAFETY: the register belongs to this queue pair, which is alive.
-        unsafe { send.post_now(request, &Keeping(self), |signaled| completions.reserve(signaled)) }
-    }
-
-    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing
-    /// takes it back. The rest is as with [`PreparedSend::new`].
-    #[inline]
-    pub(crate) fn prepare_send(
+    pub(crate) fn enqueue(
         &self,
         request: &WorkRequest<'_>,
-        claim: Option<Arc<Claim>>,
-        holds: impl IntoIterator<Item = Hold>,
+        mode: PostMode<impl IntoIterator<Item = WaitRequest>>,
     ) -> Result<(u64, Release), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
-        // Under the locks: it may be handed over to kernels meanwhile.
+        // Under the locks: a queue pair is marked before its queues are flushed or handed over to kernels.
         self.check_connected()?;
-        let (serial, release) = match &self.trigger {
-            None => {
-                let (serial, doorbell) = send.prepare(holds, request, self, &mut completions)?;
-                (serial, Release::Ring(doorbell))
+        match mode {
+            PostMode::Now => {
+                let book = |signaled| completions.reserve(signaled);
+                // SAFETY: the register belongs to this queue pair, which is alive.
+                let (serial, doorbell) = unsafe { send.post_now(request, &Keeping(self), book) }?;
+                Ok((serial, Release::Ring(doorbell)))
             }
-            Some(trigger) => {
-                self.prepare_triggered(&mut send, &mut completions, (request, holds), trigger)?
+            PostMode::Behind(waits) => {
+                send.check_turn_of_cpu()?;
+                let (serial, release) = self.prepare(&mut send, &mut completions, (request, waits))?;
+                // SAFETY: as above.
+                unsafe { send.ring_prepared(serial) }?;
+                Ok((serial, release))
             }
-        };
-        if let Some(claim) = claim {
-            let _ = claim.entry.set(completions.newest_booked());
-            send.claims.add(serial, claim);
+            PostMode::Later { claim, waits } => {
+                let (serial, release) = self.prepare(&mut send, &mut completions, (request, waits))?;
+                if let Some(claim) = claim {
+                    let _ = claim.entry.set(completions.newest_booked());
+                    send.claims.add(serial, claim);
+                }
+                Ok((serial, release))
+            }
         }
-        trace_prepared(&release);
-        Ok((serial, release))
+    }
+
+    #[inline]
+    fn prepare(
+        &self,
+        send: &mut SendState,
+        completions: &mut CompletionState,
+        (request, waits): (&WorkRequest<'_>, impl IntoIterator<Item = WaitRequest>),
+    ) -> Result<(u64, Release), QueueError> {
+        let Some(trigger) = &self.trigger else {
+            let (serial, doorbell) = send.prepare(waits, request, self, completions)?;
+            event(Kind::PreparedSend, || [doorbell.register.get(), doorbell.value, 0]);
+            return Ok((serial, Release::Ring(doorbell)));
+        };
+        self.prepare_triggered(send, completions, (request, waits), trigger)
     }
 
     /// Writes a request behind a WAIT for the trigger's next ticket, and rings the card; or has the
@@ -69,18 +82,18 @@ impl QueuePairInner {
         &self,
         send: &mut SendState,
         completions: &mut CompletionState,
-        (request, holds): (&WorkRequest<'_>, impl IntoIterator<Item = Hold>),
+        (request, waits): (&WorkRequest<'_>, impl IntoIterator<Item = WaitRequest>),
         trigger: &Arc<TriggerInner>,
     ) -> Result<(u64, Release), QueueError> {
         if let Some(master) = &trigger.master {
             // `PersistentSend::behind` refuses its queue pairs.
-            debug_assert!(holds.into_iter().next().is_none());
+            debug_assert!(waits.into_iter().next().is_none());
             let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
             return Ok((serial, Release::Ticket(ticket)));
         }
         let (ticket, wait) = trigger.take();
-        let holds = iter::once(Hold { wait, region: None }).chain(holds);
-        let prepared = send.prepare(holds, request, self, completions);
+        let waits = iter::once(WaitRequest { wait, region: None }).chain(waits);
+        let prepared = send.prepare(waits, request, self, completions);
         let (serial, doorbell) = prepared.inspect_err(|_| trigger.cancel(ticket))?;
         // SAFETY: record and register belong to this queue pair, which is alive, and whose lock is held.
         unsafe { doorbell.ring() };
@@ -90,7 +103,7 @@ impl QueuePairInner {
     /// Refuses the next send where its stream has still to pass a wait that only this send, or one
     /// after it, ends. Where several kinds of work complete in the queue, other work may end it.
     #[cold]
-    fn check_not_behind(&self, serial: u64, timeline: &Arc<Timeline>) -> Result<(), QueueError> {
+    fn check_not_after_own_wait(&self, serial: u64, timeline: &Arc<Timeline>) -> Result<(), QueueError> {
         let completions = self.send_cq.lock();
         let mut send = self.send();
         let unposted = if self.send_cq.is_of_sends_of(self) { send.unposted() } else { 0 };
@@ -112,7 +125,7 @@ impl QueuePairInner {
         serial: u64,
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
-    ) -> Option<Replaced> {
+    ) -> Option<PreviousPoint> {
         if !self.is_ready.load(Ordering::Acquire) {
             return None;
         }
@@ -120,8 +133,8 @@ impl QueuePairInner {
     }
 
     #[cold]
-    pub(crate) fn undo_next(&self, serial: u64, replaced: Replaced) {
-        self.send().undo_post(serial, Before::SameLane(replaced));
+    pub(crate) fn undo_next(&self, serial: u64, replaced: PreviousPoint) {
+        self.send().undo_post(serial, PreviousPost::SameTimeline(replaced));
     }
 
     /// Posts a receive; see [`QueuePair::post_recv`](crate::QueuePair::post_recv).
@@ -158,14 +171,6 @@ impl QueuePairInner {
             // SAFETY: as in `flush_unposted`.
             unsafe { doorbell.ring() };
         }
-    }
-}
-
-/// A send is in its queue, and the card does not know it.
-#[inline(always)]
-fn trace_prepared(release: &Release) {
-    if let Release::Ring(Doorbell { register, value, .. }) = release {
-        event(Kind::PreparedSend, || [register.get(), *value, 0]);
     }
 }
 

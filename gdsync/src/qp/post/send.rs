@@ -4,8 +4,8 @@ use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::card::trigger::TriggerInner;
 use crate::qp::post::receives::PreparedReceives;
-use crate::queue::send::{Before, Hold};
-use crate::queue::{Claim, QueueError, Release, StateError, WorkRequest};
+use crate::queue::send::{PostMode, PreviousPost, WaitRequest};
+use crate::queue::{QueueError, Release, StateError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -49,26 +49,24 @@ pub struct PreparedSend {
 /// Where the sends of a queue pair were before one was posted, and the tickets of its trigger.
 #[derive(Debug)]
 struct Posted {
-    sends: Before,
-    tickets: Option<Before>,
+    sends: PreviousPost,
+    tickets: Option<PreviousPost>,
 }
 
 impl PreparedSend {
-    /// Its completion is stored in `claim`, if there is one; the card performs the waits in front of it.
     #[inline]
     pub(crate) fn new(
         queue_pair: Arc<QueuePairInner>,
         request: &WorkRequest<'_>,
-        claim: Option<Arc<Claim>>,
-        holds: impl IntoIterator<Item = Hold>,
+        mode: PostMode<impl IntoIterator<Item = WaitRequest>>,
     ) -> Result<Self, QueueError> {
-        let (serial, release) = queue_pair.prepare_send(request, claim, holds)?;
-        Ok(Self::assemble(queue_pair, serial, release))
+        let enqueued = queue_pair.enqueue(request, mode)?;
+        Ok(Self::of(queue_pair, enqueued))
     }
 
-    /// What [`QueuePairInner::prepare_send`] has prepared.
+    /// A send that [`QueuePairInner::enqueue`] has left for later.
     #[inline]
-    pub(crate) fn assemble(queue_pair: Arc<QueuePairInner>, serial: u64, release: Release) -> Self {
+    pub(crate) fn of(queue_pair: Arc<QueuePairInner>, (serial, release): (u64, Release)) -> Self {
         PreparedSend { queue_pair, serial, release, posted: None, receives: None }
     }
 
@@ -93,8 +91,8 @@ impl PreparedSend {
         };
         self.queue_pair.check_connected()?;
         self.queue_pair.send().check_not_stale(self.serial)?;
-        self.trigger().map_or(Ok(()), |trigger| trigger.give(ticket))?;
-        self.queue_pair.send().give(self.serial);
+        self.trigger().map_or(Ok(()), |trigger| trigger.hand_out(ticket))?;
+        self.queue_pair.send().mark_posted(self.serial);
         // Nothing takes it back any more.
         drop(self.into_queue_pair());
         Ok(ticket)
@@ -125,7 +123,7 @@ impl PreparedSend {
         let mut send = self.queue_pair.send();
         if send.guarded {
             drop(send);
-            self.queue_pair.check_not_behind(self.serial, timeline)?;
+            self.queue_pair.check_not_after_own_wait(self.serial, timeline)?;
             send = self.queue_pair.send();
         }
         let sends = send.post(self.serial, timeline, point)?;

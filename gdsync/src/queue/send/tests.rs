@@ -110,20 +110,20 @@ fn the_newest_is_rolled_back_and_others_become_nops() {
     assert_eq!((queue.head, queue.entries.len()), (0, 0));
 }
 
-/// What stands in front of a dropped send, and a stream would have rung for, holds up nothing behind it.
+/// What stands in front of a dropped send, and a stream would have rung for, waits_of up nothing behind it.
 #[test]
 fn the_waits_of_a_dropped_send_become_nops_with_it() {
     let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
     let region = MemoryRegion::allocate(&pd, 8, Access::LOCAL_WRITE).unwrap();
     let wait = CardWait::Ticket { lkey: region.lkey(), addr: 0x1000, ticket: 1 };
-    let hold = || Some(Hold { wait, region: Some(region.inner.clone()) });
+    let wait_of = || Some(WaitRequest { wait, region: Some(region.inner.clone()) });
     let mut completions = CompletionState::new(test_ring(16, CQE_SIZE));
-    for holds in [[hold(), None], [None, hold()], [hold(), hold()]] {
-        let waits = holds.iter().flatten().count() as u32;
+    for waits_of in [[wait_of(), None], [None, wait_of()], [wait_of(), wait_of()]] {
+        let waits = waits_of.iter().flatten().count() as u32;
         let mut queue = queue(8);
         let request = WorkRequest::send_inline(&[1]);
         let (dropped, _) =
-            queue.prepare(holds.into_iter().flatten(), &request, &LIMITS, &mut completions).unwrap();
+            queue.prepare(waits_of.into_iter().flatten(), &request, &LIMITS, &mut completions).unwrap();
         let kept = queue.prepare_bytes(0, 7);
         assert_eq!(control(&queue, 0).opcode(), Ok(Opcode::Wait));
         assert_eq!(queue.cancel(dropped, |_| false), Removed::default());
@@ -155,7 +155,7 @@ fn sends_are_posted_in_the_order_of_preparation() {
     assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 })));
     queue.cancel(serials[0], |_| false);
     let before = queue.post(serials[1], &timeline, TimelinePoint(1)).unwrap();
-    assert!(matches!(before, Before::Other(None)), "a dropped one is passed over");
+    assert!(matches!(before, PreviousPost::Other(None)), "a dropped one is passed over");
     let other = Timeline::new(0).unwrap();
     let error = queue.post(serials[2], &other, TimelinePoint(1)).unwrap_err();
     assert!(matches!(error, QueueError::Order(OrderError::OtherStream { .. })));
@@ -164,7 +164,10 @@ fn sends_are_posted_in_the_order_of_preparation() {
     queue.undo_post(serials[2], before);
     assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().timeline, &timeline));
     let before = queue.post(serials[2], &timeline, TimelinePoint(7)).unwrap();
-    assert!(matches!(before, Before::SameLane(Replaced { point: TimelinePoint(1), settled: false })));
+    assert!(matches!(
+        before,
+        PreviousPost::SameTimeline(PreviousPoint { point: TimelinePoint(1), settled: false })
+    ));
     queue.undo_post(serials[2], before);
     assert_eq!(queue.unsettled().unwrap().point, TimelinePoint(1));
     assert!(queue.post(serials[2], &other, TimelinePoint(1)).is_ok());
@@ -212,7 +215,7 @@ fn post_now(
     book: impl FnOnce(bool) -> Result<(), QueueError>,
 ) -> Result<(), QueueError> {
     // SAFETY: the register is leaked memory.
-    unsafe { queue.post_now(&WorkRequest::send_inline(b"abc").wr_id(3), &LIMITS, book) }
+    unsafe { queue.post_now(&WorkRequest::send_inline(b"abc").wr_id(3), &LIMITS, book) }.map(drop)
 }
 
 #[test]

@@ -10,9 +10,8 @@
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
 use crate::queue::regions::Regions;
-use crate::queue::request::Rules;
 use crate::queue::send::{Entry, SendState, State};
-use crate::queue::{Doorbell, OrderError, QueueError, WorkRequest};
+use crate::queue::{Claim, Doorbell, OrderError, QueueError};
 use crate::verbs::MemoryRegionInner;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::doorbell;
@@ -31,24 +30,13 @@ pub(crate) struct Enable {
 }
 
 impl SendState {
-    /// Writes a work request into the ring of a slave, for its master to release and a stream to post.
-    ///
-    /// Returns its serial number, and the block after it.
-    ///
-    /// # Errors
-    /// What [`Self::prepare`] says; [`OrderError::HandedOverOtherwise`].
-    pub(crate) fn prepare_released(
-        &mut self,
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-        completions: &mut CompletionState,
-    ) -> Result<(u64, u32), QueueError> {
-        if !self.is_released && !self.entries.is_empty() {
+    /// Refuses a request for the master while posts of the CPU are outstanding.
+    #[cold]
+    pub(super) fn check_masters_turn(&self) -> Result<(), QueueError> {
+        if !self.is_masters && !self.entries.is_empty() {
             return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn: self.qpn }));
         }
-        let (serial, _) = self.prepare([], request, rules, completions)?;
-        self.is_released = true;
-        Ok((serial, self.head))
+        Ok(())
     }
 
     /// Takes the newest back, which nothing releases.
@@ -58,7 +46,7 @@ impl SendState {
 
     /// Says in the record how far the ring is filled. A card reads it for a doorbell, and may for the
     /// end of what it flushes; SEND_EN goes without it.
-    pub(crate) fn publish_released(&self) {
+    pub(crate) fn publish_record(&self) {
         barrier::to_device();
         self.ring.publish(doorbell::record(self.head));
     }
@@ -70,7 +58,7 @@ impl SendState {
     ///
     /// # Safety
     /// The register is valid.
-    pub(crate) unsafe fn post_release(
+    pub(crate) unsafe fn post_enable(
         &mut self,
         wait: CardWait,
         Enable { qpn, until }: Enable,
@@ -78,7 +66,7 @@ impl SendState {
     ) -> Result<u32, QueueError> {
         let entries = self.entries.len();
         let segment = IndexSeg::new(until.into(), qpn);
-        let placed = self.place_wait(Hold { wait, region: None }, completions).and_then(|()| {
+        let placed = self.place_wait(WaitRequest { wait, region: None }, completions).and_then(|()| {
             self.place_block(completions, Regions::None, |head, own| {
                 block(Kind::SendEnable, head, own, segment.as_bytes())
             })
@@ -104,10 +92,10 @@ impl SendState {
         if serial != expected {
             return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
         }
-        if self.is_released && !self.entries.is_empty() {
+        if self.is_masters && !self.entries.is_empty() {
             return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn }));
         }
-        self.is_released = false;
+        self.is_masters = false;
         Ok(())
     }
 }
@@ -121,11 +109,28 @@ pub(crate) enum CardWait {
     Entry { cqn: u32, index: u32 },
 }
 
-/// A WAIT in front of a send, and the region of the word that it looks at, unless something else keeps that.
+/// A WAIT in front of a send, and the region of its word, unless something else keeps that alive.
 #[derive(Clone, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct WaitRequest {
     pub(crate) wait: CardWait,
     pub(crate) region: Option<Arc<MemoryRegionInner>>,
+}
+
+/// How a work request comes to the card.
+#[derive(Debug)]
+pub(crate) enum PostMode<W> {
+    /// The CPU rings for it at once.
+    Now,
+    /// The CPU rings for it at once, and the card executes these WAITs first.
+    Behind(W),
+    /// A stream or the program rings for it later, or the queue pair's trigger releases it. The card executes the
+    /// WAITs first. The claim, if there is one, receives the completion.
+    Later { claim: Option<Arc<Claim>>, waits: W },
+}
+
+impl PostMode<[WaitRequest; 0]> {
+    pub(crate) const NOW: Self = PostMode::Now;
+    pub(crate) const LATER: Self = PostMode::Later { claim: None, waits: [] };
 }
 
 /// A block with a control segment and what is behind it.
@@ -174,7 +179,7 @@ impl SendState {
     /// Writes a WAIT. Like any work request, it completes where it fails or is flushed.
     pub(super) fn place_wait(
         &mut self,
-        Hold { wait, region }: Hold,
+        WaitRequest { wait, region }: WaitRequest,
         completions: &mut CompletionState,
     ) -> Result<(), QueueError> {
         let regions = region.map_or(Regions::None, Regions::One);

@@ -13,15 +13,13 @@
 //! there when the graph is instantiated (INVALID_VALUE; driver 580, CUDA 13.0). `docs/kernels.md`
 //! has the details.
 
-pub use super::record::Capture;
-
 use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, LastPoint, Points};
 use crate::cuda::{CudaError, Gpu, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
 use crate::stream::cuda::params::with_params;
 use crate::stream::in_flight::{Held, Past};
-use crate::stream::post::State;
 use crate::stream::proxy::Ring;
+use crate::stream::state::State;
 use crate::stream::{CudaStream, PostFailure, Posted, Stream, in_flight};
 use cudarc::driver::sys;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! A CUDA stream as a backend.
 
+pub(crate) mod capture;
 pub(crate) mod graph;
 pub(crate) mod params;
-mod record;
 mod timing;
 
 use crate::cuda::{Consistency, CudaError, GpuCapabilities, GpuContext, GpuMemory, StreamHandle, check};

@@ -3,7 +3,7 @@
 use crate::memory::Timeline;
 use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
-use crate::queue::send::{CardWait, Hold};
+use crate::queue::send::{CardWait, WaitRequest};
 use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest, Writer};
 use crate::stream::persistent::{Persistent, PersistentError, bytes_of};
 use crate::util::poller::{Polled, Task};
@@ -125,10 +125,10 @@ impl sealed::Core {
     }
 
     /// What the card waits for in front of the next start, by the request's own word.
-    pub(super) fn hold_of_next(&self) -> Option<Hold> {
+    pub(super) fn wait_of_next(&self) -> Option<WaitRequest> {
         let word = self.behind.as_ref()?;
         let wait = CardWait::Ticket { lkey: word.lkey(), addr: word.address(), ticket: self.starts + 1 };
-        Some(Hold { wait, region: Some(word.region()) })
+        Some(WaitRequest { wait, region: Some(word.region()) })
     }
 
     pub(super) fn check_start(&mut self, timeline: &Arc<Timeline>) -> Result<(), PersistentError> {

@@ -4,7 +4,7 @@ use crate::batch::{Batch, Descriptor};
 use crate::memop::{Condition, MemOpStream, Named};
 use crate::memory::Timeline;
 use crate::qp::{PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner, Trigger};
-use crate::queue::send::Hold;
+use crate::queue::send::{PostMode, WaitRequest};
 use crate::queue::{Claim, OrderError, QueueError, RequestError, StateError, Status, Syndrome, Writer};
 use crate::stream::persistent::request::Progress;
 use crate::stream::persistent::request::sealed::Work;
@@ -100,7 +100,7 @@ pub(super) struct Prepared {
 pub(super) enum By<'a> {
     Stream(&'a Arc<Timeline>),
     /// The CPU, for sends behind a WAIT.
-    Cpu(&'a Hold),
+    Cpu(&'a WaitRequest),
 }
 
 /// Receives of one queue pair: which of the list, and what they are.
@@ -128,7 +128,7 @@ impl Prepared {
         }
         let (timeline, in_front, last_sends) = match by {
             By::Stream(timeline) => (Some(timeline), None, last_sends(requests)),
-            By::Cpu(hold) => (None, Some(hold), HashMap::new()),
+            By::Cpu(wait) => (None, Some(wait), HashMap::new()),
         };
         let mut together = HashMap::new();
         for (queue_pair, indices, receives) in groups {
@@ -146,9 +146,9 @@ impl Prepared {
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
             let core = request.core();
             let Work::Send(work) = core.work() else { continue };
-            let (queue_pair, holds) = (core.queue_pair.clone(), [in_front.cloned(), core.hold_of_next()]);
-            let holds = holds.into_iter().flatten();
-            let send = PreparedSend::new(queue_pair, &work, Some(claim.clone()), holds);
+            let waits = [in_front.cloned(), core.wait_of_next()].into_iter().flatten();
+            let mode = PostMode::Later { claim: Some(claim.clone()), waits };
+            let send = PreparedSend::new(core.queue_pair.clone(), &work, mode);
             let mut send = send.map_err(|error| ListError::of(index)(error.into()))?;
             let (indices, receives) = together.remove(&index).unzip();
             send.receives = receives;
@@ -425,7 +425,7 @@ fn start_now_by<B: MemOpStream>(
     let _turn = trigger.inner.turn.lock();
     let mut ticket = PreparedTicket::new(trigger);
     let mut prepared = Prepared::default();
-    prepared.fill(requests, By::Cpu(&ticket.hold()))?;
+    prepared.fill(requests, By::Cpu(&ticket.wait()))?;
     ticket.queue_pairs = requests.iter().map(|request| request.core().queue_pair.clone()).collect();
     let batch = Batch { descriptors: vec![Descriptor::Ticket(ticket)], unmerged: false };
     let mut done = Posted { operations: 0, submissions: 0 };

@@ -182,7 +182,8 @@ impl Master {
         if state.held.len() >= self.room.held as usize {
             return Err(full());
         }
-        let (serial, until) = send.prepare_released(request, slave, completions)?;
+        let (serial, _) = send.prepare([], request, slave, completions)?;
+        let until = send.end();
         let (ticket, _) = trigger.take();
         let held = Held { ticket, slave: slave.number, until: until as u16, block: 0 };
         if let Err(error) = state.release(trigger, held) {
@@ -194,7 +195,7 @@ impl Master {
                 _ => failed(),
             });
         }
-        send.publish_released();
+        send.publish_record();
         if state.unmarked >= self.room.interval {
             state.mark();
         }

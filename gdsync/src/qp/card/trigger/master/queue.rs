@@ -6,7 +6,7 @@ use crate::qp::card::trigger::master::{Held, Master, State};
 use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::outcome::outcome;
-use crate::queue::send::Enable;
+use crate::queue::send::{Enable, PostMode};
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::{ConnectOptions, Error, ProtectionDomain, ProtectionDomainInner};
@@ -103,7 +103,7 @@ impl State {
         own.check_connected()?;
         let enable = Enable { qpn: held.slave, until: held.until };
         // SAFETY: the register belongs to this queue pair, which is alive.
-        let block = unsafe { send.post_release(trigger.wait_for(held.ticket), enable, &mut completions) }?;
+        let block = unsafe { send.post_enable(trigger.wait_for(held.ticket), enable, &mut completions) }?;
         self.held.push(Held { block, ..held });
         self.unmarked += 1;
         Ok(())
@@ -112,9 +112,9 @@ impl State {
     /// Posts a marker. Without one, the next marker says the same.
     pub(super) fn mark(&mut self) -> bool {
         let Some(queue_pair) = &self.queue_pair else { return false };
-        let posted = queue_pair.inner.post_send(&WorkRequest::nop());
+        let posted = queue_pair.inner.enqueue(&WorkRequest::nop(), PostMode::NOW);
         match &posted {
-            Ok(()) => {
+            Ok(_) => {
                 self.markers += 1;
                 self.unmarked = 0;
             }

@@ -1,0 +1,112 @@
+//! When a stream has a collector wait for its completions.
+
+use crate::batch::{Collecting, Descriptor};
+use crate::cuda::Placement;
+use crate::memop::{MemOpStream, Named, StreamError};
+use crate::qp::{Collector, CollectorConfig, PreparedWait};
+use crate::verbs::{DEFAULT_PORT, Device, Error};
+use std::sync::Arc;
+
+/// A stream's collector. It is made when the first batch needs one, for the device of that batch's
+/// waits, which is not known before: that batch takes as long as a queue pair takes to make. Waits for
+/// completions of other devices stay the stream's.
+#[derive(Debug)]
+pub(super) struct StreamCollector {
+    /// From how many queues on; none: never.
+    from: Option<u32>,
+    /// Whose memory its word lies in.
+    word: Placement,
+    made: Made,
+}
+
+#[derive(Debug)]
+enum Made {
+    NotYet,
+    Collector(Collector),
+    /// It cannot be.
+    Refused,
+}
+
+impl StreamCollector {
+    pub(super) fn new(from: Option<u32>, word: Placement) -> Self {
+        StreamCollector { from, word, made: Made::NotYet }
+    }
+
+    pub(super) fn collector(&self) -> Option<&Collector> {
+        match &self.made {
+            Made::Collector(collector) => Some(collector),
+            Made::NotYet | Made::Refused => None,
+        }
+    }
+
+    /// Whether the waits of a batch are to be collected. Not where the card waits for so many that
+    /// there is no room for these.
+    #[inline]
+    pub(super) fn collecting(
+        &mut self,
+        descriptors: &[Descriptor],
+        stream: &impl MemOpStream,
+    ) -> Option<Collecting> {
+        match self.from {
+            None => None,
+            Some(from) => self.decide(from.max(1), descriptors, stream),
+        }
+    }
+
+    #[cold]
+    fn decide(
+        &mut self,
+        from: u32,
+        descriptors: &[Descriptor],
+        stream: &impl MemOpStream,
+    ) -> Option<Collecting> {
+        let waits = || {
+            descriptors.iter().filter_map(|descriptor| match descriptor {
+                Descriptor::WaitCq(wait) => Some(wait),
+                _ => None,
+            })
+        };
+        let count = waits().count();
+        if count < from as usize {
+            return None;
+        }
+        if let Made::NotYet = self.made {
+            self.made = waits().next().map_or(Made::NotYet, |wait| make(wait, self.word, stream));
+        }
+        let collector = self.collector()?;
+        let device = Arc::as_ptr(&collector.inner.device) as u64;
+        collector.inner.has_room(count).then_some(Collecting { device, from })
+    }
+}
+
+/// A collector for a wait's device, on the port of a queue pair that completes there.
+fn make(wait: &PreparedWait, word: Placement, stream: &impl MemOpStream) -> Made {
+    let (queue, _, queue_pairs) = wait.entry();
+    let device = Device { inner: queue.device.clone() };
+    let port = queue_pairs.first().map_or(DEFAULT_PORT, |queue_pair| queue_pair.config.port);
+    let made = Collector::with_config(&device, CollectorConfig { port, word }).map_err(Refusal::Card);
+    match made.and_then(|collector| reached(collector, stream)) {
+        Ok(collector) => Made::Collector(collector),
+        Err(error) => {
+            tracing::warn!(%error, "no collector: the stream waits for each completion queue itself");
+            Made::Refused
+        }
+    }
+}
+
+/// The collector, where the stream reaches its word.
+fn reached(collector: Collector, stream: &impl MemOpStream) -> Result<Collector, Refusal> {
+    if let Some(memory) = collector.word().place().gpu_memory() {
+        stream.reaches(memory).map_err(Refusal::Stream)?;
+    }
+    Ok(collector)
+}
+
+/// Why a stream has no collector.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Card(Error),
+    #[error("the stream does not reach its word: {0}")]
+    Stream(StreamError),
+}
