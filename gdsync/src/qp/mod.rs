@@ -55,7 +55,7 @@ pub use complete::wait::{CheckedWait, PreparedWait};
 pub use complete::{CompletionQueue, CompletionQueueConfig, WaitError};
 pub use life::connect::ResetError;
 pub use life::target::{DcTarget, DcTargetConfig};
-pub use post::send::PreparedSend;
+pub use post::PreparedSend;
 pub use post::shared::{SharedReceiveQueue, SharedReceiveQueueConfig};
 
 use self::card::trigger::{Master, TriggerInner};
@@ -66,12 +66,11 @@ use crate::memory::spans::Span;
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
 use crate::queue::request::Limits;
-use crate::queue::send::{PostMode, SendState};
-use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
+use crate::queue::send::SendState;
+use crate::queue::{FailureCause, QueueError, StateError};
 use crate::util::options::options;
 use crate::verbs::{
-    Access, ConnectOptions, DEFAULT_PORT, Endpoint, Error, GidEntry, ProtectionDomain, QueueApi, Slice,
-    Transport,
+    Access, ConnectOptions, DEFAULT_PORT, Endpoint, Error, GidEntry, ProtectionDomain, QueueApi, Transport,
 };
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
@@ -335,39 +334,6 @@ impl QueuePair {
     /// another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
-    }
-
-    /// Puts a request into the send queue without telling the card.
-    ///
-    /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
-    /// before.
-    pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
-        PreparedSend::new(self.inner.clone(), &request, PostMode::LATER)
-    }
-
-    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have
-    /// no stream to order it by; [`QueuePair::prepare`] and a stream do the rest.
-    ///
-    /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
-    /// before; sends that are prepared and not posted, or still outstanding on a stream. Nothing
-    /// was posted then.
-    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the
-    // instructions.
-    #[inline(always)]
-    pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
-        self.inner.enqueue(&request, PostMode::NOW).map(drop)
-    }
-
-    /// Posts a receive: the next send of the remote side fills the slices, one after the other.
-    ///
-    /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, a
-    /// queue pair that takes its receives from a [`SharedReceiveQueue`], or receives of persistent
-    /// requests that a stream has not reached.
-    pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.inner.post_recv(slices, wr_id)
     }
 
     /// Where its sends complete.

@@ -8,7 +8,7 @@
 mod posting;
 mod waits;
 
-pub(crate) use posting::{BorrowedSends, LastPost, PreviousPoint, PreviousPost};
+pub(crate) use posting::{BorrowedSends, LastPost, PreviousPost};
 pub(crate) use waits::{CardWait, Enable, PostMode, WaitRequest};
 
 use crate::memory::HostAddr;

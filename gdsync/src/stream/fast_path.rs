@@ -5,13 +5,14 @@ use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
-use crate::queue::send::PostMode;
+use crate::queue::send::{PostMode, PreviousPost};
 use crate::queue::{Release, WorkRequest};
 use crate::stream::in_flight::{Held, InFlight, Past};
 use crate::stream::state::State;
 use crate::stream::{PostError, PostFailure, Posted, Stream};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tracing::level_filters::LevelFilter;
 
 /// What has become of a send on the fast path.
@@ -53,7 +54,10 @@ impl State {
                 word => word,
             },
         };
-        let Some(before) = queue_pair.commit_next(serial, timeline, end) else {
+        if !queue_pair.is_ready.load(Ordering::Acquire) {
+            return FastPath::NotTaken;
+        }
+        let Some(before) = queue_pair.send().post_next(serial, timeline, end) else {
             return FastPath::NotTaken;
         };
         let ring = [
@@ -71,7 +75,7 @@ impl State {
             }
         };
         if let Err(error) = submitted {
-            queue_pair.undo_next(serial, before);
+            queue_pair.send().undo_post(serial, PreviousPost::SameTimeline(before));
             return FastPath::Refused(error);
         }
         self.fast_posts_left.set(left - 1);

@@ -2,16 +2,19 @@
 
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
-use crate::stream::{cpu, trace};
+use crate::stream::trace;
 use crate::util::contain::{drop_contained, log};
+use gdsync_sys::barrier;
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
-use gdsync_sys::wake::Helper;
+use gdsync_sys::shared::{self, SharedU32, SharedU64};
+use gdsync_sys::wake::{self, Helper};
 use gdsync_trace::Kind;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The default backend where there is no GPU.
@@ -246,14 +249,14 @@ fn perform(item: Item) -> Result<(), String> {
                 // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid
                 // until the operation has been performed. Stream addresses of this backend are host
                 // addresses. The worker holds no lock, so it lends itself.
-                while !unsafe { cpu::try_perform(op, true) || cpu::pause(op, &mut pause, Some(&mut helper)) }
-                {
-                }
+                while !unsafe {
+                    try_perform(op, true) || pause_before_retry(op, &mut pause, Some(&mut helper))
+                } {}
             }
         }
         // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes
         // have been written.
-        Item::Bytes(to, bytes) => unsafe { cpu::write_bytes(to, &bytes) },
+        Item::Bytes(to, bytes) => unsafe { write_bytes(to, &bytes) },
         Item::Kernel(kernel) => {
             let _kernel = gdsync_trace::span(Kind::Kernel, || [0; 3]);
             contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?;
@@ -261,6 +264,92 @@ fn perform(item: Item) -> Result<(), String> {
         Item::Record(event) => event.complete(),
     }
     Ok(())
+}
+
+/// Performs an operation, unless it is a wait that is not satisfied: then it returns false.
+/// `lends_itself`: the thread may do a software card's work, if the operation is its doorbell
+/// ([`wake::rung`]).
+///
+/// # Safety
+/// The operation's address is a host address, valid and aligned.
+pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
+    match *op {
+        // As on a GPU, earlier writes become visible first, also those to GPU memory that is mapped
+        // for the CPU.
+        MemOp::Write32 { addr, value } => {
+            let _storing = trace::storing(op);
+            barrier::drain();
+            // SAFETY: the caller's.
+            unsafe { word32(&addr) }.store(value, Ordering::Release);
+            true
+        }
+        MemOp::Write64 { addr, value } => {
+            let _storing = trace::storing(op);
+            barrier::drain();
+            // SAFETY: the caller's.
+            unsafe { word64(&addr) }.store(value, Ordering::Release);
+            // The address may be a doorbell register.
+            barrier::drain();
+            wake::rung(addr.get() as usize, lends_itself);
+            true
+        }
+        MemOp::Wait32 { addr, condition, value } => {
+            // SAFETY: the caller's. Acquire: later operations see what the card wrote before the
+            // word.
+            condition.holds32(unsafe { word32(&addr) }.load(Ordering::Acquire), value)
+        }
+        MemOp::Wait64 { addr, condition, value } => {
+            // SAFETY: the caller's. Acquire: as above.
+            condition.holds64(unsafe { word64(&addr) }.load(Ordering::Acquire), value)
+        }
+        // A CPU sees a card's writes in order, so a fence is enough.
+        MemOp::Barrier | MemOp::FlushRemote => {
+            std::sync::atomic::fence(Ordering::SeqCst);
+            true
+        }
+    }
+}
+
+/// Pauses between two attempts at a wait. Returns whether the wait is satisfied now.
+///
+/// # Safety
+/// As [`try_perform`].
+pub(super) unsafe fn pause_before_retry(op: &MemOp, pause: &mut Pause, helper: Option<&mut Helper>) -> bool {
+    match op {
+        MemOp::Wait32 { addr, .. } | MemOp::Wait64 { addr, .. } => {
+            // SAFETY: the caller's.
+            pause.pause_at(addr.get() as usize, helper, || unsafe { try_perform(op, false) })
+        }
+        _ => {
+            pause.pause();
+            false
+        }
+    }
+}
+
+/// Copies bytes to an address of a stream. A reader that sees them also sees what was written
+/// before.
+///
+/// # Safety
+/// `to..to + bytes.len()` are host addresses, valid for writing as [`shared`] does.
+pub(super) unsafe fn write_bytes(to: StreamAddr, bytes: &[u8]) {
+    barrier::drain();
+    // SAFETY: the caller's.
+    unsafe { shared::copy(to.get() as *mut u8, bytes.as_ptr(), bytes.len()) };
+}
+
+/// # Safety
+/// The address is a host address, valid and aligned to 4 bytes for as long as the borrow is used.
+unsafe fn word32(addr: &StreamAddr) -> &SharedU32 {
+    // SAFETY: the caller's.
+    unsafe { SharedU32::from_ptr(addr.get() as *mut u32) }
+}
+
+/// # Safety
+/// The address is a host address, valid and aligned to 8 bytes for as long as the borrow is used.
+unsafe fn word64(addr: &StreamAddr) -> &SharedU64 {
+    // SAFETY: the caller's.
+    unsafe { SharedU64::from_ptr(addr.get() as *mut u64) }
 }
 
 /// A point of a [`SoftStream`]. Clones name the same point.

@@ -4,9 +4,12 @@
 //! the stream stores the record.
 
 use crate::memory::Timeline;
-use crate::qp::QueuePairInner;
-use crate::queue::{Claim, PeerOp, QueueError};
-use crate::verbs::Slice;
+use crate::qp::{QueuePair, QueuePairInner};
+use crate::queue::request::{Rules, data_segments};
+use crate::queue::{Claim, PeerOp, QueueError, StateError};
+use crate::verbs::{Slice, Transport};
+use gdsync_sys::prm::wqe::DataSeg;
+use gdsync_trace::{Kind, event};
 use std::fmt;
 use std::sync::Arc;
 
@@ -100,5 +103,42 @@ impl Drop for PreparedReceives {
 impl fmt::Display for PreparedReceives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "announce {} receives of queue pair {:#x}", self.count, self.queue_pair.number)
+    }
+}
+
+impl QueuePair {
+    /// Posts a receive: the next send of the remote side fills the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, a
+    /// queue pair that takes its receives from a [`SharedReceiveQueue`], or receives of persistent
+    /// requests that a stream has not reached.
+    pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+        let inner = &*self.inner;
+        inner.check_not_failed()?;
+        let segments = inner.recv_segments(slices)?;
+        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+        let mut completions = inner.recv_cq.lock();
+        let mut recv = inner.recv();
+        recv.check_turn(inner.number, None)?;
+        recv.check_room()?;
+        completions.reserve(true)?;
+        recv.post(&segments, wr_id, regions);
+        event(Kind::PostedReceive, || [inner.number.into(), wr_id, 0]);
+        Ok(())
+    }
+}
+
+impl QueuePairInner {
+    /// The segments of a receive into the slices, if it could be posted.
+    pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
+        if self.config.transport == Transport::Dc {
+            return Err(QueueError::State(StateError::InitiatorOnly { qpn: self.number }));
+        }
+        if self.shared.is_some() {
+            return Err(QueueError::State(StateError::SharedReceives { qpn: self.number }));
+        }
+        slices.iter().try_for_each(|slice| self.check(slice, true))?;
+        data_segments(slices, self.recv_segments)
     }
 }

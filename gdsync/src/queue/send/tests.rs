@@ -1,3 +1,4 @@
+use super::posting::PreviousPoint;
 use super::*;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::completion::CompletionState;
