@@ -22,23 +22,23 @@ const TRIGGERS: usize = 2;
 
 /// How a case runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Mode {
     merged: bool,
     /// Triggers release the sends of queue pairs that have one, and collectors wait for runs. Otherwise
     /// all goes by doorbells, and streams wait.
     by_card: bool,
 }
 
-impl Way {
-    const PLAIN: Way = Way { merged: false, by_card: false };
-    const MERGED: Way = Way { merged: true, by_card: false };
-    const PLAIN_BY_CARD: Way = Way { merged: false, by_card: true };
-    const MERGED_BY_CARD: Way = Way { merged: true, by_card: true };
+impl Mode {
+    const PLAIN: Mode = Mode { merged: false, by_card: false };
+    const MERGED: Mode = Mode { merged: true, by_card: false };
+    const PLAIN_BY_CARD: Mode = Mode { merged: false, by_card: true };
+    const MERGED_BY_CARD: Mode = Mode { merged: true, by_card: true };
     /// All of them.
     #[cfg(fuzzing)]
-    pub(crate) const ALL: [Way; 4] = [Way::PLAIN, Way::MERGED, Way::PLAIN_BY_CARD, Way::MERGED_BY_CARD];
+    pub(crate) const ALL: [Mode; 4] = [Mode::PLAIN, Mode::MERGED, Mode::PLAIN_BY_CARD, Mode::MERGED_BY_CARD];
 
-    /// A descriptor, as it goes this way.
+    /// A descriptor, as it goes this mode.
     fn of(self, descriptor: Descriptor) -> Descriptor {
         match descriptor {
             Descriptor::Send(send) if !self.by_card => Descriptor::Send(PaperSend { trigger: None, ..send }),
@@ -78,7 +78,7 @@ struct Reaction {
 
 /// What a case has so far.
 #[derive(Default)]
-struct Made {
+struct Counts {
     /// Sends of each queue pair.
     sends: [u32; QUEUES],
     /// Completions of these sends and waits, of each queue.
@@ -88,7 +88,7 @@ struct Made {
     tickets: [u64; TRIGGERS * STREAMS],
 }
 
-impl Made {
+impl Counts {
     /// The first queue, from `first` on, that has a completion for which there is no wait.
     fn next_to_come(&self, first: usize) -> Option<usize> {
         (first..QUEUES).chain(0..first).find(|queue| self.has_more(*queue))
@@ -169,7 +169,7 @@ impl Case {
     fn fill(&mut self, choices: &mut Choices<'_>) {
         // What most systems wait for comes: they would stand still soon if it did not.
         let may_hang = choices.below(4) == 0;
-        let mut made = Made { tickets: [self.first_ticket; TRIGGERS * STREAMS], ..Made::default() };
+        let mut made = Counts { tickets: [self.first_ticket; TRIGGERS * STREAMS], ..Counts::default() };
         // Words only grow: those of the streams, then those of the CPU.
         let mut values = [0u32; STREAMS];
         while !choices.is_over() {
@@ -238,7 +238,7 @@ impl Case {
     }
 
     /// The next send of a queue pair.
-    fn send(&self, own: usize, made: &mut Made) -> PaperSend {
+    fn send(&self, own: usize, made: &mut Counts) -> PaperSend {
         made.sends[own] += 1;
         let (send_queue, recv_queue, every) = self.queue_pairs[own];
         made.completions[recv_queue as usize] += 1;
@@ -259,22 +259,22 @@ impl Case {
         Some(word)
     }
 
-    /// Runs it in several ways, the first of which is what all are compared with.
+    /// Runs it in several modes, the first of which is what all are compared with.
     ///
     /// # Errors
     /// The difference, or the invariant that does not hold.
-    pub(crate) fn check(&self, ways: &[Way]) -> Result<(), String> {
+    pub(crate) fn check(&self, modes: &[Mode]) -> Result<(), String> {
         let mut first = None;
-        for way in ways {
+        for mode in modes {
             // The order of steps must not matter.
             for order in 0..2 {
-                let said = |what: String| format!("{way:?}: {what}");
-                let mut system = System::new(self, *way, self.seed.wrapping_add(order)).map_err(said)?;
+                let said = |what: String| format!("{mode:?}: {what}");
+                let mut system = System::new(self, *mode, self.seed.wrapping_add(order)).map_err(said)?;
                 system.run().map_err(said)?;
                 let end = system.end();
-                let (expected, other) = first.get_or_insert_with(|| (end.clone(), *way));
+                let (expected, other) = first.get_or_insert_with(|| (end.clone(), *mode));
                 if end != *expected {
-                    return Err(format!("{way:?} ends as {end:?}, and {other:?} as {expected:?}"));
+                    return Err(format!("{mode:?} ends as {end:?}, and {other:?} as {expected:?}"));
                 }
             }
         }
@@ -296,13 +296,13 @@ mod tests {
         std::env::var("GDSYNC_MERGE_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(5_000)
     }
 
-    fn check(ways: &[Way]) {
+    fn check(modes: &[Mode]) {
         let config =
             ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() };
         let bytes = proptest::collection::vec(any::<u8>(), 30..240);
         let result = proptest::test_runner::TestRunner::new(config).run(&bytes, |bytes| {
             let case = Case::new(&bytes);
-            case.check(ways).map_err(|what| TestCaseError::fail(format!("{what}\n{case:#?}")))
+            case.check(modes).map_err(|what| TestCaseError::fail(format!("{what}\n{case:#?}")))
         });
         if let Err(error) = result {
             panic!("{error}");
@@ -311,11 +311,11 @@ mod tests {
 
     #[test]
     fn merged_batches_do_what_plain_ones_do() {
-        check(&[Way::PLAIN, Way::MERGED]);
+        check(&[Mode::PLAIN, Mode::MERGED]);
     }
 
     #[test]
     fn merged_batches_do_what_plain_ones_do_by_the_card() {
-        check(&[Way::PLAIN, Way::PLAIN_BY_CARD, Way::MERGED_BY_CARD]);
+        check(&[Mode::PLAIN, Mode::PLAIN_BY_CARD, Mode::MERGED_BY_CARD]);
     }
 }

@@ -58,17 +58,17 @@ pub(crate) struct CompletionState {
     recycled: u32,
     /// Slots from `recycled` on, as far as waits were prepared.
     slots: VecDeque<Slot>,
-    /// Completions that are certain to come: signaled sends, or receives, not retired yet.
+    /// Completions that are sure_room to come: signaled sends, or receives, not retired yet.
     expected: u32,
     /// Work requests that may complete here (in an error, unsignaled sends too), not retired yet.
     reserved: u32,
     /// Entries of destroyed queue pairs, not polled yet: polling passes over them.
-    left_behind: VecDeque<u32>,
+    orphaned: VecDeque<u32>,
     /// Shared receive queues of queue pairs that complete here.
     shared: Vec<Shared>,
     /// A post that finds fewer entries taken, without shared receives, has room: all, or none beside
     /// shared receives.
-    certain: u32,
+    sure_room: u32,
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
@@ -89,14 +89,14 @@ impl CompletionState {
         }
         ring.drain();
         CompletionState {
-            certain: ring.entries(),
+            sure_room: ring.entries(),
             ring,
             polled: 0,
             recycled: 0,
             slots: VecDeque::new(),
             expected: 0,
             reserved: 0,
-            left_behind: VecDeque::new(),
+            orphaned: VecDeque::new(),
             shared: Vec::new(),
             lost_from: None,
             attached: None,
@@ -112,7 +112,7 @@ impl CompletionState {
     /// its entry.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
-        if self.taken_alone() >= self.certain {
+        if self.taken_alone() >= self.sure_room {
             self.make_room(1)?;
         }
         self.reserved += 1;
@@ -129,10 +129,10 @@ impl CompletionState {
             return Ok(());
         }
         Err(match self.slots.front() {
-            Some(Slot::Posted(timeline, point)) if self.held() > 0 => {
+            Some(Slot::Posted(timeline, point)) if self.unrecycled() > 0 => {
                 QueueError::Full(QueueFull::Stream(timeline.blocked_on(*point)))
             }
-            Some(Slot::Prepared) if self.held() > 0 => QueueError::Full(QueueFull::PreparedWait),
+            Some(Slot::Prepared) if self.unrecycled() > 0 => QueueError::Full(QueueFull::PreparedWait),
             _ => QueueError::Full(QueueFull::CompletionQueue { entries: self.entries() }),
         })
     }
@@ -154,12 +154,12 @@ impl CompletionState {
 
     /// A queue pair was destroyed: the card writes no more entries of it, and its number may come
     /// again. Those that are in the ring keep their places, which streams may wait for, and are
-    /// passed over by [`Self::take_left_behind`].
+    /// passed over by [`Self::take_orphaned`].
     ///
     /// Returns the counters of its receives among them.
     pub(crate) fn forget(&mut self, qpn: u32) -> Vec<u16> {
         self.drop_set_aside(qpn);
-        self.leave_behind(qpn)
+        self.orphan_entries(qpn)
     }
 
     /// Completions of a queue pair that were set aside are not returned.
@@ -169,7 +169,7 @@ impl CompletionState {
 
     /// Entries of a destroyed queue pair that were not polled keep their places. Returns the counters of
     /// its receives among them.
-    pub(crate) fn leave_behind(&mut self, qpn: u32) -> Vec<u16> {
+    pub(crate) fn orphan_entries(&mut self, qpn: u32) -> Vec<u16> {
         let mut receives = Vec::new();
         let mut index = self.polled;
         while let Some(entry) = self.read(index) {
@@ -177,7 +177,7 @@ impl CompletionState {
                 if self.is_receive_of(&[qpn], &entry) {
                     receives.push(entry.cqe.wqe_counter());
                 }
-                self.left_behind.push_back(index);
+                self.orphaned.push_back(index);
                 self.reserved += 1;
                 self.expected += 1;
             }
@@ -187,9 +187,9 @@ impl CompletionState {
     }
 
     /// Whether the entry at `index` belongs to a destroyed queue pair.
-    pub(crate) fn take_left_behind(&mut self, index: u32) -> bool {
-        let Some(position) = self.left_behind.iter().position(|known| *known == index) else { return false };
-        self.left_behind.remove(position);
+    pub(crate) fn take_orphaned(&mut self, index: u32) -> bool {
+        let Some(position) = self.orphaned.iter().position(|known| *known == index) else { return false };
+        self.orphaned.remove(position);
         self.unreserve(true);
         true
     }
@@ -203,7 +203,7 @@ impl CompletionState {
     /// poll is refused as if there were no persistent requests.
     #[inline(always)]
     fn taken_alone(&self) -> u32 {
-        self.held() + self.reserved + self.set_aside.len() as u32
+        self.unrecycled() + self.reserved + self.set_aside.len() as u32
     }
 
     /// Whether that many work requests more can complete.
@@ -212,14 +212,14 @@ impl CompletionState {
     }
 
     /// Entries that were polled and are not the card's yet.
-    fn held(&self) -> u32 {
+    fn unrecycled(&self) -> u32 {
         self.polled.wrapping_sub(self.recycled)
     }
 
     /// The index after the last prepared wait (or the CPU's position, where that is further).
     fn next_wait(&self) -> u32 {
         let after_slots = self.recycled.wrapping_add(self.slots.len() as u32);
-        if (self.slots.len() as u32) < self.held() { self.polled } else { after_slots }
+        if (self.slots.len() as u32) < self.unrecycled() { self.polled } else { after_slots }
     }
 
     /// Waits prepared for entries that the CPU has not polled.
@@ -353,7 +353,7 @@ impl CompletionState {
     /// Whether a stream passes a wait for an entry: the card has written it, and may have got it
     /// back since; or the wait was ended.
     pub(crate) fn has_come(&self, index: u32) -> bool {
-        self.is_recycled(index) || self.is_written(index) || self.is_released(index)
+        self.is_recycled(index) || self.is_written(index) || self.is_wait_ended(index)
     }
 
     /// Reads the next entry, if the card has written it. Does not move past it.
@@ -388,7 +388,7 @@ impl CompletionState {
         let indices = (0..self.entries()).map(|i| self.polled.wrapping_add(i));
         let written = indices
             .map_while(|index| if self.is_lost() && self.is_beyond(index) { None } else { self.read(index) })
-            .filter(|entry| !self.left_behind.contains(&entry.index));
+            .filter(|entry| !self.orphaned.contains(&entry.index));
         let mut failures = written.map(|entry| entry.cqe).filter(|cqe| {
             let failed = matches!(cqe.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
             failed && cqe.qpn() == qpn && cqe.raw_syndrome() != Syndrome::WrFlush as u8
@@ -400,13 +400,13 @@ impl CompletionState {
     /// state of their queue pair.
     pub(crate) fn is_history(&self, index: u32) -> bool {
         let passed = self.polled.wrapping_sub(index);
-        (passed != 0 && passed <= i32::MAX as u32) || self.left_behind.contains(&index)
+        (passed != 0 && passed <= i32::MAX as u32) || self.orphaned.contains(&index)
     }
 
     /// Whether a stream has still to read the next entry to be polled, or a wait for it is
     /// prepared.
     pub(crate) fn is_awaited(&self) -> bool {
-        match self.slots.get(self.held() as usize) {
+        match self.slots.get(self.unrecycled() as usize) {
             Some(Slot::Prepared) => true,
             Some(Slot::Posted(timeline, point)) => !timeline.has_passed(*point),
             _ => false,

@@ -137,15 +137,15 @@ impl RecvState {
     }
 
     /// A stream takes the prepared receives. Returns what it does to announce them.
-    pub(crate) fn give(&mut self, timeline: &Arc<Timeline>) -> PeerOp {
+    pub(crate) fn give_to_stream(&mut self, timeline: &Arc<Timeline>) -> PeerOp {
         self.prepared = 0;
         self.announcer = Some(timeline.clone());
         let addr = self.ring.as_ref().map_or(0, |ring| ring.record().as_ptr() as u64);
         PeerOp::StoreDword { addr: HostAddr(addr), value: doorbell::record(self.head()) }
     }
 
-    /// The stream was not given that many after all: undoes [`Self::give`].
-    pub(crate) fn take(&mut self, receives: u32) {
+    /// The stream was not given that many after all: undoes [`Self::give_to_stream`].
+    pub(crate) fn take_from_stream(&mut self, receives: u32) {
         self.prepared = receives;
     }
 
@@ -354,12 +354,12 @@ mod tests {
                     }
                     Step::Give | Step::GiveInVain => {
                         let Some(stream) = preparing.filter(|_| !model.prepared.is_empty()) else { continue };
-                        let PeerOp::StoreDword { addr, value } = queue.give(&streams[stream]) else {
+                        let PeerOp::StoreDword { addr, value } = queue.give_to_stream(&streams[stream]) else {
                             panic!("not a store of 32 bits")
                         };
                         prop_assert_eq!(addr.get(), queue.ring.as_ref().unwrap().record().as_ptr() as u64);
                         if let Step::GiveInVain = step {
-                            queue.take(model.prepared.len() as u32);
+                            queue.take_from_stream(model.prepared.len() as u32);
                         } else {
                             stores.push_back(value);
                             model.given.push_back((stream, std::mem::take(&mut model.prepared)));

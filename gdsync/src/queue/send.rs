@@ -28,7 +28,7 @@ use std::sync::Arc;
 const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum EntryState {
     /// In the ring, not announced to the card.
     Prepared,
     /// Its completion is not returned: a WAIT in front of a send; or a send that was dropped before
@@ -37,13 +37,13 @@ enum State {
     /// Handed to a stream (or rung by the CPU).
     Posted,
     /// Handed to the card by a flush, before it was posted.
-    Withheld,
+    FlushedUnposted,
 }
 
-impl State {
+impl EntryState {
     /// The card has it, or a stream that rings for it.
     fn is_given(self) -> bool {
-        matches!(self, State::Posted | State::Withheld)
+        matches!(self, EntryState::Posted | EntryState::FlushedUnposted)
     }
 }
 
@@ -54,7 +54,7 @@ struct Entry {
     /// At most 16.
     blocks: u16,
     signaled: bool,
-    state: State,
+    state: EntryState,
     /// Keeps the memory that the card reads or writes.
     regions: Regions,
 }
@@ -93,7 +93,7 @@ pub(crate) struct Retired {
     /// A WAIT, or a send that was dropped: its completion is not returned.
     pub(crate) hidden: bool,
     /// It was flushed before it was posted.
-    pub(crate) withheld: bool,
+    pub(crate) flushed_unposted: bool,
     pub(crate) claim: Option<Arc<Claim>>,
 }
 
@@ -276,7 +276,7 @@ impl SendState {
         let before = self.entries.len();
         let waits = waits.into_iter().try_for_each(|wait| self.place_wait(wait, completions));
         let placed = waits.and_then(|()| {
-            self.place(request, rules, |signaled| completions.reserve(signaled), State::Prepared)
+            self.place(request, rules, |signaled| completions.reserve(signaled), EntryState::Prepared)
         });
         let value = placed.inspect_err(|_| self.take_back(before, completions))?;
         self.is_masters |= is_slave;
@@ -305,7 +305,7 @@ impl SendState {
             self.check_cpus_turn(serial)?;
         }
         self.settle()?;
-        let value = self.place(request, rules, book, State::Posted)?;
+        let value = self.place(request, rules, book, EntryState::Posted)?;
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);
         // SAFETY: the caller's.
@@ -323,7 +323,7 @@ impl SendState {
         request: &WorkRequest<'_>,
         rules: &R,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
-        state: State,
+        state: EntryState,
     ) -> Result<u64, QueueError> {
         request.check(rules)?;
         let most = request.most_units(rules.limits())?;
@@ -393,8 +393,8 @@ impl SendState {
         for entry in self.entries.drain(..=position) {
             kept += u64::from(entry.is_kept());
             retired.wr_id = entry.wr_id;
-            retired.hidden = entry.state == State::Hidden;
-            retired.withheld = entry.state == State::Withheld;
+            retired.hidden = entry.state == EntryState::Hidden;
+            retired.flushed_unposted = entry.state == EntryState::FlushedUnposted;
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
@@ -433,7 +433,7 @@ impl SendState {
     fn has_posted(&self) -> bool {
         self.entries
             .iter()
-            .find(|entry| entry.state != State::Hidden)
+            .find(|entry| entry.state != EntryState::Hidden)
             .is_some_and(|entry| entry.state.is_given())
     }
 }

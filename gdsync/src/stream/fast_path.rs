@@ -7,8 +7,8 @@ use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
 use crate::queue::send::{PostMode, PreviousPost};
 use crate::queue::{Release, WorkRequest};
-use crate::stream::in_flight::{Held, InFlight, Past};
-use crate::stream::state::State;
+use crate::stream::in_flight::{InFlight, KeptAlive, Past};
+use crate::stream::state::StreamState;
 use crate::stream::{PostError, PostFailure, Posted, Stream};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ enum FastPath {
     Refused(StreamError),
 }
 
-impl State {
+impl StreamState {
     /// Submits a send if its pages are in the cache of translations and it is next in its queue
     /// pair's order. The state is that of the stream which has this backend and this timeline.
     #[inline(always)]
@@ -65,7 +65,7 @@ impl State {
             MemOp::Write64 { addr: register, value: doorbell.value },
         ];
         // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and
-        // register belong to the queue pair, which the submission in flight holds (`State::hold`), and the
+        // register belong to the queue pair, which the submission in flight holds (`StreamState::hold`), and the
         // word to the timeline. The exclusive reference to the state, by its lock or by the stream's only
         // owner, keeps others from submitting.
         let submitted = unsafe {
@@ -89,7 +89,7 @@ impl State {
         self.issued = end;
         self.unwritten += u32::from(!signals);
         self.weight += 1;
-        self.in_flight.push_back(InFlight { end, held: Held::Send(queue_pair) });
+        self.in_flight.push_back(InFlight { end, kept: KeptAlive::Send(queue_pair) });
         Posted { operations: 2 + usize::from(signals), submissions: 1 }
     }
 }
@@ -203,7 +203,7 @@ impl<B: MemOpStream> Stream<B> {
     #[inline(never)]
     fn queue_otherwise(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, StreamState>,
         fast: FastPath,
         queue_pair: &Arc<QueuePairInner>,
         enqueued: (u64, Release),
@@ -217,7 +217,7 @@ impl<B: MemOpStream> Stream<B> {
     #[inline(never)]
     fn post_otherwise(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, StreamState>,
         fast: FastPath,
         send: PreparedSend,
     ) -> Result<Posted, PostError> {
@@ -230,7 +230,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Posts a send with housekeeping and the full lowering.
     fn post_send_in_full(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, StreamState>,
         mut send: PreparedSend,
     ) -> Result<Posted, PostError> {
         self.await_turn(&mut state);
@@ -241,7 +241,7 @@ impl<B: MemOpStream> Stream<B> {
             self.lower_submission(&mut state, points, false, |lowering| lowering.send(&mut send, Fate::Kept));
         match lowered.and_then(|lowered| self.submit_lowered(&mut state, lowered, None)) {
             Ok((points, operations)) => {
-                state.accept(points, Held::Send(send.into_queue_pair()), &self.caps);
+                state.accept(points, KeptAlive::Send(send.into_queue_pair()), &self.caps);
                 drop(state);
                 drop(past);
                 Ok(Posted { operations, submissions: 1 })

@@ -11,12 +11,12 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: TimelinePoint,
-    pub(super) held: Held,
+    pub(super) kept: KeptAlive,
 }
 
 /// The objects that a submission names, and keeps alive.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum KeptAlive {
     /// The queue pair of one send.
     Send(Arc<QueuePairInner>),
     /// Descriptors, which hold queue pairs, completion queues and the memory of words.
@@ -25,12 +25,12 @@ pub(super) enum Held {
     Graph(Box<(Vec<Descriptor>, usize)>),
 }
 
-impl Held {
+impl KeptAlive {
     /// What the submission counts for against [`crate::memop::MemOpCaps::max_outstanding`].
     pub(super) fn weight(&self) -> usize {
         match self {
-            Held::Send(_) | Held::Many(_) => 1,
-            Held::Graph(graph) => graph.1,
+            KeptAlive::Send(_) | KeptAlive::Many(_) => 1,
+            KeptAlive::Graph(graph) => graph.1,
         }
     }
 }
@@ -86,17 +86,17 @@ static ORPHANS: Mutex<Vec<(Arc<Timeline>, InFlight)>> = Mutex::new(Vec::new());
 
 impl InFlight {
     fn descriptors(&self) -> &[Descriptor] {
-        match &self.held {
-            Held::Send(_) => &[],
-            Held::Many(descriptors) => descriptors,
-            Held::Graph(graph) => &graph.0,
+        match &self.kept {
+            KeptAlive::Send(_) => &[],
+            KeptAlive::Many(descriptors) => descriptors,
+            KeptAlive::Graph(graph) => &graph.0,
         }
     }
 
     fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
-        let sent = match &self.held {
-            Held::Send(queue_pair) => Some(queue_pair),
-            Held::Many(_) | Held::Graph(_) => None,
+        let sent = match &self.kept {
+            KeptAlive::Send(queue_pair) => Some(queue_pair),
+            KeptAlive::Many(_) | KeptAlive::Graph(_) => None,
         };
         sent.into_iter().chain(self.descriptors().iter().flat_map(Descriptor::queue_pairs))
     }
@@ -142,7 +142,7 @@ pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner
 }
 
 /// Keeps the submissions of a stream that is being dropped, until its timeline has passed them.
-pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
+pub(super) fn orphan(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
     if let Some(last) = in_flight.back() {
         crate::memory::leave_behind(timeline, last.end);
     }

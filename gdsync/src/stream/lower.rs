@@ -9,8 +9,8 @@ use crate::qp::{
     QueuePairInner,
 };
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
-use crate::stream::proxy::{self, Queue, Ring};
-use crate::stream::state::{State, Stream};
+use crate::stream::proxy::{self, ProxiedDoorbell, ProxyQueue};
+use crate::stream::state::{Stream, StreamState};
 use crate::stream::{DoorbellPath, Doorbells, PostFailure};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use std::sync::Arc;
 /// A submission that a stream is about to make.
 pub(super) struct Posting<'a, B: MemOpStream> {
     stream: &'a Stream<B>,
-    state: &'a State,
+    state: &'a StreamState,
     /// The submission's sends are passed.
     sends: TimelinePoint,
     /// Doorbells that the proxy will ring.
-    pub(super) rings: Vec<Ring>,
+    pub(super) rings: Vec<ProxiedDoorbell>,
     /// Entries for a collector to wait for.
     collected: RefCell<Vec<CollectedWait>>,
 }
@@ -146,7 +146,7 @@ impl<B: MemOpStream> Posting<'_, B> {
     ) -> Result<(), StreamError> {
         let Posting { stream, state, .. } = lowering.driver;
         proxy::start()?;
-        let ring = Ring::new(&send.queue_pair, &stream.timeline)?;
+        let ring = ProxiedDoorbell::new(&send.queue_pair, &stream.timeline)?;
         // The mailbox may reuse memory whose translation is out of date.
         state.translations.refresh(&stream.backend);
         lowering.doorbell(ring.to_mailbox(doorbell), None)?;
@@ -182,7 +182,7 @@ impl<B: MemOpStream> Stream<B> {
     #[inline]
     pub(super) fn lowering<'a>(
         &'a self,
-        state: &'a State,
+        state: &'a StreamState,
         points: Points,
         merged: bool,
         ops: &'a mut Vec<MemOp>,
@@ -216,8 +216,8 @@ impl<B: MemOpStream> Stream<B> {
 
     /// Submits, with the proxy ready to ring: a backend may perform operations before it returns.
     pub(super) fn with_proxy<E>(
-        proxied: &Arc<Queue>,
-        rings: Vec<Ring>,
+        proxied: &Arc<ProxyQueue>,
+        rings: Vec<ProxiedDoorbell>,
         submit: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let count = rings.len();

@@ -2,15 +2,15 @@
 //!
 //! A backend that performs a submission before it returns, such as [`super::Cpu`], runs one that has to wait without
 //! the lock on the stream's state. Other threads can then ask the stream what it waits for. They cannot post:
-//! [`State::performing`] serializes posts as the lock does otherwise.
+//! [`StreamState::performing`] serializes posts as the lock does otherwise.
 
 use crate::batch::{Batch, Bytes, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::TimelinePoint;
-use crate::stream::in_flight::{self, Held, InFlight, Past};
+use crate::stream::in_flight::{self, InFlight, KeptAlive, Past};
 use crate::stream::lower::Posting;
-use crate::stream::proxy::Ring;
-use crate::stream::state::{PROGRESS_EVERY, State, Stream};
+use crate::stream::proxy::ProxiedDoorbell;
+use crate::stream::state::{PROGRESS_EVERY, Stream, StreamState};
 use crate::stream::{PostError, PostFailure, Posted};
 use gdsync_sys::pause::Pause;
 use parking_lot::{Condvar, MutexGuard};
@@ -103,7 +103,7 @@ impl<B: MemOpStream> Stream<B> {
             state.planner = planner;
             match result {
                 Ok((points, operations)) => {
-                    state.accept(points, Held::Many(chunk), &self.caps);
+                    state.accept(points, KeptAlive::Many(chunk), &self.caps);
                     posted += plan.count;
                     done.operations += operations;
                     done.submissions += 1;
@@ -124,7 +124,7 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// How many submissions a batch takes.
-    fn submissions(&self, state: &mut State, descriptors: &[Descriptor], unmerged: bool) -> usize {
+    fn submissions(&self, state: &mut StreamState, descriptors: &[Descriptor], unmerged: bool) -> usize {
         let (mut rest, mut submissions) = (descriptors, 0);
         while !rest.is_empty() {
             state.planner.collecting = state.collector.collecting(rest, &self.backend);
@@ -140,7 +140,7 @@ impl<B: MemOpStream> Stream<B> {
     #[cold]
     pub(super) fn refuse(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, StreamState>,
         batch: Batch,
         posted: usize,
         source: PostFailure,
@@ -155,7 +155,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Submits descriptors as planned. Returns their points, and the number of operations.
     fn post_chunk(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, StreamState>,
         chunk: &mut Vec<Descriptor>,
         planner: &Planner,
         plan: &Chunk,
@@ -183,7 +183,7 @@ impl<B: MemOpStream> Stream<B> {
     /// due.
     pub(super) fn lower_submission(
         &self,
-        state: &mut State,
+        state: &mut StreamState,
         mut points: Points,
         merged: bool,
         lower: impl FnOnce(&mut Lowering<'_, Posting<'_, B>>) -> Result<(), PostFailure>,
@@ -218,7 +218,7 @@ impl<B: MemOpStream> Stream<B> {
     /// number of operations.
     pub(super) fn submit_lowered(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, StreamState>,
         lowered: Lowered,
         descriptors: Option<&mut Vec<Descriptor>>,
     ) -> Result<(Points, usize), PostFailure> {
@@ -253,14 +253,14 @@ impl<B: MemOpStream> Stream<B> {
     #[inline(never)]
     pub(super) fn perform(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, StreamState>,
         end: TimelinePoint,
         descriptors: &mut Vec<Descriptor>,
         ops: &[MemOp],
-        rings: Vec<Ring>,
+        rings: Vec<ProxiedDoorbell>,
     ) -> Result<(), StreamError> {
-        let held = Held::Many(std::mem::take(descriptors));
-        state.performing = Some(InFlight { end, held });
+        let kept = KeptAlive::Many(std::mem::take(descriptors));
+        state.performing = Some(InFlight { end, kept });
         // Posting on the fast path takes a turn, too.
         state.fast_posts_left.set(0);
         let turn = Turn { state, over: &self.turn };
@@ -270,14 +270,18 @@ impl<B: MemOpStream> Stream<B> {
             // threads from submitting.
             Self::with_proxy(&proxied, rings, || unsafe { self.backend.submit(ops) })
         });
-        if let Some(InFlight { held: Held::Many(performed), .. }) = turn.state.performing.take() {
+        if let Some(InFlight { kept: KeptAlive::Many(performed), .. }) = turn.state.performing.take() {
             *descriptors = performed;
         }
         result
     }
 
     /// Submits a write of bytes that is made by a copy.
-    pub(super) fn post_bytes(&self, state: &mut State, bytes: &mut Bytes) -> Result<Points, PostFailure> {
+    pub(super) fn post_bytes(
+        &self,
+        state: &mut StreamState,
+        bytes: &mut Bytes,
+    ) -> Result<Points, PostFailure> {
         self.make_room_for_bytes(state)?;
         let to = self.address(&bytes.place, bytes.content.len())?;
         let points = Points::next(state.issued);
@@ -292,7 +296,7 @@ impl<B: MemOpStream> Stream<B> {
 
     /// A copy cannot write its point, so it leaves the last place to a submission that does. If
     /// that place is next, or the point is due, the stream writes it before.
-    fn make_room_for_bytes(&self, state: &mut State) -> Result<(), PostFailure> {
+    fn make_room_for_bytes(&self, state: &mut StreamState) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
         let due = state.unwritten >= PROGRESS_EVERY || state.weight.saturating_add(2) >= limit;
         if due && state.weight < limit {
@@ -306,7 +310,7 @@ impl<B: MemOpStream> Stream<B> {
 pub(super) struct Lowered {
     points: Points,
     /// Doorbells that the proxy will ring.
-    rings: Vec<Ring>,
+    rings: Vec<ProxiedDoorbell>,
 }
 
 /// Traces descriptors and the operations that they became.
@@ -323,7 +327,7 @@ fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
 
 /// The turn of the thread that performs. It ends also where the backend panics.
 struct Turn<'a, 'b> {
-    state: &'a mut MutexGuard<'b, State>,
+    state: &'a mut MutexGuard<'b, StreamState>,
     over: &'a Condvar,
 }
 

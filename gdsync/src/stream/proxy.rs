@@ -28,7 +28,7 @@ static PROXY: Poller = Poller::new("gdsync-doorbells");
 
 /// A doorbell that a stream will write into its mailbox.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct ProxiedDoorbell {
     /// The first word is the record, the 64-bit word after it the register's value. The latter is 0
     /// until the stream has written it. The value itself is never 0, as it contains a queue pair's
     /// number.
@@ -37,14 +37,14 @@ pub(super) struct Ring {
     timeline: Arc<Timeline>,
 }
 
-impl Ring {
+impl ProxiedDoorbell {
     pub(super) fn new(
         queue_pair: &Arc<QueuePairInner>,
         timeline: &Arc<Timeline>,
     ) -> Result<Self, StreamError> {
         let mailbox = Block::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
         queue_pair.send().count_proxied(true);
-        Ok(Ring { mailbox, queue_pair: queue_pair.clone(), timeline: timeline.clone() })
+        Ok(ProxiedDoorbell { mailbox, queue_pair: queue_pair.clone(), timeline: timeline.clone() })
     }
 
     /// The doorbell with the mailbox in place of the record and the register.
@@ -65,7 +65,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for ProxiedDoorbell {
     fn drop(&mut self) {
         self.queue_pair.send().count_proxied(false);
     }
@@ -75,25 +75,25 @@ impl Drop for Ring {
 ///
 /// Lock order: a queue, then a send queue.
 #[derive(Default)]
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct ProxyQueue {
+    state: Mutex<ProxyState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ProxyState {
     /// Oldest first.
-    rings: VecDeque<Ring>,
+    rings: VecDeque<ProxiedDoorbell>,
     /// The queue is a task of the proxy's.
     polled: bool,
 }
 
-impl fmt::Debug for Queue {
+impl fmt::Debug for ProxyQueue {
     /// The number of doorbells, and the content of the oldest mailbox.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         let mut tuple = f.debug_tuple("Doorbells");
         tuple.field(&state.rings.len());
-        if let Some(Ring { mailbox, .. }) = state.rings.front() {
+        if let Some(ProxiedDoorbell { mailbox, .. }) = state.rings.front() {
             let (record, doorbell) = (mailbox.word32(), mailbox.word64());
             tuple.field(&(record.load(Ordering::Relaxed), doorbell.load(Ordering::Relaxed)));
         }
@@ -101,13 +101,13 @@ impl fmt::Debug for Queue {
     }
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ProxyQueue {
+    fn lock(&self) -> MutexGuard<'_, ProxyState> {
         self.state.lock()
     }
 }
 
-impl Task for Queue {
+impl Task for ProxyQueue {
     /// Rings all doorbells that the stream has reached.
     fn poll(&self) -> Polled {
         let mut polled = Polled::Nothing;
@@ -143,7 +143,7 @@ pub(super) fn start() -> Result<(), StreamError> {
 }
 
 /// Adds doorbells, before the operations that write their mailboxes are submitted to the stream.
-pub(super) fn submit(queue: &Arc<Queue>, rings: Vec<Ring>) {
+pub(super) fn submit(queue: &Arc<ProxyQueue>, rings: Vec<ProxiedDoorbell>) {
     let mut state = queue.lock();
     state.rings.extend(rings);
     let polled = std::mem::replace(&mut state.polled, true);
@@ -154,7 +154,7 @@ pub(super) fn submit(queue: &Arc<Queue>, rings: Vec<Ring>) {
 }
 
 /// Removes the newest `count` doorbells: the stream has refused the operations, or failed at them.
-pub(super) fn withdraw(queue: &Queue, count: usize) {
+pub(super) fn withdraw(queue: &ProxyQueue, count: usize) {
     let mut state = queue.lock();
     // Doorbells ring in order: if some of these have rung, all before them have.
     let first = state.rings.len() - count.min(state.rings.len());

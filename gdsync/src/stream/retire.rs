@@ -4,8 +4,8 @@
 use crate::batch::{Descriptor, Points};
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::TimelinePoint;
-use crate::stream::in_flight::{self, Held, InFlight, Past};
-use crate::stream::state::State;
+use crate::stream::in_flight::{self, InFlight, KeptAlive, Past};
+use crate::stream::state::StreamState;
 use crate::stream::{StalledWait, Stream};
 use parking_lot::MutexGuard;
 use std::time::{Duration, Instant};
@@ -119,12 +119,12 @@ impl<B: MemOpStream> Stream<B> {
 
     /// Whether nothing performs anything that could write the timeline's word, as long as the state
     /// is locked: the lock keeps other threads from posting.
-    fn is_idle(&self, state: &State) -> Result<bool, StreamError> {
+    fn is_idle(&self, state: &StreamState) -> Result<bool, StreamError> {
         if state.performing.is_some() { Ok(false) } else { self.backend.wait_idle(Duration::ZERO) }
     }
 
     /// If the stream is idle but its timeline lags, the CPU writes it.
-    fn retire_if_idle(&self, state: &mut State) {
+    fn retire_if_idle(&self, state: &mut StreamState) {
         if state.unwritten > 0 && !state.in_flight.is_empty() && matches!(self.is_idle(state), Ok(true)) {
             self.timeline.declare_passed(state.issued);
             state.unwritten = 0;
@@ -135,7 +135,7 @@ impl<B: MemOpStream> Stream<B> {
     /// lock, and flushes queue pairs that have failed. Then does the same for streams that were
     /// dropped.
     #[inline(never)]
-    pub(super) fn reap(&self, state: &mut State) -> Past {
+    pub(super) fn reap(&self, state: &mut StreamState) -> Past {
         if state.weight >= self.caps.max_outstanding {
             self.retire_if_idle(state);
         }
@@ -145,7 +145,7 @@ impl<B: MemOpStream> Stream<B> {
                 break;
             }
             if let Some(passed) = state.in_flight.pop_front() {
-                state.weight -= passed.held.weight();
+                state.weight -= passed.kept.weight();
                 if past.is_unused() {
                     past = Past::new(&state.spare);
                 }
@@ -161,7 +161,7 @@ impl<B: MemOpStream> Stream<B> {
 
     /// Gives up all submissions: the backend has failed. It touches no memory any more, and which
     /// doorbells it rang is unknown.
-    pub(super) fn abandon(&self, mut state: MutexGuard<'_, State>) {
+    pub(super) fn abandon(&self, mut state: MutexGuard<'_, StreamState>) {
         self.timeline.kill();
         let lost = std::mem::take(&mut state.in_flight);
         state.weight = 0;
@@ -170,7 +170,7 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// Has the stream write its timeline at the end, unless its last submission does.
-    pub(super) fn write_closing_point(&self, state: &mut State) -> Result<(), StreamError> {
+    pub(super) fn write_closing_point(&self, state: &mut StreamState) -> Result<(), StreamError> {
         if state.unwritten == 0 {
             return Ok(());
         }
@@ -184,12 +184,12 @@ impl<B: MemOpStream> Stream<B> {
         // `ORPHANS` keeps until it has reached `points.end`. The lock on the state keeps other
         // threads from submitting.
         unsafe { self.backend.submit(&ops) }?;
-        state.accept(points, Held::Many(Vec::new()), &self.caps);
+        state.accept(points, KeptAlive::Many(Vec::new()), &self.caps);
         Ok(())
     }
 }
 
-impl State {
+impl StreamState {
     /// What the backend was given and is not known to have passed, oldest first.
     fn given(&self) -> impl Iterator<Item = &InFlight> {
         self.in_flight.iter().chain(&self.performing)
@@ -218,6 +218,6 @@ impl<B: MemOpStream> Drop for Stream<B> {
         if let Err(error) = closed {
             tracing::error!(%error, "a dropped stream cannot be made to write its timeline: what it names stays for ever");
         }
-        in_flight::leave_behind(&self.timeline, in_flight);
+        in_flight::orphan(&self.timeline, in_flight);
     }
 }

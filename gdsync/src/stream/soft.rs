@@ -47,7 +47,7 @@ pub struct SoftStream {
 struct Shared {
     /// Its number among those of the process.
     number: u64,
-    state: Mutex<State>,
+    state: Mutex<SoftState>,
     /// Signalled when there is new work, and when the stream closes.
     work: Condvar,
     /// Signalled when the queue is empty, and when the stream fails.
@@ -55,7 +55,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct SoftState {
     queue: VecDeque<Item>,
     /// The worker is performing an item.
     busy: bool,
@@ -172,7 +172,7 @@ impl Drop for SoftStream {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SoftState> {
         self.state.lock()
     }
 

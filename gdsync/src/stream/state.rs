@@ -5,7 +5,7 @@ use crate::cuda::arena_of;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, Site, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::stream::collector::StreamCollector;
-use crate::stream::in_flight::{Held, InFlight, Spare};
+use crate::stream::in_flight::{InFlight, KeptAlive, Spare};
 use crate::stream::proxy;
 use crate::stream::translations::Translations;
 use crate::stream::{DoorbellPath, Doorbells, PostFailure, StreamOptions};
@@ -52,13 +52,13 @@ pub struct Stream<B: MemOpStream> {
     pub(super) caps: MemOpCaps,
     pub(super) path: DoorbellPath,
     pub(crate) timeline: Arc<Timeline>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<StreamState>,
     /// Signalled when a thread has performed a submission.
     pub(super) turn: Condvar,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct StreamState {
     /// The last point handed out.
     pub(super) issued: TimelinePoint,
     /// Submissions since the last point that the stream writes.
@@ -78,7 +78,7 @@ pub(super) struct State {
     pub(super) doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
     /// Doorbells that the proxy has to ring for this stream.
-    pub(super) proxied: Arc<proxy::Queue>,
+    pub(super) proxied: Arc<proxy::ProxyQueue>,
     /// Memory operations of the last submission; kept for their allocation, as is the planner.
     pub(super) ops: Vec<MemOp>,
     pub(super) planner: Planner,
@@ -105,7 +105,7 @@ impl<B: MemOpStream> Stream<B> {
         proxy::start_if_asked_for(options.doorbells)?;
         let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
         let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
-        let state = State {
+        let state = StreamState {
             issued: TimelinePoint::default(),
             unwritten: 0,
             progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
@@ -135,13 +135,13 @@ impl<B: MemOpStream> Stream<B> {
         })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock()
     }
 
     /// Waits until no other thread performs a submission.
     #[inline]
-    pub(super) fn await_turn(&self, state: &mut MutexGuard<'_, State>) {
+    pub(super) fn await_turn(&self, state: &mut MutexGuard<'_, StreamState>) {
         while state.performing.is_some() {
             self.turn.wait(state);
         }
@@ -164,7 +164,7 @@ impl<B: MemOpStream> Stream<B> {
 
     /// Whether there is room for a submission that counts for `weight`.
     #[inline]
-    pub(super) fn check_room(&self, state: &mut State, weight: usize) -> Result<(), PostFailure> {
+    pub(super) fn check_room(&self, state: &mut StreamState, weight: usize) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
         match state.in_flight.front() {
             Some(oldest) if state.weight + weight > limit => Err(self.would_block(state.weight, oldest.end)),
@@ -180,7 +180,7 @@ impl<B: MemOpStream> Stream<B> {
     }
 }
 
-impl State {
+impl StreamState {
     /// Each submission writes its own end.
     #[inline(always)]
     pub(super) fn signals_always(&self) -> bool {
@@ -194,15 +194,15 @@ impl State {
     }
 
     /// The backend has taken a submission.
-    pub(super) fn accept(&mut self, points: Points, held: Held, caps: &MemOpCaps) {
+    pub(super) fn accept(&mut self, points: Points, kept: KeptAlive, caps: &MemOpCaps) {
         self.issued = points.end;
         self.unwritten = match points {
             Points { open: false, .. } => 0,
             Points { has_own: true, .. } => 1,
             _ => self.unwritten + 1,
         };
-        self.weight += held.weight();
-        self.in_flight.push_back(InFlight { end: points.end, held });
+        self.weight += kept.weight();
+        self.in_flight.push_back(InFlight { end: points.end, kept });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
         let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
         let left = match self.signals_always() {

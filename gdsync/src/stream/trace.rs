@@ -15,7 +15,7 @@ pub(super) fn next_stream() -> u64 {
 static SUBMISSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Operations that are being submitted to a stream.
-pub(super) struct Posting {
+pub(super) struct PostSpan {
     _span: Span,
     /// The submission's; 0 where nothing is recorded.
     pub(super) number: u64,
@@ -23,17 +23,17 @@ pub(super) struct Posting {
 
 /// Operations are being submitted to a stream, until the answer is dropped.
 #[inline(always)]
-pub(super) fn posting(stream: u64, ops: &[MemOp]) -> Posting {
+pub(super) fn posting(stream: u64, ops: &[MemOp]) -> PostSpan {
     if gdsync_trace::enabled() {
         begin_posting(stream, ops)
     } else {
-        Posting { _span: Span::none(), number: 0 }
+        PostSpan { _span: Span::none(), number: 0 }
     }
 }
 
 #[cold]
 #[inline(never)]
-fn begin_posting(stream: u64, ops: &[MemOp]) -> Posting {
+fn begin_posting(stream: u64, ops: &[MemOp]) -> PostSpan {
     let number = SUBMISSIONS.fetch_add(1, Ordering::Relaxed);
     let span = span(Kind::Posted, || [stream, ops.len() as u64, number]);
     // Those of them that ring are known by their address.
@@ -42,7 +42,7 @@ fn begin_posting(stream: u64, ops: &[MemOp]) -> Posting {
             event(Kind::PostedDoorbell, || [addr.get(), *value, number]);
         }
     }
-    Posting { _span: span, number }
+    PostSpan { _span: span, number }
 }
 
 /// A thread has come to an operation, and has performed it when the answer is dropped: of those that wait, this is recorded.

@@ -2,7 +2,7 @@
 
 use crate::batch::outline::{Descriptor, Program, Target};
 use crate::batch::proof::card::Request;
-use crate::batch::proof::{Case, Way, is_completion};
+use crate::batch::proof::{Case, Mode, is_completion};
 use crate::memop::MemOp;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -53,22 +53,23 @@ pub(super) enum Step {
 }
 
 impl Running {
-    pub(super) fn new(case: &Case, stream: usize, way: Way) -> Result<Self, String> {
-        let descriptors: Vec<_> = case.streams[stream].iter().map(|descriptor| way.of(*descriptor)).collect();
+    pub(super) fn new(case: &Case, stream: usize, mode: Mode) -> Result<Self, String> {
+        let descriptors: Vec<_> =
+            case.streams[stream].iter().map(|descriptor| mode.of(*descriptor)).collect();
         let mut running = Running { points: vec![None; descriptors.len()], ..Running::default() };
         for i in 0..descriptors.len() {
             let continues = i > 0 && descriptors[i - 1..=i].iter().all(is_completion);
             running.run_start.push(if continues { running.run_start[i - 1] } else { i });
         }
         let mut program = Program::new();
-        if let Some(queues) = case.collect_from.filter(|_| way.by_card) {
+        if let Some(queues) = case.collect_from.filter(|_| mode.by_card) {
             program = program.collect_from(queues);
         }
         running.descriptors = descriptors;
         let mut start = 0;
         for end in &case.ends[stream] {
             program
-                .compile(&running.descriptors[start..*end], &case.caps, way.merged)
+                .compile(&running.descriptors[start..*end], &case.caps, mode.merged)
                 .map_err(|error| error.to_string())?;
             for submission in program.submissions() {
                 if submission.len() > case.caps.max_ops {

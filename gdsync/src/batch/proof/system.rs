@@ -3,7 +3,7 @@
 use crate::batch::outline::{Descriptor, PaperSend, PaperWait, Target};
 use crate::batch::proof::card::Card;
 use crate::batch::proof::running::{Running, Step};
-use crate::batch::proof::{Case, QUEUES, STREAMS, Way, is_completion};
+use crate::batch::proof::{Case, Mode, QUEUES, STREAMS, is_completion};
 use crate::memop::MemOp;
 use gdsync_sys::prm::{doorbell, wait};
 use std::collections::HashMap;
@@ -27,8 +27,9 @@ pub(super) struct System<'a> {
 }
 
 impl<'a> System<'a> {
-    pub(super) fn new(case: &'a Case, way: Way, seed: u64) -> Result<Self, String> {
-        let streams = (0..STREAMS).map(|stream| Running::new(case, stream, way)).collect::<Result<_, _>>()?;
+    pub(super) fn new(case: &'a Case, mode: Mode, seed: u64) -> Result<Self, String> {
+        let streams =
+            (0..STREAMS).map(|stream| Running::new(case, stream, mode)).collect::<Result<_, _>>()?;
         Ok(System { case, streams, card: Card::new(case), words: HashMap::new(), random: seed | 1 })
     }
 

@@ -72,11 +72,11 @@ pub(crate) struct CollectorInner {
     pub(crate) device: Arc<DeviceInner>,
     pd: ProtectionDomain,
     port: u8,
-    state: Mutex<State>,
+    state: Mutex<CollectorState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CollectorState {
     queue_pair: QueuePair,
     writer: Writer,
     /// The newest number.
@@ -153,7 +153,7 @@ impl Collector {
         start_checker()?;
         let pd = ProtectionDomain::new(device)?;
         let word = arrival_word(&pd, config.word)?;
-        let state = Mutex::new(State {
+        let state = Mutex::new(CollectorState {
             queue_pair: queue_pair(&pd, config.port)?,
             writer: Writer::Card,
             newest: 0,
@@ -266,7 +266,7 @@ impl CollectorInner {
     }
 }
 
-impl State {
+impl CollectorState {
     /// Frees the places of what the card has done, and sees which number it has written.
     fn retire(&mut self) {
         while let Ok(Some(completion)) = self.queue_pair.inner.send_cq.poll() {

@@ -93,7 +93,7 @@ struct Tickets {
     /// Those of sends that are prepared, and not posted.
     prepared: BTreeSet<u64>,
     /// The highest one that the program releases itself.
-    given: u64,
+    handed_out: u64,
     /// None above it is one that a stream writes.
     posted: u64,
     /// Where the newest one is that a stream writes.
@@ -230,7 +230,7 @@ impl TriggerInner {
 
     /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, of the
     /// master, or of a list's turn: WAITs of a queue then stand in the order of their tickets.
-    pub(crate) fn take(&self) -> (u64, CardWait) {
+    pub(crate) fn take_ticket(&self) -> (u64, CardWait) {
         let mut state = self.state.lock();
         state.newest += 1;
         let ticket = state.newest;
@@ -252,7 +252,7 @@ impl TriggerInner {
         // What stands in its place is released at once, where no write of the word is to come. (The
         // program's own may come, once it has taken tickets.)
         if state.prepared.is_empty()
-            && state.given == 0
+            && state.handed_out == 0
             && self.pending_post(&state).is_none()
             && let Err(error) = self.word.raise(ticket)
         {
@@ -296,7 +296,7 @@ impl TriggerInner {
         let mut state = self.state.lock();
         state.check_next(ticket)?;
         state.prepared.remove(&ticket);
-        state.given = ticket;
+        state.handed_out = ticket;
         Ok(())
     }
 }
@@ -329,7 +329,7 @@ impl PreparedTicket {
     /// The caller holds the trigger's turn: tickets are posted in the order of their numbers.
     pub(crate) fn new(trigger: &Trigger) -> Self {
         let trigger = trigger.inner.clone();
-        let (number, wait) = trigger.take();
+        let (number, wait) = trigger.take_ticket();
         PreparedTicket { trigger, number, wait, posted: None, queue_pairs: Vec::new() }
     }
 

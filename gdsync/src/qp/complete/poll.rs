@@ -16,29 +16,29 @@ impl CompletionQueueInner {
         let known = self.queue_pairs.lock();
         // The newest: it may have the number of a target that was closed, whose handle is still held.
         match known.iter().rev().find(|(number, _)| *number == qpn) {
-            Some((_, weak)) => weak.upgrade().map_or(Owner::Going, Owner::Here),
+            Some((_, weak)) => weak.upgrade().map_or(Owner::Destroyed, Owner::Here),
             None => Owner::Unknown,
         }
     }
 
     pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
-        polled(self.take(Take::Next))
+        polled(self.poll_as(PollMode::Next))
     }
 
     /// See [`CompletionQueue::poll_unawaited`](super::CompletionQueue::poll_unawaited).
     pub(super) fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
-        polled(self.take(Take::Unawaited))
+        polled(self.poll_as(PollMode::Unawaited))
     }
 
     /// Reads what has completed, for persistent requests that have claimed it. Other completions
     /// are set aside for the next poll.
     pub(crate) fn progress(&self) {
-        self.take(Take::Aside);
+        self.poll_as(PollMode::SetAside);
     }
 
     /// Takes the next completion; or, to set them aside, all of them.
-    fn take(&self, what: Take) -> Option<Result<Completion, PollError>> {
-        let aside = what == Take::Aside;
+    fn poll_as(&self, what: PollMode) -> Option<Result<Completion, PollError>> {
+        let aside = what == PollMode::SetAside;
         loop {
             let mut state = self.lock();
             if !aside && let Some(taken) = state.set_aside.pop_front() {
@@ -47,13 +47,13 @@ impl CompletionQueueInner {
             if let Some(qpn) = state.attached {
                 return if aside { None } else { Some(Err(PollError::DeviceAttached { qpn })) };
             }
-            if what == Take::Unawaited && state.is_awaited() {
+            if what == PollMode::Unawaited && state.is_awaited() {
                 return None;
             }
             let raw = state.peek()?;
             let bad = |reason| PollError::BadCompletion { index: raw.index, reason };
             let qpn = raw.cqe.qpn();
-            if state.take_left_behind(raw.index) {
+            if state.take_orphaned(raw.index) {
                 state.advance();
                 continue;
             }
@@ -72,7 +72,7 @@ impl CompletionQueueInner {
             let queue_pair = match owner {
                 Owner::Here(queue_pair) => queue_pair,
                 // Not returned; the destruction of the queue pair unbooks its entries.
-                Owner::Going => continue,
+                Owner::Destroyed => continue,
                 Owner::Unknown => {
                     let taken = Err(bad(format!("queue pair {qpn:#x} does not complete here")));
                     if !aside {
@@ -105,20 +105,20 @@ impl CompletionQueueInner {
 
 /// What is taken from a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Take {
+enum PollMode {
     /// The next completion.
     Next,
     /// The same, unless a stream has still to look at it.
     Unawaited,
     /// All of them, to set them aside.
-    Aside,
+    SetAside,
 }
 
 /// The queue pair of an entry.
 enum Owner {
     Here(Arc<QueuePairInner>),
     /// A queue pair's that is being destroyed.
-    Going,
+    Destroyed,
     Unknown,
 }
 
@@ -166,7 +166,7 @@ impl QueuePairInner {
             if retired.hidden {
                 return Ok(None);
             }
-            was_posted = !retired.withheld;
+            was_posted = !retired.flushed_unposted;
             (retired.wr_id, requester_kind(cqe)?, retired.claim)
         } else {
             let write = opcode == CqeOpcode::RespWriteImm;

@@ -267,7 +267,7 @@ impl PreparedWait {
     pub fn checked(mut self) -> Result<CheckedWait, Error> {
         start_checker()?;
         let status = Status::new()?;
-        self.checked = Some(Checked { status: status.clone(), called_off: Arc::default() });
+        self.checked = Some(Checked { status: status.clone(), is_cancelled: Arc::default() });
         Ok(CheckedWait { wait: self, status })
     }
 }
@@ -277,7 +277,7 @@ impl PreparedWait {
 pub(crate) struct Checked {
     status: Status,
     /// The wait was not posted after all: the thread has nothing to poll.
-    called_off: Arc<AtomicBool>,
+    is_cancelled: Arc<AtomicBool>,
 }
 
 impl Checked {
@@ -293,7 +293,7 @@ impl Checked {
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
     ) -> PeerOp {
-        self.called_off = Arc::default();
+        self.is_cancelled = Arc::default();
         CHECKER.add(Arc::new(Check {
             cq: cq.clone(),
             index,
@@ -301,13 +301,13 @@ impl Checked {
             queue_pairs: queue_pairs.to_vec(),
             timeline: timeline.clone(),
             point,
-            called_off: self.called_off.clone(),
+            is_cancelled: self.is_cancelled.clone(),
         }));
         self.status.wait_op()
     }
 
     pub(crate) fn undo(&self) {
-        self.called_off.store(true, Ordering::Release);
+        self.is_cancelled.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_satisfied(&self) -> bool {
@@ -323,14 +323,14 @@ struct Check {
     queue_pairs: Vec<Arc<QueuePairInner>>,
     timeline: Arc<Timeline>,
     point: TimelinePoint,
-    called_off: Arc<AtomicBool>,
+    is_cancelled: Arc<AtomicBool>,
 }
 
 impl Task for Check {
     fn poll(&self) -> Polled {
         // The stream passes the point only after the status was written, unless it has failed: then
         // the card may own the CQE again.
-        if self.called_off.load(Ordering::Acquire) || self.timeline.has_passed(self.point) {
+        if self.is_cancelled.load(Ordering::Acquire) || self.timeline.has_passed(self.point) {
             return Polled::Done;
         }
         let state = self.cq.lock();
@@ -338,7 +338,7 @@ impl Task for Check {
         // reset since.
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
-            if state.is_released(self.index) {
+            if state.is_wait_ended(self.index) {
                 self.status.set(Err(WorkError { syndrome: Syndrome::WrFlush as u8, vendor: 0 }));
                 return Polled::Done;
             }

@@ -292,8 +292,8 @@ impl QueuePairInner {
     }
 
     /// Its entries that were not polled keep their places; those of receives of a shared queue are free.
-    pub(super) fn leave_behind(&self, completions: &mut CompletionState) {
-        for receive in completions.leave_behind(self.number) {
+    pub(super) fn orphan_entries(&self, completions: &mut CompletionState) {
+        for receive in completions.orphan_entries(self.number) {
             self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
         }
     }
@@ -325,13 +325,13 @@ impl QueuePairInner {
             if unpolled > 0 {
                 return refuse(ResetBlocker::Receives(unpolled));
             }
-            if arrivals.take_released_back() {
+            if arrivals.reopen_ended_waits() {
                 return refuse(ResetBlocker::EndedWaits);
             }
         }
         if let Some((trigger, master)) = self.master() {
             // Its blocks are counted from 0 again: no release with an old index may be left.
-            master.forget(trigger, self.number);
+            master.cancel_releases(trigger, self.number);
         }
         let mut status = self.status();
         self.is_ready.store(false, Ordering::Release);
@@ -341,12 +341,12 @@ impl QueuePairInner {
         self.to_state(verbs::IBV_QPS_RESET, "to RESET")?;
         let silent = send.outstanding();
         if silent.entries > 0 {
-            self.leave_behind(&mut completions);
+            self.orphan_entries(&mut completions);
             (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
         }
         if self.shared.is_some() {
             // A receive that it was filling when it was reset.
-            self.leave_behind(arrivals.as_mut().unwrap_or(&mut completions));
+            self.orphan_entries(arrivals.as_mut().unwrap_or(&mut completions));
         }
         drop((completions, arrivals));
         send.reset();

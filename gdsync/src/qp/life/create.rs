@@ -64,9 +64,9 @@ impl QueuePair {
             // A WAIT in front of each send.
             return Self::in_role(pd, config.send_depth(config.send_depth.saturating_mul(2)), Role::Plain);
         };
-        master.ensure(pd, config.port)?;
+        master.ensure_queue(pd, config.port)?;
         let slave = Self::in_role(pd, config, Role::Slave)?;
-        master.join(&slave.inner);
+        master.add_slave(&slave.inner);
         Ok(slave)
     }
 
@@ -245,7 +245,7 @@ impl Drop for QueuePairInner {
     fn drop(&mut self) {
         if let Some((trigger, master)) = self.master() {
             // Before its number can be another one's, which a release of this one's sends would meet.
-            master.leave(trigger, self.number);
+            master.remove_slave(trigger, self.number);
         }
         // Locked before the number may be used again, so that this queue pair's entries are not
         // taken for another's. Two queues in the order of their addresses, as another queue pair

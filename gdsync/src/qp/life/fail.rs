@@ -191,15 +191,15 @@ impl QueuePairInner {
             drop(send);
         } else if send.has_unpassed_posts() {
             drop(send);
-            self.release_waits(&self.send_cq);
+            self.end_waits(&self.send_cq);
         } else {
             drop(send);
         }
         if self.flush_receives() {
-            self.release_waits(&self.recv_cq);
+            self.end_waits(&self.recv_cq);
         }
         if self.has_waits_to_end() {
-            self.release_waits(&self.recv_cq);
+            self.end_waits(&self.recv_cq);
             if self.has_waits_to_end() {
                 // The card has still to write what is certain to come before.
                 let queue_pairs = self.recv_cq.attached().unwrap_or_default();
@@ -222,7 +222,7 @@ impl QueuePairInner {
     /// sends that were not rung, receives that were not announced, and receives of shared queues. The work of another one could complete at
     /// the entry of such a wait, and well.
     #[cold]
-    fn release_waits(&self, queue: &Arc<CompletionQueueInner>) {
+    fn end_waits(&self, queue: &Arc<CompletionQueueInner>) {
         // Dropped after the locks: these may be the last references.
         let Ok(queue_pairs) = queue.attached() else { return };
         let completions = queue.lock();
@@ -246,7 +246,7 @@ impl QueuePairInner {
                 unrung += queue_pair.recv().unannounced();
             }
         }
-        completions.release_waits(&rung, unrung, &sharing);
+        completions.end_waits(&rung, unrung, &sharing);
     }
 
     /// A stream has still to announce receives.
@@ -281,7 +281,7 @@ impl QueuePairInner {
         let taken = target.lock().take();
         if let Some(taken) = taken {
             drop(taken);
-            self.leave_behind(&mut completions);
+            self.orphan_entries(&mut completions);
         }
         self.is_flushed.store(true, Ordering::Release);
     }

@@ -324,7 +324,7 @@ impl QueuePairInner {
             let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
             return Ok((serial, Release::Ticket(ticket)));
         }
-        let (ticket, wait) = trigger.take();
+        let (ticket, wait) = trigger.take_ticket();
         let waits = iter::once(WaitRequest { wait, region: None }).chain(waits);
         let prepared = send.prepare(waits, request, self, completions);
         let (serial, doorbell) = prepared.inspect_err(|_| trigger.cancel(ticket))?;

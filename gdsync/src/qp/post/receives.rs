@@ -66,13 +66,13 @@ impl PreparedReceives {
         // Under the lock: a failure that comes later finds them.
         self.queue_pair.check_not_failed()?;
         self.is_posted = true;
-        Ok(recv.give(timeline))
+        Ok(recv.give_to_stream(timeline))
     }
 
     /// The stream was not given them.
     pub(crate) fn undo(&mut self) {
         if std::mem::take(&mut self.is_posted) {
-            self.queue_pair.recv().take(self.count);
+            self.queue_pair.recv().take_from_stream(self.count);
         }
     }
 

@@ -142,7 +142,7 @@ proptest! {
                 Action::Release(which) => {
                     let unwritten = polled + outstanding - written;
                     let rung = which.index(unwritten as usize + 1) as u32;
-                    state.release_waits(&[(7, written - polled + rung)], unwritten - rung, &[]);
+                    state.end_waits(&[(7, written - polled + rung)], unwritten - rung, &[]);
                     if rung == 0 {
                         released = released.max(written + unwritten);
                         for (index, _) in &posted {
@@ -196,8 +196,8 @@ fn entries_of_a_queue_pair_that_is_gone_keep_their_places() {
     for (index, is_left_behind) in [(0, true), (1, false), (2, true)] {
         assert_eq!(state.peek().unwrap().index, index);
         state.advance();
-        assert_eq!(state.take_left_behind(index), is_left_behind);
-        assert!(!state.take_left_behind(index), "only once");
+        assert_eq!(state.take_orphaned(index), is_left_behind);
+        assert!(!state.take_orphaned(index), "only once");
     }
     state.unreserve(true);
     assert_eq!((state.reserved, state.expected), (0, 0));
@@ -217,15 +217,15 @@ fn an_ended_wait_is_no_completion_and_gives_way_to_one() {
         let point = TimelinePoint(u64::from(index) + 1);
         state.post_wait(index, &timeline, point);
         // Something that the card was rung for is under way: its completion comes first.
-        state.release_waits(&[(7, 1)], 1, &[]);
-        assert!(!state.has_come(index) && !state.is_released(index));
-        state.release_waits(&[(7, 0)], 1, &[]);
-        assert!(state.is_released(index) && satisfied(state.wait_op(index), &state, index));
+        state.end_waits(&[(7, 1)], 1, &[]);
+        assert!(!state.has_come(index) && !state.is_wait_ended(index));
+        state.end_waits(&[(7, 0)], 1, &[]);
+        assert!(state.is_wait_ended(index) && satisfied(state.wait_op(index), &state, index));
         assert!(state.peek().is_none() && state.read(index).is_none());
         timeline.declare_passed(point);
         card_writes(&mut state, index);
-        state.release_waits(&[(7, 1)], 1, &[]);
-        assert!(!state.is_released(index));
+        state.end_waits(&[(7, 1)], 1, &[]);
+        assert!(!state.is_wait_ended(index));
         assert_eq!(state.peek().unwrap().cqe.wqe_counter(), index as u16);
         state.advance();
         state.unreserve(true);

@@ -50,7 +50,7 @@ impl CompletionState {
     ///
     /// The entries get the owner bit that streams wait for, and stay invalid: polling passes over
     /// none, and the card writes them when the stream has rung.
-    pub(crate) fn release_waits(&self, rung: &[(u32, u32)], unrung: u32, sharing: &[u32]) {
+    pub(crate) fn end_waits(&self, rung: &[(u32, u32)], unrung: u32, sharing: &[u32]) {
         // Without an atomic exchange, the CPU could overwrite what the card writes at the same
         // moment; and there is none in a GPU's memory.
         if self.attached.is_some() || self.ring.combined {
@@ -77,14 +77,14 @@ impl CompletionState {
         for index in (0..ended).map(|position| index.wrapping_add(position)) {
             let slot = self.slots.get(index.wrapping_sub(self.recycled) as usize);
             if slot.is_some_and(Slot::is_standing) {
-                self.release(index);
+                self.end_wait(index);
             }
         }
     }
 
     /// Whether streams wait for entries that are not written, and whose waits were not ended.
     pub(crate) fn has_waits_to_end(&self) -> bool {
-        let ahead = self.slots.iter().zip(0..).skip(self.held() as usize);
+        let ahead = self.slots.iter().zip(0..).skip(self.unrecycled() as usize);
         let mut waits = ahead.filter(|(slot, _)| slot.is_standing());
         waits.any(|(_, position)| !self.has_come(self.recycled.wrapping_add(position)))
     }
@@ -93,10 +93,10 @@ impl CompletionState {
         let opcode = entry.cqe.opcode();
         matches!(opcode, Ok(CqeOpcode::Requester | CqeOpcode::RequesterError))
             && entry.cqe.qpn() == qpn
-            && !self.left_behind.contains(&entry.index)
+            && !self.orphaned.contains(&entry.index)
     }
 
-    fn release(&self, index: u32) {
+    fn end_wait(&self, index: u32) {
         let word = self.ring.word(index, LAST_DWORD);
         let before = word.load(Ordering::Relaxed);
         let [low, high, signature, op_own] = before.to_ne_bytes();
@@ -108,9 +108,9 @@ impl CompletionState {
         }
     }
 
-    /// Whether [`Self::release_waits`] has ended the waits for an entry that the card has not
+    /// Whether [`Self::end_waits`] has ended the waits for an entry that the card has not
     /// written.
-    pub(crate) fn is_released(&self, index: u32) -> bool {
+    pub(crate) fn is_wait_ended(&self, index: u32) -> bool {
         let [.., op_own] = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
         self.has_owner(index, op_own) && op_own >> 4 == CqeOpcode::Invalid as u8
     }
@@ -176,8 +176,8 @@ impl CompletionState {
             Some(known) => known.queue_pairs += 1,
             None => self.shared.push(Shared { credits: credits.clone(), queue_pairs: 1 }),
         }
-        self.certain = 0;
-        self.take_released_back();
+        self.sure_room = 0;
+        self.reopen_ended_waits();
         self.check_not_overbooked().is_ok()
     }
 
@@ -188,7 +188,7 @@ impl CompletionState {
         }
         self.shared.retain(|known| known.queue_pairs > 0);
         if self.shared.is_empty() {
-            self.certain = self.entries();
+            self.sure_room = self.entries();
         }
     }
 
@@ -209,7 +209,7 @@ impl CompletionState {
     }
 
     pub(super) fn is_live_of(&self, entry: &RawCompletion, qpn: u32) -> bool {
-        entry.cqe.qpn() == qpn && !self.left_behind.contains(&entry.index)
+        entry.cqe.qpn() == qpn && !self.orphaned.contains(&entry.index)
     }
 
     /// Whether an entry is a receive's of one of these queue pairs.
@@ -221,10 +221,10 @@ impl CompletionState {
     /// A queue pair completes here again, where waits were ended because all had failed: the entries of
     /// the newest, which streams have passed and the card has not written, are the next to be waited for.
     /// Returns whether streams have still to pass some.
-    pub(crate) fn take_released_back(&mut self) -> bool {
+    pub(crate) fn reopen_ended_waits(&mut self) -> bool {
         while self.waits_ahead() > 0 {
             let last = self.next_wait().wrapping_sub(1);
-            if !self.is_released(last) {
+            if !self.is_wait_ended(last) {
                 return false;
             }
             if self.slots.back().is_some_and(Slot::is_standing) {
@@ -271,7 +271,7 @@ impl CompletionState {
         if self.reserved > 0 {
             return Err(Unread::Completions(self.reserved));
         }
-        if self.held() > 0 || !self.slots.is_empty() {
+        if self.unrecycled() > 0 || !self.slots.is_empty() {
             return Err(Unread::Waits(self.slots.len() as u32));
         }
         self.attached = Some(qpn);

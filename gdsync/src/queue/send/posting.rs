@@ -2,7 +2,7 @@
 //! stream at a time. Dropped sends, the flush after a failure, the restart, and the queue's loan to kernels.
 
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
-use crate::queue::send::{Entry, Handover, Removed, SendState, State};
+use crate::queue::send::{Entry, EntryState, Handover, Removed, SendState};
 use crate::queue::{Doorbell, OrderError, QueueError, ResetBlocker};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, Opcode, SEGMENT};
@@ -151,7 +151,7 @@ impl SendState {
     /// Marks a send as posted by the program itself, in a way that the library does not see.
     pub(crate) fn mark_posted(&mut self, serial: u64) {
         if let Some(position) = self.position(serial) {
-            self.entries[position].state = State::Posted;
+            self.entries[position].state = EntryState::Posted;
             self.skip_unprepared();
         }
     }
@@ -179,10 +179,10 @@ impl SendState {
             return None;
         }
         let entry = self.entries.get_mut(position)?;
-        entry.state = State::Posted;
+        entry.state = EntryState::Posted;
         let replaced = last.replace(point);
         self.next_to_post = serial + 1;
-        if self.entries.get(position + 1).is_some_and(|next| next.state != State::Prepared) {
+        if self.entries.get(position + 1).is_some_and(|next| next.state != EntryState::Prepared) {
             self.skip_unprepared();
         }
         Some(replaced)
@@ -193,7 +193,7 @@ impl SendState {
     pub(super) fn skip_unprepared(&mut self) {
         self.next_to_post = self.next_to_post.max(self.first_serial);
         while let Some(position) = self.position(self.next_to_post) {
-            if self.entries[position].state == State::Prepared {
+            if self.entries[position].state == EntryState::Prepared {
                 return;
             }
             self.next_to_post += 1;
@@ -204,7 +204,7 @@ impl SendState {
     /// first.
     pub(crate) fn undo_post(&mut self, serial: u64, before: PreviousPost) {
         if let Some(position) = self.position(serial) {
-            self.entries[position].state = State::Prepared;
+            self.entries[position].state = EntryState::Prepared;
             self.next_to_post = self.next_to_post.min(serial);
             // A stream may wait for it.
             self.guarded = true;
@@ -261,16 +261,16 @@ impl SendState {
     pub(crate) fn cancel(&mut self, serial: u64, awaited: impl Fn(u32) -> bool) -> Removed {
         let mut removed = Removed::default();
         let Some(position) = self.position(serial) else { return removed };
-        if self.entries[position].state != State::Prepared {
+        if self.entries[position].state != EntryState::Prepared {
             return removed;
         }
-        self.entries[position].state = State::Hidden;
+        self.entries[position].state = EntryState::Hidden;
         self.claims.forget(serial);
         // What the card has stays.
         while self.handover == Handover::Doorbells
             && let Some(newest) = self.entries.back()
         {
-            if newest.state != State::Hidden || (newest.signaled && awaited(removed.signaled)) {
+            if newest.state != EntryState::Hidden || (newest.signaled && awaited(removed.signaled)) {
                 break;
             }
             removed.entries += 1;
@@ -283,7 +283,7 @@ impl SendState {
             // So are the WAITs in front of it that a stream would have rung for: what follows does not wait in its place.
             // (Further ones are of sends that were dropped, and NOPs already.)
             if self.handover == Handover::Doorbells {
-                let hidden = |before: &usize| self.entries[*before].state == State::Hidden;
+                let hidden = |before: &usize| self.entries[*before].state == EntryState::Hidden;
                 let first = (0..position).rev().take_while(hidden).last().unwrap_or(position);
                 (first..position).for_each(|before| self.write_nop(before));
             }
@@ -326,14 +326,14 @@ impl SendState {
         // A stream that failed may not have rung what it was given. A master may have failed itself,
         // and a card that has its SEND_EN may not flush for it.
         let perhaps_not_rung = is_released || self.unsettled().is_some_and(|last| last.timeline.is_dead());
-        let all_posted = self.entries.iter().all(|entry| entry.state == State::Posted);
+        let all_posted = self.entries.iter().all(|entry| entry.state == EntryState::Posted);
         if self.flushed || (all_posted && !perhaps_not_rung) {
             return None;
         }
         (self.flushed, self.guarded) = (true, true);
         for entry in &mut self.entries {
-            if entry.state == State::Prepared {
-                entry.state = State::Withheld;
+            if entry.state == EntryState::Prepared {
+                entry.state = EntryState::FlushedUnposted;
             }
         }
         self.skip_unprepared();
@@ -358,9 +358,9 @@ impl SendState {
             _ => {}
         }
         let is_silent = |entry: &Entry| match entry.state {
-            State::Prepared => false,
-            State::Posted | State::Withheld => failed && !entry.signaled,
-            State::Hidden => failed && !(entry.signaled && awaited),
+            EntryState::Prepared => false,
+            EntryState::Posted | EntryState::FlushedUnposted => failed && !entry.signaled,
+            EntryState::Hidden => failed && !(entry.signaled && awaited),
         };
         let is_drained = self.entries.iter().all(is_silent);
         (!is_drained).then_some(ResetBlocker::Sends(self.entries.len() as u32))

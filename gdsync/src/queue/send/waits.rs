@@ -10,7 +10,7 @@
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
 use crate::queue::regions::Regions;
-use crate::queue::send::{Entry, SendState, State};
+use crate::queue::send::{Entry, EntryState, SendState};
 use crate::queue::{Claim, Doorbell, OrderError, QueueError};
 use crate::verbs::MemoryRegionInner;
 use gdsync_sys::barrier;
@@ -168,7 +168,7 @@ impl SendState {
         self.check_next(serial)?;
         self.settle()?;
         let Some(position) = self.position(serial) else { return self.check_not_stale(serial) };
-        self.entries[position].state = State::Posted;
+        self.entries[position].state = EntryState::Posted;
         self.skip_unprepared();
         let Doorbell { record, register, value, .. } = self.doorbell_of(&self.entries[position]);
         // SAFETY: the caller's.
@@ -197,7 +197,7 @@ impl SendState {
         completions.reserve(false)?;
         let first = self.head;
         self.ring.write(first, &encode(first, self.qpn));
-        self.push(Entry { wr_id: 0, first, blocks: 1, signaled: false, state: State::Hidden, regions });
+        self.push(Entry { wr_id: 0, first, blocks: 1, signaled: false, state: EntryState::Hidden, regions });
         Ok(())
     }
 

@@ -17,9 +17,9 @@ use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, LastPoint, Points
 use crate::cuda::{CudaError, Gpu, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
 use crate::stream::cuda::params::with_params;
-use crate::stream::in_flight::{Held, Past};
-use crate::stream::proxy::Ring;
-use crate::stream::state::State;
+use crate::stream::in_flight::{KeptAlive, Past};
+use crate::stream::proxy::ProxiedDoorbell;
+use crate::stream::state::StreamState;
 use crate::stream::{CudaStream, PostFailure, Posted, Stream, in_flight};
 use cudarc::driver::sys;
 use std::fmt;
@@ -205,8 +205,8 @@ impl Stream<CudaStream> {
         points.has_own = true;
         match result {
             Ok(operations) => {
-                let held = Held::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
-                state.accept(points, held, &self.caps);
+                let kept = KeptAlive::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
+                state.accept(points, kept, &self.caps);
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
@@ -225,11 +225,11 @@ impl Stream<CudaStream> {
     fn fill_in(
         &self,
         graph: &CudaGraph,
-        state: &State,
+        state: &StreamState,
         mut rest: &mut [Descriptor],
         counts: &[(usize, bool)],
         points: Points,
-    ) -> Result<(usize, Vec<Ring>), GraphError> {
+    ) -> Result<(usize, Vec<ProxiedDoorbell>), GraphError> {
         state.translations.refresh(&**self);
         let (mut ops, mut operations) = (Vec::new(), 0);
         let mut lowering = self.lowering(state, points, false, &mut ops);

@@ -351,7 +351,7 @@ impl PersistentSend {
         } else if queue_pair.trigger.as_ref().is_some_and(|trigger| trigger.master.is_some()) {
             QueuePairError::MasterWaits { qpn: queue_pair.number }
         } else {
-            self.core.behind = Some(word.clone());
+            self.core.wait_word = Some(word.clone());
             return Ok(());
         };
         Err(Error::QueuePair(refusal))

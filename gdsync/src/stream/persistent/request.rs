@@ -67,7 +67,7 @@ pub(super) mod sealed {
         /// How often it was started.
         pub(crate) starts: u64,
         /// The word that its peer counts up, which the card waits for in front of each start.
-        pub(crate) behind: Option<CardWord>,
+        pub(crate) wait_word: Option<CardWord>,
         /// Starts that have not completed on the CPU, oldest first.
         pub(crate) active: VecDeque<Arc<Claim>>,
         /// The first failure since the last [`Persistent::complete`], or else the newest completion.
@@ -97,7 +97,7 @@ impl sealed::Core {
             sending,
             may_overlap: false,
             starts: 0,
-            behind: None,
+            wait_word: None,
             active,
             done,
             awaited_on,
@@ -126,7 +126,7 @@ impl sealed::Core {
 
     /// What the card waits for in front of the next start, by the request's own word.
     pub(super) fn wait_of_next(&self) -> Option<WaitRequest> {
-        let word = self.behind.as_ref()?;
+        let word = self.wait_word.as_ref()?;
         let wait = CardWait::Ticket { lkey: word.lkey(), addr: word.address(), ticket: self.starts + 1 };
         Some(WaitRequest { wait, region: Some(word.region()) })
     }

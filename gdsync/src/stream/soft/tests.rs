@@ -55,8 +55,8 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
     let gate = Event::default();
     wait_for(&stream, &gate);
     stream.launch(|| panic!("out of cheese")).unwrap();
-    let held = Arc::new(());
-    let captured = held.clone();
+    let kept = Arc::new(());
+    let captured = kept.clone();
     stream.launch(move || drop(captured)).unwrap();
     let after = stream.record().unwrap();
     gate.complete();
@@ -66,7 +66,7 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
     assert!(stream.launch(|| ()).is_err() && stream.record().is_err());
     // The worker drops the closures, and may not have finished.
     let deadline = Instant::now() + SOON;
-    while Arc::strong_count(&held) > 1 {
+    while Arc::strong_count(&kept) > 1 {
         assert!(Instant::now() < deadline, "the abandoned kernel still holds its captures");
         std::thread::yield_now();
     }

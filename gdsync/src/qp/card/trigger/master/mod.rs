@@ -9,22 +9,22 @@
 //!   is left, in the ring or in the card, when a slave is reset or destroyed: one of its old life would
 //!   have the card execute blocks of the new one that nothing has released, or those of another queue
 //!   pair of that number. A NOP in its place would not do for a card that has fetched the release
-//!   already, behind a WAIT that is not met. [`Master::forget`] therefore *stops* the queue: the queue
+//!   already, behind a WAIT that is not met. [`Master::cancel_releases`] therefore *stops* the queue: the queue
 //!   pair goes to ERR, and its completion queue tells which release was the last that the card has
 //!   executed; it is reset, which takes from the card whatever that has fetched; and what is left, but
 //!   for that slave's, is written anew.
-//! - `held` has every release that the card may still execute. Requests are not signaled: from time to
+//! - `pending` has every release that the card may still execute. Requests are not signaled: from time to
 //!   time a NOP that is, a *marker*, follows them, and its completion says that all before it are past.
 //! - A master that has failed releases nothing. A thread of the library, which looks at it as long as
-//!   anything is held, fails the slaves whose sends it held, and starts it again.
+//!   anything is pending, fails the slaves whose sends it pending, and starts it again.
 
 #[deny(unsafe_code)]
-mod held;
+mod pending;
 mod queue;
 #[cfg(test)]
 mod tests;
 
-use self::held::{Held, HeldSends};
+use self::pending::{PendingSend, PendingSends};
 use crate::qp::card::trigger::TriggerInner;
 use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::completion::CompletionState;
@@ -55,41 +55,41 @@ options! {
     }
 }
 
-/// What a master has room for.
+/// What a master has capacity for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room {
+struct Capacity {
     /// A marker follows so many sends.
     interval: u32,
-    /// Sends that are held: those asked for, and those that were released, but are not known to be
+    /// Sends that are pending: those asked for, and those that were released, but are not known to be
     /// before the marker behind them completes, which may stand behind one that is not released.
-    held: u32,
+    pending: u32,
     /// Blocks of the ring.
     blocks: u32,
 }
 
-impl Room {
-    fn new(sends: u32) -> Room {
+impl Capacity {
+    fn new(sends: u32) -> Capacity {
         let interval = (sends / 16).max(1);
-        let held = sends + interval - 1;
+        let pending = sends + interval - 1;
         // Two for each send; the markers behind them; one by the thread that looks, and one that
         // stops the queue.
-        Room { interval, held, blocks: 2 * held + held.div_ceil(interval) + 2 }
+        Capacity { interval, pending, blocks: 2 * pending + pending.div_ceil(interval) + 2 }
     }
 }
 
 /// The master of a trigger.
 #[derive(Debug)]
 pub(crate) struct Master {
-    room: Room,
-    state: Mutex<State>,
+    capacity: Capacity,
+    state: Mutex<MasterState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct MasterState {
     /// None before the first slave is made, and while no new one can be.
     queue_pair: Option<QueuePair>,
     port: u8,
-    held: HeldSends,
+    pending: PendingSends,
     /// Markers that have not completed.
     markers: u32,
     /// Sends behind the newest marker.
@@ -123,10 +123,10 @@ impl Master {
         if device.api.provider != Provider::Software && device.api.devx.is_none() {
             return refuse("its libmlx5 takes no commands: it is older than rdma-core 21");
         }
-        let state = State {
+        let state = MasterState {
             queue_pair: None,
             port: 0,
-            held: HeldSends::default(),
+            pending: PendingSends::default(),
             markers: 0,
             unmarked: 0,
             is_broken: false,
@@ -135,11 +135,11 @@ impl Master {
             is_watched: false,
             slaves: Vec::new(),
         };
-        Ok(Master { room: Room::new(sends), state: Mutex::new(state) })
+        Ok(Master { capacity: Capacity::new(sends), state: Mutex::new(state) })
     }
 
     /// Makes the queue, where it is not there.
-    pub(crate) fn ensure(&self, pd: &ProtectionDomain, port: u8) -> Result<(), Error> {
+    pub(crate) fn ensure_queue(&self, pd: &ProtectionDomain, port: u8) -> Result<(), Error> {
         let mut state = self.state.lock();
         if state.queue_pair.is_none() && !state.is_broken {
             state.port = port;
@@ -149,7 +149,7 @@ impl Master {
     }
 
     /// A slave was made.
-    pub(crate) fn join(&self, slave: &Arc<QueuePairInner>) {
+    pub(crate) fn add_slave(&self, slave: &Arc<QueuePairInner>) {
         self.state.lock().slaves.push((slave.number, Arc::downgrade(slave)));
     }
 
@@ -169,8 +169,8 @@ impl Master {
         state.collect();
         let failed = || QueueError::State(StateError::MasterFailed { qpn: slave.number });
         if state.is_broken {
-            // With sends that it held, the thread that looks has slaves to fail first.
-            if !state.held.is_empty() {
+            // With sends that it pending, the thread that looks has slaves to fail first.
+            if !state.pending.is_empty() {
                 return Err(failed());
             }
             self.start(&mut state, trigger).map_err(|error| {
@@ -178,15 +178,15 @@ impl Master {
                 failed()
             })?;
         }
-        let full = || QueueError::Full(QueueFull::Master { sends: self.room.held });
-        if state.held.len() >= self.room.held as usize {
+        let full = || QueueError::Full(QueueFull::Master { sends: self.capacity.pending });
+        if state.pending.len() >= self.capacity.pending as usize {
             return Err(full());
         }
         let (serial, _) = send.prepare([], request, slave, completions)?;
         let until = send.end();
-        let (ticket, _) = trigger.take();
-        let held = Held { ticket, slave: slave.number, until: until as u16, block: 0 };
-        if let Err(error) = state.release(trigger, held) {
+        let (ticket, _) = trigger.take_ticket();
+        let pending = PendingSend { ticket, slave: slave.number, until: until as u16, block: 0 };
+        if let Err(error) = state.release(trigger, pending) {
             send.unprepare_newest(completions);
             trigger.cancel(ticket);
             return Err(match error {
@@ -196,7 +196,7 @@ impl Master {
             });
         }
         send.publish_record();
-        if state.unmarked >= self.room.interval {
+        if state.unmarked >= self.capacity.interval {
             state.mark();
         }
         state.watch(trigger);
@@ -204,21 +204,21 @@ impl Master {
     }
 
     /// A slave is reset: after this, the card executes no release that was prepared for it.
-    pub(crate) fn forget(&self, trigger: &TriggerInner, slave: u32) {
+    pub(crate) fn cancel_releases(&self, trigger: &TriggerInner, slave: u32) {
         let mut state = self.state.lock();
         state.collect();
-        if !state.held.has(slave) {
+        if !state.pending.has(slave) {
             return;
         }
         // One that has failed by itself is in ERR, where the card executes nothing; the thread that
         // looks goes on from there.
         let stopped = state.is_broken || state.stop();
-        state.held.remove(&[slave]);
+        state.pending.remove(&[slave]);
         if !stopped {
             // Nor where it does not answer, once it is destroyed.
             tracing::error!("the master of a trigger does not stop: its queue pair is destroyed");
             (state.queue_pair, state.is_broken) = (None, true);
-        } else if state.held.is_empty() {
+        } else if state.pending.is_empty() {
             // The next send starts it, if one comes.
             state.is_broken = true;
         } else if !state.is_broken
@@ -228,9 +228,9 @@ impl Master {
         }
     }
 
-    /// A slave is being destroyed: as [`Self::forget`].
-    pub(crate) fn leave(&self, trigger: &TriggerInner, slave: u32) {
-        self.forget(trigger, slave);
+    /// A slave is being destroyed: as [`Self::cancel_releases`].
+    pub(crate) fn remove_slave(&self, trigger: &TriggerInner, slave: u32) {
+        self.cancel_releases(trigger, slave);
         self.state.lock().slaves.retain(|(number, _)| *number != slave);
     }
 }

@@ -2,7 +2,7 @@
 //! thread that looks at it while the master holds sends.
 
 use crate::qp::card::trigger::TriggerInner;
-use crate::qp::card::trigger::master::{Held, Master, State};
+use crate::qp::card::trigger::master::{Master, MasterState, PendingSend};
 use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::outcome::outcome;
@@ -23,13 +23,13 @@ impl Master {
     pub(super) fn make(&self, pd: &Arc<ProtectionDomainInner>, port: u8) -> Result<QueuePair, Error> {
         start_checker()?;
         let pd = ProtectionDomain { inner: pd.clone() };
-        let queue_pair = QueuePair::of_master(&pd, self.room.blocks, port)?.started()?;
+        let queue_pair = QueuePair::of_master(&pd, self.capacity.blocks, port)?.started()?;
         queue_pair.connect(&queue_pair.endpoint()?, ConnectOptions::default())?;
         Ok(queue_pair)
     }
 
-    /// Starts a queue that has stopped or failed, or makes another one, with what is held.
-    pub(super) fn start(&self, state: &mut State, trigger: &TriggerInner) -> Result<(), Error> {
+    /// Starts a queue that has stopped or failed, or makes another one, with what is pending.
+    pub(super) fn start(&self, state: &mut MasterState, trigger: &TriggerInner) -> Result<(), Error> {
         state.is_broken = true;
         if !state.reconnect() {
             // What it may still have in the card goes with it.
@@ -38,10 +38,10 @@ impl Master {
         }
         (state.markers, state.unmarked, state.is_broken) = (0, 0, false);
         state.starts += 1;
-        for held in state.held.take() {
-            if state.release(trigger, held).is_err() {
-                // Failed again, which the thread that looks finds: it fails all that are held.
-                state.held.push(held);
+        for pending in state.pending.take() {
+            if state.release(trigger, pending).is_err() {
+                // Failed again, which the thread that looks finds: it fails all that are pending.
+                state.pending.push(pending);
             }
         }
         Ok(())
@@ -50,7 +50,7 @@ impl Master {
     fn look(&self, trigger: &TriggerInner) -> Polled {
         let mut state = self.state.lock();
         let progress = state.collect();
-        if state.held.is_empty() {
+        if state.pending.is_empty() {
             state.is_watched = false;
             return Polled::Done;
         }
@@ -66,12 +66,12 @@ impl Master {
         if progress { Polled::Progress } else { Polled::Nothing }
     }
 
-    /// Fails the slaves whose sends are held, as nothing releases them any more, and starts the queue
-    /// again. The locks of the slaves come before this one's, so it is not held meanwhile; with sends
-    /// held, a broken queue is left alone.
+    /// Fails the slaves whose sends are pending, as nothing releases them any more, and starts the queue
+    /// again. The locks of the slaves come before this one's, so it is not pending meanwhile; with sends
+    /// pending, a broken queue is left alone.
     fn fail_slaves(&self, trigger: &TriggerInner) {
         let state = self.state.lock();
-        let (starts, numbers, victims) = (state.starts, state.held.slaves(), state.victims());
+        let (starts, numbers, victims) = (state.starts, state.pending.slaves(), state.victims());
         drop(state);
         for victim in &victims {
             if let Err(error) = victim.abort_for(FailureCause::Master) {
@@ -83,7 +83,7 @@ impl Master {
         let mut state = self.state.lock();
         // Otherwise all of them were reset meanwhile, and the queue was started for others.
         if state.starts == starts && state.is_broken {
-            state.held.remove(&numbers);
+            state.pending.remove(&numbers);
             if let Err(error) = self.start(&mut state, trigger) {
                 tracing::warn!(%error, "the master of a trigger has no queue");
             }
@@ -91,20 +91,20 @@ impl Master {
     }
 }
 
-impl State {
+impl MasterState {
     /// Has the card wait for a ticket, and release a send then.
-    pub(super) fn release(&mut self, trigger: &TriggerInner, held: Held) -> Result<(), QueueError> {
+    pub(super) fn release(&mut self, trigger: &TriggerInner, pending: PendingSend) -> Result<(), QueueError> {
         let Some(queue_pair) = &self.queue_pair else {
-            return Err(QueueError::State(StateError::MasterFailed { qpn: held.slave }));
+            return Err(QueueError::State(StateError::MasterFailed { qpn: pending.slave }));
         };
         let own = &*queue_pair.inner;
         let mut completions = own.send_cq.lock();
         let mut send = own.send();
         own.check_connected()?;
-        let enable = Enable { qpn: held.slave, until: held.until };
+        let enable = Enable { qpn: pending.slave, until: pending.until };
         // SAFETY: the register belongs to this queue pair, which is alive.
-        let block = unsafe { send.post_enable(trigger.wait_for(held.ticket), enable, &mut completions) }?;
-        self.held.push(Held { block, ..held });
+        let block = unsafe { send.post_enable(trigger.wait_for(pending.ticket), enable, &mut completions) }?;
+        self.pending.push(PendingSend { block, ..pending });
         self.unmarked += 1;
         Ok(())
     }
@@ -133,7 +133,7 @@ impl State {
             let Some(raw) = completions.peek() else { break };
             any = true;
             completions.advance();
-            if completions.take_left_behind(raw.index) {
+            if completions.take_orphaned(raw.index) {
                 continue;
             }
             let counter = raw.cqe.wqe_counter();
@@ -142,7 +142,7 @@ impl State {
             }
             drop(completions);
             let outcome = outcome(&raw.cqe);
-            self.held.completed(counter, outcome.is_err());
+            self.pending.completed(counter, outcome.is_err());
             match outcome {
                 // Nothing but markers is signaled.
                 Ok(()) => self.markers = self.markers.saturating_sub(1),
@@ -157,7 +157,7 @@ impl State {
         any
     }
 
-    /// Has the card stop: it executes nothing more of what is in the queue, and what is held was not
+    /// Has the card stop: it executes nothing more of what is in the queue, and what is pending was not
     /// executed. False where the card does not answer; where the queue has failed meanwhile, it is
     /// broken.
     pub(super) fn stop(&mut self) -> bool {
@@ -214,16 +214,16 @@ impl State {
         connected.inspect_err(|error| tracing::debug!(%error, "a master cannot be connected")).is_ok()
     }
 
-    /// Has the library's thread look, as long as anything is held.
+    /// Has the library's thread look, as long as anything is pending.
     pub(super) fn watch(&mut self, trigger: &Arc<TriggerInner>) {
         if !std::mem::replace(&mut self.is_watched, true) {
             CHECKER.add(Arc::new(Watch(trigger.clone())));
         }
     }
 
-    /// The slaves whose sends are held, but those that are being destroyed.
+    /// The slaves whose sends are pending, but those that are being destroyed.
     fn victims(&self) -> Vec<Arc<QueuePairInner>> {
-        let numbers = self.held.slaves();
+        let numbers = self.pending.slaves();
         let slaves = self.slaves.iter().filter(|(number, _)| numbers.binary_search(number).is_ok());
         slaves.filter_map(|(_, slave)| slave.upgrade()).collect()
     }

@@ -76,12 +76,12 @@ impl Rig {
 #[test]
 fn a_masters_room_has_blocks_for_whatever_it_holds() {
     for sends in 1..=MOST_SENDS {
-        let room = Room::new(sends);
-        assert!(room.held >= sends && room.blocks <= 8192, "{room:?}");
-        // Held ones that are released are behind the last marker that has completed, and in front of
+        let capacity = Capacity::new(sends);
+        assert!(capacity.pending >= sends && capacity.blocks <= 8192, "{capacity:?}");
+        // Pending ones that are released are behind the last marker that has completed, and in front of
         // the next.
-        assert!(room.held - sends < room.interval);
-        assert!(2 * room.held + room.held / room.interval + 2 <= room.blocks);
+        assert!(capacity.pending - sends < capacity.interval);
+        assert!(2 * capacity.pending + capacity.pending / capacity.interval + 2 <= capacity.blocks);
     }
 }
 
@@ -102,11 +102,11 @@ fn a_master_that_fails_fails_the_queue_pairs_whose_sends_it_holds() {
         } else {
             let mut state = rig.master().state.lock();
             // In front of it, to have it executed: a ticket that is written already.
-            let held = Held { ticket: 0, slave: 0xff_fff0, until: 1, block: 0 };
+            let pending = PendingSend { ticket: 0, slave: 0xff_fff0, until: 1, block: 0 };
             state.stop();
-            let left = state.held.take();
-            state.held.push(held);
-            left.into_iter().for_each(|held| state.held.push(held));
+            let left = state.pending.take();
+            state.pending.push(pending);
+            left.into_iter().for_each(|pending| state.pending.push(pending));
             rig.master().start(&mut state, &rig.trigger.inner).unwrap();
         }
         rig.fails(&[0, 2], 1);
@@ -139,7 +139,7 @@ fn a_master_that_fails_and_holds_nothing_starts_again_unnoticed() {
     for round in 1..=10 {
         rig.goes(0, round);
         let deadline = Instant::now() + LONG;
-        while !rig.master().state.lock().held.is_empty() {
+        while !rig.master().state.lock().pending.is_empty() {
             assert!(Instant::now() < deadline, "the thread that looks learns of every release");
             std::thread::yield_now();
         }
@@ -158,7 +158,7 @@ fn a_send_that_cannot_be_prepared_leaves_nothing_in_either_queue() {
         let state = rig.master().state.lock();
         let own = state.queue_pair.as_ref().unwrap();
         let slave = rig.slaves[0].inner.send().outstanding();
-        (own.inner.send().outstanding().entries - state.markers, state.held.len(), slave)
+        (own.inner.send().outstanding().entries - state.markers, state.pending.len(), slave)
     };
     let kept = [rig.send(0, 1).unwrap(), rig.send(0, 2).unwrap()];
     let before = heads();
@@ -193,7 +193,7 @@ fn a_reset_stops_the_master_only_for_what_it_holds_of_that_queue_pair() {
     rig.slaves[0].abort().unwrap();
     rig.reuse(0);
     let state = rig.master().state.lock();
-    assert_eq!((state.starts, state.held.len()), (1, 3));
+    assert_eq!((state.starts, state.pending.len()), (1, 3));
     assert_eq!(state.queue_pair.as_ref().unwrap().number(), number);
     drop(state);
     rig.trigger.release(kept[2]).unwrap();
@@ -214,7 +214,7 @@ fn the_thread_that_looks_ends_with_the_last_release() {
             std::thread::yield_now();
         }
         let state = rig.master().state.lock();
-        assert!(state.held.is_empty() && state.markers == 0);
+        assert!(state.pending.is_empty() && state.markers == 0);
         assert_eq!(state.queue_pair.as_ref().unwrap().inner.send().outstanding().entries, 0);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// A send of a slave that a master is to release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct PendingSend {
     /// What its WAIT waits for.
     pub(super) ticket: u64,
     /// Number of the slave.
@@ -17,13 +17,13 @@ pub(super) struct Held {
 
 /// The sends that are not known to be released, oldest first: by block, and by ticket.
 #[derive(Debug, Default)]
-pub(super) struct HeldSends {
-    sends: VecDeque<Held>,
+pub(super) struct PendingSends {
+    sends: VecDeque<PendingSend>,
     /// The card has reported where it stopped, so that it executes none of these.
     stopped: bool,
 }
 
-impl HeldSends {
+impl PendingSends {
     pub(super) fn len(&self) -> usize {
         self.sends.len()
     }
@@ -32,22 +32,22 @@ impl HeldSends {
         self.sends.is_empty()
     }
 
-    pub(super) fn push(&mut self, held: Held) {
-        self.sends.push_back(held);
+    pub(super) fn push(&mut self, pending: PendingSend) {
+        self.sends.push_back(pending);
     }
 
     /// Those of a slave.
     pub(super) fn has(&self, slave: u32) -> bool {
-        self.sends.iter().any(|held| held.slave == slave)
+        self.sends.iter().any(|pending| pending.slave == slave)
     }
 
     pub(super) fn remove(&mut self, slaves: &[u32]) {
-        self.sends.retain(|held| !slaves.contains(&held.slave));
+        self.sends.retain(|pending| !slaves.contains(&pending.slave));
     }
 
     /// The slaves, each once.
     pub(super) fn slaves(&self) -> Vec<u32> {
-        let mut slaves: Vec<u32> = self.sends.iter().map(|held| held.slave).collect();
+        let mut slaves: Vec<u32> = self.sends.iter().map(|pending| pending.slave).collect();
         slaves.sort_unstable();
         slaves.dedup();
         slaves
@@ -58,7 +58,7 @@ impl HeldSends {
     /// will.
     pub(super) fn completed(&mut self, counter: u16, is_error: bool) {
         // What is outstanding spans less than half of the numbers (`super::MOST_SENDS`).
-        let executed = |held: &Held| counter.wrapping_sub(held.block as u16) as i16 > 0;
+        let executed = |pending: &PendingSend| counter.wrapping_sub(pending.block as u16) as i16 > 0;
         while !self.stopped && self.sends.front().is_some_and(executed) {
             self.sends.pop_front();
         }
@@ -66,7 +66,7 @@ impl HeldSends {
     }
 
     /// Takes all, for a queue that starts again.
-    pub(super) fn take(&mut self) -> VecDeque<Held> {
+    pub(super) fn take(&mut self) -> VecDeque<PendingSend> {
         self.stopped = false;
         std::mem::take(&mut self.sends)
     }
@@ -77,17 +77,17 @@ mod tests {
     use super::*;
 
     /// Two blocks each, from that block on.
-    fn held(from: u32, count: u32) -> HeldSends {
-        let mut held = HeldSends::default();
+    fn pending(from: u32, count: u32) -> PendingSends {
+        let mut pending = PendingSends::default();
         for i in 0..count {
             let block = from.wrapping_add(2 * i + 1);
-            held.push(Held { ticket: u64::from(i) + 1, slave: i % 3, until: i as u16, block });
+            pending.push(PendingSend { ticket: u64::from(i) + 1, slave: i % 3, until: i as u16, block });
         }
-        held
+        pending
     }
 
-    fn tickets(held: &HeldSends) -> Vec<u64> {
-        held.sends.iter().map(|held| held.ticket).collect()
+    fn tickets(pending: &PendingSends) -> Vec<u64> {
+        pending.sends.iter().map(|pending| pending.ticket).collect()
     }
 
     #[test]
@@ -95,14 +95,14 @@ mod tests {
         // Around the wrap of 16 bits, and of 32.
         for from in [0, 65_530, u32::MAX - 3] {
             let at = |block: u32| from.wrapping_add(block) as u16;
-            let mut held = held(from, 4);
-            held.completed(at(0), false);
-            held.completed(at(1), false);
-            assert_eq!(tickets(&held), [1, 2, 3, 4], "its own WAIT, and itself");
-            held.completed(at(2), false);
-            assert_eq!(tickets(&held), [2, 3, 4]);
-            held.completed(at(8), false);
-            assert!(held.is_empty());
+            let mut pending = pending(from, 4);
+            pending.completed(at(0), false);
+            pending.completed(at(1), false);
+            assert_eq!(tickets(&pending), [1, 2, 3, 4], "its own WAIT, and itself");
+            pending.completed(at(2), false);
+            assert_eq!(tickets(&pending), [2, 3, 4]);
+            pending.completed(at(8), false);
+            assert!(pending.is_empty());
         }
     }
 
@@ -110,29 +110,29 @@ mod tests {
     fn the_first_error_says_where_the_card_has_stopped() {
         // At a WAIT, and at a release.
         for (block, left) in [(2, vec![2, 3, 4]), (3, vec![2, 3, 4]), (4, vec![3, 4])] {
-            let mut held = held(0, 4);
-            held.completed(block, true);
-            assert_eq!(tickets(&held), left);
+            let mut pending = pending(0, 4);
+            pending.completed(block, true);
+            assert_eq!(tickets(&pending), left);
             // The rest is flushed, and not executed.
-            (block + 1..8).for_each(|flushed| held.completed(flushed, true));
-            assert_eq!(tickets(&held), left);
+            (block + 1..8).for_each(|flushed| pending.completed(flushed, true));
+            assert_eq!(tickets(&pending), left);
         }
     }
 
     #[test]
     fn a_slaves_are_taken_out_and_the_others_stay_in_their_order() {
-        let mut held = held(0, 7);
-        assert!(held.has(1) && !held.has(3));
-        assert_eq!(held.slaves(), [0, 1, 2]);
-        held.remove(&[1]);
-        assert_eq!(tickets(&held), [1, 3, 4, 6, 7]);
-        held.completed(6, true);
-        let taken = held.take();
-        assert_eq!(taken.iter().map(|held| held.ticket).collect::<Vec<_>>(), [4, 6, 7]);
+        let mut pending = pending(0, 7);
+        assert!(pending.has(1) && !pending.has(3));
+        assert_eq!(pending.slaves(), [0, 1, 2]);
+        pending.remove(&[1]);
+        assert_eq!(tickets(&pending), [1, 3, 4, 6, 7]);
+        pending.completed(6, true);
+        let taken = pending.take();
+        assert_eq!(taken.iter().map(|pending| pending.ticket).collect::<Vec<_>>(), [4, 6, 7]);
         // Started again.
-        taken.into_iter().for_each(|held_on| held.push(held_on));
-        held.completed(u16::MAX, false);
-        held.completed(8, false);
-        assert_eq!(tickets(&held), [6, 7]);
+        taken.into_iter().for_each(|send| pending.push(send));
+        pending.completed(u16::MAX, false);
+        pending.completed(8, false);
+        assert_eq!(tickets(&pending), [6, 7]);
     }
 }
