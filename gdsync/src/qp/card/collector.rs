@@ -1,4 +1,4 @@
-//! Collectors: queues in which the card waits for many completions, and then writes one word.
+//! Collectors: the card waits for many completions in one queue, and then writes one word.
 
 use crate::cuda::{GpuMemory, Placement};
 use crate::memop::{Named, Place};
@@ -18,28 +18,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// 64-byte blocks of a collector's send queue: a block for each completion queue that is awaited, and
-/// one for each write of the word.
+/// 64-byte blocks of a collector's send queue: one for each awaited completion queue, and one for each write of the
+/// word.
 const BLOCKS: u32 = 2048;
-/// What the CPU knows to be there, and the card has not counted for so long, the card does not count.
+/// Time after which the CPU assumes that the card does not count an entry that it has written.
 const GRACE: Duration = Duration::from_millis(5);
 
-/// Has a card wait for completions of any number of queues, and count in one word of 64 bits: the
-/// *arrival word*. A stream or a kernel that waits for all of them looks at that word alone.
+/// Makes a card wait for completions of any number of queues and count them in one 64-bit word, the *arrival word*.
+/// A stream or kernel that needs all of them waits for that word alone.
 ///
-/// A collector is a reliable queue pair that is connected to itself. For each [`Self::collect`] its
-/// send queue has one WAIT for each completion queue, and a write of the word by the next number.
-/// These go in the order of their calls. A stream collects by itself where
-/// [`StreamOptions::collect_from`](crate::stream::StreamOptions) says so.
+/// A collector is a reliable queue pair that is connected to itself. Each [`Self::collect`] adds one WAIT for each
+/// completion queue to its send queue, and a write of the next number to the word. They execute in the order of the
+/// calls. A stream collects automatically if [`StreamOptions::collect_from`](crate::stream::StreamOptions) says so.
 ///
 /// # Failures
-/// An error entry is an entry: work that fails, or is flushed because a peer has died, counts. What
-/// was awaited and never gets an entry is released by a thread of the library, which watches while a
-/// queue pair that is awaited has failed: it takes the collector's queue over, and writes the word in
-/// the card's place. The outcome of work stands in its completion, and in
-/// [`crate::QueuePair::failure`].
+/// An error entry is an entry: failed work counts, and so does work flushed because a peer has died. A library
+/// thread releases awaited work that never gets an entry. It watches while an awaited queue pair has failed, takes
+/// over the collector's queue, and writes the word instead of the card. The work's outcome is in its completion and
+/// in [`crate::QueuePair::failure`].
 ///
-/// A cheap handle; clones name the same collector.
+/// A collector is a cheap handle; clones name the same one.
 ///
 /// ```
 /// use gdsync::memop::Condition;
@@ -79,24 +77,24 @@ pub(crate) struct CollectorInner {
 struct CollectorState {
     queue_pair: QueuePair,
     writer: Writer,
-    /// The newest number.
+    /// The newest number handed out.
     newest: u64,
-    /// The word has reached this number, as far as the CPU knows. (It looks at its completions: to
-    /// read a word of GPU memory takes it too long.)
+    /// The number that the word has reached, as far as the collector's completions show. (Reading a word of GPU
+    /// memory takes too long.)
     reached: u64,
-    /// What the word has not reached, oldest first.
+    /// Numbers that the word has not reached, oldest first.
     awaited: VecDeque<Awaited>,
-    /// The library's thread looks at it.
+    /// True while the library's thread polls it.
     watched: bool,
 }
 
-/// Who writes the word.
+/// The writer of the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
     Card,
     /// The card, until its queue has been flushed.
     Leaving,
-    /// The library's thread, until nothing is awaited any more.
+    /// The library's thread, until nothing is awaited.
     Cpu,
 }
 
@@ -105,31 +103,31 @@ enum Writer {
 struct Awaited {
     number: u64,
     entries: Vec<(Arc<CompletionQueueInner>, u32)>,
-    /// The queue pairs that complete there, which stay until they have, and their sequence numbers: a
-    /// reset changes these.
+    /// The queue pairs that may complete there, kept until they have, with their packet sequence numbers, which a
+    /// reset changes.
     queue_pairs: Vec<(Arc<QueuePairInner>, u32)>,
-    /// Since when the CPU has known all entries to be there, where a queue pair has failed.
+    /// When the CPU first saw all entries, if a queue pair has failed.
     overdue: Option<Instant>,
 }
 
 options! {
-    /// How a [`Collector`] is made.
+    /// Configuration of a [`Collector`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub struct CollectorConfig
-    /// On port 1, with the arrival word in memory of the host.
+    /// Port 1, with the arrival word in host memory.
     default {
-        /// The port of the device, from 1 on.
+        /// Port of the device, from 1 on.
         port: u8 = DEFAULT_PORT,
-        /// Whose memory the arrival word lies in. A GPU waits for a word of its own memory in less
-        /// time than for one of the host's. PCI Express orders no writes to different places: what
-        /// arrives in other memory than that GPU's may show after the word.
+        /// Memory of the arrival word. A GPU waits for a word of its own memory in less time than for one of the
+        /// host's. PCI Express does not order writes to different places: data that arrives outside that GPU's
+        /// memory may become visible after the word.
         word: Placement = Placement::Host,
     }
 }
 
 impl Collector {
-    /// A collector as [`CollectorConfig::default`] says.
+    /// Makes a collector with [`CollectorConfig::default`].
     ///
     /// # Errors
     /// As [`Self::with_config`].
@@ -137,12 +135,12 @@ impl Collector {
         Self::with_config(device, CollectorConfig::default())
     }
 
-    /// A collector on a device, in a protection domain of its own.
+    /// Makes a collector on a device, in its own protection domain.
     ///
     /// # Errors
     /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits); those of
-    /// [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`], and for a word in
-    /// GPU memory [`Error::Cuda`] and those of [`GpuMemoryRegion::register`]; [`Error::Thread`].
+    /// [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`], and for a word in GPU memory
+    /// [`Error::Cuda`] and those of [`GpuMemoryRegion::register`]; [`Error::Thread`].
     pub fn with_config(device: &Device, config: CollectorConfig) -> Result<Self, Error> {
         if !device.card_waits()?.queues {
             return Err(Error::QueuePair(QueuePairError::NoCardWaits {
@@ -165,19 +163,19 @@ impl Collector {
         Ok(Collector { inner: Arc::new(CollectorInner { word, device, pd, port: config.port, state }) })
     }
 
-    /// The arrival word: the number of the newest [`Self::collect`] whose completions are all there.
+    /// Returns the arrival word: the number of the newest [`Self::collect`] whose completions have all arrived.
     /// Wait for it with [`Condition::Geq`](crate::memop::Condition::Geq).
     pub fn word(&self) -> &CardWord {
         &self.inner.word
     }
 
-    /// Has the card wait for these completions; no stream waits for them. Returns the number that the
-    /// arrival word reaches then.
+    /// Makes the card wait for these completions; no stream waits for them. Returns the number that the arrival
+    /// word then reaches.
     ///
     /// # Errors
     /// [`QueueError::Full`] while the card waits for too many;
-    /// [`RequestError::OtherDevice`](crate::queue::RequestError::OtherDevice) for a completion queue of
-    /// another device. The waits are dropped then.
+    /// [`RequestError::OtherDevice`](crate::queue::RequestError::OtherDevice) for a completion queue of another
+    /// device. The waits are dropped then.
     pub fn collect(&self, waits: impl IntoIterator<Item = PreparedWait>) -> Result<u64, QueueError> {
         let waits: Vec<PreparedWait> = waits.into_iter().collect();
         let entries: Vec<Entry<'_>> = waits.iter().map(PreparedWait::entry).collect();
@@ -187,7 +185,7 @@ impl Collector {
     }
 }
 
-/// An arrival word, which is 0.
+/// Makes an arrival word with value 0.
 fn arrival_word(pd: &ProtectionDomain, placement: Placement) -> Result<CardWord, Error> {
     let (access, len) = (Access::LOCAL_WRITE | Access::REMOTE_WRITE, size_of::<u64>());
     let word = match placement {
@@ -203,7 +201,7 @@ fn arrival_word(pd: &ProtectionDomain, placement: Placement) -> Result<CardWord,
     Ok(word)
 }
 
-/// A queue pair that is connected to itself.
+/// Makes a queue pair that is connected to itself.
 fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
     let config = QueuePairConfig::default().send_depth(BLOCKS).recv_depth(1).port(port);
     let queue_pair = QueuePair::new(pd, config)?;
@@ -212,12 +210,11 @@ fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
 }
 
 impl CollectorInner {
-    /// The arrival word, for a stream.
     pub(crate) fn place(&self) -> Place {
         self.word.place()
     }
 
-    /// Whether the card can wait for that many entries more.
+    /// Returns whether the card can wait for `entries` more entries.
     pub(crate) fn has_room(&self, entries: usize) -> bool {
         let mut state = self.state.lock();
         state.retire();
@@ -226,8 +223,8 @@ impl CollectorInner {
         own.send_cq.lock().has_room(requests) && own.send().check_room(requests).is_ok()
     }
 
-    /// Has the card wait for entries, and write the next number then, which is returned. Takes the
-    /// last one of each queue; the caller keeps all of them from being the card's again.
+    /// Makes the card wait for entries and then write the next number, which it returns. Takes the last entry of
+    /// each queue; the caller keeps all of them from returning to the card.
     pub(crate) fn collect(self: &Arc<Self>, entries: &[Entry<'_>]) -> Result<u64, QueueError> {
         if let Some((queue, ..)) =
             entries.iter().find(|(queue, ..)| !Arc::ptr_eq(&queue.device, &self.device))
@@ -246,7 +243,7 @@ impl CollectorInner {
             let bytes = number.to_ne_bytes();
             let write = WorkRequest::write_inline(&bytes, self.word.remote()).wr_id(number);
             match state.queue_pair.inner.enqueue(&write, PostMode::Behind(waits)) {
-                // The collector's own queue: the library's thread notices, and writes the number.
+                // The collector's own queue failed: the library's thread notices, and writes the number.
                 Ok(_) | Err(QueueError::State(StateError::Failed { .. })) => {}
                 Err(error) => return Err(error),
             }
@@ -267,7 +264,7 @@ impl CollectorInner {
 }
 
 impl CollectorState {
-    /// Frees the places of what the card has done, and sees which number it has written.
+    /// Polls the collector's completions, which frees queue places and shows the number that the card has written.
     fn retire(&mut self) {
         while let Ok(Some(completion)) = self.queue_pair.inner.send_cq.poll() {
             match completion.status {
@@ -279,8 +276,8 @@ impl CollectorState {
         }
     }
 
-    /// The card writes nothing more: the CPU goes on where it has stopped. What the card has written
-    /// may have been flushed all the same, and the word never goes back.
+    /// Makes the CPU continue after the card's last write. A write may have executed and still be reported as
+    /// flushed, and the word never goes back.
     fn take_over(&mut self, word: &CardWord) {
         match word.load() {
             Ok(number) => (self.reached, self.writer) = (self.reached.max(number), Writer::Cpu),
@@ -288,7 +285,7 @@ impl CollectorState {
         }
     }
 
-    /// The CPU writes a number.
+    /// Writes a number by the CPU.
     fn write(&mut self, word: &CardWord, number: u64) {
         match word.store(number) {
             Ok(()) => self.reached = number,
@@ -298,7 +295,7 @@ impl CollectorState {
         }
     }
 
-    /// The card waits again, in a new queue. Without one, the CPU goes on.
+    /// Gives the card a new queue. On an error, the CPU goes on.
     fn replace(&mut self, collector: &CollectorInner) {
         match queue_pair(&collector.pd, collector.port) {
             Ok(queue_pair) => (self.queue_pair, self.writer) = (queue_pair, Writer::Card),
@@ -317,7 +314,7 @@ impl CollectorState {
             return Polled::Done;
         };
         if front.overdue.is_none() && front.has_failed() {
-            // What was only prepared is flushed, so that its entries come.
+            // Flushes prepared work, so that its entries are written.
             let failed = front.queue_pairs.iter().filter(|(queue_pair, _)| queue_pair.failure().is_some());
             failed.for_each(|(queue_pair, _)| queue_pair.flush_unposted());
             if front.has_come() {
@@ -333,7 +330,7 @@ impl CollectorState {
                 self.writer = Writer::Leaving;
             }
             Writer::Card => {}
-            // Its own write that was under way is past once everything has been flushed.
+            // After the flush, none of the card's own writes is in flight.
             Writer::Leaving if self.queue_pair.inner.send().outstanding().entries == 0 => {
                 self.take_over(&collector.word);
             }
@@ -349,7 +346,7 @@ impl CollectorState {
 }
 
 impl Awaited {
-    /// Whether the CPU knows all entries to be there, or never to come.
+    /// Returns whether all entries have been written, or will never be, as the CPU sees it.
     fn has_come(&self) -> bool {
         self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
     }
@@ -363,7 +360,7 @@ impl Awaited {
     }
 }
 
-/// Looks at what a collector waits for, as long as there is something.
+/// Polls a collector while it awaits something.
 struct Watch(Arc<CollectorInner>);
 
 impl Task for Watch {

@@ -1,4 +1,4 @@
-//! What the card waits for and does without the CPU: triggers of sends, and collectors of completions.
+//! Work of the card without the CPU: triggers release sends, and collectors count completions.
 
 #[deny(unsafe_code)]
 pub(crate) mod collector;

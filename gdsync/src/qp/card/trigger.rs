@@ -1,4 +1,4 @@
-//! Triggers: words for which cards wait in front of sends.
+//! Triggers: words that cards wait for in front of sends.
 
 mod master;
 
@@ -20,30 +20,28 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-/// A word of 64 bits for which cards wait in front of sends: one store to it releases sends of any
-/// number of queue pairs.
+/// A 64-bit word that cards wait for in front of sends: one store to it releases sends of any number of queue
+/// pairs.
 ///
-/// Queue pairs are made for it ([`crate::QueuePairConfig::trigger`]). Each of their sends takes a
-/// *ticket* when it is prepared: the trigger's next number, from 1 on. The CPU rings the card at
-/// once, and the card waits until the word has reached the ticket. A batch that is posted on a
-/// stream writes the word once, whatever number of such sends it has; it touches no doorbell.
-/// Kernels, nodes of a graph and the CPU may write the word themselves
+/// Queue pairs are made for a trigger ([`crate::QueuePairConfig::trigger`]). Each prepared send takes a *ticket*,
+/// the trigger's next number, from 1 on. The CPU rings the card at once, and the card waits until the word has
+/// reached the ticket. A batch posted on a stream writes the word once, however many such sends it has, and rings
+/// no doorbell. Kernels, graph nodes and the CPU may write the word themselves
 /// ([`crate::PreparedSend::into_ticket`], [`Trigger::release`]).
 ///
 /// # Order
-/// A ticket releases all sends with lower ones. So the sends of one trigger are posted in the order
-/// in which they were prepared, whatever queue pairs they are of; another order is refused
-/// ([`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder)), and so is another
-/// stream before the first has written the word
-/// ([`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream)). Sends
-/// that are to go independently of each other have different triggers. What a send does is ordered
-/// with other queue pairs as it is with doorbells: not at all.
+/// A ticket releases all sends with lower ones. So the sends of a trigger are posted in the order of their
+/// preparation, across all its queue pairs. Another order is refused
+/// ([`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder)), and so is another stream before
+/// the first has written the word
+/// ([`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream)). Independent sends need
+/// different triggers. As with doorbells, the effects of sends on different queue pairs are not ordered.
 ///
 /// # Dropping
-/// A send that is dropped becomes a NOP where it stands, if the card has not fetched it yet; it is
-/// released with the next ticket that is written, or at once where none is to be written.
+/// A dropped send becomes a NOP in the ring, if the card has not fetched it yet. The next ticket that is written
+/// releases it; if none is to be written, it is released at once.
 ///
-/// A cheap handle; clones name the same word. Queue pairs hold it.
+/// A trigger is a cheap handle; clones name the same word. Queue pairs hold it.
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest};
@@ -75,55 +73,55 @@ pub struct Trigger {
 
 #[derive(Debug)]
 pub(crate) struct TriggerInner {
-    /// Whose queue waits for the word, in the place of the sends' own. Above the word's region: it is
+    /// The queue that waits for the word, instead of the sends' own queues. Declared above the word, so that it is
     /// destroyed first.
     pub(crate) master: Option<Master>,
     word: CardWord,
     pub(crate) pd: Arc<ProtectionDomainInner>,
     state: Mutex<Tickets>,
-    /// Held from taking a ticket for a list until it is posted. Above all other locks.
+    /// Held from taking a ticket for a list until it is posted. Precedes all other locks.
     pub(crate) turn: Mutex<()>,
 }
 
-/// Which tickets are out.
+/// The tickets of a trigger.
 #[derive(Debug, Default)]
 struct Tickets {
-    /// The newest one.
+    /// The newest ticket.
     newest: u64,
-    /// Those of sends that are prepared, and not posted.
+    /// Tickets of sends that are prepared and not posted.
     prepared: BTreeSet<u64>,
-    /// The highest one that the program releases itself.
+    /// The highest ticket that the program releases itself.
     handed_out: u64,
-    /// None above it is one that a stream writes.
+    /// The highest ticket given to a stream.
     posted: u64,
-    /// Where the newest one is that a stream writes.
+    /// The post of that ticket.
     last_post: Option<LastPost>,
 }
 
 impl Trigger {
-    /// A trigger in host memory of its own.
+    /// Makes a trigger in newly allocated host memory.
     ///
     /// # Errors
-    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits) where the card waits
-    /// for no words; [`Error::Memory`], [`Error::Verbs`] where the provider refuses to register it.
+    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits) if the card cannot wait for
+    /// words; [`Error::Memory`], [`Error::Verbs`] if the provider refuses to register it.
     pub fn new(pd: &ProtectionDomain) -> Result<Self, Error> {
         Self::in_region(&MemoryRegion::allocate(pd, size_of::<u64>(), Access::empty())?, 0)
     }
 
-    /// A trigger in a region of host memory, at a byte offset. The word is set to 0.
+    /// Makes a trigger at a byte offset of a region of host memory. The word is set to 0.
     ///
     /// # Errors
-    /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside;
+    /// [`Error::Word`] if the offset is not aligned to 8 bytes or lies outside;
     /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits).
     pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
         Self::with(CardWord::in_region(region, offset)?)
     }
 
-    /// A trigger in GPU memory, at a byte offset: kernels of that GPU store to it in less time than
-    /// to host memory, and the card reads it over PCIe. The word is set to 0.
+    /// Makes a trigger at a byte offset of GPU memory. Kernels of that GPU store to it in less time than to host
+    /// memory; the card reads it over PCIe. The word is set to 0.
     ///
     /// # Errors
-    /// As [`Self::in_region`]; [`Error::Cuda`] where the driver cannot write the word.
+    /// As [`Self::in_region`]; [`Error::Cuda`] if the driver cannot write the word.
     pub fn in_gpu_region(region: &GpuMemoryRegion, offset: usize) -> Result<Self, Error> {
         Self::with(CardWord::in_gpu_region(region, offset)?)
     }
@@ -141,25 +139,24 @@ impl Trigger {
         Ok(Trigger { inner: Arc::new(inner) })
     }
 
-    /// The same trigger with a *master*: one queue of the library's that waits for the word and
-    /// releases the sends of all its queue pairs (SEND_EN), so that the card polls the word in one
-    /// queue in the place of each. It is made with the first queue pair, on that one's port. The queue
-    /// pairs are made by commands of the device, whatever [`crate::QueuePairConfig::queues`] says, and
-    /// not deeper than asked for: the WAITs are in the master's queue.
+    /// Adds a *master* to the trigger: a queue of the library that waits for the word and releases the sends of all
+    /// the trigger's queue pairs (SEND_EN), so that the card polls the word in one queue. It is made with the first
+    /// queue pair, on the same port. Commands of the device make the queue pairs, whatever
+    /// [`crate::QueuePairConfig::queues`] says, with the depth asked for: the WAITs are in the master's queue.
     ///
-    /// Order, dropping, failing and tickets are the same, but for:
-    /// - **Room.** The master holds at least [`MasterConfig::sends`] sends that are not released;
-    ///   preparing more is refused in the end ([`QueueFull::Master`](crate::queue::QueueFull::Master)).
-    /// - **Posts of the CPU** ([`crate::QueuePair::post_send`]) on one of the queue pairs are refused
-    ///   while sends that the master releases are outstanding there, and preparing is refused while
-    ///   posts of the CPU are ([`OrderError::HandedOverOtherwise`](crate::queue::OrderError)).
-    /// - **A queue pair that is reset or destroyed** while sends of it are not released: the master is
-    ///   stopped, and starts again without them. The others' releases come that much later.
-    /// - **A master that fails** fails every queue pair that has sends which it has not released
-    ///   ([`FailureCause::Master`](crate::queue::FailureCause::Master)), so that no stream waits for
-    ///   ever; then it starts again.
+    /// Order, dropping, failing and tickets are the same, with these exceptions:
+    /// - **Room.** The master holds at least [`MasterConfig::sends`] unreleased sends; beyond that, preparing is
+    ///   eventually refused ([`QueueFull::Master`](crate::queue::QueueFull::Master)).
+    /// - **Posts of the CPU** ([`crate::QueuePair::post_send`]) on a queue pair are refused while it has
+    ///   outstanding sends that the master releases, and preparing is refused while it has outstanding posts of the
+    ///   CPU ([`OrderError::HandedOverOtherwise`](crate::queue::OrderError)).
+    /// - **Resetting or destroying a queue pair** with unreleased sends stops the master and restarts it without
+    ///   them, which delays the other queue pairs' releases.
+    /// - **A failed master** fails every queue pair with sends that it has not released
+    ///   ([`FailureCause::Master`](crate::queue::FailureCause::Master)), so that no stream waits forever. Then it
+    ///   restarts.
     ///
-    /// A thread of the library looks at the master while sends are not released, and sleeps otherwise.
+    /// A library thread polls the master while sends are unreleased, and sleeps otherwise.
     ///
     /// ```
     /// use gdsync::qp::MasterConfig;
@@ -174,10 +171,9 @@ impl Trigger {
     /// ```
     ///
     /// # Errors
-    /// [`QueuePairError::NoMasters`](crate::verbs::QueuePairError::NoMasters) where the card has no
-    /// SEND_EN, or takes no commands; [`QueuePairError::TriggerInUse`](crate::verbs::QueuePairError)
-    /// where the trigger has clones or queue pairs; [`OutOfRange`](crate::verbs::OutOfRange) for
-    /// another number of sends; [`Error::Thread`].
+    /// [`QueuePairError::NoMasters`](crate::verbs::QueuePairError::NoMasters) if the card has no SEND_EN, or takes
+    /// no commands; [`QueuePairError::TriggerInUse`](crate::verbs::QueuePairError) if the trigger has clones or
+    /// queue pairs; [`OutOfRange`](crate::verbs::OutOfRange) for the number of sends; [`Error::Thread`].
     pub fn with_master(mut self, config: MasterConfig) -> Result<Self, Error> {
         let master = Master::new(&self.inner.pd.device, config)?;
         let in_use = || Error::QueuePair(QueuePairError::TriggerInUse);
@@ -185,25 +181,23 @@ impl Trigger {
         Ok(self)
     }
 
-    /// What the word holds once a ticket is released: its 8 bytes as a native number, for a kernel, a
-    /// node of a graph or an RDMA write that stores it. Cards compare big-endian numbers, so these
-    /// bytes are the ticket's in that order; the lower half of a ticket below 2^32 is the second
-    /// 32-bit word.
+    /// Returns the word's content once a ticket is released, as a native number for a kernel, a graph node or an
+    /// RDMA write to store. Cards compare big-endian numbers: these 8 bytes are the ticket in that order, and the
+    /// lower half of a ticket below 2^32 is the second 32-bit word.
     pub const fn word_of(ticket: u64) -> u64 {
         wait::word(ticket)
     }
 
-    /// The address of the word: the host's, or in GPU memory the GPU's.
+    /// Returns the word's address: a host address, or for GPU memory the GPU's.
     pub fn address(&self) -> u64 {
         self.inner.word.address()
     }
 
-    /// Releases a ticket, and all below it, by the CPU. Does nothing where the word is there or
-    /// further already. A trigger has one writer at a time: this is for tickets that no stream writes
-    /// ([`crate::PreparedSend::into_ticket`]).
+    /// Releases a ticket, and all below it, by the CPU. Does nothing if the word has reached it. A trigger has one
+    /// writer at a time: use this for tickets that no stream writes ([`crate::PreparedSend::into_ticket`]).
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the word is in GPU memory and the driver cannot write it.
+    /// [`Error::Cuda`] if the word is in GPU memory and the driver cannot write it.
     pub fn release(&self, ticket: u64) -> Result<(), Error> {
         let _state = self.inner.state.lock();
         Ok(self.inner.word.raise(ticket)?)
@@ -211,8 +205,8 @@ impl Trigger {
 }
 
 impl TriggerInner {
-    /// The newest post, where its stream may have to write it still. The word tells, too, what the
-    /// stream tells only now and then; in GPU memory it takes the driver to look at it.
+    /// Returns the newest post, if its stream may not have written it yet. The word shows what the stream reports
+    /// only now and then; reading a word in GPU memory would take a call of the driver.
     fn pending_post<'a>(&self, state: &'a Tickets) -> Option<&'a LastPost> {
         let last = state.last_post.as_ref()?;
         let is_written = self.word.peek().is_some_and(|word| !is_behind(word, state.posted));
@@ -223,13 +217,12 @@ impl TriggerInner {
         &self.word
     }
 
-    /// The word, for a stream.
     pub(crate) fn place(&self) -> Place {
         self.word.place()
     }
 
-    /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, of the
-    /// master, or of a list's turn: WAITs of a queue then stand in the order of their tickets.
+    /// Takes the next ticket; returns it with its WAIT. The caller holds the lock of the send queue, of the master,
+    /// or of a list's turn, so that a queue's WAITs are in ticket order.
     pub(crate) fn take_ticket(&self) -> (u64, CardWait) {
         let mut state = self.state.lock();
         state.newest += 1;
@@ -238,19 +231,19 @@ impl TriggerInner {
         (ticket, self.wait_for(ticket))
     }
 
-    /// The WAIT for a ticket.
+    /// Returns the WAIT for a ticket.
     pub(crate) fn wait_for(&self, ticket: u64) -> CardWait {
         CardWait::Ticket { lkey: self.word.lkey(), addr: self.word.address(), ticket }
     }
 
-    /// The send of a ticket was dropped, or could not be prepared: no one releases it any more.
+    /// Withdraws the ticket of a send that was dropped, or could not be prepared.
     pub(crate) fn cancel(&self, ticket: u64) {
         let mut state = self.state.lock();
         if !state.prepared.remove(&ticket) {
             return;
         }
-        // What stands in its place is released at once, where no write of the word is to come. (The
-        // program's own may come, once it has taken tickets.)
+        // Releases the NOP at once if no write of the word is to come. (The program's own may come, once it has
+        // taken tickets.)
         if state.prepared.is_empty()
             && state.handed_out == 0
             && self.pending_post(&state).is_none()
@@ -260,9 +253,8 @@ impl TriggerInner {
         }
     }
 
-    /// A stream will write a ticket when it has reached `point`. Checks that it is the next one.
-    ///
-    /// Returns what that has replaced, for [`Self::undo_post`].
+    /// Records that a stream will write a ticket when it has reached `point`, if it is the next one. Returns the
+    /// previous post, for [`Self::undo_post`].
     pub(crate) fn post(
         &self,
         ticket: u64,
@@ -283,7 +275,7 @@ impl TriggerInner {
         Ok(LastPost::renew(&mut state.last_post, timeline, point))
     }
 
-    /// The stream refused the batch: the send is only prepared again. A group is undone newest first.
+    /// Undoes [`Self::post`], as the stream refused the batch. Groups are undone newest first.
     pub(crate) fn undo_post(&self, ticket: u64, before: PreviousPost) {
         let mut state = self.state.lock();
         state.prepared.insert(ticket);
@@ -291,7 +283,7 @@ impl TriggerInner {
         LastPost::restore(&mut state.last_post, before);
     }
 
-    /// The program releases a ticket itself.
+    /// Leaves the release of a ticket to the program.
     pub(crate) fn hand_out(&self, ticket: u64) -> Result<(), QueueError> {
         let mut state = self.state.lock();
         state.check_next(ticket)?;
@@ -312,28 +304,28 @@ impl Tickets {
     }
 }
 
-/// A trigger's next number, which no stream was given yet. Dropping it takes it back.
+/// A trigger's next number, not given to a stream yet. Dropping it takes it back.
 #[derive(Debug)]
 #[must_use = "a ticket releases nothing until it is posted; dropping it takes it back"]
 pub(crate) struct PreparedTicket {
     trigger: Arc<TriggerInner>,
     number: u64,
-    /// The WAIT for it.
     wait: CardWait,
     posted: Option<PreviousPost>,
-    /// Whose sends wait for it. They stay until the stream has passed it, and fail with the stream.
+    /// Queue pairs with sends that wait for it. They are kept until the stream has passed it, and fail with the
+    /// stream.
     pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
 }
 
 impl PreparedTicket {
-    /// The caller holds the trigger's turn: tickets are posted in the order of their numbers.
+    /// The caller holds the trigger's turn, so that tickets are posted in the order of their numbers.
     pub(crate) fn new(trigger: &Trigger) -> Self {
         let trigger = trigger.inner.clone();
         let (number, wait) = trigger.take_ticket();
         PreparedTicket { trigger, number, wait, posted: None, queue_pairs: Vec::new() }
     }
 
-    /// The WAIT for it, in front of a send of any queue pair of its domain.
+    /// Returns the WAIT for it, for a send of any queue pair of the trigger's domain.
     pub(crate) fn wait(&self) -> WaitRequest {
         WaitRequest { wait: self.wait, region: Some(self.trigger.word.region()) }
     }
@@ -341,7 +333,7 @@ impl PreparedTicket {
     /// Marks it as posted. Returns the number that the stream writes.
     ///
     /// # Errors
-    /// Earlier tickets that are not posted; another stream that has still to write one.
+    /// Earlier tickets that are not posted; another stream that has not written its ticket yet.
     pub(crate) fn commit(
         &mut self,
         timeline: &Arc<Timeline>,
@@ -351,7 +343,7 @@ impl PreparedTicket {
         Ok(self.number)
     }
 
-    /// The stream was not given it.
+    /// Undoes [`Self::commit`].
     pub(crate) fn undo(&mut self) {
         if let Some(before) = self.posted.take() {
             self.trigger.undo_post(self.number, before);

@@ -1,14 +1,12 @@
-//! Completion channels: a file descriptor that becomes readable when an armed completion queue gets
-//! an entry.
+//! Completion channels: a file descriptor that becomes readable when an armed completion queue gets an entry.
 //!
-//! The queue is armed by its record and a register (`mlx5_arm_cq` of libmlx5), and not by
-//! `ibv_req_notify_cq`: libmlx5 does not know how far this library has polled.
+//! A queue is armed by its record and a register (`mlx5_arm_cq` of libmlx5), not by `ibv_req_notify_cq`: libmlx5
+//! does not know how far this library has polled.
 //!
 //! # One reader at a time
-//! Several threads may wait for queues of one channel, and an event is read once. So one of them sleeps
-//! on the descriptor, and the others on a condition variable; the reader counts each event at its
-//! queue, and tells all others. Tasks of an executor read while no thread does, and are woken when one
-//! ends.
+//! Several threads may wait for queues of one channel, and each event is read once. So one of them sleeps on the
+//! descriptor, and the others on a condition variable. The reader counts each event at its queue and wakes all
+//! others. Tasks of an executor read while no thread does, and are woken when a reading thread stops.
 
 use crate::qp::complete::{CompletionQueue, CompletionQueueInner};
 use crate::qp::make::ArmWords;
@@ -28,14 +26,14 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Tells by a file descriptor that completion queues have entries, so that a program can sleep.
+/// A file descriptor that reports entries of completion queues, so that a program can sleep.
 ///
-/// A queue is made with it ([`CompletionQueueConfig::channel`](crate::CompletionQueueConfig::channel)),
-/// and tells once for each time that it is armed. [`CompletionQueue::wait`] does all of that for one
-/// queue. A program with an event loop of its own watches the descriptor ([`AsFd`]), and calls
-/// [`CompletionChannel::next_event`] when it is readable. The descriptor does not block.
+/// A queue is made with a channel ([`CompletionQueueConfig::channel`](crate::CompletionQueueConfig::channel)), and
+/// raises one event each time that it is armed. [`CompletionQueue::wait`] does all of that for one queue. A program
+/// with an event loop watches the descriptor ([`AsFd`]), and calls [`CompletionChannel::next_event`] when it is
+/// readable. The descriptor does not block.
 ///
-/// A cheap handle. Queues keep their channel. Events are acknowledged as they are read.
+/// A channel is a cheap handle, which its queues keep. Events are acknowledged when they are read.
 ///
 /// ```
 /// use gdsync::qp::{ArmFor, CompletionChannel};
@@ -68,7 +66,7 @@ pub struct CompletionChannel {
     pub(crate) inner: Arc<ChannelInner>,
 }
 
-/// The same channel.
+/// Compares the channels' identity.
 impl PartialEq for CompletionChannel {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -81,7 +79,7 @@ impl CompletionChannel {
     /// Makes a channel (`ibv_create_comp_channel`).
     ///
     /// # Errors
-    /// [`Error::Verbs`], for example where the process has no file descriptor left.
+    /// [`Error::Verbs`], for example if the process has no file descriptor left.
     pub fn new(device: &Device) -> Result<Self, Error> {
         let device = device.inner.clone();
         // SAFETY: the context is open.
@@ -102,12 +100,11 @@ impl CompletionChannel {
         Ok(CompletionChannel { inner: Arc::new(inner) })
     }
 
-    /// Reads an event, if one comes within `timeout`: the queue that has told. Where the program has
-    /// dropped that queue, its events are passed over.
+    /// Reads an event, if one comes within `timeout`, and returns its queue. Events of dropped queues are skipped.
     ///
-    /// Each event has one reader: [`CompletionQueue::wait`] of a queue reads those of other queues of
-    /// the channel, too, and threads that wait so for these are woken. So a program uses the one way or
-    /// the other for a channel.
+    /// Each event has one reader: [`CompletionQueue::wait`] of a queue also reads events of the channel's other
+    /// queues, and wakes threads that wait for these in the same way. So a program uses one way or the other for a
+    /// channel.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -130,17 +127,16 @@ pub(crate) struct ChannelInner {
     device: Arc<DeviceInner>,
     /// An eventfd that ends the reader's sleep.
     wake: File,
-    /// The queues, by the address of the verbs object. That of a queue that is dropped stays until the
-    /// next one is made.
+    /// Queues by the address of their verbs object. A dropped queue's entry stays until the next one is made.
     queues: Mutex<HashMap<usize, Weak<CompletionQueueInner>>>,
     pub(super) turn: Mutex<Turn>,
-    /// A reader has given its turn back.
+    /// Signalled when a reader gives its turn back.
     passed: Condvar,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// A thread reads.
+    /// True while a thread reads.
     pub(super) is_taken: bool,
     /// Tasks that wait for queues of the channel.
     pub(super) tasks: Vec<Waker>,
@@ -161,16 +157,16 @@ impl ChannelInner {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Before the queue is armed for the first time.
+    /// Adds a queue, before it is armed for the first time.
     pub(crate) fn add(&self, raw: NonNull<ibv_cq>, queue: &Arc<CompletionQueueInner>) {
         let mut queues = self.queues.lock();
-        // A new queue may stand where a dropped one stood.
+        // A new queue may have the address of a dropped one.
         queues.retain(|_, known| known.strong_count() > 0);
         queues.insert(raw.as_ptr() as usize, Arc::downgrade(queue));
     }
 
-    /// Reads an event, if there is one now, counts it at its queue, and acknowledges it. The inner
-    /// value is `None` for a queue that is being destroyed, which waits for the acknowledgement.
+    /// Reads an event, if there is one, counts it at its queue, and acknowledges it. The inner value is `None` for
+    /// a queue that is being destroyed, which waits for the acknowledgement.
     fn next(&self) -> Result<Option<Option<Arc<CompletionQueueInner>>>, Error> {
         let (mut raw, mut context) = (ptr::null_mut(), ptr::null_mut());
         let api = self.device.api;
@@ -197,8 +193,8 @@ impl ChannelInner {
         Ok(())
     }
 
-    /// Sleeps until `done` or `read` has a value; `read` is called by the thread whose turn it is, when
-    /// the descriptor may have events.
+    /// Sleeps until `done` or `read` has a value. The thread that has the turn calls `read` when the descriptor may
+    /// have events.
     fn read_until<T>(
         &self,
         deadline: Option<Instant>,
@@ -207,7 +203,7 @@ impl ChannelInner {
     ) -> Result<Option<T>, Error> {
         let mut turn = self.turn.lock();
         loop {
-            // Under the lock: an event that is counted later is counted by another reader, who tells.
+            // Under the lock: a later event is counted by another reader, who wakes this thread.
             if let Some(value) = done() {
                 return Ok(Some(value));
             }
@@ -241,7 +237,7 @@ impl ChannelInner {
         }
     }
 
-    /// Has all that wait look again.
+    /// Wakes all that wait.
     pub(super) fn pass(&self, turn: &mut Turn) {
         self.passed.notify_all();
         turn.tasks.drain(..).for_each(Waker::wake);
@@ -249,41 +245,41 @@ impl ChannelInner {
 
     /// Ends the sleep of all that wait for queues of this channel.
     fn wake_all(&self) {
-        // Fails where it is readable already.
+        // Fails if it is readable already.
         let _ = (&self.wake).write(&1u64.to_ne_bytes());
         self.pass(&mut self.turn.lock());
     }
 
-    /// Takes [`Self::wake_all`]'s sign away.
+    /// Clears [`Self::wake_all`]'s signal.
     fn calm(&self) {
-        // Fails where there is none.
+        // Fails if there is none.
         let _ = (&self.wake).read(&mut [0; 8]);
     }
 }
 
-/// What [`CompletionQueue::arm`] arms a queue for.
+/// The entries that [`CompletionQueue::arm`] arms a queue for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArmFor {
     /// The next entry.
     Next,
-    /// The next entry of a receive whose sender has asked for it
-    /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)), or of work that failed. A queue that
-    /// is armed for the next entry stays so.
+    /// The next entry of a receive whose sender has asked for an event
+    /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)), or of failed work. A queue armed for the next
+    /// entry stays so.
     Solicited,
 }
 
-/// What a completion queue with a channel has besides.
+/// Event state of a completion queue with a channel.
 #[derive(Debug)]
 pub(crate) struct CqEvents {
     pub(crate) channel: Arc<ChannelInner>,
     arm: ArmWords,
     number: u32,
-    /// Events that were read. The card arms again only with their count.
+    /// Events read. The card is armed again only with their count.
     count: AtomicU32,
 }
 
 impl CqEvents {
-    /// The words are those of that queue, which the caller keeps as long as this.
+    /// Makes the state of the queue to which these words belong.
     pub(super) fn new(channel: Arc<ChannelInner>, arm: ArmWords, number: u32) -> Self {
         CqEvents { channel, arm, number, count: AtomicU32::new(0) }
     }
@@ -302,26 +298,26 @@ impl CqEvents {
         unsafe { doorbell.ring() };
     }
 
-    /// Events that were read.
+    /// Returns the number of events read.
     pub(crate) fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Waits until an event was read after the first `seen`. False after the deadline.
+    /// Waits until more than the first `seen` events were read. Returns false after the deadline.
     pub(crate) fn sleep(&self, seen: u32, deadline: Option<Instant>) -> Result<bool, Error> {
         let is_told = || (self.count() != seen).then_some(());
         let read = || self.channel.read_all().map(|()| None);
         self.channel.read_until(deadline, is_told, read).map(|told| told.is_some())
     }
 
-    /// Has all that wait for the queue look again, without an event.
+    /// Wakes all that wait for the queue, without an event.
     pub(crate) fn wake(&self) {
         self.count.fetch_add(1, Ordering::Release);
         self.channel.wake_all();
     }
 }
 
-/// The end of a timeout; none of one that is longer than the clock.
+/// Returns the end of a timeout; `None` if it exceeds the clock's range.
 pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }

@@ -1,4 +1,4 @@
-//! Completion queues: polling, waiting by streams, events, and what they share.
+//! Completion queues: polling, waits by streams, and events.
 
 pub(crate) mod channel;
 #[deny(unsafe_code)]
@@ -29,22 +29,20 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A completion queue, of one [`crate::QueuePair`] or shared by several: polled by the CPU, waited
-/// for by streams, or both.
+/// A completion queue of one [`crate::QueuePair`] or shared by several. The CPU polls it, streams wait for its
+/// entries, or both.
 ///
-/// A cheap handle, which keeps the queue's memory but not its queue pairs.
+/// It is a cheap handle, which keeps the queue's memory but not its queue pairs.
 ///
 /// # Sharing
-/// Queue pairs share what [`CompletionQueue::new`] makes
-/// ([`crate::QueuePairConfig::completion_queues`]), for one direction or both. Entries come in the
-/// order in which the card writes them, each with the number of its queue pair. A queue pair posts
-/// only what the ring has room for, beside what the others have booked.
+/// Queue pairs share a queue made by [`CompletionQueue::new`] ([`crate::QueuePairConfig::completion_queues`]), for
+/// one direction or both. Entries are in the order in which the card writes them, each with the number of its queue
+/// pair. A queue pair posts only what the ring has room for beside the others' reserved entries.
 ///
-/// A wait is for an entry, not for a queue pair's: the n-th wait is over when the card has written
-/// n entries, of whichever queue pairs. A stream that must know *which* message arrived shares no
-/// queue for it, or waits for all that it has posted. The error of one queue pair ends waits, too,
-/// also those that counted on another's; polling returns the error. A batch keeps every queue pair
-/// that completed here when its waits were prepared; and where its stream fails, all of them fail.
+/// A wait is for an entry, not for a queue pair: the n-th wait ends when the card has written n entries, of any
+/// queue pair. A stream that must know *which* message arrived needs a queue that is not shared, or waits for all
+/// posted work. One queue pair's error also ends waits meant for another's work; polling returns the error. A batch
+/// keeps every queue pair that completed here when its waits were prepared. If its stream fails, all of them fail.
 ///
 /// ```
 /// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
@@ -76,33 +74,30 @@ pub struct CompletionQueue {
 }
 
 options! {
-    /// How a [`CompletionQueue`] is made. A number is the configuration of a queue with so many
-    /// entries.
+    /// Configuration of a [`CompletionQueue`]. A number stands for that many entries.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct CompletionQueueConfig<'a>
-    /// 256 entries in the host's memory, made by verbs, without a channel.
+    /// 256 entries in host memory, made by verbs, without a channel.
     default {
-        /// Entries, at least: at best twice as many as the work requests that may be outstanding at
-        /// a time. With fewer, posting is refused early.
+        /// Least number of entries. Twice the work requests outstanding at a time is best; with fewer, posting is
+        /// refused early.
         entries: u32 = 256,
-        /// The interface that makes it. In a queue made by commands of the device complete only
-        /// queue pairs that are made so, too; these may also complete in one made by verbs.
+        /// Interface that makes it. A queue made by commands serves only queue pairs made by commands, which may
+        /// also complete in one made by verbs.
         queues: QueueApi = QueueApi::Verbs,
-        /// Whose memory its ring and its record lie in. With a GPU's memory on the system's
-        /// provider, commands make it in any case.
+        /// Memory of its ring and its record. With GPU memory on the system's provider, commands always make it.
         placement: QueuePlacement = QueuePlacement::HOST,
     }
     no setters {
-        /// What tells that it has entries; none of a queue that is only polled, or waited for by
-        /// streams.
+        /// Channel that reports its entries. None for a queue that is only polled, or waited for by streams.
         channel: Option<&'a CompletionChannel> = None,
     }
 }
 
 impl<'a> CompletionQueueConfig<'a> {
-    /// Has a channel tell that the queue has entries ([`CompletionQueue::wait`],
-    /// [`CompletionQueue::arm`]). Several queues may share one. The queue is made by verbs.
+    /// Makes a channel report the queue's entries ([`CompletionQueue::wait`], [`CompletionQueue::arm`]). Several
+    /// queues may share one. Verbs make such a queue.
     #[must_use]
     pub fn channel(self, channel: &'a CompletionChannel) -> Self {
         CompletionQueueConfig { channel: Some(channel), ..self }
@@ -119,59 +114,55 @@ impl From<u32> for CompletionQueueConfig<'_> {
 pub(crate) struct CompletionQueueInner {
     object: CqObject,
     number: u32,
-    /// Of a queue with a channel. Dropped after the object, which uses the channel.
+    /// None without a channel. Dropped after the object, which uses the channel.
     pub(crate) events: Option<CqEvents>,
     state: SpinMutex<CompletionState, Yield>,
     pub(crate) sharing: CqSharing,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     pub(crate) device: Arc<DeviceInner>,
-    /// It is asked what streams wait for here.
+    /// Publishes the waits of streams here, as part of the process's status.
     _published: Published,
     /// The domain whose allocator supplied the ring.
     pub(crate) domain: Arc<QueueDomain>,
 }
 
 impl CompletionQueue {
-    /// Makes a completion queue that queue pairs can share. A number stands for the configuration
-    /// of a queue with so many entries.
+    /// Makes a completion queue that queue pairs can share. A number stands for that many entries.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of
-    /// that length; [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by
-    /// commands; [`PlacementError`](crate::cuda::PlacementError);
+    /// [`Error::Verbs`] if the provider refuses, for example because the device has no queues of that length;
+    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by commands;
+    /// [`PlacementError`](crate::cuda::PlacementError);
     /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a channel of another device,
-    /// [`DevxError::NoChannel`](crate::verbs::DevxError) where commands would make a queue with one.
+    /// [`DevxError::NoChannel`](crate::verbs::DevxError) if commands would make a queue with a channel.
     pub fn new<'a>(device: &Device, config: impl Into<CompletionQueueConfig<'a>>) -> Result<Self, Error> {
         let CompletionQueueConfig { entries, queues, placement, channel } = config.into();
         let channel = channel.map(|channel| &channel.inner);
         if channel.is_some_and(|channel| !channel.is_of(&device.inner)) {
             return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
         }
-        // A ring's memory comes by way of a domain. This one has no other use.
+        // The domain only supplies the ring's memory.
         let pd = ProtectionDomain::new(device)?;
         let domain = QueueDomain::new(&pd.inner, queues, placement, false)?;
         Ok(CompletionQueue { inner: CompletionQueueInner::make(&domain, entries, channel)? })
     }
 
-    /// Takes the next completion, if there is one. Completions come in the order in which the card
-    /// wrote them.
+    /// Takes the next completion, if there is one, in the order in which the card wrote them.
     ///
     /// # Errors
-    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) where the card wrote
-    /// something that makes no sense; the entry is skipped.
-    /// [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) where kernels read
-    /// the queue.
+    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) for an entry that makes no sense, which
+    /// is skipped. [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) if kernels read the
+    /// queue.
     pub fn poll(&self) -> Result<Option<Completion>, PollError> {
         self.inner.poll()
     }
 
-    /// As [`Self::poll`], but leaves alone what a stream has still to look at, and what a wait is
-    /// prepared for: libgdsync's polling. Programs rely on it that start to poll before they decide
+    /// Polls as [`Self::poll`] does, but stops at an entry that a stream has not read yet, or that a wait is
+    /// prepared for. This is libgdsync's polling. Programs rely on it if they start to poll before they decide
     /// whether a stream or the CPU waits.
     ///
-    /// A wait that is never posted is in the way until it is dropped, or given up
-    /// ([`PreparedWait::leave_to_cpu`]).
+    /// A wait that is never posted blocks polling until it is dropped or given up ([`PreparedWait::leave_to_cpu`]).
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -181,11 +172,11 @@ impl CompletionQueue {
 
     /// Prepares a wait for the next completion that no other wait is for.
     ///
-    /// What follows the wait on a stream sees what the card wrote before the completion; for
-    /// messages in GPU memory, see [`crate::cuda`].
+    /// Operations after the wait on a stream see everything that the card wrote before the completion; for messages
+    /// in GPU memory, see [`crate::cuda`].
     ///
-    /// The work that completes must be prepared or posted already. The same completion can still be
-    /// polled by the CPU, and has to be: polling is what frees its place in the queues.
+    /// The work that completes must be prepared or posted already. The CPU still has to poll the same completion,
+    /// which frees its place in the queues.
     ///
     /// # Errors
     /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor).
@@ -193,40 +184,39 @@ impl CompletionQueue {
         PreparedWait::new(self.inner.clone())
     }
 
-    /// Entries of the ring.
+    /// Returns the number of entries of the ring.
     pub fn entries(&self) -> u32 {
         self.inner.lock().entries()
     }
 
-    /// Whether both are the same queue.
+    /// Returns whether both are the same queue.
     pub fn is_same(&self, other: &CompletionQueue) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// The channel that it was made with.
+    /// Returns the channel that it was made with.
     pub fn channel(&self) -> Option<CompletionChannel> {
         self.inner.events.as_ref().map(|events| CompletionChannel { inner: events.channel.clone() })
     }
 
-    /// Has the channel tell once when the card writes an entry, whether a stream waits for it or not.
+    /// Arms the queue: the channel gets one event when the card writes an entry, whether a stream waits for it or
+    /// not.
     ///
-    /// An entry that is there already may tell or may not, and one that persistent requests read does
-    /// not: arm first, then poll until there is nothing, then sleep. Arming again before the channel has
-    /// told changes nothing, but that a queue that was armed for solicited entries only may be armed for
-    /// all.
+    /// An entry that is already written may or may not raise the event, and one that persistent requests read does
+    /// not: arm first, then poll until there is nothing, then sleep. Arming again before the event has no effect,
+    /// except that a queue armed for solicited entries can be armed for all.
     ///
     /// # Errors
-    /// [`StateError::NoChannel`], [`StateError::CompletionQueueLost`], and
-    /// [`StateError::DeviceAttached`] where kernels read the queue.
+    /// [`StateError::NoChannel`], [`StateError::CompletionQueueLost`], and [`StateError::DeviceAttached`] if
+    /// kernels read the queue.
     pub fn arm(&self, what: ArmFor) -> Result<(), StateError> {
         self.inner.arm(what)
     }
 
-    /// Takes the next completion, and sleeps until there is one, but not longer than `timeout`. The
-    /// queue needs a channel. Any number of threads may wait, for one queue or for several of a channel;
-    /// each completion is returned once.
+    /// Takes the next completion, and sleeps up to `timeout` until there is one. The queue needs a channel. Any
+    /// number of threads may wait, for one queue or for several of a channel; each completion is returned once.
     ///
-    /// Completions of persistent requests are theirs, and end no wait.
+    /// Completions of persistent requests go to these, and end no wait.
     ///
     /// ```
     /// use gdsync::qp::CompletionChannel;
@@ -252,7 +242,7 @@ impl CompletionQueue {
     pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
         let deadline = deadline(timeout);
         loop {
-            // Before it is armed: an event that comes after that ends the sleep.
+            // Before it is armed: a later event ends the sleep.
             let (events, seen) = self.inner.events()?;
             if let Some(completion) = self.poll()? {
                 return Ok(Some(completion));
@@ -310,7 +300,7 @@ impl CompletionQueueInner {
         Ok(inner)
     }
 
-    /// A queue pair that has not made it is to complete here, too.
+    /// Admits a queue pair that has not made the queue.
     ///
     /// # Errors
     /// [`QueuePairError::AwaitedAlone`].
@@ -319,7 +309,7 @@ impl CompletionQueueInner {
         if self.sharing.share() { Ok(()) } else { Err(refused) }
     }
 
-    /// What tells that it has entries, and how often it has.
+    /// Returns the event state, and the number of events so far.
     pub(crate) fn events(&self) -> Result<(&CqEvents, u32), StateError> {
         let events = self.events.as_ref().ok_or(StateError::NoChannel { cqn: self.number() })?;
         Ok((events, events.count()))
@@ -335,7 +325,7 @@ impl CompletionQueueInner {
         Ok(())
     }
 
-    /// The card writes nothing here any more.
+    /// Records that the card writes nothing here any more.
     pub(crate) fn lose(&self) {
         self.lock().lose();
         if let Some(events) = &self.events {
@@ -347,7 +337,7 @@ impl CompletionQueueInner {
         self.number
     }
 
-    /// The queue as verbs know it, if they do.
+    /// Returns the verbs object; none for a queue made by commands.
     pub(crate) fn verbs(&self) -> Option<NonNull<ibv_cq>> {
         match &self.object {
             CqObject::Verbs(raw) => Some(raw.raw()),
@@ -355,22 +345,22 @@ impl CompletionQueueInner {
         }
     }
 
-    /// How the maker of a queue pair names it.
+    /// Returns the queue as the maker of a queue pair names it.
     pub(super) fn handle(&self) -> CqHandle {
         CqHandle { number: self.number, verbs: self.verbs() }
     }
 
-    /// The queue's state. Lock order: completion queue, then send or receive queue.
+    /// Locks the queue's state. Lock order: completion queue, then send or receive queue.
     ///
-    /// A lock that is released by a store, as that of a send queue is. Making, resetting and destroying queue pairs
-    /// hold it for long, and so does a poll that lets go of the last of a region. A thread that finds it taken
-    /// yields: one of a real-time policy must not share a core with others that use the queue.
+    /// As with a send queue, a store releases the lock. Making, resetting and destroying queue pairs hold it for
+    /// long, and so does a poll that drops the last use of a region. A thread that finds it taken yields: one with
+    /// a real-time policy must not share a core with other users of the queue.
     #[inline(always)]
     pub(crate) fn lock(&self) -> SpinMutexGuard<'_, CompletionState, Yield> {
         self.state.lock()
     }
 
-    /// As [`Self::lock`], unless another thread has it.
+    /// Locks the state, unless another thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<SpinMutexGuard<'_, CompletionState, Yield>> {
         self.state.try_lock()
     }
@@ -383,33 +373,31 @@ impl CompletionQueueInner {
         }
     }
 
-    /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same
-    /// number is attached meanwhile.
-    ///
-    /// Returns the counters of its receives that were not polled.
+    /// Removes a destroyed queue pair. The state's lock is held, so that no queue pair with the same number is
+    /// attached meanwhile. Returns the counters of its receives that were not polled.
     pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) -> Vec<u16> {
         self.unlist(qpn);
         state.forget(qpn)
     }
 
-    /// The same, where no entry is the queue pair's.
+    /// Removes a queue pair that has no entries here.
     pub(crate) fn unlist(&self, qpn: u32) {
         let mut known = self.queue_pairs.lock();
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
     }
 
-    /// The queue pairs that complete here.
+    /// Returns the queue pairs that complete here.
     ///
     /// # Errors
-    /// One of them is being destroyed. These are the others: they may be the last handles by now, whose drop takes the
-    /// locks of their queues.
+    /// The others, if one is being destroyed. They may be the last handles by now, whose drop takes the queues'
+    /// locks.
     pub(crate) fn attached(&self) -> Result<Vec<Arc<QueuePairInner>>, Vec<Arc<QueuePairInner>>> {
         let known = self.queue_pairs.lock();
         let living: Vec<_> = known.iter().filter_map(|(_, weak)| weak.upgrade()).collect();
         if living.len() == known.len() { Ok(living) } else { Err(living) }
     }
 
-    /// True where nothing completes here but the sends of that queue pair.
+    /// Returns whether nothing but that queue pair's sends completes here.
     pub(crate) fn is_of_sends_of(&self, queue_pair: &QueuePairInner) -> bool {
         let known = self.queue_pairs.lock();
         let alone = matches!(&known[..], [(_, weak)] if ptr::eq(weak.as_ptr(), queue_pair));
@@ -425,16 +413,17 @@ pub(crate) struct CqSharing(AtomicU8);
 impl CqSharing {
     /// Any number of queue pairs may complete there.
     const SHARED: u8 = 0;
-    /// A queue pair has made it for one of its own queues.
+    /// A queue pair has made it for one of its queues.
     const OWN: u8 = 1;
-    /// Waits there count on it that nothing else completes there.
+    /// Waits rely on its exclusive use.
     const ALONE: u8 = 2;
 
     pub(crate) fn own(&self) {
         self.0.store(Self::OWN, Ordering::Release);
     }
 
-    /// Whether nothing but the work of one of its maker's queues completes there, for ever.
+    /// Claims exclusive use. Returns whether only the work of one of its maker's queues completes there, from now
+    /// on.
     pub(crate) fn is_alone(&self) -> bool {
         let taken = self.0.compare_exchange(Self::OWN, Self::ALONE, Ordering::AcqRel, Ordering::Acquire);
         taken.is_ok() || taken == Err(Self::ALONE)

@@ -1,4 +1,4 @@
-//! Polling a completion queue: whose an entry is, and which of its work requests has completed.
+//! Polling a completion queue, and matching entries with queue pairs and their work requests.
 
 use crate::qp::QueuePairInner;
 use crate::qp::complete::CompletionQueueInner;
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 impl CompletionQueueInner {
     fn owner_of(&self, qpn: u32) -> Owner {
         let known = self.queue_pairs.lock();
-        // The newest: it may have the number of a target that was closed, whose handle is still held.
+        // The newest: it may have the number of a closed target, whose handle is still held.
         match known.iter().rev().find(|(number, _)| *number == qpn) {
             Some((_, weak)) => weak.upgrade().map_or(Owner::Destroyed, Owner::Here),
             None => Owner::Unknown,
@@ -25,18 +25,17 @@ impl CompletionQueueInner {
         polled(self.poll_as(PollMode::Next))
     }
 
-    /// See [`CompletionQueue::poll_unawaited`](super::CompletionQueue::poll_unawaited).
+    /// Implements [`CompletionQueue::poll_unawaited`](super::CompletionQueue::poll_unawaited).
     pub(super) fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
         polled(self.poll_as(PollMode::Unawaited))
     }
 
-    /// Reads what has completed, for persistent requests that have claimed it. Other completions
-    /// are set aside for the next poll.
+    /// Reads completions for persistent requests that have claimed them, and sets others aside for the next poll.
     pub(crate) fn progress(&self) {
         self.poll_as(PollMode::SetAside);
     }
 
-    /// Takes the next completion; or, to set them aside, all of them.
+    /// Takes the next completion, or sets all of them aside.
     fn poll_as(&self, what: PollMode) -> Option<Result<Completion, PollError>> {
         let aside = what == PollMode::SetAside;
         loop {
@@ -61,8 +60,8 @@ impl CompletionQueueInner {
             if let Owner::Here(queue_pair) = &owner
                 && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
             {
-                // The cause may be in its other queue, whose lock is not taken under this one. The
-                // loop then starts again.
+                // The cause may be in its other queue, whose lock is not taken under this one. Then the loop starts
+                // again.
                 let psn = queue_pair.psn.load(Ordering::Relaxed);
                 drop(state);
                 queue_pair.fail_with_work(psn, flush);
@@ -71,7 +70,7 @@ impl CompletionQueueInner {
             state.advance();
             let queue_pair = match owner {
                 Owner::Here(queue_pair) => queue_pair,
-                // Not returned; the destruction of the queue pair unbooks its entries.
+                // Not returned; destroying the queue pair unreserves its entries.
                 Owner::Destroyed => continue,
                 Owner::Unknown => {
                     let taken = Err(bad(format!("queue pair {qpn:#x} does not complete here")));
@@ -86,15 +85,14 @@ impl CompletionQueueInner {
             let is_hidden = queue_pair.is_dropped.load(Ordering::Relaxed);
             let mut taken = completed.map(|completion| completion.filter(|_| !is_hidden)).transpose();
             if aside {
-                // Under the same lock, so that completions stay in their order.
+                // Under the same lock, so that completions stay in order.
                 state.set_aside.extend(taken.take());
             }
             drop(state);
             if queue_pair.failure().is_some() {
                 queue_pair.flush_unposted();
             }
-            // The queue pair may be the last handle: it must not be dropped under the lock that its
-            // drop takes.
+            // It may be the last handle, whose drop takes this lock.
             drop(queue_pair);
             if taken.is_some() {
                 return taken;
@@ -103,12 +101,12 @@ impl CompletionQueueInner {
     }
 }
 
-/// What is taken from a queue.
+/// The completions that a poll takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PollMode {
     /// The next completion.
     Next,
-    /// The same, unless a stream has still to look at it.
+    /// The next completion, unless a stream has not read it yet.
     Unawaited,
     /// All of them, to set them aside.
     SetAside,
@@ -117,12 +115,12 @@ enum PollMode {
 /// The queue pair of an entry.
 enum Owner {
     Here(Arc<QueuePairInner>),
-    /// A queue pair's that is being destroyed.
+    /// A queue pair that is being destroyed.
     Destroyed,
     Unknown,
 }
 
-/// The CPU has looked for a completion.
+/// Records the poll in the trace.
 #[inline(always)]
 fn polled(found: Option<Result<Completion, PollError>>) -> Result<Option<Completion>, PollError> {
     if let Some(Ok(Completion { qp_num, wr_id, .. })) = &found {
@@ -132,10 +130,9 @@ fn polled(found: Option<Result<Completion, PollError>>) -> Result<Option<Complet
 }
 
 impl QueuePairInner {
-    /// Matches an entry of a completion queue (whose state is locked) with its work request.
+    /// Matches an entry of a completion queue, whose state is locked, with its work request.
     ///
-    /// `None` for the completion of a send that was dropped. An error is the reason why the entry
-    /// makes no sense.
+    /// Returns `None` for the completion of a dropped send. An error says why the entry makes no sense.
     pub(crate) fn complete(
         &self,
         state: &mut CompletionState,
@@ -146,7 +143,7 @@ impl QueuePairInner {
         let status = match opcode {
             CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
                 let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
-                // Of a target, the connection of one initiator has ended: it serves the others.
+                // For a target, the connection of one initiator has ended; it serves the others.
                 if !self.is_target() {
                     self.fail(FailureCause::Work(error));
                     self.is_flushed.store(true, Ordering::Release);

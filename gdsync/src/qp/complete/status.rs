@@ -5,12 +5,12 @@ use gdsync_status::{Kept, MOST_NAMED, Published, Source, Status, Wait};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the queue's lock may be another thread's, which makes or destroys a queue pair.
+/// How long another thread may hold the queue's lock, which is long where it makes or destroys a queue pair.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// Open waits of a queue that are looked at.
+/// Most open waits of a queue that are examined.
 const MOST_WAITS: usize = 1024;
 
-/// Has a queue asked as long as the answer lives.
+/// Publishes the queue's waits until the returned value is dropped.
 pub(super) fn publish(queue: Weak<CompletionQueueInner>) -> Published {
     gdsync_status::publish(Arc::new(Waits(queue)))
 }
@@ -32,12 +32,12 @@ impl Source for Waits {
                 status.add_wait(stream, Wait { what, mark, time: None, queue_pairs });
             }
         }
-        // Its last handle may be this one by now.
+        // This may be the last handle by now.
         kept.keep(queue);
     }
 }
 
-/// Entries, streams and places of the waits that are not met; none of a queue that is locked for long.
+/// Returns entries, streams and points of the unmet waits; none if the queue stays locked.
 fn open_waits(queue: &CompletionQueueInner, patience: Duration) -> Vec<(u32, u64, u64)> {
     let begin = Instant::now();
     let state = loop {

@@ -11,11 +11,11 @@ use std::task::{Context, Poll};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A completion queue whose completions tasks of tokio await.
+/// A completion queue whose completions tokio tasks await.
 ///
-/// It registers a descriptor of the queue's channel with the runtime that it is made in, and is used
-/// there. Any number of these, and threads that [`CompletionQueue::wait`], may share a channel, and also
-/// a queue: each completion is returned once.
+/// It registers a descriptor of the queue's channel with the runtime in which it is made, and is used there. Any
+/// number of these, and of threads in [`CompletionQueue::wait`], may share a channel or a queue: each completion is
+/// returned once.
 ///
 /// ```
 /// use gdsync::qp::{AsyncCompletionQueue, CompletionChannel};
@@ -38,8 +38,7 @@ use tokio::io::unix::AsyncFd;
 #[derive(Debug)]
 pub struct AsyncCompletionQueue {
     queue: CompletionQueue,
-    /// A duplicate of the channel's: a runtime takes a descriptor once, and several queues share a
-    /// channel.
+    /// A duplicate of the channel's: a runtime takes a descriptor once, and several queues share a channel.
     fd: AsyncFd<OwnedFd>,
 }
 
@@ -47,10 +46,11 @@ impl AsyncCompletionQueue {
     /// Registers the queue's channel with the runtime of the calling task.
     ///
     /// # Errors
-    /// [`StateError::NoChannel`](crate::queue::StateError::NoChannel); [`Error::Verbs`] where the process has no file descriptor left.
+    /// [`StateError::NoChannel`](crate::queue::StateError::NoChannel); [`Error::Verbs`] if the process has no file
+    /// descriptor left.
     ///
     /// # Panics
-    /// Outside of a runtime of tokio, or in one without I/O (`enable_io`), as tokio's own types do.
+    /// Outside of a tokio runtime, or in one without I/O (`enable_io`), as tokio's own types do.
     pub fn new(queue: &CompletionQueue) -> Result<Self, WaitError> {
         let (events, _) = queue.inner.events()?;
         let fd = events.channel.fd().try_clone_to_owned().map_err(failed("dup"))?;
@@ -62,7 +62,7 @@ impl AsyncCompletionQueue {
 
     /// Takes the next completion, and waits until there is one.
     ///
-    /// Dropped before it is ready, it has taken none. Completions of persistent requests are theirs.
+    /// Dropping the future before it is ready takes no completion. Completions of persistent requests go to these.
     ///
     /// # Errors
     /// As [`CompletionQueue::wait`].
@@ -80,14 +80,14 @@ impl AsyncCompletionQueue {
         }
     }
 
-    /// The queue.
+    /// Returns the queue.
     pub fn queue(&self) -> &CompletionQueue {
         &self.queue
     }
 }
 
 impl CqEvents {
-    /// As [`CqEvents::sleep`], for a task.
+    /// Does [`CqEvents::sleep`] for a task.
     fn poll_sleep(
         &self,
         seen: u32,
@@ -110,7 +110,7 @@ impl CqEvents {
                 read?;
                 continue;
             }
-            // A thread that reads, or another task, may take the event.
+            // A reading thread, or another task, may take the event.
             if !turn.tasks.iter().any(|known| known.will_wake(task.waker())) {
                 turn.tasks.push(task.waker().clone());
             }

@@ -1,10 +1,8 @@
-//! A prepared wait: the right to have a stream wait for one completion; and waits that tell success from
-//! failure.
+//! Prepared waits: the right to have a stream wait for one completion; and waits that tell success from failure.
 //!
-//! A stream can wait for the owner bit of a CQE, which flips with any completion, good or bad: no
-//! condition on that word tells the two apart. So a thread of the library polls the CQE and writes
-//! a *status word*. The stream waits for that word instead, and kernels and later descriptors can
-//! read it.
+//! A stream can wait for the owner bit of a CQE, which flips with any completion: no condition on that word tells
+//! success from failure. So a library thread polls the CQE and writes a *status word*. The stream waits for that
+//! word instead, and kernels and later descriptors can read it.
 
 use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::complete::CompletionQueueInner;
@@ -21,15 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A wait for the next completion of a completion queue that no other wait is for.
 ///
-/// Which completion that is, of several queue pairs that share the queue, the card decides: the
-/// entry that it writes next. So a wait says that as many completions have arrived as were waited
-/// for, of any of the queue pairs.
+/// If several queue pairs share the queue, the card decides which completion that is: the entry that it writes
+/// next. So a wait ends when as many completions have arrived, of any of the queue pairs, as were waited for.
 ///
-/// Put it into a [`crate::Batch`] and post that. The send that it waits for is posted before it, or
-/// by another stream or the CPU: behind it on the same stream, the send is refused
-/// ([`OrderError::BehindOwnWait`](crate::queue::OrderError::BehindOwnWait)). Dropping it instead gives the completion back:
-/// where it was the newest wait, the next one prepared takes its place; otherwise no stream waits
-/// for that completion.
+/// Add it to a [`crate::Batch`] and post that. The awaited send is posted before the wait, by another stream or by
+/// the CPU: after the wait on the same stream, the send is refused
+/// ([`OrderError::BehindOwnWait`](crate::queue::OrderError::BehindOwnWait)). Dropping a wait gives its completion
+/// back: the next wait takes the place of the newest one; for others, no stream waits for that completion.
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -57,27 +53,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct PreparedWait {
     cq: Arc<CompletionQueueInner>,
     index: u32,
-    /// Once posted: what the stream writes when it has passed the wait.
+    /// Once posted: the point that the stream writes when it has passed the wait.
     point: Option<TimelinePoint>,
-    /// The queue pairs that completed here when it was prepared: the completion that it counts on
-    /// is theirs, and needs them alive.
+    /// The queue pairs that completed here when it was prepared. They stay alive, as one of them writes the
+    /// completion.
     pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
-    /// A thread looks at the entry, and the stream waits for what it says.
+    /// Set if a thread reads the entry and the stream waits for the resulting status.
     pub(crate) checked: Option<Checked>,
-    /// Once posted, where a collector waits for the entry: the word at which the stream looks instead.
-    /// Its memory has to stay until the stream has passed, whatever becomes of the collector.
+    /// Once posted, if a collector waits for the entry: the word that the stream waits for. Its memory must stay
+    /// until the stream has passed, even if the collector is dropped.
     arrival: Option<CardWord>,
 }
 
-/// A completion that a collector waits for: its queue, its index, and the queue pairs whose it may be.
+/// A completion that a collector waits for: its queue, its index, and the queue pairs that it may belong to.
 pub(crate) type Entry<'a> = (&'a Arc<CompletionQueueInner>, u32, &'a [Arc<QueuePairInner>]);
 
 impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
         loop {
             let mut state = cq.lock();
-            // The completion counted on may be that of a queue pair being destroyed, which unbooks
-            // its entries under this lock.
+            // The completion may be that of a queue pair being destroyed, which unreserves its entries under this
+            // lock.
             let queue_pairs = match cq.attached() {
                 Ok(queue_pairs) => queue_pairs,
                 Err(others) => {
@@ -88,8 +84,7 @@ impl PreparedWait {
                 }
             };
             let prepared = state.prepare_wait();
-            // Released before the queue pairs may be dropped: the drop of the last handle takes
-            // this lock.
+            // Released before the queue pairs are dropped: the drop of a last handle takes this lock.
             drop(state);
             let index = prepared?;
             event(Kind::PreparedWait, || [cq.number().into(), index.into(), 0]);
@@ -97,9 +92,9 @@ impl PreparedWait {
         }
     }
 
-    /// A wait for claimed work of a queue pair: one of its sends, or of its receives. `None` where the
-    /// entry in which the work completes is not known, was polled, or is the place of another wait; or
-    /// where work of the program completes before it, for which its next wait is.
+    /// Prepares a wait for claimed work of a queue pair, a send or a receive. Returns `None` if the work's entry is
+    /// not known, was polled or has another wait, or if work of the program completes before it, which the
+    /// program's next wait is for.
     pub(crate) fn of_claim(
         queue_pair: &Arc<QueuePairInner>,
         cq: &Arc<CompletionQueueInner>,
@@ -120,13 +115,13 @@ impl PreparedWait {
         prepared.then_some(PreparedWait { cq, index, point, queue_pairs, checked, arrival })
     }
 
-    /// Index of the completion that it waits for, from 0 on, modulo 2^32.
+    /// Returns the index of the awaited completion, from 0 on, modulo 2^32.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Marks it as posted. Returns the peer operation that waits: none where the completion is
-    /// known to have arrived, because a covering wait was posted with it before, and refused.
+    /// Marks it as posted. Returns the waiting peer operation, or `None` if the completion has arrived: a covering
+    /// wait was posted with it before, and refused.
     pub(crate) fn commit(&mut self, timeline: &Arc<Timeline>, point: TimelinePoint) -> Option<PeerOp> {
         self.point = Some(point);
         let mut completions = self.cq.lock();
@@ -144,8 +139,8 @@ impl PreparedWait {
         }
     }
 
-    /// If it waits for a send that is not posted, that send must not follow it on the same stream:
-    /// the queue pair's posts look for that from now on.
+    /// Makes the queue pair's posts check that a send does not follow its own wait on the same stream, if it is not
+    /// posted yet.
     #[inline]
     fn guard_sends(&self, completions: &CompletionState) {
         if let [queue_pair] = &self.queue_pairs[..]
@@ -158,16 +153,14 @@ impl PreparedWait {
         }
     }
 
-    /// Marks it as posted, where the stream waits for a later completion of the same queue and
-    /// never looks at this one's entry: that need not be kept for it.
+    /// Marks it as posted, if the stream waits for a later completion of the same queue instead. This entry need
+    /// not be kept for it.
     pub(crate) fn commit_covered(&mut self, point: TimelinePoint) {
         self.point = Some(point);
-        // No stream looks at its entry.
         self.cq.lock().set_slot(self.index, Slot::Free);
     }
 
-    /// Marks it as posted, where a collector waits for the entry, and the stream for the collector's
-    /// word.
+    /// Marks it as posted, if a collector waits for the entry, and the stream for the collector's word.
     pub(crate) fn commit_collected(
         &mut self,
         timeline: &Arc<Timeline>,
@@ -182,7 +175,7 @@ impl PreparedWait {
         }
     }
 
-    /// What a collector has to know to wait for it.
+    /// Returns the entry, for a collector.
     pub(crate) fn entry(&self) -> Entry<'_> {
         (&self.cq, self.index, &self.queue_pairs)
     }
@@ -195,18 +188,18 @@ impl PreparedWait {
         (self.point, self.arrival) = (None, None);
     }
 
-    /// No stream looks at the entry, and no other wait is for it.
+    /// Gives the wait up: no stream reads the entry, and no other wait is for it.
     pub(crate) fn give_up(mut self) {
         self.point = Some(TimelinePoint::default());
         self.cq.lock().leave_to_cpu(self.index);
     }
 
-    /// True once the stream has passed it.
+    /// Returns whether the stream has passed it.
     pub(crate) fn is_passed(&self, timeline: &Timeline) -> bool {
         self.point.is_some_and(|point| timeline.has_passed(point))
     }
 
-    /// True where what it waits for is there. Only of a wait that is posted and not passed.
+    /// Returns whether the completion has arrived, for a wait that is posted and not passed.
     pub(crate) fn is_satisfied(&self) -> bool {
         match &self.checked {
             None => self.cq.lock().has_come(self.index),
@@ -234,7 +227,7 @@ impl Drop for PreparedWait {
     }
 }
 
-/// A prepared wait with a [`Status`] of the work that it waits for; see [`PreparedWait::checked`].
+/// A prepared wait with a [`Status`] of the awaited work; see [`PreparedWait::checked`].
 #[derive(Debug)]
 #[must_use = "a prepared wait does nothing until it is posted in a batch"]
 pub struct CheckedWait {
@@ -247,20 +240,19 @@ impl CheckedWait {
         self.wait
     }
 
-    /// The outcome of the work. It stays readable after the wait was posted.
+    /// Returns the outcome of the work. It stays readable after the wait was posted.
     pub fn status(&self) -> Status {
         self.status.clone()
     }
 }
 
 impl PreparedWait {
-    /// The same wait, with a [`Status`] of the work. The status is written before the stream passes
-    /// the wait, so later operations of the stream can read it. If the work failed, its queue pair
-    /// has failed by then, too, even if the program has not polled.
+    /// Adds a [`Status`] of the work. It is written before the stream passes the wait, so later operations of the
+    /// stream can read it. If the work failed, its queue pair has failed by then, too, even if the program has not
+    /// polled.
     ///
-    /// The completion is polled by a thread of the library, which sleeps while no checked wait is
-    /// outstanding. The stream goes on when that thread has seen the completion; `gdsync bench
-    /// checked` measures the delay.
+    /// A library thread polls the completion; it sleeps while no checked wait is outstanding. The stream continues
+    /// when that thread has seen the completion; `gdsync bench checked` measures the delay.
     ///
     /// # Errors
     /// [`Error::Thread`], [`Error::Memory`]. The wait is dropped then.
@@ -276,15 +268,13 @@ impl PreparedWait {
 #[derive(Debug)]
 pub(crate) struct Checked {
     status: Status,
-    /// The wait was not posted after all: the thread has nothing to poll.
+    /// True if the wait was not posted after all: the thread has nothing to poll.
     is_cancelled: Arc<AtomicBool>,
 }
 
 impl Checked {
-    /// Has the thread poll a CQE, which is not given back to the card before the stream has passed
-    /// `point`, and so not before the status is written.
-    ///
-    /// Returns the stream's operation.
+    /// Makes the thread poll a CQE. The CQE returns to the card only after the stream has passed `point`, so after
+    /// the status is written. Returns the stream's operation.
     pub(crate) fn commit(
         &mut self,
         cq: &Arc<CompletionQueueInner>,
@@ -328,14 +318,13 @@ struct Check {
 
 impl Task for Check {
     fn poll(&self) -> Polled {
-        // The stream passes the point only after the status was written, unless it has failed: then
-        // the card may own the CQE again.
+        // The stream passes the point only after the status is written, unless it has failed; then the card may own
+        // the CQE again.
         if self.is_cancelled.load(Ordering::Acquire) || self.timeline.has_passed(self.point) {
             return Polled::Done;
         }
         let state = self.cq.lock();
-        // If the program has polled the CQE, that has failed the queue pair, which may have been
-        // reset since.
+        // If the program has polled the CQE, the queue pair has failed, and may have been reset since.
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
             if state.is_wait_ended(self.index) {
@@ -363,14 +352,11 @@ impl Task for Check {
     }
 }
 
-/// The thread that polls for checked waits, persistent requests, collectors, masters, and queue pairs
-/// that are flushed.
+/// The thread that polls for checked waits, persistent requests, collectors, masters, and queue pairs being
+/// flushed.
 pub(crate) static CHECKER: Poller = Poller::new("gdsync-checked");
 
 /// Starts the thread of [`CHECKER`], unless it runs.
-///
-/// # Errors
-/// [`Error::Thread`].
 pub(crate) fn start_checker() -> Result<(), Error> {
     CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name, source })
 }

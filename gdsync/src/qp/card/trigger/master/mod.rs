@@ -1,22 +1,19 @@
-//! Masters: a queue pair of the library's, connected to itself, that waits for the word of a trigger
-//! in the place of the queue pairs that the trigger releases (its *slaves*), and then releases their
-//! sends (SEND_EN).
+//! Masters: a queue pair of the library, connected to itself, waits for the word of a trigger instead of the queue
+//! pairs that the trigger releases (its *slaves*), and then releases their sends (SEND_EN).
 //!
 //! # Invariants
-//! - Its requests stand in the order of their tickets: a ticket is taken and its WAIT is written under
-//!   one lock.
-//! - A release names a slave by number, and its blocks by an index that a reset starts anew. So none
-//!   is left, in the ring or in the card, when a slave is reset or destroyed: one of its old life would
-//!   have the card execute blocks of the new one that nothing has released, or those of another queue
-//!   pair of that number. A NOP in its place would not do for a card that has fetched the release
-//!   already, behind a WAIT that is not met. [`Master::cancel_releases`] therefore *stops* the queue: the queue
-//!   pair goes to ERR, and its completion queue tells which release was the last that the card has
-//!   executed; it is reset, which takes from the card whatever that has fetched; and what is left, but
-//!   for that slave's, is written anew.
-//! - `pending` has every release that the card may still execute. Requests are not signaled: from time to
-//!   time a NOP that is, a *marker*, follows them, and its completion says that all before it are past.
-//! - A master that has failed releases nothing. A thread of the library, which looks at it as long as
-//!   anything is pending, fails the slaves whose sends it pending, and starts it again.
+//! - Its requests are in the order of their tickets: a ticket is taken and its WAIT is written under one lock.
+//! - A release names a slave by number, and blocks by an index that a reset restarts. So none may remain, in the
+//!   ring or in the card, when a slave is reset or destroyed: an old one would make the card execute blocks that
+//!   nothing has released, or blocks of another queue pair with that number. Overwriting it with a NOP is not
+//!   enough, as the card may have fetched it behind an unmet WAIT. [`Master::cancel_releases`] therefore *stops*
+//!   the queue. The queue pair goes to ERR, and its completion queue shows the last release that the card has
+//!   executed. A reset discards what the card has fetched. The remaining releases, without that slave's, are
+//!   written again.
+//! - `pending` has every release that the card may still execute. Requests are not signaled. From time to time, a
+//!   signaled NOP follows them, a *marker*, whose completion shows that all requests before it have executed.
+//! - A failed master releases nothing. A library thread, which polls it while releases are pending, fails the
+//!   slaves with pending sends and restarts it.
 
 #[deny(unsafe_code)]
 mod pending;
@@ -36,32 +33,31 @@ use gdsync_sys::api::Provider;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
-/// Most sends that a master may be asked to hold. With markers less than 8192 blocks: devices have
-/// rings of so many requests, and completions name blocks by 16 bits.
+/// Most sends that a master may be configured for. With markers, they take less than 8192 blocks: devices have
+/// rings of that size, and completions name blocks by 16 bits.
 const MOST_SENDS: u32 = 3072;
 
 options! {
-    /// How the master of a trigger is made ([`crate::Trigger::with_master`]).
+    /// Configuration of a trigger's master ([`crate::Trigger::with_master`]).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct MasterConfig
     /// 512 sends.
     default {
-        /// Sends of all its queue pairs, from 1 to 3072, that may at least be prepared and not
-        /// released. More are refused sooner or later
-        /// ([`QueueFull::Master`](crate::queue::QueueFull::Master)). Each takes two blocks of 64 bytes
-        /// in the master's queue, and places in its completion queue.
+        /// Unreleased sends of all its queue pairs for which there is always room, from 1 to 3072. More are
+        /// eventually refused ([`QueueFull::Master`](crate::queue::QueueFull::Master)). Each takes two 64-byte
+        /// blocks in the master's queue, and places in its completion queue.
         sends: u32 = 512,
     }
 }
 
-/// What a master has capacity for.
+/// Sizes of a master's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Capacity {
-    /// A marker follows so many sends.
+    /// Sends between markers.
     interval: u32,
-    /// Sends that are pending: those asked for, and those that were released, but are not known to be
-    /// before the marker behind them completes, which may stand behind one that is not released.
+    /// Pending sends: those configured, and released ones, which stay until the next marker completes. That marker
+    /// may be behind an unreleased send.
     pending: u32,
     /// Blocks of the ring.
     blocks: u32,
@@ -71,8 +67,7 @@ impl Capacity {
     fn new(sends: u32) -> Capacity {
         let interval = (sends / 16).max(1);
         let pending = sends + interval - 1;
-        // Two for each send; the markers behind them; one by the thread that looks, and one that
-        // stops the queue.
+        // Two for each send; their markers; one marker by the polling thread, and one that stops the queue.
         Capacity { interval, pending, blocks: 2 * pending + pending.div_ceil(interval) + 2 }
     }
 }
@@ -86,7 +81,7 @@ pub(crate) struct Master {
 
 #[derive(Debug)]
 struct MasterState {
-    /// None before the first slave is made, and while no new one can be.
+    /// None before the first slave is made, and while no new queue pair can be made.
     queue_pair: Option<QueuePair>,
     port: u8,
     pending: PendingSends,
@@ -94,19 +89,19 @@ struct MasterState {
     markers: u32,
     /// Sends behind the newest marker.
     unmarked: u32,
-    /// The queue has failed or was stopped, or is not there, and releases nothing.
+    /// True if the queue has failed, was stopped or does not exist: it releases nothing.
     is_broken: bool,
-    /// The queue is being stopped: what is flushed is no failure.
+    /// True while the queue is being stopped: a flush is not a failure then.
     is_stopping: bool,
-    /// How often the queue was started.
+    /// Number of starts of the queue.
     starts: u64,
-    /// The library's thread looks at it.
+    /// True while the library's thread polls it.
     is_watched: bool,
     slaves: Vec<(u32, Weak<QueuePairInner>)>,
 }
 
 impl Master {
-    /// A master whose queue is not made yet.
+    /// Makes a master without a queue.
     pub(crate) fn new(device: &DeviceInner, config: MasterConfig) -> Result<Self, Error> {
         let MasterConfig { sends } = config;
         if sends == 0 || sends > MOST_SENDS {
@@ -138,7 +133,7 @@ impl Master {
         Ok(Master { capacity: Capacity::new(sends), state: Mutex::new(state) })
     }
 
-    /// Makes the queue, where it is not there.
+    /// Makes the queue, unless it exists.
     pub(crate) fn ensure_queue(&self, pd: &ProtectionDomain, port: u8) -> Result<(), Error> {
         let mut state = self.state.lock();
         if state.queue_pair.is_none() && !state.is_broken {
@@ -148,15 +143,12 @@ impl Master {
         Ok(())
     }
 
-    /// A slave was made.
     pub(crate) fn add_slave(&self, slave: &Arc<QueuePairInner>) {
         self.state.lock().slaves.push((slave.number, Arc::downgrade(slave)));
     }
 
-    /// Writes a request into the ring of a slave, whose queues are locked, and has the card release it
-    /// when the trigger's next ticket is written. Where that fails, nothing has changed.
-    ///
-    /// Returns its serial number, and the ticket.
+    /// Writes a request into the ring of a slave, whose queues are locked, and has the card release it with the
+    /// trigger's next ticket. Returns its serial number and the ticket. On an error, nothing has changed.
     pub(crate) fn prepare(
         &self,
         trigger: &Arc<TriggerInner>,
@@ -169,7 +161,7 @@ impl Master {
         state.collect();
         let failed = || QueueError::State(StateError::MasterFailed { qpn: slave.number });
         if state.is_broken {
-            // With sends that it pending, the thread that looks has slaves to fail first.
+            // With pending sends, the polling thread first has to fail their slaves.
             if !state.pending.is_empty() {
                 return Err(failed());
             }
@@ -191,7 +183,7 @@ impl Master {
             trigger.cancel(ticket);
             return Err(match error {
                 QueueError::Full(_) => full(),
-                // Its own number means nothing to the program.
+                // The error's queue pair is the master's, which means nothing to the program.
                 _ => failed(),
             });
         }
@@ -203,23 +195,22 @@ impl Master {
         Ok((serial, ticket))
     }
 
-    /// A slave is reset: after this, the card executes no release that was prepared for it.
+    /// Cancels a slave's releases before its reset: the card executes none of them afterwards.
     pub(crate) fn cancel_releases(&self, trigger: &TriggerInner, slave: u32) {
         let mut state = self.state.lock();
         state.collect();
         if !state.pending.has(slave) {
             return;
         }
-        // One that has failed by itself is in ERR, where the card executes nothing; the thread that
-        // looks goes on from there.
+        // A failed master is in ERR, where the card executes nothing; the polling thread continues from there.
         let stopped = state.is_broken || state.stop();
         state.pending.remove(&[slave]);
         if !stopped {
-            // Nor where it does not answer, once it is destroyed.
+            // Destroying the queue pair of a card that does not answer has the same effect.
             tracing::error!("the master of a trigger does not stop: its queue pair is destroyed");
             (state.queue_pair, state.is_broken) = (None, true);
         } else if state.pending.is_empty() {
-            // The next send starts it, if one comes.
+            // The next send restarts it.
             state.is_broken = true;
         } else if !state.is_broken
             && let Err(error) = self.start(&mut state, trigger)
@@ -228,7 +219,7 @@ impl Master {
         }
     }
 
-    /// A slave is being destroyed: as [`Self::cancel_releases`].
+    /// Cancels the releases of a slave that is being destroyed.
     pub(crate) fn remove_slave(&self, trigger: &TriggerInner, slave: u32) {
         self.cancel_releases(trigger, slave);
         self.state.lock().slaves.retain(|(number, _)| *number != slave);

@@ -1,25 +1,25 @@
-//! The sends that a master holds. Pure.
+//! Sends that a master has not released. Pure.
 
 use std::collections::VecDeque;
 
-/// A send of a slave that a master is to release.
+/// A slave's send that a master is to release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingSend {
-    /// What its WAIT waits for.
+    /// Ticket that the master's WAIT waits for.
     pub(super) ticket: u64,
     /// Number of the slave.
     pub(super) slave: u32,
-    /// The block of the slave's ring after it.
+    /// The block after it in the slave's ring.
     pub(super) until: u16,
     /// Block of the release in the master's ring.
     pub(super) block: u32,
 }
 
-/// The sends that are not known to be released, oldest first: by block, and by ticket.
+/// Sends that are not known to be released, oldest first, by block and by ticket.
 #[derive(Debug, Default)]
 pub(super) struct PendingSends {
     sends: VecDeque<PendingSend>,
-    /// The card has reported where it stopped, so that it executes none of these.
+    /// True once the card has reported where it stopped: it executes none of these.
     stopped: bool,
 }
 
@@ -36,7 +36,7 @@ impl PendingSends {
         self.sends.push_back(pending);
     }
 
-    /// Those of a slave.
+    /// Returns whether there is a send of the slave.
     pub(super) fn has(&self, slave: u32) -> bool {
         self.sends.iter().any(|pending| pending.slave == slave)
     }
@@ -45,7 +45,7 @@ impl PendingSends {
         self.sends.retain(|pending| !slaves.contains(&pending.slave));
     }
 
-    /// The slaves, each once.
+    /// Returns the slaves, each once.
     pub(super) fn slaves(&self) -> Vec<u32> {
         let mut slaves: Vec<u32> = self.sends.iter().map(|pending| pending.slave).collect();
         slaves.sort_unstable();
@@ -53,11 +53,10 @@ impl PendingSends {
         slaves
     }
 
-    /// An entry of the master's completion queue, of the request at that block: the card executes
-    /// requests in their order, so it has executed all before it. After an error, that is all that it
-    /// will.
+    /// Handles an entry of the master's completion queue. The card executes requests in order, so it has executed
+    /// all before that block. After an error, it executes no more.
     pub(super) fn completed(&mut self, counter: u16, is_error: bool) {
-        // What is outstanding spans less than half of the numbers (`super::MOST_SENDS`).
+        // Outstanding requests span less than half of the numbers (`super::MOST_SENDS`).
         let executed = |pending: &PendingSend| counter.wrapping_sub(pending.block as u16) as i16 > 0;
         while !self.stopped && self.sends.front().is_some_and(executed) {
             self.sends.pop_front();
@@ -65,7 +64,7 @@ impl PendingSends {
         self.stopped |= is_error;
     }
 
-    /// Takes all, for a queue that starts again.
+    /// Takes all sends, for a queue that is restarted.
     pub(super) fn take(&mut self) -> VecDeque<PendingSend> {
         self.stopped = false;
         std::mem::take(&mut self.sends)

@@ -1,5 +1,5 @@
-//! The queue of a master: what is written there, what has completed, stopping and starting; and the
-//! thread that looks at it while the master holds sends.
+//! The queue of a master: its requests and completions, stopping and starting it, and polling while sends are
+//! pending.
 
 use crate::qp::card::trigger::TriggerInner;
 use crate::qp::card::trigger::master::{Master, MasterState, PendingSend};
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What a card takes at most to flush a queue, by far.
+/// Time after which a card that has not flushed a queue counts as dead.
 const FLUSH: Duration = Duration::from_secs(1);
 
 impl Master {
-    /// A queue pair that is connected to itself, so that it may execute requests. It sends nothing.
+    /// Makes a queue pair that is connected to itself, so that it may execute requests. It sends nothing.
     pub(super) fn make(&self, pd: &Arc<ProtectionDomainInner>, port: u8) -> Result<QueuePair, Error> {
         start_checker()?;
         let pd = ProtectionDomain { inner: pd.clone() };
@@ -28,11 +28,11 @@ impl Master {
         Ok(queue_pair)
     }
 
-    /// Starts a queue that has stopped or failed, or makes another one, with what is pending.
+    /// Restarts a queue that has stopped or failed, or makes a new one, with the pending sends.
     pub(super) fn start(&self, state: &mut MasterState, trigger: &TriggerInner) -> Result<(), Error> {
         state.is_broken = true;
         if !state.reconnect() {
-            // What it may still have in the card goes with it.
+            // Destroys what the card may still have of it.
             state.queue_pair = None;
             state.queue_pair = Some(self.make(&trigger.pd, state.port)?);
         }
@@ -40,7 +40,7 @@ impl Master {
         state.starts += 1;
         for pending in state.pending.take() {
             if state.release(trigger, pending).is_err() {
-                // Failed again, which the thread that looks finds: it fails all that are pending.
+                // It failed again; the polling thread will fail all pending sends.
                 state.pending.push(pending);
             }
         }
@@ -66,9 +66,8 @@ impl Master {
         if progress { Polled::Progress } else { Polled::Nothing }
     }
 
-    /// Fails the slaves whose sends are pending, as nothing releases them any more, and starts the queue
-    /// again. The locks of the slaves come before this one's, so it is not pending meanwhile; with sends
-    /// pending, a broken queue is left alone.
+    /// Fails the slaves with pending sends, which nothing releases any more, and restarts the queue. The slaves'
+    /// locks precede this one, so it is not held meanwhile; with pending sends, a broken queue is left alone.
     fn fail_slaves(&self, trigger: &TriggerInner) {
         let state = self.state.lock();
         let (starts, numbers, victims) = (state.starts, state.pending.slaves(), state.victims());
@@ -78,10 +77,10 @@ impl Master {
                 tracing::error!(%error, qpn = victim.number, "a queue pair whose master has failed could not be aborted");
             }
         }
-        // Perhaps the last handles, whose drop takes the lock.
+        // These may be the last handles, whose drop takes the lock.
         drop(victims);
         let mut state = self.state.lock();
-        // Otherwise all of them were reset meanwhile, and the queue was started for others.
+        // Otherwise, all of them were reset meanwhile, and the queue was restarted for others.
         if state.starts == starts && state.is_broken {
             state.pending.remove(&numbers);
             if let Err(error) = self.start(&mut state, trigger) {
@@ -92,7 +91,7 @@ impl Master {
 }
 
 impl MasterState {
-    /// Has the card wait for a ticket, and release a send then.
+    /// Makes the card wait for a ticket and then release a send.
     pub(super) fn release(&mut self, trigger: &TriggerInner, pending: PendingSend) -> Result<(), QueueError> {
         let Some(queue_pair) = &self.queue_pair else {
             return Err(QueueError::State(StateError::MasterFailed { qpn: pending.slave }));
@@ -109,7 +108,7 @@ impl MasterState {
         Ok(())
     }
 
-    /// Posts a marker. Without one, the next marker says the same.
+    /// Posts a marker. If that fails, the next marker serves.
     pub(super) fn mark(&mut self) -> bool {
         let Some(queue_pair) = &self.queue_pair else { return false };
         let posted = queue_pair.inner.enqueue(&WorkRequest::nop(), PostMode::NOW);
@@ -123,7 +122,7 @@ impl MasterState {
         posted.is_ok()
     }
 
-    /// Reads what has completed, which frees its places. Returns whether anything has.
+    /// Reads completions, which frees their places. Returns whether there were any.
     pub(super) fn collect(&mut self) -> bool {
         let Some(queue_pair) = &self.queue_pair else { return false };
         let own = &*queue_pair.inner;
@@ -144,7 +143,7 @@ impl MasterState {
             let outcome = outcome(&raw.cqe);
             self.pending.completed(counter, outcome.is_err());
             match outcome {
-                // Nothing but markers is signaled.
+                // Only markers are signaled.
                 Ok(()) => self.markers = self.markers.saturating_sub(1),
                 Err(error) if self.is_stopping && error.is_flush() => {}
                 Err(error) => {
@@ -157,11 +156,10 @@ impl MasterState {
         any
     }
 
-    /// Has the card stop: it executes nothing more of what is in the queue, and what is pending was not
-    /// executed. False where the card does not answer; where the queue has failed meanwhile, it is
-    /// broken.
+    /// Stops the card: it executes none of the pending sends. Returns false if the card does not answer. If the
+    /// queue has failed meanwhile, it is broken.
     pub(super) fn stop(&mut self) -> bool {
-        // The last of the queue, which completes in any case.
+        // The queue's last request, which completes in any case.
         if !self.mark() {
             self.is_broken = true;
             return self.halt();
@@ -172,7 +170,7 @@ impl MasterState {
         stopped
     }
 
-    /// Moves the queue to the error state.
+    /// Moves the queue pair to the error state.
     fn halt(&self) -> bool {
         let Some(queue_pair) = &self.queue_pair else { return true };
         let halted = queue_pair.inner.abort();
@@ -182,7 +180,7 @@ impl MasterState {
         halted.is_ok()
     }
 
-    /// Waits until every marker has completed, or was flushed.
+    /// Waits until every marker has completed or was flushed.
     fn settle(&mut self) -> bool {
         let mut pause = Pause::new();
         loop {
@@ -214,14 +212,14 @@ impl MasterState {
         connected.inspect_err(|error| tracing::debug!(%error, "a master cannot be connected")).is_ok()
     }
 
-    /// Has the library's thread look, as long as anything is pending.
+    /// Makes the library's thread poll while sends are pending.
     pub(super) fn watch(&mut self, trigger: &Arc<TriggerInner>) {
         if !std::mem::replace(&mut self.is_watched, true) {
             CHECKER.add(Arc::new(Watch(trigger.clone())));
         }
     }
 
-    /// The slaves whose sends are pending, but those that are being destroyed.
+    /// Returns the slaves with pending sends, except those being destroyed.
     fn victims(&self) -> Vec<Arc<QueuePairInner>> {
         let numbers = self.pending.slaves();
         let slaves = self.slaves.iter().filter(|(number, _)| numbers.binary_search(number).is_ok());
@@ -229,7 +227,7 @@ impl MasterState {
     }
 }
 
-/// A trigger whose master holds sends.
+/// Polls a trigger's master while sends are pending.
 struct Watch(Arc<TriggerInner>);
 
 impl Task for Watch {
