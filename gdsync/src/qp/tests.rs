@@ -12,8 +12,7 @@ fn queue_pairs_have_doorbell_registers_and_rings_of_their_own() {
     let pd = ProtectionDomain::new(&device).unwrap();
     let made: Vec<QueuePair> =
         (0..8).map(|_| QueuePair::new(&pd, QueuePairConfig::default()).unwrap()).collect();
-    // libmlx5 puts two registers on a page: nothing else rings either, and the page is announced
-    // once.
+    // libmlx5 puts two registers on a page. No other queue pair rings either, and the page is announced once.
     let register = |qp: &QueuePair| qp.inner.send().register.get();
     let mut registers: Vec<u64> = made.iter().map(register).collect();
     registers.sort_unstable();

@@ -1,5 +1,5 @@
-//! The states of a queue pair from RESET to RTS: addresses, the attributes of each step, connecting, and the
-//! reset of a queue pair that has failed.
+//! The states of a queue pair: addresses, the attributes of each transition, connecting, and resetting a failed
+//! queue pair.
 
 use crate::qp::make::QpObject;
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
@@ -23,20 +23,20 @@ type CompletionGuard<'a> = SpinMutexGuard<'a, CompletionState, Yield>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResetError {
-    /// Something of the queue pair's last connection is outstanding.
+    /// Work of the last connection is outstanding.
     #[error("queue pair {qpn:#x} cannot be reset: {blocker}")]
     Blocked {
-        /// Its number.
+        /// The queue pair's number.
         qpn: u32,
-        /// What is in the way.
+        /// The obstacle.
         blocker: ResetBlocker,
     },
-    /// The provider refused a change of the queue pair's state, or the new connection cannot be.
+    /// The provider refused a transition, or the new connection is impossible.
     #[error(transparent)]
     Verbs(#[from] Error),
 }
 
-/// The path MTU: the one asked for, or the largest that both ports take.
+/// Returns the path MTU: the one asked for, or the largest that both ports support.
 fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Error> {
     let largest = own.unwrap_or(remote).min(remote);
     match asked {
@@ -51,26 +51,24 @@ fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Er
 }
 
 impl QueuePair {
-    /// The address of a remote port, reached from this queue pair's port and global identifier, for
-    /// datagrams ([`crate::WorkRequest::to`]). `remote`'s queue pair number and packet sequence
-    /// number are ignored; of the options, service level and global route count.
+    /// Makes the address of a remote port for datagrams ([`crate::WorkRequest::to`]), reached from this queue
+    /// pair's port and global identifier. `remote`'s queue pair number and packet sequence number are ignored; of
+    /// the options, service level and global route are used.
     ///
     /// # Errors
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
-    /// another protocol, [`OutOfRange`] for options outside their ranges, [`Error::Verbs`] where
-    /// the provider refuses.
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) if the remote port speaks another protocol,
+    /// [`OutOfRange`] for an option, [`Error::Verbs`] if the provider refuses.
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
     }
 
-    /// The address of a DC target, reached from this queue pair's port and global identifier, for the
-    /// requests of DC queue pairs ([`crate::WorkRequest::to_target`]). `target` is what its
-    /// [`DcTarget::endpoint`](crate::qp::DcTarget::endpoint) says, and `key` its access key; of the
-    /// options, service level and global route count.
+    /// Makes the address of a DC target for requests of DC queue pairs ([`crate::WorkRequest::to_target`]), reached
+    /// from this queue pair's port and global identifier. `target` is the target's
+    /// [`DcTarget::endpoint`](crate::qp::DcTarget::endpoint), and `key` its access key; of the options, service
+    /// level and global route are used.
     ///
     /// # Errors
-    /// As [`Self::address_handle`], and [`QueuePairError::NotAnInitiator`] of a queue pair that is not
-    /// DC.
+    /// As [`Self::address_handle`], and [`QueuePairError::NotAnInitiator`] for a queue pair that is not DC.
     pub fn dc_address(
         &self,
         target: &Endpoint,
@@ -85,34 +83,33 @@ impl QueuePair {
         Ok(DcAddress::new(self.address_handle(target, options)?, target.qpn, key))
     }
 
-    /// Brings the queue pair back to where [`QueuePair::new`] left it: ready to take receives and
-    /// to be connected (of UD and DC, ready to send), with no failure, empty queues, and another first sequence number. Its
-    /// number, its completion queues and whatever else was made from it stay.
+    /// Returns the queue pair to its state after [`QueuePair::new`]: it takes receives and can be connected (UD and
+    /// DC: can send), with no failure, empty queues, and another first sequence number. Its number and completion
+    /// queues stay, and so does everything made from it.
     ///
-    /// Nothing of the last connection may be outstanding: after a failure, or [`QueuePair::abort`],
-    /// let the streams pass what they were given, and poll both completion queues until every work
-    /// request has completed. Those at the end that asked for no completion need none: done before
-    /// the failure, they have none. Prepared sends that were kept are refused from then on
-    /// ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
+    /// No work of the last connection may be outstanding: after a failure, or [`QueuePair::abort`], let the streams
+    /// perform their posts, and poll both completion queues until every work request has completed. The last
+    /// unsignaled ones need no completion if they were done before the failure. Prepared sends from before the
+    /// reset are refused ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
     ///
-    /// Beside a shared receive queue, a receive whose completion the card writes only during the reset is
-    /// lost with its message, and its place in the shared queue is free again. The card has written all
-    /// when it reports [`AsyncEventKind::LastReceive`](crate::verbs::AsyncEventKind::LastReceive).
+    /// With a shared receive queue, a receive is lost with its message if the card writes its completion only
+    /// during the reset; its place in the shared queue becomes free. The card has written all completions when it
+    /// reports [`AsyncEventKind::LastReceive`](crate::verbs::AsyncEventKind::LastReceive).
     ///
-    /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too. A target of DC need not:
-    /// it stays what it was, and so do the addresses of targets.
+    /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too. A DC target need not: targets and
+    /// their addresses stay valid.
     ///
     /// # Errors
-    /// [`ResetError::Blocked`], which names what is in the way; nothing has changed then.
-    /// [`Error::Verbs`] where the provider refuses; the queue pair has failed then.
+    /// [`ResetError::Blocked`], which names the obstacle; nothing has changed then. [`Error::Verbs`] if the
+    /// provider refuses; the queue pair has failed then.
     pub fn reset(&self) -> Result<(), ResetError> {
         self.inner.reset()
     }
 
-    /// Resets the queue pair, unless it is ready to be connected already, and connects it.
+    /// Resets the queue pair, unless it can be connected already, and connects it.
     ///
-    /// The remote endpoint is the one after the remote side's own reset: where both reset, both
-    /// call [`QueuePair::reset`] first, then exchange endpoints, then call this.
+    /// The remote endpoint must be from after the remote side's own reset. If both sides reset, both call
+    /// [`QueuePair::reset`] first, then exchange endpoints, then call this.
     ///
     /// # Errors
     /// As [`QueuePair::reset`] and [`QueuePair::connect`].
@@ -124,14 +121,14 @@ impl QueuePair {
     }
 }
 
-/// The address of a queue pair at a port.
+/// Returns the address of a queue pair at a port.
 pub(super) fn endpoint(port: &PortAttributes, gid: &GidEntry, qpn: u32, psn: u32) -> Result<Endpoint, Error> {
     let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
     Ok(Endpoint { qpn, psn, kind: gid.kind, lid: port.lid, gid: gid.gid, mtu })
 }
 
-/// The attributes that bring an initiator or a target of DC to RTR, with their mask: those that all
-/// its connections have. The path is that to its own port: of it counts what is this side's.
+/// Returns the attributes, and their mask, that move a DC initiator or target to RTR. All its connections have
+/// them. The path leads to its own port, as only this side's attributes of it are used.
 pub(crate) fn ready_to_receive(
     own: &GidEntry,
     endpoint: &Endpoint,
@@ -149,7 +146,7 @@ pub(crate) fn ready_to_receive(
 }
 
 impl QueuePairInner {
-    /// The attributes that bring the queue pair to RTS, with their mask.
+    /// Returns the attributes, and their mask, that move the queue pair to RTS.
     fn ready_to_send(&self, options: &ConnectOptions, reliable: bool) -> (ibv_qp_attr, u32) {
         let attr = ibv_qp_attr {
             qp_state: verbs::IBV_QPS_RTS,
@@ -173,7 +170,7 @@ impl QueuePairInner {
         let raw = match &self.object {
             QpObject::Verbs(qp) => qp.as_ptr(),
             QpObject::Devx(qp) => return qp.modify(pd, &self.config, self.gid.kind.link(), attr),
-            // It got all that it can have when it was made.
+            // A target gets all its attributes when it is made.
             QpObject::Target(_) => return Ok(()),
         };
         // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
@@ -193,14 +190,14 @@ impl QueuePairInner {
         let own = match self.config.transport {
             Transport::Rc | Transport::Uc => verbs::IBV_QP_ACCESS_FLAGS,
             Transport::Ud => verbs::IBV_QP_QKEY,
-            // Nothing is done to an initiator.
+            // An initiator's memory is not accessed.
             Transport::Dc => 0,
         };
         let mask = verbs::IBV_QP_STATE | verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | own;
         self.modify(&mut attr, mask, "RESET to INIT")
     }
 
-    /// A queue pair of UD or DC, which the program does not connect, becomes ready at once.
+    /// Moves a UD or DC queue pair, which the program does not connect, to RTS.
     pub(crate) fn to_ready(&self) -> Result<(), Error> {
         let mut status = self.status();
         let is_dc = self.config.transport == Transport::Dc;
@@ -219,7 +216,7 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// A step that takes no attributes.
+    /// Makes a transition without attributes.
     pub(super) fn to_state(&self, qp_state: libc::c_int, step: &'static str) -> Result<(), Error> {
         self.modify(&mut ibv_qp_attr { qp_state, ..Default::default() }, verbs::IBV_QP_STATE, step)
     }
@@ -274,8 +271,8 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// The state of the completion queue of its sends; and, beside a shared receive queue, of that of its
-    /// receives, where that is another. In the order of their addresses.
+    /// Locks the send completion queue and, with a shared receive queue, the receive completion queue, if it is
+    /// another, in the order of their addresses.
     fn lock_completions(&self) -> (CompletionGuard<'_>, Option<CompletionGuard<'_>>) {
         match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
             _ if self.shared.is_none() => (self.send_cq.lock(), None),
@@ -291,7 +288,7 @@ impl QueuePairInner {
         }
     }
 
-    /// Its entries that were not polled keep their places; those of receives of a shared queue are free.
+    /// Orphans its unpolled entries, which keep their places, and frees their receives of a shared queue.
     pub(super) fn orphan_entries(&self, completions: &mut CompletionState) {
         for receive in completions.orphan_entries(self.number) {
             self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
@@ -300,7 +297,7 @@ impl QueuePairInner {
 
     fn reset(&self) -> Result<(), ResetError> {
         if self.failure().is_some() {
-            // What was only prepared completes, too.
+            // Prepared work completes, too.
             self.flush_unposted();
         }
         let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number, blocker });
@@ -330,14 +327,14 @@ impl QueuePairInner {
             }
         }
         if let Some((trigger, master)) = self.master() {
-            // Its blocks are counted from 0 again: no release with an old index may be left.
+            // Its blocks are counted from 0 again: no release with an old index may remain.
             master.cancel_releases(trigger, self.number);
         }
         let mut status = self.status();
         self.is_ready.store(false, Ordering::Release);
-        // Every completion was polled, but perhaps of sends that asked for none; so no entry of the
-        // old queues appears under the new ones' numbers. (libmlx5 would look for some, but leaves
-        // completion queues alone whose ring it has given away.)
+        // Every completion was polled, except perhaps of unsignaled sends; so no old entry appears under the number
+        // of the new queues. (libmlx5 would search for old ones, but leaves completion queues alone whose ring it
+        // has given away.)
         self.to_state(verbs::IBV_QPS_RESET, "to RESET")?;
         let silent = send.outstanding();
         if silent.entries > 0 {
@@ -345,7 +342,7 @@ impl QueuePairInner {
             (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
         }
         if self.shared.is_some() {
-            // A receive that it was filling when it was reset.
+            // A receive that was being filled during the reset.
             self.orphan_entries(arrivals.as_mut().unwrap_or(&mut completions));
         }
         drop((completions, arrivals));

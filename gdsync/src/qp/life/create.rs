@@ -1,4 +1,4 @@
-//! Making a queue pair with its completion queues, and the order in which it is destroyed.
+//! Making a queue pair with its completion queues, and destroying it in the right order.
 
 use crate::memory::spans::{Kind, Span};
 use crate::qp::card::trigger::{Trigger, TriggerInner};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
 impl QueuePair {
-    /// The same, left in the state RESET.
+    /// Makes a queue pair in the state RESET.
     pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
@@ -51,7 +51,7 @@ impl QueuePair {
         Self::in_role(pd, config, Role::Plain)
     }
 
-    /// A queue pair whose sends a trigger releases; left in the state RESET.
+    /// Makes a queue pair in the state RESET whose sends a trigger releases.
     fn triggered(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'_>,
@@ -61,7 +61,7 @@ impl QueuePair {
             return Err(Error::QueuePair(QueuePairError::OtherDomain));
         }
         let Some(master) = &trigger.inner.master else {
-            // A WAIT in front of each send.
+            // Room for a WAIT in front of each send.
             return Self::in_role(pd, config.send_depth(config.send_depth.saturating_mul(2)), Role::Plain);
         };
         master.ensure_queue(pd, config.port)?;
@@ -70,8 +70,8 @@ impl QueuePair {
         Ok(slave)
     }
 
-    /// Makes a queue pair that releases others, with that many blocks in its send queue and no use of
-    /// its receive queue; left in the state RESET.
+    /// Makes a queue pair in the state RESET that releases others. Its send queue has `blocks` blocks; its receive
+    /// queue is not used.
     pub(crate) fn of_master(pd: &ProtectionDomain, blocks: u32, port: u8) -> Result<Self, Error> {
         let config = QueuePairConfig::default()
             .send_depth(blocks)
@@ -83,7 +83,6 @@ impl QueuePair {
         Self::in_role(pd, config, Role::Master)
     }
 
-    /// Makes a queue pair; left in the state RESET.
     fn in_role(pd: &ProtectionDomain, config: QueuePairConfig<'_>, role: Role) -> Result<Self, Error> {
         let maker =
             if config.queues == QueueApi::Verbs { role.maker(&pd.inner.device) } else { config.queues };
@@ -91,7 +90,7 @@ impl QueuePair {
         Self::in_domain(domain, config, role)
     }
 
-    /// Makes a queue pair in a domain; left in the state RESET.
+    /// Makes a queue pair in the state RESET in a domain.
     pub(crate) fn in_domain(
         domain: Arc<QueueDomain>,
         config: QueuePairConfig<'_>,
@@ -106,8 +105,8 @@ impl QueuePair {
             }
             devx.check(&config)?;
         }
-        // Every work request may complete, even an unsignaled one if it fails; and the slots that a
-        // stream still has to look at come on top.
+        // Every work request may complete, even an unsignaled one if it fails. The other half is for entries that a
+        // stream has not read yet.
         let own = |depth: u32| {
             let queue = CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None)?;
             queue.sharing.own();
@@ -126,7 +125,7 @@ impl QueuePair {
             None => config.recv_depth,
         };
         let recv_cq = match config.transport {
-            // It has no receives, but verbs want a queue for them.
+            // It has no receives, but verbs need a queue for them.
             Transport::Dc => send_cq.clone(),
             _ => queue(config.recv_cq, recv_depth)?,
         };
@@ -142,7 +141,7 @@ impl QueuePair {
     }
 }
 
-/// The port of a queue pair, and what its device can do.
+/// The port of a queue pair, and its device's attributes.
 pub(super) struct PortContext {
     pub(super) port: PortAttributes,
     pub(super) gid: GidEntry,
@@ -159,11 +158,11 @@ impl PortContext {
     }
 }
 
-/// What a queue pair has besides its own queues.
+/// A queue pair that is being made, without its own queues.
 pub(super) struct NewQueuePair {
     pub(super) domain: Arc<QueueDomain>,
     pub(super) config: QueuePairConfig<'static>,
-    /// Of sends, and of receives.
+    /// Completion queues of sends and of receives.
     pub(super) queues: [Arc<CompletionQueueInner>; 2],
     pub(super) shared: Option<SrqAttachment>,
     pub(super) trigger: Option<Arc<TriggerInner>>,
@@ -171,7 +170,7 @@ pub(super) struct NewQueuePair {
 }
 
 impl NewQueuePair {
-    /// In the state in which the object is: RESET, but for a target.
+    /// Assembles the queue pair, in the state of the object: RESET, except for a target.
     pub(super) fn assemble(self, context: PortContext, (object, made): (QpObject, WorkQueues)) -> QueuePair {
         let NewQueuePair { domain, config, queues: [send_cq, recv_cq], shared, trigger, role } = self;
         let PortContext { port, gid, abilities } = context;
@@ -188,8 +187,7 @@ impl NewQueuePair {
         gdsync_trace::name_card(node(&gid), &device.name);
         event(EventKind::QueuePair, || [register.get(), u64::from(node(&gid)) << 32 | u64::from(number), 0]);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
-        // The page stays as long as the domain, which the span holds until no device has the page
-        // mapped.
+        // The page stays as long as the domain, which the span holds until no device maps the page.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
         let announce = || Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
@@ -235,7 +233,7 @@ impl NewQueuePair {
     }
 }
 
-/// The low 16 bits of a card's node in the fabric: a GID ends with it.
+/// Returns the low 16 bits of a card's node in the fabric, with which its GID ends.
 fn node(gid: &GidEntry) -> u32 {
     let [.., high, low] = gid.gid.0;
     u16::from_be_bytes([high, low]).into()
@@ -244,23 +242,21 @@ fn node(gid: &GidEntry) -> u32 {
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
         if let Some((trigger, master)) = self.master() {
-            // Before its number can be another one's, which a release of this one's sends would meet.
+            // Before its number can be reused: a release would reach the number's new owner.
             master.remove_slave(trigger, self.number);
         }
-        // Locked before the number may be used again, so that this queue pair's entries are not
-        // taken for another's. Two queues in the order of their addresses, as another queue pair
-        // may have them the other way round.
+        // Locked before the number can be reused, so that its entries are not mistaken for the new owner's. In the
+        // order of the addresses, as another queue pair may use the two queues the other way round.
         let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
             Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),
             Ordering::Equal => (&self.send_cq, None),
             Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
         };
         let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
-        // Another one may have the number of a target that was closed.
+        // The number of a closed target may have a new owner.
         let is_closed = self.is_target() && self.object.verbs().is_none();
-        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After
-        // this the card touches neither the rings nor the memory that work requests name; fields
-        // drop afterwards.
+        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this, the card
+        // accesses neither the rings nor the memory of work requests; fields drop afterwards.
         self.object.destroy();
         let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
         for (queue, state) in states.iter_mut().flatten() {
@@ -275,7 +271,7 @@ impl Drop for QueuePairInner {
                 continue;
             }
             for receive in queue.detach(state, self.number) {
-                // Polling does not return it: its entry is free.
+                // Polling does not return it, so its entry is free.
                 self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
             }
         }

@@ -1,5 +1,5 @@
-//! Queue-pair failure: the first cause, by a completion or an asynchronous event, and flushing, so that
-//! no stream waits without end.
+//! Failure of a queue pair: recording the first cause, from a completion or an asynchronous event, and flushing its
+//! work, so that no stream waits forever.
 
 use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::make::QpObject;
@@ -17,26 +17,24 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 impl QueuePair {
-    /// Moves the queue pair to the error state: the card flushes all its work, so that every stream
-    /// that waits for it wakes. What completes from now on completes with an error; preparing and
-    /// posting is refused. Waits for sends for which a stream has still to ring end before it has,
-    /// where neither the completion queue nor its doorbell record is in a GPU's memory, and once
-    /// all queue pairs that complete there have failed.
+    /// Moves the queue pair to the error state. The card flushes all its work, so that every waiting stream wakes.
+    /// Later completions are errors, and preparing and posting are refused. Waits for sends that a stream has not
+    /// rung yet end earlier, once all queue pairs that complete there have failed, unless the completion queue or
+    /// its doorbell record is in GPU memory.
     ///
     /// May be called from any thread, and more than once.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses.
+    /// [`Error::Verbs`] if the provider refuses.
     pub fn abort(&self) -> Result<(), Error> {
         self.inner.abort()
     }
 
-    /// The first error of the queue pair, if it has failed.
+    /// Returns the first error of the queue pair, if it has failed.
     ///
-    /// A flush is named only while its cause is unknown: work was flushed, and neither of its
-    /// completion queues, nor an event, has reported an earlier error. Cards write the entries of
-    /// different queues in any order, so the cause may be there a little later: it is looked for again
-    /// with every call.
+    /// A flush is returned only while its cause is unknown: neither a completion queue nor an event has reported an
+    /// earlier error. Cards write the entries of different queues in any order, so the cause may arrive later; each
+    /// call looks for it again.
     pub fn failure(&self) -> Option<FailureCause> {
         self.inner.look_for_cause();
         self.inner.failure()
@@ -65,16 +63,16 @@ impl QueuePairInner {
         }
     }
 
-    /// Records the first error. A flush is replaced by the error that the card reports later.
+    /// Records the first error. A later error report of the card replaces a flush.
     pub(crate) fn fail(&self, cause: FailureCause) {
         self.fail_status(&mut self.status(), cause);
     }
 
     /// Records the first error, and moves the queue pair to the error state.
     ///
-    /// One lock for both: a thread that sees the error may reset the queue pair at once, and then the card
-    /// would be told to fail what has started anew. A target cannot be reset, and takes the lock of its
-    /// completion queue, which comes before that of the status.
+    /// Under one lock: a thread that sees the error may reset the queue pair at once, and then this would fail the
+    /// new connection. A target cannot be reset, and takes the lock of its completion queue, which precedes that of
+    /// the status.
     pub(crate) fn stop(&self, cause: FailureCause) -> Result<(), Error> {
         if let QpObject::Target(target) = &self.object {
             self.fail(cause);
@@ -106,11 +104,10 @@ impl QueuePairInner {
         self.is_ready.store(false, Ordering::Release);
     }
 
-    /// Remembers the error of a completion; in the place of a flush, the error before it, which the
-    /// card has written perhaps where it was not polled yet. No completion queue's lock is held.
+    /// Records the error of a completion. A flush is replaced by the error before it, which the card may have
+    /// written to an unpolled entry. No completion queue's lock is held.
     ///
-    /// Does nothing after a reset: `psn` is the one that the queue pair had when the entry was
-    /// read.
+    /// Does nothing after a reset: `psn` is the queue pair's from when the entry was read.
     pub(crate) fn fail_with_work(&self, psn: u32, error: WorkError) {
         let cause = FailureCause::Work(self.first_cause(error));
         let mut status = self.status();
@@ -120,14 +117,14 @@ impl QueuePairInner {
         }
     }
 
-    /// The flush that an entry reports, where no earlier error is known.
+    /// Returns the flush that an entry reports, unless an earlier error is known.
     pub(crate) fn flush_of_unknown_cause(&self, cqe: &Cqe64) -> Option<WorkError> {
         let error = outcome(cqe).err().filter(|error| error.is_flush() && !self.is_target())?;
         self.failure().is_none().then_some(error)
     }
 
-    /// Replaces a flush by the error before it, if the card has written that since. No completion queue's
-    /// lock is held.
+    /// Replaces a flush by the error before it, if the card has written that since. No completion queue's lock is
+    /// held.
     fn look_for_cause(&self) {
         let psn = self.psn.load(Ordering::Relaxed);
         if let Some(FailureCause::Work(error)) = self.failure().filter(|cause| cause.is_flush()) {
@@ -149,7 +146,7 @@ impl QueuePairInner {
         self.abort_for(FailureCause::Aborted)
     }
 
-    /// As [`Self::abort`], for another cause.
+    /// Aborts as [`Self::abort`] does, for another cause.
     pub(crate) fn abort_for(self: &Arc<Self>, cause: FailureCause) -> Result<(), Error> {
         self.stop(cause)?;
         self.flush_unposted();
@@ -159,7 +156,7 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// Has a thread of the library flush it, until nothing is left to flush.
+    /// Makes a library thread flush it until nothing is left to flush.
     fn watch(self: &Arc<Self>) {
         if self.is_watched.swap(true, Ordering::AcqRel) {
             return;
@@ -173,14 +170,13 @@ impl QueuePairInner {
         }
     }
 
-    /// In the error state the card flushes what was rung. What is only prepared must be rung, too,
-    /// for the sake of waits; but not before streams have posted what they still have to post. So
-    /// this is tried again by each thread that polls, synchronizes or posts, and after an abort by
-    /// one of the library's. Meanwhile the CPU ends waits for what was not rung, as a stream may
-    /// stand there before it can ring.
+    /// Rings for prepared work of a failed queue pair, so that the card flushes it and waits end, but only after
+    /// streams have performed their posts. So each thread that polls, synchronizes or posts tries this again, and
+    /// after an abort a library thread does. Meanwhile, the CPU ends waits for sends that were not rung, as a
+    /// stream may be at such a wait in front of its doorbell.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
-        // It may have been reset since its failure was seen: resetting holds this lock.
+        // It may have been reset since its failure was seen: a reset holds this lock.
         if self.failure().is_none() {
             return;
         }
@@ -201,15 +197,15 @@ impl QueuePairInner {
         if self.has_waits_to_end() {
             self.end_waits(&self.recv_cq);
             if self.has_waits_to_end() {
-                // The card has still to write what is certain to come before.
+                // The card has not yet written entries that will come first.
                 let queue_pairs = self.recv_cq.attached().unwrap_or_default();
                 queue_pairs.iter().filter(|one| ptr::eq(&***one, self)).for_each(Self::watch);
             }
         }
     }
 
-    /// Whether streams wait for receives of its shared queue that no queue pair takes any more: all that
-    /// complete there have failed.
+    /// Returns whether streams wait for receives of its shared queue, and all queue pairs that complete there have
+    /// failed.
     fn has_waits_to_end(&self) -> bool {
         if self.shared.is_none() || !self.recv_cq.lock().has_waits_to_end() {
             return false;
@@ -218,12 +214,12 @@ impl QueuePairInner {
         queue_pairs.is_ok_and(|all| all.iter().all(|queue_pair| queue_pair.failure().is_some()))
     }
 
-    /// Ends waits for what never comes, where all queue pairs that complete in the queue have failed:
-    /// sends that were not rung, receives that were not announced, and receives of shared queues. The work of another one could complete at
-    /// the entry of such a wait, and well.
+    /// Ends waits that nothing satisfies: for sends that were not rung, receives that were not announced, and
+    /// receives of shared queues. All queue pairs that complete in the queue must have failed: otherwise another
+    /// one's work could complete successfully at such a wait's entry.
     #[cold]
     fn end_waits(&self, queue: &Arc<CompletionQueueInner>) {
-        // Dropped after the locks: these may be the last references.
+        // Dropped after the locks, as these may be the last references.
         let Ok(queue_pairs) = queue.attached() else { return };
         let completions = queue.lock();
         let (mut rung, mut unrung, mut sharing) = (Vec::new(), 0, Vec::new());
@@ -249,13 +245,13 @@ impl QueuePairInner {
         completions.end_waits(&rung, unrung, &sharing);
     }
 
-    /// A stream has still to announce receives.
+    /// Returns whether a stream has not announced its receives yet.
     fn is_announced_later(&self) -> bool {
         self.recv().unannounced() > 0
     }
 
-    /// After a failure: completes the claims on receives that a stream has still to announce, as the card
-    /// can but flush them, and announces those of a stream that never will. Returns whether there are any.
+    /// Completes the claims on receives that a stream has not announced, as the card can only flush them, and
+    /// announces those of a dead stream. Returns whether there are any.
     fn flush_receives(&self) -> bool {
         let mut recv = self.recv();
         // As in `flush_unposted`: it may have been reset.
@@ -272,12 +268,12 @@ impl QueuePairInner {
         true
     }
 
-    /// Destroys a target, so that the card serves it no more. What has arrived and was not polled is left
-    /// behind: by the time it is, another target may have the number.
+    /// Destroys a target, so that the card serves it no more. Its unpolled entries are orphaned: by the time they
+    /// are polled, another target may have the number.
     fn close(&self, target: &Mutex<Option<Owned<ibv_qp>>>) {
         let mut completions = self.recv_cq.lock();
-        // Not under the target's lock, which those take who look for what an event concerns: to destroy it
-        // waits until they have acknowledged the event.
+        // Not under the target's lock, which event delivery takes: destroying the target waits until the event is
+        // acknowledged.
         let taken = target.lock().take();
         if let Some(taken) = taken {
             drop(taken);
@@ -286,7 +282,7 @@ impl QueuePairInner {
         self.is_flushed.store(true, Ordering::Release);
     }
 
-    /// From now on, polling returns no completion of this queue pair.
+    /// Makes polling return no more completions of this queue pair.
     fn hide_completions(&self) {
         // Before the locks: a poll that takes one of them later sees it.
         self.is_dropped.store(true, Ordering::Relaxed);
@@ -304,16 +300,15 @@ impl QueuePairInner {
     }
 }
 
-/// A failed queue pair for whose sends a stream has still to ring, whose receives it has still to
-/// announce, or for whose receives it waits:
-/// flushed by a thread of the library, as the program may wait for the stream by means of its own.
+/// A failed queue pair with sends that a stream has not rung, or receives that a stream has not announced or waits
+/// for. A library thread flushes it, as the program may wait for the stream without calling the library.
 struct Flushing(Weak<QueuePairInner>);
 
 impl Task for Flushing {
     fn poll(&self) -> Polled {
         let Some(queue_pair) = self.0.upgrade() else { return Polled::Done };
         queue_pair.flush_unposted();
-        // Once reset, it has no sends.
+        // After a reset, it has no sends.
         let to_ring = queue_pair.send().is_rung_later() || queue_pair.is_announced_later();
         if queue_pair.failure().is_some() && (to_ring || queue_pair.has_waits_to_end()) {
             return Polled::Nothing;
@@ -323,7 +318,7 @@ impl Task for Flushing {
     }
 }
 
-/// Whether an event names a completion queue. It never names one that verbs do not know.
+/// Returns whether an event names a completion queue. Events never name one made by commands.
 fn is_named(queue: &CompletionQueueInner, raw: usize) -> bool {
     queue.verbs().is_some_and(|known| known.as_ptr() as usize == raw)
 }
@@ -349,9 +344,9 @@ impl EventSink for QueuePairInner {
         let cause = FailureCause::Event(kind);
         if self.is_target() && matches!(element, Element::Qp(_)) {
             self.fail(cause);
-            // The card serves it no more. To destroy it would wait until this event is acknowledged, and
-            // so would a thread that does, under the lock of its completion queue: who polls that next
-            // ends the waits there.
+            // The card has stopped serving it. Destroying it would wait until this event is acknowledged, and so
+            // would a thread that does so under the lock of its completion queue. The next poll there ends the
+            // waits.
             return self.is_flushed.store(true, Ordering::Release);
         }
         if let Err(error) = self.stop(cause) {
@@ -359,7 +354,7 @@ impl EventSink for QueuePairInner {
         }
         self.flush_unposted();
         for queue in [&self.send_cq, &self.recv_cq] {
-            // A card that is lost writes nothing any more, either.
+            // A lost card writes nothing any more, either.
             let is_meant = matches!(element, Element::Cq(raw) if is_named(queue, raw));
             if is_meant || kind == AsyncEventKind::DeviceFatal {
                 queue.lose();

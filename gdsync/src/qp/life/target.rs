@@ -1,4 +1,4 @@
-//! DC targets: where the requests of DC queue pairs arrive.
+//! DC targets, where the requests of DC queue pairs arrive.
 
 use crate::memory::HostAddr;
 use crate::qp::life::connect::{endpoint, ready_to_receive};
@@ -18,22 +18,19 @@ use gdsync_sys::verbs::{self, ibv_qp_attr, ibv_qp_init_attr_ex};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A target of dynamically connected transport (DC): any number of DC queue pairs
-/// ([`Transport::Dc`](crate::verbs::Transport::Dc)) write to the memory of its protection domain, read it,
-/// and send into the receives of its shared queue, if they know its number and its key. A rank of a large
-/// job needs one target, and a few DC queue pairs, where reliable connections need a queue pair for each
-/// other rank.
+/// A target of dynamically connected transport (DC). Any number of DC queue pairs
+/// ([`Transport::Dc`](crate::verbs::Transport::Dc)) that know its number and key write and read the memory of its
+/// protection domain, and send into the receives of its shared queue. A rank of a large job needs one target and a
+/// few DC queue pairs; with reliable connections, it needs a queue pair for each other rank.
 ///
-/// Receives complete in its completion queue, with its number
-/// ([`Completion::qp_num`](crate::Completion::qp_num)). What the receiver has to know of the sender, a
-/// message says itself.
+/// Receives complete in its completion queue, with its number ([`Completion::qp_num`](crate::Completion::qp_num)).
+/// A message must carry all that the receiver needs to know about the sender.
 ///
 /// # Failure
-/// A request that must be refused (a wrong access key or rkey, a receive that is too short) fails the queue
-/// pair that has sent it, and the target serves the others; the receive that was too short completes with
-/// an error. [`Self::abort`] and dropping end the target: what is sent to it then is not answered, and
-/// fails with [`Syndrome::RetryExceeded`](crate::queue::Syndrome). Waits for receives that do not come end
-/// as those of a [`SharedReceiveQueue`] do.
+/// A refused request (wrong access key or rkey, receive too short) fails the queue pair that has sent it, and the
+/// target serves the others; a receive that was too short completes with an error. [`Self::abort`] and dropping end
+/// the target: later requests are not answered, and fail with [`Syndrome::RetryExceeded`](crate::queue::Syndrome).
+/// Waits for receives end as with a [`SharedReceiveQueue`].
 ///
 /// ```
 /// use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
@@ -64,22 +61,21 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct DcTarget {
-    /// Queue pairs and targets complete, fail and end in the same ways; a target sends nothing.
+    /// A target completes, fails and ends as a queue pair does; it sends nothing.
     queue_pair: QueuePair,
     key: u64,
 }
 
 options! {
-    /// How a [`DcTarget`] is made.
+    /// Configuration of a [`DcTarget`].
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]
     pub struct DcTargetConfig
     /// Access key 0, remote reads and writes allowed, port 1, its best GID, and the partition key at index 0.
     default {
-        /// Access key: requests that do not carry it are refused. It keeps out strangers who do not
-        /// guess it.
+        /// Access key: requests without it are refused. It excludes strangers who do not guess it.
         key: u64 = 0,
-        /// What initiators may do to memory regions of its protection domain.
+        /// Access of initiators to memory regions of its protection domain.
         access: Access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
         /// Physical port, from 1 on.
         port: u8 = DEFAULT_PORT,
@@ -88,8 +84,7 @@ options! {
         gid_index: Option<u32> = None,
         /// Index of the partition key in the port's table.
         pkey_index: u16 = 0,
-        /// The attributes of the connections to it that are its side's: path MTU, RNR timer, service level
-        /// and route.
+        /// This side's attributes of the connections to it: path MTU, RNR timer, service level and route.
         connections: ConnectOptions = ConnectOptions::default(),
     }
 }
@@ -100,11 +95,9 @@ impl DcTarget {
     /// # Errors
     /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
     /// [`PortError::NoGid`](crate::verbs::PortError::NoGid);
-    /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError) where the device has no DC;
-    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a shared receive queue of another
-    /// device;
-    /// [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges; [`Error::Verbs`] where
-    /// the provider refuses.
+    /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError) if the device has no DC;
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a shared receive queue of another device;
+    /// [`OutOfRange`](crate::verbs::OutOfRange) for an option; [`Error::Verbs`] if the provider refuses.
     pub fn new(
         pd: &ProtectionDomain,
         receives: &SharedReceiveQueue,
@@ -139,32 +132,31 @@ impl DcTarget {
         Ok(DcTarget { queue_pair: parts.assemble(port, made), key: config.key })
     }
 
-    /// Its number, which requests name.
+    /// Returns its number, which requests name.
     pub fn number(&self) -> u32 {
         self.queue_pair.number()
     }
 
-    /// The access key that requests need.
+    /// Returns the access key that requests need.
     pub fn key(&self) -> u64 {
         self.key
     }
 
-    /// Its address, for initiators: [`QueuePair::dc_address`] takes it together with the key.
+    /// Returns its address for initiators: [`QueuePair::dc_address`] takes it together with the key.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the port cannot be queried.
+    /// [`Error::Verbs`] if the port cannot be queried.
     pub fn endpoint(&self) -> Result<Endpoint, Error> {
         Ok(Endpoint { psn: 0, ..self.queue_pair.endpoint()? })
     }
 
-    /// Where its receives complete.
+    /// Returns the completion queue of its receives.
     pub fn recv_cq(&self) -> CompletionQueue {
         self.queue_pair.recv_cq()
     }
 
-    /// Ends the target for good: the card serves no more requests for it, and every stream that waits for
-    /// its receives wakes, as soon as no other queue pair completes there. Messages that have arrived and
-    /// were not polled are dropped.
+    /// Ends the target for good: the card serves no more requests for it, and every stream that waits for its
+    /// receives wakes, once no other queue pair completes there. Unpolled messages are dropped.
     ///
     /// May be called from any thread, and more than once.
     ///
@@ -174,13 +166,13 @@ impl DcTarget {
         self.queue_pair.abort()
     }
 
-    /// Why it serves no more requests, if it does not.
+    /// Returns why it serves no more requests, if it does not.
     pub fn failure(&self) -> Option<FailureCause> {
         self.queue_pair.failure()
     }
 }
 
-/// Makes the object, and brings it to the state in which it serves requests.
+/// Makes the object, and moves it to RTR, in which it serves requests.
 fn make(
     domain: &QueueDomain,
     config: &QueuePairConfig<'_>,
@@ -193,7 +185,7 @@ fn make(
     let queue = queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })?.as_ptr();
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
-    // It sends nothing, but verbs want a queue for that, too.
+    // It sends nothing, but verbs need a queue for that, too.
     (attr.send_cq, attr.recv_cq) = (queue, queue);
     attr.srq = sharing.receives.raw().as_ptr();
     attr.qp_type = verbs::IBV_QPT_DRIVER;
@@ -209,7 +201,7 @@ fn make(
     let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_qp", raw, || "DC target".to_owned())
         .map_err(|error| refusal(error, domain, Transport::Dc))?;
-    // SAFETY: it is dropped before the domain that holds what it is made in, and nothing uses it then.
+    // SAFETY: it is dropped before the domain in which it is made, and nothing uses it then.
     let object = unsafe { Owned::new(raw, device.api.destroy_qp, "ibv_destroy_qp") };
     let raw = raw.as_ptr();
     let modify = |attr: &mut ibv_qp_attr, mask: u32, step: &str| {

@@ -1,5 +1,5 @@
-//! Objects of the device: queue pairs and completion queues, made by verbs or by commands (DEVX), in a
-//! domain that has their doorbell register and the source of their memory.
+//! Device objects: queue pairs and completion queues, made by verbs or by commands (DEVX), in a domain that
+//! supplies doorbell registers and queue memory.
 
 pub(crate) mod devx;
 pub(super) mod verbs;
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What the queues of one queue pair, or one shared completion queue, are made in.
+/// The domain of one queue pair's queues, or of one shared completion queue.
 #[derive(Debug)]
 pub(crate) struct QueueDomain {
     pub(crate) maker: Maker,
@@ -25,7 +25,7 @@ pub(crate) struct QueueDomain {
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
-/// The interface that makes them.
+/// The interface that makes the queues.
 #[derive(Debug)]
 pub(crate) enum Maker {
     Verbs(ParentDomain),
@@ -33,7 +33,7 @@ pub(crate) enum Maker {
 }
 
 impl QueueDomain {
-    /// With a doorbell register for a queue pair, or for a completion queue only. Commands name a page of
+    /// Makes a domain, with a doorbell register unless it is for a completion queue only. Commands need a page of
     /// registers for a completion queue, too.
     pub(crate) fn new(
         pd: &Arc<ProtectionDomainInner>,
@@ -49,33 +49,32 @@ impl QueueDomain {
     }
 }
 
-/// The interface that can make the queues: for queues of verbs, a kernel pins pages of the host,
-/// and takes no other memory.
+/// Returns the interface that can make the queues: for queues made by verbs, the kernel pins host pages, and takes
+/// no other memory.
 fn api_for(pd: &ProtectionDomainInner, asked: QueueApi, placement: QueuePlacement) -> QueueApi {
     let has_kernel = pd.device.api.provider != Provider::Software;
     if has_kernel && placement.wants_gpu() { QueueApi::Devx } else { asked }
 }
 
-/// What SEND_EN has to do with a queue pair: queue pairs have to be made for it.
+/// The role of a queue pair in releases by SEND_EN, for which queue pairs must be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Nothing.
+    /// None.
     Plain,
-    /// It releases sends of others.
+    /// Releases sends of others.
     Master,
-    /// Another one releases its sends.
+    /// Another queue pair releases its sends.
     Slave,
 }
 
 impl Role {
-    /// The interface that makes it. Of verbs, those of the software card of this process alone have
-    /// flags for it.
+    /// Returns the interface that makes it. Only verbs of this process's software card have flags for it.
     pub(crate) fn maker(self, device: &DeviceInner) -> QueueApi {
         let has_flags = device.api.provider == Provider::Software;
         if self == Role::Plain || has_flags { QueueApi::Verbs } else { QueueApi::Devx }
     }
 
-    /// The flag of the software card of this process.
+    /// Returns the flag of this process's software card.
     pub(crate) fn flag(self) -> u32 {
         match self {
             Role::Plain => 0,
@@ -90,12 +89,12 @@ impl Role {
 pub(crate) enum QpObject {
     Verbs(Owned<ibv_qp>),
     Devx(devx::Qp),
-    /// A DC target, which ends by being destroyed: none then.
+    /// A DC target, which is closed by destroying it: none then.
     Target(Mutex<Option<Owned<ibv_qp>>>),
 }
 
 impl QpObject {
-    /// The queue pair as verbs know it, if they do.
+    /// Returns the verbs object; none for a queue pair made by commands.
     pub(crate) fn verbs(&self) -> Option<NonNull<ibv_qp>> {
         match self {
             QpObject::Verbs(qp) => Some(qp.raw()),
@@ -137,8 +136,8 @@ pub(super) fn queue_pair(
     }
 }
 
-/// The queue as its maker knows it. Destroyed when dropped: the queue pairs that complete there
-/// hold the queue, so they were destroyed before.
+/// A completion queue as its maker knows it. Destroyed when dropped. The queue pairs that complete there hold the
+/// queue, so they were destroyed before.
 #[derive(Debug)]
 pub(crate) enum CqObject {
     Verbs(Owned<ibv_cq>),
@@ -159,7 +158,7 @@ pub(super) struct NewCq {
 pub(super) struct ArmWords {
     pub(super) record: HostAddr,
     pub(super) register: HostAddr,
-    /// Only [`ArmWords::new`] makes them.
+    /// Makes [`ArmWords::new`] the only constructor.
     _valid: (),
 }
 

@@ -19,16 +19,15 @@ use gdsync_sys::verbs::{
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// A thread domain and a parent domain: what gives a queue pair a doorbell register of its own,
-/// which a GPU can be given without a CPU sharing it, and its rings a place in the pinned arena. A
-/// shared completion queue needs the latter only.
+/// A thread domain and a parent domain, which give a queue pair its own doorbell register, for a GPU to use without
+/// sharing it with a CPU, and place its rings in the pinned arena. A shared completion queue needs only the latter.
 #[derive(Debug)]
 pub(crate) struct ParentDomain {
-    // In this order: each is made of what follows.
+    // In this order: each is made of the following ones.
     raw: Owned<ibv_pd>,
-    /// Its promise, that one thread at a time posts, is kept because gdsync posts under the queue's lock.
+    /// It requires that one thread at a time posts: gdsync posts under the queue's lock.
     _td: Option<Owned<verbs::ibv_td>>,
-    /// Boxed: the provider knows the address.
+    /// Boxed, as the provider keeps the address.
     _arenas: Box<QueueArenas>,
     _pd: Arc<ProtectionDomainInner>,
 }
@@ -73,8 +72,7 @@ impl ParentDomain {
     }
 }
 
-/// Called by the verbs provider for the memory of queues: the domain's arenas, given as
-/// `pd_context`.
+/// Allocates queue memory for the verbs provider, from the domain's arenas (`pd_context`).
 unsafe extern "C" fn allocate_queue_memory(
     _pd: *mut ibv_pd,
     pd_context: *mut libc::c_void,
@@ -94,7 +92,7 @@ unsafe extern "C" fn allocate_queue_memory(
     }
 }
 
-/// Counterpart of [`allocate_queue_memory`].
+/// Frees memory of [`allocate_queue_memory`].
 unsafe extern "C" fn free_queue_memory(
     _pd: *mut ibv_pd,
     pd_context: *mut libc::c_void,
@@ -138,7 +136,7 @@ pub(super) fn queue_pair(
     let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
         .map_err(|error| refusal(error, domain, config.transport))?;
-    // SAFETY: it is dropped before the domain that holds what it is made in, and nothing uses it then.
+    // SAFETY: it is dropped before the domain in which it is made, and nothing uses it then.
     let object = QpObject::Verbs(unsafe { Owned::new(raw, device.api.destroy_qp, "ibv_destroy_qp") });
     let layout = describe(raw, domain)?;
     // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
@@ -189,7 +187,7 @@ fn init_attr(
     attr
 }
 
-/// The provider's refusal of a queue pair: of a transport that it does not have, by name.
+/// Names the transport in a provider's refusal of a queue pair, if the device does not have it.
 pub(in crate::qp) fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
@@ -222,7 +220,7 @@ pub(in crate::qp) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Res
     Ok(out)
 }
 
-/// The entries of a receive queue, and the bytes of each.
+/// Returns the entries of a receive queue, and the bytes of each.
 fn check_receives(layout: &mlx5dv_qp) -> Result<(u32, usize), Error> {
     let mlx5dv_ring { wqe_cnt, stride, .. } = layout.rq;
     if !wqe_cnt.is_power_of_two() {

@@ -1,5 +1,5 @@
-//! Sends of a queue pair: how they are prepared or posted, and what is checked of them. Receives: `receives` and,
-//! of shared queues, `shared`.
+//! Sends of a queue pair: preparing, posting, and the checks of requests. Receives are in `receives` and, for
+//! shared queues, in `shared`.
 
 #[deny(unsafe_code)]
 pub(crate) mod receives;
@@ -21,11 +21,10 @@ use std::iter;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
+/// A send, write or read that is ready in the send queue. Posting it on a stream rings the card.
 ///
-/// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the
-/// order in which they were prepared. Dropping one instead takes it back: out of the queue where it
-/// is the newest, else it becomes a NOP there.
+/// Add it to a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the order of their
+/// preparation. Dropping a prepared send removes it from the queue if it is the newest; otherwise it becomes a NOP.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -58,7 +57,7 @@ pub struct PreparedSend {
     pub(crate) receives: Option<PreparedReceives>,
 }
 
-/// Where the sends of a queue pair were before one was posted, and the tickets of its trigger.
+/// The previous posts of the queue pair, and of its trigger, for an undo.
 #[derive(Debug)]
 struct Posted {
     sends: PreviousPost,
@@ -76,27 +75,26 @@ impl PreparedSend {
         Ok(Self::of(queue_pair, enqueued))
     }
 
-    /// A send that [`QueuePairInner::enqueue`] has left for later.
+    /// Makes a prepared send of a request that [`QueuePairInner::enqueue`] has left for later.
     #[inline]
     pub(crate) fn of(queue_pair: Arc<QueuePairInner>, (serial, release): (u64, Release)) -> Self {
         PreparedSend { queue_pair, serial, release, posted: None, receives: None }
     }
 
-    /// The number of the queue pair.
+    /// Returns the queue pair's number.
     pub fn qp_num(&self) -> u32 {
         self.queue_pair.number
     }
 
-    /// Hands the ticket to the program, which releases the send itself: a kernel, a node of a graph, a
-    /// card's RDMA write or the CPU stores [`Trigger::word_of`](crate::Trigger::word_of) the ticket to
-    /// the trigger's word. gdsync treats the send as posted from now on: it cannot see when it is
-    /// released, and the program keeps the queue pair until it has completed.
+    /// Hands the ticket to the program, which releases the send: a kernel, a graph node, a card's RDMA write or the
+    /// CPU stores [`Trigger::word_of`](crate::Trigger::word_of) the ticket to the trigger's word. gdsync treats the
+    /// send as posted from now on. It cannot see the release, so the program keeps the queue pair until the send
+    /// has completed.
     ///
     /// # Errors
     /// [`StateError::NoTrigger`](crate::queue::StateError::NoTrigger);
     /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder);
-    /// [`OrderError::Stale`](crate::queue::OrderError::Stale); the queue pair has failed. The send is
-    /// dropped then.
+    /// [`OrderError::Stale`](crate::queue::OrderError::Stale); the queue pair has failed. The send is dropped then.
     pub fn into_ticket(self) -> Result<u64, QueueError> {
         let Release::Ticket(ticket) = self.release else {
             return Err(QueueError::State(StateError::NoTrigger { qpn: self.queue_pair.number }));
@@ -110,7 +108,7 @@ impl PreparedSend {
         Ok(ticket)
     }
 
-    /// The ticket that releases it; none where its queue pair has no trigger.
+    /// Returns the ticket that releases it; none without a trigger.
     pub fn ticket(&self) -> Option<u64> {
         match self.release {
             Release::Ring(_) => None,
@@ -122,9 +120,8 @@ impl PreparedSend {
         self.queue_pair.trigger.as_deref()
     }
 
-    /// Marks it as posted. Returns what hands it to the card: none where the card got it already
-    /// because its queue pair failed meanwhile. The caller holds what orders the posts of that
-    /// timeline.
+    /// Marks it as posted. Returns what hands it to the card; `None` if the card has it already, as its queue pair
+    /// failed meanwhile. The caller serializes the posts of that timeline.
     #[inline]
     pub(crate) fn commit(
         &mut self,
@@ -139,7 +136,7 @@ impl PreparedSend {
             send = self.queue_pair.send();
         }
         let sends = send.post(self.serial, timeline, point)?;
-        // A ticket is written all the same: other streams wait until the word has reached it.
+        // A ticket is written in any case: other streams wait until the word has reached it.
         let is_due = !send.is_flushed() || self.queue_pair.trigger.is_some();
         let tickets = match (self.release, &self.queue_pair.trigger) {
             (Release::Ticket(ticket), Some(trigger)) => match trigger.post(ticket, timeline, point) {
@@ -155,36 +152,33 @@ impl PreparedSend {
         Ok(is_due.then_some(self.release))
     }
 
-    /// Rings the card for it now, by the CPU: for one behind a WAIT.
+    /// Rings the card now, by the CPU, for a send behind a WAIT.
     ///
     /// # Errors
-    /// What [`crate::QueuePair::post_send`] says of the order; the queue pair has failed. It is dropped then.
+    /// The order errors of [`crate::QueuePair::post_send`]; the queue pair has failed. The send is dropped then.
     pub(crate) fn ring(self) -> Result<(), QueueError> {
         let mut send = self.queue_pair.send();
-        // Under the lock: a failure that comes later finds it.
+        // Under the lock: a later failure finds it.
         self.queue_pair.check_connected()?;
         // SAFETY: the register belongs to its queue pair, which is alive.
         unsafe { send.ring_prepared(self.serial) }?;
         drop(send);
-        // Nothing takes it back any more.
         drop(self.into_queue_pair());
         Ok(())
     }
 
-    /// Which one of its queue pair's sends it is, and what hands it to the card, unless the card got
-    /// it already because the queue pair failed.
+    /// Returns its serial number, and what hands it to the card.
     #[inline]
     pub(crate) fn place(&self) -> (u64, Release) {
         (self.serial, self.release)
     }
 
-    /// Once posted: what has to live until the stream has passed it.
+    /// Returns what must live until the stream has passed the posted send.
     #[inline]
     pub(crate) fn into_queue_pair(self) -> Arc<QueuePairInner> {
         let mut send = ManuallyDrop::new(self);
         drop((send.posted.take(), send.receives.take()));
-        // SAFETY: read once, as `send` is not dropped; no other field is left that would have to
-        // be.
+        // SAFETY: read once, as `send` is not dropped; no other field needs dropping.
         unsafe { std::ptr::read(&send.queue_pair) }
     }
 
@@ -207,11 +201,11 @@ impl Drop for PreparedSend {
         }
         let ticket = self.trigger().zip(self.ticket());
         if self.queue_pair.failure().is_some() {
-            // The card flushes the send; the tickets after it may be released.
+            // The card flushes the send; later tickets may be released.
             if let Some((trigger, ticket)) = ticket {
                 trigger.cancel(ticket);
             }
-            // A wait for its completion may be posted already: let the card flush it.
+            // A wait for its completion may be posted already: lets the card flush it.
             self.queue_pair.flush_unposted();
             return;
         }
@@ -222,7 +216,7 @@ impl Drop for PreparedSend {
             completions.unreserve(i < removed.signaled);
         }
         drop(completions);
-        // Once it is a NOP: this may release it.
+        // After it has become a NOP, as this may release it.
         if let Some((trigger, ticket)) = ticket {
             trigger.cancel(ticket);
         }
@@ -230,24 +224,20 @@ impl Drop for PreparedSend {
 }
 
 impl QueuePair {
-    /// Puts a request into the send queue without telling the card.
+    /// Writes a request into the send queue without ringing the card.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
-    /// before.
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
     pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
         PreparedSend::new(self.inner.clone(), &request, PostMode::LATER)
     }
 
-    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have
-    /// no stream to order it by; [`QueuePair::prepare`] and a stream do the rest.
+    /// Posts a request at once: writes it into the send queue and rings the card, by the CPU. For programs without
+    /// a stream; otherwise use [`QueuePair::prepare`] and a stream.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
-    /// before; sends that are prepared and not posted, or still outstanding on a stream. Nothing
-    /// was posted then.
-    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the
-    // instructions.
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are
+    /// prepared and not posted, or outstanding on a stream. Nothing is posted then.
     #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
         self.inner.enqueue(&request, PostMode::NOW).map(drop)
@@ -255,8 +245,8 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    /// Writes a request into the send queue, and rings for it or leaves that for later, as `mode` says. Returns its
-    /// serial number and what hands it to the card. What is left for later needs a
+    /// Writes a request into the send queue, and rings the card or leaves that for later, as `mode` says. Returns
+    /// the serial number, and what hands the request to the card. A request left for later needs a
     /// [`PreparedSend`], which takes it back when dropped.
     #[inline(always)]
     pub(crate) fn enqueue(
@@ -266,7 +256,7 @@ impl QueuePairInner {
     ) -> Result<(u64, Release), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
-        // Under the locks: a queue pair is marked before its queues are flushed or handed over to kernels.
+        // Under the locks: a queue pair is marked before its queues are flushed or attached to kernels.
         self.check_connected()?;
         match mode {
             PostMode::Now => {
@@ -308,8 +298,8 @@ impl QueuePairInner {
         self.prepare_triggered(send, completions, (request, waits), trigger)
     }
 
-    /// Writes a request behind a WAIT for the trigger's next ticket, and rings the card; or has the
-    /// trigger's master wait.
+    /// Writes a request behind a WAIT for the trigger's next ticket, and rings the card; or leaves the WAIT to the
+    /// trigger's master.
     #[cold]
     fn prepare_triggered(
         &self,
@@ -333,8 +323,8 @@ impl QueuePairInner {
         Ok((serial, Release::Ticket(ticket)))
     }
 
-    /// Refuses the next send where its stream has still to pass a wait that only this send, or one
-    /// after it, ends. Where several kinds of work complete in the queue, other work may end it.
+    /// Refuses the next send if its stream has not passed a wait that only this send, or a later one, ends. If
+    /// other work completes in the queue, that may end the wait.
     #[cold]
     fn check_not_after_own_wait(&self, serial: u64, timeline: &Arc<Timeline>) -> Result<(), QueueError> {
         let completions = self.send_cq.lock();
@@ -348,7 +338,7 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// Rings the card in the place of a stream, for the proxy.
+    /// Rings the card instead of a stream, for the proxy.
     pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {
@@ -384,8 +374,7 @@ impl Rules for QueuePairInner {
     }
 }
 
-/// The queue pair's rules for posts of the CPU, which do not hold their regions: those come to know the
-/// queue. Under its lock.
+/// The rules for posts of the CPU, which do not hold their regions: the regions learn of the queue, under its lock.
 struct Keeping<'a>(&'a QueuePairInner);
 
 impl Rules for Keeping<'_> {

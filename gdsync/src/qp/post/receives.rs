@@ -1,7 +1,7 @@
-//! Receives of persistent requests, which a stream announces to the card when it reaches them.
+//! Receives: posted by the CPU, or prepared for a stream, which announces them to the card when it reaches them.
 //!
-//! A card learns of receives by the record of their queue alone. So the CPU writes the work requests, and
-//! the stream stores the record.
+//! A card learns of receives only by their queue's record. So the CPU writes the work requests, and the stream
+//! stores the record.
 
 use crate::memory::Timeline;
 use crate::qp::{QueuePair, QueuePairInner};
@@ -13,8 +13,8 @@ use gdsync_trace::{Kind, event};
 use std::fmt;
 use std::sync::Arc;
 
-/// Receives that stand at the end of a receive queue, unknown to the card: posting them on a stream
-/// announces them. Dropping them instead takes them back.
+/// Receives at the end of a receive queue that the card does not know yet. Posting them on a stream announces them;
+/// dropping them takes them back.
 #[derive(Debug)]
 #[must_use = "prepared receives do nothing until they are posted; dropping them takes them back"]
 pub(crate) struct PreparedReceives {
@@ -24,12 +24,12 @@ pub(crate) struct PreparedReceives {
 }
 
 impl PreparedReceives {
-    /// With the completion of each stored in its claim.
+    /// Prepares receives, with each completion stored in its claim.
     ///
     /// # Errors
-    /// What is wrong with which of them; nothing is prepared then. What [`QueuePairInner::post_recv`]
-    /// says, and receives that another stream, or another thread for it, has still to announce: any stream where
-    /// the CPU announces these.
+    /// The position of the refused receive, and why; nothing is prepared then. The errors of
+    /// [`QueuePair::post_recv`], and receives that another stream, or another thread for it, has not announced yet;
+    /// any stream, if the CPU announces these.
     pub(crate) fn new(
         queue_pair: &Arc<QueuePairInner>,
         receives: &[(&[Slice], Arc<Claim>)],
@@ -57,19 +57,19 @@ impl PreparedReceives {
         Ok(PreparedReceives { queue_pair: queue_pair.clone(), count, is_posted: false })
     }
 
-    /// Marks them as posted. Returns what announces them.
+    /// Marks them as posted. Returns the operation that announces them.
     ///
     /// # Errors
     /// The queue pair has failed.
     pub(crate) fn commit(&mut self, timeline: &Arc<Timeline>) -> Result<PeerOp, QueueError> {
         let mut recv = self.queue_pair.recv();
-        // Under the lock: a failure that comes later finds them.
+        // Under the lock: a later failure finds them.
         self.queue_pair.check_not_failed()?;
         self.is_posted = true;
         Ok(recv.give_to_stream(timeline))
     }
 
-    /// The stream was not given them.
+    /// Undoes [`Self::commit`].
     pub(crate) fn undo(&mut self) {
         if std::mem::take(&mut self.is_posted) {
             self.queue_pair.recv().take_from_stream(self.count);
@@ -107,12 +107,12 @@ impl fmt::Display for PreparedReceives {
 }
 
 impl QueuePair {
-    /// Posts a receive: the next send of the remote side fills the slices, one after the other.
+    /// Posts a receive: the next send of the remote side fills the slices in order.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, a
-    /// queue pair that takes its receives from a [`SharedReceiveQueue`], or receives of persistent
-    /// requests that a stream has not reached.
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, a queue pair
+    /// with a [`SharedReceiveQueue`](crate::qp::SharedReceiveQueue), or receives of persistent requests that a
+    /// stream has not reached.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         let inner = &*self.inner;
         inner.check_not_failed()?;
@@ -130,7 +130,7 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    /// The segments of a receive into the slices, if it could be posted.
+    /// Returns the data segments of a receive, if it could be posted.
     pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
         if self.config.transport == Transport::Dc {
             return Err(QueueError::State(StateError::InitiatorOnly { qpn: self.number }));

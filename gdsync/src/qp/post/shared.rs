@@ -1,4 +1,4 @@
-//! Shared receive queues: making, posting, and which completion queues their receives count in.
+//! Shared receive queues: making, posting, and counting their receives in completion queues.
 
 use crate::qp::CompletionQueueInner;
 use crate::queue::request::data_segments;
@@ -17,28 +17,26 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Receives that several queue pairs take from, in the order in which messages arrive: a program posts
-/// as many as it has memory for, and not as many for each of its peers.
+/// Receives that several queue pairs take, in the order in which messages arrive: a program posts as many as it has
+/// memory for, instead of as many for each peer.
 ///
-/// A cheap handle. The queue lives as long as a handle or a queue pair of it.
+/// It is a cheap handle. The queue lives as long as a handle or one of its queue pairs.
 ///
 /// # Completions
 /// A receive completes in the receive completion queue of the queue pair that has taken it
-/// ([`Completion::qp_num`](crate::Completion::qp_num)). As any of them may, each has room for all: a
-/// receive is refused while it may overrun one of them, and a queue pair is refused whose completion
-/// queue has no room for what is posted. With one completion queue for all queue pairs, that is simply
-/// the room of one.
+/// ([`Completion::qp_num`](crate::Completion::qp_num)). It may be any of them, so each has room for all: a receive
+/// is refused while it may overrun one of them, and a queue pair is refused if its completion queue has no room for
+/// the posted receives. Queue pairs that share one completion queue need that room once.
 ///
-/// A stream may wait for receives of a shared queue: a completion queue's entries are whichever come,
-/// so as many waits can be prepared as receives are posted. Where several completion queues share the
-/// receives, a receive may complete in any of them, and a wait lasts until enough have completed in its own.
+/// A stream may wait for receives of a shared queue. A completion queue's entries are for any receive, so as many
+/// waits can be prepared as receives are posted. With several completion queues, a receive may complete in any of
+/// them, and a wait lasts until enough have completed in its own.
 ///
 /// # Failure
-/// A queue pair that fails leaves the receives that it has not taken to the others, and one that it was
-/// filling completes with an error. So no flush ends a wait for a message that never comes, as it does
-/// where a queue pair has receives of its own: when all queue pairs that complete in a queue have
-/// failed, the library ends the waits there, once the program has seen the failures (by polling, by an
-/// abort of its own, or by reading a fatal event).
+/// A failed queue pair leaves receives that it has not taken to the others, and a partly filled one completes with
+/// an error. So no flush ends a wait for a message that never comes, as it does with a queue pair's own receives.
+/// When all queue pairs that complete in a queue have failed, the library ends the waits there, once the program
+/// has seen the failures (by polling, by an abort, or by reading a fatal event).
 ///
 /// ```
 /// use gdsync::qp::SharedReceiveQueue;
@@ -79,8 +77,8 @@ pub struct SharedReceiveQueue {
 }
 
 options! {
-    /// How a [`SharedReceiveQueue`] is made. A number is the configuration of a queue that holds so many
-    /// receives. The provider may grant larger sizes than asked for.
+    /// Configuration of a [`SharedReceiveQueue`]. A number stands for that many receives. The provider may grant
+    /// larger sizes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct SharedReceiveQueueConfig
@@ -101,26 +99,24 @@ impl From<u32> for SharedReceiveQueueConfig {
 
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
-    /// Queue pairs of it hold this, so they were destroyed before.
+    /// Its queue pairs hold this, so they were destroyed before.
     raw: Owned<ibv_srq>,
     number: u32,
     segments: u32,
     credits: Arc<Credits>,
     state: Mutex<SharedRecvState>,
-    /// Where its receives may complete, and of how many of its queue pairs.
+    /// Completion queues of its receives, each with the number of its queue pairs.
     queues: Mutex<Vec<(Arc<CompletionQueueInner>, u32)>>,
-    /// The card takes no more receives from it.
+    /// True once the card takes no more receives from it.
     has_failed: AtomicBool,
     pd: Arc<ProtectionDomainInner>,
 }
 
 impl SharedReceiveQueue {
-    /// Makes a shared receive queue. A number stands for the configuration of a queue that holds so
-    /// many receives.
+    /// Makes a shared receive queue. A number stands for that many receives.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of
-    /// that size.
+    /// [`Error::Verbs`] if the provider refuses, for example because the device has no queues of that size.
     pub fn new(pd: &ProtectionDomain, config: impl Into<SharedReceiveQueueConfig>) -> Result<Self, Error> {
         let config = config.into();
         let device = &pd.inner.device;
@@ -130,8 +126,8 @@ impl SharedReceiveQueue {
         // SAFETY: the domain is allocated as long as `pd` lives, and the struct is valid.
         let raw = unsafe { (device.api.create_srq)(pd.inner.raw(), &mut init) };
         let raw = call::pointer("ibv_create_srq", raw, || format!("{config:?}"))?;
-        // SAFETY: queue pairs hold the queue, so none takes from it any more. After this the card touches
-        // neither the ring nor the memory that receives name.
+        // SAFETY: queue pairs hold the queue, so none takes from it any more. After this, the card accesses neither
+        // the ring nor the receives' memory.
         let raw = unsafe { Owned::new(raw, device.api.destroy_srq, "ibv_destroy_srq") };
         let (state, number) = describe(&raw, device)?;
         let inner = Arc::new(SharedReceives {
@@ -150,12 +146,11 @@ impl SharedReceiveQueue {
         Ok(SharedReceiveQueue { inner })
     }
 
-    /// Posts a receive: the next message that arrives for any of the queue pairs fills the slices, one
-    /// after the other.
+    /// Posts a receive: the next message for any of the queue pairs fills the slices in order.
     ///
     /// # Errors
-    /// [`QueueError`]: no room here or in a completion queue, a limit, a slice of another domain or not
-    /// writable, or a queue that has failed. Nothing was posted then.
+    /// [`QueueError`]: no room here or in a completion queue, a limit, a slice of another domain or not writable,
+    /// or a failed queue. Nothing is posted then.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         let inner = &*self.inner;
         if inner.has_failed.load(Ordering::Acquire) {
@@ -164,7 +159,7 @@ impl SharedReceiveQueue {
         slices.iter().try_for_each(|slice| inner.check(slice))?;
         let segments = data_segments(slices, inner.segments)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
-        // Counted first: other work of a completion queue finds it, or is found here.
+        // Counted first: of this receive and other work of a completion queue, the later one sees the other.
         inner.credits.take()?;
         // No lock is held while completion queues are locked, and one of them at a time.
         let queues = inner.queues.lock().clone();
@@ -176,17 +171,17 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Receives that are posted, and whose completions were not polled.
+    /// Returns the receives that are posted and whose completions were not polled.
     pub fn posted(&self) -> u32 {
         self.inner.credits.posted()
     }
 
-    /// Receives that it holds: those asked for, or more.
+    /// Returns the most receives that it holds: at least those asked for.
     pub fn depth(&self) -> u32 {
         self.inner.credits.capacity()
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(&self) -> u32 {
         self.inner.number
     }
@@ -203,7 +198,7 @@ fn describe(raw: &Owned<ibv_srq>, device: &DeviceInner) -> Result<(SharedRecvSta
     // SAFETY: the queue is alive, and `out` is a valid place.
     let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_SRQ) };
     call::status("mlx5dv_init_obj", rc, || "shared receive queue".to_owned())?;
-    // libmlx5 names the first and the last entry of the list, which has all of the ring.
+    // libmlx5 names the first and the last entry of the list, which covers the ring.
     let entries = out.tail.wrapping_add(1);
     if out.head != 0 || !entries.is_power_of_two() || entries > 1 << 16 {
         return Err(QueuePairError::layout("shared receive queue entries", entries));
@@ -244,8 +239,7 @@ impl SharedReceives {
         Ok(())
     }
 
-    /// Matches a completion with its receive, which is free then. The state of the completion queue is
-    /// locked.
+    /// Matches a completion with its receive, which becomes free. The completion queue's state is locked.
     pub(crate) fn retire(&self, index: u16) -> Option<u64> {
         let wr_id = self.state.lock().retire(index)?;
         self.credits.give_back();
@@ -275,8 +269,7 @@ impl EventSink for SharedReceives {
     }
 }
 
-/// What a queue pair has of a shared receive queue: its receives count in the queue pair's completion
-/// queue.
+/// A queue pair's use of a shared receive queue, whose receives count in the queue pair's completion queue.
 #[derive(Debug)]
 pub(crate) struct SrqAttachment {
     pub(crate) receives: Arc<SharedReceives>,
@@ -284,12 +277,12 @@ pub(crate) struct SrqAttachment {
 }
 
 impl SrqAttachment {
-    /// For a queue pair that will complete its receives in `queue`.
+    /// Attaches a queue pair that completes its receives in `queue`.
     pub(crate) fn new(
         receives: &Arc<SharedReceives>,
         queue: &Arc<CompletionQueueInner>,
     ) -> Result<Self, QueuePairError> {
-        // Before the queue is looked at: a receive that is posted meanwhile is found here, or finds it.
+        // Before checking the queue: a receive posted meanwhile is counted here, or sees the queue.
         let mut queues = receives.queues.lock();
         match queues.iter_mut().find(|(known, _)| Arc::ptr_eq(known, queue)) {
             Some((_, queue_pairs)) => *queue_pairs += 1,
@@ -297,7 +290,7 @@ impl SrqAttachment {
         }
         drop(queues);
         let has_room = queue.lock().add_credits(&receives.credits);
-        // From here on, dropping it takes both away.
+        // From here on, dropping it undoes both.
         let made = SrqAttachment { receives: receives.clone(), queue: queue.clone() };
         if has_room {
             return Ok(made);
@@ -315,7 +308,7 @@ impl Drop for SrqAttachment {
         if let Some(place) = place {
             queues[place].1 -= 1;
             if queues[place].1 == 0 {
-                // Not the last handle of the queue: this one has another.
+                // Not the last handle of the queue: `self` has another.
                 queues.swap_remove(place);
             }
         }

@@ -22,7 +22,7 @@ impl Bed {
         Bed { pd, left, right }
     }
 
-    /// Posts a send of a region that is dropped at once; it goes when a receive is posted.
+    /// Posts a send of a region that is dropped at once. It executes when a receive is posted.
     fn send(&self) -> Weak<Registration> {
         let region = MemoryRegion::allocate(&self.pd, 8, Access::LOCAL_WRITE).unwrap();
         region.write(0, b"stays!!!");
@@ -55,7 +55,7 @@ fn a_region_stays_registered_until_its_posts_have_completed_and_no_longer() {
     bed.receive();
     assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
     assert_eq!(third.strong_count(), 0);
-    // With nothing in flight, it goes at once.
+    // With nothing in flight, the region is deregistered at once.
     let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
     bed.left.post_send(WorkRequest::write(&[region.slice(..0).unwrap()], region.remote())).unwrap();
     assert_eq!(poll(&bed.left.send_cq()).status, Ok(()));
@@ -93,7 +93,7 @@ fn regions_of_what_is_reset_or_dropped_go_with_it() {
     let region = MemoryRegion::allocate(&bed.pd, 8, Access::LOCAL_WRITE).unwrap();
     let slices = [region.slice(..).unwrap()];
     let silent = WorkRequest::send(&slices).unsignaled();
-    // Without a completion, and never polled: a reset forgets it.
+    // Unsignaled, and never polled: a reset forgets it.
     bed.right.post_recv(&slices, 0).unwrap();
     bed.left.post_send(silent).unwrap();
     assert_eq!(poll(&bed.right.recv_cq()).status, Ok(()));

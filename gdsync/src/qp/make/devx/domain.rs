@@ -1,5 +1,5 @@
-//! What queues made by commands have in common with each other: a page of doorbell registers, where
-//! their memory comes from, and the commands that make objects.
+//! The common part of queues made by commands: a page of doorbell registers, sources of memory, and the commands
+//! that make objects.
 
 use crate::cuda::QueuePlacement;
 use crate::memory::HostAddr;
@@ -17,7 +17,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Makes the queues of one queue pair, or one shared completion queue.
+/// The domain of one queue pair's queues, or of one shared completion queue.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(super) uar: Uar,
@@ -29,7 +29,7 @@ pub(crate) struct Domain {
     pub(super) device: Arc<DeviceInner>,
 }
 
-/// Where memory comes from. What comes from the same source can lie together.
+/// Sources of memory. Memory from the same source can be combined.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     pub(crate) work: Arc<dyn MemorySource>,
@@ -48,12 +48,12 @@ impl Sources {
 }
 
 impl Domain {
-    /// A domain for queues in the memory that `placement` names.
+    /// Makes a domain for queues in the memory that `placement` names.
     pub(crate) fn new(pd: &Arc<ProtectionDomainInner>, placement: QueuePlacement) -> Result<Self, Error> {
         Self::in_memory_of(pd, Sources::new(placement, &pd.device)?)
     }
 
-    /// Queues in whatever memory the sources have.
+    /// Makes a domain for queues in the sources' memory.
     pub(crate) fn in_memory_of(pd: &Arc<ProtectionDomainInner>, sources: Sources) -> Result<Self, Error> {
         let device = pd.device.clone();
         Ok(Domain {
@@ -66,13 +66,13 @@ impl Domain {
         })
     }
 
-    /// Checks that such queues can be made, before anything is.
+    /// Checks that such queues can be made, before any is.
     pub(crate) fn check(&self, config: &QueuePairConfig<'_>) -> Result<(), Error> {
         Sizes::new(config, &self.device.attributes()?).map(drop)
     }
 }
 
-/// The number that commands know a protection domain of verbs by.
+/// Returns the number by which commands name a verbs protection domain.
 fn number_of(pd: &ProtectionDomainInner) -> Result<u32, Error> {
     let mut out = mlx5dv_pd { pdn: 0, comp_mask: 0 };
     let mut obj = mlx5dv_obj::default();
@@ -84,7 +84,7 @@ fn number_of(pd: &ProtectionDomainInner) -> Result<u32, Error> {
     Ok(out.pdn)
 }
 
-/// A doorbell register of its own.
+/// A page with one doorbell register.
 #[derive(Debug)]
 pub(super) struct Uar {
     raw: NonNull<mlx5dv_devx_uar>,
@@ -105,8 +105,8 @@ impl Uar {
         let api = api_of(device)?;
         // SAFETY: the context is open.
         let alloc = |kind| NonNull::new(unsafe { (api.alloc_uar)(device.context(), kind) });
-        // Where there is no write-combining, as in some virtual machines, there are no blue-flame
-        // registers. Never the plain non-cached kind, whose one register all have in common.
+        // Without write-combining, as in some virtual machines, there are no blue-flame registers. The plain
+        // non-cached kind is never used, as all its users share one register.
         let raw = match alloc(mlx5dv::MLX5DV_UAR_ALLOC_TYPE_BF)
             .or_else(|| alloc(mlx5dv::MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED))
         {
@@ -115,7 +115,7 @@ impl Uar {
                 "a doorbell register of its own".to_owned()
             })?,
         };
-        // SAFETY: just allocated; what it says never changes.
+        // SAFETY: just allocated; its content never changes.
         let mlx5dv_devx_uar { reg_addr, page_id, .. } = unsafe { *raw.as_ptr() };
         Ok(Uar { raw, page: page_id, register: HostAddr(reg_addr as u64), api, _device: device.clone() })
     }
@@ -123,14 +123,13 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
-        // SAFETY: allocated by us; queues that are rung by it hold the domain, and so does the span
-        // that announces it.
+        // SAFETY: allocated by us; queues with this register hold the domain, and so does the span that announces
+        // it.
         unsafe { (self.api.free_uar)(self.raw.as_ptr()) };
     }
 }
 
-/// An object of the device, made by a command. Once it is dropped, the device touches nothing of what it was
-/// made of.
+/// A device object made by a command. Once it is dropped, the device no longer accesses its memory.
 #[derive(Debug)]
 pub(super) struct Object {
     raw: Owned<mlx5dv_devx_obj>,
@@ -141,7 +140,7 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// `command` is its name, `detail` what is asked for.
+    /// Makes an object. `command` is the command's name, `detail` what it asks for.
     pub(super) fn create(
         device: &Arc<DeviceInner>,
         command: &'static str,
@@ -157,7 +156,8 @@ impl Object {
             let source = io::Error::last_os_error();
             return Err(failure(command, detail(), &answer, source));
         };
-        // SAFETY: it holds the device; what it lies in is dropped after it, and so is what uses it.
+        // SAFETY: it holds the device; its memory and its users are dropped in the right order, after and before
+        // it.
         let raw = unsafe { Owned::new(raw, api.obj_destroy, "mlx5dv_devx_obj_destroy") };
         Ok(Object { raw, number: header::NUMBER.get32(&answer), api, _device: device.clone() })
     }
@@ -174,7 +174,7 @@ impl Object {
     }
 }
 
-/// The event queue that a completion queue names, though it is never armed.
+/// Returns the event queue that a completion queue must name, though it is never armed.
 pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
     let mut number = 0;
     // SAFETY: the context is open, and the place is valid.
@@ -183,8 +183,8 @@ pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
     Ok(number)
 }
 
-/// The format of time stamps that a queue pair must ask for: a device that has other than
-/// free-running ones may be set to them, and then refuses the rest.
+/// Returns the time-stamp format for a queue pair. A device that has more than free-running time stamps may be
+/// configured for another format, and then refuses free-running ones.
 pub(super) fn timestamp_format(device: &DeviceInner) -> Result<u8, Error> {
     let general = device.capabilities(cap::TYPE_GENERAL)?;
     let formats = if cap::ROCE.is_set(&general) {

@@ -17,23 +17,23 @@ use std::{fmt, io};
 
 /// A zeroed block of memory for a queue: its rings, and its doorbell record.
 pub(crate) struct QueueMemory {
-    /// Where the CPU reaches it: aligned to a page, valid as long as `keep`.
+    /// The CPU's address: aligned to a page, valid as long as `keep`.
     cpu: NonNull<u8>,
     len: usize,
     source: UmemSource,
     keep: Keep,
 }
 
-/// What keeps a block of memory mapped. Dropped when the device has deregistered the memory.
+/// Keeps a block of memory mapped. Dropped after the device has deregistered the memory.
 pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 
 /// How the memory is registered with the device.
 #[derive(Debug)]
 pub(crate) enum UmemSource {
-    /// By the CPU's address, whose pages the kernel pins.
+    /// By the CPU's address; the kernel pins the pages.
     Host,
-    /// As a part of a dma-buf, which may be a GPU's memory. The device keeps the buffer, so that
-    /// the descriptor is closed once it is registered.
+    /// As a part of a dma-buf, for example of GPU memory. The device keeps the buffer, so the descriptor is closed
+    /// after registration.
     DmaBuf { fd: OwnedFd, offset: u64 },
 }
 
@@ -47,13 +47,13 @@ impl QueueMemory {
     }
 }
 
-/// Where the memory of queues comes from.
+/// A source of queue memory.
 pub(crate) trait MemorySource: fmt::Debug + Send + Sync {
-    /// A block of at least `bytes` bytes.
+    /// Allocates a block of at least `len` bytes.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error>;
 }
 
-/// An arena: of host memory, or of what the CPU has mapped of a GPU's.
+/// An arena of host memory, or of GPU memory that the CPU has mapped.
 #[derive(Debug)]
 struct ArenaSource {
     arena: Arc<Arena>,
@@ -63,7 +63,7 @@ struct ArenaSource {
 impl MemorySource for ArenaSource {
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
         let memory = |source| Error::Memory { len, source };
-        // Whole pages of GPU memory are registered with devices, and nothing else may share them.
+        // Devices register whole pages of GPU memory, which nothing else may share.
         let len = if self.is_gpu { len.next_multiple_of(page_size()) } else { len };
         let block = Block::cut(Some(&self.arena), len, page_size()).map_err(memory)?;
         let cpu = block.start();
@@ -71,14 +71,14 @@ impl MemorySource for ArenaSource {
             true => self.dma_buf(cpu.as_ptr()).map_err(memory)?,
             false => UmemSource::Host,
         };
-        // SAFETY: the arena's block is zeroed, ours until it is released, which `Block` does,
-        // and part of a span; a dma-buf is of the chunk that the block lies in.
+        // SAFETY: the arena's block is zeroed, ours until `Block` releases it, and part of a span; the dma-buf is
+        // of the chunk that contains the block.
         Ok(unsafe { QueueMemory::new(cpu, len, source, Box::new(block)) })
     }
 }
 
 impl ArenaSource {
-    /// The dma-buf of a block of GPU memory.
+    /// Returns the dma-buf of a block of GPU memory.
     fn dma_buf(&self, block: *mut u8) -> io::Result<UmemSource> {
         let chunk = self.arena.keeper(block).and_then(|keeper| keeper.downcast::<gpu::Chunk>().ok());
         let chunk = chunk.ok_or_else(|| io::Error::other("its arena does not know whose it is"))?;
@@ -87,7 +87,7 @@ impl ArenaSource {
     }
 }
 
-/// Where the memory of a placement comes from.
+/// Returns the source of a placement's memory.
 ///
 /// # Errors
 /// [`PlacementError`](crate::cuda::PlacementError).
@@ -100,17 +100,17 @@ pub(super) fn source_of(
     Ok(Arc::new(ArenaSource { arena: gpu.unwrap_or_else(|| device.arena.clone()), is_gpu }))
 }
 
-/// Registered memory of one queue, or of the two of a queue pair: rings, and a doorbell record.
+/// Registered memory of one queue, or of a queue pair's two: rings, and a doorbell record.
 #[derive(Debug)]
 pub(super) struct Blocks {
     rings: Umem,
-    /// Where the record does not lie behind the rings.
+    /// The record's memory, if it is not behind the rings.
     apart: Option<Umem>,
     record_at: usize,
 }
 
 impl Blocks {
-    /// `len`: bytes of the rings, a multiple of 64.
+    /// Registers memory for rings of `len` bytes, a multiple of 64, and a record.
     pub(super) fn register(
         device: &Arc<DeviceInner>,
         len: usize,
@@ -124,28 +124,28 @@ impl Blocks {
         Ok(Blocks { rings: register(rings, len)?, apart: Some(register(records, RECORD)?), record_at: 0 })
     }
 
-    /// Where the CPU finds a place in the rings, which must be inside.
+    /// Returns the CPU's address of an offset in the rings, which must be inside.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         self.rings.at(offset)
     }
 
-    /// Where the rings begin, for a command.
+    /// Returns the start of the rings, for a command.
     pub(super) fn place(&self) -> UmemPlace {
         self.rings.place(0)
     }
 
-    /// A word of the doorbell record.
+    /// Returns a word of the doorbell record.
     pub(super) fn record(&self, word: usize) -> *mut u32 {
         self.apart.as_ref().unwrap_or(&self.rings).at(self.record_at + word * size_of::<u32>()).cast()
     }
 
-    /// Where the doorbell record is, for a command.
+    /// Returns the place of the doorbell record, for a command.
     pub(super) fn record_place(&self) -> UmemPlace {
         self.apart.as_ref().unwrap_or(&self.rings).place(self.record_at)
     }
 }
 
-/// Queue memory that the device knows.
+/// Queue memory registered with the device.
 pub(super) struct Umem {
     _raw: Owned<mlx5dv_devx_umem>,
     id: u32,
@@ -155,7 +155,7 @@ pub(super) struct Umem {
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: the memory is reached by atomics and under locks; everything else may be used by any thread.
+// SAFETY: the memory is accessed by atomics and under locks; any thread may use the rest.
 unsafe impl Send for Umem {}
 // SAFETY: as above.
 unsafe impl Sync for Umem {}
@@ -189,7 +189,7 @@ impl Umem {
                     addr: offset as *mut _,
                     size: len,
                     access,
-                    // Whatever size its pages have.
+                    // For any page size.
                     pgsz_bitmap: !(page_size() as u64 - 1),
                     comp_mask: mlx5dv::MLX5DV_UMEM_MASK_DMABUF,
                     dmabuf_fd: fd.as_raw_fd(),
@@ -201,19 +201,18 @@ impl Umem {
         };
         // SAFETY: a registration that was just made; its number never changes.
         let id = unsafe { (*raw.as_ptr()).umem_id };
-        // SAFETY: the object that lies in it is destroyed before: the fields of the owner of both stand in that
-        // order. It holds the device.
+        // SAFETY: the object in this memory is destroyed before, by the order of its owner's fields. The memory
+        // holds the device.
         let raw = unsafe { Owned::new(raw, api.umem_dereg, "mlx5dv_devx_umem_dereg") };
         Ok(Umem { _raw: raw, id, cpu, _keep: keep, _device: device.clone() })
     }
 
-    /// A place in it, for a command.
+    /// Returns an offset's place, for a command.
     pub(super) fn place(&self, offset: usize) -> UmemPlace {
         UmemPlace { id: self.id, offset: offset as u64 }
     }
 
-    /// The CPU's address of a place. It is inside the memory where `offset` is less than its
-    /// length.
+    /// Returns the CPU's address of an offset, which is inside if it is less than the length.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         self.cpu.as_ptr().wrapping_add(offset)
     }

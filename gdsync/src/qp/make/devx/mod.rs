@@ -1,13 +1,11 @@
-//! Queues made by commands of the device (DEVX) instead of verbs: their memory may be any that can
-//! be registered with the device, GPU memory too, which the kernel takes for no queue of verbs.
+//! Queues made by commands of the device (DEVX) instead of verbs. Their memory may be anything that can be
+//! registered with the device, also GPU memory, which the kernel does not accept for queues made by verbs.
 //!
-//! `domain` gives commands and has a doorbell register, `memory` registers what queues lie in, and
-//! `sizes` is the arithmetic. What drives the queues is the same as for those of verbs
-//! ([`crate::queue`]).
+//! `domain` gives commands and has a doorbell register, `memory` registers queue memory, and `sizes` computes queue
+//! sizes. [`crate::queue`] drives the queues, as it does those made by verbs.
 //!
-//! Asynchronous events of such queues are not reported: the device delivers them on a channel of
-//! its own kind (`mlx5dv_devx_create_event_channel`), which is not read. Those of ports and devices
-//! do.
+//! Asynchronous events of such queues are not reported: the device delivers them on another kind of channel
+//! (`mlx5dv_devx_create_event_channel`), which is not read. Events of ports and devices are.
 
 mod domain;
 mod memory;
@@ -35,7 +33,7 @@ use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::Arc;
 
-/// The entry points, where the provider has them.
+/// Returns the entry points, if the provider has them.
 pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
     device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
         device: device.name.to_owned(),
@@ -52,8 +50,7 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// A queue of at least `entries` entries, and its ring, which must not be used longer than the
-    /// queue.
+    /// Makes a queue of at least `entries` entries. Returns it with its ring, which must not outlive it.
     pub(crate) fn new(domain: &Domain, entries: u32) -> Result<(Self, Ring), Error> {
         let most = domain.device.attributes()?.max_completions;
         let entries = sizes::completion_entries(entries, most)?;
@@ -85,8 +82,7 @@ impl Cq {
     }
 }
 
-/// Beside a queue pair's number, completion entries carry this, which nothing here reads
-/// (`MLX5_IB_DEFAULT_UIDX`).
+/// The user index of queue pairs, which completion entries carry and nothing here reads (`MLX5_IB_DEFAULT_UIDX`).
 const NO_INDEX: u32 = 0xff_ffff;
 
 /// A queue pair.
@@ -159,10 +155,8 @@ impl Qp {
         Ok((Qp { object, _memory: memory }, queues))
     }
 
-    /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go
-    /// to.
-    ///
-    /// `link`: of its port.
+    /// Makes the transition that `ibv_modify_qp` makes for these attributes, which name the new state. `link` is
+    /// the port's.
     pub(crate) fn modify(
         &self,
         pd: &Arc<ProtectionDomainInner>,
@@ -199,7 +193,7 @@ fn transition(
             peer: match config.transport {
                 Transport::Ud => None,
                 Transport::Rc | Transport::Uc | Transport::Dc => Some(Peer {
-                    // The kernel knows the remote port's Ethernet address; a command has to say it.
+                    // The kernel knows the remote port's Ethernet address; a command has to name it.
                     route: Route {
                         vector: ah::resolve(pd, &attr.ah_attr)?,
                         ethernet: link == LinkLayer::Ethernet,
@@ -226,7 +220,7 @@ fn transition(
     })
 }
 
-/// Devices know powers of two only: the next one, as the kernel takes it.
+/// Returns the logarithm of the next power of two, as the kernel does: devices have no other counts.
 fn log_of(count: u8) -> u32 {
     u32::from(count).next_power_of_two().trailing_zeros()
 }

@@ -1,22 +1,22 @@
-//! How large queues made by commands become. Pure.
+//! Sizes of queues made by commands. Pure.
 
 use crate::qp::QueuePairConfig;
 use crate::verbs::{DeviceAttributes, Error, OutOfRange, Transport};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
 
-/// Bytes after a queue's rings: a doorbell record, on a cache line of its own.
+/// Bytes behind a queue's rings: a doorbell record, on its own cache line.
 pub(super) const RECORD: usize = 64;
-/// Entries that a queue pair's context can name: 4 bits of their logarithm.
+/// Most entries that a queue pair's context can name: 4 bits of their logarithm.
 const MOST_ENTRIES: u32 = 1 << 15;
-/// Entries of a completion queue: its consumer index has 24 bits.
+/// Most entries of a completion queue: its consumer index has 24 bits.
 const MOST_COMPLETIONS: u32 = 1 << 24;
-/// Bytes of a receive that it can name: 16 << 7.
+/// Most bytes of a receive that a context can name: 16 << 7.
 const MOST_STRIDE: u32 = 16 << 7;
 /// Bytes before inline data.
 const INLINE_HEADER: u32 = 4;
 
-/// Queues of a queue pair, and what a request on them may have.
+/// Sizes of a queue pair's queues, and limits of its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     /// Basic blocks of the send queue, a power of two.
@@ -31,8 +31,7 @@ pub(super) struct Sizes {
     pub(super) recv_segments: u32,
 }
 
-/// Segments of 16 bytes before a request's data: control, and a remote address or that of a
-/// datagram.
+/// Returns the 16-byte segments before a request's data: control, and a remote or a datagram's address.
 fn overhead(transport: Transport) -> u32 {
     match transport {
         Transport::Rc | Transport::Uc | Transport::Dc => 2,
@@ -48,7 +47,7 @@ fn check(what: &'static str, value: u32, most: u32) -> Result<(), Error> {
     Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy: "ask for less" }))
 }
 
-/// Entries of a completion queue with room for `entries`; devices have powers of two only.
+/// Returns the entries of a completion queue with room for `asked`; devices have powers of two only.
 pub(super) fn completion_entries(asked: u32, most: u32) -> Result<u32, Error> {
     // The greatest power of two that the device has.
     let most = 1 << most.clamp(2, MOST_COMPLETIONS).ilog2();
@@ -69,8 +68,7 @@ impl Sizes {
         check("recv_depth", config.recv_depth, most)?;
 
         let inline_segments = (INLINE_HEADER + config.inline).div_ceil(segment);
-        // An atomic operation has two segments behind its address: the operands, and the place of
-        // the result.
+        // An atomic operation has two segments behind its address: the operands, and the result's place.
         let data = config.send_segments.max(inline_segments).max(2);
         let per_block = BASIC_BLOCK as u32 / segment;
         let blocks = (overhead + data).div_ceil(per_block);
@@ -78,7 +76,7 @@ impl Sizes {
         check("basic blocks of the send queue (send_depth times the blocks of a request)", sq_blocks, most)?;
 
         let rq_stride = recv::stride(config.recv_segments);
-        // No smaller than a block, so that the send queue after it is aligned.
+        // At least a block, so that the send queue behind it is aligned.
         let rq_entries = config
             .recv_depth
             .max(1)
@@ -93,12 +91,12 @@ impl Sizes {
         })
     }
 
-    /// Bytes of the receive queue, where the send queue begins.
+    /// Returns the bytes of the receive queue, at whose end the send queue begins.
     pub(super) fn send_offset(&self) -> usize {
         self.rq_entries as usize * self.rq_stride as usize
     }
 
-    /// Bytes of both.
+    /// Returns the bytes of both.
     pub(super) fn ring_bytes(&self) -> usize {
         self.send_offset() + self.sq_blocks as usize * BASIC_BLOCK
     }

@@ -1,5 +1,5 @@
-//! On the system's libraries (`GDSYNC_TEST_PROVIDER=system`, as in `scripts/test-system`): queues
-//! in memory of every source, and what is refused, by whom.
+//! On the system's libraries (`GDSYNC_TEST_PROVIDER=system`, as in `scripts/test-system`): queues in memory of
+//! every source, and refusals.
 
 use super::domain::Sources;
 use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
@@ -22,8 +22,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's first device; none, with a message, where the software card of this process is
-/// under test.
+/// Returns the system's first device; none, with a message, if the software card of this process is under test.
 fn device(test: &str) -> Option<Device> {
     if std::env::var_os("GDSYNC_TEST_PROVIDER").is_some_and(|name| name == "system") {
         return Some(Device::open(provider::system().unwrap(), None).unwrap());
@@ -33,11 +32,11 @@ fn device(test: &str) -> Option<Device> {
     None
 }
 
-/// Memory of files, as a dma-buf that the CPU can map would be. Each queue begins behind the first
-/// pages of its file.
+/// Memory of files, which stands in for a dma-buf that the CPU can map. Each queue begins behind the first pages of
+/// its file.
 #[derive(Debug)]
 struct MemoryFiles {
-    /// Of the files, as procfs shows them: so that each test finds its own.
+    /// Name of the files in procfs, by which each test finds its own.
     name: &'static CStr,
     made: Mutex<Vec<File>>,
 }
@@ -58,7 +57,7 @@ impl MemorySource for MemoryFiles {
         let file = File::from(file);
         file.set_len((LEAD + mapped) as u64).unwrap();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, where the system likes it.
+        // SAFETY: a new mapping at an address of the system's choice.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -83,22 +82,22 @@ impl MemorySource for MemoryFiles {
     }
 }
 
-/// Memory, so many times; and then memory that is not there, of one kind or the other.
+/// Supplies memory a number of times, and then memory that does not exist, of either kind.
 #[derive(Debug)]
 struct RunsOut {
     left: AtomicUsize,
     then: Then,
     files: MemoryFiles,
-    /// The other end of what was given as a buffer.
+    /// The other end of the pipe that was passed as a buffer.
     writer: Mutex<Option<PipeWriter>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Then {
     NoMemory,
-    /// Mapped, but not for the device: an address where nothing is.
+    /// Mapped for the CPU, not for the device.
     NotThere,
-    /// A descriptor of something that is no memory.
+    /// A descriptor that is not of memory.
     NoBuffer,
 }
 
@@ -118,8 +117,7 @@ impl MemorySource for RunsOut {
                 UmemSource::DmaBuf { fd: read.into(), offset: 0 }
             }
         };
-        // SAFETY: not true, which is the point: the device refuses it, so that nothing ever touches
-        // it.
+        // SAFETY: not true on purpose: the device refuses it, so nothing ever accesses it.
         Ok(unsafe { QueueMemory::new(NonNull::new(4096 as *mut u8).unwrap(), len, source, Box::new(())) })
     }
 }
@@ -130,11 +128,11 @@ fn domain(pd: &Arc<ProtectionDomainInner>, source: Arc<dyn MemorySource>) -> Res
     Ok(Arc::new(QueueDomain { maker, placement: QueuePlacement::HOST, pd: pd.clone() }))
 }
 
-/// How many descriptors this process has of memory files of that name: of all, other tests open and
-/// close some meanwhile.
+/// Counts this process's descriptors of memory files of that name. Other tests open and close other files
+/// meanwhile.
 fn descriptors_of(name: &CStr) -> usize {
     let name = format!("/memfd:{}", name.to_str().unwrap());
-    // A descriptor may be closed between the listing and the look.
+    // A descriptor may be closed after the listing.
     let targets =
         std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
     targets.filter(|target| target.to_str().is_some_and(|target| target.starts_with(&name))).count()
@@ -154,7 +152,7 @@ fn devx_queues_in_memory_files_carry_messages_of_streams_and_of_the_cpu() {
             .unwrap()
     };
     let (left, right) = (make(), make());
-    // Send completions, receive completions, rings: of each side.
+    // Send completions, receive completions and rings of each side.
     let made = std::mem::take(&mut *source.made.lock());
     assert_eq!(made.len(), 6);
     assert!(descriptors_of(c"carries") >= 6, "the count that the other test relies on sees them");
@@ -230,7 +228,7 @@ fn devx_queues_that_cannot_have_their_memory_leave_nothing_behind() {
             }
         }
     }
-    // And there is still everything that queues need.
+    // Other queues can still be made.
     QueuePair::new(&pd, QueuePairConfig::default().queues(QueueApi::Devx)).unwrap();
 }
 

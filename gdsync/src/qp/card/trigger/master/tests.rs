@@ -1,5 +1,5 @@
-//! Masters that fail, and what a master looks like inside. On the provider that
-//! GDSYNC_TEST_PROVIDER names, as the integration tests are.
+//! Failures of masters, and their internal state. On the provider that GDSYNC_TEST_PROVIDER names, as the
+//! integration tests are.
 
 use super::*;
 use crate::qp::testing::{LONG, poll};
@@ -52,7 +52,7 @@ impl Rig {
         assert_eq!(self.region.word64(8 * slave).unwrap().load(), number);
     }
 
-    /// Waits until the slaves have failed because of their master, and until it has started again.
+    /// Waits until the slaves have failed because of their master, and until it has restarted.
     fn fails(&self, slaves: &[usize], starts: u64) {
         let deadline = Instant::now() + LONG;
         let failed = |slave: &usize| self.slaves[*slave].failure() == Some(FailureCause::Master);
@@ -78,8 +78,7 @@ fn a_masters_room_has_blocks_for_whatever_it_holds() {
     for sends in 1..=MOST_SENDS {
         let capacity = Capacity::new(sends);
         assert!(capacity.pending >= sends && capacity.blocks <= 8192, "{capacity:?}");
-        // Pending ones that are released are behind the last marker that has completed, and in front of
-        // the next.
+        // Pending sends that were released are between the last completed marker and the next.
         assert!(capacity.pending - sends < capacity.interval);
         assert!(2 * capacity.pending + capacity.pending / capacity.interval + 2 <= capacity.blocks);
     }
@@ -95,13 +94,13 @@ fn a_master_that_fails_fails_the_queue_pairs_whose_sends_it_holds() {
         let waiting = Stream::new(SoftStream::new().unwrap()).unwrap();
         waiting.post(waits.into_iter().fold(Batch::new(), Batch::wait)).unwrap();
         let before = [0, 2].map(|slave| rig.region.word64(8 * slave).unwrap().load());
-        // As an event of the card would; or a request that the card refuses.
+        // As after an event of the card, or a request that the card refuses.
         if round % 2 == 0 {
             let state = rig.master().state.lock();
             state.queue_pair.as_ref().unwrap().abort().unwrap();
         } else {
             let mut state = rig.master().state.lock();
-            // In front of it, to have it executed: a ticket that is written already.
+            // In front, so that the card executes it: its ticket has been written.
             let pending = PendingSend { ticket: 0, slave: 0xff_fff0, until: 1, block: 0 };
             state.stop();
             let left = state.pending.take();
@@ -119,7 +118,7 @@ fn a_master_that_fails_fails_the_queue_pairs_whose_sends_it_holds() {
         assert!(error.to_string().contains("master of its trigger failed"), "{error}");
         drop(error);
         assert_eq!(rig.slaves[1].failure(), None);
-        // The thread that looks may still be at it.
+        // The polling thread may not be finished.
         let deadline = Instant::now() + LONG;
         while rig.master().state.lock().is_broken {
             assert!(Instant::now() < deadline);
@@ -166,7 +165,7 @@ fn a_send_that_cannot_be_prepared_leaves_nothing_in_either_queue() {
     let error = rig.slaves[0].prepare(WorkRequest::send_inline(&long)).unwrap_err();
     assert!(matches!(error, QueueError::Request(_)), "{error}");
     assert_eq!(heads(), before);
-    // The master has failed, which has not been noticed: its lock is held meanwhile.
+    // The failure has not been noticed, as the lock is held meanwhile.
     let state = rig.master().state.lock();
     state.queue_pair.as_ref().unwrap().inner.fail(FailureCause::Aborted);
     drop(state);
