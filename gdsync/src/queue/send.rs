@@ -1,8 +1,7 @@
 //! The state of a send queue: encoded work requests from preparation to completion.
 //!
-//! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free
-//! again because a polled completion covered them. Work requests carry serial numbers, so that a
-//! prepared send can be found again.
+//! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, and `tail` blocks are free again after
+//! a polled completion. Serial numbers identify work requests.
 
 #[deny(unsafe_code)]
 mod posting;
@@ -31,17 +30,17 @@ const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 enum EntryState {
     /// In the ring, not announced to the card.
     Prepared,
-    /// Its completion is not returned: a WAIT in front of a send; or a send that was dropped before
-    /// it was posted, and is a NOP, which goes to the card with the next send that is posted.
+    /// Its completion is not returned. A WAIT, or a send that was dropped before it was posted: a NOP, which goes
+    /// to the card with the next posted send.
     Hidden,
-    /// Handed to a stream (or rung by the CPU).
+    /// Given to a stream, or rung by the CPU.
     Posted,
-    /// Handed to the card by a flush, before it was posted.
+    /// Given to the card by a flush, before it was posted.
     FlushedUnposted,
 }
 
 impl EntryState {
-    /// The card has it, or a stream that rings for it.
+    /// Returns whether the card has it, or a stream that rings for it.
     fn is_given(self) -> bool {
         matches!(self, EntryState::Posted | EntryState::FlushedUnposted)
     }
@@ -55,63 +54,62 @@ struct Entry {
     blocks: u16,
     signaled: bool,
     state: EntryState,
-    /// Keeps the memory that the card reads or writes.
+    /// Keeps the memory that the card accesses.
     regions: Regions,
 }
 
 impl Entry {
-    /// The block after its last.
+    /// Returns the block after its last.
     fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks.into())
     }
 
-    /// The CPU has posted it, and the queue keeps its regions.
+    /// Returns whether the CPU has posted it, and the queue's keeper keeps its regions.
     fn is_kept(&self) -> bool {
         matches!(self.regions, Regions::Kept)
     }
 }
 
-/// How the card comes to have sends that are prepared.
+/// How prepared sends come to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handover {
-    /// A stream rings, or the CPU.
+    /// A stream or the CPU rings.
     Doorbells,
-    /// The CPU has rung at their preparation, and the card waits in front of each.
+    /// The CPU rings when it prepares a send, and the card waits in front of it.
     Waits,
-    /// The queue of a master waits, and releases them.
+    /// A master's queue waits, and releases them.
     Master,
 }
 
-/// What completing an entry of the ring yields.
+/// The result of completing an entry of the ring.
 #[derive(Debug, Default)]
 pub(crate) struct Retired {
     pub(crate) wr_id: u64,
-    /// Work requests that retired together, and how many of them had a completion of their own
-    /// coming.
+    /// Work requests that retired together, and how many of them are signaled.
     pub(crate) entries: u32,
     pub(crate) signaled: u32,
-    /// A WAIT, or a send that was dropped: its completion is not returned.
+    /// True for a WAIT or a dropped send, whose completion is not returned.
     pub(crate) hidden: bool,
-    /// It was flushed before it was posted.
+    /// True if it was flushed before it was posted.
     pub(crate) flushed_unposted: bool,
     pub(crate) claim: Option<Arc<Claim>>,
 }
 
-/// Work requests that were taken out of the ring again.
+/// Work requests that were removed from the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Removed {
     pub(crate) entries: u32,
-    /// How many of them would have had a completion.
+    /// How many of them are signaled.
     pub(crate) signaled: u32,
 }
 
 /// A work request that was written.
 struct Written {
-    /// The value of the doorbell register: the first 8 bytes of the WQE.
+    /// Value for the doorbell register: the first 8 bytes of the WQE.
     doorbell: u64,
-    /// Its slices are of several regions.
+    /// True if its slices are of several regions.
     several: bool,
-    /// Its segments.
+    /// Number of its segments.
     units: u32,
 }
 
@@ -132,7 +130,7 @@ fn write(
     Ok(Written { doorbell: words[0], several, units })
 }
 
-/// The same for a work request that wraps around the ring's end.
+/// Writes a work request that wraps around the ring's end.
 #[cold]
 #[inline(never)]
 fn write_wrapped(
@@ -143,15 +141,14 @@ fn write_wrapped(
     qpn: u32,
 ) -> Result<Written, QueueError> {
     let mut copy = Copy::new();
-    // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than
-    // it has.
+    // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than it has.
     let mut writer = unsafe { copy.writer() };
     let written = write(&mut writer, request, rules, head, qpn)?;
     ring.write(head, copy.bytes(written.units));
     Ok(written)
 }
 
-/// Basic blocks that hold that many segments.
+/// Returns the basic blocks of that many segments.
 fn blocks_of(units: u32) -> u32 {
     units.div_ceil(UNITS_PER_BLOCK)
 }
@@ -161,34 +158,33 @@ fn blocks_of(units: u32) -> u32 {
 pub(crate) struct SendState {
     ring: Ring,
     qpn: u32,
-    /// The doorbell register.
+    /// Address of the doorbell register.
     pub(crate) register: HostAddr,
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
-    /// Sends of persistent requests: polling does not return their completions.
+    /// Claims of persistent requests: polling does not return their completions.
     pub(crate) claims: Claims,
     /// Serial number of `entries[0]`.
     first_serial: u64,
-    /// Serial number of the next send to be posted: of the oldest that is prepared, if any is.
+    /// Serial number of the next send to be posted: the oldest prepared one, if there is any.
     next_to_post: u64,
-    /// Where the newest posted sends are, to keep one queue pair on one stream at a time.
+    /// The newest post, which keeps a queue pair on one stream at a time.
     last_post: Option<LastPost>,
-    /// Doorbells of posted sends that the proxy still has to ring.
+    /// Doorbells of posted sends that the proxy has not rung yet.
     proxied: u32,
-    /// The queue pair has failed, and everything prepared was handed to the card.
+    /// True once the queue pair has failed and everything prepared was given to the card.
     flushed: bool,
-    /// A post has to look at more than the order: a stream waits for sends that are not posted, or
-    /// the queue was flushed.
+    /// True if a post must check more than the order: a stream waits for unposted sends, or the queue was flushed.
     pub(crate) guarded: bool,
-    /// A kernel drives the queue.
+    /// True while a kernel drives the queue.
     attached: bool,
     handover: Handover,
-    /// The outstanding requests are the master's to release, not the CPU's to ring for.
+    /// True if a master releases the outstanding requests, false if the CPU rings for them.
     is_masters: bool,
     /// Keeps the regions of posts that do not hold them.
     keeper: Arc<RegionKeeper>,
-    /// How many such posts there were.
+    /// Number of such posts.
     kept: u64,
 }
 
@@ -216,23 +212,23 @@ impl SendState {
         }
     }
 
-    /// What keeps the regions of posts that do not hold them.
+    /// Returns the keeper of regions of posts that do not hold them.
     pub(crate) fn keeper(&self) -> &Arc<RegionKeeper> {
         &self.keeper
     }
 
-    /// A queue whose sends come to the card in that way.
+    /// Sets how its sends come to the card.
     pub(crate) fn handed_over(self, handover: Handover) -> Self {
         SendState { handover, ..self }
     }
 
-    /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
+    /// Counts a doorbell given to the proxy (true), or rung or withdrawn (false).
     pub(crate) fn count_proxied(&mut self, pending: bool) {
         self.proxied = if pending { self.proxied + 1 } else { self.proxied.saturating_sub(1) };
     }
 
-    /// The doorbell by which the proxy rings: none once everything was flushed, as an older record
-    /// must not follow a newer one.
+    /// Returns the doorbell by which the proxy rings; none after a flush, as an older record must not follow a
+    /// newer one.
     pub(crate) fn proxied(&self, record: u32, value: u64) -> Option<Doorbell> {
         (!self.flushed).then(|| self.doorbell(record, value))
     }
@@ -255,7 +251,7 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes WAITs and, behind them, a work request into the ring. On an error, nothing has changed.
+    /// Writes WAITs, followed by a work request, into the ring. On an error, nothing has changed.
     ///
     /// Returns the request's serial number, and the doorbell that hands all of them to the card, for a stream or the
     /// CPU to ring. A slave's requests need none: the master releases them.
@@ -285,11 +281,10 @@ impl SendState {
         Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
     }
 
-    /// Writes a work request into the ring and rings the card, at once. Returns what [`Self::prepare`] does.
+    /// Writes a work request into the ring and rings the card at once. Returns what [`Self::prepare`] does.
     ///
     /// # Errors
-    /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding
-    /// on a stream.
+    /// Those of [`Self::prepare`]; earlier sends that are prepared and not posted, or outstanding on a stream.
     ///
     /// # Safety
     /// The register is valid.
@@ -313,10 +308,8 @@ impl SendState {
         Ok((serial, self.doorbell(record, value)))
     }
 
-    /// Writes a work request behind the newest, and books the entry of its completion. Where that
-    /// fails, nothing has changed.
-    ///
-    /// Returns the value of the doorbell register.
+    /// Writes a work request behind the newest, and reserves the entry of its completion. On an error, nothing has
+    /// changed. Returns the value for the doorbell register.
     #[inline(always)]
     fn place<R: Rules>(
         &mut self,
@@ -358,18 +351,18 @@ impl SendState {
         Ok(written.doorbell)
     }
 
-    /// Books what was written from the head on.
+    /// Adds an entry that was written at the head.
     fn push(&mut self, entry: Entry) {
         self.head = entry.end();
         self.entries.push_back(entry);
     }
 
-    /// The block after the newest work request.
+    /// Returns the block after the newest work request.
     pub(crate) fn end(&self) -> u32 {
         self.head
     }
 
-    /// The serial number of the next work request.
+    /// Returns the serial number of the next work request.
     fn next_serial(&self) -> u64 {
         self.first_serial + self.entries.len() as u64
     }
@@ -380,13 +373,13 @@ impl SendState {
         (position < self.entries.len()).then_some(position)
     }
 
-    /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes
-    /// of the *last* WQE's control segment, as it stands in the ring (it may have become a NOP).
+    /// Returns the doorbell for an entry and everything before it: the first 8 bytes of the *last* WQE's control
+    /// segment, as it is in the ring now, perhaps a NOP.
     fn doorbell_of(&self, entry: &Entry) -> Doorbell {
         self.doorbell(doorbell::record(entry.end()), self.ring.first_bytes(entry.first))
     }
 
-    /// Matches a completion with its work request, which retires together with all before it.
+    /// Matches a completion with its work request, which retires together with all earlier ones.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
         let (mut retired, mut kept) = (Retired::default(), 0);
@@ -410,26 +403,25 @@ impl SendState {
         Some(retired)
     }
 
-    /// Gives the newest request, which has one slice and no remote address, a key that the card
-    /// does not know.
+    /// Gives the newest request, which has one slice and no remote address, a key that the card does not know.
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
         let newest = self.entries.back().map_or(0, |entry| entry.first);
         self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
-    /// What is not retired.
+    /// Returns the number of work requests that have not retired.
     pub(crate) fn outstanding(&self) -> Removed {
         let signaled = self.entries.iter().filter(|entry| entry.signaled).count();
         Removed { entries: self.entries.len() as u32, signaled: signaled as u32 }
     }
 
-    /// Work that the card, a stream or a kernel may still touch.
+    /// Returns whether the card, a stream or a kernel may still access it.
     pub(crate) fn in_flight(&self) -> bool {
         self.has_posted() || self.attached
     }
 
-    /// Sends are posted in order, so the state of the oldest that was not dropped decides.
+    /// Sends are posted in order, so the oldest that was not dropped decides.
     fn has_posted(&self) -> bool {
         self.entries
             .iter()

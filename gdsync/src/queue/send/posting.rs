@@ -1,5 +1,6 @@
 //! From prepared to posted: sends are posted in the order of their preparation, and those of one queue on one
-//! stream at a time. Dropped sends, the flush after a failure, the restart, and the queue's loan to kernels.
+//! stream at a time. Also dropped sends, the flush after a failure, the restart, and attaching the queue to
+//! kernels.
 
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
 use crate::queue::send::{Entry, EntryState, Handover, Removed, SendState};
@@ -10,13 +11,13 @@ use std::cmp;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Where the newest posted sends of a queue are.
+/// The newest post of a queue.
 #[derive(Debug)]
 pub(crate) struct LastPost {
     pub(crate) timeline: Arc<Timeline>,
     pub(crate) point: TimelinePoint,
-    /// The stream is known to have passed it, because the card has completed all that was posted,
-    /// or the CPU has posted since.
+    /// True if the stream is known to have passed it: the card has completed all posts, or the CPU has posted
+    /// since.
     pub(super) settled: bool,
 }
 
@@ -28,7 +29,7 @@ impl LastPost {
         replaced
     }
 
-    /// Says in `last` that the newest post is on that timeline now, at `point`.
+    /// Records in `last` a post on that timeline at `point`. Returns the previous one.
     #[inline]
     pub(crate) fn renew(
         last: &mut Option<LastPost>,
@@ -72,7 +73,7 @@ pub(crate) struct PreviousPoint {
     pub(super) settled: bool,
 }
 
-/// What posting a send has replaced, to undo it.
+/// The previous post, for an undo.
 #[derive(Debug)]
 pub(crate) enum PreviousPost {
     /// An earlier point of the same timeline.
@@ -81,7 +82,7 @@ pub(crate) enum PreviousPost {
     Other(Option<LastPost>),
 }
 
-/// The addresses of a send queue, and its next block.
+/// Addresses of a send queue, and its next block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BorrowedSends {
     pub(crate) ring: HostAddr,
@@ -89,15 +90,12 @@ pub(crate) struct BorrowedSends {
     pub(crate) blocks: u32,
     pub(crate) record: HostAddr,
     pub(crate) register: HostAddr,
-    /// The next block.
     pub(crate) head: u32,
 }
 
 impl SendState {
-    /// Marks a send as handed to a stream at `point`, after checking that it is the next to be
-    /// posted.
-    ///
-    /// Returns what that has replaced, for [`Self::undo_post`].
+    /// Marks a send as given to a stream at `point`, if it is the next to be posted. Returns the previous post, for
+    /// [`Self::undo_post`].
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -117,7 +115,7 @@ impl SendState {
         Ok(LastPost::renew(&mut self.last_post, timeline, point))
     }
 
-    /// Refuses a send in front of which others are prepared, and one from before a reset.
+    /// Refuses a send behind other prepared sends, and one from before a reset.
     #[inline]
     pub(super) fn check_next(&self, serial: u64) -> Result<(), QueueError> {
         let (qpn, expected) = (self.qpn, self.next_to_post);
@@ -130,13 +128,14 @@ impl SendState {
         }
     }
 
-    /// Refuses a post of the CPU behind sends that are prepared and not posted, and as [`Self::settle`].
+    /// Refuses a post of the CPU behind prepared sends that are not posted, and as [`Self::settle`] does.
     pub(crate) fn check_turn_of_cpu(&mut self) -> Result<(), QueueError> {
         self.check_next(self.next_serial())?;
         self.settle()
     }
 
-    /// Refuses a post of the CPU while a stream has still to ring for sends: its doorbell would announce those, too.
+    /// Refuses a post of the CPU while a stream has not rung for its sends: the CPU's doorbell would announce
+    /// those, too.
     #[inline(always)]
     pub(super) fn settle(&mut self) -> Result<(), QueueError> {
         if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
@@ -148,7 +147,7 @@ impl SendState {
         Ok(())
     }
 
-    /// Marks a send as posted by the program itself, in a way that the library does not see.
+    /// Marks a send as posted by the program itself, which the library does not see.
     pub(crate) fn mark_posted(&mut self, serial: u64) {
         if let Some(position) = self.position(serial) {
             self.entries[position].state = EntryState::Posted;
@@ -164,8 +163,8 @@ impl SendState {
         Ok(())
     }
 
-    /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last
-    /// one. Otherwise changes nothing.
+    /// Does what [`Self::post`] does in the common case: the next send, on the timeline of the last one. Otherwise
+    /// changes nothing.
     #[inline(always)]
     pub(crate) fn post_next(
         &mut self,
@@ -188,7 +187,7 @@ impl SendState {
         Some(replaced)
     }
 
-    /// Moves on to the next send that is prepared.
+    /// Moves on to the next prepared send.
     #[inline]
     pub(super) fn skip_unprepared(&mut self) {
         self.next_to_post = self.next_to_post.max(self.first_serial);
@@ -200,8 +199,7 @@ impl SendState {
         }
     }
 
-    /// The stream refused the batch: the send is only prepared again. A group is undone newest
-    /// first.
+    /// Undoes [`Self::post`], as the stream refused the batch. Groups are undone newest first.
     pub(crate) fn undo_post(&mut self, serial: u64, before: PreviousPost) {
         if let Some(position) = self.position(serial) {
             self.entries[position].state = EntryState::Prepared;
@@ -212,36 +210,36 @@ impl SendState {
         LastPost::restore(&mut self.last_post, before);
     }
 
-    /// A stream has still to ring for sends, or perhaps has.
+    /// Returns whether a stream may not have rung for its sends yet.
     pub(crate) fn has_unpassed_posts(&self) -> bool {
         self.unsettled().is_some_and(|last| !last.timeline.has_passed(last.point))
     }
 
-    /// Where the newest posted sends are, unless a stream is known to have passed them.
+    /// Returns the newest post, unless a stream is known to have passed it.
     pub(super) fn unsettled(&self) -> Option<&LastPost> {
         self.last_post.as_ref().filter(|last| !last.settled)
     }
 
-    /// Sends that are to complete, and that no post has handed to a stream or to the card. They are
-    /// behind all others.
+    /// Returns the number of signaled sends that were given neither to a stream nor to the card. They are behind
+    /// all others.
     #[inline]
     pub(crate) fn unposted(&self) -> u32 {
         let behind = self.entries.iter().rev().take_while(|entry| !entry.state.is_given());
         behind.filter(|entry| entry.signaled).count() as u32
     }
 
-    /// Whether posts have to look for waits that they must not follow.
+    /// Sets whether posts check for waits that they must not follow.
     pub(crate) fn guard(&mut self, guarded: bool) {
         self.guarded = guarded || self.flushed;
     }
 
-    /// A stream has still to ring for sends that are to complete.
+    /// Returns whether a stream has not rung for signaled sends yet.
     pub(crate) fn is_rung_later(&self) -> bool {
         self.has_unpassed_posts() && self.rung().1 > 0
     }
 
-    /// Sends that are to complete: those for which the card was rung, as the record says, and those
-    /// for which it was not.
+    /// Returns the number of signaled sends for which the card was rung, as the record shows, and of those for
+    /// which it was not.
     pub(crate) fn rung(&self) -> (u32, u32) {
         let record = doorbell::record_value(self.ring.record().load(Ordering::Acquire));
         let blocks = |end: u16| end.wrapping_sub(self.tail as u16);
@@ -252,12 +250,9 @@ impl SendState {
         (rung.len() as u32, unrung.len() as u32)
     }
 
-    /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place
-    /// otherwise.
-    ///
-    /// A wait that was prepared for its completion must still be satisfied: then it stays as a NOP,
-    /// too (`awaited`); and so does a send that the card has already. Returns what was taken out of
-    /// the ring.
+    /// Takes a prepared send back: removes it from the ring if it is the newest, and makes it a NOP otherwise. It
+    /// also stays as a NOP if a wait for its completion is prepared (`awaited`), or if the card has it already.
+    /// Returns what was removed.
     pub(crate) fn cancel(&mut self, serial: u64, awaited: impl Fn(u32) -> bool) -> Removed {
         let mut removed = Removed::default();
         let Some(position) = self.position(serial) else { return removed };
@@ -266,7 +261,7 @@ impl SendState {
         }
         self.entries[position].state = EntryState::Hidden;
         self.claims.forget(serial);
-        // What the card has stays.
+        // The card keeps its requests.
         while self.handover == Handover::Doorbells
             && let Some(newest) = self.entries.back()
         {
@@ -280,52 +275,51 @@ impl SendState {
         }
         if let Some(position) = self.position(serial) {
             self.write_nop(position);
-            // So are the WAITs in front of it that a stream would have rung for: what follows does not wait in its place.
-            // (Further ones are of sends that were dropped, and NOPs already.)
+            // So do the WAITs in front of it that a stream would have rung for, as later requests must not wait
+            // instead. (Earlier ones are of dropped sends, and NOPs already.)
             if self.handover == Handover::Doorbells {
                 let hidden = |before: &usize| self.entries[*before].state == EntryState::Hidden;
                 let first = (0..position).rev().take_while(hidden).last().unwrap_or(position);
                 (first..position).for_each(|before| self.write_nop(before));
             }
         }
-        // A serial number that went with its entry comes again.
+        // The serial number of a removed entry is reused.
         self.next_to_post = self.next_to_post.min(self.first_serial + self.entries.len() as u64);
         self.skip_unprepared();
         removed
     }
 
-    /// Turns an entry into a NOP where it stands: only opcode and opmod change, so that size and
-    /// completion stay (libmlx5's `mlx5dv_qp_cancel_posted_send_wrs` does the same).
+    /// Turns an entry into a NOP: only opcode and opmod change, so that size and completion stay (as in libmlx5's
+    /// `mlx5dv_qp_cancel_posted_send_wrs`).
     fn write_nop(&mut self, position: usize) {
         let first = self.entries[position].first;
         let ctrl = CtrlSeg::new(Opcode::Nop, first as u16, 0, 0, CtrlFlags::empty(), [0; 4]);
         let [word, ..]: [u32; SEGMENT / 4] = zerocopy::transmute!(ctrl);
-        // In one piece: the card may have been rung for it, and may be looking.
+        // In one piece: the card may have been rung for it, and may be reading.
         self.ring.word(first, 0).store(word, Ordering::Release);
         self.ring.drain();
     }
 
-    /// Everything was handed to the card after the queue pair failed: nothing older may follow.
+    /// Returns whether everything was given to the card after a failure: nothing older may follow.
     #[inline]
     pub(crate) fn is_flushed(&self) -> bool {
         self.flushed
     }
 
-    /// In the error state: hands everything prepared to the card, which flushes it, so that no wait
-    /// stays unsatisfied.
+    /// Gives everything prepared to the card, which is in the error state and flushes it, so that all waits end.
     ///
-    /// Returns the doorbell to ring, or none where streams still have earlier sends to post (theirs
-    /// would then run backwards), or nothing is left to hand over.
+    /// Returns the doorbell to ring; none if streams have not posted earlier sends yet (their doorbells would then
+    /// go backwards), or nothing is left.
     pub(crate) fn flush(&mut self) -> Option<Doorbell> {
-        let is_released = self.handover == Handover::Master;
-        // No stream rings for what a master releases.
-        if self.has_unpassed_posts() && !is_released {
+        let is_slave = self.handover == Handover::Master;
+        // Streams do not ring for sends that a master releases.
+        if self.has_unpassed_posts() && !is_slave {
             return None;
         }
         let newest = self.doorbell_of(self.entries.back()?);
-        // A stream that failed may not have rung what it was given. A master may have failed itself,
-        // and a card that has its SEND_EN may not flush for it.
-        let perhaps_not_rung = is_released || self.unsettled().is_some_and(|last| last.timeline.is_dead());
+        // A failed stream may not have rung for its sends. A master may have failed itself, and a card with its
+        // SEND_EN may not flush for it.
+        let perhaps_not_rung = is_slave || self.unsettled().is_some_and(|last| last.timeline.is_dead());
         let all_posted = self.entries.iter().all(|entry| entry.state == EntryState::Posted);
         if self.flushed || (all_posted && !perhaps_not_rung) {
             return None;
@@ -340,12 +334,11 @@ impl SendState {
         Some(newest)
     }
 
-    /// What prevents a restart of the queue.
+    /// Returns what prevents a restart of the queue.
     ///
-    /// `failed`: the card takes no more work, and completes what it has. Waiting is then useless
-    /// for sends that asked for no completion, if that is all there is: it was done before the
-    /// failure. Completions of WAITs and of dropped sends matter only where a wait may be for them
-    /// (`awaited`): the program does not see them, and cannot know when they have come.
+    /// `failed`: the card takes no more work, and completes what it has. Then unsignaled sends at the end need no
+    /// completion: they were done before the failure. Completions of WAITs and of dropped sends matter only if a
+    /// wait may be for them (`awaited`), as the program does not see them.
     pub(crate) fn blocker(&self, failed: bool, awaited: bool) -> Option<ResetBlocker> {
         if self.attached {
             return Some(ResetBlocker::Kernel);
@@ -366,8 +359,8 @@ impl SendState {
         (!is_drained).then_some(ResetBlocker::Sends(self.entries.len() as u32))
     }
 
-    /// Restarts the queue after the card was reset: block 0 is next. Serial numbers continue, so
-    /// that a send prepared before is known as such.
+    /// Restarts the queue after the card was reset: block 0 is next. Serial numbers continue, so that earlier sends
+    /// are recognized.
     pub(crate) fn reset(&mut self) {
         self.first_serial += self.entries.len() as u64;
         let kept = self.entries.drain(..).filter(Entry::is_kept).count();
@@ -382,14 +375,14 @@ impl SendState {
     /// Attaches the queue: until [`Self::detach`], only kernels post to it.
     ///
     /// # Errors
-    /// How many sends are prepared or have not completed.
+    /// The number of sends that are prepared or have not completed.
     pub(crate) fn attach(&mut self) -> Result<BorrowedSends, u32> {
-        // If all have completed, all doorbells for them have rung.
+        // If all have completed, all their doorbells have rung.
         if !self.entries.is_empty() {
             return Err(self.entries.len() as u32);
         }
         self.attached = true;
-        // The blocks of withdrawn sends must not reach memory after what the kernel writes.
+        // The blocks of withdrawn sends must not reach memory after a kernel's writes.
         self.ring.drain();
         Ok(BorrowedSends {
             ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
@@ -400,13 +393,13 @@ impl SendState {
         })
     }
 
-    /// Detaches the queue, in which everything has completed: block `head` is next.
+    /// Detaches the queue, in which everything has completed. Block `head` is next.
     pub(crate) fn detach(&mut self, head: u32) {
         (self.head, self.tail, self.attached) = (head, head, false);
     }
 
-    /// The doorbell for the blocks before `end` that a kernel has written, each of them a request;
-    /// `None` if the queue is not attached.
+    /// Returns the doorbell for the blocks before `end` that a kernel has written, each of them a request; `None`
+    /// if the queue is not attached.
     pub(crate) fn attached_doorbell(&self, end: u32) -> Option<Doorbell> {
         let value = self.ring.first_bytes(end.wrapping_sub(1));
         self.attached.then(|| self.doorbell(doorbell::record(end), value))

@@ -19,7 +19,7 @@ fn queue(blocks: u32) -> SendState {
 
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 
-/// A send of that many inline bytes.
+/// Returns the inline bytes of a send.
 fn payload(len: usize, wr_id: u64) -> Vec<u8> {
     (0..len).map(|i| i as u8 ^ wr_id as u8).collect()
 }
@@ -38,7 +38,7 @@ impl SendState {
     }
 }
 
-/// A work request as the card reads it: its blocks, from anywhere in the ring.
+/// Reads a work request as the card does: its blocks, from anywhere in the ring.
 fn read(queue: &SendState, first: u32, blocks: u32) -> Vec<u8> {
     let words = (0..blocks).flat_map(|block| (0..16).map(move |word| (first.wrapping_add(block), word * 4)));
     words
@@ -111,7 +111,7 @@ fn the_newest_is_rolled_back_and_others_become_nops() {
     assert_eq!((queue.head, queue.entries.len()), (0, 0));
 }
 
-/// What stands in front of a dropped send, and a stream would have rung for, waits_of up nothing behind it.
+/// The WAITs of a dropped send, for which a stream would have rung, do not hold up later requests.
 #[test]
 fn the_waits_of_a_dropped_send_become_nops_with_it() {
     let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
@@ -205,7 +205,7 @@ fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
     assert!(queue.flush().is_none(), "nothing is left");
 }
 
-/// A register that may be stored to.
+/// Makes a queue with a register that may be stored to.
 fn ringing(blocks: u32) -> SendState {
     let register: &'static std::sync::atomic::AtomicU64 = Box::leak(Box::default());
     SendState::new(test_ring(blocks, BASIC_BLOCK), 0x42, HostAddr(register.as_ptr() as u64))
@@ -258,7 +258,7 @@ fn a_send_is_posted_at_once_only_when_its_turn_has_come() {
     assert!(matches!(post_now(&mut queue, full), Err(QueueError::Full(QueueFull::CompletionQueue { .. }))));
     assert_eq!((queue.head, queue.entries.len()), (1, 1), "nothing has changed");
     post_now(&mut queue, |_| Ok(())).unwrap();
-    // A stream may go on where the CPU has stopped, and the other way round.
+    // A stream may continue after the CPU, and the other way round.
     let serial = queue.prepare_bytes(0, 2);
     queue.post(serial, &timeline, TimelinePoint(2)).unwrap();
     timeline.declare_passed(TimelinePoint(2));

@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 const WAIT: CardWait = CardWait::Ticket { lkey: 0x77, addr: 0x1000, ticket: 9 };
 
-/// A queue with a register of its own, which it returns, too.
+/// Makes a queue with its register, which it also returns.
 fn queue(blocks: u32, handover: Handover) -> (SendState, &'static AtomicU64) {
     let register: &'static AtomicU64 = Box::leak(Box::default());
     let ring = test_ring(blocks, BASIC_BLOCK);
@@ -109,7 +109,7 @@ fn a_slaves_send_rings_nothing_and_can_be_taken_back() {
     assert_eq!((queue.head, queue.outstanding().entries, record(&queue)), (1, 1, 1));
     assert!(completions.has_room(7) && !completions.has_room(8));
     assert_eq!(register.load(Ordering::Relaxed), 0);
-    // Dropped, it stays as a NOP: its release stands in the master's ring.
+    // A dropped send stays as a NOP, as its release is in the master's ring.
     assert_eq!(queue.cancel(serial, |_| false).entries, 0);
     let ctrl = CtrlSeg::read_from_bytes(&block_at(&queue, 0)[..16]).unwrap();
     assert_eq!(ctrl.opcode(), Ok(Opcode::Nop));
@@ -139,7 +139,7 @@ fn releases_and_posts_of_the_cpu_are_outstanding_one_kind_at_a_time() {
             queue.post(serial, &timeline, TimelinePoint(u64::from(lap) + 1)).unwrap();
         }
         timeline.declare_passed(TimelinePoint(u64::from(lap) + 1));
-        // Passed is not released: the master may be about to.
+        // The stream has passed it, but it may not be released yet.
         assert!(other(post(&mut queue).unwrap_err()));
         queue.retire(first + 2).unwrap();
         assert!(other(post(&mut queue).unwrap_err()));
