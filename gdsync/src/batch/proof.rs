@@ -1,9 +1,9 @@
 //! The proof of the merges: no observer can tell a merged batch from an unmerged one.
 //!
-//! A case is a system: streams with batches, queue pairs and completion queues, a card that delays
-//! its work, a CPU that prepares, posts, and reacts to the points that streams have written. It runs
-//! merged and unmerged, by doorbells and by the card (triggers release sends, collectors wait), each
-//! in random orders of steps. `docs/merging.md` says what is compared, and on which premises.
+//! A case is a system: streams with batches, queue pairs and completion queues, a card that delays its work, and a
+//! CPU that prepares, posts, and reacts to the points that streams have written. It runs merged and unmerged, by
+//! doorbells and by the card (triggers release sends, collectors wait), each in random orders of steps.
+//! `docs/merging.md` lists the comparisons and their premises.
 
 mod card;
 mod running;
@@ -13,19 +13,18 @@ use crate::batch::outline::{Descriptor, PaperSend, PaperWait};
 use crate::memop::{Condition, MemOpCaps};
 use system::System;
 
-/// Numbers of queue pairs and of completion queues of a case. They are few, so that descriptors
-/// share them.
+/// Numbers of queue pairs and of completion queues of a case: few, so that descriptors share them.
 const QUEUES: usize = 6;
 const STREAMS: usize = 2;
 /// Triggers of a stream.
 const TRIGGERS: usize = 2;
 
-/// How a case runs.
+/// The mode in which a case runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mode {
     merged: bool,
-    /// Triggers release the sends of queue pairs that have one, and collectors wait for runs. Otherwise
-    /// all goes by doorbells, and streams wait.
+    /// True if triggers release the sends of queue pairs that have one, and collectors wait for runs; false if
+    /// everything goes by doorbells, and streams wait.
     by_card: bool,
 }
 
@@ -34,11 +33,11 @@ impl Mode {
     const MERGED: Mode = Mode { merged: true, by_card: false };
     const PLAIN_BY_CARD: Mode = Mode { merged: false, by_card: true };
     const MERGED_BY_CARD: Mode = Mode { merged: true, by_card: true };
-    /// All of them.
+    /// All modes.
     #[cfg(fuzzing)]
     pub(crate) const ALL: [Mode; 4] = [Mode::PLAIN, Mode::MERGED, Mode::PLAIN_BY_CARD, Mode::MERGED_BY_CARD];
 
-    /// A descriptor, as it goes this mode.
+    /// Returns a descriptor as this mode has it.
     fn of(self, descriptor: Descriptor) -> Descriptor {
         match descriptor {
             Descriptor::Send(send) if !self.by_card => Descriptor::Send(PaperSend { trigger: None, ..send }),
@@ -47,7 +46,7 @@ impl Mode {
     }
 }
 
-/// Decisions, from bytes.
+/// Decisions from bytes.
 struct Choices<'a> {
     bytes: std::slice::Iter<'a, u8>,
 }
@@ -57,7 +56,7 @@ impl<'a> Choices<'a> {
         Choices { bytes: bytes.iter() }
     }
 
-    /// Below `limit`; 0 once the bytes are used up.
+    /// Returns a number below `limit`; 0 once the bytes are used up.
     fn below(&mut self, limit: usize) -> usize {
         usize::from(*self.bytes.next().unwrap_or(&0)) % limit.max(1)
     }
@@ -67,7 +66,7 @@ impl<'a> Choices<'a> {
     }
 }
 
-/// What the CPU does: once the timeline says that a stream has passed a wait, it writes a word.
+/// A reaction of the CPU: once the timeline shows that a stream has passed a wait, it writes a word.
 #[derive(Clone, Debug)]
 struct Reaction {
     stream: usize,
@@ -76,12 +75,12 @@ struct Reaction {
     word: u32,
 }
 
-/// What a case has so far.
+/// Counts of a case that is being made.
 #[derive(Default)]
 struct Counts {
     /// Sends of each queue pair.
     sends: [u32; QUEUES],
-    /// Completions of these sends and waits, of each queue.
+    /// Completions of these sends, and waits, of each queue.
     completions: [u32; QUEUES],
     waits: [u32; QUEUES],
     /// The next ticket of each trigger.
@@ -89,7 +88,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// The first queue, from `first` on, that has a completion for which there is no wait.
+    /// Returns the first queue, from `first` on, with a completion that has no wait.
     fn next_to_come(&self, first: usize) -> Option<usize> {
         (first..QUEUES).chain(0..first).find(|queue| self.has_more(*queue))
     }
@@ -98,7 +97,7 @@ impl Counts {
         self.waits[queue] < self.completions[queue]
     }
 
-    /// The next wait for a queue.
+    /// Returns the next wait for a queue.
     fn wait(&mut self, queue: usize, checked: bool) -> PaperWait {
         self.waits[queue] += 1;
         PaperWait { queue: queue as u32, index: self.waits[queue] - 1, checked }
@@ -109,17 +108,17 @@ impl Counts {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     caps: MemOpCaps,
-    /// Descriptors of each stream, and where its batches end.
+    /// Descriptors of each stream, and the ends of its batches.
     streams: [Vec<Descriptor>; STREAMS],
     ends: [Vec<usize>; STREAMS],
-    /// Of each queue pair: the completion queue of its sends, that of their receives, and `n` if
-    /// every `n`th send completes.
+    /// For each queue pair: the completion queues of its sends and of its receives, and `n` if every `n`th send
+    /// completes.
     queue_pairs: Vec<(u32, u32, u32)>,
-    /// Of each queue pair: its trigger. Triggers belong to one stream.
+    /// The trigger of each queue pair. Triggers belong to one stream.
     triggers: Vec<Option<u32>>,
     /// The first ticket of every trigger.
     first_ticket: u64,
-    /// Collectors wait for runs of waits for so many queues.
+    /// The fewest queues of runs that collectors wait for.
     collect_from: Option<u32>,
     reactions: Vec<Reaction>,
     seed: u64,
@@ -148,7 +147,7 @@ impl Case {
             Some((of_stream * STREAMS + queue_pair % STREAMS) as u32)
         };
         let triggers = (0..QUEUES).map(|queue_pair| trigger(queue_pair, choices.below(4))).collect();
-        // Tickets wrap, and the halves of a word.
+        // Tickets wrap around, and so do the halves of a word.
         let first_ticket = [1, 1, u64::from(u32::MAX), u64::MAX - 1][choices.below(4)];
         let collect_from = [None, Some(1), Some(2), Some(3), Some(4)][choices.below(5)];
         let mut case = Case {
@@ -167,7 +166,7 @@ impl Case {
     }
 
     fn fill(&mut self, choices: &mut Choices<'_>) {
-        // What most systems wait for comes: they would stand still soon if it did not.
+        // Most systems wait only for completions that come: otherwise they would soon hang.
         let may_hang = choices.below(4) == 0;
         let mut made = Counts { tickets: [self.first_ticket; TRIGGERS * STREAMS], ..Counts::default() };
         // Words only grow: those of the streams, then those of the CPU.
@@ -218,7 +217,7 @@ impl Case {
                 14 => Descriptor::Barrier,
                 _ => {
                     self.ends[stream].push(position);
-                    // Waits may be posted in another order than they were prepared in.
+                    // Waits may be posted in a different order than they were prepared.
                     if let [.., Descriptor::WaitCq(one), Descriptor::WaitCq(next)] =
                         &mut self.streams[stream][..]
                         && one.queue == next.queue
@@ -237,7 +236,7 @@ impl Case {
         }
     }
 
-    /// The next send of a queue pair.
+    /// Returns the next send of a queue pair.
     fn send(&self, own: usize, made: &mut Counts) -> PaperSend {
         made.sends[own] += 1;
         let (send_queue, recv_queue, every) = self.queue_pairs[own];
@@ -250,8 +249,7 @@ impl Case {
         PaperSend { queue_pair: own as u32, index: made.sends[own] - 1, trigger }
     }
 
-    /// A word that the CPU writes once it knows that the stream has passed its last wait for a
-    /// completion.
+    /// Adds a word that the CPU writes once it knows that the stream has passed its last wait for a completion.
     fn reaction(&mut self, stream: usize) -> Option<u32> {
         let after = self.streams[stream].iter().rposition(is_completion)?;
         let word = (STREAMS + self.reactions.len()) as u32;
@@ -259,10 +257,10 @@ impl Case {
         Some(word)
     }
 
-    /// Runs it in several modes, the first of which is what all are compared with.
+    /// Runs it in several modes, and compares all with the first.
     ///
     /// # Errors
-    /// The difference, or the invariant that does not hold.
+    /// The difference, or the violated invariant.
     pub(crate) fn check(&self, modes: &[Mode]) -> Result<(), String> {
         let mut first = None;
         for mode in modes {

@@ -41,7 +41,7 @@ impl CardWord {
         Ok(Self::part(region, offset, Word::Gpu(GpuWord64::new(region.memory(), offset)?)))
     }
 
-    /// Makes a word that lies in a region.
+    /// Makes a word inside a region.
     fn part<M>(region: &Region<M>, offset: usize, word: Word) -> Self {
         let RemoteMemory { addr, rkey, .. } = region.remote();
         let remote =

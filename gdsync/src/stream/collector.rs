@@ -1,4 +1,4 @@
-//! When a stream has a collector wait for its completions.
+//! A stream's collector, which waits for completions instead of the stream.
 
 use crate::batch::{Collecting, Descriptor};
 use crate::cuda::Placement;
@@ -7,14 +7,14 @@ use crate::qp::{Collector, CollectorConfig, PreparedWait};
 use crate::verbs::{DEFAULT_PORT, Device, Error};
 use std::sync::Arc;
 
-/// A stream's collector. It is made when the first batch needs one, for the device of that batch's
-/// waits, which is not known before: that batch takes as long as a queue pair takes to make. Waits for
-/// completions of other devices stay the stream's.
+/// A stream's collector. It is made when the first batch needs one, for the device of that batch's waits, which is
+/// not known before; making its queue pair delays that batch. The stream waits itself for completions of other
+/// devices.
 #[derive(Debug)]
 pub(super) struct StreamCollector {
-    /// From how many queues on; none: never.
+    /// The fewest queues that are collected; none for never.
     from: Option<u32>,
-    /// Whose memory its word lies in.
+    /// Memory of its word.
     word: Placement,
     made: Made,
 }
@@ -23,7 +23,7 @@ pub(super) struct StreamCollector {
 enum Made {
     NotYet,
     Collector(Collector),
-    /// It cannot be.
+    /// It cannot be made.
     Refused,
 }
 
@@ -39,8 +39,7 @@ impl StreamCollector {
         }
     }
 
-    /// Whether the waits of a batch are to be collected. Not where the card waits for so many that
-    /// there is no room for these.
+    /// Decides whether the waits of a batch are collected. They are not if the card has no room for them.
     #[inline]
     pub(super) fn collecting(
         &mut self,
@@ -79,7 +78,7 @@ impl StreamCollector {
     }
 }
 
-/// A collector for a wait's device, on the port of a queue pair that completes there.
+/// Makes a collector for a wait's device, on the port of a queue pair that completes there.
 fn make(wait: &PreparedWait, word: Placement, stream: &impl MemOpStream) -> Made {
     let (queue, _, queue_pairs) = wait.entry();
     let device = Device { inner: queue.device.clone() };
@@ -94,7 +93,7 @@ fn make(wait: &PreparedWait, word: Placement, stream: &impl MemOpStream) -> Made
     }
 }
 
-/// The collector, where the stream reaches its word.
+/// Returns the collector, if the stream reaches its word.
 fn reached(collector: Collector, stream: &impl MemOpStream) -> Result<Collector, Refusal> {
     if let Some(memory) = collector.word().place().gpu_memory() {
         stream.reaches(memory).map_err(Refusal::Stream)?;

@@ -9,27 +9,26 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Performs memory operations on the thread that submits them, before `submit` returns. While it
-/// waits, other threads can ask its [`crate::Stream`] what it waits for.
+/// Performs memory operations on the thread that submits them, before `submit` returns. While it waits, other
+/// threads can ask its [`crate::Stream`] about the wait.
 ///
-/// A wait that takes longer than the time-out, if there is one, fails the backend for good: later
-/// operations are not performed, and the queue pairs concerned are moved to the error state.
+/// A wait that exceeds the time-out, if there is one, fails the backend for good: later operations are not
+/// performed, and the queue pairs concerned move to the error state.
 #[derive(Debug, Default)]
 pub struct Cpu {
     timeout: Option<Duration>,
     failed: Mutex<Option<StreamError>>,
-    /// A submission is not performed wholly, as one of its waits was not satisfied at once.
+    /// True while a submission waits.
     waiting: AtomicBool,
 }
 
 impl Cpu {
-    /// Waits without a time-out. [`crate::QueuePair::abort`], called by another thread, ends a
-    /// wait.
+    /// Makes a backend without a time-out. [`crate::QueuePair::abort`], called by another thread, ends a wait.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Waits at most `timeout` for each word.
+    /// Makes a backend that waits at most `timeout` for each word.
     pub fn with_timeout(timeout: Duration) -> Self {
         Cpu { timeout: Some(timeout), ..Self::default() }
     }
@@ -93,7 +92,7 @@ unsafe impl MemOpStream for Cpu {
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
         let mut pause = Pause::new();
         loop {
-            // Before the failure: a submission that fails says so before it ends.
+            // Before the failure: a failing submission records its failure before it ends.
             let waiting = self.waiting.load(Ordering::Acquire);
             self.check()?;
             if !waiting || pause.elapsed() >= timeout {

@@ -1,5 +1,4 @@
-//! Posting one send, in little more time than the backend's call takes: programs that send from a
-//! loop do little else.
+//! Posting one send in little more time than the backend's call takes, for programs that send from a loop.
 
 use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
@@ -15,19 +14,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tracing::level_filters::LevelFilter;
 
-/// What has become of a send on the fast path.
+/// The outcome of a send on the fast path.
 enum FastPath {
     /// It is submitted, with this point.
     Posted(TimelinePoint),
-    /// It needs housekeeping, or the full lowering. Nothing has changed.
+    /// It needs housekeeping or the full lowering. Nothing has changed.
     NotTaken,
     /// The backend has refused it. Nothing has changed.
     Refused(StreamError),
 }
 
 impl StreamState {
-    /// Submits a send if its pages are in the cache of translations and it is next in its queue
-    /// pair's order. The state is that of the stream which has this backend and this timeline.
+    /// Submits a send if its pages are in the translation cache and it is next in its queue pair's order. The state
+    /// belongs to the stream with this backend and this timeline.
     #[inline(always)]
     fn submit_fast<B: MemOpStream>(
         &mut self,
@@ -64,10 +63,10 @@ impl StreamState {
             MemOp::Write32 { addr: record, value: doorbell.record },
             MemOp::Write64 { addr: register, value: doorbell.value },
         ];
-        // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and
-        // register belong to the queue pair, which the submission in flight holds (`StreamState::hold`), and the
-        // word to the timeline. The exclusive reference to the state, by its lock or by the stream's only
-        // owner, keeps others from submitting.
+        // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and register belong
+        // to the queue pair, which the submission in flight holds (`StreamState::hold`), and the word to the
+        // timeline. The exclusive reference to the state, by its lock or by the stream's only owner, keeps others
+        // from submitting.
         let submitted = unsafe {
             match word {
                 None => backend.submit(&ring),
@@ -82,7 +81,7 @@ impl StreamState {
         FastPath::Posted(end)
     }
 
-    /// A send has been submitted: its queue pair lives until the stream has passed it.
+    /// Keeps the queue pair of a submitted send alive until the stream has passed it.
     #[inline(always)]
     fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) -> Posted {
         let signals = self.signals_always();
@@ -94,11 +93,11 @@ impl StreamState {
     }
 }
 
-/// Submits a doorbell, and behind it the write of the submission's own point: the second of the points,
-/// after the first.
+/// Submits a doorbell, followed by the write of the submission's point. The two points are the previous and this
+/// one.
 ///
 /// # Safety
-/// As [`MemOpStream::submit`], of the ring and of the word, which is the timeline's.
+/// As [`MemOpStream::submit`], for the doorbell and the word, which is the timeline's.
 #[inline(never)]
 unsafe fn submit_signalling<B: MemOpStream>(
     backend: &B,
@@ -118,8 +117,7 @@ unsafe fn submit_signalling<B: MemOpStream>(
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less of the CPU's
-    /// time.
+    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less CPU time.
     ///
     /// # Errors
     /// As [`Self::post`].
@@ -131,7 +129,7 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// As [`Self::post_send`], for a stream's only owner: takes no lock of the stream.
+    /// Posts as [`Self::post_send`] does, for a stream's only owner: takes no lock of the stream.
     ///
     /// ```
     /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -160,12 +158,10 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Prepares a request and posts it on this stream, for programs that do nothing in between.
-    /// (libgdsync calls it `gds_stream_queue_send`.)
+    /// Prepares a request and posts it on this stream (libgdsync's `gds_stream_queue_send`).
     ///
     /// # Errors
-    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send
-    /// queue.
+    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send queue.
     pub fn queue_send(
         &self,
         queue_pair: &QueuePair,
@@ -180,7 +176,7 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// As [`Self::queue_send`], for a stream's only owner: takes no lock of the stream.
+    /// Posts as [`Self::queue_send`] does, for a stream's only owner: takes no lock of the stream.
     ///
     /// # Errors
     /// As [`Self::queue_send`].
@@ -212,7 +208,7 @@ impl<B: MemOpStream> Stream<B> {
             .map_err(|error| error.source)
     }
 
-    /// For a send that the fast path has not posted.
+    /// Handles a send that the fast path has not posted.
     #[cold]
     #[inline(never)]
     fn post_otherwise(

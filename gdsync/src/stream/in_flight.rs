@@ -1,4 +1,4 @@
-//! Submissions in flight: what a stream has accepted, and keeps alive until it has passed them.
+//! Submissions in flight: accepted by a stream, and kept alive until it has passed them.
 
 use crate::batch::Descriptor;
 use crate::memory::{Timeline, TimelinePoint};
@@ -14,19 +14,19 @@ pub(super) struct InFlight {
     pub(super) kept: KeptAlive,
 }
 
-/// The objects that a submission names, and keeps alive.
+/// The objects that a submission names and keeps alive.
 #[derive(Debug)]
 pub(super) enum KeptAlive {
     /// The queue pair of one send.
     Send(Arc<QueuePairInner>),
     /// Descriptors, which hold queue pairs, completion queues and the memory of words.
     Many(Vec<Descriptor>),
-    /// The descriptors of a graph's batch nodes, and how many nodes there are.
+    /// The descriptors of a graph's batch nodes, and the number of nodes.
     Graph(Box<(Vec<Descriptor>, usize)>),
 }
 
 impl KeptAlive {
-    /// What the submission counts for against [`crate::memop::MemOpCaps::max_outstanding`].
+    /// Returns the submission's weight against [`crate::memop::MemOpCaps::max_outstanding`].
     pub(super) fn weight(&self) -> usize {
         match self {
             KeptAlive::Send(_) | KeptAlive::Many(_) => 1,
@@ -35,8 +35,7 @@ impl KeptAlive {
     }
 }
 
-/// Submissions that a stream has passed, to be dropped without the stream's lock. Their vector is
-/// used again.
+/// Submissions that a stream has passed, to be dropped without the stream's lock. Their vector is reused.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     submissions: Vec<InFlight>,
@@ -47,12 +46,12 @@ pub(super) struct Past {
 pub(super) type Spare = Mutex<Vec<InFlight>>;
 
 impl Past {
-    /// Empty, with the vector that a stream has kept.
+    /// Makes an empty value with the stream's spare vector.
     pub(super) fn new(spare: &Arc<Spare>) -> Self {
         Past { submissions: std::mem::take(&mut *spare.lock()), spare: Some(spare.clone()) }
     }
 
-    /// True without a stream's vector.
+    /// Returns true without a stream's vector.
     pub(super) fn is_unused(&self) -> bool {
         self.spare.is_none()
     }
@@ -101,21 +100,20 @@ impl InFlight {
         sent.into_iter().chain(self.descriptors().iter().flat_map(Descriptor::queue_pairs))
     }
 
-    /// Completes the unposted work of queue pairs that have failed meanwhile.
+    /// Flushes the unposted work of queue pairs that have failed meanwhile.
     pub(super) fn flush_failed(&self) {
         for queue_pair in self.queue_pairs().filter(|queue_pair| queue_pair.failure().is_some()) {
             queue_pair.flush_unposted();
         }
     }
 
-    /// Moves the queue pairs to the error state: the backend has failed, and which doorbells it
-    /// rang is unknown.
+    /// Moves the queue pairs to the error state: the backend has failed, and may have rung any doorbell.
     pub(super) fn abort(&self) {
         abort(self.queue_pairs());
     }
 
-    /// The first unsatisfied wait that the stream has not passed, with its position. Words in GPU
-    /// memory cannot be read here, and count as not satisfied.
+    /// Returns the first unsatisfied wait that the stream has not passed, with its position. Words in GPU memory
+    /// cannot be read here, and count as unsatisfied.
     pub(super) fn oldest_wait(&self, timeline: &Timeline) -> Option<(usize, &Descriptor)> {
         let waits = self.descriptors().iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
         let mut open = waits.filter(|(_, descriptor)| match descriptor {
@@ -151,7 +149,7 @@ pub(super) fn orphan(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
     reap_orphans();
 }
 
-/// Drops the submissions that dropped streams have passed meanwhile.
+/// Drops orphaned submissions that have been passed.
 pub(super) fn reap_orphans() {
     let Some(mut orphans) = ORPHANS.try_lock() else { return };
     let past = take_past(&mut orphans);

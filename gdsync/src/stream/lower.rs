@@ -1,5 +1,5 @@
-//! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells
-//! that the proxy may ring.
+//! The driver with which a stream lowers descriptors: with queues, addresses, and doorbells that the proxy may
+//! ring.
 
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub(super) struct Posting<'a, B: MemOpStream> {
     stream: &'a Stream<B>,
     state: &'a StreamState,
-    /// The submission's sends are passed.
+    /// The point after the submission's sends.
     sends: TimelinePoint,
     /// Doorbells that the proxy will ring.
     pub(super) rings: Vec<ProxiedDoorbell>,
@@ -27,7 +27,7 @@ pub(super) struct Posting<'a, B: MemOpStream> {
     collected: RefCell<Vec<CollectedWait>>,
 }
 
-/// A completion queue, an index there, and the queue pairs that it may be of.
+/// A completion queue, an index there, and the queue pairs that it may belong to.
 type CollectedWait = (Arc<CompletionQueueInner>, u32, Vec<Arc<QueuePairInner>>);
 
 impl<B: MemOpStream> Driver for Posting<'_, B> {
@@ -109,7 +109,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
         Ok((self.stream.address(&collector.inner.place(), size_of::<u64>())?, number))
     }
 
-    /// To the card's register, or through the proxy.
+    /// Rings by the card's register, or through the proxy.
     #[inline]
     fn ring(
         lowering: &mut Lowering<'_, Self>,
@@ -147,7 +147,7 @@ impl<B: MemOpStream> Posting<'_, B> {
         let Posting { stream, state, .. } = lowering.driver;
         proxy::start()?;
         let ring = ProxiedDoorbell::new(&send.queue_pair, &stream.timeline)?;
-        // The mailbox may reuse memory whose translation is out of date.
+        // The mailbox may reuse memory with an outdated translation.
         state.translations.refresh(&stream.backend);
         lowering.doorbell(ring.to_mailbox(doorbell), None)?;
         lowering.driver.rings.push(ring);
@@ -156,12 +156,12 @@ impl<B: MemOpStream> Posting<'_, B> {
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// How the doorbells of a queue pair reach its card. Decides it, if that is still open, so that
-    /// the first send does not.
+    /// Returns how the doorbells of a queue pair reach its card. Decides it if necessary, so that the first send
+    /// does not.
     ///
     /// # Errors
-    /// [`StreamError::NoThread`]; [`StreamError`] where the stream cannot reach the doorbell register and
-    /// [`DoorbellPath::Direct`] demands it.
+    /// [`StreamError::NoThread`]; [`StreamError`] if the stream cannot reach the doorbell register and
+    /// [`DoorbellPath::Direct`] requires it.
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
         if state.rings_itself() {
@@ -214,7 +214,7 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// Submits, with the proxy ready to ring: a backend may perform operations before it returns.
+    /// Submits with the proxy ready to ring, as a backend may perform operations before it returns.
     pub(super) fn with_proxy<E>(
         proxied: &Arc<ProxyQueue>,
         rings: Vec<ProxiedDoorbell>,

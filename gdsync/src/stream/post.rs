@@ -1,8 +1,8 @@
 //! Posting batches on a backend.
 //!
-//! A backend that performs a submission before it returns, such as [`super::Cpu`], runs one that has to wait without
-//! the lock on the stream's state. Other threads can then ask the stream what it waits for. They cannot post:
-//! [`StreamState::performing`] serializes posts as the lock does otherwise.
+//! A backend that performs a submission before it returns, such as [`super::Cpu`], performs one with waits without
+//! the lock on the stream's state. Other threads can then query the stream's wait. They cannot post, as
+//! [`StreamState::performing`] serializes posts instead of the lock.
 
 use crate::batch::{Batch, Bytes, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
@@ -18,32 +18,29 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 impl<B: MemOpStream> Stream<B> {
-    /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that
-    /// (unless the backend is [`super::Cpu`], which performs it before this returns. While it
-    /// waits, other threads that post wait for their turn; all other calls answer at once).
+    /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that, except with
+    /// [`super::Cpu`], which performs the batch before this returns. While that waits, other posting threads wait
+    /// for their turn; all other calls return at once.
     ///
     /// A batch that needs more operations than one submission takes is split between descriptors.
     ///
     /// # Errors
-    /// [`PostError`], with the part of the batch that was not posted. Where the backend itself has
-    /// failed, the queue pairs of that part's sends and waits are moved to the error state, because
-    /// what was rung is not known.
+    /// [`PostError`], with the part of the batch that was not posted. If the backend itself has failed, the queue
+    /// pairs of that part's sends and waits move to the error state, as it is not known which doorbells have rung.
     pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
         let mut done = Posted { operations: 0, submissions: 0 };
         self.post_counting(batch, &mut done, false).map(|()| done)
     }
 
-    /// As [`Self::post`], but posts nothing where the stream has no room for the whole batch. Counts what
-    /// it has posted in `done`.
+    /// Posts nothing unless the stream has room for the whole batch. Counts what it has posted in `done`.
     pub(super) fn post_whole(&self, batch: Batch, done: &mut Posted) -> Result<(), PostError> {
         self.post_counting(batch, done, true)
     }
 
-    /// As [`Self::post`], but waits up to `timeout` while the stream has as many submissions
-    /// outstanding as it takes.
+    /// Waits up to `timeout` while the stream has as many submissions outstanding as it takes, and posts.
     ///
     /// # Errors
-    /// As [`Self::post`]; [`PostFailure::WouldBlock`] where that took longer.
+    /// As [`Self::post`]; [`PostFailure::WouldBlock`] after the timeout.
     pub fn post_timeout(&self, mut batch: Batch, timeout: Duration) -> Result<Posted, PostError> {
         let mut pause = Pause::new();
         let mut done = Posted { operations: 0, submissions: 0 };
@@ -123,7 +120,7 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// How many submissions a batch takes.
+    /// Returns the number of submissions of a batch.
     fn submissions(&self, state: &mut StreamState, descriptors: &[Descriptor], unmerged: bool) -> usize {
         let (mut rest, mut submissions) = (descriptors, 0);
         while !rest.is_empty() {
@@ -135,8 +132,8 @@ impl<B: MemOpStream> Stream<B> {
         submissions
     }
 
-    /// Gives back what was not posted. If the backend has failed, which doorbells it rang is not
-    /// known, and the queue pairs are aborted.
+    /// Gives the unposted rest back. If the backend has failed, it may have rung any doorbell, and the queue pairs
+    /// are aborted.
     #[cold]
     pub(super) fn refuse(
         &self,
@@ -179,8 +176,7 @@ impl<B: MemOpStream> Stream<B> {
             .inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Makes the operations of a submission, `state.ops`, of what `lower` appends, and a point if one is
-    /// due.
+    /// Makes the operations of a submission, `state.ops`: those that `lower` appends, and a point if one is due.
     pub(super) fn lower_submission(
         &self,
         state: &mut StreamState,
@@ -193,14 +189,13 @@ impl<B: MemOpStream> Stream<B> {
         let mut ops = std::mem::take(&mut state.ops);
         ops.clear();
         let mut lowering = self.lowering(state, points, merged, &mut ops);
-        // The last submission that there is room for always writes a point, so that a full stream
-        // drains without another one.
+        // The last submission with room always writes a point, so that a full stream drains without another one.
         let last = state.weight + 1 >= self.caps.max_outstanding;
         let is_due = points.open && (state.unwritten + 1 >= state.progress_every || last);
         let at_end = state.signals_always();
         let mut result = Ok(());
         if is_due && !at_end && !points.has_own && state.unwritten > 0 {
-            // In front: the program may ask whether the stream is idle as soon as it sees its last write.
+            // Before: the program may ask whether the stream is idle as soon as it sees its last write.
             result = lowering.progress(points.before).map_err(PostFailure::from);
             points.has_own = true;
         }
@@ -214,8 +209,8 @@ impl<B: MemOpStream> Stream<B> {
         result.map(|()| Lowered { points, rings })
     }
 
-    /// Submits `state.ops`, made of `descriptors` or of a lone send. Returns the points, and the
-    /// number of operations.
+    /// Submits `state.ops`, made from `descriptors` or from one send. Returns the points, and the number of
+    /// operations.
     pub(super) fn submit_lowered(
         &self,
         state: &mut MutexGuard<'_, StreamState>,
@@ -229,13 +224,12 @@ impl<B: MemOpStream> Stream<B> {
             Some(descriptors) if self.backend.is_synchronous() && ops.iter().any(MemOp::is_wait) => {
                 self.perform(state, points.end, descriptors, &ops, rings)
             }
-            // SAFETY: every address was translated by this backend. Rings, records and registers
-            // belong to queues that the submission in flight holds until the timeline has passed
-            // `end`, which the backend writes (or is declared to have written once it is idle) only
-            // after these operations; words belong to memory that it holds likewise; the timeline's
-            // own word belongs to the timeline, which `ORPHANS` holds for as long; mailboxes belong
-            // to the proxy until they were written. The library computes aligned addresses. The
-            // lock on the state keeps others from submitting.
+            // SAFETY: every address was translated by this backend, and is aligned. Rings, records and registers
+            // belong to queues that the submission in flight holds until the timeline has passed `end`, which the
+            // backend writes (or is declared to have written once it is idle) only after these operations; words
+            // belong to memory that it holds likewise. The timeline's own word belongs to the timeline, which
+            // `ORPHANS` holds as long; mailboxes belong to the proxy until they were written. The lock on the state
+            // keeps others from submitting.
             _ => Self::with_proxy(&state.proxied, rings, || unsafe { self.backend.submit(&ops) }),
         };
         if result.is_err() {
@@ -247,8 +241,8 @@ impl<B: MemOpStream> Stream<B> {
         Ok((points, count))
     }
 
-    /// Submits operations of which one may wait, to a backend that performs them at once. The
-    /// descriptors come back when it has.
+    /// Submits operations, one of which may wait, to a backend that performs them at once. The descriptors are
+    /// returned afterwards.
     #[cold]
     #[inline(never)]
     pub(super) fn perform(
@@ -261,13 +255,13 @@ impl<B: MemOpStream> Stream<B> {
     ) -> Result<(), StreamError> {
         let kept = KeptAlive::Many(std::mem::take(descriptors));
         state.performing = Some(InFlight { end, kept });
-        // Posting on the fast path takes a turn, too.
+        // The fast path takes turns, too.
         state.fast_posts_left.set(0);
         let turn = Turn { state, over: &self.turn };
         let proxied = turn.state.proxied.clone();
         let result = MutexGuard::unlocked(turn.state, || {
-            // SAFETY: as in `submit_lowered`; in the place of the lock, `performing` keeps other
-            // threads from submitting.
+            // SAFETY: as in `submit_lowered`; instead of the lock, `performing` keeps other threads from
+            // submitting.
             Self::with_proxy(&proxied, rings, || unsafe { self.backend.submit(ops) })
         });
         if let Some(InFlight { kept: KeptAlive::Many(performed), .. }) = turn.state.performing.take() {
@@ -276,7 +270,7 @@ impl<B: MemOpStream> Stream<B> {
         result
     }
 
-    /// Submits a write of bytes that is made by a copy.
+    /// Submits a write of bytes as a copy.
     pub(super) fn post_bytes(
         &self,
         state: &mut StreamState,
@@ -286,15 +280,15 @@ impl<B: MemOpStream> Stream<B> {
         let to = self.address(&bytes.place, bytes.content.len())?;
         let points = Points::next(state.issued);
         self.timeline.expect(points.end);
-        // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The
-        // descriptor holds the memory, and what is staged, until the timeline has passed the
-        // submission. The lock on the state keeps others from submitting.
+        // SAFETY: the address is this backend's, and within one page of the host (`Bytes`). The descriptor holds
+        // the memory and the staged copy until the timeline has passed the submission. The lock on the state keeps
+        // others from submitting.
         let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
         bytes.keep(staged);
         Ok(points)
     }
 
-    /// A copy cannot write its point, so it leaves the last place to a submission that does. If
+    /// Makes room for a copy, which cannot write its point, and leaves the last place to a submission that can. If
     /// that place is next, or the point is due, the stream writes it before.
     fn make_room_for_bytes(&self, state: &mut StreamState) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
@@ -313,7 +307,7 @@ pub(super) struct Lowered {
     rings: Vec<ProxiedDoorbell>,
 }
 
-/// Traces descriptors and the operations that they became.
+/// Traces descriptors and their operations.
 #[cold]
 #[inline(never)]
 fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
@@ -325,7 +319,7 @@ fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
     }
 }
 
-/// The turn of the thread that performs. It ends also where the backend panics.
+/// The turn of the thread that performs. It also ends if the backend panics.
 struct Turn<'a, 'b> {
     state: &'a mut MutexGuard<'b, StreamState>,
     over: &'a Condvar,

@@ -1,4 +1,5 @@
-//! A stream in software: a worker thread performs memory operations and host closures in order.
+//! A stream in software: a worker thread performs memory operations and host closures in order. Also memory
+//! operations performed by a CPU thread.
 
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
@@ -17,15 +18,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The default backend where there is no GPU.
+/// The default backend without a GPU.
 ///
-/// It behaves as a CUDA stream does: it performs work in the order of submission, submitting
-/// returns at once, and *kernels* (host closures) run between memory operations. Dropping it does
-/// not wait: the worker thread still performs what was submitted, and then ends.
+/// It behaves as a CUDA stream does: it performs work in the order of submission, submitting returns at once, and
+/// *kernels* (host closures) run between memory operations. Dropping it does not wait: the worker thread performs
+/// the submitted work, and then ends.
 ///
-/// A kernel that panics, or whose captured values do when they are dropped, fails the stream, as an
-/// illegal access fails a GPU's: the stream performs nothing after it. Its events then count as
-/// passed, and every call names the panic.
+/// A kernel that panics, also in the drop of its captured values, fails the stream, as an illegal access fails a
+/// GPU's: the stream performs nothing afterwards. Its events then count as passed, and every call names the panic.
 ///
 /// ```
 /// use gdsync::{PinnedMemory, SoftStream, Stream};
@@ -42,10 +42,10 @@ pub struct SoftStream {
     shared: Arc<Shared>,
 }
 
-/// Condition variables of parking_lot make a system call only if a thread waits. While work keeps
-/// coming, the worker does not.
+/// parking_lot's condition variables make a system call only if a thread waits, which the worker does not while
+/// work keeps coming.
 struct Shared {
-    /// Its number among those of the process.
+    /// Number of the stream in this process.
     number: u64,
     state: Mutex<SoftState>,
     /// Signalled when there is new work, and when the stream closes.
@@ -57,7 +57,7 @@ struct Shared {
 #[derive(Default)]
 struct SoftState {
     queue: VecDeque<Item>,
-    /// The worker is performing an item.
+    /// True while the worker performs an item.
     busy: bool,
     closed: bool,
     failed: Option<String>,
@@ -104,7 +104,7 @@ impl SoftStream {
         Ok(event)
     }
 
-    /// True if the stream has performed everything that was submitted.
+    /// Returns true if the stream has performed everything that was submitted.
     ///
     /// # Errors
     /// [`StreamError::Failed`].
@@ -124,8 +124,8 @@ impl fmt::Debug for SoftStream {
     }
 }
 
-// SAFETY: stream addresses are host addresses, and one thread performs the items of the queue in their
-// order; it is idle when the queue is empty and that thread at none.
+// SAFETY: stream addresses are host addresses, and one thread performs the items of the queue in order; the stream
+// is idle when the queue is empty and that thread performs none.
 unsafe impl MemOpStream for SoftStream {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps::FULL
@@ -204,7 +204,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The next item; `None` once the stream is closed and the queue is empty.
+    /// Returns the next item; `None` once the stream is closed and the queue is empty.
     fn next(&self) -> Option<Item> {
         let mut state = self.lock();
         state.busy = false;
@@ -225,12 +225,12 @@ impl Shared {
         let mut state = self.lock();
         state.failed = Some(reason.to_owned());
         state.busy = false;
-        // What closures captured may take any lock when it is dropped: not under this one.
+        // The drop of captured values may take any lock: not under this one.
         let abandoned = std::mem::take(&mut state.queue);
         drop(state);
         self.idle.notify_all();
-        // No thread and no stream may wait for an event of this stream for ever, nor for the drops of
-        // closures behind which it was recorded.
+        // No thread and no stream may wait forever for an event of this stream, nor for the drops of earlier
+        // closures.
         for item in &abandoned {
             if let Item::Record(event) = item {
                 event.complete();
@@ -246,9 +246,9 @@ fn perform(item: Item) -> Result<(), String> {
             for op in &ops {
                 let _waiting = trace::waiting(op);
                 let (mut pause, mut helper) = (Pause::new(), Helper::default());
-                // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid
-                // until the operation has been performed. Stream addresses of this backend are host
-                // addresses. The worker holds no lock, so it lends itself.
+                // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid until the
+                // operation has been performed. Stream addresses of this backend are host addresses. The worker
+                // holds no lock, so it may do the card's work.
                 while !unsafe {
                     try_perform(op, true) || pause_before_retry(op, &mut pause, Some(&mut helper))
                 } {}
@@ -266,16 +266,14 @@ fn perform(item: Item) -> Result<(), String> {
     Ok(())
 }
 
-/// Performs an operation, unless it is a wait that is not satisfied: then it returns false.
-/// `lends_itself`: the thread may do a software card's work, if the operation is its doorbell
-/// ([`wake::rung`]).
+/// Performs an operation; returns false for an unsatisfied wait. With `lends_itself`, the thread may do a software
+/// card's work if the operation is its doorbell ([`wake::rung`]).
 ///
 /// # Safety
 /// The operation's address is a host address, valid and aligned.
 pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
     match *op {
-        // As on a GPU, earlier writes become visible first, also those to GPU memory that is mapped
-        // for the CPU.
+        // As on a GPU, earlier writes become visible first, including those to GPU memory mapped for the CPU.
         MemOp::Write32 { addr, value } => {
             let _storing = trace::storing(op);
             barrier::drain();
@@ -294,8 +292,7 @@ pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
             true
         }
         MemOp::Wait32 { addr, condition, value } => {
-            // SAFETY: the caller's. Acquire: later operations see what the card wrote before the
-            // word.
+            // SAFETY: the caller's. Acquire: later operations see the card's writes from before the word.
             condition.holds32(unsafe { word32(&addr) }.load(Ordering::Acquire), value)
         }
         MemOp::Wait64 { addr, condition, value } => {
@@ -327,8 +324,7 @@ pub(super) unsafe fn pause_before_retry(op: &MemOp, pause: &mut Pause, helper: O
     }
 }
 
-/// Copies bytes to an address of a stream. A reader that sees them also sees what was written
-/// before.
+/// Copies bytes to an address of a stream. A reader that sees them also sees all earlier writes.
 ///
 /// # Safety
 /// `to..to + bytes.len()` are host addresses, valid for writing as [`shared`] does.
@@ -371,8 +367,8 @@ impl Event {
         self.inner.changed.notify_all();
     }
 
-    /// When the stream passed the point; `None` before. A stream that has failed counts as having
-    /// passed all its points.
+    /// Returns when the stream passed the point; `None` before. A failed stream counts as having passed all its
+    /// points.
     pub fn completed_at(&self) -> Option<Instant> {
         *self.inner.completed.lock()
     }

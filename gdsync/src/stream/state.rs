@@ -1,4 +1,4 @@
-//! A stream's backend, its timeline, and what its lock guards.
+//! A stream's backend, its timeline, and the state under its lock.
 
 use crate::batch::{Planner, Points};
 use crate::cuda::arena_of;
@@ -19,16 +19,16 @@ use std::ops::Deref;
 use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
 
-/// Of submissions without waits for completions, one in this many writes the point of those before.
+/// One in this many submissions without waits for completions writes the previous submissions' point.
 pub(super) const PROGRESS_EVERY: u32 = 64;
-/// From this many submissions in flight on, posts retire those that are past. Posts before that
-/// read no memory that the stream writes.
+/// Fewest submissions in flight with which posts retire passed ones. Other posts read no memory that the stream
+/// writes.
 const REAP_FROM: usize = 32;
 
 /// A backend on which batches are posted. Dereferences to the backend.
 ///
-/// Dropping it does not wait for the work that it has accepted. What that work names stays alive
-/// until the stream has passed it.
+/// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed
+/// it.
 ///
 /// ```
 /// use gdsync::memop::{Condition, MemOpStream, Word32};
@@ -59,27 +59,25 @@ pub struct Stream<B: MemOpStream> {
 
 #[derive(Debug)]
 pub(super) struct StreamState {
-    /// The last point handed out.
+    /// The last point taken.
     pub(super) issued: TimelinePoint,
     /// Submissions since the last point that the stream writes.
     pub(super) unwritten: u32,
-    /// One submission in this many writes a point; each its own end, where that is 1.
+    /// One submission in this many writes a point; if it is 1, each writes its own end.
     pub(super) progress_every: u32,
     pub(super) in_flight: VecDeque<InFlight>,
-    /// The submission that a thread performs at this moment, without the lock: no other thread
-    /// submits meanwhile.
+    /// The submission that a thread is performing without the lock. No other thread submits meanwhile.
     pub(super) performing: Option<InFlight>,
     /// The sum of the weights of those in flight.
     pub(super) weight: usize,
-    /// Sends that may take the fast path before the next housekeeping: retiring submissions,
-    /// writing a point, the limit of submissions outstanding. 0 while the proxy rings, and while a
-    /// thread performs.
+    /// Sends that may take the fast path before the next housekeeping: retiring submissions, writing a point, the
+    /// limit of outstanding submissions. 0 while the proxy rings, and while a thread performs.
     pub(super) fast_posts_left: Cell<u32>,
     pub(super) doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
-    /// Doorbells that the proxy has to ring for this stream.
+    /// Doorbells that the proxy must ring for this stream.
     pub(super) proxied: Arc<proxy::ProxyQueue>,
-    /// Memory operations of the last submission; kept for their allocation, as is the planner.
+    /// Memory operations of the last submission. They and the planner are kept for their allocations.
     pub(super) ops: Vec<MemOp>,
     pub(super) planner: Planner,
     pub(super) collector: StreamCollector,
@@ -87,16 +85,15 @@ pub(super) struct StreamState {
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// A stream on a backend.
+    /// Makes a stream on a backend.
     ///
     /// # Errors
-    /// [`Error::Memory`] where its timeline cannot be had;
-    /// [`PlacementError`](crate::cuda::PlacementError).
+    /// [`Error::Memory`] if there is none for its timeline; [`PlacementError`](crate::cuda::PlacementError).
     pub fn new(backend: B) -> Result<Self, Error> {
         Self::with_options(backend, StreamOptions::default())
     }
 
-    /// A stream on a backend, with options.
+    /// Makes a stream on a backend, with options.
     ///
     /// # Errors
     /// As [`Self::new`]; [`Error::Thread`] for [`DoorbellPath::Proxy`].
@@ -147,10 +144,10 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// The stream's address of `len` bytes at a place.
+    /// Returns the stream's address of `len` bytes at a place.
     ///
     /// # Errors
-    /// [`StreamError`] where the stream does not reach the place.
+    /// [`StreamError`] if the stream does not reach the place.
     #[inline]
     pub(super) fn address(&self, place: &Place, len: usize) -> Result<StreamAddr, StreamError> {
         if let Some(memory) = place.gpu_memory() {
@@ -162,7 +159,7 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Whether there is room for a submission that counts for `weight`.
+    /// Checks that there is room for a submission of that weight.
     #[inline]
     pub(super) fn check_room(&self, state: &mut StreamState, weight: usize) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
@@ -181,19 +178,19 @@ impl<B: MemOpStream> Stream<B> {
 }
 
 impl StreamState {
-    /// Each submission writes its own end.
+    /// Returns whether each submission writes its own end.
     #[inline(always)]
     pub(super) fn signals_always(&self) -> bool {
         self.progress_every == 1
     }
 
-    /// True once posts retire submissions.
+    /// Returns whether posts retire submissions.
     #[inline]
     pub(super) fn is_long(&self, caps: &MemOpCaps) -> bool {
         self.in_flight.len() >= REAP_FROM || self.weight >= caps.max_outstanding
     }
 
-    /// The backend has taken a submission.
+    /// Records a submission that the backend has taken.
     pub(super) fn accept(&mut self, points: Points, kept: KeptAlive, caps: &MemOpCaps) {
         self.issued = points.end;
         self.unwritten = match points {

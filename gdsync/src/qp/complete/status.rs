@@ -1,4 +1,4 @@
-//! What streams wait for at a completion queue, as the process's status ([`gdsync_status`]) shows it.
+//! Waits of streams at a completion queue, as the process's status ([`gdsync_status`]) shows it.
 
 use crate::qp::complete::CompletionQueueInner;
 use gdsync_status::{Kept, MOST_NAMED, Published, Source, Status, Wait};

@@ -12,8 +12,7 @@ use cudarc::driver::sys;
 use parking_lot::Mutex;
 use std::convert::Infallible;
 
-/// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the
-/// graph, too.
+/// A stream that is being captured. The program's other work on it also becomes nodes of the graph.
 pub struct Capture<'a> {
     stream: &'a Stream<CudaStream>,
     recorder: Recorder,
@@ -25,12 +24,11 @@ struct Recorder {
     nodes: Vec<BatchNode>,
 }
 
-/// What a batch node names until its first launch, one word to a field. Kept for ever: the program
-/// may launch a graph itself that was never given a batch.
+/// Memory that batch nodes name until their first launch, one word to a field. Never freed: the program may itself
+/// launch a graph that was never given a batch.
 static SINK: Mutex<Option<PinnedMemory>> = Mutex::new(None);
 
-/// Offsets in the sink: a 32-bit word and a 64-bit word that stay 0, a word that stays 1, and a
-/// word for points.
+/// Offsets in the sink: a 32-bit word and a 64-bit word that stay 0, a word that stays 1, and a word for points.
 const ZERO32: u64 = 0;
 const ZERO64: u64 = 8;
 const ONE: u64 = 16;
@@ -48,8 +46,8 @@ fn sink() -> Result<HostAddr, CudaError> {
     Ok(sink.insert(memory).addr())
 }
 
-/// The driver of a lowering whose operations do nothing: they write zeroes where zeroes are, and
-/// every wait is satisfied.
+/// The driver of a lowering whose operations do nothing: they write zeroes over zeroes, and every wait is
+/// satisfied.
 struct Idle<'a> {
     stream: &'a CudaStream,
     sink: HostAddr,
@@ -93,7 +91,7 @@ impl Driver for Idle<'_> {
 }
 
 impl Recorder {
-    /// Operations of the shape that do nothing.
+    /// Returns operations of the shape that do nothing.
     fn idle_ops(stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
         let caps = stream.caps();
         let mut ops = Vec::new();
@@ -131,15 +129,14 @@ impl Recorder {
 }
 
 impl Stream<CudaStream> {
-    /// Records what `record` enqueues on the stream, batches included, as a graph. The stream
-    /// performs none of it.
+    /// Records everything that `record` enqueues on the stream, including batches, as a graph. The stream performs
+    /// none of it.
     ///
-    /// The stream must not be a legacy default stream. Kernels must be loaded (launched once)
-    /// before.
+    /// The stream must not be a legacy default stream. Kernels must be loaded (launched once) before.
     ///
     /// # Errors
-    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, and for a stream that is
-    /// [never captured](CudaStream::never_captured); [`GraphError::Record`] where `record` fails.
+    /// [`GraphError::Cuda`] if the driver refuses the work, and for a stream that is [never
+    /// captured](CudaStream::never_captured); [`GraphError::Record`] if `record` fails.
     pub fn capture(
         &self,
         record: impl FnOnce(&mut Capture<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
@@ -149,8 +146,8 @@ impl Stream<CudaStream> {
         self.handle.check_may_be_captured()?;
         let _entered = self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // The lock keeps others from posting until the capture has begun; from then on, posting
-        // finds that the stream is captured.
+        // The lock keeps others from posting until the capture has begun; from then on, posts find the stream
+        // captured.
         let state = self.lock();
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
@@ -170,12 +167,12 @@ impl Stream<CudaStream> {
 }
 
 impl Capture<'_> {
-    /// The stream: kernels that are launched on it become nodes.
+    /// Returns the stream: kernels launched on it become nodes.
     pub fn stream(&self) -> &CudaStream {
         self.stream
     }
 
-    /// Records a batch node. Each launch of the graph will need a batch of this shape.
+    /// Records a batch node. Each launch of the graph needs a batch of this shape.
     ///
     /// # Errors
     /// [`GraphError::Size`], [`GraphError::Cuda`].
@@ -195,7 +192,7 @@ impl Capture<'_> {
     }
 }
 
-/// The node that was captured last.
+/// Returns the node that was captured last.
 fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, std::ptr::null_mut());
@@ -211,7 +208,7 @@ fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
     Err(CudaError::Capturing)
 }
 
-/// Ends a capture, also when the recording closure panics.
+/// Ends a capture, also if the recording closure panics.
 struct EndCapture(sys::CUstream);
 
 impl EndCapture {

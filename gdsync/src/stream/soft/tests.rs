@@ -9,7 +9,7 @@ fn idle(stream: &SoftStream) {
     assert!(stream.wait_idle(SOON).unwrap(), "the stream is stuck: {stream:?}");
 }
 
-/// Has a stream wait for an event.
+/// Makes a stream wait for an event.
 fn wait_for(stream: &SoftStream, event: &Event) {
     let event = event.clone();
     stream.launch(move || event.synchronize()).unwrap();
@@ -72,8 +72,7 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
     }
 }
 
-/// A stream that runs `kernel` and fails: its events complete, other streams go on, and every call
-/// names the panic.
+/// Fails a stream by running `kernel`: its events complete, other streams go on, and every call names the panic.
 fn fails(kernel: impl FnOnce() + Send + 'static, message: &str) {
     let (stream, other) = (SoftStream::new().unwrap(), SoftStream::new().unwrap());
     let gate = Event::default();

@@ -32,7 +32,7 @@ fn device(test: &str) -> Option<Device> {
     None
 }
 
-/// Memory of files, which stands in for a dma-buf that the CPU can map. Each queue begins behind the first pages of
+/// Memory of files, in place of a dma-buf that the CPU can map. Each queue begins behind the first pages of
 /// its file.
 #[derive(Debug)]
 struct MemoryFiles {
