@@ -33,8 +33,7 @@ pub(crate) enum Fate {
     Kept,
     /// It has none: the operations of a later send, or of a wait for a later completion, have the same effect.
     Covered,
-    /// A collector waits for the completion, and the stream for the collector's word, at the end of the run of
-    /// waits.
+    /// A collector waits for the completion, and the stream for the collector's word, at the end of the run of waits.
     Collected,
 }
 
@@ -168,8 +167,7 @@ impl Planner {
         for (position, descriptor) in (0..).zip(descriptors) {
             let mut fate = Fate::Kept;
             let Chunk { mut operations, mut points, .. } = chunk;
-            // Unmerged, its point follows each wait for a completion; merged, the point of a run may be written
-            // later.
+            // Unmerged, its point follows each wait for a completion; merged, the point of a run may be written later.
             let mut is_due = merged && chunk.last_point != LastPoint::Earlier;
             match descriptor {
                 Descriptor::Send(send) => {

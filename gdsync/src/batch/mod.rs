@@ -73,10 +73,9 @@ impl Batch {
         Batch { descriptors: Vec::with_capacity(descriptors), unmerged: false }
     }
 
-    /// Sets whether descriptors share memory operations where no observer can tell the difference: sends of one
-    /// queue pair share a doorbell, waits for completions of one queue a wait, and runs of waits a write of the
-    /// timeline's word. True by default. If false, each descriptor has separate operations, as batches in graphs
-    /// always do.
+    /// Sets whether descriptors share memory operations where no observer can tell the difference: sends of one queue
+    /// pair share a doorbell, waits for completions of one queue a wait, and runs of waits a write of the timeline's
+    /// word. True by default. If false, each descriptor has separate operations, as batches in graphs always do.
     ///
     /// [docs/merging.md](https://github.com/gdsync/gdsync/blob/main/docs/merging.md) argues for each merge, and
     /// lists what a merged run of waits keeps longer.

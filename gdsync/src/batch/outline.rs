@@ -166,8 +166,7 @@ impl Keyed<Option<usize>> for Infallible {
 }
 
 impl Descriptor {
-    /// Returns the names of the operations that the card's protocol needs for it; none for words, barriers and
-    /// flushes.
+    /// Returns the names of the operations that the card's protocol needs for it; none for words, barriers and flushes.
     pub fn peer_operations(&self) -> Vec<&'static str> {
         let ops = match self {
             Descriptor::Send(PaperSend { trigger: Some(_), .. }) => return vec!["Fence", "StoreQword"],

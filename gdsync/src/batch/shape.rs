@@ -89,8 +89,7 @@ impl BatchShape {
         self.kinds.iter().copied()
     }
 
-    /// Returns true if the last descriptor is a wait for a completion: the stream writes its point after that
-    /// anyway.
+    /// Returns true if the last descriptor is a wait for a completion: the stream writes its point after that anyway.
     pub(crate) fn ends_with_wait(&self) -> bool {
         matches!(self.kinds.last(), Some(Kind::WaitCq(())))
     }

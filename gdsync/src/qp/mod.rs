@@ -4,10 +4,9 @@
 //! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of every stream that
 //!   waits for it has reached the wait's point. Posting checks for room and returns an error; nothing spins, and
 //!   nothing overruns.
-//! - A wait is for an entry of a completion queue, not for a queue pair. A prepared wait holds every queue pair
-//!   whose completion may satisfy it, so the entries are written. Destroying a queue pair unreserves its entries,
-//!   and marks those in the ring, under the completion queue's lock, before its number can be reused
-//!   (`life/create.rs`).
+//! - A wait is for an entry of a completion queue, not for a queue pair. A prepared wait holds every queue pair whose
+//!   completion may satisfy it, so the entries are written. Destroying a queue pair unreserves its entries, and marks
+//!   those in the ring, under the completion queue's lock, before its number can be reused (`life/create.rs`).
 //! - A failed send never hangs a stream: an error entry flips the owner bit, too, and all work of a failed queue
 //!   pair is flushed, including prepared work (`life/fail.rs`). A send is refused on a stream where it would follow
 //!   the wait for its own completion (`post/mod.rs`).
@@ -15,10 +14,9 @@
 //!   queues' locks, and all places of its completion queue are taken.
 //!
 //! # Lock order
-//! 1. A stream's state, then a completion queue, then a send or receive queue, then the master of a trigger, then
-//!    the master's own queues, then the tickets of a trigger. A queue pair with a master is reset under its queues'
-//!    locks. The reset may restart the master: its queue pair is failed, reset and connected under these locks,
-//!    too.
+//! 1. A stream's state, then a completion queue, then a send or receive queue, then the master of a trigger, then the
+//!    master's own queues, then the tickets of a trigger. A queue pair with a master is reset under its queues' locks.
+//!    The reset may restart the master: its queue pair is failed, reset and connected under these locks, too.
 //! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
 //! 3. The state of an attached device queue pair, then its mailbox or the queues.
 //! 4. A send queue, then its known regions, then the queues that a region was posted to; and a send queue, then its
@@ -155,8 +153,7 @@ options! {
         access: Access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
         /// Physical port, from 1 on.
         port: u8 = DEFAULT_PORT,
-        /// Index of the port's global identifier; by default chosen by the rule of
-        /// [`crate::Device::choose_gid`].
+        /// Index of the port's global identifier; by default chosen by the rule of [`crate::Device::choose_gid`].
         gid_index: Option<u32> = None,
         /// Index of the partition key in the port's table. Both sides must be members of the same
         /// partition; index 0 is the default partition unless an administrator changed it.
@@ -256,8 +253,7 @@ pub(crate) enum QpState {
     Failed(FailureCause),
 }
 
-/// Source of initial packet sequence numbers. Any value works, but one of an earlier connection should not recur
-/// soon.
+/// Source of initial packet sequence numbers. Any value works, but one of an earlier connection should not recur soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn next_psn() -> u32 {

@@ -58,8 +58,7 @@ pub(crate) struct CompletionState {
     slots: VecDeque<Slot>,
     /// Completions that will certainly come: signaled sends, or receives, not retired yet.
     expected: u32,
-    /// Work requests that may complete here, not retired yet, including unsignaled sends, which complete on an
-    /// error.
+    /// Work requests that may complete here, not retired yet, including unsignaled sends, which complete on an error.
     reserved: u32,
     /// Entries of destroyed queue pairs, not polled yet: polling skips them.
     orphaned: VecDeque<u32>,

@@ -1,8 +1,7 @@
 //! Doorbells, and peer operations, the interface between queues and streams.
 //!
-//! Peer operations are the memory accesses that make a card act, or show that it has acted (libgdsync's
-//! `peer_op_wr`). The batch compiler turns them into the operations of a stream. The CPU rings by [`ring`] and
-//! [`Doorbell::ring`].
+//! Peer operations are the memory accesses that make a card act, or show that it has acted (libgdsync's `peer_op_wr`).
+//! The batch compiler turns them into the operations of a stream. The CPU rings by [`ring`] and [`Doorbell::ring`].
 
 use crate::memory::HostAddr;
 use crate::queue::Ring;
@@ -97,8 +96,7 @@ impl Doorbell {
         }
     }
 
-    /// Rings the card by the CPU, instead of a stream: work requests before the record, the record before the
-    /// register.
+    /// Rings the card by the CPU, instead of a stream: work requests before the record, the record before the register.
     ///
     /// # Safety
     /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of their queue.

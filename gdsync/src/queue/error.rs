@@ -266,8 +266,7 @@ pub enum StateError {
         /// Its number.
         qpn: u32,
     },
-    /// The master of the queue pair's trigger has failed, and the queue pairs with sends that it held are being
-    /// failed.
+    /// The master of the queue pair's trigger has failed, and the queue pairs with sends that it held are being failed.
     #[error(
         "the master of the trigger of queue pair {qpn:#x} has failed: try again, and reset() the queue pair once it has failed, too"
     )]
@@ -291,8 +290,7 @@ pub enum StateError {
     },
 }
 
-/// An order violation: sends are posted in the order of their preparation, and waits follow the work that
-/// completes.
+/// An order violation: sends are posted in the order of their preparation, and waits follow the work that completes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {

@@ -134,8 +134,7 @@ impl Ring {
     /// Returns the 32-bit word at a byte offset of entry `index`.
     pub(crate) fn word(&self, index: u32, offset: usize) -> &SharedU32 {
         debug_assert!(offset + 4 <= self.stride && offset.is_multiple_of(4));
-        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which a
-        // shared word tolerates.
+        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which a shared word tolerates.
         unsafe { SharedU32::from_ptr(self.base.add(self.offset(index) + offset).cast()) }
     }
 
@@ -144,15 +143,13 @@ impl Ring {
         if self.combined {
             barrier::from_device();
         }
-        // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a
-        // kernel that drives the queue may change it concurrently, which a shared word
-        // tolerates.
+        // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a kernel that drives
+        // the queue may change it concurrently, which a shared word tolerates.
         unsafe { SharedU64::from_ptr(self.base.add(self.offset(index)).cast()) }.load(Ordering::Relaxed)
     }
 
     pub(crate) fn record(&self) -> &SharedU32 {
-        // SAFETY: valid and aligned as long as the ring is used (`new`); the card reads it
-        // concurrently.
+        // SAFETY: valid and aligned as long as the ring is used (`new`); the card reads it concurrently.
         unsafe { SharedU32::from_ptr(self.record) }
     }
 

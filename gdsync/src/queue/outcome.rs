@@ -203,8 +203,7 @@ pub enum ResetBlocker {
     Kernel,
 }
 
-/// Bytes before the data in every receive of a UD queue pair: the network header, or undefined bytes if there was
-/// none.
+/// Bytes before the data in every receive of a UD queue pair: the network header, or undefined bytes if there was none.
 pub const GRH_BYTES: usize = 40;
 
 /// The network header of a datagram, in the first [`GRH_BYTES`] of its receive.
@@ -280,8 +279,7 @@ fn ipv6_source(header: &[u8; GRH_BYTES]) -> Gid {
     Gid(gid)
 }
 
-/// Reads the source at byte 12 of the header from byte 20 on (RFC 791), as a GID that is an IPv4-mapped IPv6
-/// address.
+/// Reads the source at byte 12 of the header from byte 20 on (RFC 791), as a GID that is an IPv4-mapped IPv6 address.
 fn ipv4_source(header: &[u8; GRH_BYTES]) -> Gid {
     let mut gid = [0; 16];
     gid[10..12].fill(0xff);

@@ -260,8 +260,7 @@ mod tests {
     /// A simple model of a receive queue and its card.
     #[derive(Default)]
     struct Model {
-        /// Receives that have not retired, by number: announced ones, groups given to each stream, and prepared
-        /// ones.
+        /// Receives that have not retired, by number: announced ones, groups given to each stream, and prepared ones.
         announced: VecDeque<u64>,
         given: VecDeque<(usize, Vec<u64>)>,
         prepared: Vec<u64>,

@@ -46,8 +46,7 @@ impl Regions {
     }
 }
 
-/// Regions recently posted to a queue: they know its keeper, so posts need not hold them. Used under the queue's
-/// lock.
+/// Regions recently posted to a queue: they know its keeper, so posts need not hold them. Used under the queue's lock.
 #[derive(Debug)]
 pub(crate) struct KnownRegions {
     keeper: Arc<RegionKeeper>,

@@ -7,9 +7,8 @@ use crate::qp::{Collector, CollectorConfig, PreparedWait};
 use crate::verbs::{DEFAULT_PORT, Device, Error};
 use std::sync::Arc;
 
-/// A stream's collector. It is made when the first batch needs one, for the device of that batch's waits, which is
-/// not known before; making its queue pair delays that batch. The stream waits itself for completions of other
-/// devices.
+/// A stream's collector. It is made when the first batch needs one, for the device of that batch's waits, which is not
+/// known before; making its queue pair delays that batch. The stream waits itself for completions of other devices.
 #[derive(Debug)]
 pub(super) struct StreamCollector {
     /// The fewest queues that are collected; none for never.

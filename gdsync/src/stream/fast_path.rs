@@ -63,10 +63,9 @@ impl StreamState {
             MemOp::Write32 { addr: record, value: doorbell.record },
             MemOp::Write64 { addr: register, value: doorbell.value },
         ];
-        // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and register belong
-        // to the queue pair, which the submission in flight holds (`StreamState::hold`), and the word to the
-        // timeline. The exclusive reference to the state, by its lock or by the stream's only owner, keeps others
-        // from submitting.
+        // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and register belong to
+        // the queue pair, which the submission in flight holds (`StreamState::hold`), and the word to the timeline. The
+        // exclusive reference to the state, by its lock or by the stream's only owner, keeps others from submitting.
         let submitted = unsafe {
             match word {
                 None => backend.submit(&ring),
@@ -93,8 +92,7 @@ impl StreamState {
     }
 }
 
-/// Submits a doorbell, followed by the write of the submission's point. The two points are the previous and this
-/// one.
+/// Submits a doorbell, followed by the write of the submission's point. The two points are the previous and this one.
 ///
 /// # Safety
 /// As [`MemOpStream::submit`], for the doorbell and the word, which is the timeline's.

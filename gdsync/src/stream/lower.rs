@@ -1,5 +1,4 @@
-//! The driver with which a stream lowers descriptors: with queues, addresses, and doorbells that the proxy may
-//! ring.
+//! The driver with which a stream lowers descriptors: with queues, addresses, and doorbells that the proxy may ring.
 
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};

@@ -209,8 +209,7 @@ impl<B: MemOpStream> Stream<B> {
         result.map(|()| Lowered { points, rings })
     }
 
-    /// Submits `state.ops`, made from `descriptors` or from one send. Returns the points, and the number of
-    /// operations.
+    /// Submits `state.ops`, made from `descriptors` or from one send. Returns the points, and the number of operations.
     pub(super) fn submit_lowered(
         &self,
         state: &mut MutexGuard<'_, StreamState>,
@@ -260,8 +259,7 @@ impl<B: MemOpStream> Stream<B> {
         let turn = Turn { state, over: &self.turn };
         let proxied = turn.state.proxied.clone();
         let result = MutexGuard::unlocked(turn.state, || {
-            // SAFETY: as in `submit_lowered`; instead of the lock, `performing` keeps other threads from
-            // submitting.
+            // SAFETY: as in `submit_lowered`; instead of the lock, `performing` keeps other threads from submitting.
             Self::with_proxy(&proxied, rings, || unsafe { self.backend.submit(ops) })
         });
         if let Some(InFlight { kept: KeptAlive::Many(performed), .. }) = turn.state.performing.take() {

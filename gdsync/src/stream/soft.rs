@@ -229,8 +229,7 @@ impl Shared {
         let abandoned = std::mem::take(&mut state.queue);
         drop(state);
         self.idle.notify_all();
-        // No thread and no stream may wait forever for an event of this stream, nor for the drops of earlier
-        // closures.
+        // No thread and no stream may wait forever for an event of this stream, nor for the drops of earlier closures.
         for item in &abandoned {
             if let Item::Record(event) = item {
                 event.complete();
@@ -254,8 +253,7 @@ fn perform(item: Item) -> Result<(), String> {
                 } {}
             }
         }
-        // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes
-        // have been written.
+        // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes have been written.
         Item::Bytes(to, bytes) => unsafe { write_bytes(to, &bytes) },
         Item::Kernel(kernel) => {
             let _kernel = gdsync_trace::span(Kind::Kernel, || [0; 3]);
@@ -367,8 +365,7 @@ impl Event {
         self.inner.changed.notify_all();
     }
 
-    /// Returns when the stream passed the point; `None` before. A failed stream counts as having passed all its
-    /// points.
+    /// Returns when the stream passed the point; `None` before. A failed stream counts as having passed all its points.
     pub fn completed_at(&self) -> Option<Instant> {
         *self.inner.completed.lock()
     }

@@ -21,14 +21,12 @@ use tracing::level_filters::LevelFilter;
 
 /// One in this many submissions without waits for completions writes the previous submissions' point.
 pub(super) const PROGRESS_EVERY: u32 = 64;
-/// Fewest submissions in flight with which posts retire passed ones. Other posts read no memory that the stream
-/// writes.
+/// Fewest submissions in flight with which posts retire passed ones. Other posts read no memory that the stream writes.
 const REAP_FROM: usize = 32;
 
 /// A backend on which batches are posted. Dereferences to the backend.
 ///
-/// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed
-/// it.
+/// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed it.
 ///
 /// ```
 /// use gdsync::memop::{Condition, MemOpStream, Word32};

@@ -25,8 +25,7 @@ pub struct StalledWait {
     pub completion_queue: Option<u32>,
     /// Index of the completion in that queue, from 0 on, modulo 2^32.
     pub index: Option<u32>,
-    /// The queue pairs that complete there. [`crate::QueuePair::abort`] of the one with outstanding work ends the
-    /// wait.
+    /// The queue pairs that complete there. [`crate::QueuePair::abort`] of the one with outstanding work ends the wait.
     pub queue_pairs: Vec<u32>,
 }
 

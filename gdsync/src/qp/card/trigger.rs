@@ -20,8 +20,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-/// A 64-bit word that cards wait for in front of sends: one store to it releases sends of any number of queue
-/// pairs.
+/// A 64-bit word that cards wait for in front of sends: one store to it releases sends of any number of queue pairs.
 ///
 /// Queue pairs are made for a trigger ([`crate::QueuePairConfig::trigger`]). Each prepared send takes a *ticket*,
 /// the trigger's next number, from 1 on. The CPU rings the card at once, and the card waits until the word has
@@ -312,8 +311,7 @@ pub(crate) struct PreparedTicket {
     number: u64,
     wait: CardWait,
     posted: Option<PreviousPost>,
-    /// Queue pairs with sends that wait for it. They are kept until the stream has passed it, and fail with the
-    /// stream.
+    /// Queue pairs with sends that wait for it. They are kept until the stream has passed it, and fail with the stream.
     pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
 }
 

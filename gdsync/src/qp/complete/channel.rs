@@ -102,9 +102,8 @@ impl CompletionChannel {
 
     /// Reads an event, if one comes within `timeout`, and returns its queue. Events of dropped queues are skipped.
     ///
-    /// Each event has one reader: [`CompletionQueue::wait`] of a queue also reads events of the channel's other
-    /// queues, and wakes threads that wait for these in the same way. So a program uses one way or the other for a
-    /// channel.
+    /// Each event has one reader: [`CompletionQueue::wait`] of a queue also reads events of the channel's other queues,
+    /// and wakes threads that wait for these in the same way. So a program uses one way or the other for a channel.
     ///
     /// # Errors
     /// [`Error::Verbs`].

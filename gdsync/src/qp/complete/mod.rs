@@ -151,9 +151,8 @@ impl CompletionQueue {
     /// Takes the next completion, if there is one, in the order in which the card wrote them.
     ///
     /// # Errors
-    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) for an entry that makes no sense, which
-    /// is skipped. [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) if kernels read the
-    /// queue.
+    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) for an entry that makes no sense, which is
+    /// skipped. [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) if kernels read the queue.
     pub fn poll(&self) -> Result<Option<Completion>, PollError> {
         self.inner.poll()
     }
@@ -199,8 +198,7 @@ impl CompletionQueue {
         self.inner.events.as_ref().map(|events| CompletionChannel { inner: events.channel.clone() })
     }
 
-    /// Arms the queue: the channel gets one event when the card writes an entry, whether a stream waits for it or
-    /// not.
+    /// Arms the queue: the channel gets one event when the card writes an entry, whether a stream waits for it or not.
     ///
     /// An entry that is already written may or may not raise the event, and one that persistent requests read does
     /// not: arm first, then poll until there is nothing, then sleep. Arming again before the event has no effect,
@@ -389,8 +387,7 @@ impl CompletionQueueInner {
     /// Returns the queue pairs that complete here.
     ///
     /// # Errors
-    /// The others, if one is being destroyed. They may be the last handles by now, whose drop takes the queues'
-    /// locks.
+    /// The others, if one is being destroyed. They may be the last handles by now, whose drop takes the queues' locks.
     pub(crate) fn attached(&self) -> Result<Vec<Arc<QueuePairInner>>, Vec<Arc<QueuePairInner>>> {
         let known = self.queue_pairs.lock();
         let living: Vec<_> = known.iter().filter_map(|(_, weak)| weak.upgrade()).collect();
@@ -422,8 +419,7 @@ impl CqSharing {
         self.0.store(Self::OWN, Ordering::Release);
     }
 
-    /// Claims exclusive use. Returns whether only the work of one of its maker's queues completes there, from now
-    /// on.
+    /// Claims exclusive use. Returns whether only the work of one of its maker's queues completes there, from now on.
     pub(crate) fn is_alone(&self) -> bool {
         let taken = self.0.compare_exchange(Self::OWN, Self::ALONE, Ordering::AcqRel, Ordering::Acquire);
         taken.is_ok() || taken == Err(Self::ALONE)

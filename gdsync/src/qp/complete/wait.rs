@@ -55,8 +55,7 @@ pub struct PreparedWait {
     index: u32,
     /// Once posted: the point that the stream writes when it has passed the wait.
     point: Option<TimelinePoint>,
-    /// The queue pairs that completed here when it was prepared. They stay alive, as one of them writes the
-    /// completion.
+    /// The queue pairs that completed here when it was prepared. They stay alive, as one of them writes the completion.
     pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
     /// Set if a thread reads the entry and the stream waits for the resulting status.
     pub(crate) checked: Option<Checked>,
@@ -72,8 +71,7 @@ impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
         loop {
             let mut state = cq.lock();
-            // The completion may be that of a queue pair being destroyed, which unreserves its entries under this
-            // lock.
+            // The completion may be that of a queue pair being destroyed, which unreserves its entries under this lock.
             let queue_pairs = match cq.attached() {
                 Ok(queue_pairs) => queue_pairs,
                 Err(others) => {
@@ -352,8 +350,7 @@ impl Task for Check {
     }
 }
 
-/// The thread that polls for checked waits, persistent requests, collectors, masters, and queue pairs being
-/// flushed.
+/// The thread that polls for checked waits, persistent requests, collectors, masters, and queue pairs being flushed.
 pub(crate) static CHECKER: Poller = Poller::new("gdsync-checked");
 
 /// Starts the thread of [`CHECKER`], unless it runs.

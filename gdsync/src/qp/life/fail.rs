@@ -123,8 +123,7 @@ impl QueuePairInner {
         self.failure().is_none().then_some(error)
     }
 
-    /// Replaces a flush by the error before it, if the card has written that since. No completion queue's lock is
-    /// held.
+    /// Replaces a flush by the error before it, if the card has written that since. No completion queue's lock is held.
     fn look_for_cause(&self) {
         let psn = self.psn.load(Ordering::Relaxed);
         if let Some(FailureCause::Work(error)) = self.failure().filter(|cause| cause.is_flush()) {
@@ -181,8 +180,7 @@ impl QueuePairInner {
             return;
         }
         if let Some(doorbell) = send.flush() {
-            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps
-            // stores in order.
+            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
             unsafe { doorbell.ring() };
             drop(send);
         } else if send.has_unpassed_posts() {
@@ -344,9 +342,8 @@ impl EventSink for QueuePairInner {
         let cause = FailureCause::Event(kind);
         if self.is_target() && matches!(element, Element::Qp(_)) {
             self.fail(cause);
-            // The card has stopped serving it. Destroying it would wait until this event is acknowledged, and so
-            // would a thread that does so under the lock of its completion queue. The next poll there ends the
-            // waits.
+            // The card has stopped serving it. Destroying it would wait until this event is acknowledged, and so would
+            // a thread that does so under the lock of its completion queue. The next poll there ends the waits.
             return self.is_flushed.store(true, Ordering::Release);
         }
         if let Err(error) = self.stop(cause) {

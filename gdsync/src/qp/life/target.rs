@@ -79,8 +79,7 @@ options! {
         access: Access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
         /// Physical port, from 1 on.
         port: u8 = DEFAULT_PORT,
-        /// Index of the port's global identifier; by default chosen by the rule of
-        /// [`crate::Device::choose_gid`].
+        /// Index of the port's global identifier; by default chosen by the rule of [`crate::Device::choose_gid`].
         gid_index: Option<u32> = None,
         /// Index of the partition key in the port's table.
         pkey_index: u16 = 0,

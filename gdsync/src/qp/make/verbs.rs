@@ -80,8 +80,7 @@ unsafe extern "C" fn allocate_queue_memory(
     alignment: libc::size_t,
     resource_type: u64,
 ) -> *mut libc::c_void {
-    // SAFETY: `ParentDomain::new` gave the address of the domain's arenas, which outlive
-    // the provider's use of it.
+    // SAFETY: `ParentDomain::new` gave the address of the domain's arenas, which outlive the provider's use of it.
     let arenas = unsafe { &*pd_context.cast::<QueueArenas>() };
     match arenas.allocate(size, alignment.max(1).next_power_of_two(), resource_type) {
         Ok(block) => block.cast(),
@@ -250,8 +249,7 @@ pub(super) fn completion_queue(
         parent_domain: parent.raw(),
     };
     let mut mlx5_attr = mlx5dv_cq_init_attr::default();
-    // SAFETY: the context is open and the parent domain allocated as long as `domain` lives;
-    // both structs are valid.
+    // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
     let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
     // SAFETY: nothing completes there any more, as `CqObject` says.

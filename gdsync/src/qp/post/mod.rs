@@ -86,10 +86,9 @@ impl PreparedSend {
         self.queue_pair.number
     }
 
-    /// Hands the ticket to the program, which releases the send: a kernel, a graph node, a card's RDMA write or the
-    /// CPU stores [`Trigger::word_of`](crate::Trigger::word_of) the ticket to the trigger's word. gdsync treats the
-    /// send as posted from now on. It cannot see the release, so the program keeps the queue pair until the send
-    /// has completed.
+    /// Hands the ticket to the program, which releases the send: a kernel, a graph node, a card's RDMA write or the CPU
+    /// stores [`Trigger::word_of`](crate::Trigger::word_of) the ticket to the trigger's word. gdsync treats the send as
+    /// posted from now on. It cannot see the release, so the program keeps the queue pair until the send has completed.
     ///
     /// # Errors
     /// [`StateError::NoTrigger`](crate::queue::StateError::NoTrigger);

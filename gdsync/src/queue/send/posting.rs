@@ -1,6 +1,5 @@
-//! From prepared to posted: sends are posted in the order of their preparation, and those of one queue on one
-//! stream at a time. Also dropped sends, the flush after a failure, the restart, and attaching the queue to
-//! kernels.
+//! From prepared to posted: sends are posted in the order of their preparation, and those of one queue on one stream at
+//! a time. Also dropped sends, the flush after a failure, the restart, and attaching the queue to kernels.
 
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
 use crate::queue::send::{Entry, EntryState, Handover, Removed, SendState};
@@ -16,8 +15,7 @@ use std::sync::atomic::Ordering;
 pub(crate) struct LastPost {
     pub(crate) timeline: Arc<Timeline>,
     pub(crate) point: TimelinePoint,
-    /// True if the stream is known to have passed it: the card has completed all posts, or the CPU has posted
-    /// since.
+    /// True if the stream is known to have passed it: the card has completed all posts, or the CPU has posted since.
     pub(super) settled: bool,
 }
 

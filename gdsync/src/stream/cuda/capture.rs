@@ -46,8 +46,7 @@ fn sink() -> Result<HostAddr, CudaError> {
     Ok(sink.insert(memory).addr())
 }
 
-/// The driver of a lowering whose operations do nothing: they write zeroes over zeroes, and every wait is
-/// satisfied.
+/// The driver of a lowering whose operations do nothing: they write zeroes over zeroes, and every wait is satisfied.
 struct Idle<'a> {
     stream: &'a CudaStream,
     sink: HostAddr,
@@ -146,8 +145,7 @@ impl Stream<CudaStream> {
         self.handle.check_may_be_captured()?;
         let _entered = self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // The lock keeps others from posting until the capture has begun; from then on, posts find the stream
-        // captured.
+        // The lock keeps others from posting until the capture has begun; from then on, posts find the stream captured.
         let state = self.lock();
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;

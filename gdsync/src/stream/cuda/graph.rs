@@ -35,8 +35,7 @@ pub(super) struct RawGraph {
     pub(super) exec: sys::CUgraphExec,
 }
 
-// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by
-// `&mut`.
+// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by `&mut`.
 unsafe impl Send for RawGraph {}
 // SAFETY: as above; nothing is done with a shared reference.
 unsafe impl Sync for RawGraph {}
@@ -137,8 +136,7 @@ pub(super) fn destroy(graph: sys::CUgraph) {
 }
 
 impl Stream<CudaStream> {
-    /// Launches a graph on this stream, with a fresh batch for each of its batch nodes in the order of their
-    /// recording.
+    /// Launches a graph on this stream, with a fresh batch for each of its batch nodes in the order of their recording.
     ///
     /// # Errors
     /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] if a batch node would keep
@@ -215,8 +213,7 @@ impl Stream<CudaStream> {
         }
     }
 
-    /// Puts fresh operations into every batch node. Returns their number, and the doorbells that the proxy will
-    /// ring.
+    /// Puts fresh operations into every batch node. Returns their number, and the doorbells that the proxy will ring.
     fn fill_in(
         &self,
         graph: &CudaGraph,

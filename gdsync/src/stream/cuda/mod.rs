@@ -19,8 +19,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, which the GPU's front end performs between
-/// kernels.
+/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, which the GPU's front end performs between kernels.
 ///
 /// Batches are ordered with all other work that the program enqueues on the stream. See [`crate::cuda`] for driver
 /// calls that hang while a stream waits.
@@ -43,9 +42,8 @@ impl CudaStream {
         Ok(Self::made(context, stream.cu_stream(), stream))
     }
 
-    /// Wraps a raw stream, for example of another library; or `CU_STREAM_LEGACY` (or null) or
-    /// `CU_STREAM_PER_THREAD` of the current context. Only the thread that wraps the per-thread default stream can
-    /// post to it.
+    /// Wraps a raw stream, for example of another library; or `CU_STREAM_LEGACY` (or null) or `CU_STREAM_PER_THREAD` of
+    /// the current context. Only the thread that wraps the per-thread default stream can post to it.
     ///
     /// `owner` keeps the stream alive, and is dropped with the returned value, by the same thread, perhaps with
     /// work outstanding. Pass `()` if the program keeps the stream alive by other means.
@@ -81,8 +79,7 @@ impl CudaStream {
     }
 
     /// Makes posts skip the query whether the stream is being captured, which takes 20 ns on an H200.
-    /// [`Stream::capture`](crate::Stream::capture) refuses such a stream. The query is still made for a default
-    /// stream.
+    /// [`Stream::capture`](crate::Stream::capture) refuses such a stream. The query is still made for a default stream.
     ///
     /// ```no_run
     /// use gdsync::{CudaStream, Stream, cuda};
@@ -212,8 +209,7 @@ unsafe impl MemOpStream for CudaStream {
     #[inline]
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         self.handle.check_thread()?;
-        // A default stream is that of the current context; for any other, the driver does not check which is
-        // current.
+        // A default stream is that of the current context; for any other, the driver does not check which is current.
         let _entered = if self.handle.is_default() { Some(self.context.enter()?) } else { None };
         self.context.named(self.handle.check_not_capturing())?;
         let _submitting = self.context.submitting(&self.handle.busy);

@@ -1,5 +1,4 @@
-//! Times of a GPU's submissions, by CUDA events around each, if a trace is recorded and [`GPU_VARIABLE`] asks for
-//! it.
+//! Times of a GPU's submissions, by CUDA events around each, if a trace is recorded and [`GPU_VARIABLE`] asks for it.
 //!
 //! An event is a moment of the GPU's clock. An *anchor* relates that clock to the host's: an event on gdsync's own
 //! stream, which the GPU performs at once, between two reads of the host's clock. Clocks drift, so an anchor is

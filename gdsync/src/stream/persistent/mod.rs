@@ -30,10 +30,9 @@
 //! holds each send back until the word has reached it.
 //!
 //! # Statuses
-//! Every start has its own [`Status`]. It is written when it is queried, by [`Status::get`],
-//! [`Persistent::complete`] or the next start; or by a library thread, after a call of [`Status::word`]. A stream
-//! whose later operations read the word waits for it (`wait_value32(status.word(), Condition::And, Status::OK |
-//! Status::FAILED)`).
+//! Every start has its own [`Status`]. It is written when it is queried, by [`Status::get`], [`Persistent::complete`]
+//! or the next start; or by a library thread, after a call of [`Status::word`]. A stream whose later operations read
+//! the word waits for it (`wait_value32(status.word(), Condition::And, Status::OK | Status::FAILED)`).
 //!
 //! ```
 //! use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
@@ -166,9 +165,8 @@ impl<K: fmt::Debug> Persistent<K> {
         Ok(Persistent { core, kind: PhantomData })
     }
 
-    /// Starts the request alone on a stream, as [`start_all`] does without waiting for room. The stream rings the
-    /// card for a send, and posts a receive, when it reaches the start. If the stream is idle, a receive is posted
-    /// now.
+    /// Starts the request alone on a stream, as [`start_all`] does without waiting for room. The stream rings the card
+    /// for a send, and posts a receive, when it reaches the start. If the stream is idle, a receive is posted now.
     ///
     /// # Errors
     /// [`PersistentError`]: starts are active that the stream does not wait for before this one, the queue pair has

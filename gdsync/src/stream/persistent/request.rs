@@ -12,8 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// A request of a list: a [`PersistentSend`](super::PersistentSend) or a
-/// [`PersistentRecv`](super::PersistentRecv).
+/// A request of a list: a [`PersistentSend`](super::PersistentSend) or a [`PersistentRecv`](super::PersistentRecv).
 pub trait Request: sealed::Request + fmt::Debug {}
 
 impl<K: fmt::Debug> Request for Persistent<K> {}

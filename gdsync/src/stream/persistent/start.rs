@@ -385,9 +385,8 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
 /// queue pair with work for a stream that the stream has not reached:
 /// [`OrderError::OtherStream`](crate::queue::OrderError::OtherStream),
 /// [`OrderError::OutOfOrder`](crate::queue::OrderError::OutOfOrder),
-/// [`OrderError::ReceivesOnStream`](crate::queue::OrderError::ReceivesOnStream). If a queue pair fails meanwhile,
-/// or another thread prepares a send on it, all is started, and the statuses of work without a doorbell report
-/// that.
+/// [`OrderError::ReceivesOnStream`](crate::queue::OrderError::ReceivesOnStream). If a queue pair fails meanwhile, or
+/// another thread prepares a send on it, all is started, and the statuses of work without a doorbell report that.
 pub fn start_all_by_trigger<B: MemOpStream>(
     requests: &mut [&mut dyn Request],
     stream: &Stream<B>,
@@ -430,8 +429,7 @@ fn start_now_by<B: MemOpStream>(
     ticket.queue_pairs = requests.iter().map(|request| request.core().queue_pair.clone()).collect();
     let batch = Batch { descriptors: vec![Descriptor::Ticket(ticket)], unmerged: false };
     let mut done = Posted { operations: 0, submissions: 0 };
-    // Before the doorbells: if the stream refuses, the card has seen nothing. Work released by then executes at
-    // once.
+    // Before the doorbells: if the stream refuses, the card has seen nothing. Work released by then executes at once.
     let posted = stream.post_whole(batch, &mut done);
     posted.map_err(|error| ListError { index: None, source: error.source.into() })?;
     prepared.ring(requests);

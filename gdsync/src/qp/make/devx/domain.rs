@@ -94,8 +94,7 @@ pub(super) struct Uar {
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: libmlx5 lets a register be freed from any thread; it is written to under the send queue's
-// lock.
+// SAFETY: libmlx5 lets a register be freed from any thread; it is written to under the send queue's lock.
 unsafe impl Send for Uar {}
 // SAFETY: as above.
 unsafe impl Sync for Uar {}
@@ -123,8 +122,7 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
-        // SAFETY: allocated by us; queues with this register hold the domain, and so does the span that announces
-        // it.
+        // SAFETY: allocated by us; queues with this register hold the domain, and so does the span that announces it.
         unsafe { (self.api.free_uar)(self.raw.as_ptr()) };
     }
 }
@@ -156,8 +154,7 @@ impl Object {
             let source = io::Error::last_os_error();
             return Err(failure(command, detail(), &answer, source));
         };
-        // SAFETY: it holds the device; its memory and its users are dropped in the right order, after and before
-        // it.
+        // SAFETY: it holds the device; its memory and its users are dropped in the right order, after and before it.
         let raw = unsafe { Owned::new(raw, api.obj_destroy, "mlx5dv_devx_obj_destroy") };
         Ok(Object { raw, number: header::NUMBER.get32(&answer), api, _device: device.clone() })
     }

@@ -39,9 +39,8 @@ pub(crate) enum UmemSource {
 
 impl QueueMemory {
     /// # Safety
-    /// `cpu..cpu + len` is zeroed, aligned to a page, valid for reads and writes of the CPU until
-    /// `keep` is dropped, and has no other user; the source names the same memory. A `Span`
-    /// announces it to streams.
+    /// `cpu..cpu + len` is zeroed, aligned to a page, valid for reads and writes of the CPU until `keep` is dropped,
+    /// and has no other user; the source names the same memory. A `Span` announces it to streams.
     pub(crate) unsafe fn new(cpu: NonNull<u8>, len: usize, source: UmemSource, keep: Keep) -> Self {
         QueueMemory { cpu, len, source, keep }
     }
@@ -173,8 +172,7 @@ impl Umem {
         let access = IBV_ACCESS_LOCAL_WRITE;
         let raw = match source {
             UmemSource::Host => {
-                // SAFETY: the context is open; the memory is mapped until `keep` is dropped
-                // (`QueueMemory::new`).
+                // SAFETY: the context is open; the memory is mapped until `keep` is dropped (`QueueMemory::new`).
                 let raw = unsafe { (api.umem_reg)(device.context(), cpu.as_ptr().cast(), len, access) };
                 call::pointer("mlx5dv_devx_umem_reg", raw, || format!("{len} bytes"))?
             }

@@ -124,8 +124,7 @@ mod tests {
     #[test]
     fn the_default_queues() {
         let sizes = Sizes::new(&QueuePairConfig::default(), &device()).unwrap();
-        // Control, address and 4 slices: 96 bytes, two blocks, of which 128 - 32 - 4 may be inline
-        // data.
+        // Control, address and 4 slices: 96 bytes, two blocks, of which 128 - 32 - 4 may be inline data.
         let expected = Sizes { sq_blocks: 256, rq_entries: 128, rq_stride: 64, inline: 92, recv_segments: 4 };
         assert_eq!(sizes, expected);
         let small = QueuePairConfig::default()

@@ -32,8 +32,7 @@ fn device(test: &str) -> Option<Device> {
     None
 }
 
-/// Memory of files, in place of a dma-buf that the CPU can map. Each queue begins behind the first pages of
-/// its file.
+/// Memory of files, in place of a dma-buf that the CPU can map. Each queue begins behind the first pages of its file.
 #[derive(Debug)]
 struct MemoryFiles {
     /// Name of the files in procfs, by which each test finds its own.
@@ -76,8 +75,7 @@ impl MemorySource for MemoryFiles {
             Box::new(Span::announce(address as u64, mapped as u64, Kind::Whole, Box::new(unmap)));
         let source = UmemSource::DmaBuf { fd: file.try_clone().unwrap().into(), offset: LEAD as u64 };
         self.made.lock().push(file);
-        // SAFETY: zeroed pages, mapped until the span is released; the file's part is the same
-        // memory.
+        // SAFETY: zeroed pages, mapped until the span is released; the file's part is the same memory.
         Ok(unsafe { QueueMemory::new(NonNull::new(base.cast()).unwrap(), len, source, keep) })
     }
 }
@@ -128,8 +126,7 @@ fn domain(pd: &Arc<ProtectionDomainInner>, source: Arc<dyn MemorySource>) -> Res
     Ok(Arc::new(QueueDomain { maker, placement: QueuePlacement::HOST, pd: pd.clone() }))
 }
 
-/// Counts this process's descriptors of memory files of that name. Other tests open and close other files
-/// meanwhile.
+/// Counts this process's descriptors of memory files of that name. Other tests open and close other files meanwhile.
 fn descriptors_of(name: &CStr) -> usize {
     let name = format!("/memfd:{}", name.to_str().unwrap());
     // A descriptor may be closed after the listing.

@@ -3,13 +3,12 @@
 //!
 //! # Invariants
 //! - Its requests are in the order of their tickets: a ticket is taken and its WAIT is written under one lock.
-//! - A release names a slave by number, and blocks by an index that a reset restarts. So none may remain, in the
-//!   ring or in the card, when a slave is reset or destroyed: an old one would make the card execute blocks that
-//!   nothing has released, or blocks of another queue pair with that number. Overwriting it with a NOP is not
-//!   enough, as the card may have fetched it behind an unmet WAIT. [`Master::cancel_releases`] therefore *stops*
-//!   the queue. The queue pair goes to ERR, and its completion queue shows the last release that the card has
-//!   executed. A reset discards what the card has fetched. The remaining releases, without that slave's, are
-//!   written again.
+//! - A release names a slave by number, and blocks by an index that a reset restarts. So none may remain, in the ring
+//!   or in the card, when a slave is reset or destroyed: an old one would make the card execute blocks that nothing has
+//!   released, or blocks of another queue pair with that number. Overwriting it with a NOP is not enough, as the card
+//!   may have fetched it behind an unmet WAIT. [`Master::cancel_releases`] therefore *stops* the queue. The queue pair
+//!   goes to ERR, and its completion queue shows the last release that the card has executed. A reset discards what the
+//!   card has fetched. The remaining releases, without that slave's, are written again.
 //! - `pending` has every release that the card may still execute. Requests are not signaled. From time to time, a
 //!   signaled NOP follows them, a *marker*, whose completion shows that all requests before it have executed.
 //! - A failed master releases nothing. A library thread, which polls it while releases are pending, fails the

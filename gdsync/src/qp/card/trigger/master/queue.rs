@@ -1,5 +1,4 @@
-//! The queue of a master: its requests and completions, stopping and starting it, and polling while sends are
-//! pending.
+//! The queue of a master: its requests and completions, stopping and starting it, and polling while sends are pending.
 
 use crate::qp::card::trigger::TriggerInner;
 use crate::qp::card::trigger::master::{Master, MasterState, PendingSend};
