@@ -60,7 +60,6 @@ impl MemoryWrite {
         Ok(MemoryWrite { place, bytes: bytes.to_vec() })
     }
 
-    /// Cuts the write into pieces, which a stream writes one by one.
     pub(super) fn pieces(self) -> impl Iterator<Item = Bytes> {
         let MemoryWrite { place, bytes } = self;
         let first = match place.kind() {
@@ -76,7 +75,6 @@ impl MemoryWrite {
     }
 }
 
-/// One piece of a write.
 #[derive(Debug)]
 pub(crate) struct Bytes {
     pub(crate) place: Place,
@@ -93,7 +91,6 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    /// Returns the length in bytes.
     pub(crate) fn len(self) -> usize {
         match self {
             Word::Short(_) => 4,

@@ -12,17 +12,11 @@ use gdsync_sys::prm::wait;
 
 /// The stream's part of the lowering.
 pub(crate) trait Driver: Sized {
-    /// A send.
     type Send;
-    /// A wait for a completion.
     type Wait;
-    /// The place of a word.
     type Place;
-    /// A write of bytes.
     type Bytes;
-    /// Receives.
     type Receives;
-    /// A ticket of a trigger.
     type Ticket;
     /// Why a descriptor cannot be lowered.
     type Error: From<StreamError>;
@@ -84,7 +78,6 @@ pub(crate) trait Driver: Sized {
     }
 }
 
-/// A descriptor that a driver lowers.
 type Lowered<D> = Descriptor<
     <D as Driver>::Send,
     <D as Driver>::Wait,
@@ -139,7 +132,6 @@ pub(crate) struct Lowering<'a, D> {
     /// The operations so far.
     pub(crate) ops: &'a mut Vec<MemOp>,
     merged: bool,
-    /// The last point taken.
     pub(crate) point: TimelinePoint,
     /// True if the last descriptor was a wait for a completion (merged batches only).
     in_run: bool,
@@ -173,7 +165,6 @@ impl<'a, D: Driver> Lowering<'a, D> {
         }
     }
 
-    /// Marks a descriptor as posted and appends its operations.
     #[inline]
     pub(crate) fn lower(&mut self, descriptor: &mut Lowered<D>, fate: Fate) -> Result<(), D::Error> {
         match descriptor {
@@ -321,7 +312,6 @@ impl<'a, D: Driver> Lowering<'a, D> {
         if std::mem::take(&mut self.unwritten) { Ok(self.progress(self.point)?) } else { Ok(()) }
     }
 
-    /// Writes a point: everything before it is done.
     pub(crate) fn progress(&mut self, point: TimelinePoint) -> Result<(), StreamError> {
         self.peer_op(PeerOp::Fence)?;
         self.write_point(point)
@@ -413,7 +403,6 @@ impl<'a, D: Driver> Lowering<'a, D> {
     }
 }
 
-/// Refuses an operation that the backend lacks.
 #[inline]
 fn need(has: bool, what: &'static str) -> Result<(), StreamError> {
     if has { Ok(()) } else { Err(StreamError::Unsupported { what }) }

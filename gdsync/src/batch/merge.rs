@@ -22,7 +22,6 @@ pub(crate) enum SendKey {
     /// The doorbell of a queue pair, for a send that announces receives, which needs one more operation if the
     /// proxy rings.
     Announcing(u64),
-    /// A trigger.
     Trigger(u64),
 }
 
@@ -40,18 +39,14 @@ pub(crate) enum Fate {
 /// A wait for a completion that may share its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitKey {
-    /// The completion queue.
     pub(crate) queue: u64,
-    /// Index of the completion.
     pub(crate) index: u32,
     /// The device, whose collector can wait for it.
     pub(crate) device: u64,
 }
 
-/// The waits that a collector takes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Collecting {
-    /// The collector's device.
     pub(crate) device: u64,
     /// The fewest queues of a run of waits.
     pub(crate) from: u32,
@@ -60,7 +55,6 @@ pub(crate) struct Collecting {
 /// The next descriptors of a batch, which become one submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// Number of descriptors, at least one.
     pub(crate) count: usize,
     /// Timeline points of their waits for completions.
     pub(crate) points: u32,
@@ -86,14 +80,12 @@ pub(crate) enum LastPoint {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Nothing,
-    /// A doorbell: only sends and writes since the earlier send.
     Sends,
     /// A wait: only waits for completions since the earlier wait.
     Waits,
 }
 
 impl Scope {
-    /// Ends a run of waits, for a write.
     fn end_run(&mut self) {
         if *self == Scope::Waits {
             *self = Scope::Nothing;
@@ -101,14 +93,11 @@ impl Scope {
     }
 }
 
-/// A run of waits for completions.
 #[derive(Default)]
 struct Run {
-    /// Index of its first descriptor.
     start: u32,
     /// Number of queues that a collector can wait for.
     queues: u32,
-    /// True if a collector waits for them.
     is_collected: bool,
 }
 
@@ -299,7 +288,6 @@ impl Planner {
         Fate::Collected
     }
 
-    /// Enters a scope. Returns true if it is a new one.
     #[inline]
     fn enter(&mut self, scope: &mut Scope, wanted: Scope) -> bool {
         let new = *scope != wanted;

@@ -53,21 +53,15 @@ pub struct PaperWait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
-    /// The doorbell record of a queue pair.
     Record(u32),
-    /// The doorbell register of a queue pair.
     Register(u32),
     /// The entry of a completion: completion queue and index.
     Entry(u32, u32),
     /// The status word of a completion: completion queue and index.
     Status(u32, u32),
-    /// A word of the program.
     Word(u32),
-    /// The word of a trigger.
     Trigger(u32),
-    /// The word of the stream's collector.
     Arrival,
-    /// The timeline's word.
     Progress,
 }
 
@@ -185,18 +179,14 @@ impl Descriptor {
     }
 }
 
-/// A collector on paper.
 #[derive(Debug, Default)]
 struct PaperCollector {
-    /// The newest number.
     newest: u64,
-    /// The waits of the next number.
     run: Vec<PaperWait>,
     /// See [`Program::collected`].
     collected: Vec<(u64, Vec<PaperWait>)>,
 }
 
-/// The driver of a lowering on paper.
 struct Paper<'a>(&'a RefCell<PaperCollector>);
 
 impl Driver for Paper<'_> {

@@ -16,7 +16,6 @@ use system::System;
 /// Numbers of queue pairs and of completion queues of a case: few, so that descriptors share them.
 const QUEUES: usize = 6;
 const STREAMS: usize = 2;
-/// Triggers of a stream.
 const TRIGGERS: usize = 2;
 
 /// The mode in which a case runs.
@@ -33,11 +32,9 @@ impl Mode {
     const MERGED: Mode = Mode { merged: true, by_card: false };
     const PLAIN_BY_CARD: Mode = Mode { merged: false, by_card: true };
     const MERGED_BY_CARD: Mode = Mode { merged: true, by_card: true };
-    /// All modes.
     #[cfg(fuzzing)]
     pub(crate) const ALL: [Mode; 4] = [Mode::PLAIN, Mode::MERGED, Mode::PLAIN_BY_CARD, Mode::MERGED_BY_CARD];
 
-    /// Returns a descriptor as this mode has it.
     fn of(self, descriptor: Descriptor) -> Descriptor {
         match descriptor {
             Descriptor::Send(send) if !self.by_card => Descriptor::Send(PaperSend { trigger: None, ..send }),
@@ -46,7 +43,6 @@ impl Mode {
     }
 }
 
-/// Decisions from bytes.
 struct Choices<'a> {
     bytes: std::slice::Iter<'a, u8>,
 }
@@ -78,12 +74,10 @@ struct Reaction {
 /// Counts of a case that is being made.
 #[derive(Default)]
 struct Counts {
-    /// Sends of each queue pair.
     sends: [u32; QUEUES],
     /// Completions of these sends, and waits, of each queue.
     completions: [u32; QUEUES],
     waits: [u32; QUEUES],
-    /// The next ticket of each trigger.
     tickets: [u64; TRIGGERS * STREAMS],
 }
 
@@ -97,18 +91,15 @@ impl Counts {
         self.waits[queue] < self.completions[queue]
     }
 
-    /// Returns the next wait for a queue.
     fn wait(&mut self, queue: usize, checked: bool) -> PaperWait {
         self.waits[queue] += 1;
         PaperWait { queue: queue as u32, index: self.waits[queue] - 1, checked }
     }
 }
 
-/// A system.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     caps: MemOpCaps,
-    /// Descriptors of each stream, and the ends of its batches.
     streams: [Vec<Descriptor>; STREAMS],
     ends: [Vec<usize>; STREAMS],
     /// For each queue pair: the completion queues of its sends and of its receives, and `n` if every `n`th send
@@ -116,7 +107,6 @@ pub(crate) struct Case {
     queue_pairs: Vec<(u32, u32, u32)>,
     /// The trigger of each queue pair. Triggers belong to one stream.
     triggers: Vec<Option<u32>>,
-    /// The first ticket of every trigger.
     first_ticket: u64,
     /// The fewest queues of runs that collectors wait for.
     collect_from: Option<u32>,
@@ -236,7 +226,6 @@ impl Case {
         }
     }
 
-    /// Returns the next send of a queue pair.
     fn send(&self, own: usize, made: &mut Counts) -> PaperSend {
         made.sends[own] += 1;
         let (send_queue, recv_queue, every) = self.queue_pairs[own];

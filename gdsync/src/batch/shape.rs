@@ -89,7 +89,6 @@ impl BatchShape {
         self.kinds.iter().copied()
     }
 
-    /// Returns true if the last descriptor is a wait for a completion: the stream writes its point after that anyway.
     pub(crate) fn ends_with_wait(&self) -> bool {
         matches!(self.kinds.last(), Some(Kind::WaitCq(())))
     }
@@ -128,21 +127,15 @@ impl fmt::Display for BatchShape {
 pub enum Descriptor<S, W, P, B, R = Infallible, T = Infallible> {
     /// Rings the card for a send.
     Send(S),
-    /// Waits for a completion.
     WaitCq(W),
     /// Announces receives to the card: one write of a 32-bit word.
     Receives(R),
     /// Releases the work that waits for a ticket: one write of a 64-bit word.
     Ticket(T),
-    /// Waits until a 32-bit word meets a condition.
     Wait32(P, Condition, u32),
-    /// Waits until a 64-bit word meets a condition.
     Wait64(P, Condition, u64),
-    /// Writes a 32-bit word.
     Write32(P, u32),
-    /// Writes a 64-bit word.
     Write64(P, u64),
-    /// Writes bytes.
     Bytes(B),
     /// Makes everything before visible before anything after.
     Barrier,

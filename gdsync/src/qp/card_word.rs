@@ -36,12 +36,10 @@ impl CardWord {
         Ok(Self::part(region, offset, Word::Host(region.word64(offset)?)))
     }
 
-    /// As [`Self::in_region`], in GPU memory.
     pub(crate) fn in_gpu_region(region: &GpuMemoryRegion, offset: usize) -> Result<Self, Error> {
         Ok(Self::part(region, offset, Word::Gpu(GpuWord64::new(region.memory(), offset)?)))
     }
 
-    /// Makes a word inside a region.
     fn part<M>(region: &Region<M>, offset: usize, word: Word) -> Self {
         let RemoteMemory { addr, rkey, .. } = region.remote();
         let remote =
@@ -107,7 +105,6 @@ impl CardWord {
         self.0.remote
     }
 
-    /// Returns the region that keeps it registered.
     pub(crate) fn region(&self) -> Arc<MemoryRegionInner> {
         self.0.region.clone()
     }

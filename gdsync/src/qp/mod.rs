@@ -201,7 +201,6 @@ impl<'a> QueuePairConfig<'a> {
         QueuePairConfig { trigger: Some(trigger), ..self }
     }
 
-    /// Returns the configuration without its references.
     pub(crate) fn to_static(self) -> QueuePairConfig<'static> {
         QueuePairConfig { send_cq: None, recv_cq: None, shared_receives: None, trigger: None, ..self }
     }
@@ -239,7 +238,6 @@ pub(crate) struct QueuePairInner {
     is_watched: AtomicBool,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
-    /// Releases its sends, instead of doorbells.
     pub(crate) trigger: Option<Arc<TriggerInner>>,
     /// Announces the doorbell register's page to streams. A DC target has none.
     _registers: Option<Arc<Span>>,
@@ -350,7 +348,6 @@ impl QueuePairInner {
         self.send.lock()
     }
 
-    /// Returns the trigger and its master, if there is one.
     fn master(&self) -> Option<(&TriggerInner, &Master)> {
         let trigger = self.trigger.as_deref()?;
         Some((trigger, trigger.master.as_ref()?))
@@ -382,7 +379,6 @@ impl QueuePairInner {
         }
     }
 
-    /// Returns true for a DC target.
     pub(crate) fn is_target(&self) -> bool {
         matches!(self.object, QpObject::Target(_))
     }

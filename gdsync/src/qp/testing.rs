@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 /// No wait of these tests takes longer, however busy the machine is.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// Waits for the next completion.
 pub(crate) fn poll(queue: &CompletionQueue) -> Completion {
     let deadline = Instant::now() + LONG;
     loop {

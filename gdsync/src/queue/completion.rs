@@ -27,11 +27,8 @@ pub(crate) struct RawCompletion {
 /// The reader of an entry besides the CPU.
 #[derive(Debug)]
 pub(crate) enum Slot {
-    /// None.
     Free,
-    /// A wait that is prepared and not posted.
     Prepared,
-    /// A wait posted on a stream.
     Posted(Arc<Timeline>, TimelinePoint),
 }
 
@@ -54,7 +51,6 @@ pub(crate) struct CompletionState {
     polled: u32,
     /// Entries before this one have returned to the card.
     recycled: u32,
-    /// Slots from `recycled` on, up to the last prepared wait.
     slots: VecDeque<Slot>,
     /// Completions that will certainly come: signaled sends, or receives, not retired yet.
     expected: u32,
@@ -133,7 +129,6 @@ impl CompletionState {
         })
     }
 
-    /// Returns the index of the next entry that the CPU reads.
     pub(crate) fn next_to_poll(&self) -> Result<u32, StateError> {
         self.check_not_attached().map(|()| self.polled)
     }
@@ -156,7 +151,6 @@ impl CompletionState {
         self.orphan_entries(qpn)
     }
 
-    /// Drops the set-aside completions of a queue pair.
     pub(crate) fn drop_set_aside(&mut self, qpn: u32) {
         self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
     }
@@ -199,23 +193,19 @@ impl CompletionState {
         self.unrecycled() + self.reserved + self.set_aside.len() as u32
     }
 
-    /// Returns whether that many more work requests can complete.
     pub(crate) fn has_room(&self, requests: u32) -> bool {
         self.taken().saturating_add(requests) <= self.entries()
     }
 
-    /// Returns the number of polled entries that have not returned to the card.
     fn unrecycled(&self) -> u32 {
         self.polled.wrapping_sub(self.recycled)
     }
 
-    /// Returns the index after the last prepared wait, or the CPU's position if that is further.
     fn next_wait(&self) -> u32 {
         let after_slots = self.recycled.wrapping_add(self.slots.len() as u32);
         if (self.slots.len() as u32) < self.unrecycled() { self.polled } else { after_slots }
     }
 
-    /// Returns the number of waits for unpolled entries.
     pub(crate) fn waits_ahead(&self) -> u32 {
         self.next_wait().wrapping_sub(self.polled)
     }

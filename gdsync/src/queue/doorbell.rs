@@ -49,20 +49,16 @@ pub(crate) enum PeerOp {
 /// The stores that hand send work to the card: the doorbell record, and the doorbell register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Doorbell {
-    /// Address of the doorbell record.
     pub(crate) record_at: HostAddr,
     /// The record as it is in memory.
     pub(crate) record: u32,
-    /// Address of the register.
     pub(crate) register: HostAddr,
-    /// Value for the register.
     pub(crate) value: u64,
 }
 
 /// How a prepared send comes to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
-    /// Its doorbell.
     Ring(Doorbell),
     /// A ticket of its queue pair's trigger: the card has the send, and waits for the ticket.
     Ticket(u64),

@@ -192,7 +192,6 @@ pub(crate) struct WorkQueues {
     pub(crate) sq: Ring,
     /// None with a shared receive queue, and for DC.
     pub(crate) rq: Option<Ring>,
-    /// The doorbell register.
     pub(crate) register: HostAddr,
     /// Slices and inline bytes of a send, and slices of a receive.
     pub(crate) send_segments: u32,
@@ -203,9 +202,7 @@ pub(crate) struct WorkQueues {
 /// 32-bit words of a completion entry.
 pub(crate) const ENTRY_WORDS: usize = 16;
 
-/// Takes the segments of a work request in order.
 pub(crate) trait Segments {
-    /// Takes the next segment.
     fn put(&mut self, segment: [u8; SEGMENT]);
 }
 
@@ -248,13 +245,11 @@ impl SegmentWriter {
         self.at = self.at.wrapping_add(1);
     }
 
-    /// Returns the number of segments written or skipped.
     #[inline(always)]
     pub(crate) fn written(&self) -> u32 {
         ((self.at.addr() - self.start.addr()) / SEGMENT) as u32
     }
 
-    /// Writes the first segment, which was skipped.
     #[inline(always)]
     pub(crate) fn put_first(&mut self, segment: [u8; SEGMENT]) {
         // SAFETY: as in `put`.
@@ -279,7 +274,6 @@ impl Segments for Vec<u8> {
     }
 }
 
-/// Makes a ring in heap memory for unit tests.
 #[cfg(test)]
 pub(crate) fn test_ring(entries: u32, stride: usize) -> Ring {
     let words = entries as usize * stride / 8;

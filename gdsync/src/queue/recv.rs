@@ -102,7 +102,6 @@ impl RecvState {
         self.entries.push_back(Entry { wr_id, _regions: regions });
     }
 
-    /// Announces the receives before an index.
     fn publish(&self, end: u32) {
         // The card reads an entry once it sees the record: `publish` orders the two.
         self.ring.iter().for_each(|ring| ring.publish(doorbell::record(end)));
@@ -122,7 +121,6 @@ impl RecvState {
         Err(QueueError::Order(OrderError::ReceivesOnStream { qpn, receives }))
     }
 
-    /// Returns the number of receives that the card does not know.
     pub(crate) fn unannounced(&mut self) -> u32 {
         let Some(ring) = self.ring.as_ref().filter(|_| self.announcer.is_some()) else {
             return self.prepared;
@@ -170,7 +168,6 @@ impl RecvState {
         self.claims.iter().filter(move |(serial, _)| is_given(*serial)).map(|(_, claim)| claim)
     }
 
-    /// Announces receives that were given to a stream that is dead.
     pub(crate) fn announce_lost(&mut self) {
         if self.announcer.as_ref().is_some_and(|announcer| announcer.is_dead()) {
             self.announcer = None;
@@ -178,7 +175,6 @@ impl RecvState {
         }
     }
 
-    /// Gives the newest receive, which has a slice, a key that the card does not know.
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
         let newest = self.head().wrapping_sub(1);
@@ -186,7 +182,6 @@ impl RecvState {
         ring.word(newest, 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
-    /// Takes the claim on the receive that has just retired.
     pub(crate) fn take_claim(&mut self) -> Option<Arc<Claim>> {
         self.claims.take(self.tail.wrapping_sub(1).into())
     }
@@ -276,10 +271,8 @@ mod tests {
         }
     }
 
-    /// An event of a receive queue.
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        /// The CPU posts.
         Post,
         /// A start for a stream prepares that many.
         Prepare(usize, u32),
@@ -287,9 +280,7 @@ mod tests {
         /// Given, and refused by the stream.
         GiveInVain,
         TakeBack,
-        /// A stream performs the oldest store that it was given.
         Perform,
-        /// The CPU announces what is prepared.
         Announce,
         Retire,
         /// The stream has failed, and the queue is flushed.

@@ -11,7 +11,6 @@ pub(crate) enum Regions {
     None,
     One(#[expect(dead_code, reason = "held, not looked at")] Arc<MemoryRegionInner>),
     Several(#[expect(dead_code, reason = "held, not looked at")] Vec<Arc<MemoryRegionInner>>),
-    /// Those of a datagram.
     Addressed(#[expect(dead_code, reason = "held, not looked at")] Box<(AddressHandle, Regions)>),
     /// The queue's keeper keeps them.
     Kept,
@@ -28,7 +27,6 @@ impl Regions {
         }
     }
 
-    /// Adds the address of the destination.
     pub(crate) fn with_address(self, handle: AddressHandle) -> Self {
         Regions::Addressed(Box::new((handle, self)))
     }
@@ -61,11 +59,9 @@ pub(crate) struct KnownRegions {
 struct Known {
     /// Reserves the address for this region.
     region: Weak<MemoryRegionInner>,
-    /// Number of the region's last post.
     last: Arc<AtomicU64>,
 }
 
-/// Most regions that a queue remembers.
 const MOST_KNOWN: usize = 16;
 
 impl KnownRegions {

@@ -49,7 +49,6 @@ pub struct WorkRequest<'a> {
     pub(crate) wr_id: u64,
 }
 
-/// Destination of a request that names one.
 #[derive(Clone, Copy, Debug)]
 enum Destination<'a> {
     Datagram { handle: &'a AddressHandle, qpn: u32, qkey: u32 },
@@ -78,7 +77,6 @@ enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-/// Limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) segments: u32,
@@ -90,9 +88,7 @@ pub(crate) struct Limits {
     pub(crate) atomics: bool,
 }
 
-/// Segments of an address.
 const ADDRESS_SEGMENTS: usize = size_of::<AddressVector>() / SEGMENT;
-/// Bytes of an atomic operation.
 const ATOMIC_BYTES: usize = 8;
 
 impl<'a> WorkRequest<'a> {
@@ -233,7 +229,6 @@ impl<'a> WorkRequest<'a> {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
     }
 
-    /// Returns whether the card writes into the slices.
     #[inline(always)]
     fn card_writes(&self) -> bool {
         self.opcode == Opcode::RdmaRead || self.operands.is_some()
@@ -242,7 +237,6 @@ impl<'a> WorkRequest<'a> {
 
 /// Most bytes of one data segment: 31 bits.
 pub(crate) const MAX_COUNT: u32 = (1 << 31) - 1;
-/// A queue pair's checks of requests.
 pub(crate) trait Rules {
     /// True if checked regions learn of the queue, whose keeper then keeps them.
     const KEEPS: bool = false;

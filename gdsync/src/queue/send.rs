@@ -23,7 +23,6 @@ use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Segments of a basic block.
 const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +32,6 @@ enum EntryState {
     /// Its completion is not returned. A WAIT, or a send that was dropped before it was posted: a NOP, which goes
     /// to the card with the next posted send.
     Hidden,
-    /// Given to a stream, or rung by the CPU.
     Posted,
     /// Given to the card by a flush, before it was posted.
     FlushedUnposted,
@@ -59,7 +57,6 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns the block after its last.
     fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks.into())
     }
@@ -103,13 +100,11 @@ pub(crate) struct Removed {
     pub(crate) signaled: u32,
 }
 
-/// A work request that was written.
 struct Written {
     /// Value for the doorbell register: the first 8 bytes of the WQE.
     doorbell: u64,
     /// True if its slices are of several regions.
     several: bool,
-    /// Number of its segments.
     units: u32,
 }
 
@@ -148,24 +143,20 @@ fn write_wrapped(
     Ok(written)
 }
 
-/// Returns the basic blocks of that many segments.
 fn blocks_of(units: u32) -> u32 {
     units.div_ceil(UNITS_PER_BLOCK)
 }
 
-/// The state of one send queue, under its lock.
 #[derive(Debug)]
 pub(crate) struct SendState {
     ring: Ring,
     qpn: u32,
-    /// Address of the doorbell register.
     pub(crate) register: HostAddr,
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
     /// Claims of persistent requests: polling does not return their completions.
     pub(crate) claims: Claims,
-    /// Serial number of `entries[0]`.
     first_serial: u64,
     /// Serial number of the next send to be posted: the oldest prepared one, if there is any.
     next_to_post: u64,
@@ -173,18 +164,15 @@ pub(crate) struct SendState {
     last_post: Option<LastPost>,
     /// Doorbells of posted sends that the proxy has not rung yet.
     proxied: u32,
-    /// True once the queue pair has failed and everything prepared was given to the card.
     flushed: bool,
     /// True if a post must check more than the order: a stream waits for unposted sends, or the queue was flushed.
     pub(crate) guarded: bool,
-    /// True while a kernel drives the queue.
     attached: bool,
     handover: Handover,
     /// True if a master releases the outstanding requests, false if the CPU rings for them.
     is_masters: bool,
     /// Keeps the regions of posts that do not hold them.
     keeper: Arc<RegionKeeper>,
-    /// Number of such posts.
     kept: u64,
 }
 
@@ -217,7 +205,6 @@ impl SendState {
         &self.keeper
     }
 
-    /// Sets how its sends come to the card.
     pub(crate) fn handed_over(self, handover: Handover) -> Self {
         SendState { handover, ..self }
     }
@@ -357,12 +344,10 @@ impl SendState {
         self.entries.push_back(entry);
     }
 
-    /// Returns the block after the newest work request.
     pub(crate) fn end(&self) -> u32 {
         self.head
     }
 
-    /// Returns the serial number of the next work request.
     fn next_serial(&self) -> u64 {
         self.first_serial + self.entries.len() as u64
     }

@@ -52,13 +52,10 @@ impl Credits {
     }
 }
 
-/// The state of a shared receive queue, under its lock.
 #[derive(Debug)]
 pub(crate) struct SharedRecvState {
     ring: Ring,
-    /// The free entry for the next receive.
     head: u16,
-    /// The last free entry.
     tail: u16,
     /// Receives that were posted, modulo 2^16.
     counter: u16,
@@ -102,7 +99,6 @@ impl SharedRecvState {
         Some(entry.wr_id)
     }
 
-    /// Returns the next entry of the list.
     fn next_of(&self, index: u16) -> u16 {
         let bytes = self.ring.word(index.into(), 0).load(Ordering::Acquire).to_ne_bytes();
         let [.., high, low] = bytes;

@@ -63,7 +63,6 @@ impl Status {
     /// The bit of every failure; the lowest 8 bits are the card's syndrome.
     pub const FAILED: u32 = 0x100;
 
-    /// Makes a new word with [`Self::PENDING`].
     pub(crate) fn new() -> Result<Self, Error> {
         let mut current = CURRENT.lock();
         let (memory, offset) = take(&mut current)?;
@@ -94,7 +93,6 @@ impl Status {
         &self.word
     }
 
-    /// Returns the writer, if the work has not completed by now.
     fn open(&self) -> Option<&Arc<dyn Writer>> {
         let writer = self.writer.as_ref().filter(|_| self.word.load() == Self::PENDING)?;
         writer.look();
@@ -209,7 +207,6 @@ impl Claims {
         claimed.count() as u32 == to.wrapping_sub(from)
     }
 
-    /// Takes the claim on the work request that has just retired.
     pub(crate) fn take(&mut self, serial: u64) -> Option<Arc<Claim>> {
         let (first, _) = self.claims.front()?;
         if *first == serial { self.claims.pop_front().map(|(_, claim)| claim) } else { None }

@@ -92,7 +92,6 @@ fn make(wait: &PreparedWait, word: Placement, stream: &impl MemOpStream) -> Made
     }
 }
 
-/// Returns the collector, if the stream reaches its word.
 fn reached(collector: Collector, stream: &impl MemOpStream) -> Result<Collector, Refusal> {
     if let Some(memory) = collector.word().place().gpu_memory() {
         stream.reaches(memory).map_err(Refusal::Stream)?;

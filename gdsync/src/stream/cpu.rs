@@ -18,7 +18,6 @@ use std::time::Duration;
 pub struct Cpu {
     timeout: Option<Duration>,
     failed: Mutex<Option<StreamError>>,
-    /// True while a submission waits.
     waiting: AtomicBool,
 }
 

@@ -16,7 +16,6 @@ use tracing::level_filters::LevelFilter;
 
 /// The outcome of a send on the fast path.
 enum FastPath {
-    /// It is submitted, with this point.
     Posted(TimelinePoint),
     /// It needs housekeeping or the full lowering. Nothing has changed.
     NotTaken,

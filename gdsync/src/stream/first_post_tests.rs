@@ -100,7 +100,6 @@ unsafe impl MemOpStream for Mapped {
     }
 }
 
-/// All objects that posts name.
 struct Objects {
     left: QueuePair,
     released: QueuePair,

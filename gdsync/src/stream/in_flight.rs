@@ -7,7 +7,6 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// One submission.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: TimelinePoint,
@@ -17,7 +16,6 @@ pub(super) struct InFlight {
 /// The objects that a submission names and keeps alive.
 #[derive(Debug)]
 pub(super) enum KeptAlive {
-    /// The queue pair of one send.
     Send(Arc<QueuePairInner>),
     /// Descriptors, which hold queue pairs, completion queues and the memory of words.
     Many(Vec<Descriptor>),
@@ -51,7 +49,6 @@ impl Past {
         Past { submissions: std::mem::take(&mut *spare.lock()), spare: Some(spare.clone()) }
     }
 
-    /// Returns true without a stream's vector.
     pub(super) fn is_unused(&self) -> bool {
         self.spare.is_none()
     }
@@ -130,7 +127,6 @@ impl InFlight {
     }
 }
 
-/// Moves queue pairs to the error state.
 pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner>>) {
     for queue_pair in queue_pairs {
         if let Err(error) = queue_pair.abort() {

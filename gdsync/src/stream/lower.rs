@@ -14,13 +14,11 @@ use crate::stream::{DoorbellPath, Doorbells, PostFailure};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// A submission that a stream is about to make.
 pub(super) struct Posting<'a, B: MemOpStream> {
     stream: &'a Stream<B>,
     state: &'a StreamState,
     /// The point after the submission's sends.
     sends: TimelinePoint,
-    /// Doorbells that the proxy will ring.
     pub(super) rings: Vec<ProxiedDoorbell>,
     /// Entries for a collector to wait for.
     collected: RefCell<Vec<CollectedWait>>,
@@ -177,7 +175,6 @@ impl<B: MemOpStream> Stream<B> {
         Ok(doorbells)
     }
 
-    /// Starts the lowering of a submission.
     #[inline]
     pub(super) fn lowering<'a>(
         &'a self,

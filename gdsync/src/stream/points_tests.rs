@@ -34,7 +34,6 @@ impl Rig {
         WorkRequest::write_inline(b"x", self.target.remote())
     }
 
-    /// Returns a send and the wait for it.
     fn exchange(&self) -> Batch {
         let send = self.left.prepare(self.write()).unwrap();
         Batch::new().send(send).wait(self.left.send_cq().prepare_wait().unwrap())

@@ -120,7 +120,6 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// Returns the number of submissions of a batch.
     fn submissions(&self, state: &mut StreamState, descriptors: &[Descriptor], unmerged: bool) -> usize {
         let (mut rest, mut submissions) = (descriptors, 0);
         while !rest.is_empty() {
@@ -298,10 +297,8 @@ impl<B: MemOpStream> Stream<B> {
     }
 }
 
-/// A submission whose operations are made.
 pub(super) struct Lowered {
     points: Points,
-    /// Doorbells that the proxy will ring.
     rings: Vec<ProxiedDoorbell>,
 }
 

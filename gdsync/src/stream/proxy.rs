@@ -105,7 +105,6 @@ impl ProxyQueue {
 }
 
 impl Task for ProxyQueue {
-    /// Rings all doorbells that the stream has reached.
     fn poll(&self) -> Polled {
         let mut polled = Polled::Nothing;
         loop {
@@ -134,7 +133,6 @@ pub(super) fn start_if_asked_for(path: DoorbellPath) -> Result<(), Error> {
     }
 }
 
-/// Starts the proxy's thread, unless it runs.
 pub(super) fn start() -> Result<(), StreamError> {
     PROXY.start().map_err(|error| StreamError::NoThread { reason: error.to_string() })
 }

@@ -45,7 +45,6 @@ pub struct SoftStream {
 /// parking_lot's condition variables make a system call only if a thread waits, which the worker does not while
 /// work keeps coming.
 struct Shared {
-    /// Number of the stream in this process.
     number: u64,
     state: Mutex<SoftState>,
     /// Signalled when there is new work, and when the stream closes.
@@ -57,7 +56,6 @@ struct Shared {
 #[derive(Default)]
 struct SoftState {
     queue: VecDeque<Item>,
-    /// True while the worker performs an item.
     busy: bool,
     closed: bool,
     failed: Option<String>,

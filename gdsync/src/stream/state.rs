@@ -57,7 +57,6 @@ pub struct Stream<B: MemOpStream> {
 
 #[derive(Debug)]
 pub(super) struct StreamState {
-    /// The last point taken.
     pub(super) issued: TimelinePoint,
     /// Submissions since the last point that the stream writes.
     pub(super) unwritten: u32,
@@ -66,7 +65,6 @@ pub(super) struct StreamState {
     pub(super) in_flight: VecDeque<InFlight>,
     /// The submission that a thread is performing without the lock. No other thread submits meanwhile.
     pub(super) performing: Option<InFlight>,
-    /// The sum of the weights of those in flight.
     pub(super) weight: usize,
     /// Sends that may take the fast path before the next housekeeping: retiring submissions, writing a point, the
     /// limit of outstanding submissions. 0 while the proxy rings, and while a thread performs.
@@ -157,7 +155,6 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Checks that there is room for a submission of that weight.
     #[inline]
     pub(super) fn check_room(&self, state: &mut StreamState, weight: usize) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;

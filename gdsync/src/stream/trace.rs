@@ -14,14 +14,12 @@ pub(super) fn next_stream() -> u64 {
 /// The number of the next recorded submission, from 1 on.
 static SUBMISSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// Operations that are being submitted to a stream.
 pub(super) struct PostSpan {
     _span: Span,
     /// The submission's number; 0 if nothing is recorded.
     pub(super) number: u64,
 }
 
-/// Records a submission to a stream, until the returned value is dropped.
 #[inline(always)]
 pub(super) fn posting(stream: u64, ops: &[MemOp]) -> PostSpan {
     if gdsync_trace::enabled() {
@@ -55,7 +53,6 @@ pub(super) fn waiting(op: &MemOp) -> Waiting<'_> {
     Waiting(waits.then_some(op))
 }
 
-/// A wait that a thread is at.
 pub(super) struct Waiting<'a>(Option<&'a MemOp>);
 
 impl Drop for Waiting<'_> {

@@ -15,17 +15,14 @@ const WAIT_CHECKED: Key = WaitCq(None);
 const WAIT_WORD: Key = Wait32((), crate::memop::Condition::Eq, 0);
 const COPY: Key = Bytes(None);
 
-/// A wait for a completion.
 const fn wait(queue: u64, index: u32) -> Key {
     WaitCq(Some(WaitKey { queue, index, device: 0 }))
 }
 
-/// A send by a doorbell.
 const fn ring(queue_pair: u64) -> Key {
     Descriptor::Send(SendKey::Doorbell(queue_pair))
 }
 
-/// A send that a trigger releases.
 const fn release(trigger: u64) -> Key {
     Descriptor::Send(SendKey::Trigger(trigger))
 }

@@ -8,15 +8,11 @@ use std::collections::{HashMap, VecDeque};
 pub(super) struct Card<'a> {
     case: &'a Case,
     queue_pairs: Vec<QueuePair>,
-    /// Completions written to each queue.
     written: Vec<u32>,
-    /// Words of triggers, as stored by streams.
     triggers: HashMap<u32, u64>,
-    /// The streams' collectors.
     collectors: Vec<Collector>,
 }
 
-/// A queue pair of the card.
 #[derive(Clone, Debug, Default)]
 struct QueuePair {
     /// Sends for which the card was rung: by a stream, or by the CPU if a trigger releases them.
@@ -26,20 +22,15 @@ struct QueuePair {
     waits: VecDeque<(u32, WaitDataSeg)>,
 }
 
-/// A queue whose work requests the card executes in order.
 #[derive(Clone, Debug, Default)]
 struct Collector {
     queue: VecDeque<Request>,
-    /// The arrival word.
     arrival: u64,
 }
 
-/// A work request of a collector.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
-    /// Waits for an entry.
     Wait(PaperWait),
-    /// Writes a number.
     Write {
         number: u64,
         /// All waits that it stands for.
@@ -58,18 +49,15 @@ impl<'a> Card<'a> {
         }
     }
 
-    /// Returns whether the entry of a wait is written.
     pub(super) fn has(&self, wait: &PaperWait) -> bool {
         self.written[wait.queue as usize] > wait.index
     }
 
-    /// Returns the number in the word of a trigger.
     pub(super) fn number(&self, trigger: u32) -> u64 {
         let word = self.triggers.get(&trigger).copied();
         word.map_or(self.case.first_ticket.wrapping_sub(1), wait::word)
     }
 
-    /// Returns a stream's arrival word.
     pub(super) fn arrival(&self, stream: usize) -> u64 {
         self.collectors[stream].arrival
     }

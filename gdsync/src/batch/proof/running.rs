@@ -7,7 +7,6 @@ use crate::memop::MemOp;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// One stream of a system.
 #[derive(Debug, Default)]
 pub(super) struct Running {
     pub(super) descriptors: Vec<Descriptor>,
@@ -18,11 +17,9 @@ pub(super) struct Running {
     pub(super) ops: Vec<MemOp>,
     /// Position of each operation's descriptor.
     pub(super) of: Vec<usize>,
-    /// The point of each wait for a completion.
     pub(super) points: Vec<Option<u32>>,
     /// For each descriptor, the first of its run of waits, or itself.
     pub(super) run_start: Vec<usize>,
-    /// The next operation.
     pub(super) next: usize,
     /// True if the next operation is a wait that the stream has found unsatisfied.
     pub(super) is_at_wait: bool,
@@ -35,13 +32,11 @@ pub(super) struct Running {
     pub(super) progress: u32,
 }
 
-/// A batch that the CPU posts.
 #[derive(Debug)]
 struct Batch {
     /// The ends of its descriptors and of its operations.
     descriptors: usize,
     ops: usize,
-    /// The collector's work requests.
     requests: Vec<Request>,
 }
 

@@ -77,18 +77,15 @@ pub(crate) struct CollectorInner {
 struct CollectorState {
     queue_pair: QueuePair,
     writer: Writer,
-    /// The newest number handed out.
     newest: u64,
     /// The number that the word has reached, as far as the collector's completions show. (Reading a word of GPU
     /// memory takes too long.)
     reached: u64,
     /// Numbers that the word has not reached, oldest first.
     awaited: VecDeque<Awaited>,
-    /// True while the library's thread polls it.
     watched: bool,
 }
 
-/// The writer of the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writer {
     Card,
@@ -98,7 +95,6 @@ enum Writer {
     Cpu,
 }
 
-/// The completions of one number.
 #[derive(Debug)]
 struct Awaited {
     number: u64,
@@ -185,7 +181,6 @@ impl Collector {
     }
 }
 
-/// Makes an arrival word with value 0.
 fn arrival_word(pd: &ProtectionDomain, placement: Placement) -> Result<CardWord, Error> {
     let (access, len) = (Access::LOCAL_WRITE | Access::REMOTE_WRITE, size_of::<u64>());
     let word = match placement {
@@ -201,7 +196,6 @@ fn arrival_word(pd: &ProtectionDomain, placement: Placement) -> Result<CardWord,
     Ok(word)
 }
 
-/// Makes a queue pair that is connected to itself.
 fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
     let config = QueuePairConfig::default().send_depth(BLOCKS).recv_depth(1).port(port);
     let queue_pair = QueuePair::new(pd, config)?;
@@ -214,7 +208,6 @@ impl CollectorInner {
         self.word.place()
     }
 
-    /// Returns whether the card can wait for `entries` more entries.
     pub(crate) fn has_room(&self, entries: usize) -> bool {
         let mut state = self.state.lock();
         state.retire();
@@ -285,7 +278,6 @@ impl CollectorState {
         }
     }
 
-    /// Writes a number by the CPU.
     fn write(&mut self, word: &CardWord, number: u64) {
         match word.store(number) {
             Ok(()) => self.reached = number,
@@ -360,7 +352,6 @@ impl Awaited {
     }
 }
 
-/// Polls a collector while it awaits something.
 struct Watch(Arc<CollectorInner>);
 
 impl Task for Watch {
@@ -400,7 +391,6 @@ mod tests {
         }
     }
 
-    /// Waits until the word has reached a number.
     fn reaches(collector: &Collector, number: u64) {
         let start = Instant::now();
         while collector.word().load().unwrap() < number {

@@ -82,10 +82,8 @@ pub(crate) struct TriggerInner {
     pub(crate) turn: Mutex<()>,
 }
 
-/// The tickets of a trigger.
 #[derive(Debug, Default)]
 struct Tickets {
-    /// The newest ticket.
     newest: u64,
     /// Tickets of sends that are prepared and not posted.
     prepared: BTreeSet<u64>,
@@ -93,7 +91,6 @@ struct Tickets {
     handed_out: u64,
     /// The highest ticket given to a stream.
     posted: u64,
-    /// The post of that ticket.
     last_post: Option<LastPost>,
 }
 
@@ -230,12 +227,10 @@ impl TriggerInner {
         (ticket, self.wait_for(ticket))
     }
 
-    /// Returns the WAIT for a ticket.
     pub(crate) fn wait_for(&self, ticket: u64) -> CardWait {
         CardWait::Ticket { lkey: self.word.lkey(), addr: self.word.address(), ticket }
     }
 
-    /// Withdraws the ticket of a send that was dropped, or could not be prepared.
     pub(crate) fn cancel(&self, ticket: u64) {
         let mut state = self.state.lock();
         if !state.prepared.remove(&ticket) {
@@ -341,7 +336,6 @@ impl PreparedTicket {
         Ok(self.number)
     }
 
-    /// Undoes [`Self::commit`].
     pub(crate) fn undo(&mut self) {
         if let Some(before) = self.posted.take() {
             self.trigger.undo_post(self.number, before);

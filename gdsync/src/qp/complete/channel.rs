@@ -135,9 +135,7 @@ pub(crate) struct ChannelInner {
 
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// True while a thread reads.
     pub(super) is_taken: bool,
-    /// Tasks that wait for queues of the channel.
     pub(super) tasks: Vec<Waker>,
 }
 
@@ -236,7 +234,6 @@ impl ChannelInner {
         }
     }
 
-    /// Wakes all that wait.
     pub(super) fn pass(&self, turn: &mut Turn) {
         self.passed.notify_all();
         turn.tasks.drain(..).for_each(Waker::wake);
@@ -267,7 +264,6 @@ pub enum ArmFor {
     Solicited,
 }
 
-/// Event state of a completion queue with a channel.
 #[derive(Debug)]
 pub(crate) struct CqEvents {
     pub(crate) channel: Arc<ChannelInner>,
@@ -297,7 +293,6 @@ impl CqEvents {
         unsafe { doorbell.ring() };
     }
 
-    /// Returns the number of events read.
     pub(crate) fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
@@ -309,7 +304,6 @@ impl CqEvents {
         self.channel.read_until(deadline, is_told, read).map(|told| told.is_some())
     }
 
-    /// Wakes all that wait for the queue, without an event.
     pub(crate) fn wake(&self) {
         self.count.fetch_add(1, Ordering::Release);
         self.channel.wake_all();

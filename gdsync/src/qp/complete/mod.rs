@@ -118,7 +118,6 @@ pub(crate) struct CompletionQueueInner {
     pub(crate) events: Option<CqEvents>,
     state: SpinMutex<CompletionState, Yield>,
     pub(crate) sharing: CqSharing,
-    /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     pub(crate) device: Arc<DeviceInner>,
     /// Publishes the waits of streams here, as part of the process's status.
@@ -272,7 +271,6 @@ pub enum WaitError {
 }
 
 impl CompletionQueueInner {
-    /// Makes a completion queue in a domain.
     pub(crate) fn make(
         domain: &Arc<QueueDomain>,
         entries: u32,
@@ -323,7 +321,6 @@ impl CompletionQueueInner {
         Ok(())
     }
 
-    /// Records that the card writes nothing here any more.
     pub(crate) fn lose(&self) {
         self.lock().lose();
         if let Some(events) = &self.events {
@@ -403,7 +400,6 @@ impl CompletionQueueInner {
     }
 }
 
-/// Whether queue pairs may share a completion queue.
 #[derive(Debug, Default)]
 pub(crate) struct CqSharing(AtomicU8);
 

@@ -101,18 +101,14 @@ impl CompletionQueueInner {
     }
 }
 
-/// The completions that a poll takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PollMode {
-    /// The next completion.
     Next,
     /// The next completion, unless a stream has not read it yet.
     Unawaited,
-    /// All of them, to set them aside.
     SetAside,
 }
 
-/// The queue pair of an entry.
 enum Owner {
     Here(Arc<QueuePairInner>),
     /// A queue pair that is being destroyed.

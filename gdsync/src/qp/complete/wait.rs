@@ -173,7 +173,6 @@ impl PreparedWait {
         }
     }
 
-    /// Returns the entry, for a collector.
     pub(crate) fn entry(&self) -> Entry<'_> {
         (&self.cq, self.index, &self.queue_pairs)
     }
@@ -192,7 +191,6 @@ impl PreparedWait {
         self.cq.lock().leave_to_cpu(self.index);
     }
 
-    /// Returns whether the stream has passed it.
     pub(crate) fn is_passed(&self, timeline: &Timeline) -> bool {
         self.point.is_some_and(|point| timeline.has_passed(point))
     }

@@ -121,7 +121,6 @@ impl QueuePair {
     }
 }
 
-/// Returns the address of a queue pair at a port.
 pub(super) fn endpoint(port: &PortAttributes, gid: &GidEntry, qpn: u32, psn: u32) -> Result<Endpoint, Error> {
     let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
     Ok(Endpoint { qpn, psn, kind: gid.kind, lid: port.lid, gid: gid.gid, mtu })
@@ -216,7 +215,6 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// Makes a transition without attributes.
     pub(super) fn to_state(&self, qp_state: libc::c_int, step: &'static str) -> Result<(), Error> {
         self.modify(&mut ibv_qp_attr { qp_state, ..Default::default() }, verbs::IBV_QP_STATE, step)
     }

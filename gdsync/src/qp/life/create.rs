@@ -27,7 +27,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
 impl QueuePair {
-    /// Makes a queue pair in the state RESET.
     pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
@@ -141,7 +140,6 @@ impl QueuePair {
     }
 }
 
-/// The port of a queue pair, and its device's attributes.
 pub(super) struct PortContext {
     pub(super) port: PortAttributes,
     pub(super) gid: GidEntry,
@@ -162,7 +160,6 @@ impl PortContext {
 pub(super) struct NewQueuePair {
     pub(super) domain: Arc<QueueDomain>,
     pub(super) config: QueuePairConfig<'static>,
-    /// Completion queues of sends and of receives.
     pub(super) queues: [Arc<CompletionQueueInner>; 2],
     pub(super) shared: Option<SrqAttachment>,
     pub(super) trigger: Option<Arc<TriggerInner>>,

@@ -25,7 +25,6 @@ pub(crate) struct QueueDomain {
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
-/// The interface that makes the queues.
 #[derive(Debug)]
 pub(crate) enum Maker {
     Verbs(ParentDomain),
@@ -59,7 +58,6 @@ fn api_for(pd: &ProtectionDomainInner, asked: QueueApi, placement: QueuePlacemen
 /// The role of a queue pair in releases by SEND_EN, for which queue pairs must be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// None.
     Plain,
     /// Releases sends of others.
     Master,
@@ -74,7 +72,6 @@ impl Role {
         if self == Role::Plain || has_flags { QueueApi::Verbs } else { QueueApi::Devx }
     }
 
-    /// Returns the flag of this process's software card.
     pub(crate) fn flag(self) -> u32 {
         match self {
             Role::Plain => 0,
@@ -112,7 +109,6 @@ impl QpObject {
 #[derive(Clone, Copy)]
 pub(super) struct CqHandle {
     pub(super) number: u32,
-    /// None if commands made the queue.
     pub(super) verbs: Option<NonNull<ibv_cq>>,
 }
 
@@ -149,7 +145,6 @@ pub(super) struct NewCq {
     pub(super) object: CqObject,
     pub(super) number: u32,
     pub(super) ring: Ring,
-    /// None without a channel.
     pub(super) arm: Option<ArmWords>,
 }
 

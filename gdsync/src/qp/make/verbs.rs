@@ -91,7 +91,6 @@ unsafe extern "C" fn allocate_queue_memory(
     }
 }
 
-/// Frees memory of [`allocate_queue_memory`].
 unsafe extern "C" fn free_queue_memory(
     _pd: *mut ibv_pd,
     pd_context: *mut libc::c_void,
@@ -219,7 +218,6 @@ pub(in crate::qp) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Res
     Ok(out)
 }
 
-/// Returns the entries of a receive queue, and the bytes of each.
 fn check_receives(layout: &mlx5dv_qp) -> Result<(u32, usize), Error> {
     let mlx5dv_ring { wqe_cnt, stride, .. } = layout.rq;
     if !wqe_cnt.is_power_of_two() {

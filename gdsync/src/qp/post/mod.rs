@@ -57,7 +57,6 @@ pub struct PreparedSend {
     pub(crate) receives: Option<PreparedReceives>,
 }
 
-/// The previous posts of the queue pair, and of its trigger, for an undo.
 #[derive(Debug)]
 struct Posted {
     sends: PreviousPost,

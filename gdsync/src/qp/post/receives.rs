@@ -69,7 +69,6 @@ impl PreparedReceives {
         Ok(recv.give_to_stream(timeline))
     }
 
-    /// Undoes [`Self::commit`].
     pub(crate) fn undo(&mut self) {
         if std::mem::take(&mut self.is_posted) {
             self.queue_pair.recv().take_from_stream(self.count);
@@ -130,7 +129,6 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    /// Returns the data segments of a receive, if it could be posted.
     pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
         if self.config.transport == Transport::Dc {
             return Err(QueueError::State(StateError::InitiatorOnly { qpn: self.number }));

@@ -187,7 +187,6 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Asks the provider for the queue's ring and number.
 fn describe(raw: &Owned<ibv_srq>, device: &DeviceInner) -> Result<(SharedRecvState, u32), Error> {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut out: mlx5dv_srq = unsafe { std::mem::zeroed() };
@@ -277,7 +276,6 @@ pub(crate) struct SrqAttachment {
 }
 
 impl SrqAttachment {
-    /// Attaches a queue pair that completes its receives in `queue`.
     pub(crate) fn new(
         receives: &Arc<SharedReceives>,
         queue: &Arc<CompletionQueueInner>,

@@ -130,7 +130,6 @@ impl CompletionState {
         }
     }
 
-    /// Returns true after [`Self::lose`].
     pub(crate) fn is_lost(&self) -> bool {
         self.lost_from.is_some()
     }
@@ -176,7 +175,6 @@ impl CompletionState {
         self.check_not_overbooked().is_ok()
     }
 
-    /// Undoes [`Self::add_credits`].
     pub(crate) fn remove_credits(&mut self, credits: &Arc<Credits>) {
         if let Some(known) = self.shared.iter_mut().find(|known| Arc::ptr_eq(&known.credits, credits)) {
             known.queue_pairs -= 1;
@@ -207,7 +205,6 @@ impl CompletionState {
         entry.cqe.qpn() == qpn && !self.orphaned.contains(&entry.index)
     }
 
-    /// Returns whether an entry is that of a receive of one of these queue pairs.
     pub(super) fn is_receive_of(&self, queue_pairs: &[u32], entry: &RawCompletion) -> bool {
         let is_send = matches!(entry.cqe.opcode(), Ok(CqeOpcode::Requester | CqeOpcode::RequesterError));
         !is_send && queue_pairs.iter().any(|qpn| self.is_live_of(entry, *qpn))
@@ -285,7 +282,6 @@ impl CompletionState {
         if self.is_beyond(index) { None } else { self.read(index) }
     }
 
-    /// Returns the entries before `index` to the card.
     pub(crate) fn recycle_attached(&self, index: u32) {
         self.ring.publish(doorbell::ci_record(index));
     }

@@ -29,7 +29,6 @@ impl WorkRequest<'_> {
         if fixed + data > usize::from(MAX_DS) { Err(self.too_long(fixed)) } else { Ok((fixed + data) as u32) }
     }
 
-    /// Returns the error for more segments than a WQE can have, of which `fixed` are not the payload's.
     #[cold]
     fn too_long(&self, fixed: usize) -> QueueError {
         let room = usize::from(MAX_DS) - fixed;
@@ -44,7 +43,6 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// Returns whether it refers to nothing but regions.
     #[inline(always)]
     pub(crate) fn has_regions_only(&self) -> bool {
         matches!(self.payload, Payload::Slices(_)) && self.to.is_none()
@@ -166,7 +164,6 @@ impl WorkRequest<'_> {
         if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
     }
 
-    /// Checks that a request has the kind of destination of its transport.
     fn check_destination(&self, transport: Transport) -> Result<(), RequestError> {
         let needed = if self.opcode == Opcode::Nop { None } else { Some(transport) };
         let operation = match (self.to, needed) {
@@ -205,7 +202,6 @@ impl WorkRequest<'_> {
     }
 }
 
-/// Encodes bytes behind their count, in as many segments as needed.
 #[inline(always)]
 fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
     let mut segment = [0; SEGMENT];
@@ -232,7 +228,6 @@ fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
     }
 }
 
-/// Returns the data segment of a slice that is not empty.
 fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
     match u32::try_from(slice.len()) {
         Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.lkey(), slice.addr())),

@@ -10,7 +10,6 @@ use std::cmp;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The newest post of a queue.
 #[derive(Debug)]
 pub(crate) struct LastPost {
     pub(crate) timeline: Arc<Timeline>,
@@ -74,9 +73,7 @@ pub(crate) struct PreviousPoint {
 /// The previous post, for an undo.
 #[derive(Debug)]
 pub(crate) enum PreviousPost {
-    /// An earlier point of the same timeline.
     SameTimeline(PreviousPoint),
-    /// Another timeline, or none.
     Other(Option<LastPost>),
 }
 
@@ -145,7 +142,6 @@ impl SendState {
         Ok(())
     }
 
-    /// Marks a send as posted by the program itself, which the library does not see.
     pub(crate) fn mark_posted(&mut self, serial: u64) {
         if let Some(position) = self.position(serial) {
             self.entries[position].state = EntryState::Posted;

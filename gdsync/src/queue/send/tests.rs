@@ -19,13 +19,11 @@ fn queue(blocks: u32) -> SendState {
 
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 
-/// Returns the inline bytes of a send.
 fn payload(len: usize, wr_id: u64) -> Vec<u8> {
     (0..len).map(|i| i as u8 ^ wr_id as u8).collect()
 }
 
 impl SendState {
-    /// Prepares an inline send; `len` of 0 takes one block.
     fn prepare_bytes(&mut self, len: usize, wr_id: u64) -> u64 {
         let bytes = payload(len, wr_id);
         self.prepare_alone(&WorkRequest::send_inline(&bytes).wr_id(wr_id)).0
@@ -205,7 +203,6 @@ fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
     assert!(queue.flush().is_none(), "nothing is left");
 }
 
-/// Makes a queue with a register that may be stored to.
 fn ringing(blocks: u32) -> SendState {
     let register: &'static std::sync::atomic::AtomicU64 = Box::leak(Box::default());
     SendState::new(test_ring(blocks, BASIC_BLOCK), 0x42, HostAddr(register.as_ptr() as u64))

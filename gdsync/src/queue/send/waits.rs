@@ -22,7 +22,6 @@ use zerocopy::IntoBytes;
 /// A release of sends of another queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Enable {
-    /// Number of the slave.
     pub(crate) qpn: u32,
     /// The block after the last released one.
     pub(crate) until: u16,
@@ -97,7 +96,6 @@ impl SendState {
     }
 }
 
-/// The condition of a WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CardWait {
     /// A number in memory has reached `ticket` (`gdsync_sys::prm::wait::word`).
@@ -116,13 +114,15 @@ pub(crate) struct WaitRequest {
 /// How a work request comes to the card.
 #[derive(Debug)]
 pub(crate) enum PostMode<W> {
-    /// The CPU rings at once.
     Now,
     /// The CPU rings at once, and the card executes these WAITs first.
     Behind(W),
     /// A stream or the program rings later, or the queue pair's trigger releases it. The card executes the WAITs
     /// first. The claim, if there is one, receives the completion.
-    Later { claim: Option<Arc<Claim>>, waits: W },
+    Later {
+        claim: Option<Arc<Claim>>,
+        waits: W,
+    },
 }
 
 impl PostMode<[WaitRequest; 0]> {

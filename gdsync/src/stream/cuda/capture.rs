@@ -90,7 +90,6 @@ impl Driver for Idle<'_> {
 }
 
 impl Recorder {
-    /// Returns operations of the shape that do nothing.
     fn idle_ops(stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
         let caps = stream.caps();
         let mut ops = Vec::new();
@@ -190,7 +189,6 @@ impl Capture<'_> {
     }
 }
 
-/// Returns the node that was captured last.
 fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, std::ptr::null_mut());
@@ -206,7 +204,6 @@ fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
     Err(CudaError::Capturing)
 }
 
-/// Ends a capture, also if the recording closure panics.
 struct EndCapture(sys::CUstream);
 
 impl EndCapture {

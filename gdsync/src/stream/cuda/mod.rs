@@ -154,7 +154,6 @@ impl Drop for CudaStream {
     }
 }
 
-/// Returns the memory operations of a GPU's streams.
 fn mem_ops(gpu: &GpuCapabilities) -> MemOpCaps {
     MemOpCaps {
         ops_64_bit: gpu.ops_64_bit,

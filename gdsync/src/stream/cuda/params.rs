@@ -54,7 +54,6 @@ fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
     count
 }
 
-/// Converts one operation (`CUstreamBatchMemOpParams`, CUDA driver API).
 #[inline]
 fn param(op: &MemOp) -> sys::CUstreamBatchMemOpParams {
     use sys::CUstreamBatchMemOpType as Type;

@@ -23,7 +23,6 @@ const MOST: usize = 4096;
 const TRIES: u32 = 8;
 /// Longest try in nanoseconds. A GPU that takes longer has other work to do first, and there is no anchor now.
 const TRY: u64 = 200_000;
-/// Nanoseconds until an anchor is replaced.
 const ANCHOR_LASTS: u64 = 1_000_000_000;
 /// Nanoseconds until the next tries, if there was no anchor.
 const NEXT_TRIES_AFTER: u64 = 100_000_000;
@@ -33,7 +32,6 @@ static TIMERS: Mutex<BTreeMap<u64, Timer>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
 struct Timer {
-    /// Submissions by stream, in stream order.
     pending: BTreeMap<u64, VecDeque<Submission>>,
     number: usize,
     anchor: Option<Anchor>,
@@ -49,14 +47,12 @@ struct Submission {
     end: Event,
 }
 
-/// A moment of both clocks.
 struct Anchor {
     event: Event,
     /// In nanoseconds of the host's clock.
     at: u64,
 }
 
-/// An event with a time.
 struct Event(sys::CUevent);
 
 // SAFETY: a handle; the driver's calls take events from any thread.
@@ -189,7 +185,6 @@ impl Timer {
         Ok(())
     }
 
-    /// Makes an anchor. `None` if the GPU does not perform the events at once.
     fn new_anchor(&mut self, context: &Arc<GpuContext>) -> Result<Option<Anchor>, CudaError> {
         let mut best: Option<(u64, Anchor)> = None;
         context.with_copier(|copier| {
@@ -233,13 +228,11 @@ impl Anchor {
     }
 }
 
-/// Returns a time moved by a number of milliseconds.
 fn moved(at: u64, milliseconds: f32) -> u64 {
     at.saturating_add_signed((f64::from(milliseconds) * 1e6).round() as i64)
 }
 
 impl Event {
-    /// Makes an event of the current context.
     fn new() -> Result<Self, CudaError> {
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;

@@ -36,7 +36,6 @@ pub(super) mod sealed {
         fn core_mut(&mut self) -> &mut Core;
     }
 
-    /// The properties of a send, besides its slices.
     #[derive(Debug, Default)]
     pub(crate) struct Sending {
         pub(crate) remote: Option<RemoteMemory>,
@@ -56,14 +55,11 @@ pub(super) mod sealed {
     #[derive(Debug)]
     pub struct Core {
         pub(crate) queue_pair: Arc<QueuePairInner>,
-        /// The request's completion queue.
         pub(crate) queue: Arc<CompletionQueueInner>,
         pub(crate) slices: Vec<Slice>,
-        /// None for a receive.
         pub(crate) sending: Option<Sending>,
         /// True if starts may overlap, as their data is in their work requests.
         pub(crate) may_overlap: bool,
-        /// Number of starts.
         pub(crate) starts: u64,
         /// The word that the peer increments, which the card waits for in front of each start.
         pub(crate) wait_word: Option<CardWord>,
@@ -102,7 +98,6 @@ impl sealed::Core {
         }
     }
 
-    /// Returns the work of a start.
     pub(super) fn work(&self) -> sealed::Work<'_> {
         let Some(sending) = &self.sending else { return sealed::Work::Receive(&self.slices) };
         let request = match (sending.remote, &sending.count) {
@@ -149,13 +144,11 @@ impl sealed::Core {
         self.awaited_on = None;
     }
 
-    /// Reads completions.
     pub(super) fn progress(&mut self) {
         progress(&self.queue, &self.queue_pair);
         self.take_done();
     }
 
-    /// Takes the oldest starts that have completed.
     pub(super) fn take_done(&mut self) {
         while let Some(completion) = self.active.front().and_then(|claim| claim.completion()) {
             self.active.pop_front();

@@ -87,7 +87,6 @@ fn start_now<B: MemOpStream>(
 /// The requests of a list that are in queues, and for which the card was not rung.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// Dropped newest first, so that everything leaves its queue.
     pub(super) work: Vec<Descriptor>,
     /// The claim of each request, and the index of its work.
     pub(super) claims: Vec<Arc<Claim>>,

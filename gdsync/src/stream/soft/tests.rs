@@ -9,7 +9,6 @@ fn idle(stream: &SoftStream) {
     assert!(stream.wait_idle(SOON).unwrap(), "the stream is stuck: {stream:?}");
 }
 
-/// Makes a stream wait for an event.
 fn wait_for(stream: &SoftStream, event: &Event) {
     let event = event.clone();
     stream.launch(move || event.synchronize()).unwrap();

@@ -17,11 +17,9 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The domain of one queue pair's queues, or of one shared completion queue.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(super) uar: Uar,
-    /// Number of the protection domain.
     pub(super) pd: u32,
     pub(super) event_queue: u32,
     pub(super) ts_format: u8,
@@ -133,7 +131,6 @@ pub(super) struct Object {
     raw: Owned<mlx5dv_devx_obj>,
     pub(super) number: u32,
     api: &'static DevxApi,
-    /// Keeps the context open.
     _device: Arc<DeviceInner>,
 }
 
@@ -159,7 +156,6 @@ impl Object {
         Ok(Object { raw, number: header::NUMBER.get32(&answer), api, _device: device.clone() })
     }
 
-    /// Moves a queue pair to another state.
     pub(super) fn modify(&self, transition: &Transition) -> Result<(), Error> {
         let input = transition.encode(self.number);
         let mut answer = [0u8; ANSWER];

@@ -46,7 +46,6 @@ impl QueueMemory {
     }
 }
 
-/// A source of queue memory.
 pub(crate) trait MemorySource: fmt::Debug + Send + Sync {
     /// Allocates a block of at least `len` bytes.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error>;
@@ -77,7 +76,6 @@ impl MemorySource for ArenaSource {
 }
 
 impl ArenaSource {
-    /// Returns the dma-buf of a block of GPU memory.
     fn dma_buf(&self, block: *mut u8) -> io::Result<UmemSource> {
         let chunk = self.arena.keeper(block).and_then(|keeper| keeper.downcast::<gpu::Chunk>().ok());
         let chunk = chunk.ok_or_else(|| io::Error::other("its arena does not know whose it is"))?;
@@ -123,22 +121,18 @@ impl Blocks {
         Ok(Blocks { rings: register(rings, len)?, apart: Some(register(records, RECORD)?), record_at: 0 })
     }
 
-    /// Returns the CPU's address of an offset in the rings, which must be inside.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         self.rings.at(offset)
     }
 
-    /// Returns the start of the rings, for a command.
     pub(super) fn place(&self) -> UmemPlace {
         self.rings.place(0)
     }
 
-    /// Returns a word of the doorbell record.
     pub(super) fn record(&self, word: usize) -> *mut u32 {
         self.apart.as_ref().unwrap_or(&self.rings).at(self.record_at + word * size_of::<u32>()).cast()
     }
 
-    /// Returns the place of the doorbell record, for a command.
     pub(super) fn record_place(&self) -> UmemPlace {
         self.apart.as_ref().unwrap_or(&self.rings).place(self.record_at)
     }
@@ -205,7 +199,6 @@ impl Umem {
         Ok(Umem { _raw: raw, id, cpu, _keep: keep, _device: device.clone() })
     }
 
-    /// Returns an offset's place, for a command.
     pub(super) fn place(&self, offset: usize) -> UmemPlace {
         UmemPlace { id: self.id, offset: offset as u64 }
     }

@@ -33,7 +33,6 @@ use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::Arc;
 
-/// Returns the entry points, if the provider has them.
 pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
     device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
         device: device.name.to_owned(),
@@ -41,7 +40,6 @@ pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError
     })
 }
 
-/// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     // In this order: the device destroys the queue before its memory is released.
@@ -85,7 +83,6 @@ impl Cq {
 /// The user index of queue pairs, which completion entries carry and nothing here reads (`MLX5_IB_DEFAULT_UIDX`).
 const NO_INDEX: u32 = 0xff_ffff;
 
-/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
     // In this order: the device destroys the queue pair before its memory is released.

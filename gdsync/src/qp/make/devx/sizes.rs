@@ -13,7 +13,6 @@ const MOST_ENTRIES: u32 = 1 << 15;
 const MOST_COMPLETIONS: u32 = 1 << 24;
 /// Most bytes of a receive that a context can name: 16 << 7.
 const MOST_STRIDE: u32 = 16 << 7;
-/// Bytes before inline data.
 const INLINE_HEADER: u32 = 4;
 
 /// Sizes of a queue pair's queues, and limits of its requests.
@@ -23,11 +22,8 @@ pub(super) struct Sizes {
     pub(super) sq_blocks: u32,
     /// Entries of the receive queue, a power of two.
     pub(super) rq_entries: u32,
-    /// Bytes of each.
     pub(super) rq_stride: u32,
-    /// Inline bytes of a send.
     pub(super) inline: u32,
-    /// Slices of a receive.
     pub(super) recv_segments: u32,
 }
 
@@ -96,7 +92,6 @@ impl Sizes {
         self.rq_entries as usize * self.rq_stride as usize
     }
 
-    /// Returns the bytes of both.
     pub(super) fn ring_bytes(&self) -> usize {
         self.send_offset() + self.sq_blocks as usize * BASIC_BLOCK
     }

@@ -13,7 +13,6 @@ use zerocopy::FromBytes;
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 const WAIT: CardWait = CardWait::Ticket { lkey: 0x77, addr: 0x1000, ticket: 9 };
 
-/// Makes a queue with its register, which it also returns.
 fn queue(blocks: u32, handover: Handover) -> (SendState, &'static AtomicU64) {
     let register: &'static AtomicU64 = Box::leak(Box::default());
     let ring = test_ring(blocks, BASIC_BLOCK);

@@ -50,15 +50,12 @@ options! {
     }
 }
 
-/// Sizes of a master's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Capacity {
-    /// Sends between markers.
     interval: u32,
     /// Pending sends: those configured, and released ones, which stay until the next marker completes. That marker
     /// may be behind an unreleased send.
     pending: u32,
-    /// Blocks of the ring.
     blocks: u32,
 }
 
@@ -71,7 +68,6 @@ impl Capacity {
     }
 }
 
-/// The master of a trigger.
 #[derive(Debug)]
 pub(crate) struct Master {
     capacity: Capacity,
@@ -84,23 +80,18 @@ struct MasterState {
     queue_pair: Option<QueuePair>,
     port: u8,
     pending: PendingSends,
-    /// Markers that have not completed.
     markers: u32,
-    /// Sends behind the newest marker.
     unmarked: u32,
     /// True if the queue has failed, was stopped or does not exist: it releases nothing.
     is_broken: bool,
     /// True while the queue is being stopped: a flush is not a failure then.
     is_stopping: bool,
-    /// Number of starts of the queue.
     starts: u64,
-    /// True while the library's thread polls it.
     is_watched: bool,
     slaves: Vec<(u32, Weak<QueuePairInner>)>,
 }
 
 impl Master {
-    /// Makes a master without a queue.
     pub(crate) fn new(device: &DeviceInner, config: MasterConfig) -> Result<Self, Error> {
         let MasterConfig { sends } = config;
         if sends == 0 || sends > MOST_SENDS {

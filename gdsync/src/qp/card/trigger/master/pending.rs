@@ -5,9 +5,7 @@ use std::collections::VecDeque;
 /// A slave's send that a master is to release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingSend {
-    /// Ticket that the master's WAIT waits for.
     pub(super) ticket: u64,
-    /// Number of the slave.
     pub(super) slave: u32,
     /// The block after it in the slave's ring.
     pub(super) until: u16,
@@ -36,7 +34,6 @@ impl PendingSends {
         self.sends.push_back(pending);
     }
 
-    /// Returns whether there is a send of the slave.
     pub(super) fn has(&self, slave: u32) -> bool {
         self.sends.iter().any(|pending| pending.slave == slave)
     }
@@ -45,7 +42,6 @@ impl PendingSends {
         self.sends.retain(|pending| !slaves.contains(&pending.slave));
     }
 
-    /// Returns the slaves, each once.
     pub(super) fn slaves(&self) -> Vec<u32> {
         let mut slaves: Vec<u32> = self.sends.iter().map(|pending| pending.slave).collect();
         slaves.sort_unstable();

@@ -169,7 +169,6 @@ impl MasterState {
         stopped
     }
 
-    /// Moves the queue pair to the error state.
     fn halt(&self) -> bool {
         let Some(queue_pair) = &self.queue_pair else { return true };
         let halted = queue_pair.inner.abort();
@@ -211,14 +210,12 @@ impl MasterState {
         connected.inspect_err(|error| tracing::debug!(%error, "a master cannot be connected")).is_ok()
     }
 
-    /// Makes the library's thread poll while sends are pending.
     pub(super) fn watch(&mut self, trigger: &Arc<TriggerInner>) {
         if !std::mem::replace(&mut self.is_watched, true) {
             CHECKER.add(Arc::new(Watch(trigger.clone())));
         }
     }
 
-    /// Returns the slaves with pending sends, except those being destroyed.
     fn victims(&self) -> Vec<Arc<QueuePairInner>> {
         let numbers = self.pending.slaves();
         let slaves = self.slaves.iter().filter(|(number, _)| numbers.binary_search(number).is_ok());
@@ -226,7 +223,6 @@ impl MasterState {
     }
 }
 
-/// Polls a trigger's master while sends are pending.
 struct Watch(Arc<TriggerInner>);
 
 impl Task for Watch {
