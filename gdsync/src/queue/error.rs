@@ -393,7 +393,7 @@ pub enum PollError {
     BadCompletion {
         /// Index of the entry since the queue was made.
         index: u32,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// Kernels drive the queue pair.
