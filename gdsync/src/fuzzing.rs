@@ -1,7 +1,7 @@
 //! What fuzz targets call. Built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
 
-use crate::batch::proof::{Case, Way};
-use crate::qp::cq::CompletionQueue;
+use crate::batch::proof::{Case, Mode};
+use crate::qp::CompletionQueue;
 use crate::queue::doorbell::PeerOp;
 use gdsync_sys::prm::cqe::{CQE_SIZE, LAST_DWORD};
 use gdsync_sys::shared::SharedU8;
@@ -28,5 +28,5 @@ pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) 
 /// The difference.
 pub fn compare_merged_and_unmerged(bytes: &[u8]) -> Result<(), String> {
     let case = Case::new(bytes);
-    case.check(&Way::ALL).map_err(|what| format!("{what}\n{case:#?}"))
+    case.check(&Mode::ALL).map_err(|what| format!("{what}\n{case:#?}"))
 }

@@ -4,13 +4,13 @@ use crate::batch::Keyed;
 use crate::memop::{MemOpCaps, MemoryKind, Place, Staged, StreamError, StreamMemory};
 use crate::memory::OutOfBounds;
 
-/// A piece in host memory does not leave a page: devices map pages one by one.
+/// A piece in host memory stays within a page: devices map pages one by one.
 const PAGE: u64 = 4096;
-/// Most words of a piece that is not copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to
-/// 4 KiB about 2.5 µs, and a copy is a submission of its own, which words are not.
+/// Most words of a piece that is not copied. On an H200, a word takes 0.63 µs and a copy of 8 bytes to 4 KiB about
+/// 2.5 µs; a copy is also a separate submission.
 const MOST_WORDS: usize = 8;
 
-/// Why a write of bytes cannot be.
+/// Why a write of bytes is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
@@ -22,15 +22,13 @@ pub enum WriteError {
         /// Bytes allowed.
         limit: usize,
     },
-    /// It leaves its memory.
+    /// It exceeds its memory.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
 }
 
-/// Bytes to write into memory, in stream order: [`crate::Batch::write_memory`].
-///
-/// It holds a copy of the bytes: the source may change afterwards, and the write can be added to
-/// any number of batches.
+/// Bytes to write into memory, in stream order: [`crate::Batch::write_memory`]. It holds a copy of the bytes, and
+/// can be added to any number of batches.
 #[derive(Clone, Debug)]
 pub struct MemoryWrite {
     place: Place,
@@ -41,14 +39,12 @@ impl MemoryWrite {
     /// Most bytes of one write: 4 KiB.
     pub const MAX: usize = 4096;
 
-    /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the
-    /// length needs any alignment. The GPUs that have streams get to know the pages of pinned memory
-    /// now, which takes most of a millisecond for the first write there, so that the first post does
-    /// not.
+    /// Makes a write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the length needs
+    /// any alignment. The pages of pinned memory are registered with the GPUs that have streams now, which takes
+    /// most of a millisecond for the first write there, so that the first post does not.
     ///
     /// # Errors
-    /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong);
-    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong); [`OutOfBounds`](crate::memory::OutOfBounds).
     pub fn new(memory: &impl StreamMemory, offset: usize, bytes: &[u8]) -> Result<Self, WriteError> {
         let (place, given) = (memory.place(), bytes.len());
         if given > Self::MAX {
@@ -64,7 +60,6 @@ impl MemoryWrite {
         Ok(MemoryWrite { place, bytes: bytes.to_vec() })
     }
 
-    /// The pieces that a stream writes one by one.
     pub(super) fn pieces(self) -> impl Iterator<Item = Bytes> {
         let MemoryWrite { place, bytes } = self;
         let first = match place.kind() {
@@ -80,12 +75,11 @@ impl MemoryWrite {
     }
 }
 
-/// One piece of a write.
 #[derive(Debug)]
 pub(crate) struct Bytes {
     pub(crate) place: Place,
     pub(crate) content: Box<[u8]>,
-    /// Where the backend keeps its copy of the content, once the piece is submitted.
+    /// The backend's copy of the content, once the piece is submitted.
     staged: Staged,
 }
 
@@ -97,7 +91,6 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    /// Length in bytes.
     pub(crate) fn len(self) -> usize {
         match self {
             Word::Short(_) => 4,
@@ -133,8 +126,8 @@ impl Bytes {
         self.staged = staged;
     }
 
-    /// Number of its words; `None` where the stream copies it. No stream writes less than 32 bits
-    /// at a time, so a piece that does not consist of whole words is copied, too.
+    /// Returns the number of its words; `None` if the stream copies it. No stream writes less than 32 bits at a
+    /// time, so a piece that does not consist of whole words is copied, too.
     #[inline]
     pub(crate) fn word_count(&self, caps: &MemOpCaps) -> Option<usize> {
         let (address, len) = (self.place.address(), self.content.len());
@@ -143,10 +136,10 @@ impl Bytes {
         (caps.ops_64_bit && aligned && count <= MOST_WORDS).then_some(count)
     }
 
-    /// Its words in order.
+    /// Returns its words in order.
     ///
     /// # Errors
-    /// [`StreamError::Unsupported`] where it is copied: a copy is no part of another submission.
+    /// [`StreamError::Unsupported`] if it is copied: a copy cannot be part of another submission.
     pub(crate) fn words(&self, caps: &MemOpCaps) -> Result<Words<'_>, StreamError> {
         match self.word_count(caps) {
             Some(_) => Ok(Words { address: self.place.address(), rest: &self.content }),
@@ -162,7 +155,7 @@ impl Keyed<Option<usize>> for Bytes {
     }
 }
 
-/// How many words, 32-bit ones at the ends and 64-bit ones between, an aligned range has.
+/// Returns the number of words of an aligned range: 32-bit ones at the ends, and 64-bit ones between.
 fn words(address: u64, len: usize) -> usize {
     let head = ((address % 8) as usize).min(len);
     head.div_ceil(4) + (len - head) / 8 + ((len - head) % 8).div_ceil(4)

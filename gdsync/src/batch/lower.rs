@@ -1,8 +1,7 @@
-//! From descriptors to memory operations, and where points of the timeline and flushes stand among
-//! them.
+//! From descriptors to memory operations, including timeline points and flushes.
 //!
-//! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints
-//! what it makes, and the proof of the merges runs it.
+//! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints its operations, and
+//! the proof of the merges runs it.
 
 use crate::batch::shape::Descriptor;
 use crate::batch::{Chunk, Fate, LastPoint, Word, Words};
@@ -11,75 +10,64 @@ use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::{Doorbell, PeerOp, Release};
 use gdsync_sys::prm::wait;
 
-/// What the lowering asks of the stream for which it lowers.
+/// The stream's part of the lowering.
 pub(crate) trait Driver: Sized {
-    /// A send.
     type Send;
-    /// A wait for a completion.
     type Wait;
-    /// The place of a word.
     type Place;
-    /// A write of bytes.
     type Bytes;
-    /// Receives.
     type Receives;
-    /// A ticket of a trigger.
     type Ticket;
     /// Why a descriptor cannot be lowered.
     type Error: From<StreamError>;
 
-    /// The stream's address of the library's own memory: rings, records, registers, timelines.
+    /// Translates an address of the library's own memory: rings, records, registers, timelines.
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
 
-    /// The stream's address of `len` bytes of the program's memory.
+    /// Returns the stream's address of `len` bytes of the program's memory.
     fn address(&self, place: &Self::Place, len: usize) -> Result<StreamAddr, StreamError>;
 
-    /// The stream's address of a write of bytes, and its words. Drivers whose batches hold none
-    /// leave it out.
+    /// Returns the stream's address of a write of bytes, and its words. Only for drivers whose batches have such
+    /// writes.
     fn words<'b>(&self, _bytes: &'b Self::Bytes) -> Result<(StreamAddr, Words<'b>), Self::Error> {
         Err(StreamError::Unsupported { what: "writes of bytes" }.into())
     }
 
-    /// Marks a send as posted. Returns what hands it to the card, or `None` if the card performs it
-    /// already.
+    /// Marks a send as posted. Returns what hands it to the card; `None` if the card has it already.
     fn commit_send(&self, send: &mut Self::Send) -> Result<Option<Release>, Self::Error>;
 
-    /// The stream's address of the trigger that releases a send. Drivers whose sends have none leave
-    /// it out.
+    /// Returns the stream's address of the trigger that releases a send. Only for drivers with triggers.
     fn trigger(&self, _send: &Self::Send) -> Result<StreamAddr, StreamError> {
         Err(StreamError::Unsupported { what: "triggers" })
     }
 
-    /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is
-    /// known to be there. The stream performs no operation for a covered or collected wait.
+    /// Marks a wait as posted. Returns the waiting operation; `None` if the completion has arrived. A covered or
+    /// collected wait gets no operation.
     fn commit_wait(&self, wait: &mut Self::Wait, fate: Fate, point: TimelinePoint) -> Option<PeerOp>;
 
-    /// Has a collector wait for the entries of waits whose fate was [`Fate::Collected`] since the last
-    /// call. Returns the stream's address of its word, and the number to wait for. Drivers that
-    /// collect nothing leave it out.
+    /// Makes a collector wait for the entries of waits with [`Fate::Collected`] since the last call. Returns the
+    /// stream's address of its word, and the number to wait for. Only for drivers with collectors.
     fn collect(&self) -> Result<(StreamAddr, u64), Self::Error> {
         Err(StreamError::Unsupported { what: "collectors" }.into())
     }
 
-    /// Marks receives as posted. Returns what announces them to the card. Drivers whose batches hold
-    /// none leave it out.
+    /// Marks receives as posted. Returns the operation that announces them. Only for drivers with receives.
     fn commit_receives(&self, _receives: &mut Self::Receives) -> Result<PeerOp, Self::Error> {
         Err(StreamError::Unsupported { what: "receives" }.into())
     }
 
-    /// Marks a ticket as posted. Returns the stream's address of its trigger, and the number to write. Drivers
-    /// whose batches hold none leave it out.
+    /// Marks a ticket as posted. Returns the stream's address of its trigger, and the number to write. Only for
+    /// drivers with tickets.
     fn commit_ticket(&self, _ticket: &mut Self::Ticket) -> Result<(StreamAddr, u64), Self::Error> {
         Err(StreamError::Unsupported { what: "tickets" }.into())
     }
 
-    /// Marks the receives as posted that a send announces along with itself. Returns what announces them to
-    /// the card. Drivers whose sends announce none leave it out.
+    /// Marks the receives that a send also announces as posted. Returns the operation that announces them.
     fn commit_announced(&self, _send: &mut Self::Send) -> Result<Option<PeerOp>, Self::Error> {
         Ok(None)
     }
 
-    /// Appends the operations that ring the card for a send, and announce receives.
+    /// Appends the operations that ring the card for a send and announce receives.
     fn ring(
         lowering: &mut Lowering<'_, Self>,
         _send: &Self::Send,
@@ -90,7 +78,6 @@ pub(crate) trait Driver: Sized {
     }
 }
 
-/// A descriptor that a driver lowers.
 type Lowered<D> = Descriptor<
     <D as Driver>::Send,
     <D as Driver>::Wait,
@@ -100,27 +87,27 @@ type Lowered<D> = Descriptor<
     <D as Driver>::Ticket,
 >;
 
-/// Points of a submission.
+/// The timeline points of a submission.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Points {
-    /// The last one before.
+    /// The last point of the previous submission.
     pub(crate) before: TimelinePoint,
-    /// Its own last one.
+    /// The last point of this one.
     pub(crate) end: TimelinePoint,
-    /// None of its operations writes the last one.
+    /// True if none of its operations writes the last point.
     pub(crate) open: bool,
-    /// Its sends are passed.
+    /// The point after its sends.
     pub(crate) sends: TimelinePoint,
-    /// It writes points of its own.
+    /// True if it writes points itself.
     pub(crate) has_own: bool,
 }
 
 impl Points {
-    /// Points of a submission as planned, after `before`.
+    /// Returns the points of a submission as planned, after `before`.
     #[inline]
     pub(crate) fn planned(before: TimelinePoint, plan: &Chunk) -> Self {
         let last = before.after(plan.points);
-        // Operations after the last point that is written need another.
+        // Operations after the last written point need another.
         let (end, sends) = match plan.last_point {
             LastPoint::AtEnd => (last, last),
             LastPoint::BeforeWrite => (last.next(), last),
@@ -129,34 +116,33 @@ impl Points {
         Points { before, end, open: end != last, sends, has_own: plan.points > 0 }
     }
 
-    /// The point of a submission without waits for completions.
+    /// Returns the point of a submission without waits for completions.
     pub(crate) fn next(before: TimelinePoint) -> Self {
         let end = before.next();
         Points { before, end, open: true, sends: end, has_own: false }
     }
 }
 
-/// Lowers the descriptors of one submission, in their order.
+/// Lowers the descriptors of one submission in order.
 pub(crate) struct Lowering<'a, D> {
     pub(crate) driver: D,
     caps: &'a MemOpCaps,
-    /// The timeline's progress word.
+    /// Address of the timeline's word.
     timeline: HostAddr,
     /// The operations so far.
     pub(crate) ops: &'a mut Vec<MemOp>,
     merged: bool,
-    /// The last point that was taken.
     pub(crate) point: TimelinePoint,
-    /// The last descriptor was a wait for a completion (merged batches only).
+    /// True if the last descriptor was a wait for a completion (merged batches only).
     in_run: bool,
-    /// A collector waits for some of the run.
+    /// True if a collector waits for some of the run.
     collected: bool,
-    /// The last point is not written yet (merged batches only).
+    /// True if the last point is not written yet (merged batches only).
     unwritten: bool,
 }
 
 impl<'a, D: Driver> Lowering<'a, D> {
-    /// A lowering that appends to `ops`; `before` is the last point of the submission before.
+    /// Makes a lowering that appends to `ops`; `before` is the last point of the previous submission.
     #[inline]
     pub(crate) fn new(
         driver: D,
@@ -179,7 +165,6 @@ impl<'a, D: Driver> Lowering<'a, D> {
         }
     }
 
-    /// Marks a descriptor as posted and appends its operations.
     #[inline]
     pub(crate) fn lower(&mut self, descriptor: &mut Lowered<D>, fate: Fate) -> Result<(), D::Error> {
         match descriptor {
@@ -262,14 +247,14 @@ impl<'a, D: Driver> Lowering<'a, D> {
         Ok(self.announce(receives)?)
     }
 
-    /// Appends what announces receives, behind whatever has read their buffers before.
+    /// Appends the announcement of receives, after all earlier reads of their buffers.
     pub(crate) fn announce(&mut self, receives: Option<PeerOp>) -> Result<(), StreamError> {
         let Some(record) = receives else { return Ok(()) };
         self.peer_op(PeerOp::Fence)?;
         self.peer_op(record)
     }
 
-    /// Appends the write of a ticket, behind everything before it.
+    /// Appends the write of a ticket, after everything before it.
     fn release(&mut self, addr: StreamAddr, ticket: u64) -> Result<(), StreamError> {
         self.peer_op(PeerOp::Fence)?;
         self.write64(addr, wait::word(ticket))
@@ -278,7 +263,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
     #[inline]
     fn wait(&mut self, wait: &mut D::Wait, fate: Fate) -> Result<(), D::Error> {
         if !self.in_run {
-            // A wait may depend on what the CPU does once it has seen an earlier point.
+            // A wait may depend on the CPU's reaction to an earlier point.
             self.catch_up()?;
             self.point = self.point.next();
             self.in_run = self.merged;
@@ -299,7 +284,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
         Ok(())
     }
 
-    /// Before anything else than a wait for a completion.
+    /// Ends a run of waits before any other descriptor.
     #[inline]
     fn end_run(&mut self) -> Result<(), D::Error> {
         if self.in_run {
@@ -313,22 +298,20 @@ impl<'a, D: Driver> Lowering<'a, D> {
         Ok(())
     }
 
-    /// Before the last descriptor of a submission. The program may ask whether the stream is idle as soon as
-    /// it sees what it had written last: no operation follows that, and the point stands in front.
+    /// Prepares for the last descriptor of a submission. The program may ask whether the stream is idle as soon as
+    /// it sees its last write, so no operation follows that, and the point is before it.
     #[inline]
     pub(crate) fn before_last(&mut self, descriptor: &Lowered<D>) -> Result<(), D::Error> {
         if descriptor.is_write() { self.catch_up() } else { Ok(()) }
     }
 
-    /// Before a wait for a word, before a last write, and at the end: writes the last point, unless it is
-    /// written.
+    /// Writes the last point, unless it is written: before a wait for a word, before a last write, and at the end.
     #[inline]
     pub(crate) fn catch_up(&mut self) -> Result<(), D::Error> {
         self.end_run()?;
         if std::mem::take(&mut self.unwritten) { Ok(self.progress(self.point)?) } else { Ok(()) }
     }
 
-    /// Writes a point: everything before it is done.
     pub(crate) fn progress(&mut self, point: TimelinePoint) -> Result<(), StreamError> {
         self.peer_op(PeerOp::Fence)?;
         self.write_point(point)
@@ -341,7 +324,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
         Ok(())
     }
 
-    /// Appends a doorbell's operations, with receives announced in front or together with the send.
+    /// Appends a doorbell's operations, with receives announced before or together with the send.
     #[inline(always)]
     pub(crate) fn doorbell(
         &mut self,
@@ -363,7 +346,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
     #[inline(always)]
     fn peer_op(&mut self, op: PeerOp) -> Result<(), StreamError> {
         match op {
-            // A write that carries its own system fence needs none in front of it.
+            // A write with its own system fence needs none before it.
             PeerOp::Fence if self.caps.writes_are_fenced => Ok(()),
             PeerOp::Fence => {
                 self.ops.push(MemOp::Barrier);
@@ -390,8 +373,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
         }
     }
 
-    /// After a wait: the stream may see a word that a card has written before the data that the
-    /// card wrote earlier.
+    /// Flushes after a wait: the stream may see a word that a card has written before the card's earlier data.
     fn flush(&mut self) {
         if self.caps.flush_after_wait {
             self.ops.push(MemOp::FlushRemote);
@@ -421,7 +403,6 @@ impl<'a, D: Driver> Lowering<'a, D> {
     }
 }
 
-/// Refuses an operation that the backend lacks.
 #[inline]
 fn need(has: bool, what: &'static str) -> Result<(), StreamError> {
     if has { Ok(()) } else { Err(StreamError::Unsupported { what }) }

@@ -1,101 +1,91 @@
-//! Which descriptors of a batch need operations of their own, and how many fit one submission.
-//! Pure: no I/O, no locks, no FFI.
+//! The planner: which descriptors of a batch share operations, and how many fit one submission. Pure: no I/O, no
+//! locks, no FFI.
 //!
-//! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and
-//! memory is reused from batch to batch.
+//! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and memory is reused
+//! from batch to batch.
 
 use crate::batch::shape::Descriptor;
 use crate::memop::MemOpCaps;
 
-/// What the planner has to know of a part of a descriptor: of a send what hands it to the card; of a
-/// wait its completion queue and index, unless it has a word of its own; of bytes the number of
-/// words, unless they are copied.
+/// The planner's view of a descriptor's part: what hands a send to the card; the completion queue and index of a
+/// wait, unless it has its own word; the number of words of bytes, unless they are copied.
 pub(crate) trait Keyed<K> {
     fn key(&self, caps: &MemOpCaps) -> K;
 }
 
-/// What hands a send to the card. Sends with the same one share its operations. Numbers of both kinds
-/// differ: they are addresses of what is alive.
+/// Key of a send: its doorbell or trigger. Sends with the same key share operations. Keys are addresses of live objects,
+/// so keys of different kinds differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendKey {
     /// The doorbell of a queue pair.
     Doorbell(u64),
-    /// The same, and the send announces receives: with an operation of their own, where the proxy rings.
+    /// The doorbell of a queue pair, for a send that announces receives, which needs one more operation if the
+    /// proxy rings.
     Announcing(u64),
-    /// A trigger.
     Trigger(u64),
 }
 
-/// What becomes of a descriptor.
+/// The outcome of a descriptor's planning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It has operations.
     Kept,
-    /// It has none: those of a later send, or of a wait for a later completion, have the same
-    /// effect.
+    /// It has none: the operations of a later send, or of a wait for a later completion, have the same effect.
     Covered,
-    /// A wait for a completion: a collector waits for it, and the stream for the collector's word,
-    /// at the end of the run of waits.
+    /// A collector waits for the completion, and the stream for the collector's word, at the end of the run of waits.
     Collected,
 }
 
 /// A wait for a completion that may share its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitKey {
-    /// The completion queue.
     pub(crate) queue: u64,
-    /// Index of the completion.
     pub(crate) index: u32,
     /// The device, whose collector can wait for it.
     pub(crate) device: u64,
 }
 
-/// Which waits a collector takes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Collecting {
-    /// The collector's device.
     pub(crate) device: u64,
-    /// Those of runs of waits for at least so many queues.
+    /// The fewest queues of a run of waits.
     pub(crate) from: u32,
 }
 
 /// The next descriptors of a batch, which become one submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// How many: at least one.
     pub(crate) count: usize,
-    /// Points that their waits for completions take.
+    /// Timeline points of their waits for completions.
     pub(crate) points: u32,
-    /// Where the last of these points is written.
+    /// Position of the last of these points.
     pub(crate) last_point: LastPoint,
-    /// At most so many memory operations, without the point of earlier submissions that one without points
-    /// may write.
+    /// Upper bound of the memory operations, without the point of earlier submissions, which one without points may
+    /// write.
     pub(crate) operations: usize,
 }
 
-/// Where a submission writes the last point of its waits for completions.
+/// The position of a submission's last point for its waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LastPoint {
-    /// Nowhere, or somewhere in the middle.
+    /// Nowhere, or in the middle.
     Earlier,
-    /// In front of its last descriptor, a write of the program: no operation follows that.
+    /// Before the last descriptor, a write of the program, which no operation follows.
     BeforeWrite,
     /// By its last operation.
     AtEnd,
 }
 
-/// What the next descriptor may share with earlier ones.
+/// The operations that the next descriptor may share with earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Nothing,
-    /// A doorbell: since the earlier send there were only sends and writes.
     Sends,
-    /// A wait: since the earlier wait there were only waits for completions.
+    /// A wait: only waits for completions since the earlier wait.
     Waits,
 }
 
 impl Scope {
-    /// A write ends a run of waits.
     fn end_run(&mut self) {
         if *self == Scope::Waits {
             *self = Scope::Nothing;
@@ -103,18 +93,15 @@ impl Scope {
     }
 }
 
-/// A run of waits for completions.
 #[derive(Default)]
 struct Run {
-    /// Its first descriptor.
     start: u32,
-    /// Queues that a collector can wait for.
+    /// Number of queues that a collector can wait for.
     queues: u32,
-    /// It does.
     is_collected: bool,
 }
 
-/// Numbers of operations, for one backend.
+/// Numbers of operations for one backend.
 struct Costs {
     doorbell: usize,
     trigger: usize,
@@ -136,18 +123,18 @@ impl Costs {
     }
 }
 
-/// Plans batches. The memory that it needs is reused.
+/// Plans batches, and reuses its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
     pub(crate) fates: Vec<Fate>,
-    /// None: a stream waits for each queue itself.
+    /// None if the stream waits for each queue itself.
     pub(crate) collecting: Option<Collecting>,
-    /// Of each queue in the scope: the descriptor that is kept so far, and its index.
+    /// For each queue in the scope: the descriptor kept so far, and its index.
     table: Table,
 }
 
 impl Planner {
-    /// Plans as many descriptors as fit one submission, a point included. One always does.
+    /// Plans as many descriptors as fit one submission with a point, at least one.
     pub(crate) fn plan<S, W, P, B, R, T>(
         &mut self,
         descriptors: &[Descriptor<S, W, P, B, R, T>],
@@ -169,8 +156,7 @@ impl Planner {
         for (position, descriptor) in (0..).zip(descriptors) {
             let mut fate = Fate::Kept;
             let Chunk { mut operations, mut points, .. } = chunk;
-            // Unmerged, each wait for a completion is followed by its point; merged, the point of a
-            // run may be written later.
+            // Unmerged, its point follows each wait for a completion; merged, the point of a run may be written later.
             let mut is_due = merged && chunk.last_point != LastPoint::Earlier;
             match descriptor {
                 Descriptor::Send(send) => {
@@ -193,7 +179,7 @@ impl Planner {
                 Descriptor::WaitCq(wait) => {
                     if !merged || self.enter(&mut scope, Scope::Waits) {
                         run = Run { start: position, ..Run::default() };
-                        // The point of the run before is written first, if it is not written yet.
+                        // The previous run's point is written first, unless it is written already.
                         operations += costs.flush + if merged { costs.point } else { 1 };
                         (points, is_due) = (points + 1, true);
                     }
@@ -238,7 +224,7 @@ impl Planner {
                         scope.end_run();
                         operations = operations.saturating_add(words);
                     }
-                    // A copy is a submission of its own.
+                    // A copy is a separate submission.
                     None if chunk.count > 0 => break,
                     None => {
                         self.fates.push(Fate::Kept);
@@ -256,8 +242,8 @@ impl Planner {
                 true => LastPoint::AtEnd,
             };
             let earlier = if points > 0 { 0 } else { costs.point };
-            // A descriptor that is covered, or covers another, costs nothing. So one that does not
-            // fit has changed no other's fate.
+            // A descriptor that is covered, or covers another, costs nothing. So one that does not fit has changed
+            // no other's fate.
             if chunk.count > 0 && operations.saturating_add(earlier) > caps.max_ops {
                 break;
             }
@@ -267,8 +253,8 @@ impl Planner {
         chunk
     }
 
-    /// One queue more in a run whose waits a collector can take over: it does so once there are
-    /// enough of them. Returns the fate of its wait.
+    /// Adds a queue to a run, whose waits a collector takes over once there are enough. Returns the fate of the
+    /// queue's wait.
     fn collect<S, W, P, B, R, T>(
         &mut self,
         run: &mut Run,
@@ -287,7 +273,7 @@ impl Planner {
         }
         if !run.is_collected {
             run.is_collected = true;
-            // One operation in the place of those of the others.
+            // One operation instead of the others'.
             *operations = *operations + 1 - (run.queues as usize - 1);
             let start = run.start as usize;
             for (fate, descriptor) in self.fates.iter_mut().zip(descriptors).skip(start) {
@@ -302,7 +288,6 @@ impl Planner {
         Fate::Collected
     }
 
-    /// True where that is another scope than before.
     #[inline]
     fn enter(&mut self, scope: &mut Scope, wanted: Scope) -> bool {
         let new = *scope != wanted;
@@ -314,7 +299,7 @@ impl Planner {
     }
 }
 
-/// One place: in use if its stamp is the table's.
+/// A place of the table: in use if its stamp is the table's.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     key: u64,
@@ -323,8 +308,8 @@ struct Place {
     index: u32,
 }
 
-/// A small map from queues to descriptors: clearing it is one addition, and it allocates only to
-/// grow. Open addressing; at most half of the places are in use.
+/// A small map from queues to descriptors. Clearing it is one addition, and it allocates only to grow. Open
+/// addressing; at most half of the places are in use.
 #[derive(Debug, Default)]
 struct Table {
     places: Vec<Place>,
@@ -347,13 +332,13 @@ impl Table {
     fn clear(&mut self) {
         self.stamp = self.stamp.wrapping_add(1);
         if self.stamp == 0 {
-            // The stamps wrapped around: no place may look as if it were in use.
+            // The stamps wrapped around: no place may look used.
             self.places.iter_mut().for_each(|place| *place = Place::default());
             self.stamp = 1;
         }
     }
 
-    /// Sets a key's position and index. Returns those before.
+    /// Sets a key's position and index. Returns the previous ones.
     #[inline]
     fn replace(&mut self, key: u64, position: u32, index: u32) -> Option<(u32, u32)> {
         let mask = self.places.len() - 1;

@@ -1,9 +1,8 @@
-//! Batches: what a user enqueues on a stream in one go, and how it becomes memory operations.
+//! Batches: lists of descriptors for a stream, compiled into memory operations.
 //!
-//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches),
-//! *peer operations* (what the card's protocol needs) and *memory operations* (what a stream can
-//! do). The planner (`merge`) decides which descriptors share operations and how many fit one
-//! submission; the lowering (`lower`) makes the operations.
+//! There are three levels, each compiled into the next: *descriptors* (the user's batch), *peer operations* (the
+//! card's protocol) and *memory operations* (the stream's abilities). The planner (`merge`) decides which
+//! descriptors share operations and how many fit one submission; the lowering (`lower`) makes the operations.
 
 mod bytes;
 mod lower;
@@ -25,10 +24,8 @@ use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedTicket, Pre
 use std::fmt;
 use std::sync::Arc;
 
-/// A list of descriptors, posted on a stream in one go by [`crate::Stream::post`].
-///
-/// The stream performs them in order. Dropping a batch drops what is in it: its sends leave their
-/// send queues, and its waits give their completions back.
+/// A list of descriptors, posted on a stream at once by [`crate::Stream::post`]. The stream performs them in order.
+/// Dropping a batch drops its descriptors: sends leave their send queues, and waits give their completions back.
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -57,7 +54,7 @@ use std::sync::Arc;
 #[must_use = "a batch does nothing until it is posted"]
 pub struct Batch {
     pub(crate) descriptors: Vec<Descriptor>,
-    /// Descriptors share no operations.
+    /// True if descriptors share no operations.
     pub(crate) unmerged: bool,
 }
 
@@ -66,23 +63,22 @@ pub(crate) type Descriptor =
     shape::Descriptor<PreparedSend, PreparedWait, Place, Bytes, PreparedReceives, PreparedTicket>;
 
 impl Batch {
-    /// An empty batch.
+    /// Makes an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty batch with room for that many descriptors.
+    /// Makes an empty batch with room for `descriptors` descriptors.
     pub fn with_capacity(descriptors: usize) -> Self {
         Batch { descriptors: Vec::with_capacity(descriptors), unmerged: false }
     }
 
-    /// Whether descriptors share memory operations where no observer can tell the difference: sends
-    /// of one queue pair share a doorbell, waits for completions of one queue a wait, and runs of
-    /// waits a write of the timeline's word. True at first. Otherwise each descriptor has
-    /// operations of its own, as batches in graphs always do.
+    /// Sets whether descriptors share memory operations where no observer can tell the difference: sends of one queue
+    /// pair share a doorbell, waits for completions of one queue a wait, and runs of waits a write of the timeline's
+    /// word. True by default. If false, each descriptor has separate operations, as batches in graphs always do.
     ///
-    /// [docs/merging.md](https://github.com/gdsync/gdsync/blob/main/docs/merging.md) argues for
-    /// each merge, and says what a merged run of waits holds longer.
+    /// [docs/merging.md](https://github.com/gdsync/gdsync/blob/main/docs/merging.md) argues for each merge, and
+    /// lists what a merged run of waits keeps longer.
     pub fn merged(mut self, merged: bool) -> Self {
         self.unmerged = !merged;
         self
@@ -96,8 +92,8 @@ impl Batch {
 
     /// Adds: wait for a completion.
     ///
-    /// A failed work request ends the wait, too: a stream never hangs because a send failed. To
-    /// learn of the failure, poll the completion queue or ask [`crate::QueuePair::failure`].
+    /// A failed work request ends the wait, too: a failed send never hangs a stream. To learn of the failure, poll
+    /// the completion queue or call [`crate::QueuePair::failure`].
     pub fn wait(mut self, wait: PreparedWait) -> Self {
         self.push(Descriptor::WaitCq(wait));
         self
@@ -133,49 +129,48 @@ impl Batch {
         self
     }
 
-    /// Adds: write bytes. Everything before happens before it, and everything after sees it. While
-    /// it happens, an observer may see some of the bytes and not the rest, in any order.
+    /// Adds: write bytes. It happens after everything before and before everything after. Meanwhile, an observer
+    /// may see some of the bytes and not the rest, in any order.
     ///
-    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written
-    /// as words, in the same submission as the descriptors around them. Longer content, or content
-    /// with single bytes at its ends, is a copy, which is a submission of its own. A CUDA stream
-    /// copies into GPU memory from pinned memory, and into host memory from GPU memory, into which
-    /// the CPU puts the bytes first (some 40 µs of the CPU's time): a copy from host to host would
-    /// block the caller. Each page of host memory that it touches counts as a descriptor. Batches
-    /// for graphs cannot hold it: a graph has nodes for copies.
+    /// Streams have no such operation. Up to eight aligned 32-bit and 64-bit words are written as words, in the
+    /// same submission as the descriptors around them. Longer content, or content with single bytes at its ends, is
+    /// copied in a separate submission. A CUDA stream copies into GPU memory from pinned memory, and into host
+    /// memory from GPU memory, into which the CPU puts the bytes first (some 40 µs of the CPU's time), as a copy
+    /// from host to host would block the caller. Each page of host memory counts as a descriptor. Batches for
+    /// graphs cannot contain it: a graph has nodes for copies.
     pub fn write_memory(mut self, write: MemoryWrite) -> Self {
         write.pieces().for_each(|piece| self.push(Descriptor::Bytes(piece)));
         self
     }
 
-    /// Adds: everything before is visible to every observer before anything after. Waits and writes
-    /// keep their order without it, and every write is visible no earlier than everything before
-    /// it: this is for other work of the program on the stream, such as a kernel that polls memory.
+    /// Adds: everything before is visible to every observer before anything after. Waits and writes keep their
+    /// order without it, and every write becomes visible after everything before it. This is for the program's
+    /// other work on the stream, such as a kernel that polls memory.
     ///
-    /// On a CUDA stream `CU_STREAM_MEM_OP_BARRIER`, for the system; on others a fence of the CPU.
+    /// On a CUDA stream, it is `CU_STREAM_MEM_OP_BARRIER` for the system; on others, a fence of the CPU.
     pub fn barrier(mut self) -> Self {
         self.push(Descriptor::Barrier);
         self
     }
 
-    /// Adds: what cards wrote before the last wait was satisfied is visible to everything after.
-    /// Waits for completions and words do that themselves where it is needed. This is for words
-    /// that the program writes after it has seen what a card wrote.
+    /// Adds: everything that cards wrote before the last wait was satisfied is visible to everything after. Waits
+    /// for completions and words include it where needed. This is for words that the program writes after it has
+    /// seen a card's write.
     ///
-    /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right
-    /// before it; refused ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On
-    /// others a fence of the CPU, which sees a card's writes in order.
+    /// On a CUDA stream, it is `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait directly before it;
+    /// it is refused ([`crate::memop::StreamError::Unsupported`]) if the GPU has neither. On others, it is a fence
+    /// of the CPU, which sees a card's writes in order.
     pub fn flush(mut self) -> Self {
         self.push(Descriptor::Flush);
         self
     }
 
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub fn len(&self) -> usize {
         self.descriptors.len()
     }
 
-    /// True if there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.descriptors.is_empty()
     }
@@ -210,7 +205,7 @@ impl Keyed<Option<WaitKey>> for PreparedWait {
 }
 
 impl Descriptor {
-    /// Takes the commit back: the stream was not given the descriptor.
+    /// Undoes the commit, as the stream was not given the descriptor.
     pub(crate) fn undo(&mut self) {
         match self {
             Descriptor::Send(send) => send.undo(),
@@ -221,7 +216,7 @@ impl Descriptor {
         }
     }
 
-    /// The queue pairs on which its end depends.
+    /// Returns the queue pairs on which its end depends.
     pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
         match self {
             Descriptor::Send(send) => std::slice::from_ref(&send.queue_pair),
@@ -233,8 +228,7 @@ impl Descriptor {
     }
 }
 
-/// A descriptor to a line, and which of them have no operations of their own on a stream that has
-/// every capability.
+/// One descriptor a line, with marks for those without their own operations on a stream that has every capability.
 impl fmt::Display for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut planner, mut first, caps) = (Planner::default(), 0, MemOpCaps::FULL);

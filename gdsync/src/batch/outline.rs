@@ -1,9 +1,8 @@
-//! Batches on paper: what the batch compiler makes of descriptors, with no queue or stream behind
-//! them.
+//! Batches on paper: the batch compiler's output for descriptors without queues or streams.
 //!
-//! Queue pairs, completion queues and words are numbers here, and addresses encode what is at them
-//! ([`Target::of`]). The planner and the lowering are those of [`crate::Stream::post`]. `gdsync
-//! explain` prints the program; benches and the proof of the merges use it, too.
+//! Queue pairs, completion queues and words are numbers here, and addresses encode their targets ([`Target::of`]).
+//! The planner and the lowering are those of [`crate::Stream::post`]. `gdsync explain` prints the program; benches
+//! and the proof of the merges use it, too.
 
 use crate::batch::{Collecting, Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, WaitKey, shape};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
@@ -21,12 +20,11 @@ pub const MAX_NUMBER: u32 = (1 << NUMBER_BITS) - 1;
 const NUMBER_BITS: u32 = 20;
 const NUMBER_AT: u32 = 40;
 const KIND_AT: u32 = 60;
-/// Bytes of a completion entry, and the offset of the dword at which a stream looks.
+/// Bytes of a completion entry, and the offset of the dword that a stream reads.
 const ENTRY: u64 = 64;
 const ENTRY_DWORD: u64 = 60;
 
-/// A descriptor on paper; words are numbers. Numbers have 20 bits; higher
-/// ones are cut.
+/// A descriptor on paper; words are numbers. Numbers have 20 bits; higher ones are cut.
 pub type Descriptor = shape::Descriptor<PaperSend, PaperWait, u32, Infallible>;
 
 /// A send on paper.
@@ -36,7 +34,7 @@ pub struct PaperSend {
     pub queue_pair: u32,
     /// Index of the send in the queue pair's order, from 0 on.
     pub index: u32,
-    /// The trigger that releases it, and its ticket, from 1 on; none: a doorbell.
+    /// The trigger that releases it, and its ticket, from 1 on; none for a doorbell.
     pub trigger: Option<(u32, u64)>,
 }
 
@@ -47,34 +45,28 @@ pub struct PaperWait {
     pub queue: u32,
     /// Index of the completion in the queue's order, from 0 on.
     pub index: u32,
-    /// It is for a status word of its own, not for the queue's entry.
+    /// True if it is for its own status word, not for the queue's entry.
     pub checked: bool,
 }
 
-/// What is at an address on paper.
+/// The target of an address on paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
-    /// The doorbell record of a queue pair.
     Record(u32),
-    /// The doorbell register of a queue pair.
     Register(u32),
-    /// The entry of a completion, of a completion queue.
+    /// The entry of a completion: completion queue and index.
     Entry(u32, u32),
-    /// The status word of a completion, of a completion queue.
+    /// The status word of a completion: completion queue and index.
     Status(u32, u32),
-    /// A word of the program.
     Word(u32),
-    /// The word of a trigger.
     Trigger(u32),
-    /// The word of the stream's collector.
     Arrival,
-    /// The timeline's word.
     Progress,
 }
 
 impl Target {
-    /// The target of an operation of a [`Program`]; `None` for barriers and flushes.
+    /// Returns the target of an operation of a [`Program`]; `None` for barriers and flushes.
     pub fn of(op: &MemOp) -> Option<Target> {
         let (MemOp::Write32 { addr, .. }
         | MemOp::Write64 { addr, .. }
@@ -122,8 +114,8 @@ impl PaperSend {
         }
     }
 
-    /// The doorbell of a send of one block: the record as the card reads it; in the register, in
-    /// place of the work request's first 8 bytes, the index and the queue pair.
+    /// Returns the doorbell of a send of one block: the record as the card reads it, and in the register, instead
+    /// of the work request's first 8 bytes, the index and the queue pair.
     fn doorbell(self) -> Doorbell {
         Doorbell {
             record_at: Target::Record(self.queue_pair).addr(),
@@ -140,7 +132,7 @@ impl PaperWait {
             let addr = Target::Status(self.queue, self.index).addr();
             return PeerOp::PollAnd { addr, value: Status::OK | Status::FAILED };
         }
-        // Of the first lap of a queue of 2^32 entries: the owner bit becomes 0.
+        // In the first lap of a queue of 2^32 entries, the owner bit becomes 0.
         PeerOp::PollNor { addr: Target::Entry(self.queue, self.index).addr(), value: !OWNER_MASK_DWORD }
     }
 }
@@ -168,8 +160,7 @@ impl Keyed<Option<usize>> for Infallible {
 }
 
 impl Descriptor {
-    /// Names of the operations that the card's protocol needs for it; none for words, barriers and
-    /// flushes.
+    /// Returns the names of the operations that the card's protocol needs for it; none for words, barriers and flushes.
     pub fn peer_operations(&self) -> Vec<&'static str> {
         let ops = match self {
             Descriptor::Send(PaperSend { trigger: Some(_), .. }) => return vec!["Fence", "StoreQword"],
@@ -188,18 +179,14 @@ impl Descriptor {
     }
 }
 
-/// A collector on paper.
 #[derive(Debug, Default)]
 struct PaperCollector {
-    /// The newest number.
     newest: u64,
-    /// The waits of the next one.
     run: Vec<PaperWait>,
     /// See [`Program::collected`].
     collected: Vec<(u64, Vec<PaperWait>)>,
 }
 
-/// The driver of a lowering on paper.
 struct Paper<'a>(&'a RefCell<PaperCollector>);
 
 impl Driver for Paper<'_> {
@@ -243,42 +230,42 @@ impl Driver for Paper<'_> {
     }
 }
 
-/// What a batch on paper compiles to. The memory that it needs is reused.
+/// The program that a batch on paper compiles to. It reuses its memory.
 #[derive(Debug, Default)]
 pub struct Program {
     planner: Planner,
     operations: Vec<MemOp>,
-    /// The descriptor of each operation.
+    /// The index of each operation's descriptor.
     descriptors: Vec<u32>,
     covered: Vec<bool>,
     arrivals: Vec<Option<u64>>,
     collector: RefCell<PaperCollector>,
-    /// Where each submission ends, in operations.
+    /// The end of each submission, in operations.
     ends: Vec<usize>,
     point: TimelinePoint,
-    /// Nothing has written it.
+    /// True if nothing has written `point`.
     is_open: bool,
 }
 
 impl Program {
-    /// An empty program.
+    /// Makes an empty program.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Has a collector wait for the waits of runs for at least that many completion queues.
+    /// Makes a collector wait for runs of waits for at least `queues` completion queues.
     #[must_use]
     pub fn collect_from(mut self, queues: u32) -> Self {
         self.planner.collecting = Some(Collecting { device: 0, from: queues });
         self
     }
 
-    /// Compiles a batch for a backend, and replaces what was compiled before. A submission without waits
-    /// for completions always writes the point of the one before, if none has, as every 64th one of a
-    /// stream does. Points continue from one batch to the next.
+    /// Compiles a batch for a backend, and replaces the previous program. A submission without waits for
+    /// completions always writes the point of the previous one, unless it is written, as every 64th one of a stream
+    /// does. Points continue from one batch to the next.
     ///
     /// # Errors
-    /// [`StreamError::Unsupported`] where the backend lacks an operation.
+    /// [`StreamError::Unsupported`] if the backend lacks an operation.
     pub fn compile(
         &mut self,
         batch: &[Descriptor],
@@ -312,7 +299,8 @@ impl Program {
                 }
                 lowering.lower(&mut { *descriptor }, *fate)?;
                 self.descriptors.resize(lowering.ops.len(), i as u32);
-                // What follows a run makes the stream wait for the collector: for the run's last wait.
+                // The descriptor after a run makes the stream wait for the collector; the operation counts as the
+                // run's last wait's.
                 if lowering.ops.get(at).and_then(Target::of) == Some(Target::Arrival) {
                     self.descriptors[at] = (i as u32).saturating_sub(1);
                 }
@@ -329,34 +317,34 @@ impl Program {
         Ok(())
     }
 
-    /// The memory operations, in order.
+    /// Returns the memory operations in order.
     pub fn operations(&self) -> &[MemOp] {
         &self.operations
     }
 
-    /// The descriptor of each operation; that of a point is the one before or after it, and that of a
-    /// wait for the collector's word the last of its run.
+    /// Returns the index of each operation's descriptor: for a point, the one before or after it; for a wait for
+    /// the collector's word, the last of its run.
     pub fn descriptors(&self) -> &[u32] {
         &self.descriptors
     }
 
-    /// What the collector waits for: the number that it writes then, and the latest wait of each
-    /// queue. Numbers are from 1 on, and continue from one batch to the next.
+    /// Returns the collector's numbers, each with the latest wait of each queue. Numbers are from 1 on, and
+    /// continue from one batch to the next.
     pub fn collected(&self) -> Vec<(u64, Vec<PaperWait>)> {
         self.collector.borrow().collected.clone()
     }
 
-    /// Of each descriptor: the collector's number, if the collector waits for it.
+    /// Returns the collector's number for each descriptor that the collector waits for.
     pub fn arrivals(&self) -> &[Option<u64>] {
         &self.arrivals
     }
 
-    /// Of each descriptor: whether another one covers it, so that it has no operations.
+    /// Returns whether another descriptor covers each descriptor, which then has no operations.
     pub fn covered(&self) -> &[bool] {
         &self.covered
     }
 
-    /// The operations of each submission.
+    /// Returns the operations of each submission.
     pub fn submissions(&self) -> impl Iterator<Item = Range<usize>> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts.zip(self.ends.iter().copied()).map(|(start, end)| start..end)

@@ -1,9 +1,9 @@
 //! The proof of the merges: no observer can tell a merged batch from an unmerged one.
 //!
-//! A case is a system: streams with batches, queue pairs and completion queues, a card that delays
-//! its work, a CPU that prepares, posts, and reacts to the points that streams have written. It runs
-//! merged and unmerged, by doorbells and by the card (triggers release sends, collectors wait), each
-//! in random orders of steps. `docs/merging.md` says what is compared, and on which premises.
+//! A case is a system: streams with batches, queue pairs and completion queues, a card that delays its work, and a
+//! CPU that prepares, posts, and reacts to the points that streams have written. It runs merged and unmerged, by
+//! doorbells and by the card (triggers release sends, collectors wait), each in random orders of steps.
+//! `docs/merging.md` lists the comparisons and their premises.
 
 mod card;
 mod running;
@@ -13,32 +13,28 @@ use crate::batch::outline::{Descriptor, PaperSend, PaperWait};
 use crate::memop::{Condition, MemOpCaps};
 use system::System;
 
-/// Numbers of queue pairs and of completion queues of a case. They are few, so that descriptors
-/// share them.
+/// Numbers of queue pairs and of completion queues of a case: few, so that descriptors share them.
 const QUEUES: usize = 6;
 const STREAMS: usize = 2;
-/// Triggers of a stream.
 const TRIGGERS: usize = 2;
 
-/// How a case runs.
+/// The mode in which a case runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Mode {
     merged: bool,
-    /// Triggers release the sends of queue pairs that have one, and collectors wait for runs. Otherwise
-    /// all goes by doorbells, and streams wait.
+    /// True if triggers release the sends of queue pairs that have one, and collectors wait for runs; false if
+    /// everything goes by doorbells, and streams wait.
     by_card: bool,
 }
 
-impl Way {
-    const PLAIN: Way = Way { merged: false, by_card: false };
-    const MERGED: Way = Way { merged: true, by_card: false };
-    const PLAIN_BY_CARD: Way = Way { merged: false, by_card: true };
-    const MERGED_BY_CARD: Way = Way { merged: true, by_card: true };
-    /// All of them.
+impl Mode {
+    const PLAIN: Mode = Mode { merged: false, by_card: false };
+    const MERGED: Mode = Mode { merged: true, by_card: false };
+    const PLAIN_BY_CARD: Mode = Mode { merged: false, by_card: true };
+    const MERGED_BY_CARD: Mode = Mode { merged: true, by_card: true };
     #[cfg(fuzzing)]
-    pub(crate) const ALL: [Way; 4] = [Way::PLAIN, Way::MERGED, Way::PLAIN_BY_CARD, Way::MERGED_BY_CARD];
+    pub(crate) const ALL: [Mode; 4] = [Mode::PLAIN, Mode::MERGED, Mode::PLAIN_BY_CARD, Mode::MERGED_BY_CARD];
 
-    /// A descriptor, as it goes this way.
     fn of(self, descriptor: Descriptor) -> Descriptor {
         match descriptor {
             Descriptor::Send(send) if !self.by_card => Descriptor::Send(PaperSend { trigger: None, ..send }),
@@ -47,7 +43,6 @@ impl Way {
     }
 }
 
-/// Decisions, from bytes.
 struct Choices<'a> {
     bytes: std::slice::Iter<'a, u8>,
 }
@@ -57,7 +52,7 @@ impl<'a> Choices<'a> {
         Choices { bytes: bytes.iter() }
     }
 
-    /// Below `limit`; 0 once the bytes are used up.
+    /// Returns a number below `limit`; 0 once the bytes are used up.
     fn below(&mut self, limit: usize) -> usize {
         usize::from(*self.bytes.next().unwrap_or(&0)) % limit.max(1)
     }
@@ -67,7 +62,7 @@ impl<'a> Choices<'a> {
     }
 }
 
-/// What the CPU does: once the timeline says that a stream has passed a wait, it writes a word.
+/// A reaction of the CPU: once the timeline shows that a stream has passed a wait, it writes a word.
 #[derive(Clone, Debug)]
 struct Reaction {
     stream: usize,
@@ -76,20 +71,18 @@ struct Reaction {
     word: u32,
 }
 
-/// What a case has so far.
+/// Counts of a case that is being made.
 #[derive(Default)]
-struct Made {
-    /// Sends of each queue pair.
+struct Counts {
     sends: [u32; QUEUES],
-    /// Completions of these sends and waits, of each queue.
+    /// Completions of these sends, and waits, of each queue.
     completions: [u32; QUEUES],
     waits: [u32; QUEUES],
-    /// The next ticket of each trigger.
     tickets: [u64; TRIGGERS * STREAMS],
 }
 
-impl Made {
-    /// The first queue, from `first` on, that has a completion for which there is no wait.
+impl Counts {
+    /// Returns the first queue, from `first` on, with a completion that has no wait.
     fn next_to_come(&self, first: usize) -> Option<usize> {
         (first..QUEUES).chain(0..first).find(|queue| self.has_more(*queue))
     }
@@ -98,28 +91,24 @@ impl Made {
         self.waits[queue] < self.completions[queue]
     }
 
-    /// The next wait for a queue.
     fn wait(&mut self, queue: usize, checked: bool) -> PaperWait {
         self.waits[queue] += 1;
         PaperWait { queue: queue as u32, index: self.waits[queue] - 1, checked }
     }
 }
 
-/// A system.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     caps: MemOpCaps,
-    /// Descriptors of each stream, and where its batches end.
     streams: [Vec<Descriptor>; STREAMS],
     ends: [Vec<usize>; STREAMS],
-    /// Of each queue pair: the completion queue of its sends, that of their receives, and `n` if
-    /// every `n`th send completes.
+    /// For each queue pair: the completion queues of its sends and of its receives, and `n` if every `n`th send
+    /// completes.
     queue_pairs: Vec<(u32, u32, u32)>,
-    /// Of each queue pair: its trigger. Triggers belong to one stream.
+    /// The trigger of each queue pair. Triggers belong to one stream.
     triggers: Vec<Option<u32>>,
-    /// The first ticket of every trigger.
     first_ticket: u64,
-    /// Collectors wait for runs of waits for so many queues.
+    /// The fewest queues of runs that collectors wait for.
     collect_from: Option<u32>,
     reactions: Vec<Reaction>,
     seed: u64,
@@ -148,7 +137,7 @@ impl Case {
             Some((of_stream * STREAMS + queue_pair % STREAMS) as u32)
         };
         let triggers = (0..QUEUES).map(|queue_pair| trigger(queue_pair, choices.below(4))).collect();
-        // Tickets wrap, and the halves of a word.
+        // Tickets wrap around, and so do the halves of a word.
         let first_ticket = [1, 1, u64::from(u32::MAX), u64::MAX - 1][choices.below(4)];
         let collect_from = [None, Some(1), Some(2), Some(3), Some(4)][choices.below(5)];
         let mut case = Case {
@@ -167,9 +156,9 @@ impl Case {
     }
 
     fn fill(&mut self, choices: &mut Choices<'_>) {
-        // What most systems wait for comes: they would stand still soon if it did not.
+        // Most systems wait only for completions that come: otherwise they would soon hang.
         let may_hang = choices.below(4) == 0;
-        let mut made = Made { tickets: [self.first_ticket; TRIGGERS * STREAMS], ..Made::default() };
+        let mut made = Counts { tickets: [self.first_ticket; TRIGGERS * STREAMS], ..Counts::default() };
         // Words only grow: those of the streams, then those of the CPU.
         let mut values = [0u32; STREAMS];
         while !choices.is_over() {
@@ -218,7 +207,7 @@ impl Case {
                 14 => Descriptor::Barrier,
                 _ => {
                     self.ends[stream].push(position);
-                    // Waits may be posted in another order than they were prepared in.
+                    // Waits may be posted in a different order than they were prepared.
                     if let [.., Descriptor::WaitCq(one), Descriptor::WaitCq(next)] =
                         &mut self.streams[stream][..]
                         && one.queue == next.queue
@@ -237,8 +226,7 @@ impl Case {
         }
     }
 
-    /// The next send of a queue pair.
-    fn send(&self, own: usize, made: &mut Made) -> PaperSend {
+    fn send(&self, own: usize, made: &mut Counts) -> PaperSend {
         made.sends[own] += 1;
         let (send_queue, recv_queue, every) = self.queue_pairs[own];
         made.completions[recv_queue as usize] += 1;
@@ -250,8 +238,7 @@ impl Case {
         PaperSend { queue_pair: own as u32, index: made.sends[own] - 1, trigger }
     }
 
-    /// A word that the CPU writes once it knows that the stream has passed its last wait for a
-    /// completion.
+    /// Adds a word that the CPU writes once it knows that the stream has passed its last wait for a completion.
     fn reaction(&mut self, stream: usize) -> Option<u32> {
         let after = self.streams[stream].iter().rposition(is_completion)?;
         let word = (STREAMS + self.reactions.len()) as u32;
@@ -259,22 +246,22 @@ impl Case {
         Some(word)
     }
 
-    /// Runs it in several ways, the first of which is what all are compared with.
+    /// Runs it in several modes, and compares all with the first.
     ///
     /// # Errors
-    /// The difference, or the invariant that does not hold.
-    pub(crate) fn check(&self, ways: &[Way]) -> Result<(), String> {
+    /// The difference, or the violated invariant.
+    pub(crate) fn check(&self, modes: &[Mode]) -> Result<(), String> {
         let mut first = None;
-        for way in ways {
+        for mode in modes {
             // The order of steps must not matter.
             for order in 0..2 {
-                let said = |what: String| format!("{way:?}: {what}");
-                let mut system = System::new(self, *way, self.seed.wrapping_add(order)).map_err(said)?;
+                let said = |what: String| format!("{mode:?}: {what}");
+                let mut system = System::new(self, *mode, self.seed.wrapping_add(order)).map_err(said)?;
                 system.run().map_err(said)?;
                 let end = system.end();
-                let (expected, other) = first.get_or_insert_with(|| (end.clone(), *way));
+                let (expected, other) = first.get_or_insert_with(|| (end.clone(), *mode));
                 if end != *expected {
-                    return Err(format!("{way:?} ends as {end:?}, and {other:?} as {expected:?}"));
+                    return Err(format!("{mode:?} ends as {end:?}, and {other:?} as {expected:?}"));
                 }
             }
         }
@@ -296,13 +283,13 @@ mod tests {
         std::env::var("GDSYNC_MERGE_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(5_000)
     }
 
-    fn check(ways: &[Way]) {
+    fn check(modes: &[Mode]) {
         let config =
             ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() };
         let bytes = proptest::collection::vec(any::<u8>(), 30..240);
         let result = proptest::test_runner::TestRunner::new(config).run(&bytes, |bytes| {
             let case = Case::new(&bytes);
-            case.check(ways).map_err(|what| TestCaseError::fail(format!("{what}\n{case:#?}")))
+            case.check(modes).map_err(|what| TestCaseError::fail(format!("{what}\n{case:#?}")))
         });
         if let Err(error) = result {
             panic!("{error}");
@@ -311,11 +298,11 @@ mod tests {
 
     #[test]
     fn merged_batches_do_what_plain_ones_do() {
-        check(&[Way::PLAIN, Way::MERGED]);
+        check(&[Mode::PLAIN, Mode::MERGED]);
     }
 
     #[test]
     fn merged_batches_do_what_plain_ones_do_by_the_card() {
-        check(&[Way::PLAIN, Way::PLAIN_BY_CARD, Way::MERGED_BY_CARD]);
+        check(&[Mode::PLAIN, Mode::PLAIN_BY_CARD, Mode::MERGED_BY_CARD]);
     }
 }

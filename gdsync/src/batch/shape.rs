@@ -5,23 +5,23 @@ use crate::memop::{Condition, WordError};
 use std::convert::Infallible;
 use std::fmt;
 
-/// What a batch consists of. A node of a graph keeps its shape; each launch fills it with a batch.
+/// The kinds of a batch's descriptors. A graph node keeps its shape; each launch fills it with a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct BatchShape {
     kinds: Vec<Kind>,
 }
 
-/// A descriptor that names nothing.
+/// A descriptor without content.
 pub(crate) type Kind = Descriptor<(), (), (), ()>;
 
 impl BatchShape {
-    /// The shape of an empty batch.
+    /// Makes the shape of an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The shape of a batch. A send that a trigger releases is a write of a 64-bit word there.
+    /// Returns the shape of a batch. A send that a trigger releases is a write of a 64-bit word.
     pub fn of(batch: &Batch) -> Self {
         let kind = |one: &super::Descriptor| match one {
             Descriptor::Send(send) if send.ticket().is_some() => Kind::Write64((), 0),
@@ -75,12 +75,12 @@ impl BatchShape {
         self.with(Kind::Flush)
     }
 
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// True if there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.kinds.is_empty()
     }
@@ -89,8 +89,6 @@ impl BatchShape {
         self.kinds.iter().copied()
     }
 
-    /// True if the last descriptor is a wait for a completion: the stream writes its point after
-    /// that anyway.
     pub(crate) fn ends_with_wait(&self) -> bool {
         matches!(self.kinds.last(), Some(Kind::WaitCq(())))
     }
@@ -121,41 +119,35 @@ impl fmt::Display for BatchShape {
 
 /// One step of a batch.
 ///
-/// `S` is a send, `W` a wait for a completion, `P` the place of a word, `B` a write of bytes, `R`
-/// receives and `T` a ticket of a trigger; the last two are in batches of persistent requests only. A batch that can be posted ([`super::Descriptor`]) holds queues and memory there; one on paper
-/// ([`super::outline::Descriptor`]), numbers; a shape ([`super::shape::Kind`]), nothing.
+/// `S` is a send, `W` a wait for a completion, `P` the place of a word, `B` a write of bytes, `R` receives and `T`
+/// a ticket of a trigger; only batches of persistent requests have the last two. They are queues and memory in a
+/// batch that can be posted ([`super::Descriptor`]), numbers in one on paper ([`super::outline::Descriptor`]), and
+/// nothing in a shape ([`super::shape::Kind`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Descriptor<S, W, P, B, R = Infallible, T = Infallible> {
     /// Rings the card for a send.
     Send(S),
-    /// Waits for a completion.
     WaitCq(W),
     /// Announces receives to the card: one write of a 32-bit word.
     Receives(R),
-    /// Releases what waits for a ticket: one write of a 64-bit word.
+    /// Releases the work that waits for a ticket: one write of a 64-bit word.
     Ticket(T),
-    /// Waits until a 32-bit word meets a condition.
     Wait32(P, Condition, u32),
-    /// Waits until a 64-bit word meets a condition.
     Wait64(P, Condition, u64),
-    /// Writes a 32-bit word.
     Write32(P, u32),
-    /// Writes a 64-bit word.
     Write64(P, u64),
-    /// Writes bytes.
     Bytes(B),
     /// Makes everything before visible before anything after.
     Barrier,
-    /// Makes visible what cards wrote before the last wait was satisfied.
+    /// Makes cards' writes from before the last wait was satisfied visible.
     Flush,
 }
 
-/// The condition of waits in a shape, whose value is 0: every word that is 0 meets it.
+/// The condition of waits in a shape, with value 0: a word that is 0 meets it.
 pub(super) const ALWAYS: Condition = Condition::Geq;
 
 impl<S, W, P, B, R, T> Descriptor<S, W, P, B, R, T> {
-    /// A descriptor of the same kind that names nothing: it writes zeroes, and its wait is for
-    /// [`ALWAYS`].
+    /// Returns a descriptor of the same kind without content: it writes zeroes, or waits for [`ALWAYS`].
     pub(crate) fn kind(&self) -> Descriptor<(), (), (), ()> {
         match self {
             Descriptor::Send(_) => Descriptor::Send(()),
@@ -174,7 +166,7 @@ impl<S, W, P, B, R, T> Descriptor<S, W, P, B, R, T> {
         matches!(self, Descriptor::WaitCq(_) | Descriptor::Wait32(..) | Descriptor::Wait64(..))
     }
 
-    /// It writes words or bytes of the program, which may look at the stream as soon as it sees them.
+    /// Returns true for a write of the program's words or bytes, after which the program may query the stream.
     #[inline]
     pub(crate) fn is_write(&self) -> bool {
         matches!(self, Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Bytes(_))

@@ -8,17 +8,15 @@ use crate::verbs::{
 use gdsync_sys::prm::wait;
 use std::sync::Arc;
 
-/// A word of 64 bits that a card and streams share: of host memory or of GPU memory, registered with
-/// the card.
-///
-/// Clones name the same word and keep it registered.
+/// A 64-bit word of host or GPU memory, registered with the card and shared by card and streams. Clones name the
+/// same word and keep it registered.
 #[derive(Clone, Debug)]
 pub struct CardWord(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     word: Word,
-    /// What keeps it registered.
+    /// Keeps the word registered.
     region: Arc<MemoryRegionInner>,
     remote: RemoteMemory,
 }
@@ -30,20 +28,18 @@ enum Word {
 }
 
 impl CardWord {
-    /// The word at a byte offset of a region. Its value stays.
+    /// Returns the word at a byte offset of a region. The value is left as it is.
     ///
     /// # Errors
-    /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside.
+    /// [`Error::Word`] if the offset is not aligned to 8 bytes or lies outside.
     pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
         Ok(Self::part(region, offset, Word::Host(region.word64(offset)?)))
     }
 
-    /// As [`Self::in_region`], in GPU memory.
     pub(crate) fn in_gpu_region(region: &GpuMemoryRegion, offset: usize) -> Result<Self, Error> {
         Ok(Self::part(region, offset, Word::Gpu(GpuWord64::new(region.memory(), offset)?)))
     }
 
-    /// A word of a region, in which it lies.
     fn part<M>(region: &Region<M>, offset: usize, word: Word) -> Self {
         let RemoteMemory { addr, rkey, .. } = region.remote();
         let remote =
@@ -51,10 +47,10 @@ impl CardWord {
         CardWord(Arc::new(Inner { word, region: region.inner.clone(), remote }))
     }
 
-    /// Its value now. In GPU memory this is a copy by the driver, which takes some microseconds.
+    /// Reads the value. In GPU memory, this is a copy by the driver, which takes some microseconds.
     ///
     /// # Errors
-    /// [`CudaError::Driver`](crate::cuda::CudaError::Driver) where the driver cannot read it.
+    /// [`CudaError::Driver`](crate::cuda::CudaError::Driver) if the driver cannot read it.
     pub fn load(&self) -> Result<u64, CudaError> {
         match &self.0.word {
             Word::Host(word) => Ok(word.load()),
@@ -62,16 +58,17 @@ impl CardWord {
         }
     }
 
-    /// Its address, as the card and kernels know it: the host's, or in GPU memory the GPU's.
+    /// Returns its address for the card and kernels: a host address, or for GPU memory the GPU's.
     pub fn address(&self) -> u64 {
         self.0.remote.addr
     }
 
-    /// Stores a number as cards compare it ([`Trigger::word_of`](crate::Trigger::word_of)), unless the word has reached it,
-    /// modulo 2^64. For words that cards wait for: of a [`Collector`](crate::Collector), the word is the card's to write.
+    /// Stores a number in the form that cards compare ([`Trigger::word_of`](crate::Trigger::word_of)), unless the
+    /// word has reached it modulo 2^64. For words that cards wait for; only the card writes the word of a
+    /// [`Collector`](crate::Collector).
     ///
     /// # Errors
-    /// [`CudaError::Driver`](crate::cuda::CudaError::Driver) where the word is in GPU memory and the driver cannot
+    /// [`CudaError::Driver`](crate::cuda::CudaError::Driver) if the word is in GPU memory and the driver cannot
     /// write it.
     pub fn raise(&self, number: u64) -> Result<(), CudaError> {
         if is_behind(self.load()?, number) {
@@ -90,7 +87,7 @@ impl CardWord {
         Ok(())
     }
 
-    /// Its value now, where a look takes no driver.
+    /// Reads the value if that needs no call of the driver.
     pub(crate) fn peek(&self) -> Option<u64> {
         match &self.0.word {
             Word::Host(word) => Some(word.load()),
@@ -102,13 +99,12 @@ impl CardWord {
         self.0.region.lkey
     }
 
-    /// The word, as the remote side's RDMA writes name it: where its region has
+    /// Returns the word as the target of the remote side's RDMA writes. Its region needs
     /// [`Access::REMOTE_WRITE`](crate::Access::REMOTE_WRITE).
     pub fn remote(&self) -> RemoteMemory {
         self.0.remote
     }
 
-    /// What keeps it registered.
     pub(crate) fn region(&self) -> Arc<MemoryRegionInner> {
         self.0.region.clone()
     }
@@ -118,7 +114,7 @@ impl CardWord {
     }
 }
 
-/// Whether a word has still to reach a number.
+/// Returns whether a word has not reached a number yet.
 pub(super) fn is_behind(word: u64, number: u64) -> bool {
     (number.wrapping_sub(wait::word(word)) as i64) > 0
 }

@@ -1,5 +1,4 @@
-//! Failures that the library does not let a program cause: work requests are spoilt in the rings
-//! here.
+//! Failures that a program cannot cause through the library: the tests corrupt work requests in the rings.
 
 use super::testing::{LONG, poll};
 use crate::queue::{FailureCause, Syndrome};

@@ -1,4 +1,4 @@
-//! What the unit tests of queue pairs share.
+//! Helpers of the unit tests of queue pairs.
 
 use crate::qp::CompletionQueue;
 use crate::queue::Completion;
@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 /// No wait of these tests takes longer, however busy the machine is.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// The next completion.
 pub(crate) fn poll(queue: &CompletionQueue) -> Completion {
     let deadline = Instant::now() + LONG;
     loop {

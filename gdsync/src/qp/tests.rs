@@ -12,8 +12,7 @@ fn queue_pairs_have_doorbell_registers_and_rings_of_their_own() {
     let pd = ProtectionDomain::new(&device).unwrap();
     let made: Vec<QueuePair> =
         (0..8).map(|_| QueuePair::new(&pd, QueuePairConfig::default()).unwrap()).collect();
-    // libmlx5 puts two registers on a page: nothing else rings either, and the page is announced
-    // once.
+    // libmlx5 puts two registers on a page. No other queue pair rings either, and the page is announced once.
     let register = |qp: &QueuePair| qp.inner.send().register.get();
     let mut registers: Vec<u64> = made.iter().map(register).collect();
     registers.sort_unstable();
@@ -22,7 +21,7 @@ fn queue_pairs_have_doorbell_registers_and_rings_of_their_own() {
     let in_page = |register: &u64| UAR_DOORBELLS.contains(&(*register as usize % UAR_PAGE));
     assert!(registers.iter().all(in_page), "{registers:x?}");
     let raw = made[0].inner.object.verbs().unwrap();
-    let layout = create::describe(raw, &made[0].inner.domain).unwrap();
+    let layout = make::verbs::describe(raw, &made[0].inner.domain).unwrap();
     assert!(
         device.inner.arena.owns(layout.sq.buf.cast()),
         "the provider asks gdsync for the memory of rings"

@@ -1,5 +1,4 @@
-//! The state of a completion queue: entries, the CPU's position, and the slots that streams still
-//! have to look at.
+//! The state of a completion queue: entries, the CPU's position, and the slots that streams have not read yet.
 
 mod waits;
 
@@ -25,19 +24,16 @@ pub(crate) struct RawCompletion {
     pub(crate) cqe: Cqe64,
 }
 
-/// What still has to read an entry besides the CPU.
+/// The reader of an entry besides the CPU.
 #[derive(Debug)]
 pub(crate) enum Slot {
-    /// Nothing.
     Free,
-    /// A wait that is prepared and not posted.
     Prepared,
-    /// A wait posted on a stream.
     Posted(Arc<Timeline>, TimelinePoint),
 }
 
 impl Slot {
-    /// A wait that its stream has not passed.
+    /// Returns true for a posted wait that its stream has not passed.
     #[inline]
     fn is_standing(&self) -> bool {
         matches!(self, Slot::Posted(timeline, point) if !timeline.has_passed(*point))
@@ -46,41 +42,38 @@ impl Slot {
 
 /// The state of one completion queue, under its lock.
 ///
-/// Entries are counted from 0 on, for ever (modulo 2^32); entry `n` lives in ring slot `n %
-/// entries`. `recycled <= polled <= next_wait`, or `next_wait` lags behind `polled` where no wait
-/// is prepared.
+/// Entries are counted from 0 on, modulo 2^32; entry `n` is in ring slot `n % entries`. `recycled <= polled <=
+/// next_wait`, except that `next_wait` lags behind `polled` if no wait is prepared.
 #[derive(Debug)]
 pub(crate) struct CompletionState {
     ring: Ring,
     /// The next entry that the CPU reads.
     polled: u32,
-    /// Entries before this one are the card's again.
+    /// Entries before this one have returned to the card.
     recycled: u32,
-    /// Slots from `recycled` on, as far as waits were prepared.
     slots: VecDeque<Slot>,
-    /// Completions that are certain to come: signaled sends, or receives, not retired yet.
+    /// Completions that will certainly come: signaled sends, or receives, not retired yet.
     expected: u32,
-    /// Work requests that may complete here (in an error, unsignaled sends too), not retired yet.
+    /// Work requests that may complete here, not retired yet, including unsignaled sends, which complete on an error.
     reserved: u32,
-    /// Entries of destroyed queue pairs, not polled yet: polling passes over them.
-    left_behind: VecDeque<u32>,
+    /// Entries of destroyed queue pairs, not polled yet: polling skips them.
+    orphaned: VecDeque<u32>,
     /// Shared receive queues of queue pairs that complete here.
     shared: Vec<Shared>,
-    /// A post that finds fewer entries taken, without shared receives, has room: all, or none beside
-    /// shared receives.
-    certain: u32,
-    /// Set when the card writes nothing here any more: the first entry that it has not written.
+    /// A post that finds fewer entries taken, without shared receives, has room. All entries, or 0 with shared
+    /// receives.
+    sure_room: u32,
+    /// The first entry that the card has not written, set once it writes nothing here any more.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
     pub(crate) attached: Option<u32>,
-    /// Completions that were read on behalf of persistent requests: the next poll returns them.
+    /// Completions read for persistent requests, which the next poll returns.
     pub(crate) set_aside: VecDeque<Result<Completion, PollError>>,
 }
 
 impl CompletionState {
-    /// Takes over a ring that the card has not written yet, and makes every entry invalid with
-    /// owner bit 1: libmlx5 leaves owner 0, which a stream waiting for owner 0 would take for a
-    /// completion.
+    /// Takes over a ring that the card has not written yet, and makes every entry invalid with owner bit 1. libmlx5
+    /// leaves owner 0, which a stream waiting for owner 0 would take for a completion.
     pub(crate) fn new(ring: Ring) -> Self {
         // The word is not read before: in GPU memory, that takes two microseconds.
         let invalid = u32::from_ne_bytes([0, 0, 0, OP_OWN_INVALID]);
@@ -89,14 +82,14 @@ impl CompletionState {
         }
         ring.drain();
         CompletionState {
-            certain: ring.entries(),
+            sure_room: ring.entries(),
             ring,
             polled: 0,
             recycled: 0,
             slots: VecDeque::new(),
             expected: 0,
             reserved: 0,
-            left_behind: VecDeque::new(),
+            orphaned: VecDeque::new(),
             shared: Vec::new(),
             lost_from: None,
             attached: None,
@@ -108,11 +101,10 @@ impl CompletionState {
         self.ring.entries()
     }
 
-    /// Makes sure that one more work request can complete without overrunning the ring, and books
-    /// its entry.
+    /// Reserves an entry for one more work request, so that the ring cannot overrun.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
-        if self.taken_alone() >= self.certain {
+        if self.taken_alone() >= self.sure_room {
             self.make_room(1)?;
         }
         self.reserved += 1;
@@ -129,15 +121,14 @@ impl CompletionState {
             return Ok(());
         }
         Err(match self.slots.front() {
-            Some(Slot::Posted(timeline, point)) if self.held() > 0 => {
+            Some(Slot::Posted(timeline, point)) if self.unrecycled() > 0 => {
                 QueueError::Full(QueueFull::Stream(timeline.blocked_on(*point)))
             }
-            Some(Slot::Prepared) if self.held() > 0 => QueueError::Full(QueueFull::PreparedWait),
+            Some(Slot::Prepared) if self.unrecycled() > 0 => QueueError::Full(QueueFull::PreparedWait),
             _ => QueueError::Full(QueueFull::CompletionQueue { entries: self.entries() }),
         })
     }
 
-    /// Index of the next entry that the CPU reads.
     pub(crate) fn next_to_poll(&self) -> Result<u32, StateError> {
         self.check_not_attached().map(|()| self.polled)
     }
@@ -146,30 +137,26 @@ impl CompletionState {
         self.attached.map_or(Ok(()), |qpn| Err(StateError::DeviceAttached { qpn }))
     }
 
-    /// Gives a booked entry back: its work request retired, or was never given to the card.
+    /// Unreserves an entry: its work request retired, or was never given to the card.
     pub(crate) fn unreserve(&mut self, signaled: bool) {
         self.reserved = self.reserved.saturating_sub(1);
         self.expected = self.expected.saturating_sub(signaled.into());
     }
 
-    /// A queue pair was destroyed: the card writes no more entries of it, and its number may come
-    /// again. Those that are in the ring keep their places, which streams may wait for, and are
-    /// passed over by [`Self::take_left_behind`].
-    ///
-    /// Returns the counters of its receives among them.
+    /// Removes a destroyed queue pair: the card writes no more of its entries, and its number may be reused.
+    /// Entries in the ring keep their places, for streams that wait for them, and [`Self::take_orphaned`] skips
+    /// them. Returns the counters of its receives among them.
     pub(crate) fn forget(&mut self, qpn: u32) -> Vec<u16> {
         self.drop_set_aside(qpn);
-        self.leave_behind(qpn)
+        self.orphan_entries(qpn)
     }
 
-    /// Completions of a queue pair that were set aside are not returned.
     pub(crate) fn drop_set_aside(&mut self, qpn: u32) {
         self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
     }
 
-    /// Entries of a destroyed queue pair that were not polled keep their places. Returns the counters of
-    /// its receives among them.
-    pub(crate) fn leave_behind(&mut self, qpn: u32) -> Vec<u16> {
+    /// Orphans the unpolled entries of a destroyed queue pair. Returns the counters of its receives among them.
+    pub(crate) fn orphan_entries(&mut self, qpn: u32) -> Vec<u16> {
         let mut receives = Vec::new();
         let mut index = self.polled;
         while let Some(entry) = self.read(index) {
@@ -177,7 +164,7 @@ impl CompletionState {
                 if self.is_receive_of(&[qpn], &entry) {
                     receives.push(entry.cqe.wqe_counter());
                 }
-                self.left_behind.push_back(index);
+                self.orphaned.push_back(index);
                 self.reserved += 1;
                 self.expected += 1;
             }
@@ -186,50 +173,45 @@ impl CompletionState {
         receives
     }
 
-    /// Whether the entry at `index` belongs to a destroyed queue pair.
-    pub(crate) fn take_left_behind(&mut self, index: u32) -> bool {
-        let Some(position) = self.left_behind.iter().position(|known| *known == index) else { return false };
-        self.left_behind.remove(position);
+    /// Returns whether the entry at `index` is orphaned, and forgets that.
+    pub(crate) fn take_orphaned(&mut self, index: u32) -> bool {
+        let Some(position) = self.orphaned.iter().position(|known| *known == index) else { return false };
+        self.orphaned.remove(position);
         self.unreserve(true);
         true
     }
 
-    /// Entries that no other work request may need.
+    /// Returns the entries that are not available to other work requests.
     fn taken(&self) -> u32 {
         self.taken_alone() + self.shared_receives()
     }
 
-    /// The same without those of shared receives. What was set aside counts: a program that does not
-    /// poll is refused as if there were no persistent requests.
+    /// Returns the same without shared receives. Set-aside completions count: a program that does not poll is
+    /// refused as if there were no persistent requests.
     #[inline(always)]
     fn taken_alone(&self) -> u32 {
-        self.held() + self.reserved + self.set_aside.len() as u32
+        self.unrecycled() + self.reserved + self.set_aside.len() as u32
     }
 
-    /// Whether that many work requests more can complete.
     pub(crate) fn has_room(&self, requests: u32) -> bool {
         self.taken().saturating_add(requests) <= self.entries()
     }
 
-    /// Entries that were polled and are not the card's yet.
-    fn held(&self) -> u32 {
+    fn unrecycled(&self) -> u32 {
         self.polled.wrapping_sub(self.recycled)
     }
 
-    /// The index after the last prepared wait (or the CPU's position, where that is further).
     fn next_wait(&self) -> u32 {
         let after_slots = self.recycled.wrapping_add(self.slots.len() as u32);
-        if (self.slots.len() as u32) < self.held() { self.polled } else { after_slots }
+        if (self.slots.len() as u32) < self.unrecycled() { self.polled } else { after_slots }
     }
 
-    /// Waits prepared for entries that the CPU has not polled.
     pub(crate) fn waits_ahead(&self) -> u32 {
         self.next_wait().wrapping_sub(self.polled)
     }
 
-    /// Whether a wait is for an entry that the CPU has not polled.
-    /// True where a wait needs the completion of the newest signaled work request, not counting the
-    /// last `removed`.
+    /// Returns whether a wait needs the completion of the newest signaled work request, not counting the last
+    /// `removed`.
     pub(crate) fn newest_is_awaited(&self, removed: u32) -> bool {
         self.waits_ahead() + removed >= self.expected
     }
@@ -240,13 +222,13 @@ impl CompletionState {
         self.ring.publish(doorbell::ci_record(self.recycled.wrapping_add(1)));
     }
 
-    /// The entry of what was booked last, where everything completes in that order and has a completion.
+    /// Returns the entry of the last reserved work request, if all complete in order and are signaled.
     pub(crate) fn newest_booked(&self) -> u32 {
         self.polled.wrapping_add(self.expected).wrapping_sub(1)
     }
 
-    /// Takes an entry that was not polled, if no wait is for it or for a later one, and `skips` agrees that
-    /// none is for those before it, from the one that it is given on.
+    /// Takes an unpolled entry for a wait, if neither it nor a later one has a wait. `skips` gets the first entry
+    /// without a wait, and must agree that none is needed from there to `index`.
     pub(crate) fn prepare_wait_for(&mut self, index: u32, skips: impl FnOnce(u32) -> bool) -> bool {
         let next = self.next_wait();
         let is_ahead = index.wrapping_sub(next) <= i32::MAX as u32;
@@ -258,7 +240,7 @@ impl CompletionState {
         true
     }
 
-    /// Takes the next entry that no wait is for.
+    /// Takes the next entry without a wait.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
         self.check_not_attached()?;
         if self.waits_ahead() >= self.expected + self.shared_receives() {
@@ -276,8 +258,8 @@ impl CompletionState {
         self.slots.push_back(Slot::Prepared);
     }
 
-    /// Undoes [`Self::prepare_wait`] for a wait that was not posted. Where it is the newest, the
-    /// entry can be waited for again; otherwise no stream reads it.
+    /// Undoes [`Self::prepare_wait`] for a wait that was not posted. The newest entry can be waited for again; no
+    /// stream reads another.
     pub(crate) fn cancel_wait(&mut self, index: u32) {
         self.set_slot(index, Slot::Free);
         while self.waits_ahead() > 0 && matches!(self.slots.back(), Some(Slot::Free)) {
@@ -286,7 +268,7 @@ impl CompletionState {
         self.recycle();
     }
 
-    /// The wait for `index` was posted on a stream.
+    /// Records that the wait for `index` was posted on a stream.
     pub(crate) fn post_wait(&mut self, index: u32, timeline: &Arc<Timeline>, point: TimelinePoint) {
         self.set_slot(index, Slot::Posted(timeline.clone(), point));
         if self.is_lost() {
@@ -300,12 +282,12 @@ impl CompletionState {
         }
     }
 
-    /// Waits posted on streams that have not passed them.
+    /// Returns whether streams have not passed posted waits.
     pub(crate) fn has_posted_waits(&self) -> bool {
         self.slots.iter().any(Slot::is_standing)
     }
 
-    /// Entries that streams wait for and that have not come, oldest first, with the waits' places.
+    /// Returns the unwritten entries that streams wait for, oldest first, with the waits' points.
     pub(crate) fn open_waits(&self) -> impl Iterator<Item = (u32, &Timeline, TimelinePoint)> {
         self.slots.iter().zip(0..).filter_map(|(slot, place)| {
             let Slot::Posted(timeline, point) = slot else { return None };
@@ -315,10 +297,10 @@ impl CompletionState {
         })
     }
 
-    /// What a stream has to watch to see entry `index` complete.
+    /// Returns the operation by which a stream waits for entry `index`.
     ///
-    /// Never "greater or equal" on the dword, though libgdsync does: error opcodes have the top bit
-    /// set and would never wake it, and a stale entry of an earlier lap satisfies it.
+    /// It is never "greater or equal" on the dword, as in libgdsync: error opcodes have the top bit set and would
+    /// not satisfy it, and a stale entry of an earlier lap would.
     pub(crate) fn wait_op(&self, index: u32) -> PeerOp {
         let word = self.ring.word(index, LAST_DWORD);
         let addr = HostAddr(word.as_ptr() as u64);
@@ -334,26 +316,26 @@ impl CompletionState {
         (index >> self.entries().trailing_zeros()) & 1 == 1
     }
 
-    /// Whether an entry that is not the card's again holds a completion.
+    /// Returns whether an entry that has not returned to the card holds a completion.
     fn is_written(&self, index: u32) -> bool {
         let [.., op_own] = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
         self.has_owner(index, op_own) && op_own >> 4 != CqeOpcode::Invalid as u8
     }
 
-    /// Whether `op_own` has the owner bit that streams wait for in entry `index`.
+    /// Returns whether `op_own` has the owner bit that streams wait for in entry `index`.
     fn has_owner(&self, index: u32, op_own: u8) -> bool {
         (op_own & 1 == 1) == self.owner_of(index)
     }
 
-    /// Whether an entry is the card's again: it was written and polled.
+    /// Returns whether an entry was polled and has returned to the card.
     pub(crate) fn is_recycled(&self, index: u32) -> bool {
         index.wrapping_sub(self.recycled) > i32::MAX as u32
     }
 
-    /// Whether a stream passes a wait for an entry: the card has written it, and may have got it
-    /// back since; or the wait was ended.
+    /// Returns whether a stream passes a wait for an entry: it was written, perhaps also polled and returned to the
+    /// card, or the wait was ended.
     pub(crate) fn has_come(&self, index: u32) -> bool {
-        self.is_recycled(index) || self.is_written(index) || self.is_released(index)
+        self.is_recycled(index) || self.is_written(index) || self.is_wait_ended(index)
     }
 
     /// Reads the next entry, if the card has written it. Does not move past it.
@@ -364,7 +346,7 @@ impl CompletionState {
         self.read(self.polled)
     }
 
-    /// Reads an entry that is not the card's again, if it was written.
+    /// Reads an entry that has not returned to the card, if it was written.
     pub(crate) fn read(&self, index: u32) -> Option<RawCompletion> {
         if !self.is_written(index) {
             return None;
@@ -378,8 +360,7 @@ impl CompletionState {
         Some(RawCompletion { index, cqe })
     }
 
-    /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather
-    /// than being flushed.
+    /// Returns the first unpolled entry in which a queue pair's own work failed, rather than being flushed.
     pub(crate) fn first_failure(&self, qpn: u32) -> Option<Cqe64> {
         if self.attached.is_some() {
             // The kernel reads the queue, and reports its errors.
@@ -388,7 +369,7 @@ impl CompletionState {
         let indices = (0..self.entries()).map(|i| self.polled.wrapping_add(i));
         let written = indices
             .map_while(|index| if self.is_lost() && self.is_beyond(index) { None } else { self.read(index) })
-            .filter(|entry| !self.left_behind.contains(&entry.index));
+            .filter(|entry| !self.orphaned.contains(&entry.index));
         let mut failures = written.map(|entry| entry.cqe).filter(|cqe| {
             let failed = matches!(cqe.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
             failed && cqe.qpn() == qpn && cqe.raw_syndrome() != Syndrome::WrFlush as u8
@@ -396,25 +377,23 @@ impl CompletionState {
         failures.next()
     }
 
-    /// True for entries that were polled, or are passed over: they say nothing about the present
-    /// state of their queue pair.
+    /// Returns true for polled and orphaned entries, which do not show the present state of their queue pair.
     pub(crate) fn is_history(&self, index: u32) -> bool {
         let passed = self.polled.wrapping_sub(index);
-        (passed != 0 && passed <= i32::MAX as u32) || self.left_behind.contains(&index)
+        (passed != 0 && passed <= i32::MAX as u32) || self.orphaned.contains(&index)
     }
 
-    /// Whether a stream has still to read the next entry to be polled, or a wait for it is
-    /// prepared.
+    /// Returns whether a stream has not read the next entry to be polled, or a wait for it is prepared.
     pub(crate) fn is_awaited(&self) -> bool {
-        match self.slots.get(self.held() as usize) {
+        match self.slots.get(self.unrecycled() as usize) {
             Some(Slot::Prepared) => true,
             Some(Slot::Posted(timeline, point)) => !timeline.has_passed(*point),
             _ => false,
         }
     }
 
-    /// A prepared wait is given up, and its entry left to the CPU: unlike [`Self::cancel_wait`],
-    /// the next wait is not for it.
+    /// Gives a prepared wait up, and leaves its entry to the CPU: unlike [`Self::cancel_wait`], the next wait is
+    /// not for it.
     pub(crate) fn leave_to_cpu(&mut self, index: u32) {
         self.set_slot(index, Slot::Free);
         self.recycle();
@@ -426,7 +405,7 @@ impl CompletionState {
         self.recycle();
     }
 
-    /// Gives polled entries back to the card, as far as no stream has to look at them.
+    /// Returns polled entries to the card, up to the first that a stream has not read.
     fn recycle(&mut self) {
         let before = self.recycled;
         while self.recycled != self.polled {

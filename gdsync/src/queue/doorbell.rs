@@ -1,8 +1,7 @@
-//! Doorbells, and peer operations: the small language between queues and streams.
+//! Doorbells, and peer operations, the interface between queues and streams.
 //!
-//! A queue says in peer operations what has to happen in memory for its card to act, or to be known
-//! to have acted (libgdsync's `peer_op_wr`). The batch compiler turns them into the operations of a
-//! stream. The CPU rings by [`ring`] and [`Doorbell::ring`].
+//! Peer operations are the memory accesses that make a card act, or show that it has acted (libgdsync's `peer_op_wr`).
+//! The batch compiler turns them into the operations of a stream. The CPU rings by [`ring`] and [`Doorbell::ring`].
 
 use crate::memory::HostAddr;
 use crate::queue::Ring;
@@ -11,67 +10,63 @@ use gdsync_sys::{barrier, wake};
 use gdsync_trace::{Kind, event};
 use std::sync::atomic::Ordering;
 
-/// One step of the card's protocol. Steps are performed in order; a store becomes visible to the
-/// card no later than the stores after the next [`PeerOp::Fence`].
+/// One step of the card's protocol. Steps are performed in order; a store becomes visible to the card no later than
+/// the stores after the next [`PeerOp::Fence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerOp {
     /// Everything before is visible to the card before anything after.
     Fence,
     /// Stores 32 bits.
     StoreDword {
-        /// Where, aligned to 4 bytes.
+        /// The address, aligned to 4 bytes.
         addr: HostAddr,
-        /// The word as it stands in memory.
+        /// The word as it is in memory.
         value: u32,
     },
-    /// Stores 64 bits, in one piece.
+    /// Stores 64 bits in one piece.
     StoreQword {
-        /// Where, aligned to 8 bytes.
+        /// The address, aligned to 8 bytes.
         addr: HostAddr,
-        /// The word as it stands in memory.
+        /// The word as it is in memory.
         value: u64,
     },
     /// Waits until `word & value != 0`.
     PollAnd {
-        /// Which word.
+        /// The address of the word.
         addr: HostAddr,
         /// The mask.
         value: u32,
     },
     /// Waits until `!(word | value) != 0`.
     PollNor {
-        /// Which word.
+        /// The address of the word.
         addr: HostAddr,
         /// The mask's complement.
         value: u32,
     },
 }
 
-/// What hands send work to the card: the record and its address, the doorbell and its register.
+/// The stores that hand send work to the card: the doorbell record, and the doorbell register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Doorbell {
-    /// The doorbell record.
     pub(crate) record_at: HostAddr,
-    /// The record as it stands in memory.
+    /// The record as it is in memory.
     pub(crate) record: u32,
-    /// The register.
     pub(crate) register: HostAddr,
-    /// What the register takes.
     pub(crate) value: u64,
 }
 
-/// What hands a prepared send to the card.
+/// How a prepared send comes to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
-    /// Its doorbell.
     Ring(Doorbell),
-    /// This ticket in its queue pair's trigger: the card has the send, and waits for the ticket.
+    /// A ticket of its queue pair's trigger: the card has the send, and waits for the ticket.
     Ticket(u64),
 }
 
 impl Doorbell {
-    /// The same in peer operations: WQE bytes (written at preparation) before the record, the
-    /// record before the register.
+    /// Returns the peer operations: WQE bytes (written at preparation) before the record, the record before the
+    /// register.
     #[inline(always)]
     pub(crate) fn peer_ops(self) -> [PeerOp; 4] {
         [
@@ -82,15 +77,14 @@ impl Doorbell {
         ]
     }
 
-    /// One store of the record that counts sends and receives, in the place of two: that of [`Self::record`],
-    /// and that of the counter of receives (`MLX5_RCV_DBR`), which stands in front of it. None where it does
-    /// not.
+    /// Combines the stores of this record and of the receive counter (`MLX5_RCV_DBR`) into one. Returns `None` if
+    /// that counter is not directly in front of the record.
     pub(crate) fn record_with(self, receives: PeerOp) -> Option<PeerOp> {
         match receives {
             PeerOp::StoreDword { addr, value }
                 if addr.get().is_multiple_of(8) && addr.get() + 4 == self.record_at.get() =>
             {
-                // The lower half stands first: hosts are little endian.
+                // The lower half is first, as hosts are little endian.
                 let value = u64::from(value) | u64::from(self.record) << 32;
                 Some(PeerOp::StoreQword { addr, value })
             }
@@ -98,16 +92,13 @@ impl Doorbell {
         }
     }
 
-    /// Rings the card from the CPU, in the place of a stream: what was written to the queue, then
-    /// the record, then the register.
+    /// Rings the card by the CPU, instead of a stream: work requests before the record, the record before the register.
     ///
     /// # Safety
-    /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of
-    /// their queue.
+    /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of their queue.
     pub(crate) unsafe fn ring(self) {
         event(Kind::Rung, || [self.register.get(), self.value, 0]);
-        // The queue may lie in write-combined memory: each store waits until the ones before it
-        // have left the CPU.
+        // The queue may be in write-combined memory: each store waits until the earlier ones have left the CPU.
         barrier::drain();
         barrier::to_device();
         // SAFETY: the caller's.
@@ -122,7 +113,7 @@ impl Doorbell {
     }
 }
 
-/// Rings the card from the CPU: what was written to the queue, then the record, then the register.
+/// Rings the card by the CPU: work requests before the record, the record before the register.
 ///
 /// # Safety
 /// The register is valid, and aligned to 8 bytes.

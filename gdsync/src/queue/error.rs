@@ -1,24 +1,24 @@
-//! Errors of queues: preparing, posting, polling. None of them loses anything.
+//! Errors of preparing, posting and polling. None of them loses anything.
 
 use crate::memop::WordError;
 use crate::memory::{Blocked, OutOfBounds};
 use crate::queue::FailureCause;
 use crate::verbs::Transport;
 
-/// Why a queue refuses work. Nothing is lost by it.
+/// Why a queue refuses work. Nothing is lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
     /// There is no room now.
     #[error(transparent)]
     Full(#[from] QueueFull),
-    /// The request itself cannot be.
+    /// The request itself is invalid.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The queue pair is in no state to take it.
+    /// The queue pair's state does not allow it.
     #[error(transparent)]
     State(#[from] StateError),
-    /// It comes at the wrong place in an order.
+    /// It is out of order.
     #[error(transparent)]
     Order(#[from] OrderError),
     /// The completion queue cannot be polled.
@@ -27,13 +27,12 @@ pub enum QueueError {
     /// A slice lies outside its memory.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
-    /// A word is none that a stream can name, or wait for.
+    /// A stream cannot name the word, or wait for it.
     #[error(transparent)]
     Word(#[from] WordError),
 }
 
-/// What there is no room for. The same may succeed later, when completions were polled or a stream
-/// has made progress.
+/// A lack of room. The same call may succeed later, after completions were polled or a stream has made progress.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueFull {
@@ -61,21 +60,21 @@ pub enum QueueFull {
         /// Its entries.
         entries: u32,
     },
-    /// The completion queue could overrun: a stream still has to look at its oldest entries.
+    /// The completion queue could overrun: a stream has not read its oldest entries yet.
     #[error("the oldest completion entry waits for a stream: {0}")]
     Stream(Blocked),
-    /// The master of a trigger holds as many sends as it can that it does not know to be released.
+    /// The master of a trigger holds its most sends without knowing them to be released.
     #[error(
         "the trigger's master holds {sends} sends, and no more, and does not know them to be released: have earlier tickets written, or give the trigger a larger master (MasterConfig::sends)"
     )]
     Master {
-        /// Sends that it holds at most.
+        /// The most sends that it holds.
         sends: u32,
     },
-    /// A prepared wait, not posted yet, holds the oldest entry of the completion queue.
+    /// A prepared wait, not posted yet, occupies the oldest entry of the completion queue.
     #[error("the oldest completion entry is held by a prepared wait: post it or drop it")]
     PreparedWait,
-    /// There is no memory for the word by which a kernel says that it has passed.
+    /// There is no memory for the word by which a kernel reports its progress.
     #[error("no memory for a progress word: {reason}")]
     NoMemory {
         /// The operating system's error.
@@ -83,7 +82,7 @@ pub enum QueueFull {
     },
 }
 
-/// Why a work request cannot be, whatever the state of its queue.
+/// Why a work request is invalid, whatever the state of its queue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -148,7 +147,7 @@ pub enum RequestError {
         "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends and RDMA writes, UD sends that have an address, DC what has a target"
     )]
     NotOnTransport {
-        /// What was asked for.
+        /// The operation.
         operation: &'static str,
         /// The queue pair's transport.
         transport: Transport,
@@ -156,16 +155,16 @@ pub enum RequestError {
     /// The device does not have the operation.
     #[error("the device has no {operation} (Device::attributes tells): do without, or use another device")]
     NotOnDevice {
-        /// What was asked for.
+        /// The operation.
         operation: &'static str,
     },
     /// A datagram without a destination.
     #[error("a request on a UD queue pair needs an address: say where it goes with WorkRequest::to")]
     NoDestination,
-    /// A request of DC without a target.
+    /// A DC request without a target.
     #[error("a request on a DC queue pair needs a target: say where it goes with WorkRequest::to_target")]
     NoTarget,
-    /// A queue pair that cannot be.
+    /// An invalid queue pair number.
     #[error("queue pair number {qpn:#x} has more than 24 bits: use the remote endpoint's")]
     BadDestination {
         /// The number given.
@@ -187,7 +186,7 @@ pub enum RequestError {
         /// Number of the completion queue.
         cqn: u32,
     },
-    /// The result of an atomic operation has no place.
+    /// The result of an atomic operation has the wrong length.
     #[error("the result of an atomic operation has 8 bytes, the slice {given}: give it 8")]
     AtomicResult {
         /// Bytes given.
@@ -211,7 +210,7 @@ pub enum StateError {
         /// Its number.
         qpn: u32,
     },
-    /// The queue pair was handed over to kernels.
+    /// Kernels drive the queue pair.
     #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::detach_device")]
     DeviceAttached {
         /// Its number.
@@ -227,7 +226,7 @@ pub enum StateError {
         /// The first error.
         cause: FailureCause,
     },
-    /// A kernel cannot ring for a send that the card has already.
+    /// The card has the send already, so a kernel cannot ring for it.
     #[error(
         "sends of queue pair {qpn:#x} are released by a trigger, and not by a doorbell: take the ticket (PreparedSend::into_ticket)"
     )]
@@ -235,7 +234,7 @@ pub enum StateError {
         /// Its number.
         qpn: u32,
     },
-    /// The queue pair has no receive queue of its own.
+    /// The queue pair uses a shared receive queue.
     #[error("queue pair {qpn:#x} takes its receives from a shared receive queue: post them there")]
     SharedReceives {
         /// Its number.
@@ -267,8 +266,7 @@ pub enum StateError {
         /// Its number.
         qpn: u32,
     },
-    /// The master of the queue pair's trigger has failed, and the queue pairs whose sends it held are
-    /// being failed.
+    /// The master of the queue pair's trigger has failed, and the queue pairs with sends that it held are being failed.
     #[error(
         "the master of the trigger of queue pair {qpn:#x} has failed: try again, and reset() the queue pair once it has failed, too"
     )]
@@ -292,8 +290,7 @@ pub enum StateError {
     },
 }
 
-/// What comes at the wrong place: sends are posted in the order of their preparation, and waits
-/// follow what completes.
+/// An order violation: sends are posted in the order of their preparation, and waits follow the work that completes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
@@ -324,7 +321,7 @@ pub enum OrderError {
     OtherStream {
         /// The queue pair.
         qpn: u32,
-        /// Where they are.
+        /// The stream's position.
         blocked: Blocked,
     },
     /// Sends of one trigger are released in an order other than that of their preparation.
@@ -337,15 +334,15 @@ pub enum OrderError {
         /// The oldest ticket that is not released.
         expected: u64,
     },
-    /// Another stream has still to write the trigger.
+    /// Another stream has not written the trigger yet.
     #[error(
         "another stream has still to write an earlier ticket of the trigger ({blocked}): synchronize it first"
     )]
     TriggerOnOtherStream {
-        /// Where that stream is.
+        /// That stream's position.
         blocked: Blocked,
     },
-    /// Sends that a master releases, and sends that the CPU posts, are outstanding one kind at a time.
+    /// Only one kind of sends may be outstanding: those that a master releases, or those that the CPU posts.
     #[error(
         "sends of queue pair {qpn:#x} are outstanding that were handed over in the other way (prepared for the trigger's master, or posted by the CPU): poll until they have completed, or hand this one over as they were"
     )]
@@ -353,8 +350,7 @@ pub enum OrderError {
         /// The queue pair.
         qpn: u32,
     },
-    /// A send would follow, on the same stream, a wait that it alone ends: the stream would stand
-    /// there for ever.
+    /// A send would follow, on the same stream, a wait that it alone ends: the stream would hang.
     #[error(
         "send {serial} of queue pair {qpn:#x} follows, on the same stream, the wait for completion {index} of queue {cqn:#x}, which this send or a later one has to end: post the send before the wait, or on another stream"
     )]
@@ -368,7 +364,7 @@ pub enum OrderError {
         /// Index of the completion.
         index: u32,
     },
-    /// Receives of persistent requests are given to a stream that has not reached them.
+    /// A stream has not reached receives of persistent requests yet.
     #[error(
         "a stream has still to reach {receives} receives of persistent requests on queue pair {qpn:#x}: synchronize it first, or start more on the same stream"
     )]
@@ -383,7 +379,7 @@ pub enum OrderError {
         "nothing is prepared or posted that would complete here after {waits} waits: prepare the send, or post the receive, before the wait"
     )]
     NothingToWaitFor {
-        /// Waits prepared beyond what the CPU has polled.
+        /// Waits prepared beyond the last polled entry.
         waits: u32,
     },
 }
@@ -397,10 +393,10 @@ pub enum PollError {
     BadCompletion {
         /// Index of the entry since the queue was made.
         index: u32,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// The queue pair was handed over to kernels.
+    /// Kernels drive the queue pair.
     #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::detach_device")]
     DeviceAttached {
         /// Its number.

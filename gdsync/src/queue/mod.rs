@@ -1,8 +1,7 @@
-//! The state of each queue: rings, indices, what they hold, and what holds them.
+//! The state of each queue: rings, indices, and the objects that work requests keep alive.
 //!
-//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU
-//! in no order, so `Ring` drains them before and after each record, and reads an entry by one
-//! streaming load behind a full fence.
+//! A ring in GPU memory is accessed through a write-combined mapping. Its stores leave the CPU in no order, so
+//! `Ring` drains them before and after each record, and reads an entry by one streaming load behind a full fence.
 
 #[deny(unsafe_code)]
 pub(crate) mod completion;
@@ -41,20 +40,19 @@ use gdsync_sys::shared::{SharedU32, SharedU64};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// A ring in memory that the card shares, and the doorbell record word that belongs to it.
-///
-/// The one place where queue memory is written and read by the CPU.
+/// A ring in memory shared with the card, and its doorbell record word. The CPU accesses queue memory only through
+/// this type.
 #[derive(Debug)]
 pub(crate) struct Ring {
     base: *mut u8,
-    /// Entries, a power of two; or 0 ([`Ring::none`]).
+    /// Number of entries, a power of two; or 0 ([`Ring::none`]).
     entries: u32,
     /// Bytes from one entry to the next, a multiple of 16.
     stride: usize,
-    /// Bytes of all.
+    /// Bytes of the ring.
     size: usize,
     record: *mut u32,
-    /// The ring or its record is write-combined memory: a GPU's, which the CPU has mapped.
+    /// True if the ring or its record is write-combined memory, that is a GPU's, mapped by the CPU.
     combined: bool,
 }
 
@@ -66,30 +64,28 @@ unsafe impl Sync for Ring {}
 
 impl Ring {
     /// # Safety
-    /// `base..base + entries * stride` and `record` must be valid for reads and writes, aligned to
-    /// 64 and 4 bytes, for as long as the ring is used; `entries` must be a power of two. Only the
-    /// card may access them besides.
+    /// `base..base + entries * stride` and `record` must be valid for reads and writes, aligned to 64 and 4 bytes,
+    /// as long as the ring is used; `entries` must be a power of two. Only the card may access them besides.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: usize, record: *mut u32) -> Self {
         debug_assert!(entries.is_power_of_two());
         Ring { base, entries, stride, size: entries as usize * stride, record, combined: false }
     }
 
-    /// The ring of a queue that is not there: it has no entries, so nothing is posted, and its record
-    /// says so for ever.
+    /// Returns the ring of a queue that does not exist: it has no entries, so nothing is posted, and its record
+    /// stays 0.
     pub(crate) fn none() -> Self {
         static RECORD: AtomicU32 = AtomicU32::new(0);
         let base = NonNull::dangling().as_ptr();
         Ring { base, entries: 0, stride: BASIC_BLOCK, size: 0, record: RECORD.as_ptr(), combined: false }
     }
 
-    /// The ring, or its record, in write-combined memory.
+    /// Sets whether the ring, or its record, is write-combined memory.
     pub(crate) fn write_combined(mut self, combined: bool) -> Self {
         self.combined = combined;
         self
     }
 
-    /// Drains stores to the ring from the CPU, where the ring is write-combined memory, which
-    /// ordinary fences do not order.
+    /// Drains stores to a write-combined ring from the CPU; ordinary fences do not order them.
     #[inline(always)]
     pub(crate) fn drain(&self) {
         if self.combined {
@@ -123,10 +119,10 @@ impl Ring {
         }
     }
 
-    /// A writer of segments from entry `index` on, where `most` of them fit before the ring's end.
+    /// Returns a writer of segments from entry `index` on, if `most` of them fit before the ring's end.
     ///
     /// # Safety
-    /// No more than `most` are written, and the writer is not used longer than the ring.
+    /// No more than `most` are written, and the writer does not outlive the ring.
     #[inline(always)]
     pub(crate) unsafe fn writer(&mut self, index: u32, most: u32) -> Option<SegmentWriter> {
         let start = self.offset(index);
@@ -135,34 +131,29 @@ impl Ring {
         fits.then(|| SegmentWriter::new(unsafe { self.base.add(start) }))
     }
 
-    /// The 32-bit word at a byte offset of entry `index`.
+    /// Returns the 32-bit word at a byte offset of entry `index`.
     pub(crate) fn word(&self, index: u32, offset: usize) -> &SharedU32 {
         debug_assert!(offset + 4 <= self.stride && offset.is_multiple_of(4));
-        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which a
-        // shared word tolerates.
+        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which a shared word tolerates.
         unsafe { SharedU32::from_ptr(self.base.add(self.offset(index) + offset).cast()) }
     }
 
-    /// The first 8 bytes of entry `index`, written by the CPU or by a kernel that has published
-    /// them.
+    /// Returns the first 8 bytes of entry `index`, written by the CPU or by a kernel that has published them.
     pub(crate) fn first_bytes(&self, index: u32) -> u64 {
         if self.combined {
             barrier::from_device();
         }
-        // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a
-        // kernel that drives the queue may change it concurrently, which a shared word
-        // tolerates.
+        // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a kernel that drives
+        // the queue may change it concurrently, which a shared word tolerates.
         unsafe { SharedU64::from_ptr(self.base.add(self.offset(index)).cast()) }.load(Ordering::Relaxed)
     }
 
     pub(crate) fn record(&self) -> &SharedU32 {
-        // SAFETY: valid and aligned as long as the ring is used (`new`); the card reads it
-        // concurrently.
+        // SAFETY: valid and aligned as long as the ring is used (`new`); the card reads it concurrently.
         unsafe { SharedU32::from_ptr(self.record) }
     }
 
-    /// Publishes entries to the card: everything written before is visible to the card when it sees
-    /// the record.
+    /// Publishes entries to the card: all earlier writes are visible to the card when it sees the record.
     #[inline]
     pub(crate) fn publish(&self, record: u32) {
         self.drain();
@@ -170,14 +161,13 @@ impl Ring {
         self.drain();
     }
 
-    /// The words of an entry of 64 bytes, of which the device has written one that was looked at
-    /// before.
+    /// Reads a 64-byte entry, of which the CPU has seen a word that the device has written.
     pub(crate) fn entry(&self, index: u32) -> [u32; ENTRY_WORDS] {
         debug_assert!(self.stride >= ENTRY_WORDS * 4);
         let mut words = [0; ENTRY_WORDS];
         if self.combined {
-            // SAFETY: inside the ring (`new`), which is aligned to 64 bytes; the device has written
-            // the entry, and leaves it until it is given back.
+            // SAFETY: inside the ring (`new`), which is aligned to 64 bytes; the device has written the entry, and
+            // leaves it until it is returned.
             unsafe {
                 load_combined(
                     words.as_mut_ptr().cast(),
@@ -187,7 +177,7 @@ impl Ring {
             };
             return words;
         }
-        // The word was looked at first (acquire): the card wrote the rest of the entry before it.
+        // The word was read first (acquire); the card wrote the rest of the entry before it.
         fence(Ordering::Acquire);
         for (i, word) in words.iter_mut().enumerate() {
             *word = self.word(index, i * 4).load(Ordering::Relaxed);
@@ -196,15 +186,14 @@ impl Ring {
     }
 }
 
-/// What a queue pair is driven by. The rings must not be used longer than the queue pair.
-pub(crate) struct QueueParts {
+/// The queues of a queue pair that was just made. The rings must not outlive the queue pair.
+pub(crate) struct WorkQueues {
     pub(crate) number: u32,
     pub(crate) sq: Ring,
-    /// None beside a shared receive queue, and of DC.
+    /// None with a shared receive queue, and for DC.
     pub(crate) rq: Option<Ring>,
-    /// The doorbell register.
     pub(crate) register: HostAddr,
-    /// Slices of a send, inline bytes of one, and slices of a receive.
+    /// Slices and inline bytes of a send, and slices of a receive.
     pub(crate) send_segments: u32,
     pub(crate) inline: u32,
     pub(crate) recv_segments: u32,
@@ -213,9 +202,7 @@ pub(crate) struct QueueParts {
 /// 32-bit words of a completion entry.
 pub(crate) const ENTRY_WORDS: usize = 16;
 
-/// Takes the segments of a work request, one after the other.
 pub(crate) trait Segments {
-    /// Takes the next one.
     fn put(&mut self, segment: [u8; SEGMENT]);
 }
 
@@ -227,10 +214,10 @@ impl Copy {
         Copy([[0; SEGMENT]; MAX_DS as usize + 1])
     }
 
-    /// A writer of as many segments as a request may have.
+    /// Returns a writer of as many segments as a request may have.
     ///
     /// # Safety
-    /// No more than [`MAX_DS`] are written, and the writer is not used longer than the copy.
+    /// No more than [`MAX_DS`] are written, and the writer does not outlive the copy.
     pub(crate) unsafe fn writer(&mut self) -> SegmentWriter {
         SegmentWriter::new(self.0.as_mut_ptr().cast())
     }
@@ -240,7 +227,7 @@ impl Copy {
     }
 }
 
-/// Writes segments one after the other. Its maker says for how many there is room.
+/// Writes segments in order. Its maker determines how many fit.
 pub(crate) struct SegmentWriter {
     start: *mut [u8; SEGMENT],
     at: *mut [u8; SEGMENT],
@@ -258,13 +245,11 @@ impl SegmentWriter {
         self.at = self.at.wrapping_add(1);
     }
 
-    /// Segments written or left out.
     #[inline(always)]
     pub(crate) fn written(&self) -> u32 {
         ((self.at.addr() - self.start.addr()) / SEGMENT) as u32
     }
 
-    /// Writes the first segment, for which room was left.
     #[inline(always)]
     pub(crate) fn put_first(&mut self, segment: [u8; SEGMENT]) {
         // SAFETY: as in `put`.
@@ -275,8 +260,8 @@ impl SegmentWriter {
 impl Segments for SegmentWriter {
     #[inline(always)]
     fn put(&mut self, segment: [u8; SEGMENT]) {
-        // SAFETY: the maker of the writer promised that there is room. The card does not read
-        // entries that no doorbell record has announced to it, which is when they are written.
+        // SAFETY: the writer's maker promised that there is room. The card does not read entries before a doorbell
+        // record announces them, and they are written before that.
         unsafe { self.at.write(segment) };
         self.skip();
     }
@@ -289,7 +274,6 @@ impl Segments for Vec<u8> {
     }
 }
 
-/// Heap memory that stands in for a queue's ring in unit tests.
 #[cfg(test)]
 pub(crate) fn test_ring(entries: u32, stride: usize) -> Ring {
     let words = entries as usize * stride / 8;

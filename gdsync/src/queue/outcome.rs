@@ -1,5 +1,4 @@
-//! Completions, as polling returns them, and where a datagram came from: what its completion and the header
-//! before it say.
+//! Completions, as polling returns them, failures, and the sources of datagrams.
 
 use crate::memory::Blocked;
 use crate::verbs::{AsyncEventKind, Endpoint, Error, Gid, LinkLayer, ParseError};
@@ -7,7 +6,7 @@ use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, L3_IPV4, L3_IPV6, Syndrome};
 use gdsync_sys::prm::wqe::Opcode;
 use std::fmt;
 
-/// What a completed work request was.
+/// The kind of a completed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WorkKind {
@@ -33,32 +32,31 @@ pub enum WorkKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Completion {
-    /// The number that the poster gave to the work request.
+    /// The work request's number, chosen by the poster.
     pub wr_id: u64,
-    /// Index of the completion in its queue, counted as [`crate::PreparedWait::index`] counts. None
-    /// where the card never got the work.
+    /// Index of the completion in its queue, counted as [`crate::PreparedWait::index`] counts. None if the card
+    /// never got the work.
     pub index: Option<u32>,
     /// The local queue pair.
     pub qp_num: u32,
-    /// What it was.
+    /// Its kind.
     pub kind: WorkKind,
-    /// Bytes received (of a datagram, with the [`crate::queue::GRH_BYTES`] before it), read, or
-    /// fetched; 0 for other sends and on error.
+    /// Bytes received (for a datagram, including the [`crate::queue::GRH_BYTES`] before it), read, or fetched; 0
+    /// for other sends and on error.
     pub byte_len: u32,
-    /// Immediate data, in host order, where the sender gave some.
+    /// Immediate data of the sender, in host order.
     pub immediate: Option<u32>,
-    /// The key of this side that the sender had invalidated, where it had.
+    /// The local key that the sender invalidated.
     pub invalidated: Option<u32>,
-    /// Where a datagram came from.
+    /// Source of a datagram.
     pub source: Option<DatagramSource>,
-    /// False of a send that was only prepared when its queue pair failed, and was flushed with the
-    /// others: no stream had been given it.
+    /// False for a send that was prepared but not posted when its queue pair failed, and was flushed.
     pub was_posted: bool,
-    /// How it ended.
+    /// Its outcome.
     pub status: Result<(), WorkError>,
 }
 
-/// How a work request failed.
+/// Error of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkError {
     /// The card's syndrome byte (`mlx5dv.h`, `MLX5_CQE_SYNDROME_*`).
@@ -68,13 +66,12 @@ pub struct WorkError {
 }
 
 impl WorkError {
-    /// The syndrome, where it is one of the known ones.
+    /// Returns the syndrome, if it is a known one.
     pub fn kind(self) -> Option<Syndrome> {
         Syndrome::try_from(self.syndrome).ok()
     }
 
-    /// True where the request did not fail itself, but was flushed because the queue pair had
-    /// failed.
+    /// Returns true if the request did not fail itself, but was flushed after the queue pair had failed.
     pub fn is_flush(self) -> bool {
         self.kind() == Some(Syndrome::WrFlush)
     }
@@ -114,20 +111,20 @@ impl fmt::Display for WorkError {
 
 impl std::error::Error for WorkError {}
 
-/// The byte count of a completion without an error.
+/// Returns the byte count of a successful completion.
 pub(crate) fn bytes_of(kind: WorkKind, cqe: &Cqe64) -> u32 {
     match kind {
         WorkKind::Send | WorkKind::RdmaWrite | WorkKind::Nop => 0,
-        // Cards differ in what the entry says of these.
+        // Cards differ in the entry's byte count for these.
         WorkKind::CompareSwap | WorkKind::FetchAdd => 8,
         _ => cqe.byte_count(),
     }
 }
 
-/// The kind of a requester's completion, from the opcode that the card copied out of the WQE.
+/// Returns the kind of a requester's completion, from the opcode that the card copied out of the WQE.
 ///
 /// # Errors
-/// The reason, where the entry cannot be a completion of this library's work.
+/// The reason why the entry cannot be a completion of this library's work.
 pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
     match Opcode::try_from(cqe.wqe_opcode()) {
         Ok(Opcode::Nop) => Ok(WorkKind::Nop),
@@ -140,7 +137,7 @@ pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
     }
 }
 
-/// How the work of a completion entry ended.
+/// Returns the outcome of a completion entry's work.
 pub(crate) fn outcome(cqe: &Cqe64) -> Result<(), WorkError> {
     match cqe.opcode() {
         Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError) | Err(_) => {
@@ -160,7 +157,7 @@ pub enum FailureCause {
     /// [`crate::QueuePair::abort`] was called.
     #[error("aborted")]
     Aborted,
-    /// The queue that releases its sends, the master of its trigger, has failed.
+    /// The master of its trigger, which releases its sends, has failed.
     #[error("the master of its trigger failed")]
     Master,
     /// The card reported an asynchronous event.
@@ -169,20 +166,20 @@ pub enum FailureCause {
 }
 
 impl FailureCause {
-    /// True where only a flush is known: something came before.
+    /// Returns true for a flush, whose cause is unknown.
     pub(crate) fn is_flush(self) -> bool {
         matches!(self, FailureCause::Work(error) if error.is_flush())
     }
 }
 
-/// What is in the way of [`crate::QueuePair::reset`].
+/// An obstacle to [`crate::QueuePair::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResetBlocker {
-    /// A stream still has to ring for sends that it was given.
+    /// A stream has not rung for its sends yet.
     #[error("a stream still has to post sends of it ({0}): let the stream go on and synchronize it")]
     Stream(Blocked),
-    /// The proxy still has to ring for a stream.
+    /// The proxy has not rung for a stream yet.
     #[error("{0} doorbells that a stream handed to the proxy are not rung yet: synchronize the stream")]
     Doorbells(u32),
     /// Sends are prepared, or posted and their completions not polled.
@@ -198,16 +195,15 @@ pub enum ResetBlocker {
     /// Its failure has ended waits for receives of a shared queue, which streams have not passed.
     #[error("streams have still to pass waits for its receives that its failure has ended: synchronize them")]
     EndedWaits,
-    /// A completion queue of it has overrun: what is outstanding will never complete.
+    /// One of its completion queues has overrun: outstanding work will never complete.
     #[error("its completion queue {0:#x} has overrun and is lost: make a new queue pair")]
     CompletionQueueLost(u32),
-    /// It was handed over to kernels.
+    /// Kernels drive it.
     #[error("kernels drive it: end them, and call DeviceQp::detach_device")]
     Kernel,
 }
 
-/// Bytes at the start of every receive of a UD queue pair: the network header, or nothing
-/// meaningful where there was none. The datagram's data follow.
+/// Bytes before the data in every receive of a UD queue pair: the network header, or undefined bytes if there was none.
 pub const GRH_BYTES: usize = 40;
 
 /// The network header of a datagram, in the first [`GRH_BYTES`] of its receive.
@@ -222,7 +218,7 @@ pub enum NetworkHeader {
     Ipv4,
 }
 
-/// Where a received datagram came from.
+/// Source of a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DatagramSource {
@@ -232,31 +228,31 @@ pub struct DatagramSource {
     pub lid: u16,
     /// InfiniBand's service level; 0 on Ethernet.
     pub service_level: u8,
-    /// The header in the first [`GRH_BYTES`] of the receive, where there is one.
+    /// The header in the first [`GRH_BYTES`] of the receive, if there is one.
     pub header: Option<NetworkHeader>,
 }
 
 impl DatagramSource {
-    /// What a responder's entry says on a port of that kind.
+    /// Reads the source from a responder's entry on a port of that kind.
     pub(crate) fn new(cqe: &Cqe64, link: LinkLayer) -> Self {
         let (path, ethernet) = (cqe.path(), link == LinkLayer::Ethernet);
         let header = path.has_grh.then_some(match path.level_or_l3_type {
             L3_IPV4 if ethernet => NetworkHeader::Ipv4,
             L3_IPV6 if ethernet => NetworkHeader::Ipv6,
-            // On InfiniBand there is nothing else, and the field is the service level.
+            // InfiniBand has no other, and the field is the service level.
             _ => NetworkHeader::Grh,
         });
         let service_level = if ethernet { 0 } else { path.level_or_l3_type };
         DatagramSource { qp_num: cqe.remote_qpn(), lid: path.slid, service_level, header }
     }
 
-    /// The endpoint that sent the datagram, to answer it: `own` is that of the queue pair which
-    /// received it, `receive` the start of the receive. Its packet sequence number is not known,
-    /// and of no concern to datagrams.
+    /// Returns the endpoint that sent the datagram, for an answer. `own` is the endpoint of the queue pair that
+    /// received it, `receive` the start of the receive. The packet sequence number is unknown, and datagrams do not
+    /// need it.
     ///
     /// # Errors
-    /// [`ParseError`](crate::verbs::ParseError) where the header is shorter than [`GRH_BYTES`], or
-    /// is missing where only it names the sender.
+    /// [`ParseError`](crate::verbs::ParseError) if the header is shorter than [`GRH_BYTES`], or is missing where
+    /// only it names the sender.
     pub fn endpoint(&self, own: &Endpoint, receive: &[u8]) -> Result<Endpoint, Error> {
         let bad = |reason: String| Error::Parse(ParseError { what: "network header of a datagram", reason });
         let header: Option<&[u8; GRH_BYTES]> = receive.first_chunk();
@@ -269,22 +265,21 @@ impl DatagramSource {
             (None, _) if own.kind.link() == LinkLayer::Ethernet => {
                 return Err(bad("there is none, and an Ethernet port is named by nothing else".to_owned()));
             }
-            // Of the same subnet, where the LID says all.
+            // In the same subnet, the LID is enough.
             (None, _) => own.gid,
         };
         Ok(Endpoint { qpn: self.qp_num, psn: 0, lid: self.lid, gid, ..*own })
     }
 }
 
-/// IB specification, 8.3: the source is at byte 8. The same in RFC 8200.
+/// Reads the source at byte 8 (IB specification, 8.3; the same in RFC 8200).
 fn ipv6_source(header: &[u8; GRH_BYTES]) -> Gid {
     let mut gid = [0; 16];
     gid.copy_from_slice(&header[8..24]);
     Gid(gid)
 }
 
-/// RFC 791, from byte 20 on: the source is at its byte 12. As a GID it is an IPv4-mapped IPv6
-/// address.
+/// Reads the source at byte 12 of the header from byte 20 on (RFC 791), as a GID that is an IPv4-mapped IPv6 address.
 fn ipv4_source(header: &[u8; GRH_BYTES]) -> Gid {
     let mut gid = [0; 16];
     gid[10..12].fill(0xff);

@@ -19,7 +19,7 @@ pub(super) struct Entry {
     pub(super) _regions: Vec<Arc<MemoryRegionInner>>,
 }
 
-/// Writes a receive into an entry of a ring: what stands in front of its segments, and these.
+/// Writes a receive into a ring's entry: the bytes before its segments, and the segments.
 pub(super) fn write_receive(ring: &mut Ring, index: u32, front: &[u8], segments: &[DataSeg]) {
     let mut wqe = Vec::with_capacity(ring.stride());
     wqe.extend_from_slice(front);
@@ -32,11 +32,10 @@ pub(super) fn write_receive(ring: &mut Ring, index: u32, front: &[u8], segments:
     ring.write(index, &wqe);
 }
 
-/// The state of one receive queue, under its lock. Indices count work requests from 0 on, modulo
-/// 2^32.
+/// The state of one receive queue, under its lock. Indices count work requests from 0 on, modulo 2^32.
 #[derive(Debug)]
 pub(crate) struct RecvState {
-    /// None where the queue pair takes its receives from a shared queue.
+    /// None if the queue pair uses a shared receive queue.
     ring: Option<Ring>,
     tail: u32,
     entries: VecDeque<Entry>,
@@ -44,7 +43,7 @@ pub(crate) struct RecvState {
     pub(crate) claims: Claims,
     /// Receives at the end that no stream was given yet.
     prepared: u32,
-    /// The stream that was given the newest receives to announce, unless it is known to have done so.
+    /// The stream that announces the newest receives, unless it is known to have done so.
     announcer: Option<Arc<Timeline>>,
 }
 
@@ -69,20 +68,20 @@ impl RecvState {
         }
     }
 
-    /// The index of the next receive.
+    /// Returns the index of the next receive.
     fn head(&self) -> u32 {
         self.tail.wrapping_add(self.entries.len() as u32)
     }
 
-    /// Writes a receive into the ring and announces it to the card. The caller has checked the turn,
-    /// the room and the number of segments.
+    /// Writes a receive into the ring and announces it to the card. The caller has checked the turn, the room and
+    /// the number of segments.
     pub(crate) fn post(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
         self.write(segments, wr_id, regions);
         self.publish(self.head());
     }
 
-    /// Writes a receive into the ring, for a stream to announce; its completion is stored in `claim`. The
-    /// caller has checked the same.
+    /// Writes a receive into the ring, for a stream to announce. The completion goes to `claim`. The caller has
+    /// made the checks of [`Self::post`].
     pub(crate) fn prepare(
         &mut self,
         segments: &[DataSeg],
@@ -103,14 +102,13 @@ impl RecvState {
         self.entries.push_back(Entry { wr_id, _regions: regions });
     }
 
-    /// Announces the receives before an index.
     fn publish(&self, end: u32) {
         // The card reads an entry once it sees the record: `publish` orders the two.
         self.ring.iter().for_each(|ring| ring.publish(doorbell::record(end)));
     }
 
-    /// Refuses receives while others stand in front of them that the card does not know, as announcing
-    /// these would announce those: by the CPU, or by another stream than the one that was given them.
+    /// Refuses receives behind unannounced ones, which their announcement would also announce, unless the same
+    /// stream announces both.
     pub(crate) fn check_turn(&mut self, qpn: u32, stream: Option<&Arc<Timeline>>) -> Result<(), QueueError> {
         let receives = self.unannounced();
         let is_same = match (&self.announcer, stream) {
@@ -123,7 +121,6 @@ impl RecvState {
         Err(QueueError::Order(OrderError::ReceivesOnStream { qpn, receives }))
     }
 
-    /// Receives that the card does not know.
     pub(crate) fn unannounced(&mut self) -> u32 {
         let Some(ring) = self.ring.as_ref().filter(|_| self.announcer.is_some()) else {
             return self.prepared;
@@ -136,20 +133,20 @@ impl RecvState {
         unannounced.into()
     }
 
-    /// A stream takes the prepared receives. Returns what it does to announce them.
-    pub(crate) fn give(&mut self, timeline: &Arc<Timeline>) -> PeerOp {
+    /// Gives the prepared receives to a stream. Returns the operation that announces them.
+    pub(crate) fn give_to_stream(&mut self, timeline: &Arc<Timeline>) -> PeerOp {
         self.prepared = 0;
         self.announcer = Some(timeline.clone());
         let addr = self.ring.as_ref().map_or(0, |ring| ring.record().as_ptr() as u64);
         PeerOp::StoreDword { addr: HostAddr(addr), value: doorbell::record(self.head()) }
     }
 
-    /// The stream was not given that many after all: undoes [`Self::give`].
-    pub(crate) fn take(&mut self, receives: u32) {
+    /// Undoes [`Self::give_to_stream`] for that many receives.
+    pub(crate) fn take_from_stream(&mut self, receives: u32) {
         self.prepared = receives;
     }
 
-    /// Takes the prepared receives out of the queue again.
+    /// Removes the prepared receives from the queue.
     pub(crate) fn take_back(&mut self) {
         for _ in 0..std::mem::take(&mut self.prepared) {
             self.entries.pop_back();
@@ -157,13 +154,13 @@ impl RecvState {
         }
     }
 
-    /// Announces the prepared receives, behind which are no others that the card does not know.
+    /// Announces the prepared receives, if there are no other unannounced ones.
     pub(crate) fn announce(&mut self) {
         self.prepared = 0;
         self.publish(self.head());
     }
 
-    /// The claims on receives that a stream was given and has not announced.
+    /// Returns the claims on receives that a stream was given and has not announced.
     pub(crate) fn given_claims(&mut self) -> impl Iterator<Item = &Arc<Claim>> {
         let given = self.unannounced().saturating_sub(self.prepared);
         let first = self.head().wrapping_sub(self.prepared).wrapping_sub(given);
@@ -171,7 +168,6 @@ impl RecvState {
         self.claims.iter().filter(move |(serial, _)| is_given(*serial)).map(|(_, claim)| claim)
     }
 
-    /// Announces what was given to a stream that touches nothing any more.
     pub(crate) fn announce_lost(&mut self) {
         if self.announcer.as_ref().is_some_and(|announcer| announcer.is_dead()) {
             self.announcer = None;
@@ -179,7 +175,6 @@ impl RecvState {
         }
     }
 
-    /// Gives the newest receive, which has a slice, a key that the card does not know.
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
         let newest = self.head().wrapping_sub(1);
@@ -187,14 +182,12 @@ impl RecvState {
         ring.word(newest, 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
-    /// The claim on the receive that has just retired.
     pub(crate) fn take_claim(&mut self) -> Option<Arc<Claim>> {
         self.claims.take(self.tail.wrapping_sub(1).into())
     }
 
-    /// Matches a completion with its work request. A card completes receives in order, so a gap is
-    /// its mistake: the skipped ones retire, too. Returns the request's number and how many
-    /// retired.
+    /// Matches a completion with its work request. Cards complete receives in order, so a gap is the card's error,
+    /// and the skipped receives retire, too. Returns the request's number, and how many retired.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<(u64, u32)> {
         let position = usize::from(wqe_counter.wrapping_sub(self.tail as u16));
         if position >= self.entries.len() {
@@ -206,7 +199,7 @@ impl RecvState {
         Some((last.wr_id, retired))
     }
 
-    /// Restarts the queue, which is empty, after the card was reset.
+    /// Restarts the empty queue after the card was reset.
     pub(crate) fn reset(&mut self) {
         self.tail = 0;
         if let Some(ring) = &self.ring {
@@ -214,7 +207,7 @@ impl RecvState {
         }
     }
 
-    /// Receives posted and not retired.
+    /// Returns the number of receives posted and not retired.
     pub(crate) fn len(&self) -> u32 {
         self.entries.len() as u32
     }
@@ -259,11 +252,10 @@ mod tests {
         assert_eq!(queue.retire(1), Some((1, 2)));
     }
 
-    /// What a receive queue and its card are to have, told in the simplest way.
+    /// A simple model of a receive queue and its card.
     #[derive(Default)]
     struct Model {
-        /// Receives that have not retired, by number: announced ones, those that each stream was given in
-        /// one piece, and prepared ones.
+        /// Receives that have not retired, by number: announced ones, groups given to each stream, and prepared ones.
         announced: VecDeque<u64>,
         given: VecDeque<(usize, Vec<u64>)>,
         prepared: Vec<u64>,
@@ -279,20 +271,16 @@ mod tests {
         }
     }
 
-    /// One thing that happens to a receive queue.
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        /// The CPU posts.
         Post,
-        /// A start for a stream prepares so many.
+        /// A start for a stream prepares that many.
         Prepare(usize, u32),
         Give,
         /// Given, and refused by the stream.
         GiveInVain,
         TakeBack,
-        /// A stream performs the oldest store that it was given.
         Perform,
-        /// The CPU announces what is prepared.
         Announce,
         Retire,
         /// The stream has failed, and the queue is flushed.
@@ -314,8 +302,7 @@ mod tests {
     }
 
     proptest! {
-        /// The card is told of receives in their order, each once, when its stream comes to it, and of no
-        /// others.
+        /// The card learns of receives in order, each once, when its stream announces it, and of no others.
         #[test]
         fn the_card_learns_of_receives_when_they_are_announced(
             steps in proptest::collection::vec(step(), 1..120),
@@ -354,12 +341,12 @@ mod tests {
                     }
                     Step::Give | Step::GiveInVain => {
                         let Some(stream) = preparing.filter(|_| !model.prepared.is_empty()) else { continue };
-                        let PeerOp::StoreDword { addr, value } = queue.give(&streams[stream]) else {
+                        let PeerOp::StoreDword { addr, value } = queue.give_to_stream(&streams[stream]) else {
                             panic!("not a store of 32 bits")
                         };
                         prop_assert_eq!(addr.get(), queue.ring.as_ref().unwrap().record().as_ptr() as u64);
                         if let Step::GiveInVain = step {
-                            queue.take(model.prepared.len() as u32);
+                            queue.take_from_stream(model.prepared.len() as u32);
                         } else {
                             stores.push_back(value);
                             model.given.push_back((stream, std::mem::take(&mut model.prepared)));
@@ -392,7 +379,7 @@ mod tests {
                     Step::Lose(stream) => {
                         let given: usize = model.given.iter().map(|(_, receives)| receives.len()).sum();
                         prop_assert_eq!(queue.given_claims().count(), given);
-                        // Rarely, as the stream is another one then.
+                        // Rarely, as another stream takes its place.
                         if stream < 2 && model.given.iter().all(|(on, _)| *on == stream) {
                             streams[stream].kill();
                             queue.announce_lost();

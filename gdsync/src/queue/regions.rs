@@ -1,24 +1,23 @@
-//! The memory regions and the address that a work request in flight keeps.
+//! The memory regions and the address that a work request in flight keeps alive.
 
 use crate::verbs::{AddressHandle, DeferredDeregistration, MemoryRegionInner, Slice};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Regions that a work request names: most name one, if any, and that takes no memory of its own.
+/// Regions of a work request. Most name at most one, which needs no allocation.
 #[derive(Debug)]
 pub(crate) enum Regions {
     None,
     One(#[expect(dead_code, reason = "held, not looked at")] Arc<MemoryRegionInner>),
     Several(#[expect(dead_code, reason = "held, not looked at")] Vec<Arc<MemoryRegionInner>>),
-    /// Those of a datagram.
     Addressed(#[expect(dead_code, reason = "held, not looked at")] Box<(AddressHandle, Regions)>),
-    /// The queue keeps them.
+    /// The queue's keeper keeps them.
     Kept,
 }
 
 impl Regions {
-    /// Those of slices; `several`, where they are not all of the same.
+    /// Returns the regions of slices; `several` if they are not all of the same.
     #[inline(always)]
     pub(crate) fn of(slices: &[Slice], several: bool) -> Self {
         match slices.first() {
@@ -28,7 +27,6 @@ impl Regions {
         }
     }
 
-    /// The same and the address that they go to.
     pub(crate) fn with_address(self, handle: AddressHandle) -> Self {
         Regions::Addressed(Box::new((handle, self)))
     }
@@ -46,27 +44,24 @@ impl Regions {
     }
 }
 
-/// Regions that were posted to a queue lately: they know its keeper, and posts need not hold them.
-/// Used under the queue's lock.
+/// Regions recently posted to a queue: they know its keeper, so posts need not hold them. Used under the queue's lock.
 #[derive(Debug)]
 pub(crate) struct KnownRegions {
     keeper: Arc<DeferredDeregistration>,
-    /// Address of the last one; 0 before the first.
+    /// Address of the last posted region; 0 before the first.
     newest: AtomicUsize,
-    /// Where the number of its last post is written, which is in `all`; null before the first.
+    /// Place of the number of that region's last post, which `all` holds; null before the first.
     newest_last: AtomicPtr<AtomicU64>,
     all: Mutex<Vec<Known>>,
 }
 
 #[derive(Debug)]
 struct Known {
-    /// Its address is no other region's as long as this is here.
+    /// Reserves the address for this region.
     region: Weak<MemoryRegionInner>,
-    /// Number of its last post.
     last: Arc<AtomicU64>,
 }
 
-/// Most regions that a queue remembers.
 const MOST_KNOWN: usize = 16;
 
 impl KnownRegions {
@@ -79,13 +74,13 @@ impl KnownRegions {
         }
     }
 
-    /// Whether the region is the last one that was posted. If so, the next post names it, too.
+    /// Returns whether the region is the last posted one. If so, records the next post for it.
     #[inline(always)]
     pub(crate) fn is_newest(&self, region: &Arc<MemoryRegionInner>) -> bool {
         let is_newest = Arc::as_ptr(region).addr() == self.newest.load(Ordering::Relaxed);
         if is_newest {
-            // SAFETY: the newest one is in `all`, which holds this word; one thread at a time changes both and
-            // comes here.
+            // SAFETY: the newest region is in `all`, which holds this word; one thread at a time changes both and
+            // calls this.
             if let Some(last) = unsafe { self.newest_last.load(Ordering::Relaxed).as_ref() } {
                 last.store(self.keeper.next(), Ordering::Relaxed);
             }
@@ -93,7 +88,7 @@ impl KnownRegions {
         is_newest
     }
 
-    /// The next post names this region: makes the keeper known to it, unless it is.
+    /// Records the next post for this region, and makes the keeper known to it, unless it is.
     #[inline(never)]
     pub(crate) fn admit(&self, region: &Arc<MemoryRegionInner>) {
         let mut all = self.all.lock();

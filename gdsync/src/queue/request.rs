@@ -1,4 +1,4 @@
-//! Work requests: what a user asks a queue pair to do, and its encoding.
+//! Work requests and their encoding.
 
 mod encode;
 
@@ -41,7 +41,7 @@ pub struct WorkRequest<'a> {
     opcode: Opcode,
     payload: Payload<'a>,
     remote: Option<RemoteMemory>,
-    /// What an atomic operation swaps in or adds, and compares.
+    /// Operands of an atomic operation: swapped in or added, and compared.
     operands: Option<AtomicSeg>,
     to: Option<Destination<'a>>,
     immediate: u32,
@@ -49,7 +49,6 @@ pub struct WorkRequest<'a> {
     pub(crate) wr_id: u64,
 }
 
-/// Where a request goes that names it.
 #[derive(Clone, Copy, Debug)]
 enum Destination<'a> {
     Datagram { handle: &'a AddressHandle, qpn: u32, qkey: u32 },
@@ -78,7 +77,6 @@ enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-/// Limits that a request is encoded within.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) segments: u32,
@@ -86,13 +84,11 @@ pub(crate) struct Limits {
     /// At most [`MAX_COUNT`], so that no data segment of a message is longer.
     pub(crate) message: u64,
     pub(crate) transport: Transport,
-    /// The device has atomic operations.
+    /// True if the device has atomic operations.
     pub(crate) atomics: bool,
 }
 
-/// Segments of an address.
 const ADDRESS_SEGMENTS: usize = size_of::<AddressVector>() / SEGMENT;
-/// Bytes of an atomic operation.
 const ATOMIC_BYTES: usize = 8;
 
 impl<'a> WorkRequest<'a> {
@@ -102,27 +98,25 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { opcode, payload, remote, operands: None, to: None, immediate: 0, flags, wr_id: 0 }
     }
 
-    /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty
-    /// message.
+    /// Sends the slices, in order, into a receive of the remote side. Without slices, the message is empty.
     #[inline]
     pub fn send(slices: &'a [Slice]) -> Self {
         Self::new(Opcode::Send, Payload::Slices(slices), None)
     }
 
-    /// Sends bytes that are copied into the work request now.
+    /// Sends bytes, which are copied into the work request now.
     #[inline]
     pub fn send_inline(bytes: &'a [u8]) -> Self {
         Self::new(Opcode::Send, Payload::Inline(bytes), None)
     }
 
-    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no
-    /// notification.
+    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no notification.
     #[inline]
     pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
     }
 
-    /// Writes bytes that are copied into the work request now.
+    /// Writes bytes, which are copied into the work request now.
     #[inline]
     pub fn write_inline(bytes: &'a [u8], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Inline(bytes), Some(remote))
@@ -134,20 +128,20 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
     }
 
-    /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are
-    /// equal, as one step. What they were comes into `result`, 8 bytes of a region with
-    /// [`crate::Access::LOCAL_WRITE`]; all are numbers in the hosts' order.
+    /// Atomically compares 8 remote bytes with `compare`, and replaces them by `swap` if they are equal. The old
+    /// value is stored in `result`, 8 bytes of a region with [`crate::Access::LOCAL_WRITE`]. All are numbers in the
+    /// hosts' order.
     ///
-    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`],
-    /// which the remote queue pair must allow, too. It is one step among the operations of that
-    /// card; whether for its CPU, too, is not promised.
+    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`], which the remote
+    /// queue pair must allow, too. The operation is atomic among that card's operations; whether also for its CPU
+    /// is not guaranteed.
     #[inline]
     pub fn compare_swap(result: &'a Slice, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::atomic(Opcode::AtomicCs, result, remote, AtomicSeg::new(swap, compare))
     }
 
-    /// Adds to the 8 remote bytes, modulo 2^64, as one step. What they were comes into `result`.
-    /// The rest is as with [`Self::compare_swap`].
+    /// Atomically adds to the 8 remote bytes, modulo 2^64. The old value is stored in `result`. Otherwise as
+    /// [`Self::compare_swap`].
     #[inline]
     pub fn fetch_add(result: &'a Slice, remote: RemoteMemory, add: u64) -> Self {
         Self::atomic(Opcode::AtomicFa, result, remote, AtomicSeg::new(add, 0))
@@ -159,36 +153,32 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { operands: Some(operands), ..Self::new(opcode, payload, Some(remote)) }
     }
 
-    /// Does nothing but complete: in its turn, when everything before it has. With [`Self::fence`],
-    /// after reads and atomics, too.
+    /// Only completes, after everything before it; with [`Self::fence`], also after reads and atomics.
     #[inline]
     pub fn nop() -> Self {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)
     }
 
-    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key.
-    /// Requests of UD queue pairs need it, and no others have it. A receiver with another Q_Key
-    /// drops the datagram without an error.
+    /// Sets the destination of a datagram: the address of a port, a queue pair there, and its Q_Key. UD queue pairs
+    /// require it, and others refuse it. A receiver with another Q_Key drops the datagram without an error.
     ///
-    /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB
-    /// specification, 10.2.5).
+    /// If the Q_Key has the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
     #[inline]
     pub fn to(mut self, handle: &'a AddressHandle, remote_qpn: u32, remote_qkey: u32) -> Self {
         self.to = Some(Destination::Datagram { handle, qpn: remote_qpn, qkey: remote_qkey });
         self
     }
 
-    /// The target that the request goes to. Requests of DC queue pairs need it, and no others have it.
-    /// A target whose key is another refuses it: the request fails with a remote access error, and the
-    /// queue pair with it.
+    /// Sets the DC target. DC queue pairs require it, and others refuse it. A target with another key refuses the
+    /// request: it fails with a remote access error, and so does the queue pair.
     #[inline]
     pub fn to_target(mut self, target: &'a DcAddress) -> Self {
         self.to = Some(Destination::Target(target));
         self
     }
 
-    /// Adds immediate data, which the receiver finds in its completion. A write with immediate
-    /// consumes a receive of the remote side. Ignored for requests that carry none.
+    /// Adds immediate data, which is in the receiver's completion. A write with immediate consumes a receive of the
+    /// remote side. Ignored for other kinds of requests.
     #[inline]
     pub fn immediate(mut self, value: u32) -> Self {
         self.opcode = match self.opcode {
@@ -200,29 +190,29 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// The number that the completion will carry.
+    /// Sets the number that the completion carries.
     #[inline]
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self
     }
 
-    /// No completion on success. Its place in the send queue is freed by the next signaled
-    /// request's completion, so every queue needs a signaled request now and then.
+    /// Suppresses the completion on success. The next signaled request's completion frees its place in the send
+    /// queue, so every queue needs a signaled request now and then.
     #[inline]
     pub fn unsignaled(mut self) -> Self {
         self.flags.remove(CtrlFlags::CQ_UPDATE);
         self
     }
 
-    /// Asks the receiver's card to raise an event, where the receiver asked for solicited ones.
+    /// Makes the receiver's card raise an event, if the receiver's queue is armed for solicited ones.
     #[inline]
     pub fn solicited(mut self) -> Self {
         self.flags.insert(CtrlFlags::SOLICITED);
         self
     }
 
-    /// Starts only after every RDMA read and atomic operation posted before has finished.
+    /// Delays the request until every earlier RDMA read and atomic operation has finished.
     #[inline]
     pub fn fence(mut self) -> Self {
         self.flags.insert(CtrlFlags::FENCE);
@@ -233,14 +223,12 @@ impl<'a> WorkRequest<'a> {
         self.flags.contains(CtrlFlags::CQ_UPDATE)
     }
 
-    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds`
-    /// segments.
+    /// Returns the control segment of a request of `units` segments, at block `index` of a queue pair's send queue.
     #[inline(always)]
     pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
     }
 
-    /// The card writes into the slices.
     #[inline(always)]
     fn card_writes(&self) -> bool {
         self.opcode == Opcode::RdmaRead || self.operands.is_some()
@@ -249,15 +237,14 @@ impl<'a> WorkRequest<'a> {
 
 /// Most bytes of one data segment: 31 bits.
 pub(crate) const MAX_COUNT: u32 = (1 << 31) - 1;
-/// What a queue pair asks of the requests that it takes.
 pub(crate) trait Rules {
-    /// The regions of slices that were checked know the queue that is posted to, which keeps them.
+    /// True if checked regions learn of the queue, whose keeper then keeps them.
     const KEEPS: bool = false;
 
     fn limits(&self) -> Limits;
-    /// Whether the card may use the slice; `card_writes` to it.
+    /// Checks that the card may use the slice; with `card_writes`, write to it.
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError>;
-    /// Whether a request may go to that address.
+    /// Checks that a request may go to that address.
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError>;
 }
 

@@ -1,18 +1,14 @@
 //! The state of a send queue: encoded work requests from preparation to completion.
 //!
-//! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free
-//! again because a polled completion covered them. Work requests carry serial numbers, so that a
-//! prepared send can be found again.
+//! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, and `tail` blocks are free again after
+//! a polled completion. Serial numbers identify work requests.
 
 #[deny(unsafe_code)]
-mod ends;
-#[deny(unsafe_code)]
-mod order;
+mod posting;
 mod waits;
 
-pub(crate) use ends::BorrowedSends;
-pub(crate) use order::{Before, LastPost, Replaced};
-pub(crate) use waits::{CardWait, Enable, Hold};
+pub(crate) use posting::{BorrowedSends, LastPost, PreviousPost};
+pub(crate) use waits::{CardWait, Enable, PostMode, WaitRequest};
 
 use crate::memory::HostAddr;
 use crate::queue::completion::CompletionState;
@@ -27,26 +23,24 @@ use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Segments of a basic block.
 const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum EntryState {
     /// In the ring, not announced to the card.
     Prepared,
-    /// Its completion is not returned: a WAIT in front of a send; or a send that was dropped before
-    /// it was posted, and is a NOP, which goes to the card with the next send that is posted.
+    /// Its completion is not returned. A WAIT, or a send that was dropped before it was posted: a NOP, which goes
+    /// to the card with the next posted send.
     Hidden,
-    /// Handed to a stream (or rung by the CPU).
     Posted,
-    /// Handed to the card by a flush, before it was posted.
-    Withheld,
+    /// Given to the card by a flush, before it was posted.
+    FlushedUnposted,
 }
 
-impl State {
-    /// The card has it, or a stream that rings for it.
+impl EntryState {
+    /// Returns whether the card has it, or a stream that rings for it.
     fn is_given(self) -> bool {
-        matches!(self, State::Posted | State::Withheld)
+        matches!(self, EntryState::Posted | EntryState::FlushedUnposted)
     }
 }
 
@@ -57,64 +51,60 @@ struct Entry {
     /// At most 16.
     blocks: u16,
     signaled: bool,
-    state: State,
-    /// Keeps the memory that the card reads or writes.
+    state: EntryState,
+    /// Keeps the memory that the card accesses.
     regions: Regions,
 }
 
 impl Entry {
-    /// The block after its last.
     fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks.into())
     }
 
-    /// The CPU has posted it, and the queue keeps its regions.
+    /// Returns whether the CPU has posted it, and the queue's keeper keeps its regions.
     fn is_kept(&self) -> bool {
         matches!(self.regions, Regions::Kept)
     }
 }
 
-/// How the card comes to have sends that are prepared.
+/// How prepared sends come to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handover {
-    /// A stream rings, or the CPU.
+    /// A stream or the CPU rings.
     Doorbells,
-    /// The CPU has rung at their preparation, and the card waits in front of each.
+    /// The CPU rings when it prepares a send, and the card waits in front of it.
     Waits,
-    /// The queue of a master waits, and releases them.
+    /// A master's queue waits, and releases them.
     Master,
 }
 
-/// What completing an entry of the ring yields.
+/// The result of completing an entry of the ring.
 #[derive(Debug, Default)]
 pub(crate) struct Retired {
     pub(crate) wr_id: u64,
-    /// Work requests that retired together, and how many of them had a completion of their own
-    /// coming.
+    /// Work requests that retired together, and how many of them are signaled.
     pub(crate) entries: u32,
     pub(crate) signaled: u32,
-    /// A WAIT, or a send that was dropped: its completion is not returned.
+    /// True for a WAIT or a dropped send, whose completion is not returned.
     pub(crate) hidden: bool,
-    /// It was flushed before it was posted.
-    pub(crate) withheld: bool,
+    /// True if it was flushed before it was posted.
+    pub(crate) flushed_unposted: bool,
     pub(crate) claim: Option<Arc<Claim>>,
 }
 
-/// Work requests that were taken out of the ring again.
+/// Work requests that were removed from the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Removed {
     pub(crate) entries: u32,
-    /// How many of them would have had a completion.
+    /// How many of them are signaled.
     pub(crate) signaled: u32,
 }
 
-/// A work request that was written.
 struct Written {
-    /// The value of the doorbell register: the first 8 bytes of the WQE.
+    /// Value for the doorbell register: the first 8 bytes of the WQE.
     doorbell: u64,
-    /// Its slices are of several regions.
+    /// True if its slices are of several regions.
     several: bool,
-    /// Its segments.
     units: u32,
 }
 
@@ -135,7 +125,7 @@ fn write(
     Ok(Written { doorbell: words[0], several, units })
 }
 
-/// The same for a work request that wraps around the ring's end.
+/// Writes a work request that wraps around the ring's end.
 #[cold]
 #[inline(never)]
 fn write_wrapped(
@@ -146,52 +136,43 @@ fn write_wrapped(
     qpn: u32,
 ) -> Result<Written, QueueError> {
     let mut copy = Copy::new();
-    // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than
-    // it has.
+    // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than it has.
     let mut writer = unsafe { copy.writer() };
     let written = write(&mut writer, request, rules, head, qpn)?;
     ring.write(head, copy.bytes(written.units));
     Ok(written)
 }
 
-/// Basic blocks that hold that many segments.
 fn blocks_of(units: u32) -> u32 {
     units.div_ceil(UNITS_PER_BLOCK)
 }
 
-/// The state of one send queue, under its lock.
 #[derive(Debug)]
 pub(crate) struct SendState {
     ring: Ring,
     qpn: u32,
-    /// The doorbell register.
     pub(crate) register: HostAddr,
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
-    /// Sends of persistent requests: polling does not return their completions.
+    /// Claims of persistent requests: polling does not return their completions.
     pub(crate) claims: Claims,
-    /// Serial number of `entries[0]`.
     first_serial: u64,
-    /// Serial number of the next send to be posted: of the oldest that is prepared, if any is.
+    /// Serial number of the next send to be posted: the oldest prepared one, if there is any.
     next_to_post: u64,
-    /// Where the newest posted sends are, to keep one queue pair on one stream at a time.
+    /// The newest post, which keeps a queue pair on one stream at a time.
     last_post: Option<LastPost>,
-    /// Doorbells of posted sends that the proxy still has to ring.
+    /// Doorbells of posted sends that the proxy has not rung yet.
     proxied: u32,
-    /// The queue pair has failed, and everything prepared was handed to the card.
     flushed: bool,
-    /// A post has to look at more than the order: a stream waits for sends that are not posted, or
-    /// the queue was flushed.
+    /// True if a post must check more than the order: a stream waits for unposted sends, or the queue was flushed.
     pub(crate) guarded: bool,
-    /// A kernel drives the queue.
     attached: bool,
     handover: Handover,
-    /// A master has released, or will, what has not retired.
-    is_released: bool,
+    /// True if a master releases the outstanding requests, false if the CPU rings for them.
+    is_masters: bool,
     /// Keeps the regions of posts that do not hold them.
     keeper: Arc<DeferredDeregistration>,
-    /// How many such posts there were.
     kept: u64,
 }
 
@@ -213,29 +194,28 @@ impl SendState {
             guarded: false,
             attached: false,
             handover: Handover::Doorbells,
-            is_released: false,
+            is_masters: false,
             keeper: Arc::new(DeferredDeregistration::new()),
             kept: 0,
         }
     }
 
-    /// What keeps the regions of posts that do not hold them.
+    /// Returns the keeper of regions of posts that do not hold them.
     pub(crate) fn keeper(&self) -> &Arc<DeferredDeregistration> {
         &self.keeper
     }
 
-    /// A queue whose sends come to the card in that way.
     pub(crate) fn handed_over(self, handover: Handover) -> Self {
         SendState { handover, ..self }
     }
 
-    /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
+    /// Counts a doorbell given to the proxy (true), or rung or withdrawn (false).
     pub(crate) fn count_proxied(&mut self, pending: bool) {
         self.proxied = if pending { self.proxied + 1 } else { self.proxied.saturating_sub(1) };
     }
 
-    /// The doorbell by which the proxy rings: none once everything was flushed, as an older record
-    /// must not follow a newer one.
+    /// Returns the doorbell by which the proxy rings; none after a flush, as an older record must not follow a
+    /// newer one.
     pub(crate) fn proxied(&self, record: u32, value: u64) -> Option<Doorbell> {
         (!self.flushed).then(|| self.doorbell(record, value))
     }
@@ -258,33 +238,40 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request into the ring, behind WAITs if it is to have some, for a stream to post or the CPU to
-    /// ring for: its doorbell hands all of them to the card. Where that fails, nothing has changed.
+    /// Writes WAITs, followed by a work request, into the ring. On an error, nothing has changed.
     ///
-    /// Returns its serial number, and the doorbell.
+    /// Returns the request's serial number, and the doorbell that hands all of them to the card, for a stream or the
+    /// CPU to ring. A slave's requests need none: the master releases them.
+    ///
+    /// # Errors
+    /// No room, a refused request; [`OrderError::HandedOverOtherwise`](crate::queue::OrderError) for a slave.
     pub(crate) fn prepare(
         &mut self,
-        holds: impl IntoIterator<Item = Hold>,
+        waits: impl IntoIterator<Item = WaitRequest>,
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         completions: &mut CompletionState,
     ) -> Result<(u64, Doorbell), QueueError> {
+        let is_slave = self.handover == Handover::Master;
+        if is_slave {
+            self.check_masters_turn()?;
+        }
         let before = self.entries.len();
-        let waits = holds.into_iter().try_for_each(|hold| self.place_wait(hold, completions));
+        let waits = waits.into_iter().try_for_each(|wait| self.place_wait(wait, completions));
         let placed = waits.and_then(|()| {
-            self.place(request, rules, |signaled| completions.reserve(signaled), State::Prepared)
+            self.place(request, rules, |signaled| completions.reserve(signaled), EntryState::Prepared)
         });
         let value = placed.inspect_err(|_| self.take_back(before, completions))?;
-        // Before any send that was prepared earlier, nothing is due: a WAIT is nothing to post.
+        self.is_masters |= is_slave;
+        // WAITs are not posted: without earlier prepared sends, the request is the next.
         self.skip_unprepared();
         Ok((self.next_serial() - 1, self.doorbell(doorbell::record(self.head), value)))
     }
 
-    /// Writes a work request into the ring and rings the card, at once.
+    /// Writes a work request into the ring and rings the card at once. Returns what [`Self::prepare`] does.
     ///
     /// # Errors
-    /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding
-    /// on a stream.
+    /// Those of [`Self::prepare`]; earlier sends that are prepared and not posted, or outstanding on a stream.
     ///
     /// # Safety
     /// The register is valid.
@@ -294,31 +281,29 @@ impl SendState {
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
-    ) -> Result<(), QueueError> {
+    ) -> Result<(u64, Doorbell), QueueError> {
         let serial = self.next_serial();
-        if (self.next_to_post != serial) | self.is_released {
+        if (self.next_to_post != serial) | self.is_masters {
             self.check_cpus_turn(serial)?;
         }
         self.settle()?;
-        let doorbell = self.place(request, rules, book, State::Posted)?;
+        let value = self.place(request, rules, book, EntryState::Posted)?;
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);
         // SAFETY: the caller's.
-        unsafe { ring(&self.ring, record, self.register, doorbell) };
-        Ok(())
+        unsafe { ring(&self.ring, record, self.register, value) };
+        Ok((serial, self.doorbell(record, value)))
     }
 
-    /// Writes a work request behind the newest, and books the entry of its completion. Where that
-    /// fails, nothing has changed.
-    ///
-    /// Returns the value of the doorbell register.
+    /// Writes a work request behind the newest, and reserves the entry of its completion. On an error, nothing has
+    /// changed. Returns the value for the doorbell register.
     #[inline(always)]
     fn place<R: Rules>(
         &mut self,
         request: &WorkRequest<'_>,
         rules: &R,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
-        state: State,
+        state: EntryState,
     ) -> Result<u64, QueueError> {
         request.check(rules)?;
         let most = request.most_units(rules.limits())?;
@@ -353,13 +338,16 @@ impl SendState {
         Ok(written.doorbell)
     }
 
-    /// Books what was written from the head on.
+    /// Adds an entry that was written at the head.
     fn push(&mut self, entry: Entry) {
         self.head = entry.end();
         self.entries.push_back(entry);
     }
 
-    /// The serial number of the next work request.
+    pub(crate) fn end(&self) -> u32 {
+        self.head
+    }
+
     fn next_serial(&self) -> u64 {
         self.first_serial + self.entries.len() as u64
     }
@@ -370,21 +358,21 @@ impl SendState {
         (position < self.entries.len()).then_some(position)
     }
 
-    /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes
-    /// of the *last* WQE's control segment, as it stands in the ring (it may have become a NOP).
+    /// Returns the doorbell for an entry and everything before it: the first 8 bytes of the *last* WQE's control
+    /// segment, as it is in the ring now, perhaps a NOP.
     fn doorbell_of(&self, entry: &Entry) -> Doorbell {
         self.doorbell(doorbell::record(entry.end()), self.ring.first_bytes(entry.first))
     }
 
-    /// Matches a completion with its work request, which retires together with all before it.
+    /// Matches a completion with its work request, which retires together with all earlier ones.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
         let (mut retired, mut kept) = (Retired::default(), 0);
         for entry in self.entries.drain(..=position) {
             kept += u64::from(entry.is_kept());
             retired.wr_id = entry.wr_id;
-            retired.hidden = entry.state == State::Hidden;
-            retired.withheld = entry.state == State::Withheld;
+            retired.hidden = entry.state == EntryState::Hidden;
+            retired.flushed_unposted = entry.state == EntryState::FlushedUnposted;
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
@@ -400,30 +388,29 @@ impl SendState {
         Some(retired)
     }
 
-    /// Gives the newest request, which has one slice and no remote address, a key that the card
-    /// does not know.
+    /// Gives the newest request, which has one slice and no remote address, a key that the card does not know.
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
         let newest = self.entries.back().map_or(0, |entry| entry.first);
         self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
-    /// What is not retired.
+    /// Returns the number of work requests that have not retired.
     pub(crate) fn outstanding(&self) -> Removed {
         let signaled = self.entries.iter().filter(|entry| entry.signaled).count();
         Removed { entries: self.entries.len() as u32, signaled: signaled as u32 }
     }
 
-    /// Work that the card, a stream or a kernel may still touch.
+    /// Returns whether the card, a stream or a kernel may still access it.
     pub(crate) fn in_flight(&self) -> bool {
         self.has_posted() || self.attached
     }
 
-    /// Sends are posted in order, so the state of the oldest that was not dropped decides.
+    /// Sends are posted in order, so the oldest that was not dropped decides.
     fn has_posted(&self) -> bool {
         self.entries
             .iter()
-            .find(|entry| entry.state != State::Hidden)
+            .find(|entry| entry.state != EntryState::Hidden)
             .is_some_and(|entry| entry.state.is_given())
     }
 }

@@ -1,9 +1,9 @@
 //! The state of a shared receive queue.
 //!
-//! Its entries are a list, as receives complete in any order: each begins with the index of the next
-//! (`struct mlx5_wqe_srq_next_seg`). The card follows the list from entry 0 on. The CPU writes receives
-//! to the free entries, from the list's head on, and links entries whose receives have completed to its
-//! tail. One entry stays free: the tail, whose link is not written yet.
+//! Receives complete in any order, so its entries form a list: each begins with the index of the next (`struct
+//! mlx5_wqe_srq_next_seg`). The card follows the list from entry 0 on. The CPU writes receives to the free entries,
+//! from the list's head on, and links entries of completed receives to its tail. The tail, whose link is not
+//! written yet, stays free.
 
 use crate::queue::recv::{Entry, write_receive};
 use crate::queue::{QueueError, QueueFull, Ring};
@@ -13,8 +13,8 @@ use gdsync_sys::prm::{doorbell, recv};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Receives of a shared queue that are posted, and whose completions were not polled. Each may complete
-/// in any completion queue of its queue pairs, and counts in all of them.
+/// Receives of a shared queue that are posted and whose completions were not polled. Each may complete in any
+/// completion queue of its queue pairs, and counts in all of them.
 #[derive(Debug)]
 pub(crate) struct Credits {
     posted: AtomicU32,
@@ -31,8 +31,8 @@ impl Credits {
     }
 
     pub(crate) fn posted(&self) -> u32 {
-        // Sequentially consistent with `take`: of a receive that is being posted, and of other work of a
-        // completion queue, the one that is counted second finds the other.
+        // Sequentially consistent with `take`: of a receive being posted and other work of a completion queue, the
+        // one counted second sees the other.
         self.posted.load(Ordering::SeqCst)
     }
 
@@ -46,19 +46,16 @@ impl Credits {
         }
     }
 
-    /// A receive was not posted, or its completion was polled.
+    /// Uncounts a receive that was not posted, or whose completion was polled.
     pub(crate) fn give_back(&self) {
         self.posted.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// The state of a shared receive queue, under its lock.
 #[derive(Debug)]
 pub(crate) struct SharedRecvState {
     ring: Ring,
-    /// The free entry that the next receive takes.
     head: u16,
-    /// The last free entry.
     tail: u16,
     /// Receives that were posted, modulo 2^16.
     counter: u16,
@@ -67,19 +64,19 @@ pub(crate) struct SharedRecvState {
 }
 
 impl SharedRecvState {
-    /// Of a ring whose entries are linked from `head` to `tail`.
+    /// Makes the state of a ring whose entries are linked from `head` to `tail`.
     pub(crate) fn new(ring: Ring, head: u16, tail: u16) -> Self {
         let entries = (0..ring.entries()).map(|_| None).collect();
         SharedRecvState { ring, head, tail, counter: 0, entries }
     }
 
-    /// Receives that it holds: all entries but one.
+    /// Returns the most receives that it holds: all entries but one.
     pub(crate) fn capacity(&self) -> u32 {
         self.ring.entries() - 1
     }
 
-    /// Writes a receive into the ring and announces it to the card. The caller has counted it
-    /// ([`Credits::take`]), and has checked the number of segments.
+    /// Writes a receive into the ring and announces it to the card. The caller has counted it ([`Credits::take`]),
+    /// and has checked the number of segments.
     pub(crate) fn post(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
         let index = self.head;
         let next = self.next_of(index);
@@ -93,7 +90,7 @@ impl SharedRecvState {
         self.ring.publish(doorbell::record(self.counter.into()));
     }
 
-    /// Matches a completion with its work request, whose entry is free then. `None` where there is none.
+    /// Matches a completion with its work request, whose entry becomes free. Returns `None` if there is none.
     pub(crate) fn retire(&mut self, index: u16) -> Option<u64> {
         let entry = self.entries.get_mut(usize::from(index))?.take()?;
         let link = u32::from_ne_bytes(recv::link(index).first_chunk().copied().unwrap_or_default());
@@ -102,7 +99,6 @@ impl SharedRecvState {
         Some(entry.wr_id)
     }
 
-    /// The entry that follows on the list.
     fn next_of(&self, index: u16) -> u16 {
         let bytes = self.ring.word(index.into(), 0).load(Ordering::Acquire).to_ne_bytes();
         let [.., high, low] = bytes;
@@ -110,7 +106,7 @@ impl SharedRecvState {
     }
 }
 
-/// Bytes of the link of an entry.
+/// Bytes of an entry's link.
 const _: () = assert!(SEGMENT == 16);
 
 #[cfg(test)]

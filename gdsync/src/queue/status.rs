@@ -1,5 +1,5 @@
-//! Status words: how a piece of work ended, where a stream can wait for it; and claims: completions that
-//! belong to a persistent request, which the program's polls do not return.
+//! Status words, by which streams wait for outcomes; and claims, the completions of persistent requests, which the
+//! program's polls do not return.
 
 use crate::memop::Word32;
 use crate::memory::PinnedMemory;
@@ -11,11 +11,11 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of pinned memory that status words are taken from, and from one word to the next.
+/// Bytes of the pinned memory for status words, and the distance between words.
 const CHUNK: usize = 64 << 10;
 const STRIDE: usize = 16;
 
-/// What became of the work that a stream waits for: a 32-bit word of pinned memory, written once.
+/// The outcome of work that a stream waits for: a 32-bit word of pinned memory, written once.
 ///
 /// | value | meaning |
 /// |---|---|
@@ -23,28 +23,28 @@ const STRIDE: usize = 16;
 /// | 1 ([`Self::OK`]) | completed |
 /// | [`Self::FAILED`] + syndrome + (vendor syndrome << 16) | failed |
 ///
-/// Syndrome 1 is an error (local length), so failures carry a bit of their own. Syndrome 0 is none
-/// of the card's: the library could not hand the work to the card.
+/// Failures have their own bit, as syndrome 1 is an error (local length). Syndrome 0 is not a card's: the library
+/// could not give the work to the card.
 #[derive(Clone, Debug)]
 pub struct Status {
     word: Word32,
-    /// Who writes the word; none where that looks by itself.
+    /// Writes the word; none if the word needs no query.
     writer: Option<Arc<dyn Writer>>,
 }
 
-/// Writes a status when somebody asks for it.
+/// Writes a status when it is queried.
 pub(crate) trait Writer: Debug + Send + Sync {
-    /// Looks whether the work has completed, and writes how if it has.
+    /// Checks whether the work has completed, and writes its outcome if it has.
     fn look(&self);
 
-    /// Has a thread look until the work has completed.
+    /// Makes a thread check until the work has completed.
     fn watch(self: Arc<Self>);
 }
 
 /// Memory for words, and the offset of the next one.
 static CURRENT: Mutex<Option<(PinnedMemory, usize)>> = Mutex::new(None);
 
-/// Takes out the memory with the next word, or new memory where that is used up.
+/// Takes the memory with the next word, or new memory if that is used up.
 fn take(current: &mut Option<(PinnedMemory, usize)>) -> Result<(PinnedMemory, usize), Error> {
     if let Some((memory, next)) = current.take()
         && next + STRIDE <= CHUNK
@@ -63,7 +63,6 @@ impl Status {
     /// The bit of every failure; the lowest 8 bits are the card's syndrome.
     pub const FAILED: u32 = 0x100;
 
-    /// A new word, which says [`Self::PENDING`].
     pub(crate) fn new() -> Result<Self, Error> {
         let mut current = CURRENT.lock();
         let (memory, offset) = take(&mut current)?;
@@ -73,21 +72,20 @@ impl Status {
         Ok(Status { word, writer: None })
     }
 
-    /// Takes the memory for the next word now, for work that is posted later.
+    /// Allocates the memory for the next word now, for work that is posted later.
     pub(crate) fn prepare() -> Result<(), Error> {
         let mut current = CURRENT.lock();
         *current = Some(take(&mut current)?);
         Ok(())
     }
 
-    /// The same status, for those who ask: `writer` writes it.
+    /// Returns the same status for queries, written by `writer`.
     pub(crate) fn written_by(&self, writer: Arc<dyn Writer>) -> Self {
         Status { word: self.word.clone(), writer: Some(writer) }
     }
 
-    /// The word itself, for descriptors of later batches; [`Self::address_on`] is for kernels. It is
-    /// written at the latest when a thread of the library, which looks from now on, finds that the work
-    /// has completed.
+    /// Returns the word, for descriptors of later batches; [`Self::address_on`] is for kernels. From now on, a
+    /// library thread checks the work, and writes the word at the latest when it finds it completed.
     pub fn word(&self) -> &Word32 {
         if let Some(writer) = self.open() {
             writer.clone().watch();
@@ -95,14 +93,13 @@ impl Status {
         &self.word
     }
 
-    /// The writer, if the work has not completed by now.
     fn open(&self) -> Option<&Arc<dyn Writer>> {
         let writer = self.writer.as_ref().filter(|_| self.word.load() == Self::PENDING)?;
         writer.look();
         (self.word.load() == Self::PENDING).then_some(writer)
     }
 
-    /// What it says now: `None` while the work has not completed.
+    /// Returns the outcome; `None` while the work has not completed.
     pub fn get(&self) -> Option<Result<(), WorkError>> {
         self.open();
         match self.word.load() {
@@ -112,7 +109,7 @@ impl Status {
         }
     }
 
-    /// Writes how the work ended. Streams that wait for the word continue.
+    /// Writes the outcome. Streams that wait for the word continue.
     pub(crate) fn set(&self, outcome: Result<(), WorkError>) {
         self.word.store(match outcome {
             Ok(()) => Self::OK,
@@ -120,7 +117,7 @@ impl Status {
         });
     }
 
-    /// What a stream waits for.
+    /// Returns the operation by which a stream waits for the word.
     pub(crate) fn wait_op(&self) -> PeerOp {
         PeerOp::PollAnd { addr: self.word.addr(), value: Self::OK | Self::FAILED }
     }
@@ -130,10 +127,10 @@ impl Status {
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) status: Status,
-    /// The entry of the completion queue in which the work completes, where nothing but this kind of
-    /// work of one queue pair completes there.
+    /// The completion queue's entry in which the work completes, if nothing but this kind of work of one queue pair
+    /// completes there.
     pub(crate) entry: OnceLock<u32>,
-    /// A thread of the library looks for the completion.
+    /// True once a library thread checks for the completion.
     is_watched: AtomicBool,
     completion: Mutex<Option<Completion>>,
 }
@@ -155,8 +152,7 @@ impl Claim {
         }
     }
 
-    /// The work never reached the card: `syndrome` says why; 0 if the card has no syndrome for the
-    /// reason.
+    /// Completes work that never reached the card. `syndrome` is the reason; 0 if the card has none for it.
     pub(crate) fn finish_unposted(&self, qp_num: u32, kind: WorkKind, syndrome: u8) {
         let status = Err(WorkError { syndrome, vendor: 0 });
         self.finish(Completion {
@@ -173,7 +169,7 @@ impl Claim {
         });
     }
 
-    /// Says that a thread is to look for the completion. False where one does.
+    /// Registers a thread that checks for the completion. Returns false if there is one.
     pub(crate) fn watch(&self) -> bool {
         !self.is_watched.swap(true, Ordering::AcqRel)
     }
@@ -194,24 +190,23 @@ impl Claims {
         self.claims.push_back((serial, claim));
     }
 
-    /// The work request was withdrawn, and does not complete.
+    /// Removes the claim on a withdrawn work request, which does not complete.
     pub(crate) fn forget(&mut self, serial: u64) {
         self.claims.retain(|(known, _)| *known != serial);
     }
 
-    /// Those on work requests that have not retired, oldest first.
+    /// Returns the claims on work requests that have not retired, oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Arc<Claim>)> {
         self.claims.iter().map(|(serial, claim)| (*serial, claim))
     }
 
-    /// Whether the entries `from..to` of the completion queue are all those of claimed work.
+    /// Returns whether all entries `from..to` of the completion queue are those of claimed work.
     pub(crate) fn cover(&self, from: u32, to: u32) -> bool {
         let is_between = |entry: &u32| entry.wrapping_sub(from) < to.wrapping_sub(from);
         let claimed = self.claims.iter().filter(|(_, claim)| claim.entry.get().is_some_and(is_between));
         claimed.count() as u32 == to.wrapping_sub(from)
     }
 
-    /// Takes out the claim on the work request that has just retired.
     pub(crate) fn take(&mut self, serial: u64) -> Option<Arc<Claim>> {
         let (first, _) = self.claims.front()?;
         if *first == serial { self.claims.pop_front().map(|(_, claim)| claim) } else { None }

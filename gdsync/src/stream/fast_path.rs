@@ -1,31 +1,31 @@
-//! Posting one send, in little more time than the backend's call takes: programs that send from a
-//! loop do little else.
+//! Posting one send in little more time than the backend's call takes, for programs that send from a loop.
 
 use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
+use crate::queue::send::{PostMode, PreviousPost};
 use crate::queue::{Release, WorkRequest};
-use crate::stream::in_flight::{Held, InFlight, Past};
-use crate::stream::post::State;
+use crate::stream::in_flight::{InFlight, KeptAlive, Past};
+use crate::stream::state::StreamState;
 use crate::stream::{PostError, PostFailure, Posted, Stream};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tracing::level_filters::LevelFilter;
 
-/// What has become of a send on the fast path.
+/// The outcome of a send on the fast path.
 enum FastPath {
-    /// It is submitted, with this point.
     Posted(TimelinePoint),
-    /// It needs housekeeping, or the full lowering. Nothing has changed.
+    /// It needs housekeeping or the full lowering. Nothing has changed.
     NotTaken,
     /// The backend has refused it. Nothing has changed.
     Refused(StreamError),
 }
 
-impl State {
-    /// Submits a send if its pages are in the cache of translations and it is next in its queue
-    /// pair's order. The state is that of the stream which has this backend and this timeline.
+impl StreamState {
+    /// Submits a send if its pages are in the translation cache and it is next in its queue pair's order. The state
+    /// belongs to the stream with this backend and this timeline.
     #[inline(always)]
     fn submit_fast<B: MemOpStream>(
         &mut self,
@@ -52,17 +52,19 @@ impl State {
                 word => word,
             },
         };
-        let Some(before) = queue_pair.commit_next(serial, timeline, end) else {
+        if !queue_pair.is_ready.load(Ordering::Acquire) {
+            return FastPath::NotTaken;
+        }
+        let Some(before) = queue_pair.send().post_next(serial, timeline, end) else {
             return FastPath::NotTaken;
         };
         let ring = [
             MemOp::Write32 { addr: record, value: doorbell.record },
             MemOp::Write64 { addr: register, value: doorbell.value },
         ];
-        // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and
-        // register belong to the queue pair, which the submission in flight holds (`State::hold`), and the
-        // word to the timeline. The exclusive reference to the state, by its lock or by the stream's only
-        // owner, keeps others from submitting.
+        // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and register belong to
+        // the queue pair, which the submission in flight holds (`StreamState::hold`), and the word to the timeline. The
+        // exclusive reference to the state, by its lock or by the stream's only owner, keeps others from submitting.
         let submitted = unsafe {
             match word {
                 None => backend.submit(&ring),
@@ -70,30 +72,29 @@ impl State {
             }
         };
         if let Err(error) = submitted {
-            queue_pair.undo_next(serial, before);
+            queue_pair.send().undo_post(serial, PreviousPost::SameTimeline(before));
             return FastPath::Refused(error);
         }
         self.fast_posts_left.set(left - 1);
         FastPath::Posted(end)
     }
 
-    /// A send has been submitted: its queue pair lives until the stream has passed it.
+    /// Keeps the queue pair of a submitted send alive until the stream has passed it.
     #[inline(always)]
     fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) -> Posted {
         let signals = self.signals_always();
         self.issued = end;
         self.unwritten += u32::from(!signals);
         self.weight += 1;
-        self.in_flight.push_back(InFlight { end, held: Held::Send(queue_pair) });
+        self.in_flight.push_back(InFlight { end, kept: KeptAlive::Send(queue_pair) });
         Posted { operations: 2 + usize::from(signals), submissions: 1 }
     }
 }
 
-/// Submits a doorbell, and behind it the write of the submission's own point: the second of the points,
-/// after the first.
+/// Submits a doorbell, followed by the write of the submission's point. The two points are the previous and this one.
 ///
 /// # Safety
-/// As [`MemOpStream::submit`], of the ring and of the word, which is the timeline's.
+/// As [`MemOpStream::submit`], for the doorbell and the word, which is the timeline's.
 #[inline(never)]
 unsafe fn submit_signalling<B: MemOpStream>(
     backend: &B,
@@ -113,8 +114,7 @@ unsafe fn submit_signalling<B: MemOpStream>(
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less of the CPU's
-    /// time.
+    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less CPU time.
     ///
     /// # Errors
     /// As [`Self::post`].
@@ -126,7 +126,7 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// As [`Self::post_send`], for a stream's only owner: takes no lock of the stream.
+    /// Posts as [`Self::post_send`] does, for a stream's only owner: takes no lock of the stream.
     ///
     /// ```
     /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -155,19 +155,17 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Prepares a request and posts it on this stream, for programs that do nothing in between.
-    /// (libgdsync calls it `gds_stream_queue_send`.)
+    /// Prepares a request and posts it on this stream (libgdsync's `gds_stream_queue_send`).
     ///
     /// # Errors
-    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send
-    /// queue.
+    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send queue.
     pub fn queue_send(
         &self,
         queue_pair: &QueuePair,
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, [])?;
+        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
         let mut state = self.lock();
         match state.submit_fast(&self.backend, &self.timeline, queue_pair, place) {
             FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
@@ -175,7 +173,7 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// As [`Self::queue_send`], for a stream's only owner: takes no lock of the stream.
+    /// Posts as [`Self::queue_send`] does, for a stream's only owner: takes no lock of the stream.
     ///
     /// # Errors
     /// As [`Self::queue_send`].
@@ -185,7 +183,7 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let place = queue_pair.prepare_send(&request, None, [])?;
+        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
         let Stream { backend, timeline, state, .. } = self;
         let state = state.get_mut();
         match state.submit_fast(backend, timeline, queue_pair, place) {
@@ -198,21 +196,21 @@ impl<B: MemOpStream> Stream<B> {
     #[inline(never)]
     fn queue_otherwise(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, StreamState>,
         fast: FastPath,
         queue_pair: &Arc<QueuePairInner>,
-        (serial, release): (u64, Release),
+        enqueued: (u64, Release),
     ) -> Result<Posted, PostFailure> {
-        let send = PreparedSend::assemble(queue_pair.clone(), serial, release);
-        self.post_otherwise(state, fast, send).map_err(|error| error.source)
+        self.post_otherwise(state, fast, PreparedSend::of(queue_pair.clone(), enqueued))
+            .map_err(|error| error.source)
     }
 
-    /// For a send that the fast path has not posted.
+    /// Handles a send that the fast path has not posted.
     #[cold]
     #[inline(never)]
     fn post_otherwise(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, StreamState>,
         fast: FastPath,
         send: PreparedSend,
     ) -> Result<Posted, PostError> {
@@ -225,7 +223,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Posts a send with housekeeping and the full lowering.
     fn post_send_in_full(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, StreamState>,
         mut send: PreparedSend,
     ) -> Result<Posted, PostError> {
         self.await_turn(&mut state);
@@ -236,7 +234,7 @@ impl<B: MemOpStream> Stream<B> {
             self.lower_submission(&mut state, points, false, |lowering| lowering.send(&mut send, Fate::Kept));
         match lowered.and_then(|lowered| self.submit_lowered(&mut state, lowered, None)) {
             Ok((points, operations)) => {
-                state.accept(points, Held::Send(send.into_queue_pair()), &self.caps);
+                state.accept(points, KeptAlive::Send(send.into_queue_pair()), &self.caps);
                 drop(state);
                 drop(past);
                 Ok(Posted { operations, submissions: 1 })

@@ -1,7 +1,7 @@
-//! The first post of each kind registers nothing: what it names was registered when it was made, or
-//! with the device's first stream.
+//! The first post of each kind registers no memory: it was registered when it was allocated, or with the device's
+//! first stream.
 //!
-//! The streams are of a device that must register memory to reach it, and counts who has it do so.
+//! The streams' device can only reach registered memory, and counts registrations.
 
 use super::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
 use super::{Doorbells, SoftStream, Stream};
@@ -22,11 +22,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 thread_local! {
-    /// What this thread has had registered: other tests' threads have theirs registered, too.
+    /// Registrations by this thread, as other tests' threads register, too.
     static REGISTERED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A device that registers whatever it is asked for, or no registers.
+/// A device that registers any memory, or everything but registers.
 struct Counting {
     refuses_registers: bool,
 }
@@ -100,7 +100,6 @@ unsafe impl MemOpStream for Mapped {
     }
 }
 
-/// All that posts name.
 struct Objects {
     left: QueuePair,
     released: QueuePair,
@@ -143,7 +142,7 @@ impl Objects {
             collector: Collector::new(&pd.device()).unwrap(),
             short: Word32::new(&plain, 8).unwrap(),
             long: Word64::new(&plain, 4096).unwrap(),
-            // Across two pages, and no words.
+            // Across two pages, and not as words.
             bytes: MemoryWrite::new(&plain, 8001, &[7; 1000]).unwrap(),
             left,
             released,
@@ -166,15 +165,15 @@ impl Objects {
     }
 }
 
-/// Which is made first.
+/// The object that is made first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Order {
     Stream,
     Objects,
 }
 
-/// Posts once on a fresh stream, with fresh objects, by `post`, and counts what that registers. `check`
-/// looks at what has come of it.
+/// Posts once on a fresh stream, with fresh objects, by `post`, and counts the registrations. `check` checks the
+/// result.
 fn first_post<P>(
     what: &str,
     prepare: impl Fn(&mut Objects) -> P,

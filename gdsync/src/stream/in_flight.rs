@@ -1,4 +1,4 @@
-//! Submissions in flight: what a stream has accepted, and keeps alive until it has passed them.
+//! Submissions in flight: accepted by a stream, and kept alive until it has passed them.
 
 use crate::batch::Descriptor;
 use crate::memory::{Timeline, TimelinePoint};
@@ -7,36 +7,33 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// One submission.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: TimelinePoint,
-    pub(super) held: Held,
+    pub(super) kept: KeptAlive,
 }
 
-/// The objects that a submission names, and keeps alive.
+/// The objects that a submission names and keeps alive.
 #[derive(Debug)]
-pub(super) enum Held {
-    /// The queue pair of one send.
+pub(super) enum KeptAlive {
     Send(Arc<QueuePairInner>),
     /// Descriptors, which hold queue pairs, completion queues and the memory of words.
     Many(Vec<Descriptor>),
-    /// The descriptors of a graph's batch nodes, and how many nodes there are.
+    /// The descriptors of a graph's batch nodes, and the number of nodes.
     Graph(Box<(Vec<Descriptor>, usize)>),
 }
 
-impl Held {
-    /// What the submission counts for against [`crate::memop::MemOpCaps::max_outstanding`].
+impl KeptAlive {
+    /// Returns the submission's weight against [`crate::memop::MemOpCaps::max_outstanding`].
     pub(super) fn weight(&self) -> usize {
         match self {
-            Held::Send(_) | Held::Many(_) => 1,
-            Held::Graph(graph) => graph.1,
+            KeptAlive::Send(_) | KeptAlive::Many(_) => 1,
+            KeptAlive::Graph(graph) => graph.1,
         }
     }
 }
 
-/// Submissions that a stream has passed, to be dropped without the stream's lock. Their vector is
-/// used again.
+/// Submissions that a stream has passed, to be dropped without the stream's lock. Their vector is reused.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     submissions: Vec<InFlight>,
@@ -47,12 +44,11 @@ pub(super) struct Past {
 pub(super) type Spare = Mutex<Vec<InFlight>>;
 
 impl Past {
-    /// Empty, with the vector that a stream has kept.
+    /// Makes an empty value with the stream's spare vector.
     pub(super) fn new(spare: &Arc<Spare>) -> Self {
         Past { submissions: std::mem::take(&mut *spare.lock()), spare: Some(spare.clone()) }
     }
 
-    /// True without a stream's vector.
     pub(super) fn is_unused(&self) -> bool {
         self.spare.is_none()
     }
@@ -86,36 +82,35 @@ static ORPHANS: Mutex<Vec<(Arc<Timeline>, InFlight)>> = Mutex::new(Vec::new());
 
 impl InFlight {
     fn descriptors(&self) -> &[Descriptor] {
-        match &self.held {
-            Held::Send(_) => &[],
-            Held::Many(descriptors) => descriptors,
-            Held::Graph(graph) => &graph.0,
+        match &self.kept {
+            KeptAlive::Send(_) => &[],
+            KeptAlive::Many(descriptors) => descriptors,
+            KeptAlive::Graph(graph) => &graph.0,
         }
     }
 
     fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
-        let sent = match &self.held {
-            Held::Send(queue_pair) => Some(queue_pair),
-            Held::Many(_) | Held::Graph(_) => None,
+        let sent = match &self.kept {
+            KeptAlive::Send(queue_pair) => Some(queue_pair),
+            KeptAlive::Many(_) | KeptAlive::Graph(_) => None,
         };
         sent.into_iter().chain(self.descriptors().iter().flat_map(Descriptor::queue_pairs))
     }
 
-    /// Completes the unposted work of queue pairs that have failed meanwhile.
+    /// Flushes the unposted work of queue pairs that have failed meanwhile.
     pub(super) fn flush_failed(&self) {
         for queue_pair in self.queue_pairs().filter(|queue_pair| queue_pair.failure().is_some()) {
             queue_pair.flush_unposted();
         }
     }
 
-    /// Moves the queue pairs to the error state: the backend has failed, and which doorbells it
-    /// rang is unknown.
+    /// Moves the queue pairs to the error state: the backend has failed, and may have rung any doorbell.
     pub(super) fn abort(&self) {
         abort(self.queue_pairs());
     }
 
-    /// The first unsatisfied wait that the stream has not passed, with its position. Words in GPU
-    /// memory cannot be read here, and count as not satisfied.
+    /// Returns the first unsatisfied wait that the stream has not passed, with its position. Words in GPU memory
+    /// cannot be read here, and count as unsatisfied.
     pub(super) fn oldest_wait(&self, timeline: &Timeline) -> Option<(usize, &Descriptor)> {
         let waits = self.descriptors().iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
         let mut open = waits.filter(|(_, descriptor)| match descriptor {
@@ -132,7 +127,6 @@ impl InFlight {
     }
 }
 
-/// Moves queue pairs to the error state.
 pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner>>) {
     for queue_pair in queue_pairs {
         if let Err(error) = queue_pair.abort() {
@@ -142,7 +136,7 @@ pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner
 }
 
 /// Keeps the submissions of a stream that is being dropped, until its timeline has passed them.
-pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
+pub(super) fn orphan(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
     if let Some(last) = in_flight.back() {
         crate::memory::add_unfinished(timeline, last.end);
     }
@@ -151,7 +145,7 @@ pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFligh
     reap_orphans();
 }
 
-/// Drops the submissions that dropped streams have passed meanwhile.
+/// Drops orphaned submissions that have been passed.
 pub(super) fn reap_orphans() {
     let Some(mut orphans) = ORPHANS.try_lock() else { return };
     let past = take_past(&mut orphans);

@@ -1,35 +1,30 @@
-//! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells
-//! that the proxy may ring. And when a stream has a collector wait for its completions.
+//! The driver with which a stream lowers descriptors: with queues, addresses, and doorbells that the proxy may ring.
 
-use crate::batch::{Bytes, Collecting, Descriptor, Driver, Fate, Lowering, Points, Words};
-use crate::cuda::Placement;
-use crate::memop::{MemOp, MemOpStream, Named, Place, StreamError};
+use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
+use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::{
-    Collector, CollectorConfig, CompletionQueueInner, PreparedReceives, PreparedSend, PreparedTicket,
-    PreparedWait, QueuePair, QueuePairInner,
+    CompletionQueueInner, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePair,
+    QueuePairInner,
 };
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
-use crate::stream::post::State;
-use crate::stream::proxy::{self, Queue, Ring};
-use crate::stream::{DoorbellPath, Doorbells, PostFailure, Stream};
-use crate::verbs::{DEFAULT_PORT, Device, Error};
+use crate::stream::proxy::{self, ProxiedDoorbell, ProxyQueue};
+use crate::stream::state::{Stream, StreamState};
+use crate::stream::{DoorbellPath, Doorbells, PostFailure};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// A submission that a stream is about to make.
 pub(super) struct Posting<'a, B: MemOpStream> {
     stream: &'a Stream<B>,
-    state: &'a State,
-    /// The submission's sends are passed.
+    state: &'a StreamState,
+    /// The point after the submission's sends.
     sends: TimelinePoint,
-    /// Doorbells that the proxy will ring.
-    pub(super) rings: Vec<Ring>,
+    pub(super) rings: Vec<ProxiedDoorbell>,
     /// Entries for a collector to wait for.
     collected: RefCell<Vec<CollectedWait>>,
 }
 
-/// A completion queue, an index there, and the queue pairs that it may be of.
+/// A completion queue, an index there, and the queue pairs that it may belong to.
 type CollectedWait = (Arc<CompletionQueueInner>, u32, Vec<Arc<QueuePairInner>>);
 
 impl<B: MemOpStream> Driver for Posting<'_, B> {
@@ -111,7 +106,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
         Ok((self.stream.address(&collector.inner.place(), size_of::<u64>())?, number))
     }
 
-    /// To the card's register, or through the proxy.
+    /// Rings by the card's register, or through the proxy.
     #[inline]
     fn ring(
         lowering: &mut Lowering<'_, Self>,
@@ -148,8 +143,8 @@ impl<B: MemOpStream> Posting<'_, B> {
     ) -> Result<(), StreamError> {
         let Posting { stream, state, .. } = lowering.driver;
         proxy::start()?;
-        let ring = Ring::new(&send.queue_pair, &stream.timeline)?;
-        // The mailbox may reuse memory whose translation is out of date.
+        let ring = ProxiedDoorbell::new(&send.queue_pair, &stream.timeline)?;
+        // The mailbox may reuse memory with an outdated translation.
         state.translations.refresh(&stream.backend);
         lowering.doorbell(ring.to_mailbox(doorbell), None)?;
         lowering.driver.rings.push(ring);
@@ -158,12 +153,12 @@ impl<B: MemOpStream> Posting<'_, B> {
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// How the doorbells of a queue pair reach its card. Decides it, if that is still open, so that
-    /// the first send does not.
+    /// Returns how the doorbells of a queue pair reach its card. Decides it if necessary, so that the first send
+    /// does not.
     ///
     /// # Errors
-    /// [`StreamError::NoThread`]; [`StreamError`] where the stream cannot reach the doorbell register and
-    /// [`DoorbellPath::Direct`] demands it.
+    /// [`StreamError::NoThread`]; [`StreamError`] if the stream cannot reach the doorbell register and
+    /// [`DoorbellPath::Direct`] requires it.
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
         if state.rings_itself() {
@@ -180,11 +175,10 @@ impl<B: MemOpStream> Stream<B> {
         Ok(doorbells)
     }
 
-    /// Starts the lowering of a submission.
     #[inline]
     pub(super) fn lowering<'a>(
         &'a self,
-        state: &'a State,
+        state: &'a StreamState,
         points: Points,
         merged: bool,
         ops: &'a mut Vec<MemOp>,
@@ -216,10 +210,10 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// Submits, with the proxy ready to ring: a backend may perform operations before it returns.
+    /// Submits with the proxy ready to ring, as a backend may perform operations before it returns.
     pub(super) fn with_proxy<E>(
-        proxied: &Arc<Queue>,
-        rings: Vec<Ring>,
+        proxied: &Arc<ProxyQueue>,
+        rings: Vec<ProxiedDoorbell>,
         submit: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let count = rings.len();
@@ -232,121 +226,4 @@ impl<B: MemOpStream> Stream<B> {
         }
         result
     }
-}
-
-impl State {
-    #[inline]
-    pub(super) fn rings_itself(&self) -> bool {
-        matches!(*self.doorbells.borrow(), Doorbells::Direct)
-    }
-
-    fn fall_back(&self, reason: String) {
-        tracing::info!(reason, "the stream cannot reach the card's doorbells: a proxy thread rings them");
-        *self.doorbells.borrow_mut() = Doorbells::Proxy { reason };
-        self.fast_posts_left.set(0);
-    }
-}
-
-/// A stream's collector. It is made when the first batch needs one, for the device of that batch's
-/// waits, which is not known before: that batch takes as long as a queue pair takes to make. Waits for
-/// completions of other devices stay the stream's.
-#[derive(Debug)]
-pub(super) struct StreamCollector {
-    /// From how many queues on; none: never.
-    from: Option<u32>,
-    /// Whose memory its word lies in.
-    word: Placement,
-    made: Made,
-}
-
-#[derive(Debug)]
-enum Made {
-    NotYet,
-    Collector(Collector),
-    /// It cannot be.
-    Refused,
-}
-
-impl StreamCollector {
-    pub(super) fn new(from: Option<u32>, word: Placement) -> Self {
-        StreamCollector { from, word, made: Made::NotYet }
-    }
-
-    pub(super) fn collector(&self) -> Option<&Collector> {
-        match &self.made {
-            Made::Collector(collector) => Some(collector),
-            Made::NotYet | Made::Refused => None,
-        }
-    }
-
-    /// Whether the waits of a batch are to be collected. Not where the card waits for so many that
-    /// there is no room for these.
-    #[inline]
-    pub(super) fn collecting(
-        &mut self,
-        descriptors: &[Descriptor],
-        stream: &impl MemOpStream,
-    ) -> Option<Collecting> {
-        match self.from {
-            None => None,
-            Some(from) => self.decide(from.max(1), descriptors, stream),
-        }
-    }
-
-    #[cold]
-    fn decide(
-        &mut self,
-        from: u32,
-        descriptors: &[Descriptor],
-        stream: &impl MemOpStream,
-    ) -> Option<Collecting> {
-        let waits = || {
-            descriptors.iter().filter_map(|descriptor| match descriptor {
-                Descriptor::WaitCq(wait) => Some(wait),
-                _ => None,
-            })
-        };
-        let count = waits().count();
-        if count < from as usize {
-            return None;
-        }
-        if let Made::NotYet = self.made {
-            self.made = waits().next().map_or(Made::NotYet, |wait| make(wait, self.word, stream));
-        }
-        let collector = self.collector()?;
-        let device = Arc::as_ptr(&collector.inner.device) as u64;
-        collector.inner.has_room(count).then_some(Collecting { device, from })
-    }
-}
-
-/// A collector for a wait's device, on the port of a queue pair that completes there.
-fn make(wait: &PreparedWait, word: Placement, stream: &impl MemOpStream) -> Made {
-    let (queue, _, queue_pairs) = wait.entry();
-    let device = Device { inner: queue.device.clone() };
-    let port = queue_pairs.first().map_or(DEFAULT_PORT, |queue_pair| queue_pair.config.port);
-    let made = Collector::with_config(&device, CollectorConfig { port, word }).map_err(Refusal::Card);
-    match made.and_then(|collector| reached(collector, stream)) {
-        Ok(collector) => Made::Collector(collector),
-        Err(error) => {
-            tracing::warn!(%error, "no collector: the stream waits for each completion queue itself");
-            Made::Refused
-        }
-    }
-}
-
-/// The collector, where the stream reaches its word.
-fn reached(collector: Collector, stream: &impl MemOpStream) -> Result<Collector, Refusal> {
-    if let Some(memory) = collector.word().place().gpu_memory() {
-        stream.reaches(memory).map_err(Refusal::Stream)?;
-    }
-    Ok(collector)
-}
-
-/// Why a stream has no collector.
-#[derive(Debug, thiserror::Error)]
-enum Refusal {
-    #[error(transparent)]
-    Card(Error),
-    #[error("the stream does not reach its word: {0}")]
-    Stream(StreamError),
 }

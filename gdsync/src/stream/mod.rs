@@ -1,10 +1,11 @@
-//! Streams: where memory operations run, in order.
+//! Streams, which perform memory operations in order.
 //!
-//! A *backend* ([`MemOpStream`]) performs memory operations:
-//! [`SoftStream`] on a worker thread of its own, [`Cpu`] on the caller. A [`Stream`] is a backend
-//! with a timeline: it turns batches into memory operations, keeps what they name alive, and knows
-//! how far the backend has come.
+//! A *backend* ([`MemOpStream`]) performs memory operations: [`SoftStream`] on a worker thread, [`Cpu`] on the
+//! caller. A [`Stream`] is a backend with a timeline: it turns batches into memory operations, keeps the objects
+//! that they name alive, and knows the backend's progress.
 
+#[deny(unsafe_code)]
+mod collector;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod fast_path;
@@ -14,7 +15,6 @@ mod first_post_tests;
 pub(crate) mod in_flight;
 #[deny(unsafe_code)]
 mod lower;
-mod perform;
 #[deny(unsafe_code)]
 pub mod persistent;
 #[cfg(test)]
@@ -25,6 +25,8 @@ mod proxy;
 mod retire;
 mod soft;
 #[deny(unsafe_code)]
+mod state;
+#[deny(unsafe_code)]
 mod trace;
 mod translations;
 #[deny(unsafe_code)]
@@ -33,8 +35,8 @@ mod watchdog;
 pub use cpu::Cpu;
 pub use cuda::CudaStream;
 
-pub use post::Stream;
 pub use soft::{Event, SoftStream};
+pub use state::Stream;
 
 use crate::batch::Batch;
 use crate::cuda::Placement;
@@ -48,7 +50,8 @@ use std::fmt;
 
 /// CUDA graphs that hold batches.
 pub mod graph {
-    pub use super::cuda::graph::{Capture, CudaGraph, GraphError, LaunchError};
+    pub use super::cuda::capture::Capture;
+    pub use super::cuda::graph::{CudaGraph, GraphError, LaunchError};
     pub use super::cuda::params::with_params;
 }
 pub use watchdog::{StalledWait, Watchdog};
@@ -57,7 +60,7 @@ pub use watchdog::{StalledWait, Watchdog};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Posted {
-    /// Memory operations that it took.
+    /// Its memory operations.
     pub operations: usize,
     /// Submissions to the backend.
     pub submissions: usize,
@@ -87,49 +90,49 @@ pub enum PostFailure {
     },
 }
 
-/// A batch that was not posted wholly, with what is left of it: nothing is lost.
+/// A batch that was not wholly posted, with the rest: nothing is lost.
 #[derive(Debug, thiserror::Error)]
 #[error("posted {posted} of {} descriptors: {source}", .posted + .batch.len())]
 pub struct PostError {
     /// The descriptors that were not posted, in order.
     pub batch: Batch,
-    /// How many were posted before.
+    /// Number of descriptors that were posted.
     pub posted: usize,
-    /// Why not more.
+    /// The reason.
     pub source: PostFailure,
 }
 
 impl Status {
-    /// The address of the word, 4 bytes, for kernels on a stream: on a GPU's, in the GPU's address
-    /// space, of which the word's page becomes part now if it is not yet. It is for reading only. Where
-    /// what was waited for is a [`CheckedWait`](crate::qp::CheckedWait), a kernel behind the wait finds the
-    /// word written; behind another wait it may be written a little later, as [`Self::word`] says.
+    /// Returns the address of the 4-byte word for kernels on a stream, read-only. For a GPU's stream, it is in the
+    /// GPU's address space, to which the word's page is added now if necessary. With a
+    /// [`CheckedWait`](crate::qp::CheckedWait), a kernel after the wait finds the word written; after another wait,
+    /// it may be written a little later ([`Self::word`]).
     ///
-    /// The address holds as long as this status or a clone of it lives, and on a GPU's stream until
-    /// the kernels that were enqueued before are through.
+    /// The address is valid as long as this status or a clone of it lives, and on a GPU's stream until the kernels
+    /// enqueued before have finished.
     ///
     /// # Errors
-    /// [`StreamError`] where the stream cannot reach the word.
+    /// [`StreamError`] if the stream cannot reach the word.
     pub fn address_on<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<StreamAddr, StreamError> {
         stream.backend.translate(self.word().addr(), size_of::<u32>())
     }
 }
 
-/// How doorbells are to reach the card.
+/// The way of doorbells to the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DoorbellPath {
-    /// The stream stores to the card's register where it can reach it, else the proxy does.
+    /// The stream stores to the card's register if it can reach it; otherwise the proxy rings.
     #[default]
     Auto,
-    /// The stream stores to the card's register. Posting fails where it cannot reach it.
+    /// The stream stores to the card's register. Posting fails if it cannot reach it.
     Direct,
-    /// The stream stores to a mailbox in pinned memory, and a thread of this process forwards it:
-    /// works wherever a stream can reach pinned memory, and costs the time that the thread takes to
-    /// notice. It sleeps while nothing is to be forwarded.
+    /// The stream stores to a mailbox in pinned memory, and a thread of this process forwards it. This works
+    /// wherever a stream can reach pinned memory, and adds the thread's delay. The thread sleeps while there is
+    /// nothing to forward.
     Proxy,
 }
 
-/// How doorbells do reach the card, and why.
+/// The actual way of doorbells to the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Doorbells {
@@ -137,7 +140,7 @@ pub enum Doorbells {
     Direct,
     /// A thread of this process forwards them.
     Proxy {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -165,25 +168,21 @@ options! {
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]
     pub struct StreamOptions
-    /// Doorbells by [`DoorbellPath::Auto`], the progress word in host memory, a signal once in many
-    /// batches.
+    /// Doorbells by [`DoorbellPath::Auto`], the progress word in host memory, a signal once in many batches.
     default {
-        /// How doorbells are to reach the card.
+        /// The way of doorbells to the card.
         doorbells: DoorbellPath = DoorbellPath::Auto,
-        /// Whose memory the word lies in by which the stream tells how far it has come. The CPU
-        /// looks at it often.
+        /// Memory of the stream's progress word, which the CPU reads often.
         timeline: Placement = Placement::Host,
-        /// In a batch, runs of waits for completions of at least that many queues are the
-        /// card's: a [`crate::Collector`] waits for them, and the stream for one word. What a wait
-        /// promises stays. By default the stream waits for each queue itself. Where the card cannot
-        /// wait, or waits for too much already, the stream does.
+        /// Fewest queues of a run of waits for completions in a batch that a [`crate::Collector`] takes over; the
+        /// stream then waits for its word alone. Waits keep their guarantees. By default, or if the card cannot
+        /// wait or waits for too much already, the stream waits for each queue itself.
         collect_from: Option<u32> = None,
-        /// Whose memory that collector's word lies in: [`crate::qp::CollectorConfig::word`].
+        /// Memory of that collector's word: [`crate::qp::CollectorConfig::word`].
         collect_in: Placement = Placement::Host,
-        /// Every batch says when the stream has passed it, instead of one in many. That is a memory
-        /// operation more for each that does not end with waits; but what the stream has passed is
-        /// known without asking the driver, whatever has become of the stream since. (Copies of
-        /// bytes excepted, of which the next batch tells.)
+        /// Makes every batch report when the stream has passed it, instead of one in many. This is one more memory
+        /// operation for each batch that does not end with waits, but progress is then known without asking the
+        /// driver, even of a stream that is gone. (The next batch reports copies of bytes.)
         always_signal: bool = false,
     }
 }

@@ -1,5 +1,5 @@
-//! Streams that have come far: the timeline's word, of 32 bits, has gone around. The tests advance
-//! a stream as if it had passed that many submissions.
+//! Streams whose timeline word, of 32 bits, has wrapped around. The tests advance a stream as if it had passed that
+//! many submissions.
 
 use super::{SoftStream, Stream};
 use crate::memory::TimelinePoint;
@@ -9,7 +9,7 @@ use crate::{
     WorkRequest,
 };
 
-/// A quarter of the word's range: less than may lie between two looks at the word.
+/// A quarter of the word's range: less than may be between two reads of the word.
 const QUARTER: u32 = 1 << 30;
 
 struct Rig {
@@ -34,7 +34,6 @@ impl Rig {
         WorkRequest::write_inline(b"x", self.target.remote())
     }
 
-    /// A send and the wait for it.
     fn exchange(&self) -> Batch {
         let send = self.left.prepare(self.write()).unwrap();
         Batch::new().send(send).wait(self.left.send_cq().prepare_wait().unwrap())
@@ -44,7 +43,7 @@ impl Rig {
         assert!(self.stream.synchronize_timeout(LONG).unwrap(), "the stream is stuck: {:?}", self.stream);
     }
 
-    /// The stream, which is idle, has passed that many submissions more.
+    /// Advances the idle stream by that many submissions.
     fn advance(&self, points: u32) {
         let mut state = self.stream.lock();
         state.issued = TimelinePoint(state.issued.0.wrapping_add(points.into()));

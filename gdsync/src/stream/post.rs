@@ -1,167 +1,46 @@
 //! Posting batches on a backend.
+//!
+//! A backend that performs a submission before it returns, such as [`super::Cpu`], performs one with waits without
+//! the lock on the stream's state. Other threads can then query the stream's wait. They cannot post, as
+//! [`StreamState::performing`] serializes posts instead of the lock.
 
-use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
-use crate::cuda::arena_of;
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::memory::{Timeline, TimelinePoint};
-use crate::stream::in_flight::{self, Held, InFlight, Past, Spare};
-use crate::stream::lower::{Posting, StreamCollector};
-use crate::stream::proxy::{self, Ring};
-use crate::stream::translations::Translations;
-use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
-use crate::verbs::Error;
-use gdsync_sys::pause::{self, Pause};
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
+use crate::batch::{Batch, Bytes, Chunk, Descriptor, Fate, Lowering, Planner, Points};
+use crate::memop::{MemOp, MemOpStream, StreamError};
+use crate::memory::TimelinePoint;
+use crate::stream::in_flight::{self, InFlight, KeptAlive, Past};
+use crate::stream::lower::Posting;
+use crate::stream::proxy::ProxiedDoorbell;
+use crate::stream::state::{PROGRESS_EVERY, Stream, StreamState};
+use crate::stream::{PostError, PostFailure, Posted};
+use gdsync_sys::pause::Pause;
+use parking_lot::{Condvar, MutexGuard};
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
-/// Of submissions without waits for completions, one in this many writes the point of those before.
-pub(super) const PROGRESS_EVERY: u32 = 64;
-/// From this many submissions in flight on, posts retire those that are past. Posts before that
-/// read no memory that the stream writes.
-const REAP_FROM: usize = 32;
-
-/// A backend on which batches are posted. Dereferences to the backend.
-///
-/// Dropping it does not wait for the work that it has accepted. What that work names stays alive
-/// until the stream has passed it.
-///
-/// ```
-/// use gdsync::memop::{Condition, MemOpStream, Word32};
-/// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // Streams of any kind fit one type.
-/// let backend: Box<dyn MemOpStream> = Box::new(SoftStream::new()?);
-/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(backend)?;
-/// let memory = PinnedMemory::allocate(8)?;
-/// let (go, done) = (Word32::new(&memory, 0)?, Word32::new(&memory, 4)?);
-/// stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1))?;
-/// assert_eq!((done.load(), stream.outstanding()), (0, 1));
-/// go.store(1);
-/// stream.synchronize()?;
-/// assert_eq!((done.load(), stream.outstanding()), (1, 0));
-/// # Ok(())
-/// # }
-/// ```
-pub struct Stream<B: MemOpStream> {
-    pub(crate) backend: B,
-    pub(super) caps: MemOpCaps,
-    pub(super) path: DoorbellPath,
-    pub(crate) timeline: Arc<Timeline>,
-    pub(super) state: Mutex<State>,
-    /// Signalled when a thread has performed a submission.
-    pub(super) turn: Condvar,
-}
-
-#[derive(Debug)]
-pub(super) struct State {
-    /// The last point handed out.
-    pub(super) issued: TimelinePoint,
-    /// Submissions since the last point that the stream writes.
-    pub(super) unwritten: u32,
-    /// One submission in this many writes a point; each its own end, where that is 1.
-    progress_every: u32,
-    pub(super) in_flight: VecDeque<InFlight>,
-    /// The submission that a thread performs at this moment, without the lock: no other thread
-    /// submits meanwhile.
-    pub(super) performing: Option<InFlight>,
-    /// The sum of the weights of those in flight.
-    pub(super) weight: usize,
-    /// Sends that may take the fast path before the next housekeeping: retiring submissions,
-    /// writing a point, the limit of submissions outstanding. 0 while the proxy rings, and while a
-    /// thread performs.
-    pub(super) fast_posts_left: Cell<u32>,
-    pub(super) doorbells: RefCell<Doorbells>,
-    pub(super) translations: Translations,
-    /// Doorbells that the proxy has to ring for this stream.
-    pub(super) proxied: Arc<proxy::Queue>,
-    /// Memory operations of the last submission; kept for their allocation, as is the planner.
-    ops: Vec<MemOp>,
-    planner: Planner,
-    pub(super) collector: StreamCollector,
-    pub(super) spare: Arc<Spare>,
-}
-
 impl<B: MemOpStream> Stream<B> {
-    /// A stream on a backend.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] where its timeline cannot be had;
-    /// [`PlacementError`](crate::cuda::PlacementError).
-    pub fn new(backend: B) -> Result<Self, Error> {
-        Self::with_options(backend, StreamOptions::default())
-    }
-
-    /// A stream on a backend, with options.
-    ///
-    /// # Errors
-    /// As [`Self::new`]; [`Error::Thread`] for [`DoorbellPath::Proxy`].
-    pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
-        pause::prepare();
-        proxy::start_if_asked_for(options.doorbells)?;
-        let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
-        let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
-        let state = State {
-            issued: TimelinePoint::default(),
-            unwritten: 0,
-            progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
-            in_flight: VecDeque::with_capacity(REAP_FROM),
-            performing: None,
-            weight: 0,
-            fast_posts_left: Cell::new(0),
-            doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
-            translations: Translations::default(),
-            proxied: Arc::default(),
-            ops: Vec::with_capacity(REAP_FROM),
-            planner: Planner::default(),
-            collector: StreamCollector::new(options.collect_from, options.collect_in),
-            spare: Arc::default(),
-        };
-        if options.always_signal {
-            let timeline = timeline.clone();
-            backend.idle_probe(Arc::new(move || timeline.is_quiet()));
-        }
-        Ok(Stream {
-            caps: backend.caps(),
-            backend,
-            path: options.doorbells,
-            timeline,
-            state: Mutex::new(state),
-            turn: Condvar::new(),
-        })
-    }
-
-    /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that
-    /// (unless the backend is [`super::Cpu`], which performs it before this returns. While it
-    /// waits, other threads that post wait for their turn; all other calls answer at once).
+    /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that, except with
+    /// [`super::Cpu`], which performs the batch before this returns. While that waits, other posting threads wait
+    /// for their turn; all other calls return at once.
     ///
     /// A batch that needs more operations than one submission takes is split between descriptors.
     ///
     /// # Errors
-    /// [`PostError`], with the part of the batch that was not posted. Where the backend itself has
-    /// failed, the queue pairs of that part's sends and waits are moved to the error state, because
-    /// what was rung is not known.
+    /// [`PostError`], with the part of the batch that was not posted. If the backend itself has failed, the queue
+    /// pairs of that part's sends and waits move to the error state, as it is not known which doorbells have rung.
     pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
         let mut done = Posted { operations: 0, submissions: 0 };
         self.post_counting(batch, &mut done, false).map(|()| done)
     }
 
-    /// As [`Self::post`], but posts nothing where the stream has no room for the whole batch. Counts what
-    /// it has posted in `done`.
+    /// Posts nothing unless the stream has room for the whole batch. Counts what it has posted in `done`.
     pub(super) fn post_whole(&self, batch: Batch, done: &mut Posted) -> Result<(), PostError> {
         self.post_counting(batch, done, true)
     }
 
-    /// As [`Self::post`], but waits up to `timeout` while the stream has as many submissions
-    /// outstanding as it takes.
+    /// Waits up to `timeout` while the stream has as many submissions outstanding as it takes, and posts.
     ///
     /// # Errors
-    /// As [`Self::post`]; [`PostFailure::WouldBlock`] where that took longer.
+    /// As [`Self::post`]; [`PostFailure::WouldBlock`] after the timeout.
     pub fn post_timeout(&self, mut batch: Batch, timeout: Duration) -> Result<Posted, PostError> {
         let mut pause = Pause::new();
         let mut done = Posted { operations: 0, submissions: 0 };
@@ -221,7 +100,7 @@ impl<B: MemOpStream> Stream<B> {
             state.planner = planner;
             match result {
                 Ok((points, operations)) => {
-                    state.accept(points, Held::Many(chunk), &self.caps);
+                    state.accept(points, KeptAlive::Many(chunk), &self.caps);
                     posted += plan.count;
                     done.operations += operations;
                     done.submissions += 1;
@@ -241,8 +120,7 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// How many submissions a batch takes.
-    fn submissions(&self, state: &mut State, descriptors: &[Descriptor], unmerged: bool) -> usize {
+    fn submissions(&self, state: &mut StreamState, descriptors: &[Descriptor], unmerged: bool) -> usize {
         let (mut rest, mut submissions) = (descriptors, 0);
         while !rest.is_empty() {
             state.planner.collecting = state.collector.collecting(rest, &self.backend);
@@ -253,12 +131,12 @@ impl<B: MemOpStream> Stream<B> {
         submissions
     }
 
-    /// Gives back what was not posted. If the backend has failed, which doorbells it rang is not
-    /// known, and the queue pairs are aborted.
+    /// Gives the unposted rest back. If the backend has failed, it may have rung any doorbell, and the queue pairs
+    /// are aborted.
     #[cold]
     pub(super) fn refuse(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, StreamState>,
         batch: Batch,
         posted: usize,
         source: PostFailure,
@@ -270,14 +148,10 @@ impl<B: MemOpStream> Stream<B> {
         PostError { batch, posted, source }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Submits descriptors as planned. Returns their points, and the number of operations.
     fn post_chunk(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, StreamState>,
         chunk: &mut Vec<Descriptor>,
         planner: &Planner,
         plan: &Chunk,
@@ -301,11 +175,10 @@ impl<B: MemOpStream> Stream<B> {
             .inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Makes the operations of a submission, `state.ops`, of what `lower` appends, and a point if one is
-    /// due.
+    /// Makes the operations of a submission, `state.ops`: those that `lower` appends, and a point if one is due.
     pub(super) fn lower_submission(
         &self,
-        state: &mut State,
+        state: &mut StreamState,
         mut points: Points,
         merged: bool,
         lower: impl FnOnce(&mut Lowering<'_, Posting<'_, B>>) -> Result<(), PostFailure>,
@@ -315,14 +188,13 @@ impl<B: MemOpStream> Stream<B> {
         let mut ops = std::mem::take(&mut state.ops);
         ops.clear();
         let mut lowering = self.lowering(state, points, merged, &mut ops);
-        // The last submission that there is room for always writes a point, so that a full stream
-        // drains without another one.
+        // The last submission with room always writes a point, so that a full stream drains without another one.
         let last = state.weight + 1 >= self.caps.max_outstanding;
         let is_due = points.open && (state.unwritten + 1 >= state.progress_every || last);
         let at_end = state.signals_always();
         let mut result = Ok(());
         if is_due && !at_end && !points.has_own && state.unwritten > 0 {
-            // In front: the program may ask whether the stream is idle as soon as it sees its last write.
+            // Before: the program may ask whether the stream is idle as soon as it sees its last write.
             result = lowering.progress(points.before).map_err(PostFailure::from);
             points.has_own = true;
         }
@@ -336,11 +208,10 @@ impl<B: MemOpStream> Stream<B> {
         result.map(|()| Lowered { points, rings })
     }
 
-    /// Submits `state.ops`, made of `descriptors` or of a lone send. Returns the points, and the
-    /// number of operations.
+    /// Submits `state.ops`, made from `descriptors` or from one send. Returns the points, and the number of operations.
     pub(super) fn submit_lowered(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, StreamState>,
         lowered: Lowered,
         descriptors: Option<&mut Vec<Descriptor>>,
     ) -> Result<(Points, usize), PostFailure> {
@@ -351,13 +222,12 @@ impl<B: MemOpStream> Stream<B> {
             Some(descriptors) if self.backend.is_synchronous() && ops.iter().any(MemOp::is_wait) => {
                 self.perform(state, points.end, descriptors, &ops, rings)
             }
-            // SAFETY: every address was translated by this backend. Rings, records and registers
-            // belong to queues that the submission in flight holds until the timeline has passed
-            // `end`, which the backend writes (or is declared to have written once it is idle) only
-            // after these operations; words belong to memory that it holds likewise; the timeline's
-            // own word belongs to the timeline, which `ORPHANS` holds for as long; mailboxes belong
-            // to the proxy until they were written. The library computes aligned addresses. The
-            // lock on the state keeps others from submitting.
+            // SAFETY: every address was translated by this backend, and is aligned. Rings, records and registers
+            // belong to queues that the submission in flight holds until the timeline has passed `end`, which the
+            // backend writes (or is declared to have written once it is idle) only after these operations; words
+            // belong to memory that it holds likewise. The timeline's own word belongs to the timeline, which
+            // `ORPHANS` holds as long; mailboxes belong to the proxy until they were written. The lock on the state
+            // keeps others from submitting.
             _ => Self::with_proxy(&state.proxied, rings, || unsafe { self.backend.submit(&ops) }),
         };
         if result.is_err() {
@@ -369,68 +239,70 @@ impl<B: MemOpStream> Stream<B> {
         Ok((points, count))
     }
 
-    /// Whether there is room for a submission that counts for `weight`.
-    #[inline]
-    pub(super) fn check_room(&self, state: &mut State, weight: usize) -> Result<(), PostFailure> {
-        let limit = self.caps.max_outstanding;
-        match state.in_flight.front() {
-            Some(oldest) if state.weight + weight > limit => Err(self.would_block(state.weight, oldest.end)),
-            _ => Ok(()),
-        }
-    }
-
+    /// Submits operations, one of which may wait, to a backend that performs them at once. The descriptors are
+    /// returned afterwards.
     #[cold]
     #[inline(never)]
-    fn would_block(&self, outstanding: usize, oldest: TimelinePoint) -> PostFailure {
-        let (limit, blocked) = (self.caps.max_outstanding, self.timeline.blocked_on(oldest));
-        PostFailure::WouldBlock { outstanding, limit, blocked }
+    pub(super) fn perform(
+        &self,
+        state: &mut MutexGuard<'_, StreamState>,
+        end: TimelinePoint,
+        descriptors: &mut Vec<Descriptor>,
+        ops: &[MemOp],
+        rings: Vec<ProxiedDoorbell>,
+    ) -> Result<(), StreamError> {
+        let kept = KeptAlive::Many(std::mem::take(descriptors));
+        state.performing = Some(InFlight { end, kept });
+        // The fast path takes turns, too.
+        state.fast_posts_left.set(0);
+        let turn = Turn { state, over: &self.turn };
+        let proxied = turn.state.proxied.clone();
+        let result = MutexGuard::unlocked(turn.state, || {
+            // SAFETY: as in `submit_lowered`; instead of the lock, `performing` keeps other threads from submitting.
+            Self::with_proxy(&proxied, rings, || unsafe { self.backend.submit(ops) })
+        });
+        if let Some(InFlight { kept: KeptAlive::Many(performed), .. }) = turn.state.performing.take() {
+            *descriptors = performed;
+        }
+        result
+    }
+
+    /// Submits a write of bytes as a copy.
+    pub(super) fn post_bytes(
+        &self,
+        state: &mut StreamState,
+        bytes: &mut Bytes,
+    ) -> Result<Points, PostFailure> {
+        self.make_room_for_bytes(state)?;
+        let to = self.address(&bytes.place, bytes.content.len())?;
+        let points = Points::next(state.issued);
+        self.timeline.expect(points.end);
+        // SAFETY: the address is this backend's, and within one page of the host (`Bytes`). The descriptor holds
+        // the memory and the staged copy until the timeline has passed the submission. The lock on the state keeps
+        // others from submitting.
+        let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
+        bytes.keep(staged);
+        Ok(points)
+    }
+
+    /// Makes room for a copy, which cannot write its point, and leaves the last place to a submission that can. If
+    /// that place is next, or the point is due, the stream writes it before.
+    fn make_room_for_bytes(&self, state: &mut StreamState) -> Result<(), PostFailure> {
+        let limit = self.caps.max_outstanding;
+        let due = state.unwritten >= PROGRESS_EVERY || state.weight.saturating_add(2) >= limit;
+        if due && state.weight < limit {
+            self.write_closing_point(state)?;
+        }
+        self.check_room(state, 2)
     }
 }
 
-/// A submission whose operations are made.
 pub(super) struct Lowered {
     points: Points,
-    /// Doorbells that the proxy will ring.
-    rings: Vec<Ring>,
+    rings: Vec<ProxiedDoorbell>,
 }
 
-impl State {
-    /// Each submission writes its own end.
-    #[inline(always)]
-    pub(super) fn signals_always(&self) -> bool {
-        self.progress_every == 1
-    }
-
-    /// True once posts retire submissions.
-    #[inline]
-    pub(super) fn is_long(&self, caps: &MemOpCaps) -> bool {
-        self.in_flight.len() >= REAP_FROM || self.weight >= caps.max_outstanding
-    }
-
-    /// The backend has taken a submission.
-    pub(super) fn accept(&mut self, points: Points, held: Held, caps: &MemOpCaps) {
-        self.issued = points.end;
-        self.unwritten = match points {
-            Points { open: false, .. } => 0,
-            Points { has_own: true, .. } => 1,
-            _ => self.unwritten + 1,
-        };
-        self.weight += held.weight();
-        self.in_flight.push_back(InFlight { end: points.end, held });
-        let room = caps.max_outstanding.saturating_sub(self.weight + 1);
-        let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
-        let left = match self.signals_always() {
-            true => left,
-            false => left.min(self.progress_every.saturating_sub(self.unwritten + 1)),
-        };
-        self.fast_posts_left.set(if self.rings_itself() && caps.writes_are_fenced { left } else { 0 });
-        if LevelFilter::current() >= LevelFilter::TRACE {
-            trace_posted(points.end);
-        }
-    }
-}
-
-/// Traces descriptors and the operations that they became.
+/// Traces descriptors and their operations.
 #[cold]
 #[inline(never)]
 fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
@@ -442,30 +314,15 @@ fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
     }
 }
 
-#[cold]
-#[inline(never)]
-fn trace_posted(point: TimelinePoint) {
-    tracing::trace!(point = point.0, "posted");
+/// The turn of the thread that performs. It also ends if the backend panics.
+struct Turn<'a, 'b> {
+    state: &'a mut MutexGuard<'b, StreamState>,
+    over: &'a Condvar,
 }
 
-impl<B: MemOpStream> Deref for Stream<B> {
-    type Target = B;
-
-    fn deref(&self) -> &B {
-        &self.backend
-    }
-}
-
-impl<B: MemOpStream> fmt::Debug for Stream<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
-        f.debug_struct("Stream")
-            .field("issued", &state.issued.0)
-            .field("progress", &self.timeline.progress().0)
-            .field("in_flight", &state.in_flight.len())
-            .field("performing", &state.performing.is_some())
-            .field("doorbells", &*state.doorbells.borrow())
-            .field("proxied", &state.proxied)
-            .finish()
+impl Drop for Turn<'_, '_> {
+    fn drop(&mut self) {
+        self.state.performing = None;
+        self.over.notify_all();
     }
 }

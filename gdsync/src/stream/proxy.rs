@@ -1,14 +1,12 @@
-//! The doorbell proxy: rings the card for streams that cannot reach its registers.
+//! The doorbell proxy, which rings the card for streams that cannot reach its registers.
 //!
-//! Instead of the doorbell record and the register, such a stream writes the same two values into a
-//! mailbox in pinned memory. Each doorbell has a mailbox of its own. One thread of the process
-//! polls the oldest mailbox of each stream, and writes the values to the card once they are there.
-//! So a stream's doorbells ring in the stream's order.
+//! Instead of the doorbell record and the register, such a stream writes the same two values into a mailbox in
+//! pinned memory, one for each doorbell. One thread of the process polls the oldest mailbox of each stream, and
+//! writes the values to the card once they are there. So a stream's doorbells ring in the stream's order.
 //!
-//! The thread starts with the first stream that is made for it ([`DoorbellPath::Proxy`]), or with the first
-//! doorbell that needs it: most programs never do, and whether a stream reaches a card's registers is known
-//! when both are there. A program that asks ([`Stream::doorbells`](super::Stream::doorbells)) has it
-//! started then.
+//! The thread starts with the first stream made for it ([`DoorbellPath::Proxy`]), with the first doorbell that
+//! needs it, or when a program calls [`Stream::doorbells`](super::Stream::doorbells) for such a stream. Most
+//! programs need no thread, and whether a stream reaches a card's registers is known only when both exist.
 
 use crate::memop::StreamError;
 use crate::memory::Timeline;
@@ -28,34 +26,33 @@ static PROXY: Poller = Poller::new("gdsync-doorbells");
 
 /// A doorbell that a stream will write into its mailbox.
 #[derive(Debug)]
-pub(super) struct Ring {
-    /// The first word is the record, the 64-bit word after it the register's value. The latter is 0
-    /// until the stream has written it. The value itself is never 0, as it contains a queue pair's
-    /// number.
+pub(super) struct ProxiedDoorbell {
+    /// The first word is the record, the 64-bit word after it the register's value, which is 0 until the stream has
+    /// written it. A value is never 0, as it contains a queue pair's number.
     mailbox: Block,
     queue_pair: Arc<QueuePairInner>,
     timeline: Arc<Timeline>,
 }
 
-impl Ring {
+impl ProxiedDoorbell {
     pub(super) fn new(
         queue_pair: &Arc<QueuePairInner>,
         timeline: &Arc<Timeline>,
     ) -> Result<Self, StreamError> {
         let mailbox = Block::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
         queue_pair.send().count_proxied(true);
-        Ok(Ring { mailbox, queue_pair: queue_pair.clone(), timeline: timeline.clone() })
+        Ok(ProxiedDoorbell { mailbox, queue_pair: queue_pair.clone(), timeline: timeline.clone() })
     }
 
-    /// The doorbell with the mailbox in place of the record and the register.
+    /// Replaces the record and the register by the mailbox.
     pub(super) fn to_mailbox(&self, doorbell: Doorbell) -> Doorbell {
         Doorbell { record_at: self.mailbox.addr(0), register: self.mailbox.addr(8), ..doorbell }
     }
 
-    /// Rings if the stream has written the mailbox. Returns whether the mailbox is finished with:
-    /// so it is, too, once the stream has failed.
+    /// Rings if the stream has written the mailbox. Returns whether the mailbox is done with, also because the
+    /// stream has failed.
     fn forward(&self) -> bool {
-        // Acquire: the stream wrote the record before.
+        // Acquire: the stream has written the record before.
         let doorbell = self.mailbox.word64().load(Ordering::Acquire);
         if doorbell == 0 {
             return self.timeline.is_dead();
@@ -65,7 +62,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for ProxiedDoorbell {
     fn drop(&mut self) {
         self.queue_pair.send().count_proxied(false);
     }
@@ -75,25 +72,25 @@ impl Drop for Ring {
 ///
 /// Lock order: a queue, then a send queue.
 #[derive(Default)]
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct ProxyQueue {
+    state: Mutex<ProxyState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ProxyState {
     /// Oldest first.
-    rings: VecDeque<Ring>,
-    /// The queue is a task of the proxy's.
+    rings: VecDeque<ProxiedDoorbell>,
+    /// True if the queue is a task of the proxy.
     polled: bool,
 }
 
-impl fmt::Debug for Queue {
-    /// The number of doorbells, and the content of the oldest mailbox.
+impl fmt::Debug for ProxyQueue {
+    /// Formats the number of doorbells, and the content of the oldest mailbox.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         let mut tuple = f.debug_tuple("Doorbells");
         tuple.field(&state.rings.len());
-        if let Some(Ring { mailbox, .. }) = state.rings.front() {
+        if let Some(ProxiedDoorbell { mailbox, .. }) = state.rings.front() {
             let (record, doorbell) = (mailbox.word32(), mailbox.word64());
             tuple.field(&(record.load(Ordering::Relaxed), doorbell.load(Ordering::Relaxed)));
         }
@@ -101,14 +98,13 @@ impl fmt::Debug for Queue {
     }
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ProxyQueue {
+    fn lock(&self) -> MutexGuard<'_, ProxyState> {
         self.state.lock()
     }
 }
 
-impl Task for Queue {
-    /// Rings all doorbells that the stream has reached.
+impl Task for ProxyQueue {
     fn poll(&self) -> Polled {
         let mut polled = Polled::Nothing;
         loop {
@@ -129,7 +125,7 @@ impl Task for Queue {
     }
 }
 
-/// Starts the proxy's thread for a stream that is made to need it, unless it runs.
+/// Starts the proxy's thread for a stream made to use it, unless it runs.
 pub(super) fn start_if_asked_for(path: DoorbellPath) -> Result<(), Error> {
     match path {
         DoorbellPath::Proxy => PROXY.start().map_err(|source| Error::Thread { name: PROXY.name, source }),
@@ -137,13 +133,12 @@ pub(super) fn start_if_asked_for(path: DoorbellPath) -> Result<(), Error> {
     }
 }
 
-/// Starts the proxy's thread, unless it runs.
 pub(super) fn start() -> Result<(), StreamError> {
     PROXY.start().map_err(|error| StreamError::NoThread { reason: error.to_string() })
 }
 
-/// Adds doorbells, before the operations that write their mailboxes are submitted to the stream.
-pub(super) fn submit(queue: &Arc<Queue>, rings: Vec<Ring>) {
+/// Adds doorbells, before the operations that write their mailboxes are submitted.
+pub(super) fn submit(queue: &Arc<ProxyQueue>, rings: Vec<ProxiedDoorbell>) {
     let mut state = queue.lock();
     state.rings.extend(rings);
     let polled = std::mem::replace(&mut state.polled, true);
@@ -154,9 +149,9 @@ pub(super) fn submit(queue: &Arc<Queue>, rings: Vec<Ring>) {
 }
 
 /// Removes the newest `count` doorbells: the stream has refused the operations, or failed at them.
-pub(super) fn withdraw(queue: &Queue, count: usize) {
+pub(super) fn withdraw(queue: &ProxyQueue, count: usize) {
     let mut state = queue.lock();
-    // Doorbells ring in order: if some of these have rung, all before them have.
+    // Doorbells ring in order: if one of these has rung, all earlier ones have.
     let first = state.rings.len() - count.min(state.rings.len());
     let withdrawn = state.rings.split_off(first);
     drop(state);

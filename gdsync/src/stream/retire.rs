@@ -1,20 +1,20 @@
-//! Retiring submissions: waiting for them, dropping what they name once the stream has passed them,
-//! and a stream's end.
+//! Retiring submissions: waiting for them, dropping their objects once the stream has passed them, and dropping a
+//! stream.
 
 use crate::batch::{Descriptor, Points};
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::TimelinePoint;
-use crate::stream::in_flight::{self, Held, InFlight, Past};
-use crate::stream::post::State;
+use crate::stream::in_flight::{self, InFlight, KeptAlive, Past};
+use crate::stream::state::StreamState;
 use crate::stream::{StalledWait, Stream};
 use parking_lot::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// When a waiting CPU thread first looks for queue pairs that have failed meanwhile. Each time between two looks is twice
-/// the one before, up to [`LONGEST_LOOK`]: a look takes a step for each send that is in flight, and many threads may wait.
+/// Delay until a waiting CPU thread first checks for failed queue pairs. The delay doubles each time, up to
+/// [`LONGEST_LOOK`]: a check takes a step for each send in flight, and many threads may wait.
 const FIRST_LOOK: Duration = Duration::from_millis(20);
 const LONGEST_LOOK: Duration = Duration::from_millis(160);
-/// How often a waiting CPU thread names the wait at which the stream stands still.
+/// Period in which a waiting CPU thread logs the wait at which the stream hangs.
 const STALL: Duration = Duration::from_secs(10);
 
 impl<B: MemOpStream> Stream<B> {
@@ -31,7 +31,7 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// Waits until the stream has performed everything; false if that takes longer than `timeout`.
+    /// Waits until the stream has performed everything. Returns false after `timeout`.
     ///
     /// # Errors
     /// [`StreamError::Failed`]; another [`StreamError`] if the backend cannot tell.
@@ -74,8 +74,8 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Submissions that the stream is not known to have passed. A graph counts for as many as it
-    /// has batch nodes.
+    /// Returns the number of submissions that the stream is not known to have passed. A graph counts for each batch
+    /// node.
     pub fn outstanding(&self) -> usize {
         let mut state = self.lock();
         self.retire_if_idle(&mut state);
@@ -86,16 +86,16 @@ impl<B: MemOpStream> Stream<B> {
         outstanding
     }
 
-    /// The oldest unsatisfied wait that the stream is not known to have passed, in words: the wait
-    /// at which the stream stands still, if it does.
+    /// Describes the oldest unsatisfied wait that the stream is not known to have passed: the wait at which it
+    /// hangs, if it does.
     pub fn oldest_wait(&self) -> Option<String> {
         let state = self.lock();
         let oldest = state.given().find_map(|submission| submission.oldest_wait(&self.timeline));
         oldest.map(|(_, wait)| wait.to_string())
     }
 
-    /// As [`Self::oldest_wait`], with the wait's place in the stream's order. `None` if the stream
-    /// is idle or has failed.
+    /// Returns the oldest unsatisfied wait, with its place in the stream's order. `None` if the stream is idle or
+    /// has failed.
     pub(crate) fn stalled(&self) -> Option<((TimelinePoint, usize), StalledWait)> {
         if !matches!(self.backend.wait_idle(Duration::ZERO), Ok(false)) {
             return None;
@@ -117,25 +117,24 @@ impl<B: MemOpStream> Stream<B> {
         })
     }
 
-    /// Whether nothing performs anything that could write the timeline's word, as long as the state
-    /// is locked: the lock keeps other threads from posting.
-    fn is_idle(&self, state: &State) -> Result<bool, StreamError> {
+    /// Returns whether nothing that could write the timeline's word is being performed. The state's lock keeps
+    /// other threads from posting.
+    fn is_idle(&self, state: &StreamState) -> Result<bool, StreamError> {
         if state.performing.is_some() { Ok(false) } else { self.backend.wait_idle(Duration::ZERO) }
     }
 
-    /// If the stream is idle but its timeline lags, the CPU writes it.
-    fn retire_if_idle(&self, state: &mut State) {
+    /// Writes the timeline by the CPU, if the stream is idle but its timeline lags.
+    fn retire_if_idle(&self, state: &mut StreamState) {
         if state.unwritten > 0 && !state.in_flight.is_empty() && matches!(self.is_idle(state), Ok(true)) {
             self.timeline.declare_passed(state.issued);
             state.unwritten = 0;
         }
     }
 
-    /// Takes out the submissions that the stream has passed, for the caller to drop without the
-    /// lock, and flushes queue pairs that have failed. Then does the same for streams that were
-    /// dropped.
+    /// Takes the submissions that the stream has passed, for the caller to drop without the lock, and flushes
+    /// failed queue pairs. Does the same for dropped streams.
     #[inline(never)]
-    pub(super) fn reap(&self, state: &mut State) -> Past {
+    pub(super) fn reap(&self, state: &mut StreamState) -> Past {
         if state.weight >= self.caps.max_outstanding {
             self.retire_if_idle(state);
         }
@@ -145,7 +144,7 @@ impl<B: MemOpStream> Stream<B> {
                 break;
             }
             if let Some(passed) = state.in_flight.pop_front() {
-                state.weight -= passed.held.weight();
+                state.weight -= passed.kept.weight();
                 if past.is_unused() {
                     past = Past::new(&state.spare);
                 }
@@ -159,9 +158,9 @@ impl<B: MemOpStream> Stream<B> {
         past
     }
 
-    /// Gives up all submissions: the backend has failed. It touches no memory any more, and which
-    /// doorbells it rang is unknown.
-    pub(super) fn abandon(&self, mut state: MutexGuard<'_, State>) {
+    /// Gives up all submissions, as the backend has failed: it accesses no memory any more, and may have rung any
+    /// doorbell.
+    pub(super) fn abandon(&self, mut state: MutexGuard<'_, StreamState>) {
         self.timeline.kill();
         let lost = std::mem::take(&mut state.in_flight);
         state.weight = 0;
@@ -169,28 +168,27 @@ impl<B: MemOpStream> Stream<B> {
         lost.iter().for_each(InFlight::abort);
     }
 
-    /// Has the stream write its timeline at the end, unless its last submission does.
-    pub(super) fn write_closing_point(&self, state: &mut State) -> Result<(), StreamError> {
+    /// Makes the stream write its timeline at the end, unless its last submission does.
+    pub(super) fn write_closing_point(&self, state: &mut StreamState) -> Result<(), StreamError> {
         if state.unwritten == 0 {
             return Ok(());
         }
-        // A point of its own: the timeline must stay until this very write is past.
+        // A separate point: the timeline must live until this very write is past.
         let points = Points { open: false, ..Points::next(state.issued) };
         let mut ops = Vec::with_capacity(1);
         state.translations.refresh(&self.backend);
         self.lowering(state, points, false, &mut ops).progress(points.end)?;
         self.timeline.expect(points.end);
-        // SAFETY: the timeline's word, translated by this backend, lives in the timeline, which
-        // `ORPHANS` keeps until it has reached `points.end`. The lock on the state keeps other
-        // threads from submitting.
+        // SAFETY: the timeline's word, translated by this backend, is in the timeline, which `ORPHANS` keeps until
+        // it has reached `points.end`. The lock on the state keeps other threads from submitting.
         unsafe { self.backend.submit(&ops) }?;
-        state.accept(points, Held::Many(Vec::new()), &self.caps);
+        state.accept(points, KeptAlive::Many(Vec::new()), &self.caps);
         Ok(())
     }
 }
 
-impl State {
-    /// What the backend was given and is not known to have passed, oldest first.
+impl StreamState {
+    /// Returns submissions that the backend is not known to have passed, oldest first.
     fn given(&self) -> impl Iterator<Item = &InFlight> {
         self.in_flight.iter().chain(&self.performing)
     }
@@ -218,6 +216,6 @@ impl<B: MemOpStream> Drop for Stream<B> {
         if let Err(error) = closed {
             tracing::error!(%error, "a dropped stream cannot be made to write its timeline: what it names stays for ever");
         }
-        in_flight::leave_behind(&self.timeline, in_flight);
+        in_flight::orphan(&self.timeline, in_flight);
     }
 }

@@ -1,28 +1,31 @@
-//! A stream in software: a worker thread performs memory operations and host closures in order.
+//! A stream in software: a worker thread performs memory operations and host closures in order. Also memory
+//! operations performed by a CPU thread.
 
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
-use crate::stream::{cpu, trace};
+use crate::stream::trace;
 use crate::util::contain::{drop_contained, log};
+use gdsync_sys::barrier;
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
-use gdsync_sys::wake::Helper;
+use gdsync_sys::shared::{self, SharedU32, SharedU64};
+use gdsync_sys::wake::{self, Helper};
 use gdsync_trace::Kind;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The default backend where there is no GPU.
+/// The default backend without a GPU.
 ///
-/// It behaves as a CUDA stream does: it performs work in the order of submission, submitting
-/// returns at once, and *kernels* (host closures) run between memory operations. Dropping it does
-/// not wait: the worker thread still performs what was submitted, and then ends.
+/// It behaves as a CUDA stream does: it performs work in the order of submission, submitting returns at once, and
+/// *kernels* (host closures) run between memory operations. Dropping it does not wait: the worker thread performs
+/// the submitted work, and then ends.
 ///
-/// A kernel that panics, or whose captured values do when they are dropped, fails the stream, as an
-/// illegal access fails a GPU's: the stream performs nothing after it. Its events then count as
-/// passed, and every call names the panic.
+/// A kernel that panics, also in the drop of its captured values, fails the stream, as an illegal access fails a
+/// GPU's: the stream performs nothing afterwards. Its events then count as passed, and every call names the panic.
 ///
 /// ```
 /// use gdsync::{PinnedMemory, SoftStream, Stream};
@@ -39,12 +42,11 @@ pub struct SoftStream {
     shared: Arc<Shared>,
 }
 
-/// Condition variables of parking_lot make a system call only if a thread waits. While work keeps
-/// coming, the worker does not.
+/// parking_lot's condition variables make a system call only if a thread waits, which the worker does not while
+/// work keeps coming.
 struct Shared {
-    /// Its number among those of the process.
     number: u64,
-    state: Mutex<State>,
+    state: Mutex<SoftState>,
     /// Signalled when there is new work, and when the stream closes.
     work: Condvar,
     /// Signalled when the queue is empty, and when the stream fails.
@@ -52,9 +54,8 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct SoftState {
     queue: VecDeque<Item>,
-    /// The worker is performing an item.
     busy: bool,
     closed: bool,
     failed: Option<String>,
@@ -101,7 +102,7 @@ impl SoftStream {
         Ok(event)
     }
 
-    /// True if the stream has performed everything that was submitted.
+    /// Returns true if the stream has performed everything that was submitted.
     ///
     /// # Errors
     /// [`StreamError::Failed`].
@@ -121,8 +122,8 @@ impl fmt::Debug for SoftStream {
     }
 }
 
-// SAFETY: stream addresses are host addresses, and one thread performs the items of the queue in their
-// order; it is idle when the queue is empty and that thread at none.
+// SAFETY: stream addresses are host addresses, and one thread performs the items of the queue in order; the stream
+// is idle when the queue is empty and that thread performs none.
 unsafe impl MemOpStream for SoftStream {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps::FULL
@@ -169,7 +170,7 @@ impl Drop for SoftStream {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SoftState> {
         self.state.lock()
     }
 
@@ -201,7 +202,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The next item; `None` once the stream is closed and the queue is empty.
+    /// Returns the next item; `None` once the stream is closed and the queue is empty.
     fn next(&self) -> Option<Item> {
         let mut state = self.lock();
         state.busy = false;
@@ -222,12 +223,11 @@ impl Shared {
         let mut state = self.lock();
         state.failed = Some(reason.to_owned());
         state.busy = false;
-        // What closures captured may take any lock when it is dropped: not under this one.
+        // The drop of captured values may take any lock: not under this one.
         let abandoned = std::mem::take(&mut state.queue);
         drop(state);
         self.idle.notify_all();
-        // No thread and no stream may wait for an event of this stream for ever, nor for the drops of
-        // closures behind which it was recorded.
+        // No thread and no stream may wait forever for an event of this stream, nor for the drops of earlier closures.
         for item in &abandoned {
             if let Item::Record(event) = item {
                 event.complete();
@@ -243,17 +243,16 @@ fn perform(item: Item) -> Result<(), String> {
             for op in &ops {
                 let _waiting = trace::waiting(op);
                 let (mut pause, mut helper) = (Pause::new(), Helper::default());
-                // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid
-                // until the operation has been performed. Stream addresses of this backend are host
-                // addresses. The worker holds no lock, so it lends itself.
-                while !unsafe { cpu::try_perform(op, true) || cpu::pause(op, &mut pause, Some(&mut helper)) }
-                {
-                }
+                // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid until the
+                // operation has been performed. Stream addresses of this backend are host addresses. The worker
+                // holds no lock, so it may do the card's work.
+                while !unsafe {
+                    try_perform(op, true) || pause_before_retry(op, &mut pause, Some(&mut helper))
+                } {}
             }
         }
-        // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes
-        // have been written.
-        Item::Bytes(to, bytes) => unsafe { cpu::write_bytes(to, &bytes) },
+        // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes have been written.
+        Item::Bytes(to, bytes) => unsafe { write_bytes(to, &bytes) },
         Item::Kernel(kernel) => {
             let _kernel = gdsync_trace::span(Kind::Kernel, || [0; 3]);
             contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?;
@@ -261,6 +260,88 @@ fn perform(item: Item) -> Result<(), String> {
         Item::Record(event) => event.complete(),
     }
     Ok(())
+}
+
+/// Performs an operation; returns false for an unsatisfied wait. With `lends_itself`, the thread may do a software
+/// card's work if the operation is its doorbell ([`wake::rung`]).
+///
+/// # Safety
+/// The operation's address is a host address, valid and aligned.
+pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
+    match *op {
+        // As on a GPU, earlier writes become visible first, including those to GPU memory mapped for the CPU.
+        MemOp::Write32 { addr, value } => {
+            let _storing = trace::storing(op);
+            barrier::drain();
+            // SAFETY: the caller's.
+            unsafe { word32(&addr) }.store(value, Ordering::Release);
+            true
+        }
+        MemOp::Write64 { addr, value } => {
+            let _storing = trace::storing(op);
+            barrier::drain();
+            // SAFETY: the caller's.
+            unsafe { word64(&addr) }.store(value, Ordering::Release);
+            // The address may be a doorbell register.
+            barrier::drain();
+            wake::rung(addr.get() as usize, lends_itself);
+            true
+        }
+        MemOp::Wait32 { addr, condition, value } => {
+            // SAFETY: the caller's. Acquire: later operations see the card's writes from before the word.
+            condition.holds32(unsafe { word32(&addr) }.load(Ordering::Acquire), value)
+        }
+        MemOp::Wait64 { addr, condition, value } => {
+            // SAFETY: the caller's. Acquire: as above.
+            condition.holds64(unsafe { word64(&addr) }.load(Ordering::Acquire), value)
+        }
+        // A CPU sees a card's writes in order, so a fence is enough.
+        MemOp::Barrier | MemOp::FlushRemote => {
+            std::sync::atomic::fence(Ordering::SeqCst);
+            true
+        }
+    }
+}
+
+/// Pauses between two attempts at a wait. Returns whether the wait is satisfied now.
+///
+/// # Safety
+/// As [`try_perform`].
+pub(super) unsafe fn pause_before_retry(op: &MemOp, pause: &mut Pause, helper: Option<&mut Helper>) -> bool {
+    match op {
+        MemOp::Wait32 { addr, .. } | MemOp::Wait64 { addr, .. } => {
+            // SAFETY: the caller's.
+            pause.pause_at(addr.get() as usize, helper, || unsafe { try_perform(op, false) })
+        }
+        _ => {
+            pause.pause();
+            false
+        }
+    }
+}
+
+/// Copies bytes to an address of a stream. A reader that sees them also sees all earlier writes.
+///
+/// # Safety
+/// `to..to + bytes.len()` are host addresses, valid for writing as [`shared`] does.
+pub(super) unsafe fn write_bytes(to: StreamAddr, bytes: &[u8]) {
+    barrier::drain();
+    // SAFETY: the caller's.
+    unsafe { shared::copy(to.get() as *mut u8, bytes.as_ptr(), bytes.len()) };
+}
+
+/// # Safety
+/// The address is a host address, valid and aligned to 4 bytes for as long as the borrow is used.
+unsafe fn word32(addr: &StreamAddr) -> &SharedU32 {
+    // SAFETY: the caller's.
+    unsafe { SharedU32::from_ptr(addr.get() as *mut u32) }
+}
+
+/// # Safety
+/// The address is a host address, valid and aligned to 8 bytes for as long as the borrow is used.
+unsafe fn word64(addr: &StreamAddr) -> &SharedU64 {
+    // SAFETY: the caller's.
+    unsafe { SharedU64::from_ptr(addr.get() as *mut u64) }
 }
 
 /// A point of a [`SoftStream`]. Clones name the same point.
@@ -282,8 +363,7 @@ impl Event {
         self.inner.changed.notify_all();
     }
 
-    /// When the stream passed the point; `None` before. A stream that has failed counts as having
-    /// passed all its points.
+    /// Returns when the stream passed the point; `None` before. A failed stream counts as having passed all its points.
     pub fn completed_at(&self) -> Option<Instant> {
         *self.inner.completed.lock()
     }

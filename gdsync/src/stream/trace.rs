@@ -1,4 +1,4 @@
-//! What streams give to the timeline ([`gdsync_trace`]): submissions, and what a thread performs of them.
+//! Trace events of streams ([`gdsync_trace`]): submissions, and their performance by a thread.
 
 use crate::memop::MemOp;
 use gdsync_trace::{Kind, Span, event, span};
@@ -11,41 +11,39 @@ pub(super) fn next_stream() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The number of the next submission that is recorded, from 1 on.
+/// The number of the next recorded submission, from 1 on.
 static SUBMISSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// Operations that are being submitted to a stream.
-pub(super) struct Posting {
+pub(super) struct PostSpan {
     _span: Span,
-    /// The submission's; 0 where nothing is recorded.
+    /// The submission's number; 0 if nothing is recorded.
     pub(super) number: u64,
 }
 
-/// Operations are being submitted to a stream, until the answer is dropped.
 #[inline(always)]
-pub(super) fn posting(stream: u64, ops: &[MemOp]) -> Posting {
+pub(super) fn posting(stream: u64, ops: &[MemOp]) -> PostSpan {
     if gdsync_trace::enabled() {
         begin_posting(stream, ops)
     } else {
-        Posting { _span: Span::none(), number: 0 }
+        PostSpan { _span: Span::none(), number: 0 }
     }
 }
 
 #[cold]
 #[inline(never)]
-fn begin_posting(stream: u64, ops: &[MemOp]) -> Posting {
+fn begin_posting(stream: u64, ops: &[MemOp]) -> PostSpan {
     let number = SUBMISSIONS.fetch_add(1, Ordering::Relaxed);
     let span = span(Kind::Posted, || [stream, ops.len() as u64, number]);
-    // Those of them that ring are known by their address.
+    // Doorbells are recognized by their address.
     for op in ops {
         if let MemOp::Write64 { addr, value } = op {
             event(Kind::PostedDoorbell, || [addr.get(), *value, number]);
         }
     }
-    Posting { _span: span, number }
+    PostSpan { _span: span, number }
 }
 
-/// A thread has come to an operation, and has performed it when the answer is dropped: of those that wait, this is recorded.
+/// Records a wait of a thread, until the returned value is dropped.
 #[inline(always)]
 pub(super) fn waiting(op: &MemOp) -> Waiting<'_> {
     let waits = gdsync_trace::enabled() && op.is_wait();
@@ -55,7 +53,6 @@ pub(super) fn waiting(op: &MemOp) -> Waiting<'_> {
     Waiting(waits.then_some(op))
 }
 
-/// A wait that a thread is at.
 pub(super) struct Waiting<'a>(Option<&'a MemOp>);
 
 impl Drop for Waiting<'_> {
@@ -67,13 +64,13 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A thread stores, until the answer is dropped.
+/// Records a store of a thread, until the returned value is dropped.
 #[inline(always)]
 pub(super) fn storing(op: &MemOp) -> Span {
     span(Kind::Stored, || words(op))
 }
 
-/// Address, value, and bits of an operation's word.
+/// Returns address, value, and bits of an operation's word.
 fn words(op: &MemOp) -> [u64; 3] {
     match *op {
         MemOp::Write32 { addr, value } | MemOp::Wait32 { addr, value, .. } => [addr.get(), value.into(), 32],

@@ -1,7 +1,7 @@
 //! A stream's cache of translations: streams name the same few pages again and again.
 //!
-//! It holds only the library's own pages. Several allocations of the program may share a page, and
-//! each that a stream names keeps the page registered, so the stream asks the backend about each.
+//! It holds only the library's own pages. Several allocations of the program may share a page, and each that a
+//! stream names keeps the page registered, so the stream asks the backend about each.
 
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
@@ -9,20 +9,20 @@ use std::cell::Cell;
 
 /// Pages in the cache. A power of two.
 const PLACES: usize = 16;
-/// The smallest page of any system, in bytes. Nothing of the library crosses one.
+/// The smallest page of any system, in bytes. No object of the library crosses one.
 const PAGE: u64 = 4096;
 
 /// A small cache in front of [`MemOpStream::translate`].
 #[derive(Debug, Default)]
 pub(super) struct Translations {
     epoch: Cell<u64>,
-    /// Page of the host, and what to add to an address in it. Page 0 marks a free place.
+    /// Host page, and the offset of the stream's address. Page 0 marks a free place.
     places: [Cell<(u64, u64)>; PLACES],
 }
 
 impl Translations {
-    /// Before a batch: clears the cache if a translation may have changed. Memory that the batch
-    /// names cannot change while the batch is posted, because the batch holds it.
+    /// Clears the cache before a batch, if a translation may have changed. Memory that a batch names cannot change
+    /// while the batch is posted, because the batch holds it.
     #[inline]
     pub(super) fn refresh(&self, backend: &impl MemOpStream) {
         let epoch = backend.epoch();
@@ -38,7 +38,7 @@ impl Translations {
         self.places.iter().for_each(|place| place.set((0, 0)));
     }
 
-    /// The stream's address of the library's memory, if its page is in the cache.
+    /// Returns the stream's address of the library's memory, if its page is in the cache.
     #[inline]
     pub(super) fn known(&self, addr: HostAddr) -> Option<StreamAddr> {
         let page = addr.get() / PAGE;
@@ -78,7 +78,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
-    /// Adds something to each address; counts how often it is asked, and keeps what is submitted.
+    /// Adds an offset to each address, counts queries, and keeps submitted operations.
     #[derive(Default)]
     struct Shifted {
         by: AtomicU64,
@@ -125,7 +125,7 @@ mod tests {
                 assert_eq!(translate(addr), Ok(addr + by));
             }
             assert!(translate(0x100_0000).is_err());
-            // Pages 5 and 6; page 0, which is never remembered; and the refusal.
+            // Pages 5 and 6; page 0, which is never cached; and the refusal.
             assert_eq!(backend.asked.swap(0, Ordering::Relaxed), 4);
         }
     }

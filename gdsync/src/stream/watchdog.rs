@@ -1,7 +1,7 @@
-//! A watchdog: names the wait at which a stream stands still.
+//! A watchdog, which reports the wait at which a stream hangs.
 //!
-//! Its thread is not a [`crate::util::poller::Poller`]: it looks once in a fixed period, calls the
-//! program back, and ends with its handle.
+//! Its thread is not a [`crate::util::poller::Poller`]: it checks in a fixed period, calls the program back, and
+//! ends with its handle.
 
 use crate::memop::MemOpStream;
 use crate::stream::Stream;
@@ -19,14 +19,13 @@ const NAME: &str = "gdsync-watchdog";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StalledWait {
-    /// What is waited for, in words.
+    /// Description of the wait.
     pub description: String,
     /// Number of the completion queue, if the stream waits for a completion.
     pub completion_queue: Option<u32>,
     /// Index of the completion in that queue, from 0 on, modulo 2^32.
     pub index: Option<u32>,
-    /// The queue pairs that complete there. [`crate::QueuePair::abort`] of the one whose work is
-    /// outstanding ends the wait.
+    /// The queue pairs that complete there. [`crate::QueuePair::abort`] of the one with outstanding work ends the wait.
     pub queue_pairs: Vec<u32>,
 }
 
@@ -49,11 +48,10 @@ struct Shared {
 }
 
 impl<B: MemOpStream + 'static> Stream<B> {
-    /// Starts a thread that looks at the stream periodically. If the stream has stood at the same
-    /// wait for `after`, the thread reports that once, as a `tracing` warning and to `callback`:
-    /// the wait, and for how long the stream has stood there. The thread ends with the returned
-    /// handle, or with the stream, which it does not keep alive. A callback that panics is logged,
-    /// and called again at the next wait.
+    /// Starts a thread that checks the stream periodically. If the stream stays at the same wait for `after`, the
+    /// thread reports the wait and its duration once, as a `tracing` warning and to `callback`. The thread ends
+    /// with the returned handle, or with the stream, which it does not keep alive. A callback that panics is
+    /// logged, and called again at the next wait.
     ///
     /// # Errors
     /// [`Error::Thread`]; [`OutOfRange`](crate::verbs::OutOfRange) for an `after` of 0.
@@ -99,8 +97,8 @@ impl Shared {
                 return;
             }
             drop(ended);
-            // The thread keeps the stream only for this look. If this becomes the last handle,
-            // dropping it does not wait.
+            // The thread keeps the stream only for this check. If this becomes the last handle, dropping it does
+            // not wait.
             let Some(stream) = watched.upgrade() else { return };
             let Some((place, wait)) = stream.stalled() else {
                 standing = None;

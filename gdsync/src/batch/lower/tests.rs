@@ -5,7 +5,7 @@ const HERE: HostAddr = HostAddr(0);
 const SEND: Doorbell =
     Doorbell { record_at: HostAddr(0x200), record: 1, register: HostAddr(0x800), value: 2 };
 
-/// A stream that sees host memory 0x1000 higher, and nothing above 0x1000.
+/// A stream that sees host memory 0x1000 higher, and cannot reach addresses above 0x1000.
 struct Shifted;
 
 type Step = Descriptor<Doorbell, PeerOp, HostAddr, Infallible, PeerOp, (HostAddr, u64)>;

@@ -15,17 +15,14 @@ const WAIT_CHECKED: Key = WaitCq(None);
 const WAIT_WORD: Key = Wait32((), crate::memop::Condition::Eq, 0);
 const COPY: Key = Bytes(None);
 
-/// A wait for a completion.
 const fn wait(queue: u64, index: u32) -> Key {
     WaitCq(Some(WaitKey { queue, index, device: 0 }))
 }
 
-/// A send by a doorbell.
 const fn ring(queue_pair: u64) -> Key {
     Descriptor::Send(SendKey::Doorbell(queue_pair))
 }
 
-/// A send that a trigger releases.
 const fn release(trigger: u64) -> Key {
     Descriptor::Send(SendKey::Trigger(trigger))
 }
@@ -90,11 +87,11 @@ fn runs_for_many_queues_are_collected() {
     assert_eq!(plan(3, &run), (1 + 3, expected.to_vec()));
     let expected = [Covered, Kept, Kept, Kept, Kept, Covered, Kept];
     assert_eq!(plan(4, &run), (1 + 5, expected.to_vec()));
-    // Each run counts by itself.
+    // Each run counts separately.
     let runs = [wait(1, 0), wait(2, 0), ring(1), wait(1, 1), wait(2, 1), wait(3, 0)];
     let expected = [Kept, Kept, Kept, Collected, Collected, Collected];
     assert_eq!(plan(3, &runs), (2 + 1 + 2 + 1 + 1, expected.to_vec()));
-    // An earlier entry than one that is collected is covered by it.
+    // A collected wait covers one for an earlier entry.
     let run = [wait(1, 5), wait(2, 0), wait(1, 3)];
     assert_eq!(plan(2, &run), (2, vec![Collected, Collected, Covered]));
 }
@@ -133,14 +130,14 @@ fn operations_and_points_are_counted() {
     let all = |count| vec![Kept; count];
     let cases: [(&[Key], _, _); 8] = [
         (&[ring(1), ring(1)], (2, 0, Earlier), (4, 0, Earlier)),
-        // Two doorbells; two waits and one point.
+        // Two doorbells, two waits and one point.
         (&[ring(1), ring(2), wait(1, 0), wait(2, 0)], (7, 1, AtEnd), (8, 2, AtEnd)),
         // The point of the run is the batch's.
         (&[wait(1, 0), wait(1, 1), ring(1)], (4, 1, AtEnd), (6, 2, Earlier)),
-        // It is written before what the program writes last.
+        // It is before the program's last write.
         (&[wait(1, 0), ring(1), bytes(1)], (5, 1, BeforeWrite), (5, 1, Earlier)),
         (&[wait(1, 0), bytes(1), ring(1)], (5, 1, AtEnd), (5, 1, Earlier)),
-        // Before the wait for a word there is one.
+        // There is one before the wait for a word.
         (&[wait(1, 0), ring(1), WAIT_WORD], (5, 1, Earlier), (5, 1, Earlier)),
         (&[wait(1, 0), Barrier, wait(1, 1)], (5, 2, AtEnd), (5, 2, AtEnd)),
         (&[bytes(3), WAIT_WORD], (4, 0, Earlier), (4, 0, Earlier)),
@@ -160,7 +157,7 @@ fn what_does_not_fit_begins_the_next_submission() {
     let (chunk, fates) = plan(&[ring(1), ring(2), ring(1), ring(3), ring(1)], &caps, true);
     assert_eq!((chunk.count, chunk.operations), (3, 4));
     assert_eq!(fates, [Covered, Kept, Kept], "the send of the next submission covers none of this one");
-    // A wait that is covered always fits.
+    // A covered wait always fits.
     let run = [wait(1, 0), wait(2, 0), wait(3, 0), wait(4, 0), wait(1, 1), wait(5, 0)];
     let (chunk, fates) = plan(&run, &caps, true);
     assert_eq!((chunk.count, chunk.operations, chunk.last_point), (5, 5, AtEnd));

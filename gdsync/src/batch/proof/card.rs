@@ -8,41 +8,32 @@ use std::collections::{HashMap, VecDeque};
 pub(super) struct Card<'a> {
     case: &'a Case,
     queue_pairs: Vec<QueuePair>,
-    /// Completions that it has written to each queue.
     written: Vec<u32>,
-    /// Words of triggers, as streams store them.
     triggers: HashMap<u32, u64>,
-    /// Those of the streams.
     collectors: Vec<Collector>,
 }
 
-/// A queue pair of the card.
 #[derive(Clone, Debug, Default)]
 struct QueuePair {
-    /// Sends for which the card was rung: by a stream, or by the CPU where a trigger holds them back.
+    /// Sends for which the card was rung: by a stream, or by the CPU if a trigger releases them.
     rung: u32,
     sent: u32,
-    /// The WAITs of those that a trigger holds back, with the trigger, in the order of the sends.
+    /// The WAITs of sends that a trigger releases, with the trigger, in the order of the sends.
     waits: VecDeque<(u32, WaitDataSeg)>,
 }
 
-/// A queue whose work requests the card executes one after another.
 #[derive(Clone, Debug, Default)]
 struct Collector {
     queue: VecDeque<Request>,
-    /// The arrival word.
     arrival: u64,
 }
 
-/// A work request of a collector.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
-    /// Waits for an entry.
     Wait(PaperWait),
-    /// Writes a number.
     Write {
         number: u64,
-        /// All waits for which it stands.
+        /// All waits that it stands for.
         waits: Vec<PaperWait>,
     },
 }
@@ -58,38 +49,35 @@ impl<'a> Card<'a> {
         }
     }
 
-    /// Whether the entry of a wait is there.
     pub(super) fn has(&self, wait: &PaperWait) -> bool {
         self.written[wait.queue as usize] > wait.index
     }
 
-    /// The number in the word of a trigger.
     pub(super) fn number(&self, trigger: u32) -> u64 {
         let word = self.triggers.get(&trigger).copied();
         word.map_or(self.case.first_ticket.wrapping_sub(1), wait::word)
     }
 
-    /// A stream's arrival word.
     pub(super) fn arrival(&self, stream: usize) -> u64 {
         self.collectors[stream].arrival
     }
 
-    /// Sends that each queue pair has performed, and completions that each queue has.
+    /// Returns the number of performed sends of each queue pair, and of completions of each queue.
     pub(super) fn state(&self) -> (Vec<u32>, Vec<u32>) {
         (self.queue_pairs.iter().map(|queue_pair| queue_pair.sent).collect(), self.written.clone())
     }
 
-    /// A stream writes a doorbell register.
+    /// Handles a stream's write of a doorbell register.
     pub(super) fn ring(&mut self, queue_pair: u32, count: u32) {
         self.queue_pairs[queue_pair as usize].rung = count;
     }
 
-    /// A stream writes the word of a trigger.
+    /// Handles a stream's write of a trigger's word.
     pub(super) fn store(&mut self, trigger: u32, word: u64) {
         self.triggers.insert(trigger, word);
     }
 
-    /// The CPU has prepared a send. It rings at once where a trigger holds it back.
+    /// Handles the CPU's preparation of a send. The CPU rings at once if a trigger releases it.
     pub(super) fn prepare(&mut self, send: &PaperSend) {
         if let Some((trigger, ticket)) = send.trigger {
             let queue_pair = &mut self.queue_pairs[send.queue_pair as usize];
@@ -98,12 +86,12 @@ impl<'a> Card<'a> {
         }
     }
 
-    /// The CPU gives a stream's collector work requests.
+    /// Adds the CPU's work requests for a stream's collector.
     pub(super) fn collect(&mut self, stream: usize, requests: Vec<Request>) {
         self.collectors[stream].queue.extend(requests);
     }
 
-    /// Performs the next send of a queue pair, if it is rung for and nothing holds it back.
+    /// Performs the next send of a queue pair, if it is rung and released.
     pub(super) fn send(&mut self, at: usize) -> bool {
         let queue_pair = &self.queue_pairs[at];
         let held = |(trigger, wait): &(u32, WaitDataSeg)| wait.is_met(self.number(*trigger)) != Ok(true);
@@ -121,7 +109,7 @@ impl<'a> Card<'a> {
         true
     }
 
-    /// Executes the next work request of a stream's collector, if it can.
+    /// Executes the next work request of a stream's collector, if possible.
     pub(super) fn execute(&mut self, stream: usize) -> Result<bool, String> {
         match self.collectors[stream].queue.front() {
             None => return Ok(false),

@@ -1,48 +1,42 @@
-//! What the batches of a stream compile to, and how far the stream has come.
+//! The compiled batches of a stream, and the stream's progress.
 
 use crate::batch::outline::{Descriptor, Program, Target};
 use crate::batch::proof::card::Request;
-use crate::batch::proof::{Case, Way, is_completion};
+use crate::batch::proof::{Case, Mode, is_completion};
 use crate::memop::MemOp;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// One stream of a system.
 #[derive(Debug, Default)]
 pub(super) struct Running {
     pub(super) descriptors: Vec<Descriptor>,
     batches: Vec<Batch>,
-    /// Batches that the CPU has posted, and descriptors that it has prepared.
+    /// Batches posted and descriptors prepared by the CPU.
     posted: usize,
     prepared: usize,
     pub(super) ops: Vec<MemOp>,
-    /// Position of the descriptor of each operation.
+    /// Position of each operation's descriptor.
     pub(super) of: Vec<usize>,
-    /// The point of each descriptor that is a wait for a completion.
     pub(super) points: Vec<Option<u32>>,
-    /// Of each descriptor: the first of the run of waits that it belongs to, or itself.
+    /// For each descriptor, the first of its run of waits, or itself.
     pub(super) run_start: Vec<usize>,
-    /// The next operation.
     pub(super) next: usize,
-    /// That is a wait, which the stream has found not satisfied. It does nothing until it is.
+    /// True if the next operation is a wait that the stream has found unsatisfied.
     pub(super) is_at_wait: bool,
-    /// A wait was satisfied, and no flush has followed.
+    /// True if a wait was satisfied, and no flush has followed.
     pub(super) unflushed: bool,
-    /// Sends that it has rung for or released and doorbell records that it has written, by queue
-    /// pair; words that it has written.
+    /// Sends rung or released, and doorbell records written, by queue pair; words written.
     pub(super) rung: HashMap<u32, u32>,
     pub(super) records: HashMap<u32, u32>,
     pub(super) words: HashMap<u32, u32>,
     pub(super) progress: u32,
 }
 
-/// What the CPU hands over when it posts a batch.
 #[derive(Debug)]
 struct Batch {
-    /// Where its descriptors and its operations end.
+    /// The ends of its descriptors and of its operations.
     descriptors: usize,
     ops: usize,
-    /// For the collector.
     requests: Vec<Request>,
 }
 
@@ -53,22 +47,23 @@ pub(super) enum Step {
 }
 
 impl Running {
-    pub(super) fn new(case: &Case, stream: usize, way: Way) -> Result<Self, String> {
-        let descriptors: Vec<_> = case.streams[stream].iter().map(|descriptor| way.of(*descriptor)).collect();
+    pub(super) fn new(case: &Case, stream: usize, mode: Mode) -> Result<Self, String> {
+        let descriptors: Vec<_> =
+            case.streams[stream].iter().map(|descriptor| mode.of(*descriptor)).collect();
         let mut running = Running { points: vec![None; descriptors.len()], ..Running::default() };
         for i in 0..descriptors.len() {
             let continues = i > 0 && descriptors[i - 1..=i].iter().all(is_completion);
             running.run_start.push(if continues { running.run_start[i - 1] } else { i });
         }
         let mut program = Program::new();
-        if let Some(queues) = case.collect_from.filter(|_| way.by_card) {
+        if let Some(queues) = case.collect_from.filter(|_| mode.by_card) {
             program = program.collect_from(queues);
         }
         running.descriptors = descriptors;
         let mut start = 0;
         for end in &case.ends[stream] {
             program
-                .compile(&running.descriptors[start..*end], &case.caps, way.merged)
+                .compile(&running.descriptors[start..*end], &case.caps, mode.merged)
                 .map_err(|error| error.to_string())?;
             for submission in program.submissions() {
                 if submission.len() > case.caps.max_ops {
@@ -81,19 +76,18 @@ impl Running {
         Ok(running)
     }
 
-    /// The operation that it is to perform next, if the CPU has posted it.
+    /// Returns the next operation, if the CPU has posted it.
     pub(super) fn op(&self) -> Option<MemOp> {
         let posted = self.posted.checked_sub(1).and_then(|last| self.batches.get(last))?;
         self.ops[..posted.ops].get(self.next).copied()
     }
 
-    /// The run of waits, or else the descriptor, at which it is blocked.
+    /// Returns the run of waits, or the descriptor, at which it is blocked.
     pub(super) fn blocked(&self) -> Option<usize> {
         Some(self.run_start[*self.of.get(self.next)?])
     }
 
-    /// The CPU prepares the next descriptor, or posts the next batch: what it may do first where both
-    /// can be.
+    /// Prepares the next descriptor, or posts the next batch if it may or must.
     pub(super) fn advance(&mut self, may_post: bool) -> Option<Step> {
         let next = self.descriptors.get(self.prepared).copied();
         let batch = self.batches.get_mut(self.posted).filter(|batch| batch.descriptors <= self.prepared);
@@ -162,14 +156,14 @@ impl Running {
         Ok(())
     }
 
-    /// The part of a run that lies in one submission.
+    /// Returns the part of a run that is in one submission.
     fn run(&self, of: usize, submission: Range<usize>) -> Range<usize> {
         let is_in = |at: &usize| self.run_start[*at] == self.run_start[of];
         let start = submission.clone().find(is_in).unwrap_or(of);
         start..submission.rev().find(is_in).map_or(of, |last| last + 1)
     }
 
-    /// A wait without operations has the point of its run.
+    /// Gives waits without operations the point of their run.
     fn share_points(&mut self, submission: Range<usize>) {
         for at in submission.clone() {
             if self.points[at].is_none() && is_completion(&self.descriptors[at]) {

@@ -1,17 +1,17 @@
-//! A system that runs: its streams perform what their batches compile to, beside a card and a CPU.
+//! A running system: its streams perform compiled batches, beside a card and a CPU.
 
 use crate::batch::outline::{Descriptor, PaperSend, PaperWait, Target};
 use crate::batch::proof::card::Card;
 use crate::batch::proof::running::{Running, Step};
-use crate::batch::proof::{Case, QUEUES, STREAMS, Way, is_completion};
+use crate::batch::proof::{Case, Mode, QUEUES, STREAMS, is_completion};
 use crate::memop::MemOp;
 use gdsync_sys::prm::{doorbell, wait};
 use std::collections::HashMap;
 
-/// The state in which a system ends.
+/// The final state of a system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct End {
-    /// Of each stream: the first descriptor of the run at which it is blocked.
+    /// For each stream, the first descriptor of the run at which it is blocked.
     blocked: Vec<Option<usize>>,
     words: Vec<(u32, u32)>,
     sent: Vec<u32>,
@@ -27,8 +27,9 @@ pub(super) struct System<'a> {
 }
 
 impl<'a> System<'a> {
-    pub(super) fn new(case: &'a Case, way: Way, seed: u64) -> Result<Self, String> {
-        let streams = (0..STREAMS).map(|stream| Running::new(case, stream, way)).collect::<Result<_, _>>()?;
+    pub(super) fn new(case: &'a Case, mode: Mode, seed: u64) -> Result<Self, String> {
+        let streams =
+            (0..STREAMS).map(|stream| Running::new(case, stream, mode)).collect::<Result<_, _>>()?;
         Ok(System { case, streams, card: Card::new(case), words: HashMap::new(), random: seed | 1 })
     }
 
@@ -39,8 +40,8 @@ impl<'a> System<'a> {
         (self.random >> 33) as usize % limit
     }
 
-    /// Runs until no actor can do anything: a stream, its collector, the CPU's thread that posts on
-    /// it, a queue pair of the card, or the CPU's thread that reacts.
+    /// Runs until no actor can act: a stream, its collector, the CPU's thread that posts on it, a queue pair of the
+    /// card, or the CPU's thread that reacts.
     pub(super) fn run(&mut self) -> Result<(), String> {
         let actors = 3 * STREAMS + QUEUES + 1;
         loop {
@@ -75,7 +76,7 @@ impl<'a> System<'a> {
         Ok(if actor < QUEUES { self.card.send(actor) } else { self.react() })
     }
 
-    /// The CPU prepares sends, some time before it posts the batch to which they belong.
+    /// Advances the CPU, which prepares sends some time before it posts their batch.
     fn advance(&mut self, stream: usize) -> bool {
         let may_post = self.random(2) == 0;
         match self.streams[stream].advance(may_post) {
@@ -87,7 +88,7 @@ impl<'a> System<'a> {
         true
     }
 
-    /// The CPU performs a reaction that is due.
+    /// Performs a reaction of the CPU that is due.
     fn react(&mut self) -> bool {
         let due = self.case.reactions.iter().find(|reaction| {
             let stream = &self.streams[reaction.stream];
@@ -99,12 +100,12 @@ impl<'a> System<'a> {
         true
     }
 
-    /// A stream performs its next operation, if it can.
+    /// Performs a stream's next operation, if possible.
     fn step(&mut self, stream: usize) -> Result<bool, String> {
         let Some(op) = self.streams[stream].op() else { return Ok(false) };
         self.check_order(stream, op)?;
         if op.is_wait() && !std::mem::replace(&mut self.streams[stream].is_at_wait, true) {
-            // The stream may stay here for any time, and every observer sees what it has done.
+            // The stream may stay here for any time, and every observer sees its effects.
             self.compare_at_wait(stream)?;
         }
         let satisfied = match (op, Target::of(&op)) {
@@ -149,8 +150,8 @@ impl<'a> System<'a> {
         Ok(satisfied)
     }
 
-    /// Where writes are not fenced, a barrier stands before all that a card takes as a signal. Where
-    /// waits need a flush, one stands between the waits of a run and anything else.
+    /// Checks the order of operations: without fenced writes, a barrier is before every signal to a card; if waits
+    /// need a flush, one is between the waits of a run and anything else.
     fn check_order(&self, stream: usize, op: MemOp) -> Result<(), String> {
         let running = &self.streams[stream];
         let target = Target::of(&op);
@@ -166,8 +167,8 @@ impl<'a> System<'a> {
         Ok(())
     }
 
-    /// A stream writes the word of a trigger: the ticket of one of its sends, which is further than
-    /// the word was, once everything before that send is done.
+    /// Writes the word of a trigger for a stream: the ticket of one of its sends, beyond the word's value, after
+    /// everything before that send is done.
     fn release(&mut self, stream: usize, trigger: u32, word: u64) -> Result<(), String> {
         let (ticket, before) = (wait::word(word), self.card.number(trigger));
         let has_reached = |other: u64| ticket.wrapping_sub(other) as i64 >= 0;
@@ -196,7 +197,7 @@ impl<'a> System<'a> {
                     condition.holds32(self.words.get(word).copied().unwrap_or(0), *value)
                 }
                 Descriptor::Write32(word, value) => running.words.get(word) >= Some(value),
-                // A doorbell may ring later, and so may another trigger be written.
+                // A doorbell may ring later, and another trigger may be written later.
                 _ => true,
             };
             if !is_done {
@@ -220,7 +221,7 @@ impl<'a> System<'a> {
         Ok(())
     }
 
-    /// The stream writes a point: all waits that it stands for must have passed.
+    /// Writes a point for a stream: all its waits must have passed.
     fn write_point(&mut self, stream: usize, value: u32) -> Result<(), String> {
         let running = &mut self.streams[stream];
         if value <= running.progress {
@@ -238,7 +239,7 @@ impl<'a> System<'a> {
         Ok(())
     }
 
-    /// At a wait, a stream has done all that stands before the wait's run, and nothing else.
+    /// Checks that a stream at a wait has done everything before the wait's run, and nothing else.
     fn compare_at_wait(&self, stream: usize) -> Result<(), String> {
         let running = &self.streams[stream];
         let at = running.of[running.next];

@@ -12,14 +12,14 @@ fn queue() -> CompletionState {
     CompletionState::new(test_ring(ENTRIES, CQE_SIZE))
 }
 
-/// What the card does: writes entry `index`, with the owner bit of its lap.
+/// Writes entry `index` as the card does, with the owner bit of its lap.
 fn card_writes(state: &mut CompletionState, index: u32) {
     let owner = (index / ENTRIES) % 2 == 1;
     let cqe = Cqe64::requester(Opcode::Send, 7, index as u16, 0).with_owner(owner);
     state.ring.write(index, cqe.as_bytes());
 }
 
-/// Whether a stream would be satisfied by what is in the ring now.
+/// Returns whether the ring's content satisfies a stream's wait now.
 fn satisfied(op: PeerOp, state: &CompletionState, index: u32) -> bool {
     let word = state.ring.word(index, LAST_DWORD).load(Ordering::Relaxed);
     match op {
@@ -77,7 +77,7 @@ enum Action {
     CancelWait(prop::sample::Index),
     StreamPasses,
     Poll,
-    /// The queue pair has failed; the card was rung for some of what is not written.
+    /// The queue pair has failed; the card was rung for some of the unwritten entries.
     Release(prop::sample::Index),
 }
 
@@ -95,8 +95,8 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    /// The card is never given an entry that a wait still needs, never overruns, and every
-    /// completion is polled once, whatever waits were ended before it came.
+    /// The card never gets an entry that a wait still needs, never overruns, and every completion is polled once,
+    /// whatever waits were ended before it came.
     #[test]
     fn entries_are_recycled_only_when_everybody_has_seen_them(actions in proptest::collection::vec(action(), 1..300)) {
         let (mut state, timeline) = (queue(), Timeline::new(0).unwrap());
@@ -131,7 +131,7 @@ proptest! {
                     let index = prepared.swap_remove(which.index(prepared.len()));
                     state.cancel_wait(index);
                 }
-                // In stream order, and only where the entry is there or the wait was ended.
+                // In stream order, if the entry is written or the wait was ended.
                 Action::StreamPasses
                     if posted.front().is_some_and(|(index, _)| satisfied(state.wait_op(*index), &state, *index)) =>
                 {
@@ -142,7 +142,7 @@ proptest! {
                 Action::Release(which) => {
                     let unwritten = polled + outstanding - written;
                     let rung = which.index(unwritten as usize + 1) as u32;
-                    state.release_waits(&[(7, written - polled + rung)], unwritten - rung, &[]);
+                    state.end_waits(&[(7, written - polled + rung)], unwritten - rung, &[]);
                     if rung == 0 {
                         released = released.max(written + unwritten);
                         for (index, _) in &posted {
@@ -196,8 +196,8 @@ fn entries_of_a_queue_pair_that_is_gone_keep_their_places() {
     for (index, is_left_behind) in [(0, true), (1, false), (2, true)] {
         assert_eq!(state.peek().unwrap().index, index);
         state.advance();
-        assert_eq!(state.take_left_behind(index), is_left_behind);
-        assert!(!state.take_left_behind(index), "only once");
+        assert_eq!(state.take_orphaned(index), is_left_behind);
+        assert!(!state.take_orphaned(index), "only once");
     }
     state.unreserve(true);
     assert_eq!((state.reserved, state.expected), (0, 0));
@@ -216,16 +216,16 @@ fn an_ended_wait_is_no_completion_and_gives_way_to_one() {
         assert_eq!(state.prepare_wait().unwrap(), index);
         let point = TimelinePoint(u64::from(index) + 1);
         state.post_wait(index, &timeline, point);
-        // Something that the card was rung for is under way: its completion comes first.
-        state.release_waits(&[(7, 1)], 1, &[]);
-        assert!(!state.has_come(index) && !state.is_released(index));
-        state.release_waits(&[(7, 0)], 1, &[]);
-        assert!(state.is_released(index) && satisfied(state.wait_op(index), &state, index));
+        // Rung work is in flight: its completion comes first.
+        state.end_waits(&[(7, 1)], 1, &[]);
+        assert!(!state.has_come(index) && !state.is_wait_ended(index));
+        state.end_waits(&[(7, 0)], 1, &[]);
+        assert!(state.is_wait_ended(index) && satisfied(state.wait_op(index), &state, index));
         assert!(state.peek().is_none() && state.read(index).is_none());
         timeline.declare_passed(point);
         card_writes(&mut state, index);
-        state.release_waits(&[(7, 1)], 1, &[]);
-        assert!(!state.is_released(index));
+        state.end_waits(&[(7, 1)], 1, &[]);
+        assert!(!state.is_wait_ended(index));
         assert_eq!(state.peek().unwrap().cqe.wqe_counter(), index as u16);
         state.advance();
         state.unreserve(true);
@@ -238,7 +238,7 @@ fn only_waits_for_sends_that_are_not_posted_run_ahead_of_them() {
     let timelines = [(); 2].map(|()| Timeline::new(0).unwrap());
     (0..4).for_each(|_| state.reserve(true).unwrap());
     (0..4).for_each(|index| assert_eq!(state.prepare_wait().unwrap(), index));
-    // Of four sends the last two are not posted.
+    // The last two of four sends are not posted.
     for index in 0..4 {
         assert_eq!(state.is_of_unposted(index, 2), index >= 2);
         assert!(!state.is_of_unposted(index, 0) && state.is_of_unposted(index, 4));
@@ -252,7 +252,7 @@ fn only_waits_for_sends_that_are_not_posted_run_ahead_of_them() {
     assert_eq!(ahead(&state, 2), [None, Some(3), Some(3)]);
     assert_eq!(ahead(&state, 3), [Some(1), Some(3), Some(1)]);
     assert_eq!(ahead(&state, 0), [None; 3]);
-    // One is polled: the same sends are not posted.
+    // After polling one, the same sends are not posted.
     card_writes(&mut state, 0);
     state.advance();
     state.unreserve(true);

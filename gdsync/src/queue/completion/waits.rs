@@ -1,6 +1,6 @@
-//! Waits for completions of sends for which the card was not rung: which they are, and their end
-//! where the queue pair has failed. And receives of shared queues, which may complete in any of several
-//! completion queues: each has room for all of them. And a completion queue that is attached to a device.
+//! Ending waits that nothing satisfies: for sends for which the card was not rung, of failed queue pairs. Receives
+//! of shared queues, which may complete in any of several completion queues: each has room for all of them.
+//! Attaching a completion queue to a device.
 
 use crate::memory::{HostAddr, Timeline};
 use crate::queue::completion::{CompletionState, RawCompletion, Slot};
@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 impl CompletionState {
-    /// Whether entry `index` waits for sends that are not posted, where nothing but the sends of
-    /// one queue pair completes here, and `unposted` of those are not.
+    /// Returns whether entry `index` waits for unposted sends, if only one queue pair's sends complete here,
+    /// `unposted` of them not posted.
     pub(crate) fn is_of_unposted(&self, index: u32, unposted: u32) -> bool {
         unposted > 0 && index.wrapping_sub(self.first_of_unposted(unposted)) <= i32::MAX as u32
     }
@@ -23,8 +23,7 @@ impl CompletionState {
         self.polled.wrapping_add(self.expected.saturating_sub(unposted))
     }
 
-    /// The first such entry for which a stream waits, of those that have that timeline; of any,
-    /// where there is none.
+    /// Returns the first such entry that a stream waits for: the stream of that timeline, or any stream.
     pub(crate) fn awaited_of_unposted(&self, unposted: u32, timeline: Option<&Arc<Timeline>>) -> Option<u32> {
         if unposted == 0 {
             return None;
@@ -40,19 +39,18 @@ impl CompletionState {
         (0..).zip(waits).find_map(|(position, waits)| waits.then(|| first.wrapping_add(position)))
     }
 
-    /// All queue pairs that complete here are in the error state, and a stream has still to ring the
-    /// card for sends. `rung` has the number of each queue pair, and for how many of its sends that
-    /// have a completion the card was rung; for `unrung` sends it was not. Ends as many waits
-    /// as there are such sends, behind the completions of the others: the stream that has to ring
-    /// may stand at one of them, or behind a stream that does.
+    /// Ends waits for sends for which the card was not rung. All queue pairs that complete here are in the error
+    /// state, and a stream has not rung for some sends. `rung` has each queue pair's number, and for how many of
+    /// its signaled sends the card was rung; it was not for `unrung` signaled sends. Ends that many waits, behind
+    /// the completions of rung sends: the stream may be at one of them, or behind another stream that is.
     ///
-    /// So do all waits for receives of shared queues, from which the queue pairs `sharing` take no more.
+    /// Also ends all waits for receives of shared queues, from which the queue pairs `sharing` take no more.
     ///
-    /// The entries get the owner bit that streams wait for, and stay invalid: polling passes over
-    /// none, and the card writes them when the stream has rung.
-    pub(crate) fn release_waits(&self, rung: &[(u32, u32)], unrung: u32, sharing: &[u32]) {
-        // Without an atomic exchange, the CPU could overwrite what the card writes at the same
-        // moment; and there is none in a GPU's memory.
+    /// The entries get the owner bit that streams wait for, and stay invalid: polling does not skip them, and the
+    /// card writes them when the stream has rung.
+    pub(crate) fn end_waits(&self, rung: &[(u32, u32)], unrung: u32, sharing: &[u32]) {
+        // Without an atomic exchange, which GPU memory does not have, the CPU could overwrite an entry that the
+        // card writes at the same moment.
         if self.attached.is_some() || self.ring.combined {
             return;
         }
@@ -65,26 +63,25 @@ impl CompletionState {
             }
             index = index.wrapping_add(1);
         }
-        // The card still works on what it was rung for, or on receives. The next try finds that
-        // flushed.
+        // The card is still working on rung sends, or on receives. The next attempt finds them flushed.
         let is_behind = rung.iter().zip(&written).any(|((_, rung), written)| written < rung);
         if is_behind || index.wrapping_sub(self.polled) + unrung < self.expected + shared {
             return;
         }
-        // More waits than that may stand here only for receives of shared queues.
+        // Any further waits are for receives of shared queues.
         let waits = self.waits_ahead().saturating_sub(index.wrapping_sub(self.polled));
         let ended = if sharing.is_empty() { unrung } else { waits };
         for index in (0..ended).map(|position| index.wrapping_add(position)) {
             let slot = self.slots.get(index.wrapping_sub(self.recycled) as usize);
             if slot.is_some_and(Slot::is_standing) {
-                self.release(index);
+                self.end_wait(index);
             }
         }
     }
 
-    /// Whether streams wait for entries that are not written, and whose waits were not ended.
+    /// Returns whether streams wait for unwritten entries, and their waits were not ended.
     pub(crate) fn has_waits_to_end(&self) -> bool {
-        let ahead = self.slots.iter().zip(0..).skip(self.held() as usize);
+        let ahead = self.slots.iter().zip(0..).skip(self.unrecycled() as usize);
         let mut waits = ahead.filter(|(slot, _)| slot.is_standing());
         waits.any(|(_, position)| !self.has_come(self.recycled.wrapping_add(position)))
     }
@@ -93,10 +90,10 @@ impl CompletionState {
         let opcode = entry.cqe.opcode();
         matches!(opcode, Ok(CqeOpcode::Requester | CqeOpcode::RequesterError))
             && entry.cqe.qpn() == qpn
-            && !self.left_behind.contains(&entry.index)
+            && !self.orphaned.contains(&entry.index)
     }
 
-    fn release(&self, index: u32) {
+    fn end_wait(&self, index: u32) {
         let word = self.ring.word(index, LAST_DWORD);
         let before = word.load(Ordering::Relaxed);
         let [low, high, signature, op_own] = before.to_ne_bytes();
@@ -108,15 +105,14 @@ impl CompletionState {
         }
     }
 
-    /// Whether [`Self::release_waits`] has ended the waits for an entry that the card has not
-    /// written.
-    pub(crate) fn is_released(&self, index: u32) -> bool {
+    /// Returns whether [`Self::end_waits`] has ended the waits for an entry that the card has not written.
+    pub(crate) fn is_wait_ended(&self, index: u32) -> bool {
         let [.., op_own] = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
         self.has_owner(index, op_own) && op_own >> 4 == CqeOpcode::Invalid as u8
     }
 
-    /// The card has reported that it writes nothing here any more: the CPU writes what streams wait
-    /// for, now and for waits that are posted later, so that the streams continue. Polling does not
+    /// Handles the loss of the queue: the card has reported that it writes nothing here any more. The CPU writes
+    /// the entries that streams wait for, now and for later waits, so that the streams continue. Polling does not
     /// return these entries.
     pub(crate) fn lose(&mut self) {
         if self.lost_from.is_some() {
@@ -134,12 +130,11 @@ impl CompletionState {
         }
     }
 
-    /// True once [`Self::lose`] was called.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost_from.is_some()
     }
 
-    /// True for entries that the card did not write and will not.
+    /// Returns true for entries that the card has not written and never will.
     pub(super) fn is_beyond(&self, index: u32) -> bool {
         self.lost_from.is_some_and(|first| index.wrapping_sub(first) <= i32::MAX as u32)
     }
@@ -148,7 +143,7 @@ impl CompletionState {
         if self.is_beyond(index) {
             let cqe = Cqe64::error(CqeOpcode::RequesterError, 0, 0, 0, Syndrome::WrFlush, 0);
             let cqe = cqe.with_owner(self.owner_of(index));
-            // The last word last: a stream may be looking at it.
+            // The last word last, as a stream may be reading it.
             for (i, word) in cqe.as_bytes().chunks_exact(4).enumerate() {
                 if i == ENTRY_WORDS - 1 {
                     self.ring.drain();
@@ -161,7 +156,7 @@ impl CompletionState {
     }
 }
 
-/// The receives of a shared queue, and the queue pairs that take from it and complete here.
+/// The receives of a shared queue, and the queue pairs that take them and complete here.
 #[derive(Debug)]
 pub(super) struct Shared {
     credits: Arc<Credits>,
@@ -169,62 +164,59 @@ pub(super) struct Shared {
 }
 
 impl CompletionState {
-    /// A queue pair that takes from a shared queue completes here. False where there is no room for the
-    /// receives that are posted.
+    /// Adds a queue pair that takes from a shared queue. Returns false if there is no room for the posted receives.
     pub(crate) fn add_credits(&mut self, credits: &Arc<Credits>) -> bool {
         match self.shared.iter_mut().find(|known| Arc::ptr_eq(&known.credits, credits)) {
             Some(known) => known.queue_pairs += 1,
             None => self.shared.push(Shared { credits: credits.clone(), queue_pairs: 1 }),
         }
-        self.certain = 0;
-        self.take_released_back();
+        self.sure_room = 0;
+        self.reopen_ended_waits();
         self.check_not_overbooked().is_ok()
     }
 
-    /// The counterpart of [`Self::add_credits`].
     pub(crate) fn remove_credits(&mut self, credits: &Arc<Credits>) {
         if let Some(known) = self.shared.iter_mut().find(|known| Arc::ptr_eq(&known.credits, credits)) {
             known.queue_pairs -= 1;
         }
         self.shared.retain(|known| known.queue_pairs > 0);
         if self.shared.is_empty() {
-            self.certain = self.entries();
+            self.sure_room = self.entries();
         }
     }
 
-    /// Receives of shared queues that may complete here.
+    /// Returns the number of shared queues' receives that may complete here.
     pub(super) fn shared_receives(&self) -> u32 {
         self.shared.iter().map(|shared| shared.credits.posted()).sum()
     }
 
-    /// Whether everything that may complete here has room, a receive that was just counted, too.
+    /// Checks that everything that may complete here has room, including a receive that was just counted.
     pub(crate) fn check_not_overbooked(&mut self) -> Result<(), QueueError> {
         if self.taken() > self.entries() { self.make_room(0) } else { Ok(()) }
     }
 
-    /// Entries of a queue pair that were not polled.
+    /// Returns the number of unpolled entries of a queue pair.
     pub(crate) fn unpolled_of(&self, qpn: u32) -> u32 {
         let written = (0..self.entries()).map_while(|i| self.read(self.polled.wrapping_add(i)));
         written.filter(|entry| self.is_live_of(entry, qpn)).count() as u32
     }
 
     pub(super) fn is_live_of(&self, entry: &RawCompletion, qpn: u32) -> bool {
-        entry.cqe.qpn() == qpn && !self.left_behind.contains(&entry.index)
+        entry.cqe.qpn() == qpn && !self.orphaned.contains(&entry.index)
     }
 
-    /// Whether an entry is a receive's of one of these queue pairs.
     pub(super) fn is_receive_of(&self, queue_pairs: &[u32], entry: &RawCompletion) -> bool {
         let is_send = matches!(entry.cqe.opcode(), Ok(CqeOpcode::Requester | CqeOpcode::RequesterError));
         !is_send && queue_pairs.iter().any(|qpn| self.is_live_of(entry, *qpn))
     }
 
-    /// A queue pair completes here again, where waits were ended because all had failed: the entries of
-    /// the newest, which streams have passed and the card has not written, are the next to be waited for.
-    /// Returns whether streams have still to pass some.
-    pub(crate) fn take_released_back(&mut self) -> bool {
+    /// Reopens waits that were ended as all queue pairs had failed, for a new queue pair: the newest entries that
+    /// streams have passed and the card has not written can be waited for again. Returns whether streams have not
+    /// passed some.
+    pub(crate) fn reopen_ended_waits(&mut self) -> bool {
         while self.waits_ahead() > 0 {
             let last = self.next_wait().wrapping_sub(1);
-            if !self.is_released(last) {
+            if !self.is_wait_ended(last) {
                 return false;
             }
             if self.slots.back().is_some_and(Slot::is_standing) {
@@ -244,38 +236,37 @@ impl CompletionState {
     }
 }
 
-/// The addresses of a completion queue, and its next entry.
+/// Addresses of a completion queue, and its next entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BorrowedCompletions {
     pub(crate) ring: HostAddr,
     pub(crate) entries: u32,
     pub(crate) record: HostAddr,
-    /// The next entry.
     pub(crate) next: u32,
 }
 
 /// Why a completion queue cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unread {
-    /// Completions that are to come, or were not polled.
+    /// Completions that are expected, or were not polled.
     Completions(u32),
     /// Waits that streams have not passed, or that are only prepared.
     Waits(u32),
 }
 
 impl CompletionState {
-    /// Attaches the queue, for kernels that post to queue pair `qpn`: until [`Self::detach`], only
-    /// they take entries out of it, and no other queue pair can complete here.
+    /// Attaches the queue to kernels that post to queue pair `qpn`: until [`Self::detach`], only they take entries,
+    /// and no other queue pair can complete here.
     pub(crate) fn attach(&mut self, qpn: u32) -> Result<BorrowedCompletions, Unread> {
         self.recycle();
         if self.reserved > 0 {
             return Err(Unread::Completions(self.reserved));
         }
-        if self.held() > 0 || !self.slots.is_empty() {
+        if self.unrecycled() > 0 || !self.slots.is_empty() {
             return Err(Unread::Waits(self.slots.len() as u32));
         }
         self.attached = Some(qpn);
-        // With all places taken, a caller that reserves one gets an error that says why.
+        // With all places taken, a caller that reserves one gets an error with the reason.
         self.reserved = self.entries();
         self.ring.drain();
         Ok(BorrowedCompletions {
@@ -286,17 +277,16 @@ impl CompletionState {
         })
     }
 
-    /// The entry `index` of a queue that is attached, if the card has written it.
+    /// Returns the entry `index` of an attached queue, if the card has written it.
     pub(crate) fn read_attached(&self, index: u32) -> Option<RawCompletion> {
         if self.is_beyond(index) { None } else { self.read(index) }
     }
 
-    /// Gives the entries before `index` back to the card.
     pub(crate) fn recycle_attached(&self, index: u32) {
         self.ring.publish(doorbell::ci_record(index));
     }
 
-    /// Detaches the queue: entry `next` is the first that was not read.
+    /// Detaches the queue. Entry `next` is the first that was not read.
     pub(crate) fn detach(&mut self, next: u32) {
         (self.polled, self.recycled, self.reserved, self.attached) = (next, next, 0, None);
     }

@@ -1,4 +1,4 @@
-//! The encoding of work requests, and of what receives are made of.
+//! Encoding of work requests and of receives.
 
 use crate::memory::OutOfBounds;
 use crate::queue::regions::Regions;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 impl WorkRequest<'_> {
-    /// Segments that it takes at most, with the control segment; fewer where slices are empty.
+    /// Returns the most segments that it takes, with the control segment; fewer if slices are empty.
     #[inline(always)]
     pub(crate) fn most_units(&self, limits: Limits) -> Result<u32, QueueError> {
         let address = if self.to.is_some() { ADDRESS_SEGMENTS } else { 0 };
@@ -29,7 +29,6 @@ impl WorkRequest<'_> {
         if fixed + data > usize::from(MAX_DS) { Err(self.too_long(fixed)) } else { Ok((fixed + data) as u32) }
     }
 
-    /// It takes more segments than a WQE can have, of which `fixed` are not the payload's.
     #[cold]
     fn too_long(&self, fixed: usize) -> QueueError {
         let room = usize::from(MAX_DS) - fixed;
@@ -44,13 +43,12 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// Whether it holds nothing but regions.
     #[inline(always)]
     pub(crate) fn has_regions_only(&self) -> bool {
         matches!(self.payload, Payload::Slices(_)) && self.to.is_none()
     }
 
-    /// The regions that the card will reach, and the address; `several`, as [`Self::encode`] says.
+    /// Returns the regions that the card will access, and the address. `several` is the result of [`Self::encode`].
     #[inline(always)]
     pub(crate) fn regions(&self, several: bool) -> Regions {
         let regions = match self.payload {
@@ -63,10 +61,8 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says.
-    /// Where it fails, some were given out.
-    ///
-    /// Returns whether the slices are of several regions.
+    /// Puts out the segments after the control segment, at most [`Self::most_units`]. On an error, some were put
+    /// out. Returns whether the slices are of several regions.
     #[inline(always)]
     pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
         if let Some(to) = self.to {
@@ -94,7 +90,7 @@ impl WorkRequest<'_> {
         Ok(several)
     }
 
-    /// The message is longer than the limit, or than the remote memory.
+    /// Returns the error for a message longer than the limit, or than the remote memory.
     #[cold]
     #[inline(never)]
     fn length_refused(length: u64, limit: u64, remote: u64) -> QueueError {
@@ -104,16 +100,15 @@ impl WorkRequest<'_> {
         QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote })
     }
 
-    /// The check of a slice of another region than the first slice's. Out of line: the loop over the
-    /// slices keeps its registers.
+    /// Checks a slice of another region than the first slice's. Out of line, so that the loop over the slices keeps
+    /// its registers.
     #[cold]
     #[inline(never)]
     fn check_other_region(&self, slice: &Slice, rules: &impl Rules) -> Result<(), QueueError> {
         rules.check(slice, self.card_writes())
     }
 
-    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at
-    /// once.
+    /// Encodes the data segments. Consecutive slices are mostly of one region, which is checked once.
     #[inline(always)]
     fn encode_slices(
         &self,
@@ -140,13 +135,13 @@ impl WorkRequest<'_> {
         Ok((length, several))
     }
 
-    /// A request that takes no look at what its queue pair can do, on a reliable connection.
+    /// Returns true for a request on a reliable connection that needs no check of the queue pair's abilities.
     #[inline(always)]
     pub(crate) fn is_plain(&self, transport: Transport) -> bool {
         transport == Transport::Rc && self.operands.is_none() && self.to.is_none()
     }
 
-    /// Refuses what the queue pair or its device cannot do. Most requests are none of that.
+    /// Refuses operations that the queue pair or its device does not have. Most requests need no check.
     #[inline(always)]
     pub(crate) fn check(&self, rules: &impl Rules) -> Result<(), QueueError> {
         if self.is_plain(rules.limits().transport) {
@@ -169,7 +164,6 @@ impl WorkRequest<'_> {
         if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
     }
 
-    /// A request has the kind of destination that its transport has, and no other.
     fn check_destination(&self, transport: Transport) -> Result<(), RequestError> {
         let needed = if self.opcode == Opcode::Nop { None } else { Some(transport) };
         let operation = match (self.to, needed) {
@@ -208,7 +202,6 @@ impl WorkRequest<'_> {
     }
 }
 
-/// Bytes behind a count of them, in as many segments as that takes.
 #[inline(always)]
 fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
     let mut segment = [0; SEGMENT];
@@ -224,8 +217,8 @@ fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
     }
 }
 
-/// The slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment), so
-/// empty ones are left out, as libmlx5 does.
+/// Returns the number of slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment),
+/// so empty ones are left out, as in libmlx5.
 fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
     let given = slices.iter().filter(|slice| !slice.is_empty()).count();
     if given > limit as usize {
@@ -235,7 +228,6 @@ fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
     }
 }
 
-/// The data segment of a slice that is not empty.
 fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
     match u32::try_from(slice.len()) {
         Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.lkey(), slice.addr())),
@@ -246,7 +238,7 @@ fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
     }
 }
 
-/// Data segments of the non-empty slices, for a receive.
+/// Returns the data segments of a receive's non-empty slices.
 pub(crate) fn data_segments(slices: &[Slice], limit: u32) -> Result<Vec<DataSeg>, QueueError> {
     count_segments(slices, limit)?;
     slices.iter().filter(|slice| !slice.is_empty()).map(data_segment).collect()

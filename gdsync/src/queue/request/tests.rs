@@ -20,7 +20,7 @@ impl Rules for Limits {
     }
 }
 
-/// The whole request as the card reads it.
+/// Encodes the whole request as the card reads it.
 fn encode(request: WorkRequest<'_>, limits: Limits) -> Result<(CtrlSeg, Vec<u8>), QueueError> {
     request.check(&limits)?;
     let units = request.most_units(limits)?;

@@ -1,3 +1,4 @@
+use super::posting::PreviousPoint;
 use super::*;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::completion::CompletionState;
@@ -18,13 +19,11 @@ fn queue(blocks: u32) -> SendState {
 
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 
-/// A send of that many inline bytes.
 fn payload(len: usize, wr_id: u64) -> Vec<u8> {
     (0..len).map(|i| i as u8 ^ wr_id as u8).collect()
 }
 
 impl SendState {
-    /// Prepares an inline send; `len` of 0 takes one block.
     fn prepare_bytes(&mut self, len: usize, wr_id: u64) -> u64 {
         let bytes = payload(len, wr_id);
         self.prepare_alone(&WorkRequest::send_inline(&bytes).wr_id(wr_id)).0
@@ -37,7 +36,7 @@ impl SendState {
     }
 }
 
-/// A work request as the card reads it: its blocks, from anywhere in the ring.
+/// Reads a work request as the card does: its blocks, from anywhere in the ring.
 fn read(queue: &SendState, first: u32, blocks: u32) -> Vec<u8> {
     let words = (0..blocks).flat_map(|block| (0..16).map(move |word| (first.wrapping_add(block), word * 4)));
     words
@@ -110,20 +109,20 @@ fn the_newest_is_rolled_back_and_others_become_nops() {
     assert_eq!((queue.head, queue.entries.len()), (0, 0));
 }
 
-/// What stands in front of a dropped send, and a stream would have rung for, holds up nothing behind it.
+/// The WAITs of a dropped send, for which a stream would have rung, do not hold up later requests.
 #[test]
 fn the_waits_of_a_dropped_send_become_nops_with_it() {
     let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
     let region = MemoryRegion::allocate(&pd, 8, Access::LOCAL_WRITE).unwrap();
     let wait = CardWait::Ticket { lkey: region.lkey(), addr: 0x1000, ticket: 1 };
-    let hold = || Some(Hold { wait, region: Some(region.inner.clone()) });
+    let wait_of = || Some(WaitRequest { wait, region: Some(region.inner.clone()) });
     let mut completions = CompletionState::new(test_ring(16, CQE_SIZE));
-    for holds in [[hold(), None], [None, hold()], [hold(), hold()]] {
-        let waits = holds.iter().flatten().count() as u32;
+    for waits_of in [[wait_of(), None], [None, wait_of()], [wait_of(), wait_of()]] {
+        let waits = waits_of.iter().flatten().count() as u32;
         let mut queue = queue(8);
         let request = WorkRequest::send_inline(&[1]);
         let (dropped, _) =
-            queue.prepare(holds.into_iter().flatten(), &request, &LIMITS, &mut completions).unwrap();
+            queue.prepare(waits_of.into_iter().flatten(), &request, &LIMITS, &mut completions).unwrap();
         let kept = queue.prepare_bytes(0, 7);
         assert_eq!(control(&queue, 0).opcode(), Ok(Opcode::Wait));
         assert_eq!(queue.cancel(dropped, |_| false), Removed::default());
@@ -155,7 +154,7 @@ fn sends_are_posted_in_the_order_of_preparation() {
     assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 })));
     queue.cancel(serials[0], |_| false);
     let before = queue.post(serials[1], &timeline, TimelinePoint(1)).unwrap();
-    assert!(matches!(before, Before::Other(None)), "a dropped one is passed over");
+    assert!(matches!(before, PreviousPost::Other(None)), "a dropped one is passed over");
     let other = Timeline::new(0).unwrap();
     let error = queue.post(serials[2], &other, TimelinePoint(1)).unwrap_err();
     assert!(matches!(error, QueueError::Order(OrderError::OtherStream { .. })));
@@ -164,7 +163,10 @@ fn sends_are_posted_in_the_order_of_preparation() {
     queue.undo_post(serials[2], before);
     assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().timeline, &timeline));
     let before = queue.post(serials[2], &timeline, TimelinePoint(7)).unwrap();
-    assert!(matches!(before, Before::SameLane(Replaced { point: TimelinePoint(1), settled: false })));
+    assert!(matches!(
+        before,
+        PreviousPost::SameTimeline(PreviousPoint { point: TimelinePoint(1), settled: false })
+    ));
     queue.undo_post(serials[2], before);
     assert_eq!(queue.unsettled().unwrap().point, TimelinePoint(1));
     assert!(queue.post(serials[2], &other, TimelinePoint(1)).is_ok());
@@ -201,7 +203,6 @@ fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
     assert!(queue.flush().is_none(), "nothing is left");
 }
 
-/// A register that may be stored to.
 fn ringing(blocks: u32) -> SendState {
     let register: &'static std::sync::atomic::AtomicU64 = Box::leak(Box::default());
     SendState::new(test_ring(blocks, BASIC_BLOCK), 0x42, HostAddr(register.as_ptr() as u64))
@@ -212,7 +213,7 @@ fn post_now(
     book: impl FnOnce(bool) -> Result<(), QueueError>,
 ) -> Result<(), QueueError> {
     // SAFETY: the register is leaked memory.
-    unsafe { queue.post_now(&WorkRequest::send_inline(b"abc").wr_id(3), &LIMITS, book) }
+    unsafe { queue.post_now(&WorkRequest::send_inline(b"abc").wr_id(3), &LIMITS, book) }.map(drop)
 }
 
 #[test]
@@ -254,7 +255,7 @@ fn a_send_is_posted_at_once_only_when_its_turn_has_come() {
     assert!(matches!(post_now(&mut queue, full), Err(QueueError::Full(QueueFull::CompletionQueue { .. }))));
     assert_eq!((queue.head, queue.entries.len()), (1, 1), "nothing has changed");
     post_now(&mut queue, |_| Ok(())).unwrap();
-    // A stream may go on where the CPU has stopped, and the other way round.
+    // A stream may continue after the CPU, and the other way round.
     let serial = queue.prepare_bytes(0, 2);
     queue.post(serial, &timeline, TimelinePoint(2)).unwrap();
     timeline.declare_passed(TimelinePoint(2));

@@ -1,18 +1,16 @@
-//! Work requests behind WAITs: the card has them from the start, and performs them when what it waits
-//! for is there. And sends that another queue releases, and the requests by which a queue releases them (SEND_EN).
+//! Work requests behind WAITs: the card has them from the start, and executes them when the awaited word or
+//! completion is there. Also sends that another queue releases, and the requests that release them (SEND_EN).
 //!
-//! The sends of a slave come to the card by SEND_EN, or by the slave's own doorbell. The card takes a
-//! doorbell when it gets to it, and reads the record then: so a record that covers a send which
-//! nothing has released yet must not meet a doorbell on its way. That is why only one of both ways has
-//! sends outstanding at a time. A completion of the one says that none of its doorbells is on its way,
-//! and a completion of the other that none of its SEND_ENs is.
+//! The sends of a slave come to the card by SEND_EN, or by the slave's own doorbell. The card reads the record when
+//! it processes a doorbell, so a doorbell in flight must not meet a record that covers unreleased sends. So only
+//! one of the two kinds may be outstanding: a completion of one kind shows that none of its doorbells is in flight,
+//! or none of its SEND_ENs.
 
 use crate::queue::completion::CompletionState;
 use crate::queue::doorbell::ring;
 use crate::queue::regions::Regions;
-use crate::queue::request::Rules;
-use crate::queue::send::{Entry, SendState, State};
-use crate::queue::{Doorbell, OrderError, QueueError, WorkRequest};
+use crate::queue::send::{Entry, EntryState, SendState};
+use crate::queue::{Claim, Doorbell, OrderError, QueueError};
 use crate::verbs::MemoryRegionInner;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::doorbell;
@@ -24,53 +22,39 @@ use zerocopy::IntoBytes;
 /// A release of sends of another queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Enable {
-    /// The slave.
     pub(crate) qpn: u32,
-    /// The block after the last one that is released.
+    /// The block after the last released one.
     pub(crate) until: u16,
 }
 
 impl SendState {
-    /// Writes a work request into the ring of a slave, for its master to release and a stream to post.
-    ///
-    /// Returns its serial number, and the block after it.
-    ///
-    /// # Errors
-    /// What [`Self::prepare`] says; [`OrderError::HandedOverOtherwise`].
-    pub(crate) fn prepare_released(
-        &mut self,
-        request: &WorkRequest<'_>,
-        rules: &impl Rules,
-        completions: &mut CompletionState,
-    ) -> Result<(u64, u32), QueueError> {
-        if !self.is_released && !self.entries.is_empty() {
+    /// Refuses a request for the master while posts of the CPU are outstanding.
+    #[cold]
+    pub(super) fn check_masters_turn(&self) -> Result<(), QueueError> {
+        if !self.is_masters && !self.entries.is_empty() {
             return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn: self.qpn }));
         }
-        let (serial, _) = self.prepare([], request, rules, completions)?;
-        self.is_released = true;
-        Ok((serial, self.head))
+        Ok(())
     }
 
-    /// Takes the newest back, which nothing releases.
+    /// Takes the newest request back, which nothing releases.
     pub(crate) fn unprepare_newest(&mut self, completions: &mut CompletionState) {
         self.take_back(self.entries.len().saturating_sub(1), completions);
     }
 
-    /// Says in the record how far the ring is filled. A card reads it for a doorbell, and may for the
-    /// end of what it flushes; SEND_EN goes without it.
-    pub(crate) fn publish_released(&self) {
+    /// Writes the ring's fill level to the record. A card reads it for a doorbell, and may read it to find the end
+    /// of the flushed requests; SEND_EN does not need it.
+    pub(crate) fn publish_record(&self) {
         barrier::to_device();
         self.ring.publish(doorbell::record(self.head));
     }
 
-    /// Writes a WAIT and a release behind it, and rings the card for both: they count as posted by the
-    /// CPU. Where that fails, nothing has changed.
-    ///
-    /// Returns the block of the release.
+    /// Writes a WAIT followed by a release, and rings the card for both, as a post of the CPU. On an error,
+    /// nothing has changed. Returns the block of the release.
     ///
     /// # Safety
     /// The register is valid.
-    pub(crate) unsafe fn post_release(
+    pub(crate) unsafe fn post_enable(
         &mut self,
         wait: CardWait,
         Enable { qpn, until }: Enable,
@@ -78,7 +62,7 @@ impl SendState {
     ) -> Result<u32, QueueError> {
         let entries = self.entries.len();
         let segment = IndexSeg::new(until.into(), qpn);
-        let placed = self.place_wait(Hold { wait, region: None }, completions).and_then(|()| {
+        let placed = self.place_wait(WaitRequest { wait, region: None }, completions).and_then(|()| {
             self.place_block(completions, Regions::None, |head, own| {
                 block(Kind::SendEnable, head, own, segment.as_bytes())
             })
@@ -96,7 +80,7 @@ impl SendState {
         Ok(release)
     }
 
-    /// Whether the CPU may post and ring now, for which [`Self::post_now`] has found a doubt.
+    /// Checks that the CPU may post and ring now, off the fast path of [`Self::post_now`].
     #[cold]
     #[inline(never)]
     pub(super) fn check_cpus_turn(&mut self, serial: u64) -> Result<(), QueueError> {
@@ -104,31 +88,49 @@ impl SendState {
         if serial != expected {
             return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
         }
-        if self.is_released && !self.entries.is_empty() {
+        if self.is_masters && !self.entries.is_empty() {
             return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn }));
         }
-        self.is_released = false;
+        self.is_masters = false;
         Ok(())
     }
 }
 
-/// What a send queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CardWait {
-    /// A number in memory that has reached `ticket` (`gdsync_sys::prm::wait::word`).
+    /// A number in memory has reached `ticket` (`gdsync_sys::prm::wait::word`).
     Ticket { lkey: u32, addr: u64, ticket: u64 },
-    /// The entry `index` of a completion queue, and so all before it.
+    /// Entry `index` of a completion queue, and so all before it, are written.
     Entry { cqn: u32, index: u32 },
 }
 
-/// A WAIT in front of a send, and the region of the word that it looks at, unless something else keeps that.
+/// A WAIT in front of a send, and the region of its word, unless something else keeps that alive.
 #[derive(Clone, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct WaitRequest {
     pub(crate) wait: CardWait,
     pub(crate) region: Option<Arc<MemoryRegionInner>>,
 }
 
-/// A block with a control segment and what is behind it.
+/// How a work request comes to the card.
+#[derive(Debug)]
+pub(crate) enum PostMode<W> {
+    Now,
+    /// The CPU rings at once, and the card executes these WAITs first.
+    Behind(W),
+    /// A stream or the program rings later, or the queue pair's trigger releases it. The card executes the WAITs
+    /// first. The claim, if there is one, receives the completion.
+    Later {
+        claim: Option<Arc<Claim>>,
+        waits: W,
+    },
+}
+
+impl PostMode<[WaitRequest; 0]> {
+    pub(crate) const NOW: Self = PostMode::Now;
+    pub(crate) const LATER: Self = PostMode::Later { claim: None, waits: [] };
+}
+
+/// Makes a block of a control segment and one more.
 pub(super) fn block(kind: Kind, head: u32, qpn: u32, segment: &[u8]) -> [u8; BASIC_BLOCK] {
     let mut block = [0; BASIC_BLOCK];
     let control = kind.control(head as u16, qpn, CtrlFlags::empty());
@@ -138,7 +140,7 @@ pub(super) fn block(kind: Kind, head: u32, qpn: u32, segment: &[u8]) -> [u8; BAS
 }
 
 impl CardWait {
-    /// The WAIT, at block `head` of that queue pair's send queue. It is one block.
+    /// Encodes the WAIT, which is one block, at block `head` of that queue pair's send queue.
     fn encode(self, head: u32, qpn: u32) -> [u8; BASIC_BLOCK] {
         match self {
             CardWait::Ticket { lkey, addr, ticket } => {
@@ -152,10 +154,10 @@ impl CardWait {
 }
 
 impl SendState {
-    /// Rings the card for a send that is prepared, and for the WAITs in front of it: it counts as posted by the CPU.
+    /// Rings the card for a prepared send, and for the WAITs in front of it, as a post of the CPU.
     ///
     /// # Errors
-    /// What [`Self::post_now`] says of the order.
+    /// The order errors of [`Self::post_now`].
     ///
     /// # Safety
     /// The register is valid.
@@ -163,7 +165,7 @@ impl SendState {
         self.check_next(serial)?;
         self.settle()?;
         let Some(position) = self.position(serial) else { return self.check_not_stale(serial) };
-        self.entries[position].state = State::Posted;
+        self.entries[position].state = EntryState::Posted;
         self.skip_unprepared();
         let Doorbell { record, register, value, .. } = self.doorbell_of(&self.entries[position]);
         // SAFETY: the caller's.
@@ -171,10 +173,10 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a WAIT. Like any work request, it completes where it fails or is flushed.
+    /// Writes a WAIT. Like any work request, it completes if it fails or is flushed.
     pub(super) fn place_wait(
         &mut self,
-        Hold { wait, region }: Hold,
+        WaitRequest { wait, region }: WaitRequest,
         completions: &mut CompletionState,
     ) -> Result<(), QueueError> {
         let regions = region.map_or(Regions::None, Regions::One);
@@ -192,11 +194,11 @@ impl SendState {
         completions.reserve(false)?;
         let first = self.head;
         self.ring.write(first, &encode(first, self.qpn));
-        self.push(Entry { wr_id: 0, first, blocks: 1, signaled: false, state: State::Hidden, regions });
+        self.push(Entry { wr_id: 0, first, blocks: 1, signaled: false, state: EntryState::Hidden, regions });
         Ok(())
     }
 
-    /// Takes back what was placed behind the first `entries`, and not rung for.
+    /// Takes back the requests behind the first `entries`, for which the card was not rung.
     pub(super) fn take_back(&mut self, entries: usize, completions: &mut CompletionState) {
         for entry in self.entries.drain(entries.min(self.entries.len())..).rev() {
             self.head = entry.first;

@@ -6,14 +6,14 @@ use std::collections::VecDeque;
 const ENTRIES: u32 = 8;
 const STRIDE: usize = 64;
 
-/// A queue whose entries are linked as libmlx5 links them.
+/// Makes a queue whose entries are linked as libmlx5 links them.
 fn queue() -> SharedRecvState {
     let mut ring = test_ring(ENTRIES, STRIDE);
     (0..ENTRIES).for_each(|index| ring.write(index, &recv::link(index as u16 + 1)));
     SharedRecvState::new(ring, 0, ENTRIES as u16 - 1)
 }
 
-/// What a card does: it follows the list, as far as receives are posted.
+/// A card, which follows the list up to the posted receives.
 struct Card {
     head: u16,
     taken: u16,
@@ -53,8 +53,8 @@ fn as_many_receives_fit_as_there_are_entries_but_one() {
 }
 
 proptest! {
-    /// Receives are posted, taken by the card in their order, and complete in any order, for many laps:
-    /// the card finds each once, as it was posted, and its completion names it.
+    /// Receives are posted, taken by the card in order, and complete in any order, for many laps. The card finds
+    /// each once, as it was posted, and its completion names it.
     #[test]
     fn the_card_finds_each_receive_once(steps in prop::collection::vec((0u8..3, any::<prop::sample::Index>()), 1..400)) {
         let (mut queue, credits) = (queue(), Credits::new(ENTRIES - 1));

@@ -1,35 +1,29 @@
-//! Batches in CUDA graphs: built once and launched many times, each time with fresh sends and
-//! waits.
+//! Batches in CUDA graphs: built once and launched many times, each time with fresh sends and waits.
 //!
-//! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch
-//! node is recorded with operations that do nothing. The only way to launch the graph is
-//! [`Stream::launch`], which takes a fresh batch for each node and sets its parameters.
+//! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch node is recorded
+//! with operations that do nothing. The only way to launch the graph is [`Stream::launch`], which takes a fresh
+//! batch for each node and sets its parameters.
 //!
-//! Sends that a [`Trigger`](crate::Trigger) releases need no batch node, and a graph without batch
-//! nodes needs no update: a kernel, a memory-copy or a memset node writes the ticket, which a kernel
-//! of the graph may count itself. The program prepares the sends
-//! ([`PreparedSend::into_ticket`](crate::PreparedSend::into_ticket)) and launches the graph with no
-//! batches. Such nodes may stand in the body of a conditional node; the driver refuses a batch node
-//! there when the graph is instantiated (INVALID_VALUE; driver 580, CUDA 13.0). `docs/kernels.md`
-//! has the details.
-
-pub use super::record::Capture;
+//! Sends that a [`Trigger`](crate::Trigger) releases need no batch node, and a graph without batch nodes needs no
+//! update: a kernel, memory-copy or memset node writes the ticket, which a kernel of the graph may count itself.
+//! The program prepares the sends ([`PreparedSend::into_ticket`](crate::PreparedSend::into_ticket)) and launches
+//! the graph without batches. Such nodes may be in the body of a conditional node, where the driver refuses batch
+//! nodes when the graph is instantiated (INVALID_VALUE; driver 580, CUDA 13.0). See `docs/kernels.md`.
 
 use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, LastPoint, Points};
 use crate::cuda::{CudaError, Gpu, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
 use crate::stream::cuda::params::with_params;
-use crate::stream::in_flight::{Held, Past};
-use crate::stream::post::State;
-use crate::stream::proxy::Ring;
+use crate::stream::in_flight::{KeptAlive, Past};
+use crate::stream::proxy::ProxiedDoorbell;
+use crate::stream::state::StreamState;
 use crate::stream::{CudaStream, PostFailure, Posted, Stream, in_flight};
 use cudarc::driver::sys;
 use std::fmt;
 use std::sync::Arc;
 
-/// An executable graph with batch nodes.
-///
-/// Made by [`Stream::capture`]. It may be dropped at any time: launches in flight continue.
+/// An executable graph with batch nodes, made by [`Stream::capture`]. It may be dropped at any time: launches in
+/// flight continue.
 pub struct CudaGraph {
     pub(super) raw: RawGraph,
     pub(super) nodes: Vec<BatchNode>,
@@ -41,8 +35,7 @@ pub(super) struct RawGraph {
     pub(super) exec: sys::CUgraphExec,
 }
 
-// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by
-// `&mut`.
+// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by `&mut`.
 unsafe impl Send for RawGraph {}
 // SAFETY: as above; nothing is done with a shared reference.
 unsafe impl Sync for RawGraph {}
@@ -72,8 +65,7 @@ pub enum GraphError {
     /// A send or wait cannot be posted now.
     #[error(transparent)]
     Post(#[from] PostFailure),
-    /// Each launch needs a fresh batch for each batch node: with the old one, a node would ring old
-    /// doorbells.
+    /// Each launch needs a fresh batch for each batch node: with the old one, a node would ring old doorbells.
     #[error(
         "the graph has {nodes} batch nodes and was given {given} batches: each launch needs a fresh batch for each"
     )]
@@ -83,12 +75,12 @@ pub enum GraphError {
         /// Batches given.
         given: usize,
     },
-    /// A batch is not of the node's shape.
+    /// A batch does not have the node's shape.
     #[error(
         "batch {node} is {found}, but its node was recorded as {expected}: a graph's operations keep their kinds"
     )]
     Shape {
-        /// Which batch node.
+        /// The batch node's index.
         node: usize,
         /// Shape of the node.
         expected: BatchShape,
@@ -132,7 +124,7 @@ impl From<StreamError> for GraphError {
 pub struct LaunchError {
     /// The batches, in order.
     pub batches: Vec<Batch>,
-    /// Why not.
+    /// The reason.
     pub source: GraphError,
 }
 
@@ -144,12 +136,11 @@ pub(super) fn destroy(graph: sys::CUgraph) {
 }
 
 impl Stream<CudaStream> {
-    /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order
-    /// of their recording.
+    /// Launches a graph on this stream, with a fresh batch for each of its batch nodes in the order of their recording.
     ///
     /// # Errors
-    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch
-    /// node would keep the batch of an earlier launch.
+    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] if a batch node would keep
+    /// the batch of an earlier launch.
     pub fn launch(
         &self,
         graph: &mut CudaGraph,
@@ -207,8 +198,8 @@ impl Stream<CudaStream> {
         points.has_own = true;
         match result {
             Ok(operations) => {
-                let held = Held::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
-                state.accept(points, held, &self.caps);
+                let kept = KeptAlive::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
+                state.accept(points, kept, &self.caps);
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
@@ -222,16 +213,15 @@ impl Stream<CudaStream> {
         }
     }
 
-    /// Puts fresh operations into every batch node. Returns how many, and the doorbells that the
-    /// proxy will ring.
+    /// Puts fresh operations into every batch node. Returns their number, and the doorbells that the proxy will ring.
     fn fill_in(
         &self,
         graph: &CudaGraph,
-        state: &State,
+        state: &StreamState,
         mut rest: &mut [Descriptor],
         counts: &[(usize, bool)],
         points: Points,
-    ) -> Result<(usize, Vec<Ring>), GraphError> {
+    ) -> Result<(usize, Vec<ProxiedDoorbell>), GraphError> {
         state.translations.refresh(&**self);
         let (mut ops, mut operations) = (Vec::new(), 0);
         let mut lowering = self.lowering(state, points, false, &mut ops);
@@ -245,7 +235,7 @@ impl Stream<CudaStream> {
             let (before, last) = part.split_at_mut(count - usize::from(ends_with_write));
             Self::lower(&mut lowering, before.iter_mut().map(kept))?;
             if !node.shape.ends_with_wait() {
-                // The last node writes the last point, others the last one that was taken.
+                // The last node writes the last point, others the last one taken.
                 let is_last = i + 1 == counts.len() && !ends_with_write;
                 lowering.progress(if is_last { points.end } else { lowering.point })?;
             }
@@ -261,25 +251,25 @@ impl Stream<CudaStream> {
         let _entered = self.context.enter()?;
         self.handle.check_not_capturing()?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this
-        // backend, and the submission in flight holds what they name, as for any submission.
+        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and the
+        // submission in flight holds their memory, as for any submission.
         let launched = check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) });
         self.context.named(launched).map_err(as_stream_error)
     }
 }
 
-/// An error of the driver as one of the backend: an error that ends the context ends the stream.
+/// Converts a driver error: one that ends the context fails the stream.
 fn as_stream_error(error: CudaError) -> GraphError {
     GraphError::from(StreamError::from(error))
 }
 
-/// True where the backend has failed for good.
+/// Returns true if the backend has failed for good.
 fn fatal(error: &GraphError) -> bool {
     matches!(error, GraphError::Post(PostFailure::Stream(StreamError::Failed { .. })))
 }
 
 impl CudaGraph {
-    /// Its batch nodes.
+    /// Returns the number of its batch nodes.
     pub fn batches(&self) -> usize {
         self.nodes.len()
     }
@@ -301,10 +291,10 @@ impl CudaGraph {
         Ok(())
     }
 
-    /// Sets a node's operations, for the next launches.
+    /// Sets a node's operations for the next launches.
     fn set(&self, node: &BatchNode, ops: &[MemOp]) -> Result<(), GraphError> {
         if ops.len() != node.operations {
-            // A queue pair has failed since it was recorded: its doorbells are not rung any more.
+            // A queue pair has failed since then: its doorbells are not rung any more.
             let (operations, limit) = (ops.len(), node.operations);
             return Err(GraphError::Size { operations, limit });
         }

@@ -1,8 +1,8 @@
 //! A CUDA stream as a backend.
 
+pub(crate) mod capture;
 pub(crate) mod graph;
 pub(crate) mod params;
-mod record;
 mod timing;
 
 use crate::cuda::{Consistency, CudaError, GpuCapabilities, GpuContext, GpuMemory, StreamHandle, check};
@@ -19,11 +19,10 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, performed by the GPU's front end
-/// between kernels.
+/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, which the GPU's front end performs between kernels.
 ///
-/// What is posted is ordered with everything else that the program enqueues on the stream. See
-/// [`crate::cuda`] for the calls of the driver that hang while a stream waits.
+/// Batches are ordered with all other work that the program enqueues on the stream. See [`crate::cuda`] for driver
+/// calls that hang while a stream waits.
 #[derive(Debug)]
 pub struct CudaStream {
     pub(super) handle: Arc<StreamHandle>,
@@ -31,10 +30,10 @@ pub struct CudaStream {
 }
 
 impl CudaStream {
-    /// A stream of cudarc, which is kept alive.
+    /// Makes a backend of a stream of cudarc, which is kept alive.
     ///
-    /// The first stream of a context takes longer, for all first posts: the GPU gets to know the queues
-    /// and the words of pinned memory that are there, and the driver loads what posts need.
+    /// The first stream of a context takes longer, for all first posts: existing queues and words of pinned memory
+    /// are registered with the GPU, and the driver loads what posts need.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -43,23 +42,20 @@ impl CudaStream {
         Ok(Self::made(context, stream.cu_stream(), stream))
     }
 
-    /// Wraps a raw stream, for example of another library; or `CU_STREAM_LEGACY` (or null) or
-    /// `CU_STREAM_PER_THREAD` of the context that is current. Only the thread that wraps the
-    /// per-thread default stream can post to it.
+    /// Wraps a raw stream, for example of another library; or `CU_STREAM_LEGACY` (or null) or `CU_STREAM_PER_THREAD` of
+    /// the current context. Only the thread that wraps the per-thread default stream can post to it.
     ///
-    /// `owner` keeps the stream alive, and is dropped with the returned value, by the same thread.
-    /// Work that was posted may be outstanding then. Pass `()` where nothing has to be dropped, as
-    /// the program keeps the stream by other means.
+    /// `owner` keeps the stream alive, and is dropped with the returned value, by the same thread, perhaps with
+    /// work outstanding. Pass `()` if the program keeps the stream alive by other means.
     ///
     /// # Errors
     /// [`CudaError`]. `owner` is dropped then.
     ///
     /// # Safety
-    /// The stream is alive, and stays so until `owner` is dropped; with `()` for an owner, until
-    /// the returned value is dropped. Its context stays alive as long as the process uses memory
-    /// that this library has registered in it: GPU memory, what its streams have named, and all queues
-    /// and words of pinned memory that are there while it has such streams. A primary context does, as
-    /// it is retained.
+    /// The stream is alive until `owner` is dropped; with `()`, until the returned value is dropped. Its context is
+    /// alive as long as the process uses memory that this library has registered in it: GPU memory, all memory that
+    /// its streams have named, and all queues and words of pinned memory that exist while it has such streams. A
+    /// primary context is, as it is retained.
     pub unsafe fn from_raw(
         stream: sys::CUstream,
         owner: impl Send + Sync + 'static,
@@ -82,9 +78,8 @@ impl CudaStream {
         CudaStream { handle, context }
     }
 
-    /// The same stream, whose posts do not ask the driver whether it is being captured: 20 ns each, on an
-    /// H200. [`Stream::capture`](crate::Stream::capture) refuses it. A default stream is asked about all the
-    /// same.
+    /// Makes posts skip the query whether the stream is being captured, which takes 20 ns on an H200.
+    /// [`Stream::capture`](crate::Stream::capture) refuses such a stream. The query is still made for a default stream.
     ///
     /// ```no_run
     /// use gdsync::{CudaStream, Stream, cuda};
@@ -97,9 +92,9 @@ impl CudaStream {
     /// ```
     ///
     /// # Safety
-    /// Nothing captures the stream from now on: neither `cuStreamBeginCapture`, nor a wait on it for an
-    /// event of a stream that is being captured. What is posted meanwhile would be recorded, and each
-    /// launch of the graph would store to the queues of that time, which may be gone.
+    /// Nothing captures the stream from now on: neither `cuStreamBeginCapture`, nor a wait on it for an event of a
+    /// stream that is being captured. Posts would be recorded, and each launch of the graph would store to the
+    /// queues of that time, which may be gone.
     #[must_use]
     pub unsafe fn never_captured(self) -> Self {
         // SAFETY: the caller's.
@@ -107,32 +102,31 @@ impl CudaStream {
         self
     }
 
-    /// The stream of cudarc that this was made from, if it was.
+    /// Returns the cudarc stream that this was made from, if any.
     pub fn cudarc(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
         self.handle.cudarc()
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn raw(&self) -> sys::CUstream {
         self.handle.raw
     }
 
-    /// True where the GPU has done everything that was enqueued on the stream, by anybody.
+    /// Returns true if the GPU has done all work enqueued on the stream, by anybody.
     ///
     /// # Errors
-    /// [`CudaError`], for example where the GPU has failed.
+    /// [`CudaError`], for example if the GPU has failed.
     pub fn query(&self) -> Result<bool, CudaError> {
         let _entered = self.context.enter()?;
         self.context.named(self.handle.query())
     }
 
-    /// What the stream's GPU can do.
+    /// Returns the capabilities of the stream's GPU.
     pub fn capabilities(&self) -> GpuCapabilities {
         self.context.capabilities
     }
 
-    /// Puts bytes where the GPU can copy them from without the CPU: their address, and what keeps
-    /// them.
+    /// Stages bytes where the GPU can copy them without the CPU. Returns their address and owner.
     fn stage(
         &self,
         kind: MemoryKind,
@@ -160,13 +154,11 @@ impl Drop for CudaStream {
     }
 }
 
-/// What streams of a GPU can do.
 fn mem_ops(gpu: &GpuCapabilities) -> MemOpCaps {
     MemOpCaps {
         ops_64_bit: gpu.ops_64_bit,
         wait_nor: gpu.wait_nor,
-        // Every write of the v2 entry points carries a system fence: they refuse the flag that
-        // would drop it.
+        // Every write of the v2 entry points carries a system fence: they refuse the flag that would omit it.
         writes_are_fenced: true,
         flush_after_wait: gpu.consistency() == Consistency::Flushed,
         flush_remote: gpu.flush_remote_writes,
@@ -186,7 +178,7 @@ impl From<CudaError> for StreamError {
 }
 
 // SAFETY: addresses are the driver's for registered memory (`GpuContext`), whose epoch changes when a page is
-// unregistered; the driver performs a stream's operations in their order, and says when it is idle.
+// unregistered; the driver performs a stream's operations in order, and reports when it is idle.
 unsafe impl MemOpStream for CudaStream {
     fn caps(&self) -> MemOpCaps {
         mem_ops(&self.context.capabilities)
@@ -212,18 +204,17 @@ unsafe impl MemOpStream for CudaStream {
         self.context.id
     }
 
-    // Inlined: where the operations are known, so is what the driver is given.
+    // Inlined: with known operations, the parameters are known, too.
     #[inline]
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         self.handle.check_thread()?;
-        // A default stream is that of the current context; for any other the driver does not ask
-        // which is current.
+        // A default stream is that of the current context; for any other, the driver does not check which is current.
         let _entered = if self.handle.is_default() { Some(self.context.enter()?) } else { None };
         self.context.named(self.handle.check_not_capturing())?;
         let _submitting = self.context.submitting(&self.handle.busy);
         let posting = trace::posting(self.handle.raw as u64, ops);
-        // SAFETY: the stream is alive (`CudaStream`'s promise), of this context, which is current for a default stream; it
-        // is not being captured (see above).
+        // SAFETY: the stream is alive (`CudaStream`'s promise), of this context, which is current for a default
+        // stream, and is not being captured (see above).
         let timing = unsafe { timing::begin(&self.context, self.handle.raw) };
         with_params(ops, |params| {
             let (count, params) = (params.len() as u32, params.as_mut_ptr());
@@ -256,12 +247,12 @@ unsafe impl MemOpStream for CudaStream {
         Err(StreamError::OtherGpu { stream: self.context.ordinal, memory: memory.context().ordinal })
     }
 
-    /// `cuMemcpyAsync`, which the stream's order covers as it does kernels: it starts after the
-    /// batches before it, and the batches after it start when its bytes are written.
+    /// Copies by `cuMemcpyAsync`, which the stream orders like kernels: it starts after the batches before it, and
+    /// the batches after it start when its bytes are written.
     ///
-    /// Into GPU memory it copies from pinned memory. Into host memory it copies from GPU memory:
-    /// from host to host, the driver performs "asynchronous" copies on the calling thread, which
-    /// then waits for the stream (measured on an H200, driver 580).
+    /// Into GPU memory, it copies from pinned memory. Into host memory, it copies from GPU memory: the driver
+    /// performs "asynchronous" copies from host to host on the calling thread, which then waits for the stream
+    /// (measured on an H200, driver 580).
     unsafe fn write_bytes(
         &self,
         to: StreamAddr,
@@ -273,8 +264,8 @@ unsafe impl MemOpStream for CudaStream {
         self.context.named(self.handle.check_not_capturing())?;
         let (from, staged) = self.stage(kind, bytes)?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        // SAFETY: the stream is alive (`CudaStream`'s promise). The target is the caller's; the
-        // source holds so many bytes, and the caller keeps it.
+        // SAFETY: the stream is alive (`CudaStream`'s promise). The target is the caller's; the source holds that
+        // many bytes, and the caller keeps it.
         let enqueued = check("cuMemcpyAsync", unsafe {
             sys::cuMemcpyAsync(to.get(), from, bytes.len(), self.handle.raw)
         });
@@ -298,19 +289,17 @@ unsafe impl MemOpStream for CudaStream {
     }
 }
 
-/// Bytes that the operations name: the words that stay 0, and a part that copies overwrite.
+/// Bytes of the memory: words that stay 0, and a part that copies overwrite.
 const LEN: usize = 64;
 const COPIED: u64 = 32;
 
-/// What a context's first stream does once, so that no post does. Where that fails, the posts have it
-/// loaded, and report what they are told.
+/// Loads in a context's first stream what posts need. If that fails, the posts load it, and report errors.
 ///
-/// The driver loads some things when a context first uses them: for batches of memory operations, for
-/// copies, and for its allocator. So the first stream of a context has all of them made, on gdsync's
-/// own stream and with memory of gdsync's own, and nothing waits for that.
+/// The driver loads code when a context first uses batches of memory operations, copies, and its allocator. So the
+/// first stream of a context uses all of them, on gdsync's own stream and memory, without waiting.
 fn load_at_first(context: &Arc<GpuContext>) {
     let loaded = context.at_first_stream(|stream| {
-        // Kept: the driver's allocator keeps its piece for the next small allocation, too.
+        // Kept: the driver's allocator also keeps its chunk for the next small allocation.
         let memory = GpuMemory::unfilled(context, LEN)?;
         let no_memory =
             |error: std::io::Error| CudaError::NoHostMemory { len: LEN, reason: error.to_string() };
@@ -319,7 +308,7 @@ fn load_at_first(context: &Arc<GpuContext>) {
         let done = submit_first(context, stream, at)
             .and_then(|()| copy_first(stream, at.get() + COPIED, memory.address()));
         done.unwrap_or_else(left_to_posts);
-        // Whatever was submitted may be outstanding.
+        // Submitted work may be outstanding.
         Ok((memory, block))
     });
     loaded.unwrap_or_else(left_to_posts);
@@ -329,7 +318,7 @@ fn left_to_posts(error: CudaError) {
     tracing::debug!(%error, "the driver loads what posts need when the first one is made");
 }
 
-/// Operations of each kind, which change nothing: words that are 0.
+/// Submits operations of each kind that change nothing, on words that are 0.
 fn submit_first(context: &Arc<GpuContext>, stream: sys::CUstream, at: StreamAddr) -> Result<(), CudaError> {
     let caps = mem_ops(&context.capabilities);
     let addr = StreamAddr::new(at.get() + 8);
@@ -343,17 +332,17 @@ fn submit_first(context: &Arc<GpuContext>, stream: sys::CUstream, at: StreamAddr
     }
     with_params(&ops, |params| {
         let (count, params) = (params.len() as u32, params.as_mut_ptr());
-        // SAFETY: the stream is gdsync's own and the array has `count` entries, which the driver
-        // copies. The words are of a block that is kept as long as the context.
+        // SAFETY: the stream is gdsync's own, and the array has `count` entries, which the driver copies. The words
+        // are in a block that is kept as long as the context.
         check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream, count, params, 0) })
     })
 }
 
-/// Copies both ways, by the call that writes of bytes make.
+/// Copies both ways, by the call that writes of bytes use.
 fn copy_first(stream: sys::CUstream, host: u64, gpu: u64) -> Result<(), CudaError> {
     for (to, from) in [(gpu, host), (host, gpu)] {
-        // SAFETY: the stream is gdsync's own. Both are memory of gdsync's own, which is kept as long
-        // as the context, and from these places on more than so many bytes long.
+        // SAFETY: the stream is gdsync's own. Both are gdsync's own memory, kept as long as the context, and longer
+        // than the copy from these places on.
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to, from, LEN - COPIED as usize, stream) })?;
     }
     Ok(())

@@ -1,17 +1,18 @@
-//! Memory operations as `cuStreamBatchMemOp` takes them.
+//! Memory operations in the form of `cuStreamBatchMemOp`.
 
 use crate::cuda::CudaError;
 use crate::memop::{Condition, MemOp};
 use crate::memory::StreamAddr;
 use cudarc::driver::sys;
 
-/// Memory operations that are put together on the stack.
+/// Most memory operations that are assembled on the stack.
 const FEW: usize = 4;
 
-/// Calls with memory operations as `cuStreamBatchMemOp` and batch nodes of graphs take them: at most so many as those are. A
-/// flush right after a wait is a flag of that. Does nothing for no operations.
+/// Calls `call` with memory operations in the form of `cuStreamBatchMemOp` and batch nodes of graphs. A flush
+/// directly after a wait becomes a flag of the wait, so there may be fewer entries than operations. Does nothing
+/// for no operations.
 ///
-/// For graphs of a program's own, whose nodes have the same values at each launch.
+/// For a program's own graphs, whose nodes have the same values at each launch.
 ///
 /// # Errors
 /// The call's.
@@ -31,8 +32,7 @@ pub fn with_params(
     call(&mut many[..count])
 }
 
-/// Fills in the operations; returns how many entries they take. A flush after a wait is a flag of
-/// that wait.
+/// Fills in the operations; returns the number of entries. A flush after a wait is a flag of that wait.
 #[inline]
 fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
     let mut places = params.iter_mut();
@@ -54,12 +54,10 @@ fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
     count
 }
 
-/// One operation (`CUstreamBatchMemOpParams`, CUDA driver API).
 #[inline]
 fn param(op: &MemOp) -> sys::CUstreamBatchMemOpParams {
     use sys::CUstreamBatchMemOpType as Type;
-    // Every bit is defined, also of the longer members of the union: the driver reads the one that
-    // `operation` names.
+    // Every bit is defined, also of the union's longer members: the driver reads the one that `operation` names.
     let mut params = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
     match *op {
         MemOp::Write32 { addr, value } => {
@@ -109,8 +107,8 @@ use sys::{
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
 };
 
-/// The 32-bit value is the low half of the 64-bit one: the union's members share their place, and
-/// the GPU's hosts are little endian.
+/// The 32-bit value is the low half of the 64-bit one: the union's members share their place, and the GPU's hosts
+/// are little endian.
 fn wait(
     operation: sys::CUstreamBatchMemOpType,
     addr: StreamAddr,
@@ -137,8 +135,8 @@ fn wait(
 mod tests {
     use super::*;
 
-    /// Bytes of an entry, as `cuda.h` lays them out: operation, padding, address, value, flags,
-    /// padding, alias.
+    /// Returns the bytes of an entry, as laid out in `cuda.h`: operation, padding, address, value, flags, padding,
+    /// alias.
     fn bytes(params: &sys::CUstreamBatchMemOpParams) -> Vec<u64> {
         // SAFETY: all bits of the entry are defined.
         unsafe { params.pad }.to_vec()
@@ -160,8 +158,7 @@ mod tests {
         assert_eq!((low(found[0][0]), found[0][1], low(found[0][2]), low(found[0][3])), (2, 0x7000, 5, 0));
         assert_eq!((low(found[1][0]), found[1][2]), (5, 1 << 40));
         assert_eq!((low(found[2][0]), low(found[2][2]), low(found[2][3])), (1, 0xfeff_ffff, 3));
-        // BARRIER = 6; FLUSH_REMOTE_WRITES = 3, WAIT_VALUE_64 = 4, and a flush after a wait is bit
-        // 30 of its flags.
+        // BARRIER = 6; FLUSH_REMOTE_WRITES = 3, WAIT_VALUE_64 = 4, and a flush after a wait is bit 30 of its flags.
         let wait = MemOp::Wait64 { addr, condition: Condition::And, value: 9 };
         let found =
             entries(&[MemOp::FlushRemote, MemOp::Barrier, wait, MemOp::FlushRemote, MemOp::FlushRemote]);

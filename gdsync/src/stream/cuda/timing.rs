@@ -1,12 +1,11 @@
-//! When a GPU performs what its streams are given: by events of CUDA around each submission, where a trace is recorded and
-//! [`GPU_VARIABLE`] asks for it.
+//! Times of a GPU's submissions, by CUDA events around each, if a trace is recorded and [`GPU_VARIABLE`] asks for it.
 //!
-//! An event is a moment of the GPU's clock. An *anchor* relates that clock to the host's: an event on a stream of gdsync's
-//! own, which the GPU comes to at once, between two looks at the host's clock. Clocks drift, so an anchor is replaced when it
-//! is a second old.
+//! An event is a moment of the GPU's clock. An *anchor* relates that clock to the host's: an event on gdsync's own
+//! stream, which the GPU performs at once, between two reads of the host's clock. Clocks drift, so an anchor is
+//! replaced after a second.
 //!
-//! Nothing here waits for a stream of the program. Events that the GPU has passed are read when one of the context's streams
-//! is given something else, is found idle, or is dropped.
+//! Nothing here waits for a stream of the program. Passed events are read when one of the context's streams gets
+//! more work, is found idle, or is dropped.
 //!
 //! Lock order: the gate of submissions, the timers, the copier.
 
@@ -18,27 +17,25 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Submissions of a context whose events the GPU has not passed; further ones are not timed.
+/// Most submissions of a context whose events the GPU has not passed; further ones are not timed.
 const MOST: usize = 4096;
-/// An anchor is the best of so many tries.
+/// Number of tries for an anchor, the best of which is used.
 const TRIES: u32 = 8;
-/// Nanoseconds of a try, at most. Where the GPU needs longer, it has other work to do first, and there is no anchor now.
+/// Longest try in nanoseconds. A GPU that takes longer has other work to do first, and there is no anchor now.
 const TRY: u64 = 200_000;
-/// Nanoseconds until an anchor is replaced.
 const ANCHOR_LASTS: u64 = 1_000_000_000;
-/// Nanoseconds until the next tries, where there was no anchor.
+/// Nanoseconds until the next tries, if there was no anchor.
 const NEXT_TRIES_AFTER: u64 = 100_000_000;
 
-/// Of contexts, by their numbers. A context that goes leaves its timer, whose events went with it.
+/// Timers by context number. A context leaves its timer, whose events are destroyed with the context.
 static TIMERS: Mutex<BTreeMap<u64, Timer>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
 struct Timer {
-    /// By stream, in the order of the stream.
     pending: BTreeMap<u64, VecDeque<Submission>>,
     number: usize,
     anchor: Option<Anchor>,
-    /// When to try for another one, by the host's clock.
+    /// When to try for the next anchor, by the host's clock.
     next_anchor: u64,
     spare: Vec<Event>,
 }
@@ -50,14 +47,12 @@ struct Submission {
     end: Event,
 }
 
-/// A moment of both clocks.
 struct Anchor {
     event: Event,
     /// In nanoseconds of the host's clock.
     at: u64,
 }
 
-/// An event with a time.
 struct Event(sys::CUevent);
 
 // SAFETY: a handle; the driver's calls take events from any thread.
@@ -82,11 +77,10 @@ fn is_wanted() -> bool {
     })
 }
 
-/// The next operations that the stream is given are a submission: notes when the GPU comes to them. `None` where nothing is
-/// recorded, or the driver refuses.
+/// Times the next operations of the stream as a submission. `None` if nothing is recorded, or the driver refuses.
 ///
 /// # Safety
-/// The stream is alive, of that context, and not being captured; of a default stream, the context is current.
+/// The stream is alive, of that context, and not being captured; for a default stream, the context is current.
 #[inline(always)]
 pub(super) unsafe fn begin(context: &Arc<GpuContext>, stream: sys::CUstream) -> Option<Timing<'_>> {
     // SAFETY: the caller's.
@@ -113,7 +107,7 @@ unsafe fn begin_recorded(context: &Arc<GpuContext>, stream: sys::CUstream) -> Op
 }
 
 impl Timing<'_> {
-    /// The stream was given all of them: how many, and the submission's number.
+    /// Ends a submission after all its operations were given to the stream.
     ///
     /// # Safety
     /// As [`begin`].
@@ -133,7 +127,7 @@ impl Timing<'_> {
     }
 }
 
-/// Reads the events of a context that its GPU has passed.
+/// Reads a context's events that its GPU has passed.
 #[inline(always)]
 pub(super) fn read(context: &Arc<GpuContext>) {
     if gdsync_trace::enabled() {
@@ -150,7 +144,7 @@ fn read_recorded(context: &Arc<GpuContext>) {
     }
 }
 
-/// Has a context's timer act, with the context current.
+/// Calls `act` with a context's timer, with the context current.
 fn with<T>(context: &Arc<GpuContext>, act: impl FnOnce(&mut Timer) -> Result<T, CudaError>) -> Option<T> {
     let acted = context.enter().and_then(|_entered| {
         let _mode = RelaxedCapture::new();
@@ -191,7 +185,6 @@ impl Timer {
         Ok(())
     }
 
-    /// `None` where the GPU does not come to the events at once.
     fn new_anchor(&mut self, context: &Arc<GpuContext>) -> Result<Option<Anchor>, CudaError> {
         let mut best: Option<(u64, Anchor)> = None;
         context.with_copier(|copier| {
@@ -225,7 +218,7 @@ impl Timer {
 }
 
 impl Anchor {
-    /// The host's time of an event that the GPU has passed.
+    /// Returns the host's time of an event that the GPU has passed.
     fn time(&self, event: &Event) -> Result<u64, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: a valid place; both events were recorded, and the GPU has passed them.
@@ -235,13 +228,11 @@ impl Anchor {
     }
 }
 
-/// A time, and what is so many milliseconds later, or earlier.
 fn moved(at: u64, milliseconds: f32) -> u64 {
     at.saturating_add_signed((f64::from(milliseconds) * 1e6).round() as i64)
 }
 
 impl Event {
-    /// Of the context that is current.
     fn new() -> Result<Self, CudaError> {
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
@@ -268,7 +259,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event is destroyed once. The driver keeps one that the GPU has still to pass.
+        // SAFETY: the event is destroyed once. The driver keeps one that the GPU has not passed yet.
         unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }
@@ -282,7 +273,7 @@ mod tests {
         assert_eq!(moved(1_000_000, 0.5), 1_500_000);
         assert_eq!(moved(1_000_000, -0.25), 750_000);
         assert_eq!([moved(5, -1.0), moved(u64::MAX, 1.0), moved(7, f32::NAN)], [0, u64::MAX, 7]);
-        // At the end of an anchor's time, the driver's floating-point number is exact to a tenth of a microsecond.
+        // At the end of an anchor's life, the driver's floating-point number is exact to a tenth of a microsecond.
         let last = ANCHOR_LASTS as f32 / 1e6;
         assert!(moved(0, f32::from_bits(last.to_bits() + 1)) - moved(0, last) < 100);
     }

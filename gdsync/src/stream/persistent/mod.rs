@@ -1,35 +1,38 @@
 //! Persistent requests: prepared once, started many times on a stream.
 //!
-//! The shape is that of the MPI Forum's stream-triggered proposals. *init* remembers buffers and
-//! peer, *start* and *wait* are enqueued on a stream, *complete* runs on the CPU, *free* ends the
-//! request. If one stream starts a request, waits for it and starts it again, the iterations need
-//! no CPU between them. [`start_all`] and [`wait_all`] do that for a list, in one batch each.
+//! They have the shape of the MPI Forum's stream-triggered proposals. *init* records buffers and peer, *start* and
+//! *wait* are enqueued on a stream, *complete* runs on the CPU, *free* ends the request. If one stream starts a
+//! request, waits for it and starts it again, the iterations need no CPU between them. [`start_all`] and
+//! [`wait_all`] do that for a list, in one batch each.
 //!
 //! Requests are sends, writes and receives.
 //!
-//! # What the stream performs
-//! A start of a send rings its queue pair's doorbell (two memory operations, a list's for one queue pair
-//! together). A start of a receive stores the record of the receive queue, by which the card learns of it
-//! (one, a list's for one queue pair together; none, where the list also sends by the queue pair: the store
-//! of the send's record announces the receives). A wait is for the entry of the completion queue (one, a
-//! list's for one queue together, and one more for all). No thread of the CPU takes part, where the request's queue pair has
-//! completion queues of its own ([`QueuePairConfig::completion_queues`](crate::QueuePairConfig::completion_queues)
-//! shares others), and no work of the program completes there in front of the request that no wait is for. Otherwise a thread of the library looks at the completions and writes the request's
-//! [`Status`], and the stream waits for that.
+//! # Memory operations of the stream
+//! - A start of a send rings its queue pair's doorbell: two memory operations, for all of a list's sends by one
+//!   queue pair.
+//! - A start of a receive stores the record of the receive queue, which announces it to the card: one, for all of a
+//!   list's receives by one queue pair; none if the list also sends by that queue pair, as the store of the send's
+//!   record announces them.
+//! - A wait is for the entry of the completion queue: one for all of a list's requests that complete in one queue,
+//!   and one more for all.
 //!
-//! [`start_all_by_trigger`] starts a list by one memory operation, whatever is in it: the card waits in front of the sends.
+//! No CPU thread takes part if the request's queue pair has its own completion queues
+//! ([`QueuePairConfig::completion_queues`](crate::QueuePairConfig::completion_queues) shares others), and no work
+//! of the program without a wait completes there before the request. Otherwise, a library thread reads the
+//! completions and writes the request's [`Status`], and the stream waits for that.
 //!
-//! # Messages that find their receive
-//! A receive is posted in the stream's order. A send that is there earlier is refused (receiver not ready), and the
-//! card repeats it after a while. [`PersistentSend::count`] and [`PersistentSend::behind`] spare that, on cards that
-//! wait for words: the receiving side counts its starts up in a word of the sending side, and that side's card holds
-//! each send back until the word has reached it.
+//! [`start_all_by_trigger`] starts any list by one memory operation: the card waits in front of the sends.
+//!
+//! # Receiver not ready
+//! A receive is posted in the stream's order. A send that arrives earlier is refused (receiver not ready), and the
+//! card repeats it after a while. [`PersistentSend::count`] and [`PersistentSend::behind`] avoid that, on cards
+//! that wait for words: the receiving side counts its starts in a word of the sending side, and that side's card
+//! holds each send back until the word has reached it.
 //!
 //! # Statuses
-//! Every start has a [`Status`] of its own. It is written when somebody looks: [`Status::get`],
-//! [`Persistent::complete`], the next start; or by a thread of the library, from the call of [`Status::word`]
-//! on. A stream whose later operations read the word waits for it
-//! (`wait_value32(status.word(), Condition::And, Status::OK | Status::FAILED)`).
+//! Every start has its own [`Status`]. It is written when it is queried, by [`Status::get`], [`Persistent::complete`]
+//! or the next start; or by a library thread, after a call of [`Status::word`]. A stream whose later operations read
+//! the word waits for it (`wait_value32(status.word(), Condition::And, Status::OK | Status::FAILED)`).
 //!
 //! ```
 //! use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
@@ -106,21 +109,20 @@ pub enum PersistentError {
     Resources(#[from] Error),
 }
 
-/// Why [`start_all`] has started, or [`wait_all`] has waited for, nothing of a list.
+/// Why [`start_all`] has started, or [`wait_all`] has waited for, no request of a list.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{source}", .index.map_or(String::new(), |index| format!("request {index} of the list: ")))]
 pub struct ListError {
-    /// Which of the requests is refused, from 0 on; none where the stream refuses whatever they are.
+    /// Index of the refused request; none if the stream refuses any.
     pub index: Option<usize>,
-    /// Why.
+    /// The reason.
     pub source: PersistentError,
 }
 
-/// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a
-/// [`PersistentRecv`].
+/// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a [`PersistentRecv`].
 ///
-/// If it is dropped while it is active, the started work goes on unobserved. Its memory stays
-/// registered until the card has completed the work.
+/// If it is dropped while active, the started work continues unobserved. Its memory stays registered until the card
+/// has completed the work.
 #[derive(Debug)]
 pub struct Persistent<K> {
     core: Core,
@@ -132,14 +134,14 @@ pub type PersistentSend = Persistent<Outgoing>;
 
 /// A receive that is started again and again, into the same buffers.
 ///
-/// The receive is posted when the stream reaches the start: a message that arrived earlier could
-/// overwrite what the stream still reads. So the remote side may send before the receive is posted,
-/// and needs receiver-not-ready retries, which take longer than the message. A program that starts the
-/// receive before it sends what the remote side answers spares them, and so does one whose receives tell the sending
-/// side when they start ([`PersistentSend::count`]).
+/// The receive is posted when the stream reaches the start, as a message that arrived earlier could overwrite what
+/// the stream still reads. So the remote side may send before the receive is posted, which causes
+/// receiver-not-ready retries that take longer than the message. A program avoids them if it starts the receive
+/// before it sends the message that the remote side answers, or if its receives tell the sending side when they
+/// start ([`PersistentSend::count`]).
 ///
-/// Until the stream has reached it, nothing else is received by the queue pair: [`QueuePair::post_recv`] and
-/// starts on other streams are refused ([`OrderError::ReceivesOnStream`](crate::queue::OrderError)).
+/// Until the stream has reached it, the queue pair receives nothing else: [`QueuePair::post_recv`] and starts on
+/// other streams are refused ([`OrderError::ReceivesOnStream`](crate::queue::OrderError)).
 pub type PersistentRecv = Persistent<Incoming>;
 
 /// The kind of a [`PersistentSend`].
@@ -163,20 +165,19 @@ impl<K: fmt::Debug> Persistent<K> {
         Ok(Persistent { core, kind: PhantomData })
     }
 
-    /// Starts the request on a stream: [`start_all`] of it alone, which waits for no room. The stream
-    /// rings the card for a send, and posts a receive, when it reaches the start. If the stream is idle,
-    /// a receive is posted now.
+    /// Starts the request alone on a stream, as [`start_all`] does without waiting for room. The stream rings the card
+    /// for a send, and posts a receive, when it reaches the start. If the stream is idle, a receive is posted now.
     ///
     /// # Errors
-    /// [`PersistentError`]: starts are active that the stream does not wait for before this one,
-    /// the queue pair has failed or is full, or the stream is full.
+    /// [`PersistentError`]: starts are active that the stream does not wait for before this one, the queue pair has
+    /// failed or is full, or the stream is full.
     pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         start_all(&mut [self], stream, Duration::ZERO).map(drop).map_err(|error| error.source)
     }
 
-    /// Has a stream wait until the newest start has completed, well or not: [`wait_all`] for it alone,
-    /// which waits for no room. [`Self::status`] says which. After a receive that completed well, later
-    /// operations of the stream find the message in the buffers.
+    /// Makes a stream wait until the newest start has completed or failed, as [`wait_all`] does without waiting for
+    /// room. [`Self::status`] is the outcome. After a successful receive, later operations of the stream find the
+    /// message in the buffers.
     ///
     /// # Errors
     /// [`PersistentError::Inactive`], [`PersistentError::Post`].
@@ -184,9 +185,8 @@ impl<K: fmt::Debug> Persistent<K> {
         wait_all(&mut [self], stream, Duration::ZERO).map(drop).map_err(|error| error.source)
     }
 
-    /// Waits on the CPU until every start has completed; then the request is inactive. `None` if
-    /// that takes longer than `timeout`. Of several starts, it returns the first failure, or else
-    /// the newest completion.
+    /// Waits on the CPU until every start has completed; then the request is inactive. Returns `None` after
+    /// `timeout`. Of several starts, it returns the first failure, or else the newest completion.
     ///
     /// # Errors
     /// [`PersistentError::Inactive`].
@@ -209,7 +209,7 @@ impl<K: fmt::Debug> Persistent<K> {
         }
     }
 
-    /// The outcome of the newest start; `None` if the request is inactive.
+    /// Returns the outcome of the newest start; `None` if the request is inactive.
     pub fn status(&self) -> Option<Status> {
         let core = &self.core;
         let of = |claim: &Arc<Claim>| {
@@ -219,15 +219,14 @@ impl<K: fmt::Debug> Persistent<K> {
         core.active.back().map(of)
     }
 
-    /// True from a start until the CPU has completed it.
+    /// Returns true from a start until the CPU has completed it.
     pub fn is_active(&self) -> bool {
         !self.core.active.is_empty()
     }
 }
 
 impl PersistentSend {
-    /// Remembers a send of the slices, one after the other. Each start sends what they hold when
-    /// the stream reaches it.
+    /// Makes a send of the slices, in order. Each start sends their content at the time when the stream reaches it.
     ///
     /// # Errors
     /// [`QueueError`]: a slice of another domain, or a limit of the queue pair.
@@ -235,7 +234,7 @@ impl PersistentSend {
         Self::to(queue_pair, slices, None, None)
     }
 
-    /// Remembers an RDMA write of the slices.
+    /// Makes an RDMA write of the slices.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -257,24 +256,24 @@ impl PersistentSend {
         Ok(this)
     }
 
-    /// Adds immediate data, which the receiver finds in its completion.
+    /// Adds immediate data, which is in the receiver's completion.
     pub fn immediate(mut self, value: u32) -> Self {
         self.core.sending.get_or_insert_default().immediate = Some(value);
         self
     }
 
-    /// Says which target it goes to, as requests of DC queue pairs need it. A start is refused without
-    /// one there, and with one elsewhere.
+    /// Sets the target, which requests of DC queue pairs need. A start is refused without one there, and with one
+    /// elsewhere.
     pub fn to_target(mut self, target: &DcAddress) -> Self {
         self.core.sending.get_or_insert_default().target = Some(target.clone());
         self
     }
 
-    /// Remembers an RDMA write of the number of its start, from 1 on: of 8 bytes, as a big-endian number, into a word of
-    /// the remote side behind which that side's sends are held back ([`Self::behind`]). Start it with a receive, on the
-    /// same queue pair: then the word says how many receives are posted.
+    /// Makes an RDMA write of the number of its start, from 1 on, as 8 big-endian bytes, into a word of the remote
+    /// side behind which that side holds its sends back ([`Self::behind`]). Start it with a receive, on the same
+    /// queue pair: then the word is the number of posted receives.
     ///
-    /// It may be started again while it is active, as its bytes are in the work request: no stream has to wait for it.
+    /// It may be started again while it is active, without a stream's wait, as its bytes are in the work request.
     ///
     /// ```
     /// use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
@@ -317,27 +316,27 @@ impl PersistentSend {
         Ok(this)
     }
 
-    /// Has the card hold each start back until the word has reached its number: 1 for the first one, whose work request
-    /// goes behind a WAIT, as does that of every other. Later work requests of the queue pair wait behind it. A start takes
-    /// one block of the send queue more; the stream performs what it performs without.
+    /// Makes the card hold each start back until the word has reached the start's number, from 1 on. Each start's
+    /// work request is behind a WAIT, which also holds up later work requests of the queue pair. A start takes one
+    /// more block of the send queue; the stream's operations do not change.
     ///
-    /// While it is held back, nothing is sent, so the card does not notice that the other side has died. A program that has
-    /// waited long enough lets it go by [`CardWord::raise`]: then the card repeats the message until its receive is
-    /// there, or the other side does not answer.
+    /// While it is held back, nothing is sent, so the card does not notice that the other side has died. A program
+    /// that has waited long enough releases it by [`CardWord::raise`]: then the card repeats the message until its
+    /// receive is posted, or the other side does not answer.
     ///
-    /// The word holds big-endian numbers, and is 0 at first. The other side counts it up by [`Self::count`], or by writes of
-    /// its own of [`Trigger::word_of`].
+    /// The word holds big-endian numbers, and is 0 at first. The other side increments it by [`Self::count`], or by
+    /// its own writes of [`Trigger::word_of`].
     ///
     /// # Errors
-    /// [`QueuePairError::NoCardWaits`] where the card waits for no words; [`QueuePairError::OtherDomain`] for a word
-    /// of another protection domain; [`QueuePairError::MasterWaits`] where the queue pair's trigger has a master.
+    /// [`QueuePairError::NoCardWaits`] if the card cannot wait for words; [`QueuePairError::OtherDomain`] for a
+    /// word of another protection domain; [`QueuePairError::MasterWaits`] if the queue pair's trigger has a master.
     pub fn behind(mut self, word: &CardWord) -> Result<Self, Error> {
         self.set_behind(word)?;
         Ok(self)
     }
 
-    /// As [`Self::behind`], for the starts from now on: the number is counted from the first start on, as before. Where
-    /// it fails, nothing has changed.
+    /// Sets the word of [`Self::behind`] for later starts. Numbers still count from the first start. On an error,
+    /// nothing has changed.
     ///
     /// # Errors
     /// Those of [`Self::behind`].
@@ -351,7 +350,7 @@ impl PersistentSend {
         } else if queue_pair.trigger.as_ref().is_some_and(|trigger| trigger.master.is_some()) {
             QueuePairError::MasterWaits { qpn: queue_pair.number }
         } else {
-            self.core.behind = Some(word.clone());
+            self.core.wait_word = Some(word.clone());
             return Ok(());
         };
         Err(Error::QueuePair(refusal))
@@ -359,7 +358,7 @@ impl PersistentSend {
 }
 
 impl PersistentRecv {
-    /// Remembers a receive into the slices, one after the other.
+    /// Makes a receive into the slices, in order.
     ///
     /// # Errors
     /// [`QueueError`]: a slice of another domain or not writable, or too many.
@@ -369,7 +368,7 @@ impl PersistentRecv {
     }
 }
 
-/// What the word of the other side holds from that start on.
+/// Returns the content of the other side's word from that start on.
 pub(super) fn bytes_of(start: u64) -> [u8; size_of::<u64>()] {
     Trigger::word_of(start).to_ne_bytes()
 }

@@ -1,9 +1,9 @@
-//! What requests of all kinds have in common.
+//! The common part of all kinds of requests.
 
 use crate::memory::Timeline;
-use crate::qp::wait::{CHECKER, start_checker};
+use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
-use crate::queue::send::{CardWait, Hold};
+use crate::queue::send::{CardWait, WaitRequest};
 use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest, Writer};
 use crate::stream::persistent::{Persistent, PersistentError, bytes_of};
 use crate::util::poller::{Polled, Task};
@@ -12,8 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// A request of a list: a [`PersistentSend`](super::PersistentSend) or a
-/// [`PersistentRecv`](super::PersistentRecv).
+/// A request of a list: a [`PersistentSend`](super::PersistentSend) or a [`PersistentRecv`](super::PersistentRecv).
 pub trait Request: sealed::Request + fmt::Debug {}
 
 impl<K: fmt::Debug> Request for Persistent<K> {}
@@ -37,37 +36,33 @@ pub(super) mod sealed {
         fn core_mut(&mut self) -> &mut Core;
     }
 
-    /// What a send is, besides its slices.
     #[derive(Debug, Default)]
     pub(crate) struct Sending {
         pub(crate) remote: Option<RemoteMemory>,
         pub(crate) immediate: Option<u32>,
         pub(crate) target: Option<DcAddress>,
-        /// It writes the number of its start: the bytes of the next one.
+        /// For a send of its start's number: the bytes of the next one.
         pub(crate) count: Option<[u8; size_of::<u64>()]>,
     }
 
-    /// What a start hands to the card.
+    /// The work that a start gives to the card.
     pub(crate) enum Work<'a> {
         Send(WorkRequest<'a>),
         Receive(&'a [Slice]),
     }
 
-    /// A request but for its kind.
+    /// A request without its kind.
     #[derive(Debug)]
     pub struct Core {
         pub(crate) queue_pair: Arc<QueuePairInner>,
-        /// Where the request completes.
         pub(crate) queue: Arc<CompletionQueueInner>,
         pub(crate) slices: Vec<Slice>,
-        /// None of a receive.
         pub(crate) sending: Option<Sending>,
-        /// Starts may overlap: what they send is in their work requests.
+        /// True if starts may overlap, as their data is in their work requests.
         pub(crate) may_overlap: bool,
-        /// How often it was started.
         pub(crate) starts: u64,
-        /// The word that its peer counts up, which the card waits for in front of each start.
-        pub(crate) behind: Option<CardWord>,
+        /// The word that the peer increments, which the card waits for in front of each start.
+        pub(crate) wait_word: Option<CardWord>,
         /// Starts that have not completed on the CPU, oldest first.
         pub(crate) active: VecDeque<Arc<Claim>>,
         /// The first failure since the last [`Persistent::complete`], or else the newest completion.
@@ -84,8 +79,7 @@ impl sealed::Core {
         slices: Vec<Slice>,
         sending: Option<sealed::Sending>,
     ) -> Self {
-        // What a start needs besides the queue. Where that cannot be had now, the start tries again and
-        // says why.
+        // Needed by a start, besides the queue. On an error, the start tries again and reports it.
         if let Err(error) = start_checker().and_then(|()| Status::prepare()) {
             tracing::debug!(%error, "what a persistent request needs is left to its start");
         }
@@ -97,14 +91,13 @@ impl sealed::Core {
             sending,
             may_overlap: false,
             starts: 0,
-            behind: None,
+            wait_word: None,
             active,
             done,
             awaited_on,
         }
     }
 
-    /// The work of a start.
     pub(super) fn work(&self) -> sealed::Work<'_> {
         let Some(sending) = &self.sending else { return sealed::Work::Receive(&self.slices) };
         let request = match (sending.remote, &sending.count) {
@@ -124,11 +117,11 @@ impl sealed::Core {
         }
     }
 
-    /// What the card waits for in front of the next start, by the request's own word.
-    pub(super) fn hold_of_next(&self) -> Option<Hold> {
-        let word = self.behind.as_ref()?;
+    /// Returns the WAIT for the request's own word, in front of the next start.
+    pub(super) fn wait_of_next(&self) -> Option<WaitRequest> {
+        let word = self.wait_word.as_ref()?;
         let wait = CardWait::Ticket { lkey: word.lkey(), addr: word.address(), ticket: self.starts + 1 };
-        Some(Hold { wait, region: Some(word.region()) })
+        Some(WaitRequest { wait, region: Some(word.region()) })
     }
 
     pub(super) fn check_start(&mut self, timeline: &Arc<Timeline>) -> Result<(), PersistentError> {
@@ -151,13 +144,11 @@ impl sealed::Core {
         self.awaited_on = None;
     }
 
-    /// Looks at what has completed.
     pub(super) fn progress(&mut self) {
         progress(&self.queue, &self.queue_pair);
         self.take_done();
     }
 
-    /// Takes out the oldest starts that have completed.
     pub(super) fn take_done(&mut self) {
         while let Some(completion) = self.active.front().and_then(|claim| claim.completion()) {
             self.active.pop_front();
@@ -168,10 +159,9 @@ impl sealed::Core {
     }
 }
 
-/// Takes completions of persistent requests out of a queue. Other completions stay for the
-/// program's polls.
+/// Takes completions of persistent requests out of a queue. Others stay for the program's polls.
 pub(super) fn progress(queue: &CompletionQueueInner, queue_pair: &QueuePairInner) {
-    // Before the flush: what has completed well is not taken for flushed.
+    // Before the flush, so that completed work does not count as flushed.
     queue.progress();
     if queue_pair.failure().is_some() {
         queue_pair.flush_unposted();

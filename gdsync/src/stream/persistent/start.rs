@@ -1,10 +1,10 @@
-//! Starting a list of requests, all of them or none, and having a stream wait for it.
+//! Starting a list of requests, all or none, and making a stream wait for it.
 
 use crate::batch::{Batch, Descriptor};
 use crate::memop::{Condition, MemOpStream, Named};
 use crate::memory::Timeline;
 use crate::qp::{PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner, Trigger};
-use crate::queue::send::Hold;
+use crate::queue::send::{PostMode, WaitRequest};
 use crate::queue::{Claim, OrderError, QueueError, RequestError, StateError, Status, Syndrome, Writer};
 use crate::stream::persistent::request::Progress;
 use crate::stream::persistent::request::sealed::Work;
@@ -16,9 +16,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Starts all requests of a list on a stream, in one batch: receives first, or with the last send of their
-/// queue pair, and sends in their order. What goes through one queue pair shares a doorbell. Waits on the CPU
-/// up to `timeout` while a queue or the stream has no room.
+/// Starts all requests of a list on a stream, in one batch: receives first, or with the last send of their queue
+/// pair, and sends in order. Requests of one queue pair share a doorbell. Waits on the CPU up to `timeout` while a
+/// queue or the stream has no room.
 ///
 /// The list may mix kinds, queue pairs and domains. A request is in it once:
 ///
@@ -29,13 +29,12 @@ use std::time::Duration;
 /// # }
 /// ```
 ///
-/// On an idle stream, a list of receives alone is posted now, without the stream. Returns what the
-/// stream was given.
+/// On an idle stream, a list of receives alone is posted now, without the stream. Returns the stream's share.
 ///
 /// # Errors
-/// [`ListError`], which names the request; nothing was started then, and nothing is lost. Where a list
-/// needs several submissions to the stream and a queue pair fails between them, all is started, and the
-/// statuses of what was not handed over any more say so: a flush, or syndrome 0.
+/// [`ListError`], which names the request; nothing was started then, and nothing is lost. If a list needs several
+/// submissions to the stream and a queue pair fails between them, all is started, and the statuses of the remaining
+/// work are a flush, or syndrome 0.
 pub fn start_all<B: MemOpStream>(
     requests: &mut [&mut dyn Request],
     stream: &Stream<B>,
@@ -72,7 +71,7 @@ pub(super) fn start<B: MemOpStream>(
     }
 }
 
-/// The claims of a list's starts, and what they took.
+/// The claims of a list's starts, and the posted operations.
 pub(super) type Started = (Vec<Arc<Claim>>, Posted);
 
 fn start_now<B: MemOpStream>(
@@ -85,25 +84,24 @@ fn start_now<B: MemOpStream>(
     Ok((std::mem::take(&mut prepared.claims), posted))
 }
 
-/// What a list has in queues, and the card was not rung for.
+/// The requests of a list that are in queues, and for which the card was not rung.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// Dropped newest first: so everything leaves its queue.
     pub(super) work: Vec<Descriptor>,
-    /// By request: its claim, and which of the work is its.
+    /// The claim of each request, and the index of its work.
     pub(super) claims: Vec<Arc<Claim>>,
     places: Vec<usize>,
 }
 
-/// What rings the card for a list.
+/// The one who rings the card for a list.
 #[derive(Clone, Copy)]
 pub(super) enum By<'a> {
     Stream(&'a Arc<Timeline>),
     /// The CPU, for sends behind a WAIT.
-    Cpu(&'a Hold),
+    Cpu(&'a WaitRequest),
 }
 
-/// Receives of one queue pair: which of the list, and what they are.
+/// Receives of one queue pair, with their positions in the list.
 type Group<'a> = (&'a Arc<QueuePairInner>, Vec<usize>, Vec<(&'a [Slice], Arc<Claim>)>);
 
 impl Prepared {
@@ -128,7 +126,7 @@ impl Prepared {
         }
         let (timeline, in_front, last_sends) = match by {
             By::Stream(timeline) => (Some(timeline), None, last_sends(requests)),
-            By::Cpu(hold) => (None, Some(hold), HashMap::new()),
+            By::Cpu(wait) => (None, Some(wait), HashMap::new()),
         };
         let mut together = HashMap::new();
         for (queue_pair, indices, receives) in groups {
@@ -146,9 +144,9 @@ impl Prepared {
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
             let core = request.core();
             let Work::Send(work) = core.work() else { continue };
-            let (queue_pair, holds) = (core.queue_pair.clone(), [in_front.cloned(), core.hold_of_next()]);
-            let holds = holds.into_iter().flatten();
-            let send = PreparedSend::new(queue_pair, &work, Some(claim.clone()), holds);
+            let waits = [in_front.cloned(), core.wait_of_next()].into_iter().flatten();
+            let mode = PostMode::Later { claim: Some(claim.clone()), waits };
+            let send = PreparedSend::new(core.queue_pair.clone(), &work, mode);
             let mut send = send.map_err(|error| ListError::of(index)(error.into()))?;
             let (indices, receives) = together.remove(&index).unzip();
             send.receives = receives;
@@ -199,7 +197,7 @@ impl Prepared {
         }
     }
 
-    /// Completes the claims of work that was not handed over, while other work of the list was.
+    /// Completes the claims of work that did not reach the card, while other work of the list did.
     fn give_up(&self, requests: &[&mut dyn Request], places: std::ops::Range<usize>, why: &PostFailure) {
         tracing::warn!(%why, "persistent requests were started and not handed over");
         let is_flush = matches!(why, PostFailure::Queue(QueueError::State(StateError::Failed { .. })));
@@ -213,8 +211,8 @@ impl Prepared {
     }
 }
 
-/// Of each queue pair whose doorbell the list rings: which request is the last that it sends. That send
-/// announces the queue pair's receives.
+/// Returns the last request that each queue pair sends, if the list rings its doorbell. That send announces the
+/// queue pair's receives.
 fn last_sends(requests: &[&mut dyn Request]) -> HashMap<*const QueuePairInner, usize> {
     let sends = requests.iter().enumerate().filter_map(|(index, request)| {
         let core = request.core();
@@ -237,7 +235,7 @@ impl ListError {
 }
 
 impl PersistentError {
-    /// Waiting may help.
+    /// Returns true if waiting may help.
     pub(super) fn is_lack_of_room(&self) -> bool {
         matches!(
             self,
@@ -249,7 +247,7 @@ impl PersistentError {
     }
 }
 
-/// The queue pair that a stream's refusal is about.
+/// Returns the queue pair that a stream's refusal concerns.
 fn queue_pair_of(failure: &PostFailure) -> Option<u32> {
     let PostFailure::Queue(error) = failure else { return None };
     match error {
@@ -268,11 +266,10 @@ fn queue_pair_of(failure: &PostFailure) -> Option<u32> {
     }
 }
 
-/// Has a stream wait, in one batch, until the newest start of each request of a list has completed, well or
-/// not: one that has failed ends the wait for itself, and for others of its queue pair, whose work is
-/// flushed. After receives that completed well, later operations of the stream find the messages in the
-/// buffers. Waits on the CPU up to `timeout` while the stream has no room. Returns what the stream was
-/// given.
+/// Makes a stream wait, in one batch, until the newest start of each request of a list has completed or failed. A
+/// failed one ends the wait for itself, and for others of its queue pair, whose work is flushed. After successful
+/// receives, later operations of the stream find the messages in the buffers. Waits on the CPU up to `timeout`
+/// while the stream has no room. Returns the stream's share.
 ///
 /// # Errors
 /// [`ListError`], which names the request, with [`PersistentError::Inactive`]; [`PersistentError::Post`]. The
@@ -302,7 +299,7 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
     for (index, request) in requests.iter().enumerate() {
         let core = request.core();
         let claim = core.active.back().ok_or(PersistentError::Inactive).map_err(ListError::of(index))?;
-        // Of work that has completed, the word is written.
+        // For completed work, the word is written.
         let wait = match claim.completion() {
             Some(_) => None,
             None => PreparedWait::of_claim(&core.queue_pair, &core.queue, claim),
@@ -312,14 +309,14 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
             None => {
                 let place = claim.status.word().place();
                 words.push(Descriptor::Wait32(place, Condition::And, Status::OK | Status::FAILED));
-                // Before the post, which returns behind the wait where the CPU is the stream.
+                // Before the post, which returns only after the wait if the CPU is the stream.
                 if claim.completion().is_none() {
                     Arc::new(Progress::new(&core.queue, &core.queue_pair, claim)).watch();
                 }
             }
         }
     }
-    // Behind the others, which are one run.
+    // After the others, which are one run.
     batch.descriptors.extend(words);
     let mut done = Posted { operations: 0, submissions: 0 };
     let posted = stream.post_whole(batch, &mut done);
@@ -327,20 +324,21 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
     Ok(done)
 }
 
-/// Starts all requests of a list by one memory operation: the stream writes the trigger's next ticket. The CPU rings
-/// the card for the sends at once, each behind a WAIT for the ticket, and **posts the receives at once**. Waits on the
-/// CPU up to `timeout` while a queue or the stream has no room.
+/// Starts all requests of a list by one memory operation: the stream writes the trigger's next ticket. The CPU
+/// rings the card for the sends at once, each behind a WAIT for the ticket, and **posts the receives at once**.
+/// Waits on the CPU up to `timeout` while a queue or the stream has no room.
 ///
-/// A receive takes what comes from now on, and not from the stream's start on. So the remote side has to know when its
-/// buffer may be written: have the list count the start ([`PersistentSend::count`](super::PersistentSend::count)), which
-/// waits for the ticket like every send, and hold the remote side's sends back until then
-/// ([`PersistentSend::behind`](super::PersistentSend::behind)). The remote side must not let such a send go by raising its word
-/// ([`CardWord::raise`](crate::qp::CardWord::raise)): its message would be taken at once.
+/// A receive takes messages from now on, not only from the stream's start on. So the remote side must know when its
+/// buffer may be written: add a count of the start to the list
+/// ([`PersistentSend::count`](super::PersistentSend::count)), which waits for the ticket like every send, and hold
+/// the remote side's sends back until then ([`PersistentSend::behind`](super::PersistentSend::behind)). The remote
+/// side must not release such a send by raising its word ([`CardWord::raise`](crate::qp::CardWord::raise)): its
+/// message would be received at once.
 ///
-/// The queue pairs are any of the trigger's protection domain that have no trigger of their own. Each send takes one
-/// block more of its send queue. Lists of one trigger are started in the order in which streams write the tickets: by one
-/// stream, or by another one once the first has written its ticket. A trigger with a master serves as well; the master
-/// has no part in these sends.
+/// The queue pairs may be any of the trigger's protection domain without their own trigger. Each send takes one
+/// more block of its send queue. Lists of one trigger are started in the order in which streams write the tickets:
+/// by one stream, or by another one once the first has written its ticket. A trigger with a master serves as well;
+/// the master has no part in these sends.
 ///
 /// ```
 /// use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all_by_trigger, wait_all};
@@ -382,11 +380,12 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
 /// # Errors
 /// [`ListError`], which names the request; nothing was started then, and nothing is lost. It may be the trigger's:
 /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder),
-/// [`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream). What a queue pair has for a stream,
-/// this or another one, and the stream has not reached, is not to be rung for by the CPU:
-/// [`OrderError::OtherStream`](crate::queue::OrderError::OtherStream), [`OrderError::OutOfOrder`](crate::queue::OrderError::OutOfOrder),
-/// [`OrderError::ReceivesOnStream`](crate::queue::OrderError::ReceivesOnStream). Where a queue pair fails meanwhile, or another
-/// thread prepares a send on it, all is started, and the statuses of what the card was not rung for say so.
+/// [`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream). The CPU cannot ring for a
+/// queue pair with work for a stream that the stream has not reached:
+/// [`OrderError::OtherStream`](crate::queue::OrderError::OtherStream),
+/// [`OrderError::OutOfOrder`](crate::queue::OrderError::OutOfOrder),
+/// [`OrderError::ReceivesOnStream`](crate::queue::OrderError::ReceivesOnStream). If a queue pair fails meanwhile, or
+/// another thread prepares a send on it, all is started, and the statuses of work without a doorbell report that.
 pub fn start_all_by_trigger<B: MemOpStream>(
     requests: &mut [&mut dyn Request],
     stream: &Stream<B>,
@@ -425,11 +424,11 @@ fn start_now_by<B: MemOpStream>(
     let _turn = trigger.inner.turn.lock();
     let mut ticket = PreparedTicket::new(trigger);
     let mut prepared = Prepared::default();
-    prepared.fill(requests, By::Cpu(&ticket.hold()))?;
+    prepared.fill(requests, By::Cpu(&ticket.wait()))?;
     ticket.queue_pairs = requests.iter().map(|request| request.core().queue_pair.clone()).collect();
     let batch = Batch { descriptors: vec![Descriptor::Ticket(ticket)], unmerged: false };
     let mut done = Posted { operations: 0, submissions: 0 };
-    // In front of the doorbells: what the stream refuses, the card has not seen. What it has released by then goes at once.
+    // Before the doorbells: if the stream refuses, the card has seen nothing. Work released by then executes at once.
     let posted = stream.post_whole(batch, &mut done);
     posted.map_err(|error| ListError { index: None, source: error.source.into() })?;
     prepared.ring(requests);

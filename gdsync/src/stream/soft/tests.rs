@@ -9,7 +9,6 @@ fn idle(stream: &SoftStream) {
     assert!(stream.wait_idle(SOON).unwrap(), "the stream is stuck: {stream:?}");
 }
 
-/// Has a stream wait for an event.
 fn wait_for(stream: &SoftStream, event: &Event) {
     let event = event.clone();
     stream.launch(move || event.synchronize()).unwrap();
@@ -55,8 +54,8 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
     let gate = Event::default();
     wait_for(&stream, &gate);
     stream.launch(|| panic!("out of cheese")).unwrap();
-    let held = Arc::new(());
-    let captured = held.clone();
+    let kept = Arc::new(());
+    let captured = kept.clone();
     stream.launch(move || drop(captured)).unwrap();
     let after = stream.record().unwrap();
     gate.complete();
@@ -66,14 +65,13 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
     assert!(stream.launch(|| ()).is_err() && stream.record().is_err());
     // The worker drops the closures, and may not have finished.
     let deadline = Instant::now() + SOON;
-    while Arc::strong_count(&held) > 1 {
+    while Arc::strong_count(&kept) > 1 {
         assert!(Instant::now() < deadline, "the abandoned kernel still holds its captures");
         std::thread::yield_now();
     }
 }
 
-/// A stream that runs `kernel` and fails: its events complete, other streams go on, and every call
-/// names the panic.
+/// Fails a stream by running `kernel`: its events complete, other streams go on, and every call names the panic.
 fn fails(kernel: impl FnOnce() + Send + 'static, message: &str) {
     let (stream, other) = (SoftStream::new().unwrap(), SoftStream::new().unwrap());
     let gate = Event::default();

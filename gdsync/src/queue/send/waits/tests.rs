@@ -1,10 +1,10 @@
 use super::*;
 use crate::memory::HostAddr;
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::queue::QueueFull;
 use crate::queue::request::Limits;
 use crate::queue::send::Handover;
 use crate::queue::test_ring;
+use crate::queue::{QueueFull, WorkRequest};
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlSeg, Opcode};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,6 @@ use zerocopy::FromBytes;
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 const WAIT: CardWait = CardWait::Ticket { lkey: 0x77, addr: 0x1000, ticket: 9 };
 
-/// A queue with a register of its own, which it returns, too.
 fn queue(blocks: u32, handover: Handover) -> (SendState, &'static AtomicU64) {
     let register: &'static AtomicU64 = Box::leak(Box::default());
     let ring = test_ring(blocks, BASIC_BLOCK);
@@ -22,6 +21,16 @@ fn queue(blocks: u32, handover: Handover) -> (SendState, &'static AtomicU64) {
 
 fn completions(entries: u32) -> CompletionState {
     CompletionState::new(test_ring(entries, CQE_SIZE))
+}
+
+/// Prepares a request; returns its serial number and the block after it.
+fn prepare(
+    queue: &mut SendState,
+    request: &WorkRequest<'_>,
+    completions: &mut CompletionState,
+) -> Result<(u64, u32), QueueError> {
+    let (serial, _) = queue.prepare([], request, &LIMITS, completions)?;
+    Ok((serial, queue.head))
 }
 
 fn block_at(queue: &SendState, index: u32) -> Vec<u8> {
@@ -39,7 +48,7 @@ fn a_release_is_a_wait_and_a_send_en_rung_at_once() {
     for round in 0..40_000u32 {
         let enable = Enable { qpn: 0x1234, until: round as u16 };
         // SAFETY: the register is leaked memory.
-        let at = unsafe { queue.post_release(WAIT, enable, &mut completions) }.unwrap();
+        let at = unsafe { queue.post_enable(WAIT, enable, &mut completions) }.unwrap();
         assert_eq!(at, 2 * round + 1);
         let bytes = block_at(&queue, at);
         let ctrl = CtrlSeg::read_from_bytes(&bytes[..16]).unwrap();
@@ -70,7 +79,7 @@ fn a_release_that_has_no_room_changes_nothing() {
         }
         let before = (queue.head, record(&queue), register.load(Ordering::Relaxed));
         // SAFETY: as above.
-        let error = unsafe { queue.post_release(WAIT, enable, &mut completions) }.unwrap_err();
+        let error = unsafe { queue.post_enable(WAIT, enable, &mut completions) }.unwrap_err();
         assert!(
             matches!(
                 error,
@@ -89,17 +98,17 @@ fn a_slaves_send_rings_nothing_and_can_be_taken_back() {
     let (mut queue, register) = queue(4, Handover::Master);
     let mut completions = completions(8);
     let request = WorkRequest::send_inline(b"first");
-    let (serial, until) = queue.prepare_released(&request, &LIMITS, &mut completions).unwrap();
+    let (serial, until) = prepare(&mut queue, &request, &mut completions).unwrap();
     assert_eq!((serial, until, record(&queue)), (0, 1, 0));
-    queue.publish_released();
+    queue.publish_record();
     // Two blocks.
     let long = WorkRequest::send_inline(&[7; 100]);
-    assert_eq!(queue.prepare_released(&long, &LIMITS, &mut completions).unwrap(), (1, 3));
+    assert_eq!(prepare(&mut queue, &long, &mut completions).unwrap(), (1, 3));
     queue.unprepare_newest(&mut completions);
     assert_eq!((queue.head, queue.outstanding().entries, record(&queue)), (1, 1, 1));
     assert!(completions.has_room(7) && !completions.has_room(8));
     assert_eq!(register.load(Ordering::Relaxed), 0);
-    // Dropped, it stays as a NOP: its release stands in the master's ring.
+    // A dropped send stays as a NOP, as its release is in the master's ring.
     assert_eq!(queue.cancel(serial, |_| false).entries, 0);
     let ctrl = CtrlSeg::read_from_bytes(&block_at(&queue, 0)[..16]).unwrap();
     assert_eq!(ctrl.opcode(), Ok(Opcode::Nop));
@@ -115,21 +124,21 @@ fn releases_and_posts_of_the_cpu_are_outstanding_one_kind_at_a_time() {
     for lap in 0..5u16 {
         let first = lap * 4;
         // SAFETY: the register is leaked memory.
-        let post = |queue: &mut SendState| unsafe { queue.post_now(&request, &LIMITS, |_| Ok(())) };
+        let post = |queue: &mut SendState| unsafe { queue.post_now(&request, &LIMITS, |_| Ok(())).map(drop) };
         post(&mut queue).unwrap();
         post(&mut queue).unwrap();
-        assert!(other(queue.prepare_released(&request, &LIMITS, &mut completions).unwrap_err()));
+        assert!(other(prepare(&mut queue, &request, &mut completions).unwrap_err()));
         queue.retire(first).unwrap();
-        assert!(other(queue.prepare_released(&request, &LIMITS, &mut completions).unwrap_err()));
+        assert!(other(prepare(&mut queue, &request, &mut completions).unwrap_err()));
         queue.retire(first + 1).unwrap();
-        let serials = [0, 1].map(|_| queue.prepare_released(&request, &LIMITS, &mut completions).unwrap().0);
+        let serials = [0, 1].map(|_| prepare(&mut queue, &request, &mut completions).unwrap().0);
         let error = post(&mut queue).unwrap_err();
         assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { .. })), "{error}");
         for serial in serials {
             queue.post(serial, &timeline, TimelinePoint(u64::from(lap) + 1)).unwrap();
         }
         timeline.declare_passed(TimelinePoint(u64::from(lap) + 1));
-        // Passed is not released: the master may be about to.
+        // The stream has passed it, but it may not be released yet.
         assert!(other(post(&mut queue).unwrap_err()));
         queue.retire(first + 2).unwrap();
         assert!(other(post(&mut queue).unwrap_err()));
@@ -143,7 +152,7 @@ fn a_failed_slave_is_rung_for_all_it_has_whatever_streams_have_to_do() {
     let mut completions = completions(32);
     let timeline = Timeline::new(0).unwrap();
     let request = WorkRequest::send_inline(b"abc");
-    let serial = queue.prepare_released(&request, &LIMITS, &mut completions).unwrap().0;
+    let serial = prepare(&mut queue, &request, &mut completions).unwrap().0;
     queue.post(serial, &timeline, TimelinePoint(1)).unwrap();
     let bell = queue.flush().unwrap();
     assert_eq!(bell.record, doorbell::record(1));

@@ -1,0 +1,199 @@
+//! Polling a completion queue, and matching entries with queue pairs and their work requests.
+
+use crate::qp::QueuePairInner;
+use crate::qp::complete::CompletionQueueInner;
+use crate::queue::completion::{CompletionState, RawCompletion};
+use crate::queue::outcome::{bytes_of, requester_kind};
+use crate::queue::{Completion, DatagramSource, FailureCause, PollError, WorkError, WorkKind};
+use crate::verbs::Transport;
+use gdsync_sys::prm::cqe::CqeOpcode;
+use gdsync_trace::{Kind, event};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl CompletionQueueInner {
+    fn owner_of(&self, qpn: u32) -> Owner {
+        let known = self.queue_pairs.lock();
+        // The newest: it may have the number of a closed target, whose handle is still held.
+        match known.iter().rev().find(|(number, _)| *number == qpn) {
+            Some((_, weak)) => weak.upgrade().map_or(Owner::Destroyed, Owner::Here),
+            None => Owner::Unknown,
+        }
+    }
+
+    pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
+        polled(self.poll_as(PollMode::Next))
+    }
+
+    /// Implements [`CompletionQueue::poll_unawaited`](super::CompletionQueue::poll_unawaited).
+    pub(super) fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
+        polled(self.poll_as(PollMode::Unawaited))
+    }
+
+    /// Reads completions for persistent requests that have claimed them, and sets others aside for the next poll.
+    pub(crate) fn progress(&self) {
+        self.poll_as(PollMode::SetAside);
+    }
+
+    /// Takes the next completion, or sets all of them aside.
+    fn poll_as(&self, what: PollMode) -> Option<Result<Completion, PollError>> {
+        let aside = what == PollMode::SetAside;
+        loop {
+            let mut state = self.lock();
+            if !aside && let Some(taken) = state.set_aside.pop_front() {
+                return Some(taken);
+            }
+            if let Some(qpn) = state.attached {
+                return if aside { None } else { Some(Err(PollError::DeviceAttached { qpn })) };
+            }
+            if what == PollMode::Unawaited && state.is_awaited() {
+                return None;
+            }
+            let raw = state.peek()?;
+            let bad = |reason| PollError::BadCompletion { index: raw.index, reason };
+            let qpn = raw.cqe.qpn();
+            if state.take_orphaned(raw.index) {
+                state.advance();
+                continue;
+            }
+            let owner = self.owner_of(qpn);
+            if let Owner::Here(queue_pair) = &owner
+                && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
+            {
+                // The cause may be in its other queue, whose lock is not taken under this one. Then the loop starts
+                // again.
+                let psn = queue_pair.psn.load(Ordering::Relaxed);
+                drop(state);
+                queue_pair.fail_with_work(psn, flush);
+                continue;
+            }
+            state.advance();
+            let queue_pair = match owner {
+                Owner::Here(queue_pair) => queue_pair,
+                // Not returned; destroying the queue pair unreserves its entries.
+                Owner::Destroyed => continue,
+                Owner::Unknown => {
+                    let taken = Err(bad(format!("queue pair {qpn:#x} does not complete here")));
+                    if !aside {
+                        return Some(taken);
+                    }
+                    state.set_aside.push_back(taken);
+                    continue;
+                }
+            };
+            let completed = queue_pair.complete(&mut state, &raw).map_err(bad);
+            let is_hidden = queue_pair.is_dropped.load(Ordering::Relaxed);
+            let mut taken = completed.map(|completion| completion.filter(|_| !is_hidden)).transpose();
+            if aside {
+                // Under the same lock, so that completions stay in order.
+                state.set_aside.extend(taken.take());
+            }
+            drop(state);
+            if queue_pair.failure().is_some() {
+                queue_pair.flush_unposted();
+            }
+            // It may be the last handle, whose drop takes this lock.
+            drop(queue_pair);
+            if taken.is_some() {
+                return taken;
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PollMode {
+    Next,
+    /// The next completion, unless a stream has not read it yet.
+    Unawaited,
+    SetAside,
+}
+
+enum Owner {
+    Here(Arc<QueuePairInner>),
+    /// A queue pair that is being destroyed.
+    Destroyed,
+    Unknown,
+}
+
+/// Records the poll in the trace.
+#[inline(always)]
+fn polled(found: Option<Result<Completion, PollError>>) -> Result<Option<Completion>, PollError> {
+    if let Some(Ok(Completion { qp_num, wr_id, .. })) = &found {
+        event(Kind::Polled, || [(*qp_num).into(), *wr_id, 0]);
+    }
+    found.transpose()
+}
+
+impl QueuePairInner {
+    /// Matches an entry of a completion queue, whose state is locked, with its work request.
+    ///
+    /// Returns `None` for the completion of a dropped send. An error says why the entry makes no sense.
+    pub(crate) fn complete(
+        &self,
+        state: &mut CompletionState,
+        raw: &RawCompletion,
+    ) -> Result<Option<Completion>, String> {
+        let cqe = &raw.cqe;
+        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
+        let status = match opcode {
+            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
+                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
+                // For a target, the connection of one initiator has ended; it serves the others.
+                if !self.is_target() {
+                    self.fail(FailureCause::Work(error));
+                    self.is_flushed.store(true, Ordering::Release);
+                }
+                Err(error)
+            }
+            _ => Ok(()),
+        };
+        let counter = cqe.wqe_counter();
+        let unknown =
+            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
+        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
+        let mut was_posted = true;
+        let (wr_id, kind, claim) = if is_send {
+            let retired = self.send().retire(counter).ok_or_else(unknown)?;
+            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
+            if retired.hidden {
+                return Ok(None);
+            }
+            was_posted = !retired.flushed_unposted;
+            (retired.wr_id, requester_kind(cqe)?, retired.claim)
+        } else {
+            let write = opcode == CqeOpcode::RespWriteImm;
+            let kind = if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive };
+            if let Some(shared) = &self.shared {
+                (shared.receives.retire(counter).ok_or_else(unknown)?, kind, None)
+            } else {
+                let mut recv = self.recv();
+                let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
+                (0..retired).for_each(|_| state.unreserve(true));
+                (wr_id, kind, recv.take_claim())
+            }
+        };
+        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
+        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
+        let number = u32::from_be_bytes(cqe.imm());
+        let completion = Completion {
+            wr_id,
+            index: Some(raw.index),
+            qp_num: self.number,
+            kind,
+            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
+            immediate: has_immediate.then_some(number),
+            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
+            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
+            was_posted,
+            status,
+        };
+        match claim {
+            Some(claim) => {
+                claim.finish(completion);
+                Ok(None)
+            }
+            None => Ok(Some(completion)),
+        }
+    }
+}
