@@ -3,9 +3,9 @@
 use crate::config::setters;
 use crate::connections::Connections;
 use crate::error::NotifyError;
-use crate::layout::RemoteSegment;
-use crate::life::State;
-use crate::part::SegmentMemory;
+use crate::liveness::RankState;
+use crate::memory::RemoteSegment;
+use crate::memory::SegmentMemory;
 use crate::queue::Queue;
 use crate::segment::Segment;
 use gdsync::PinnedMemory;
@@ -205,7 +205,7 @@ impl Queue {
         let Connections { rank, size, timeout, .. } = *self.team;
         self.flush(timeout)?;
         let attach = |rank| {
-            if matches!(self.team.life.state(rank), State::Dropped(_)) {
+            if matches!(self.team.liveness.state(rank), RankState::Dropped(_)) {
                 return Ok(None);
             }
             let mut of_one = DeviceQpOptions::default().doorbells(options.doorbells).stall(options.stall);
@@ -250,7 +250,9 @@ impl DeviceQueue {
         let size = self.data.size;
         match self.queue_pairs.get(rank as usize) {
             Some(Some(queue_pair)) => Ok(queue_pair),
-            Some(None) => self.queue.team.life.check(rank).and(Err(NotifyError::Rank { rank, size })),
+            Some(None) => {
+                self.queue.team.liveness.check_alive(rank).and(Err(NotifyError::Rank { rank, size }))
+            }
             None => Err(NotifyError::Rank { rank, size }),
         }
     }
@@ -315,13 +317,13 @@ impl Segment {
         // Only kernels of the GPU that owns the memory look at it: its order for its owner is
         // enough.
         self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
-        let remotes = self.parts().remotes();
+        let remotes = self.shared().remotes();
         let with_two_keys = (0..).zip(&remotes).find(|(_, one)| one.is_some_and(|one| one.has_two_keys()));
         if let Some((rank, _)) = with_two_keys {
             return Err(NotifyError::TwoKeys { rank });
         }
         let parts: Vec<Part> = remotes.iter().map(|one| one.as_ref().map_or(Part::NONE, Part::of)).collect();
-        let statuses = self.parts().releases.statuses();
+        let statuses = self.shared().notifications.statuses();
         let statuses = device.translate(statuses.addr(), statuses.len())?.get();
         let watch = SegmentWatch { statuses, reserved: [0; 3] };
         let table = Table::new(&[parts.as_bytes(), watch.as_bytes()].concat(), tables)?;

@@ -226,7 +226,7 @@ pub enum NotifyError {
 
 impl NotifyError {
     /// From the first failure of the queue pair to a rank.
-    pub(crate) fn of_cause(rank: u32, cause: FailureCause) -> Self {
+    pub(crate) fn from_failure(rank: u32, cause: FailureCause) -> Self {
         match cause {
             FailureCause::Work(error) if error.kind() == Some(Syndrome::RetryExceeded) => {
                 NotifyError::PeerDead { rank, cause: DeathCause::NoAnswer(cause) }

@@ -78,8 +78,6 @@
 
 #![deny(unsafe_code)]
 
-mod action;
-mod book;
 pub mod bootstrap;
 pub mod collective;
 mod config;
@@ -89,19 +87,15 @@ mod control;
 #[allow(unsafe_code)]
 mod device;
 mod error;
+mod handshake;
 mod initiator;
-mod layout;
-mod life;
-mod offer;
-mod operation;
-mod part;
-mod parts;
+mod liveness;
+mod memory;
+mod notifications;
 mod queue;
-mod release;
-mod replace;
+mod requests;
 mod segment;
 mod team;
-mod together;
 #[allow(unsafe_code)]
 mod word;
 
@@ -115,10 +109,8 @@ struct Readme;
 pub use config::{ConnectionKind, TeamConfig};
 pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
 pub use error::{DeathCause, NotifyError};
-pub use layout::RemoteSegment;
-pub use operation::Operation;
-pub use part::{PartPlan, SegmentMemory};
-pub use queue::Queue;
+pub use memory::{PartPlan, RemoteSegment, SegmentMemory};
+pub use queue::{Operation, Queue};
 pub use segment::Segment;
 pub use team::Team;
 pub use word::{NotificationWord, WaitNotification};

@@ -1,17 +1,147 @@
 //! The queues of a team: operations at ranks, by the CPU and for streams.
 
-use crate::action::Action;
 use crate::connections::Connections;
 use crate::error::NotifyError;
 use crate::initiator::{Initiator, Posting};
-use crate::operation::Operation;
+use crate::requests::Request;
 use crate::segment::Segment;
 use gdsync::{PreparedSend, PreparedWait, QueuePair, Slice};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What a [`Queue`](crate::Queue) does at a rank: [`Queue::post`](crate::Queue::post) has the CPU do it now,
+/// [`Queue::prepare`](crate::Queue::prepare) prepares it for a batch of a stream. Each has a call of its name in
+/// [`Queue`](crate::Queue), which says what it does.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Operation<'a> {
+    /// [`Queue::write`](crate::Queue::write).
+    Write {
+        /// What is written.
+        from: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// Where.
+        to: &'a Segment,
+        /// The first byte there.
+        offset: u64,
+    },
+    /// [`Queue::notify`](crate::Queue::notify).
+    Notify {
+        /// The rank.
+        rank: u32,
+        /// The segment that has the notification.
+        to: &'a Segment,
+        /// The notification.
+        id: u32,
+        /// Its value, which is not 0.
+        value: u32,
+    },
+    /// [`Queue::write_notify`](crate::Queue::write_notify).
+    WriteNotify {
+        /// What is written.
+        from: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// Where.
+        to: &'a Segment,
+        /// The first byte there.
+        offset: u64,
+        /// The notification.
+        id: u32,
+        /// Its value, which is not 0.
+        value: u32,
+    },
+    /// [`Queue::read`](crate::Queue::read).
+    Read {
+        /// What is read into.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// From where.
+        of: &'a Segment,
+        /// The first byte there.
+        offset: u64,
+    },
+    /// [`Queue::fetch_add`](crate::Queue::fetch_add).
+    FetchAdd {
+        /// What the old number is fetched into.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment that has the number.
+        of: &'a Segment,
+        /// Its first byte there.
+        offset: u64,
+        /// What is added.
+        add: u64,
+    },
+    /// [`Queue::compare_swap`](crate::Queue::compare_swap).
+    CompareSwap {
+        /// What the old number is fetched into.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment that has the number.
+        of: &'a Segment,
+        /// Its first byte there.
+        offset: u64,
+        /// The number that is replaced.
+        compare: u64,
+        /// The number that replaces it.
+        swap: u64,
+    },
+}
+
+impl<'a> Operation<'a> {
+    pub(crate) fn rank(&self) -> u32 {
+        match *self {
+            Operation::Write { rank, .. }
+            | Operation::Notify { rank, .. }
+            | Operation::WriteNotify { rank, .. }
+            | Operation::Read { rank, .. }
+            | Operation::FetchAdd { rank, .. }
+            | Operation::CompareSwap { rank, .. } => rank,
+        }
+    }
+
+    /// The write of a [`Self::WriteNotify`], in front of its notification.
+    pub(crate) fn front(&self) -> Option<Operation<'a>> {
+        let Operation::WriteNotify { from, rank, to, offset, .. } = *self else { return None };
+        Some(Operation::Write { from, rank, to, offset })
+    }
+
+    /// Its request: its last one, where there is one in front ([`Self::front`]). `max_reads` are the reads and atomics
+    /// that the connections carry at a time.
+    pub(crate) fn request(&self, max_reads: u8) -> Result<Request, NotifyError> {
+        let fetched = |of: &Segment, rank, offset, len| match max_reads {
+            0 => Err(NotifyError::NoReads),
+            _ => of.shared().data_at(rank, offset, len),
+        };
+        const NUMBER: u64 = size_of::<u64>() as u64;
+        Ok(match *self {
+            Operation::Write { from, rank, to, offset } => {
+                Request::Write(from.clone(), to.shared().data_at(rank, offset, from.len() as u64)?)
+            }
+            Operation::Notify { rank, to, id, value }
+            | Operation::WriteNotify { rank, to, id, value, .. } => {
+                Request::Set(value.to_ne_bytes(), to.shared().notification_at(rank, id, value)?)
+            }
+            Operation::Read { into, rank, of, offset } => {
+                Request::Read(into.clone(), fetched(of, rank, offset, into.len() as u64)?)
+            }
+            Operation::FetchAdd { into, rank, of, offset, add } => {
+                Request::FetchAdd(into.clone(), fetched(of, rank, offset, NUMBER)?, add)
+            }
+            Operation::CompareSwap { into, rank, of, offset, compare, swap } => {
+                Request::CompareSwap(into.clone(), fetched(of, rank, offset, NUMBER)?, [compare, swap])
+            }
+        })
+    }
+}
+
 /// How a locked queue takes a request: [`Posting::post`] or [`Posting::prepare`].
-type Give<'a, T> = fn(&mut Posting<'a>, Action, bool) -> Result<T, NotifyError>;
+type Submit<'a, T> = fn(&mut Posting<'a>, Request, bool) -> Result<T, NotifyError>;
 
 /// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few
 /// that reach all ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
@@ -60,17 +190,17 @@ impl Queue {
 
     /// Gives an operation to the queue: a request, and that in front of it, where there is one. The completion of the
     /// last is that of both. A later one completes one that is not signaled.
-    fn give<'a, T>(
+    fn submit<'a, T>(
         &'a self,
         operation: Operation<'_>,
         signaled: bool,
-        give: Give<'a, T>,
+        submit: Submit<'a, T>,
     ) -> Result<(Option<T>, T), NotifyError> {
-        let action = |operation: &Operation<'_>| operation.action(self.team.options.max_reads);
-        let (front, last) = (operation.front().as_ref().map(action).transpose()?, action(&operation)?);
+        let request = |operation: &Operation<'_>| operation.request(self.team.options.max_reads);
+        let (front, last) = (operation.front().as_ref().map(request).transpose()?, request(&operation)?);
         let mut posting = self.lock(operation.rank())?;
-        let front = front.map(|front| give(&mut posting, front, false)).transpose()?;
-        Ok((front, give(&mut posting, last, signaled)?))
+        let front = front.map(|front| submit(&mut posting, front, false)).transpose()?;
+        Ok((front, submit(&mut posting, last, signaled)?))
     }
 
     /// Does it now, by the CPU. If the queue is full, this waits for room, for up to
@@ -79,7 +209,7 @@ impl Queue {
     /// # Errors
     /// As the call of the operation's name.
     pub fn post(&self, operation: Operation<'_>) -> Result<(), NotifyError> {
-        self.give(operation, true, Posting::post).map(drop)
+        self.submit(operation, true, Posting::post).map(drop)
     }
 
     /// Prepares it for a batch of a stream: one send, or two, to be posted in this order. In one batch they share a
@@ -93,7 +223,7 @@ impl Queue {
         &self,
         operation: Operation<'_>,
     ) -> Result<impl Iterator<Item = PreparedSend> + use<>, NotifyError> {
-        let (front, last) = self.give(operation, true, Posting::prepare)?;
+        let (front, last) = self.submit(operation, true, Posting::prepare)?;
         Ok(front.into_iter().chain([last]))
     }
 
@@ -103,7 +233,7 @@ impl Queue {
         operation: Operation<'_>,
         signaled: bool,
     ) -> Result<PreparedSend, NotifyError> {
-        Ok(self.give(operation, signaled, Posting::prepare)?.1)
+        Ok(self.submit(operation, signaled, Posting::prepare)?.1)
     }
 
     /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A
@@ -247,7 +377,7 @@ impl Queue {
     /// As [`Self::flush_rank`].
     pub fn ping(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         let initiator = self.initiator(rank)?;
-        initiator.lock(rank, timeout).post(Action::Probe, true)?;
+        initiator.lock(rank, timeout).post(Request::Probe, true)?;
         initiator.flush(rank, timeout)
     }
 }

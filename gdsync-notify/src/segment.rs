@@ -1,11 +1,9 @@
 //! Memory that other ranks write into, with notifications.
 
 use crate::error::NotifyError;
-use crate::layout::{RemoteSegment, WORD};
-use crate::life::Life;
-use crate::part::{OwnPart, SegmentMemory};
-use crate::parts::Parts;
-use crate::release::{ALL, ANY, Look};
+use crate::liveness::Liveness;
+use crate::memory::{LocalPart, RemoteSegment, SegmentMemory, SharedSegment, WORD, check_part};
+use crate::notifications::{ALL, ANY, Lookup};
 use crate::word::NotificationWord;
 use gdsync::cuda::{Consistency, GpuCapabilities};
 use gdsync::cudarc::driver::CudaContext;
@@ -68,25 +66,29 @@ pub struct Segment {
 
 #[derive(Debug)]
 struct Inner {
-    own: OwnPart,
-    parts: Arc<Parts>,
-    life: Arc<Life>,
+    local: LocalPart,
+    shared: Arc<SharedSegment>,
 }
 
 impl Segment {
     /// From the own part, and the descriptions of all parts.
-    pub(crate) fn new(own: OwnPart, texts: &[Option<String>], life: &Arc<Life>) -> Result<Self, NotifyError> {
-        let parts = Arc::new(Parts::new(own.describe()?, texts, own.words(), own.notifications)?);
-        Ok(Segment { inner: Arc::new(Inner { own, parts, life: life.clone() }) })
+    pub(crate) fn new(
+        own: LocalPart,
+        texts: &[Option<String>],
+        liveness: &Arc<Liveness>,
+    ) -> Result<Self, NotifyError> {
+        let words = own.words();
+        let shared = SharedSegment::new(own.describe()?, texts, words, own.notifications, liveness.clone())?;
+        Ok(Segment { inner: Arc::new(Inner { local: own, shared: Arc::new(shared) }) })
     }
 
-    pub(crate) fn parts(&self) -> &Arc<Parts> {
-        &self.inner.parts
+    pub(crate) fn shared(&self) -> &Arc<SharedSegment> {
+        &self.inner.shared
     }
 
     /// Bytes of data of this rank; other ranks may have more or fewer.
     pub fn len(&self) -> usize {
-        self.inner.own.len
+        self.inner.local.len
     }
 
     /// True if this rank has no data.
@@ -96,12 +98,12 @@ impl Segment {
 
     /// Notifications of this rank, numbered from 0.
     pub fn notifications(&self) -> u32 {
-        self.inner.own.notifications
+        self.inner.local.notifications
     }
 
     /// The memory of this rank's data.
     pub fn memory(&self) -> &SegmentMemory {
-        &self.inner.own.memory
+        &self.inner.local.memory
     }
 
     /// Where the part of a rank is, as plain data.
@@ -110,11 +112,11 @@ impl Segment {
     /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that the team had dropped when
     /// the segment was made.
     pub fn remote(&self, rank: u32) -> Result<RemoteSegment, NotifyError> {
-        self.inner.parts.remote(rank, &self.inner.life)
+        self.inner.shared.remote(rank)
     }
 
     pub(crate) fn rank(&self) -> u32 {
-        self.inner.own.rank
+        self.inner.local.rank
     }
 
     /// Says which rank sets these notifications of this rank's part; at first any rank may. Waits
@@ -125,7 +127,7 @@ impl Segment {
     /// [`NotifyError::Notification`], [`NotifyError::Rank`].
     pub fn expect_from(&self, ids: Range<u32>, rank: u32) -> Result<(), NotifyError> {
         self.check_ids(&ids)?;
-        let size = self.inner.parts.remotes().len() as u32;
+        let size = self.inner.shared.remotes().len() as u32;
         if rank >= size {
             return Err(NotifyError::Rank { rank, size });
         }
@@ -147,29 +149,29 @@ impl Segment {
 
     fn set_sender(&self, ids: Range<u32>, sender: u32) -> Result<(), NotifyError> {
         self.check_ids(&ids)?;
-        self.inner.parts.releases.set_sender(ids, sender);
-        self.inner.parts.releases.update(&self.inner.life);
+        self.inner.shared.notifications.set_sender(ids, sender);
+        self.inner.shared.notifications.update(&self.inner.shared.liveness);
         Ok(())
     }
 
     /// Whether a notification belongs to a collective.
     pub(crate) fn is_expected_from_all(&self, id: u32) -> bool {
-        self.inner.parts.releases.is_of_all(id)
+        self.inner.shared.notifications.is_of_all(id)
     }
 
     /// The rank whose death has released one of these notifications.
     pub(crate) fn released_for(&self, ids: Range<u32>) -> Option<u32> {
-        ids.into_iter().find_map(|id| self.inner.parts.releases.status(id)).map(|(rank, _)| rank)
+        ids.into_iter().find_map(|id| self.inner.shared.notifications.status(id)).map(|(rank, _)| rank)
     }
 
     /// The context of the GPU in whose memory this rank's part is.
     pub(crate) fn context(&self) -> Option<Arc<CudaContext>> {
-        self.inner.own.gpu.as_ref().map(|gpu| gpu.taker.context().clone())
+        self.inner.local.gpu.as_ref().map(|gpu| gpu.kernels.context().clone())
     }
 
     /// Whether this is a segment of the team whose ranks these are.
-    pub(crate) fn is_of(&self, life: &Arc<Life>) -> bool {
-        Arc::ptr_eq(&self.inner.life, life)
+    pub(crate) fn is_of(&self, liveness: &Arc<Liveness>) -> bool {
+        Arc::ptr_eq(&self.inner.shared.liveness, liveness)
     }
 
     fn check_id(&self, id: u32) -> Result<(), NotifyError> {
@@ -195,8 +197,8 @@ impl Segment {
     /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`].
     pub fn check_notification(&self, id: u32) -> Result<(), NotifyError> {
         self.check_id(id)?;
-        match self.inner.parts.releases.status(id) {
-            Some((rank, _)) => self.inner.life.check(rank),
+        match self.inner.shared.notifications.status(id) {
+            Some((rank, _)) => self.inner.shared.liveness.check_alive(rank),
             None => Ok(()),
         }
     }
@@ -209,7 +211,7 @@ impl Segment {
     /// [`NotifyError::Notification`].
     pub fn notification_status(&self, id: u32) -> Result<Word32, NotifyError> {
         self.check_id(id)?;
-        self.inner.parts.releases.status_word(id)
+        self.inner.shared.notifications.status_word(id)
     }
 
     /// A slice of this rank's data, to be written from: `segment.slice(..)`,
@@ -265,12 +267,12 @@ impl Segment {
     pub fn notification(&self, id: u32) -> Result<NotificationWord, NotifyError> {
         self.check_id(id)?;
         let rank = self.rank();
-        let name = match self.inner.parts.releases.sender(id) {
+        let name = match self.inner.shared.notifications.sender(id) {
             Some(sender) => format!("notification {id} of rank {sender}"),
             None => format!("notification {id} of rank {rank}'s segment, from any rank"),
         };
-        let offset = (self.inner.own.first + id as usize) * WORD;
-        Ok(match &self.inner.own.words {
+        let offset = (self.inner.local.first + id as usize) * WORD;
+        Ok(match &self.inner.local.words {
             SegmentMemory::Host(region) => NotificationWord::Host(Word32::new(region, offset)?.named(name)),
             SegmentMemory::Gpu(region) => {
                 NotificationWord::Gpu(GpuWord32::new(region.memory(), offset)?.named(name))
@@ -296,9 +298,9 @@ impl Segment {
         let mut pause = Pause::new();
         loop {
             match self.look(ids.clone())? {
-                Look::Found(id) => return Ok(Some(id)),
-                Look::Dead(rank) => self.inner.life.check(rank)?,
-                Look::Nothing => {}
+                Lookup::Set(id) => return Ok(Some(id)),
+                Lookup::Dead(rank) => self.inner.shared.liveness.check_alive(rank)?,
+                Lookup::None => {}
             }
             if ids.is_empty() || pause.elapsed() >= timeout {
                 return Ok(None);
@@ -313,7 +315,7 @@ impl Segment {
         &self,
         is_ordered: impl Fn(GpuCapabilities) -> bool,
     ) -> Result<(), NotifyError> {
-        let OwnPart { gpu, is_real, .. } = &self.inner.own;
+        let LocalPart { gpu, is_real, .. } = &self.inner.local;
         match gpu {
             // The software card finishes each copy before it begins the next.
             Some(gpu) if *is_real && !is_ordered(gpu.capabilities) => {
@@ -323,14 +325,14 @@ impl Segment {
         }
     }
 
-    fn look(&self, ids: Range<u32>) -> Result<Look, NotifyError> {
-        let OwnPart { first, words, .. } = &self.inner.own;
+    fn look(&self, ids: Range<u32>) -> Result<Lookup, NotifyError> {
+        let LocalPart { first, words, .. } = &self.inner.local;
         match words {
             SegmentMemory::Host(region) => {
                 let words = &region.words32()[*first..];
                 // Acquire: pairs with the card's write of the word, which follows its writes of the
                 // data.
-                Ok(self.inner.parts.releases.look(ids, |id| words[id as usize].load(Ordering::Acquire)))
+                Ok(self.inner.shared.notifications.look(ids, |id| words[id as usize].load(Ordering::Acquire)))
             }
             SegmentMemory::Gpu(region) => {
                 self.check_order(|gpu| gpu.consistency() == Consistency::Ordered)?;
@@ -338,7 +340,7 @@ impl Segment {
                 region.memory().read((first + ids.start as usize) * WORD, &mut bytes)?;
                 let (words, _) = bytes.as_chunks::<WORD>();
                 let start = ids.start;
-                Ok(self.inner.parts.releases.look(ids, |id| {
+                Ok(self.inner.shared.notifications.look(ids, |id| {
                     words.get((id - start) as usize).map_or(0, |word| u32::from_ne_bytes(*word))
                 }))
             }
@@ -354,45 +356,12 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`], [`NotifyError::Cuda`].
     pub fn notify_reset(&self, id: u32) -> Result<u32, NotifyError> {
-        let value = match (self.notification(id)?, &self.inner.own.gpu) {
-            (NotificationWord::Gpu(word), Some(gpu)) => gpu.taker.take(&word)?,
+        let value = match (self.notification(id)?, &self.inner.local.gpu) {
+            (NotificationWord::Gpu(word), Some(gpu)) => gpu.kernels.take(&word)?,
             (NotificationWord::Gpu(word), None) => word.load()?,
             (NotificationWord::Host(word), _) => word.swap(0),
         };
-        // The monitor releases it again.
-        Ok(if self.inner.parts.releases.is_release(id, value) { 0 } else { value })
-    }
-
-    /// The target of a write into a rank's part.
-    pub(crate) fn part_of(&self, rank: u32, offset: u64, len: u64) -> Result<RemoteMemory, NotifyError> {
-        let RemoteSegment { data, .. } = self.remote(rank)?;
-        check_part(rank, offset, len, data.len)?;
-        Ok(RemoteMemory { addr: data.addr.wrapping_add(offset), len, rkey: data.rkey })
-    }
-
-    /// The target of a notification of a rank's part.
-    pub(crate) fn notification_of(
-        &self,
-        rank: u32,
-        id: u32,
-        value: u32,
-    ) -> Result<RemoteMemory, NotifyError> {
-        let remote = self.remote(rank)?;
-        let (notifications, count) = (remote.notifications, remote.count());
-        if id >= count {
-            return Err(NotifyError::Notification { rank, id, count });
-        }
-        if value == 0 {
-            return Err(NotifyError::ZeroValue { id });
-        }
-        let addr = notifications.addr.wrapping_add(u64::from(id) * WORD as u64);
-        Ok(RemoteMemory { addr, len: WORD as u64, rkey: notifications.rkey })
-    }
-}
-
-fn check_part(rank: u32, offset: u64, len: u64, size: u64) -> Result<(), NotifyError> {
-    match offset.checked_add(len) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(NotifyError::OutOfSegment { rank, offset, len, size }),
+        // The monitor notifications it again.
+        Ok(if self.inner.shared.notifications.is_release(id, value) { 0 } else { value })
     }
 }

@@ -2,15 +2,14 @@
 
 use crate::bootstrap::Bootstrap;
 use crate::config::TeamConfig;
-use crate::connect::Unconnected;
-use crate::connections::{Connections, Stock, start_monitor};
+use crate::connect::{Unconnected, join};
+use crate::connections::{Connections, start_monitor};
 use crate::error::{DeathCause, NotifyError};
-use crate::life::State;
-use crate::part::{OwnPart, PartPlan};
+use crate::handshake::{segment_description, share_outcome};
+use crate::liveness::RankState;
+use crate::memory::{LocalPart, PartPlan, SegmentResources};
 use crate::queue::Queue;
-use crate::replace;
 use crate::segment::Segment;
-use crate::together::together;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::verbs::Transport;
@@ -51,11 +50,11 @@ impl Team {
             let texts = made.describe()?;
             Ok((made, texts))
         });
-        let (mut made, lines) = bootstrap.together_with_each(described)?;
+        let (mut made, lines) = bootstrap.share_outcome_with_each(described)?;
         let connected = made.connect(&lines).map(|()| ((), String::new()));
         // No rank writes before all of them can receive.
-        bootstrap.together(connected)?;
-        Self::of(Connections::new(Stock::new(pd), made, config.timeout, bootstrap.timeout()))
+        bootstrap.share_outcome(connected)?;
+        Self::of(Connections::new(SegmentResources::new(pd), made, config.timeout, bootstrap.timeout()))
     }
 
     /// A rank that is alone needs no monitor.
@@ -204,14 +203,14 @@ impl Team {
 
     /// Makes this rank's part, and exchanges the descriptions of all ranks' parts.
     fn share(&self, plan: PartPlan<'_>) -> Result<Segment, NotifyError> {
-        let made = plan.make(&self.inner.stock, self.inner.rank);
+        let made = plan.make(&self.inner.resources, self.inner.rank);
         let described = made.and_then(|part| {
             let text = part.describe()?;
             Ok((part, text))
         });
-        let (part, everywhere) = together(described, |line| self.inner.exchange(line))?;
-        let segment = Segment::new(part, &everywhere, &self.inner.life)?;
-        self.inner.add_segment(segment.parts());
+        let (part, everywhere) = share_outcome(described, |line| self.inner.exchange(line))?;
+        let segment = Segment::new(part, &everywhere, &self.inner.liveness)?;
+        self.inner.add_segment(segment.shared());
         Ok(segment)
     }
 
@@ -228,16 +227,16 @@ impl Team {
 
     /// The ranks that are dead and not dropped yet, and how this rank knows.
     pub fn dead(&self) -> Vec<(u32, DeathCause)> {
-        let state = |rank| match self.inner.life.state(rank) {
-            State::Dead(cause) => Some((rank, cause)),
-            State::Alive | State::Dropped(_) => None,
+        let state = |rank| match self.inner.liveness.state(rank) {
+            RankState::Dead(cause) => Some((rank, cause)),
+            RankState::Alive | RankState::Dropped(_) => None,
         };
         (0..self.size()).filter_map(state).collect()
     }
 
     /// The ranks that the team consists of: all but those that were dropped.
     pub fn members(&self) -> Vec<u32> {
-        self.inner.life.members()
+        self.inner.liveness.members()
     }
 
     /// Drops the dead ranks: the survivors agree on them, and go on. All survivors call this, and
@@ -317,23 +316,23 @@ impl Team {
         let mut bootstrap = bootstrap;
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let made = Unconnected::new(pd, (rank, size), &config);
-        let stock = Stock::new(pd);
-        let own = segments.iter().map(|plan| plan.make(&stock, rank));
+        let resources = SegmentResources::new(pd);
+        let own = segments.iter().map(|plan| plan.make(&resources, rank));
         let own = own.collect::<Result<Vec<_>, _>>();
         let described = own.and_then(|own| {
-            let lines = own.iter().map(OwnPart::describe).collect::<Result<Vec<_>, _>>()?;
+            let lines = own.iter().map(LocalPart::describe).collect::<Result<Vec<_>, _>>()?;
             Ok((own, lines.join(";")))
         });
         let (own, line) = match described {
             Ok((own, line)) => (own, Ok(line)),
             Err(error) => (Vec::new(), Err(error)),
         };
-        let (made, lines) = replace::join(made, line, segments.len(), &mut bootstrap)?;
-        let team = Self::of(Connections::new(stock, made, config.timeout, bootstrap.timeout()))?;
-        let segment = |(at, part): (usize, OwnPart)| {
-            let texts: Vec<_> = lines.iter().map(|line| replace::description(line, at)).collect();
-            let segment = Segment::new(part, &texts, &team.inner.life)?;
-            team.inner.add_segment(segment.parts());
+        let (made, lines) = join(made, line, segments.len(), &mut bootstrap)?;
+        let team = Self::of(Connections::new(resources, made, config.timeout, bootstrap.timeout()))?;
+        let segment = |(at, part): (usize, LocalPart)| {
+            let texts: Vec<_> = lines.iter().map(|line| segment_description(line, at)).collect();
+            let segment = Segment::new(part, &texts, &team.inner.liveness)?;
+            team.inner.add_segment(segment.shared());
             Ok(segment)
         };
         let segments = own.into_iter().enumerate().map(segment).collect::<Result<Vec<_>, NotifyError>>()?;

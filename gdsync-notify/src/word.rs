@@ -94,7 +94,7 @@ const PTX: &str = r"
 /// atomics and a card's writes one after the other, so no notification is lost between the load and
 /// the store.
 #[derive(Debug)]
-pub(crate) struct Taker {
+pub(crate) struct NotificationKernels {
     take: CudaFunction,
     change: CudaFunction,
     stream: Arc<CudaStream>,
@@ -104,7 +104,7 @@ pub(crate) struct Taker {
     result_address: u64,
 }
 
-impl Taker {
+impl NotificationKernels {
     pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
         let failed = |call| move |error: DriverError| CudaError::call(call, error.0);
         let module = context.load_module(Ptx::from_src(PTX)).map_err(failed("cuModuleLoadData"))?;
@@ -115,13 +115,14 @@ impl Taker {
         let result = PinnedMemory::allocate(size_of::<u32>())
             .map_err(|error| CudaError::NoHostMemory { len: size_of::<u32>(), reason: error.to_string() })?;
         let result_address = cuda::pin(context, &result)?;
-        let taker = Taker { take, change, stream, result: Mutex::new(result), result_address };
+        let kernels =
+            NotificationKernels { take, change, stream, result: Mutex::new(result), result_address };
         // The driver loads a kernel at its first launch, and waits for blocked streams then; so the
         // first launch is here.
         let scratch = GpuMemory::allocate(context, size_of::<u32>())?;
-        taker.take(&GpuWord32::new(&scratch, 0)?)?;
-        taker.change(&scratch, 0..1, 0, 0)?;
-        Ok(taker)
+        kernels.take(&GpuWord32::new(&scratch, 0)?)?;
+        kernels.change(&scratch, 0..1, 0, 0)?;
+        Ok(kernels)
     }
 
     /// The GPU's context.
@@ -161,17 +162,17 @@ impl Taker {
 
 /// The notifications of a rank's own part: words of its memory, from the index `first` on.
 #[derive(Debug)]
-pub(crate) enum Words {
+pub(crate) enum NotificationWords {
     Host { memory: PinnedMemory, first: usize },
-    Gpu { memory: GpuMemory, first: usize, taker: Option<Arc<Taker>> },
+    Gpu { memory: GpuMemory, first: usize, kernels: Option<Arc<NotificationKernels>> },
 }
 
-impl Words {
+impl NotificationWords {
     /// Changes those of the notifications that have the value `from`, each in one step. `ids`
     /// ascend.
     pub(crate) fn exchange(&self, ids: &[u32], from: u32, to: u32) -> Result<(), CudaError> {
         match self {
-            Words::Host { memory, first } => {
+            NotificationWords::Host { memory, first } => {
                 let words = &memory.words32()[*first..];
                 for id in ids {
                     // Release: a reader that sees the word sees what was written before.
@@ -180,12 +181,12 @@ impl Words {
                 }
                 Ok(())
             }
-            Words::Gpu { taker: None, .. } => Ok(()),
-            Words::Gpu { memory, first, taker: Some(taker) } => {
+            NotificationWords::Gpu { kernels: None, .. } => Ok(()),
+            NotificationWords::Gpu { memory, first, kernels: Some(kernels) } => {
                 let runs = ids.chunk_by(|one, next| one + 1 == *next);
                 runs.filter_map(|run| Some(*run.first()?..*run.last()? + 1)).try_for_each(|run| {
                     let first = *first as u32;
-                    taker.change(memory, first + run.start..first + run.end, from, to)
+                    kernels.change(memory, first + run.start..first + run.end, from, to)
                 })
             }
         }

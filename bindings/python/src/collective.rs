@@ -78,7 +78,7 @@ pub(crate) fn plan(
     let ranks = team.inner.members().len() as u32;
     let queue = team.inner.queue(queue)?;
     let segment = team.allocate(py, what.bytes(ranks), what.notifications(ranks), gpu)?;
-    let own = segment.shared.segment.clone();
+    let own = segment.handle.segment.clone();
     let inner = interrupt::on_a_thread(py, move || Collectives::new(&queue, &own)?.plan(what))?;
     Ok(Plan { inner, segment: Py::new(py, segment)? })
 }

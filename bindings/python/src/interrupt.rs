@@ -1,6 +1,6 @@
 //! Calls that block: without the GIL, and ended by a signal that Python answers, such as Ctrl-C.
 
-use crate::errors::{Failure, Kind};
+use crate::errors::{ExceptionClass, Failure};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -89,7 +89,7 @@ where
     thread::Builder::new()
         .name("gdsync-call".to_owned())
         .spawn(run)
-        .map_err(|error| Failure::Of(Kind::DeviceError, format!("no thread: {error}")))?;
+        .map_err(|error| Failure::Of(ExceptionClass::DeviceError, format!("no thread: {error}")))?;
     loop {
         let result;
         (receiver, result) = py.detach(move || {
@@ -100,7 +100,7 @@ where
             Ok(result) => return result.map_err(Into::into),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::Of(Kind::Error, "the call panicked".to_owned()));
+                return Err(Failure::Of(ExceptionClass::Error, "the call panicked".to_owned()));
             }
         }
     }

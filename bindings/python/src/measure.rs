@@ -37,7 +37,7 @@ fn time<B: MemOpStream>(
     let AnyWord::Host32(word) = &word.inner else {
         return Err(Failure::invalid("the word has 32 bits and is in host memory"));
     };
-    let segment = &segment.shared;
+    let segment = &segment.handle;
     let (queue, rank) = (segment.team.queue(0)?, segment.team.rank());
     let (mut words, mut notified) = (Vec::new(), Vec::new());
     for _ in 0..rounds {

@@ -1,7 +1,6 @@
 //! Registered memory: regions, slices, words, and what a remote side has to know.
 
 use crate::errors::Failure;
-use crate::shared::Shared;
 use crate::tensor::Memory;
 use gdsync::memop::{GpuWord32, GpuWord64, Word32, Word64};
 use gdsync::verbs::CachedRegion;
@@ -119,16 +118,23 @@ pub(crate) fn gpu_interface<'py>(py: Python<'py>, memory: &Memory) -> PyResult<B
     }
 }
 
+/// Cheap handles.
+#[derive(Clone)]
+pub(crate) struct SegmentHandle {
+    pub(crate) segment: gdsync_notify::Segment,
+    pub(crate) team: gdsync_notify::Team,
+}
+
 /// A part of registered memory, for a work request.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Slice {
     pub(crate) inner: gdsync::Slice,
     /// The segment that it is a part of.
-    pub(crate) segment: Option<Shared>,
+    pub(crate) segment: Option<SegmentHandle>,
 }
 
 impl Slice {
-    pub(crate) fn new(inner: gdsync::Slice, segment: Option<Shared>) -> Self {
+    pub(crate) fn new(inner: gdsync::Slice, segment: Option<SegmentHandle>) -> Self {
         Slice { inner, segment }
     }
 }

@@ -2,8 +2,7 @@
 
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
-use crate::region::{self, Slice, Word};
-use crate::shared::Shared;
+use crate::region::{self, SegmentHandle, Slice, Word};
 use crate::tensor::Memory;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice};
@@ -13,19 +12,19 @@ use std::ops::Range;
 /// This rank's part of a segment.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Segment {
-    pub(crate) shared: Shared,
+    pub(crate) handle: SegmentHandle,
     memory: Memory,
     /// What was registered; none where the memory was allocated here.
     tensor: Option<Py<PyAny>>,
 }
 
 impl Segment {
-    pub(crate) fn new(shared: Shared, memory: Memory, tensor: Option<Py<PyAny>>) -> Self {
-        Segment { shared, memory, tensor }
+    pub(crate) fn new(handle: SegmentHandle, memory: Memory, tensor: Option<Py<PyAny>>) -> Self {
+        Segment { handle, memory, tensor }
     }
 
     fn segment(&self) -> &gdsync_notify::Segment {
-        &self.shared.segment
+        &self.handle.segment
     }
 
     /// `None` is all of them, a number is one, `range(a, b)` are those.
@@ -53,7 +52,7 @@ impl Segment {
 
     fn __getitem__(&self, range: &Bound<'_, PySlice>) -> Result<Slice, Failure> {
         let range = region::range_of(range, self.segment().len())?;
-        Ok(Slice::new(self.segment().slice(range)?, Some(self.shared.clone())))
+        Ok(Slice::new(self.segment().slice(range)?, Some(self.handle.clone())))
     }
 
     #[getter]
@@ -148,7 +147,7 @@ impl Segment {
 
     fn __repr__(&self) -> String {
         let (len, count, place) = (self.segment().len(), self.segment().notifications(), self.memory.place());
-        let (rank, size) = (self.shared.team.rank(), self.shared.team.size());
+        let (rank, size) = (self.handle.team.rank(), self.handle.team.size());
         format!("<gdsync.Segment of {len} bytes and {count} notifications in {place}, rank {rank} of {size}>")
     }
 }

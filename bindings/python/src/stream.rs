@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, on};
 use crate::batch::Batch;
-use crate::errors::{Failure, Kind};
+use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::{self, Limit};
 use crate::owner::{self, Owner};
 use gdsync::cuda;
@@ -68,9 +68,9 @@ impl Stream {
         let Handle { raw, gpu } = handle_of(object)?;
         if let Some(ordinal) = gpu {
             // A default stream is that of the context that is current.
-            cuda::context(ordinal)?
-                .bind_to_thread()
-                .map_err(|error| Failure::Of(Kind::DeviceError, format!("cuCtxSetCurrent: {error}")))?;
+            cuda::context(ordinal)?.bind_to_thread().map_err(|error| {
+                Failure::Of(ExceptionClass::DeviceError, format!("cuCtxSetCurrent: {error}"))
+            })?;
         } else {
             // Says where there is no driver.
             cuda::device_count()?;
@@ -110,7 +110,7 @@ impl Stream {
         let Backend::Soft(stream) = &*self.backend else {
             let text =
                 "launch runs Python on a software stream: on a CUDA stream, launch kernels by torch or CuPy";
-            return Err(Failure::Of(Kind::Unsupported, text.to_owned()));
+            return Err(Failure::Of(ExceptionClass::Unsupported, text.to_owned()));
         };
         let kernel = Owner::around(kernel);
         stream.launch(move || {

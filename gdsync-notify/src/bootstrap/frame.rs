@@ -17,7 +17,7 @@ pub(super) const MAX_ALL: usize = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// A rank joins: `number` is the job's size, the payload the hash of its name.
     Hello = 1,
     /// All ranks have joined.
@@ -32,17 +32,24 @@ pub(super) enum Kind {
     Parts = 6,
 }
 
-impl Kind {
-    fn from_byte(byte: u8) -> Option<Kind> {
-        [Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop, Kind::Parts]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+impl FrameKind {
+    fn from_byte(byte: u8) -> Option<FrameKind> {
+        [
+            FrameKind::Hello,
+            FrameKind::Welcome,
+            FrameKind::Part,
+            FrameKind::All,
+            FrameKind::Stop,
+            FrameKind::Parts,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
-    pub(super) kind: Kind,
+    pub(super) kind: FrameKind,
     /// The sender.
     pub(super) rank: u32,
     pub(super) number: u32,
@@ -98,7 +105,7 @@ impl Reader {
             return Err(Malformed("its messages are not those of this version of gdsync".to_owned()));
         }
         let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
-        let kind = Kind::from_byte(header[8]).filter(|_| header[9..12] == [0; 3]);
+        let kind = FrameKind::from_byte(header[8]).filter(|_| header[9..12] == [0; 3]);
         let kind =
             kind.ok_or_else(|| Malformed(format!("there is no frame of kind {:02x?}", &header[8..12])))?;
         let (rank, number, len) = (word(header, 12), word(header, 16), word(header, 20) as usize);
@@ -186,7 +193,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn frame() -> impl Strategy<Value = Frame> {
-        let kinds = [Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop, Kind::Parts];
+        let kinds = [
+            FrameKind::Hello,
+            FrameKind::Welcome,
+            FrameKind::Part,
+            FrameKind::All,
+            FrameKind::Stop,
+            FrameKind::Parts,
+        ];
         let kinds = prop::sample::select(kinds.to_vec());
         (kinds, any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..100))
             .prop_map(|(kind, rank, number, payload)| Frame { kind, rank, number, payload })

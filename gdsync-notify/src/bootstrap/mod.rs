@@ -38,17 +38,15 @@ mod frame;
 pub mod fuzzing;
 mod job;
 mod link;
-mod program;
 mod rendezvous;
 
 pub use error::BootstrapError;
 pub use gdsync_auth::{Key, KeyError};
 pub use job::{Job, KEY_VARIABLES, Meeting};
 
-use frame::{Frame, Kind, MAX_ALL, MAX_PART, decode_list, encode_list};
+use frame::{Frame, FrameKind, MAX_ALL, MAX_PART, decode_list, encode_list};
 use gdsync_auth::base_folder;
 use link::{Link, wait};
-use program::AllGather;
 use rendezvous::{GRACE, failed, protocol, send_stop, stop_of, stopped};
 use std::fmt;
 use std::path::Path;
@@ -184,7 +182,7 @@ impl Bootstrap {
     /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the
     /// missing ranks; [`BootstrapError::Broken`].
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        self.exchange(Kind::Part, bytes)
+        self.exchange(FrameKind::Part, bytes)
     }
 
     /// Sends to each rank the bytes that are for it, in the order of the ranks, and returns those that each rank has
@@ -218,15 +216,15 @@ impl Bootstrap {
         if parts.len() != self.size as usize {
             return Err(BootstrapError::Parts { given: parts.len(), size: self.size });
         }
-        self.exchange(Kind::Parts, &encode_list(parts))
+        self.exchange(FrameKind::Parts, &encode_list(parts))
     }
 
-    fn exchange(&mut self, kind: Kind, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    fn exchange(&mut self, kind: FrameKind, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         if self.broken {
             return Err(BootstrapError::Broken);
         }
         let size = self.size as usize;
-        let all = if kind == Kind::Part { bytes.len().saturating_mul(size) } else { bytes.len() };
+        let all = if kind == FrameKind::Part { bytes.len().saturating_mul(size) } else { bytes.len() };
         for (what, given, limit) in [("one rank", bytes.len(), MAX_PART), ("all ranks", all, MAX_ALL)] {
             if given > limit {
                 return Err(BootstrapError::TooLong { what, given, limit });
@@ -235,7 +233,7 @@ impl Bootstrap {
         let (rank, exchange) = (self.rank, (kind, self.number));
         let result = match &mut self.role {
             Role::Root(links) => gather(links, exchange, bytes, self.timeout),
-            Role::Program(gather) => program::exchange(gather, self.size, exchange, bytes)
+            Role::Program(gather) => gather_by_program(gather, self.size, exchange, bytes)
                 .and_then(|parts| Ok(Answers::new(kind, parts)?.of(rank).to_vec())),
             Role::Member(link) => contribute(link, (rank, self.size), exchange, bytes, self.timeout),
         };
@@ -264,8 +262,8 @@ enum Answers {
 impl Answers {
     /// # Errors
     /// A rank has not contributed what it should.
-    fn new(kind: Kind, parts: Vec<Vec<u8>>) -> Result<Self, BootstrapError> {
-        if kind == Kind::Part {
+    fn new(kind: FrameKind, parts: Vec<Vec<u8>>) -> Result<Self, BootstrapError> {
+        if kind == FrameKind::Part {
             return Ok(Answers::Same(parts));
         }
         let size = parts.len();
@@ -289,7 +287,7 @@ impl Answers {
 /// Rank 0's side of an exchange.
 fn gather(
     links: &mut [Link],
-    (kind, number): (Kind, u32),
+    (kind, number): (FrameKind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -302,7 +300,7 @@ fn gather(
             if given > MAX_ALL {
                 return Err(BootstrapError::TooLong { what: "all ranks", given, limit: MAX_ALL });
             }
-            let frame = Frame { kind: Kind::All, rank: 0, number, payload };
+            let frame = Frame { kind: FrameKind::All, rank: 0, number, payload };
             link.send(&frame, deadline).map_err(|error| failed(rank, error, timeout))?;
         }
         Ok(answers.of(0).to_vec())
@@ -315,7 +313,7 @@ fn gather(
 
 fn gather_parts(
     links: &mut [Link],
-    (kind, number): (Kind, u32),
+    (kind, number): (FrameKind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -356,7 +354,7 @@ fn gather_parts(
 fn contribute(
     link: &mut Link,
     (rank, size): (u32, u32),
-    (kind, number): (Kind, u32),
+    (kind, number): (FrameKind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -365,10 +363,66 @@ fn contribute(
     // Rank 0 may have stopped the job and ended: its message is then still in the socket.
     let sent = link.send(&part, deadline);
     match (link.receive(deadline), sent) {
-        (Ok(frame), _) if frame.kind == Kind::All && frame.number == number => {
+        (Ok(frame), _) if frame.kind == FrameKind::All && frame.number == number => {
             decode_list(&frame.payload, size).map_err(|malformed| protocol(0, &malformed.0))
         }
         (Ok(frame), _) => Err(stopped(frame, timeout)),
         (Err(_), Err(error)) | (Err(error), Ok(())) => Err(failed(0, error, timeout)),
     }
+}
+
+/// The program's all-gather of equal blocks, one for each rank.
+type AllGather = Box<dyn FnMut(&[u8], &mut [u8]) -> Result<(), String> + Send>;
+
+/// Bytes that a rank says in front of its contribution: what exchange this is, its number, the length.
+const PROGRAM_HEADER: usize = 12;
+
+fn program_header((kind, number): (FrameKind, u32), length: usize) -> [u8; PROGRAM_HEADER] {
+    let mut bytes = [0; PROGRAM_HEADER];
+    bytes[0] = kind as u8;
+    bytes[4..8].copy_from_slice(&number.to_be_bytes());
+    bytes[8..].copy_from_slice(&(length as u32).to_be_bytes());
+    bytes
+}
+
+/// The contributions of all ranks. The program exchanges blocks of one length: first headers, with the lengths,
+/// then blocks of the longest contribution.
+fn gather_by_program(
+    gather: &mut AllGather,
+    size: u32,
+    exchange: (FrameKind, u32),
+    bytes: &[u8],
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let size = size as usize;
+    let mut all = |own: &[u8], all: &mut [u8]| {
+        gather(own, all).map_err(|reason| BootstrapError::Program { bytes: own.len(), reason })
+    };
+    let own = program_header(exchange, bytes.len());
+    let mut headers = vec![0; PROGRAM_HEADER * size];
+    all(&own, &mut headers)?;
+    let (headers, _) = headers.as_chunks::<PROGRAM_HEADER>();
+    let length = |(rank, said): (u32, &[u8; PROGRAM_HEADER])| {
+        if said[..8] != own[..8] {
+            return Err(protocol(rank, "another exchange than this rank: call the same in the same order"));
+        }
+        let length = said[8..].iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+        if length > MAX_PART {
+            return Err(protocol(rank, &format!("a length of {length} bytes")));
+        }
+        Ok(length)
+    };
+    let lengths = (0..).zip(headers).map(length).collect::<Result<Vec<usize>, _>>()?;
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    if longest == 0 {
+        return Ok(vec![Vec::new(); size]);
+    }
+    let given = longest.saturating_mul(size);
+    if given > MAX_ALL {
+        return Err(BootstrapError::TooLong { what: "all ranks", given, limit: MAX_ALL });
+    }
+    let mut block = bytes.to_vec();
+    block.resize(longest, 0);
+    let mut blocks = vec![0; given];
+    all(&block, &mut blocks)?;
+    Ok(blocks.chunks(longest).zip(lengths).map(|(block, length)| block[..length].to_vec()).collect())
 }

@@ -2,7 +2,7 @@
 
 use super::error::BootstrapError;
 use super::folder;
-use super::frame::{Frame, HELLO_BYTES, Kind, MAX_ALL, MAX_PART, Stop};
+use super::frame::{Frame, FrameKind, HELLO_BYTES, MAX_ALL, MAX_PART, Stop};
 use super::job::{Job, Meeting};
 use super::link::{Link, LinkError, Socket, wait};
 use gdsync_auth::{Exchange, Key, Limits, Unproven};
@@ -118,7 +118,7 @@ pub(super) fn gather(listener: Listener, job: &Job, timeout: Duration) -> Result
         return Err(error);
     }
     let mut links: Vec<Link> = joined.into_iter().flatten().collect();
-    let welcome = Frame { kind: Kind::Welcome, rank: 0, number: job.size(), payload: Vec::new() };
+    let welcome = Frame { kind: FrameKind::Welcome, rank: 0, number: job.size(), payload: Vec::new() };
     for (rank, link) in (1..).zip(&mut links) {
         link.set_limit(MAX_PART);
         link.send(&welcome, until.max(deadline)).map_err(|error| failed(rank, error, timeout))?;
@@ -203,7 +203,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
         send_stop(&mut link, &Stop::Refused(reason.to_owned()), Instant::now() + REFUSAL);
         Ok(())
     };
-    if kind != Kind::Hello || payload != job.name_hash().to_be_bytes() {
+    if kind != FrameKind::Hello || payload != job.name_hash().to_be_bytes() {
         return turn_away("the process is of another job: check GDSYNC_JOB and GDSYNC_ROOT");
     }
     let size = job.size();
@@ -248,7 +248,7 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
         }
     };
     let hello = Frame {
-        kind: Kind::Hello,
+        kind: FrameKind::Hello,
         rank: job.rank(),
         number: job.size(),
         payload: job.name_hash().to_be_bytes().to_vec(),
@@ -258,7 +258,9 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
             Ok(mut link) => {
                 // A listener that closes after the connection was an earlier job's, or had no place.
                 match link.send(&hello, deadline).and_then(|()| link.receive(deadline + GRACE)) {
-                    Ok(Frame { kind: Kind::Welcome, number, .. }) if number == job.size() => return Ok(link),
+                    Ok(Frame { kind: FrameKind::Welcome, number, .. }) if number == job.size() => {
+                        return Ok(link);
+                    }
                     Ok(frame) => return Err(stopped(frame, timeout)),
                     Err(LinkError::OtherKey) => return Err(BootstrapError::OtherKey { address }),
                     Err(LinkError::Closed) if Instant::now() < deadline => {
@@ -308,7 +310,7 @@ pub(super) fn stop_of(error: &BootstrapError) -> Stop {
 
 /// Sends a stop if it can: the other process may have ended.
 pub(super) fn send_stop(link: &mut Link, stop: &Stop, deadline: Instant) {
-    let frame = Frame { kind: Kind::Stop, rank: 0, number: 0, payload: stop.encode() };
+    let frame = Frame { kind: FrameKind::Stop, rank: 0, number: 0, payload: stop.encode() };
     if let Err(error) = link.send(&frame, deadline) {
         tracing::debug!(?error, "a rank did not get the message that the job stops");
     }
@@ -316,7 +318,7 @@ pub(super) fn send_stop(link: &mut Link, stop: &Stop, deadline: Instant) {
 
 /// The error for a message of rank 0 that was not the expected one.
 pub(super) fn stopped(frame: Frame, timeout: Duration) -> BootstrapError {
-    if frame.kind != Kind::Stop {
+    if frame.kind != FrameKind::Stop {
         return protocol(0, &format!("a frame {:?} of number {} was not expected", frame.kind, frame.number));
     }
     match Stop::decode(&frame.payload) {

@@ -3,7 +3,7 @@
 use crate::collective::element::{Element, NAN_32, NAN_64, Operation};
 use crate::collective::error::CollectiveError;
 use crate::error::NotifyError;
-use crate::part::SegmentMemory;
+use crate::memory::SegmentMemory;
 use crate::segment::Segment;
 use gdsync::cuda::{self, CudaError};
 use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg};

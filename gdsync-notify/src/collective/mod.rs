@@ -53,7 +53,6 @@
 //!
 //! One operation more in 64 batches tells the CPU how far the stream is.
 
-mod agree;
 mod element;
 mod error;
 #[allow(unsafe_code)]
@@ -99,7 +98,7 @@ impl Collectives {
     /// # Errors
     /// [`CollectiveError::OtherTeam`].
     pub fn new(queue: &Queue, segment: &Segment) -> Result<Self, CollectiveError> {
-        if !segment.is_of(&queue.team.life) {
+        if !segment.is_of(&queue.team.liveness) {
             return Err(CollectiveError::OtherTeam);
         }
         Ok(Collectives { queue: queue.clone(), segment: segment.clone(), gpu: None, taken: Arc::default() })

@@ -1,16 +1,16 @@
 //! A collective among the ranks of a team, made once, and posted once for each round.
 
-use crate::collective::agree::{Agreed, Place, agree};
 use crate::collective::error::CollectiveError;
 use crate::collective::kernel::{Blocks, Kernel};
 use crate::collective::reduce::{CollectiveStream, Reducer, Reduction};
 use crate::collective::schedule::{Area, Copy, Program, Step};
 use crate::collective::shape::{Collective, Layout};
 use crate::error::NotifyError;
-use crate::life::State;
-use crate::operation::Operation;
+use crate::handshake::share_outcome;
+use crate::liveness::RankState;
+use crate::notifications::PHASES;
+use crate::queue::Operation;
 use crate::queue::Queue;
-use crate::release::PHASES;
 use crate::segment::Segment;
 use crate::word::NotificationWord;
 use gdsync::cudarc::driver::CudaContext;
@@ -52,7 +52,7 @@ struct Inner {
     own: u32,
     program: Program,
     /// Of the members, where the plan lies in their part of the segment, and its first notification there.
-    places: Vec<Place>,
+    locations: Vec<Location>,
     /// This rank's own words.
     words: Vec<NotificationWord>,
     reducer: Option<Arc<Reducer>>,
@@ -81,7 +81,7 @@ impl Plan {
             }
             _ => Ok(None),
         };
-        let (Agreed { members, own, places }, kernel) = agree(queue, segment, at, &collective, kernel)?;
+        let (Agreed { members, own, locations }, kernel) = agree(queue, segment, at, &collective, kernel)?;
         let ranks = members.len() as u32;
         let ids = at.1..at.1 + collective.notifications(ranks);
         segment.expect_from_all(ids.clone())?;
@@ -97,7 +97,7 @@ impl Plan {
             own,
             program: collective.program(&members, own),
             members,
-            places,
+            locations,
             words: words.collect::<Result<_, NotifyError>>()?,
             reducer,
             round: AtomicU64::new(0),
@@ -173,8 +173,8 @@ impl Plan {
         let round = self.round();
         let reduction = inner.reduction(round);
         reduction.iter().try_for_each(|one| stream.check_reduction(one))?;
-        let mut posted = Given { round, operations: 0, has_begun: false };
-        let given = inner.give(round, |batch| posted.post(stream, batch, inner.queue.team.timeout));
+        let mut posted = PostedRound { round, operations: 0, has_begun: false };
+        let given = inner.post_steps(round, |batch| posted.post(stream, batch, inner.queue.team.timeout));
         let done = given.and_then(|()| match reduction {
             Some(reduction) => posted.reduce(stream, inner, &reduction),
             None => Ok(()),
@@ -197,13 +197,13 @@ impl Plan {
 }
 
 /// What a stream was given of a round.
-struct Given {
+struct PostedRound {
     round: u64,
     operations: usize,
     has_begun: bool,
 }
 
-impl Given {
+impl PostedRound {
     fn post<B: CollectiveStream>(
         &mut self,
         stream: &Stream<B>,
@@ -247,28 +247,28 @@ impl Given {
 
 impl Inner {
     fn layout(&self) -> &Layout {
-        &self.places[self.own as usize].layout
+        &self.locations[self.own as usize].layout
     }
 
     /// This rank's notifications.
     fn ids(&self) -> Range<u32> {
-        let first = self.places[self.own as usize].first_word;
+        let first = self.locations[self.own as usize].first_word;
         first..first + self.words.len() as u32
     }
 
-    /// Words of a rank for one round.
+    /// NotificationWords of a rank for one round.
     fn words_of_round(&self) -> u32 {
         self.words.len() as u32 / 2
     }
 
     fn check_usable(&self, is_broken: bool) -> Result<(), CollectiveError> {
         if let Some(rank) = self.segment.released_for(self.ids()) {
-            return Err(match self.queue.team.life.state(rank) {
-                State::Dead(cause) => NotifyError::PeerDead { rank, cause }.into(),
-                State::Alive | State::Dropped(_) => CollectiveError::Ended { rank },
+            return Err(match self.queue.team.liveness.state(rank) {
+                RankState::Dead(cause) => NotifyError::PeerDead { rank, cause }.into(),
+                RankState::Alive | RankState::Dropped(_) => CollectiveError::Ended { rank },
             });
         }
-        self.queue.team.life.check_all()?;
+        self.queue.team.liveness.check_none_dead()?;
         if self.reducer.as_ref().is_some_and(|one| one.has_failed()) {
             return Err(CollectiveError::Reduction);
         }
@@ -287,7 +287,7 @@ impl Inner {
     }
 
     /// Prepares the steps of a round, and hands them on in pieces.
-    fn give(
+    fn post_steps(
         &self,
         round: u64,
         mut post: impl FnMut(Batch) -> Result<(), CollectiveError>,
@@ -335,7 +335,7 @@ impl Inner {
             return Ok(batch);
         }
         let start = self.layout().at(copy.from.0, round, copy.from.1);
-        let offset = self.places[to as usize].layout.at(copy.to.0, round, copy.to.1) as u64;
+        let offset = self.locations[to as usize].layout.at(copy.to.0, round, copy.to.1) as u64;
         let from = self.segment.slice(start..start + len)?;
         let rank = self.members[to as usize];
         let write = Operation::Write { from: &from, rank, to: &self.segment, offset };
@@ -343,7 +343,7 @@ impl Inner {
     }
 
     fn set(&self, batch: Batch, round: u64, to: u32, word: u32) -> Result<Batch, CollectiveError> {
-        let id = self.places[to as usize].first_word + self.word(round, word);
+        let id = self.locations[to as usize].first_word + self.word(round, word);
         let rank = self.members[to as usize];
         let notify = Operation::Notify { rank, to: &self.segment, id, value: phase(round) };
         Ok(batch.send(self.queue.prepare_one(notify, true)?))
@@ -365,4 +365,90 @@ impl Inner {
 /// needs to be cleared.
 fn phase(round: u64) -> u32 {
     PHASES[(round / 2 % 2) as usize]
+}
+
+/// Where a plan lies in a rank's part of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Location {
+    pub(crate) layout: Layout,
+    pub(crate) first_word: u32,
+}
+
+/// What all ranks know of a plan.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    /// The ranks that take part.
+    pub(crate) members: Vec<u32>,
+    /// The place of this rank among them.
+    pub(crate) own: u32,
+    /// Of the members.
+    pub(crate) locations: Vec<Location>,
+}
+
+/// All members of the team call this together. The plan lies behind `at` bytes and notifications of this rank's part of the
+/// segment. `prepare` is what else this rank needs for it. What fails on one rank is an error on all.
+pub(crate) fn agree<T>(
+    queue: &Queue,
+    segment: &Segment,
+    at: (usize, u32),
+    collective: &Collective,
+    prepare: impl FnOnce() -> Result<T, CollectiveError>,
+) -> Result<(Agreed, T), CollectiveError> {
+    let team = &queue.team;
+    let members = team.liveness.members();
+    let whole = team.liveness.check_none_dead().map_err(CollectiveError::from);
+    let prepared =
+        whole.and_then(|()| check_local(segment, &members, at, collective)).and_then(|()| prepare());
+    let described = prepared.map(|done| (done, format!("{} {} {collective}", at.0, at.1)));
+    let (done, lines) = share_outcome(described, |line| team.exchange(line))?;
+    let ranks = members.len() as u32;
+    let place = |rank: u32| {
+        let line = lines.get(rank as usize).and_then(Option::as_deref).unwrap_or_default();
+        parse_location(line, collective, ranks).ok_or_else(|| NotifyError::Mismatch {
+            rank,
+            what: "as the next collective",
+            theirs: line.splitn(3, ' ').last().unwrap_or_default().to_owned(),
+            ours: collective.to_string(),
+        })
+    };
+    let locations = members.iter().map(|rank| place(*rank)).collect::<Result<Vec<_>, _>>()?;
+    let own = members.iter().position(|rank| *rank == team.rank).unwrap_or(0) as u32;
+    Ok((Agreed { members, own, locations }, done))
+}
+
+/// What this rank alone can say.
+fn check_local(
+    segment: &Segment,
+    members: &[u32],
+    (from, first): (usize, u32),
+    collective: &Collective,
+) -> Result<(), CollectiveError> {
+    collective.check(members)?;
+    if let Collective::ReduceScatter { element, .. } = *collective {
+        let address = segment.remote(segment.rank())?.data.addr;
+        if !address.is_multiple_of(element.bytes() as u64) {
+            return Err(CollectiveError::Unaligned { address, element });
+        }
+    }
+    let ranks = members.len() as u32;
+    let (needed, size) = (collective.bytes(ranks), segment.len());
+    if from.checked_add(needed).is_none_or(|end| end > size) {
+        return Err(CollectiveError::Bytes { needed, from, size });
+    }
+    let (needed, count) = (collective.notifications(ranks), segment.notifications());
+    if first.checked_add(needed).is_none_or(|end| end > count) {
+        return Err(CollectiveError::Notifications { needed, from: first, count });
+    }
+    match (first..first + needed).find(|id| segment.is_expected_from_all(*id)) {
+        Some(id) => Err(CollectiveError::Taken { id }),
+        None => Ok(()),
+    }
+}
+
+/// Reads where another rank has the same plan; `None` where it is not the same.
+fn parse_location(line: &str, collective: &Collective, ranks: u32) -> Option<Location> {
+    let mut fields = line.splitn(3, ' ');
+    let (bytes, words) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let layout = Layout::new(collective, ranks, bytes);
+    (fields.next()? == collective.to_string()).then_some(Location { layout, first_word: words })
 }

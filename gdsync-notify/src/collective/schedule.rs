@@ -6,12 +6,12 @@
 //! Rounds use two sets of memory and of words in turn. A round that begins overwrites what the round before the last has
 //! used, and no rank confirms that it may: what a rank has waited for says so.
 //!
-//! - All but [`Way::Tree`]: a rank that has passed round `r` has heard, perhaps by way of others, of every rank in that round.
+//! - All but [`Algorithm::BinomialTree`]: a rank that has passed round `r` has heard, perhaps by way of others, of every rank in that round.
 //!   So every rank has begun round `r`, and, as streams keep their order, has passed round `r - 1`, and has read its output if
 //!   its stream does that before it begins the next round. All messages of round `r - 1` have thus arrived: what they were
 //!   written from is free, and the words that they set have been seen. A rank writes and sets in round `r + 1` only what belongs
 //!   to the set of round `r - 1`.
-//! - [`Way::Tree`]: information flows only away from the root, so a rank confirms each round to the one that sends to it (its
+//! - [`Algorithm::BinomialTree`]: information flows only away from the root, so a rank confirms each round to the one that sends to it (its
 //!   parent), behind its wait for the data. Before a rank sends in round `r + 1`, it waits for the confirmations of round `r` of
 //!   those it sends to (its children), and then confirms `r + 1` to its own parent. A confirmation of round `r` says of a rank
 //!   that round `r` has arrived, that its stream has begun round `r`, and so has read the output of round `r - 1`, and that all
@@ -22,23 +22,23 @@
 
 /// How blocks get from rank to rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Algorithm {
     /// In step `k` each rank sets a word at the rank `2^k` behind it.
-    Barrier,
+    Dissemination,
     /// Each rank writes its block to all others.
-    Gather,
+    DirectGather,
     /// In step `k` each rank writes the blocks that it has, up to `2^k`, to the rank `2^k` before it.
-    GatherBySteps,
+    BruckGather,
     /// Each rank writes a block to each.
-    Exchange,
+    DirectExchange,
     /// A block for the rank `d` behind goes by steps of `2^k`, one for each bit of `d`, the lowest first.
-    ExchangeBySteps,
-    /// As [`Way::Exchange`]; what arrives is reduced behind the last step, with the own block.
-    Reduce,
-    /// As [`Way::ExchangeBySteps`], and so.
-    ReduceBySteps,
+    BruckExchange,
+    /// As [`Algorithm::DirectExchange`]; what arrives is reduced behind the last step, with the own block.
+    DirectReduce,
+    /// As [`Algorithm::BruckExchange`], and so.
+    BruckReduce,
     /// A binomial tree from the root.
-    Tree,
+    BinomialTree,
 }
 
 /// The memory of a plan, in blocks.
@@ -46,7 +46,7 @@ pub(crate) enum Way {
 pub(crate) enum Area {
     Input,
     Output,
-    /// Blocks on their way to another rank.
+    /// Blocks on their algorithm to another rank.
     Transit,
     /// Blocks to be reduced, by the rank that they are from.
     Arrived,
@@ -84,44 +84,46 @@ fn steps(ranks: u32) -> u32 {
     ranks.next_power_of_two().trailing_zeros()
 }
 
-impl Way {
-    /// Words of a rank for one round.
+impl Algorithm {
+    /// NotificationWords of a rank for one round.
     pub(crate) fn words(self, ranks: u32) -> u32 {
         match self {
-            Way::Barrier | Way::GatherBySteps => steps(ranks),
+            Algorithm::Dissemination | Algorithm::BruckGather => steps(ranks),
             // That of a rank, by its place.
-            Way::Gather | Way::Exchange | Way::Reduce => ranks,
+            Algorithm::DirectGather | Algorithm::DirectExchange | Algorithm::DirectReduce => ranks,
             // And one for the own block.
-            Way::ExchangeBySteps | Way::ReduceBySteps => steps(ranks) + 1,
+            Algorithm::BruckExchange | Algorithm::BruckReduce => steps(ranks) + 1,
             // The parent's, and one for each child.
-            Way::Tree => 1 + steps(ranks),
+            Algorithm::BinomialTree => 1 + steps(ranks),
         }
     }
 
     /// Blocks of an area for one round.
     pub(crate) fn blocks(self, area: Area, ranks: u32) -> u32 {
         match (self, area) {
-            (Way::Gather | Way::GatherBySteps, Area::Output) => ranks,
-            (Way::Exchange | Way::ExchangeBySteps, Area::Input | Area::Output) => ranks,
-            (Way::Reduce | Way::ReduceBySteps, Area::Input | Area::Arrived) => ranks,
-            (Way::ExchangeBySteps | Way::ReduceBySteps, Area::Transit) => transits(ranks).count() as u32,
-            (Way::Tree | Way::Reduce | Way::ReduceBySteps, Area::Output) => 1,
+            (Algorithm::DirectGather | Algorithm::BruckGather, Area::Output) => ranks,
+            (Algorithm::DirectExchange | Algorithm::BruckExchange, Area::Input | Area::Output) => ranks,
+            (Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Input | Area::Arrived) => ranks,
+            (Algorithm::BruckExchange | Algorithm::BruckReduce, Area::Transit) => {
+                transits(ranks).count() as u32
+            }
+            (Algorithm::BinomialTree | Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Output) => 1,
             _ => 0,
         }
     }
 }
 
 /// What a rank does in each round.
-pub(crate) fn program(way: Way, ranks: u32, own: u32, root: u32) -> Program {
-    match way {
-        Way::Barrier => barrier(ranks, own),
-        Way::Gather => gather(ranks, own),
-        Way::GatherBySteps => gather_by_steps(ranks, own),
-        Way::Exchange => exchange(ranks, own, Area::Output),
-        Way::ExchangeBySteps => exchange_by_steps(ranks, own, Area::Output),
-        Way::Reduce => exchange(ranks, own, Area::Arrived),
-        Way::ReduceBySteps => exchange_by_steps(ranks, own, Area::Arrived),
-        Way::Tree => tree(ranks, own, root),
+pub(crate) fn program(algorithm: Algorithm, ranks: u32, own: u32, root: u32) -> Program {
+    match algorithm {
+        Algorithm::Dissemination => barrier(ranks, own),
+        Algorithm::DirectGather => gather(ranks, own),
+        Algorithm::BruckGather => bruck_gather(ranks, own),
+        Algorithm::DirectExchange => exchange(ranks, own, Area::Output),
+        Algorithm::BruckExchange => bruck_exchange(ranks, own, Area::Output),
+        Algorithm::DirectReduce => exchange(ranks, own, Area::Arrived),
+        Algorithm::BruckReduce => bruck_exchange(ranks, own, Area::Arrived),
+        Algorithm::BinomialTree => tree(ranks, own, root),
     }
 }
 
@@ -146,7 +148,7 @@ fn gather(ranks: u32, own: u32) -> Program {
     sends.chain(waits).collect()
 }
 
-fn gather_by_steps(ranks: u32, own: u32) -> Program {
+fn bruck_gather(ranks: u32, own: u32) -> Program {
     let step = |k: u32| {
         let there = 1u32 << k;
         let count = there.min(ranks - there);
@@ -175,11 +177,11 @@ fn transits(ranks: u32) -> impl Iterator<Item = (u32, u32)> {
     (0..steps(ranks)).flat_map(move |k| of_step(k).map(move |far| (k, far)))
 }
 
-fn exchange_by_steps(ranks: u32, own: u32, into: Area) -> Program {
-    let places: Vec<_> = transits(ranks).collect();
+fn bruck_exchange(ranks: u32, own: u32, into: Area) -> Program {
+    let locations: Vec<_> = transits(ranks).collect();
     let place = |k: u32, far: u32| {
         // Ascending, as `transits` makes them.
-        places.binary_search(&(k, far)).map_or(0, |place| place as u32)
+        locations.binary_search(&(k, far)).map_or(0, |place| place as u32)
     };
     let step = |k: u32| {
         let to = (own + (1u32 << k)) % ranks;

@@ -1,22 +1,22 @@
 //! Schedules are run on paper: streams of all ranks step in random order, and messages are read from their source and arrive
 //! as late as the order of a connection allows. The content of each block is who made it, for whom, and in which round.
 
-use super::schedule::{Area, Program, Step, Way, program};
+use super::schedule::{Algorithm, Area, Program, Step, program};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
 /// Made by a rank, for a place, in a round.
 type Content = Option<(u32, u32, u64)>;
 
-const WAYS: [Way; 8] = [
-    Way::Barrier,
-    Way::Gather,
-    Way::GatherBySteps,
-    Way::Exchange,
-    Way::ExchangeBySteps,
-    Way::Reduce,
-    Way::ReduceBySteps,
-    Way::Tree,
+const ALGORITHMS: [Algorithm; 8] = [
+    Algorithm::Dissemination,
+    Algorithm::DirectGather,
+    Algorithm::BruckGather,
+    Algorithm::DirectExchange,
+    Algorithm::BruckExchange,
+    Algorithm::DirectReduce,
+    Algorithm::BruckReduce,
+    Algorithm::BinomialTree,
 ];
 
 /// What goes through a connection.
@@ -38,7 +38,7 @@ struct Rank {
 }
 
 struct Model {
-    way: Way,
+    algorithm: Algorithm,
     root: u32,
     rounds: u64,
     /// Sets of memory: 2, but where a test shows that fewer are not enough.
@@ -50,15 +50,15 @@ struct Model {
 }
 
 impl Model {
-    fn new(way: Way, count: u32, root: u32, rounds: u64, sets: u64, seed: u64) -> Model {
+    fn new(algorithm: Algorithm, count: u32, root: u32, rounds: u64, sets: u64, seed: u64) -> Model {
         let mut model =
-            Model { way, root, rounds, sets, ranks: Vec::new(), wires: Vec::new(), random: seed | 1 };
+            Model { algorithm, root, rounds, sets, ranks: Vec::new(), wires: Vec::new(), random: seed | 1 };
         for own in 0..count {
-            let area = |area: Area| vec![None; way.blocks(area, count) as usize];
-            let words = vec![None; way.words(count) as usize];
+            let area = |area: Area| vec![None; algorithm.blocks(area, count) as usize];
+            let words = vec![None; algorithm.words(count) as usize];
             let weight = 1 << (model.next() % 6);
             model.ranks.push(Rank {
-                program: program(way, count, own, root),
+                program: program(algorithm, count, own, root),
                 memory: Area::ALL.map(|one| [area(one), area(one)]),
                 words: [words.clone(), words],
                 round: 0,
@@ -111,19 +111,22 @@ impl Model {
 
     /// The input of the next round.
     fn fill(&mut self, own: usize) {
-        let (way, sets, ranks) = (self.way, self.sets, self.ranks.len());
+        let (algorithm, sets, ranks) = (self.algorithm, self.sets, self.ranks.len());
         let rank = &mut self.ranks[own];
         let (round, set) = (rank.round, (rank.round % sets) as usize);
         let mut put = |area: Area, block: usize, to: u32| {
             rank.memory[area as usize][set][block] = Some((own as u32, to, round));
         };
-        match way {
-            Way::Gather | Way::GatherBySteps => put(Area::Output, own, 0),
-            Way::Exchange | Way::ExchangeBySteps | Way::Reduce | Way::ReduceBySteps => {
+        match algorithm {
+            Algorithm::DirectGather | Algorithm::BruckGather => put(Area::Output, own, 0),
+            Algorithm::DirectExchange
+            | Algorithm::BruckExchange
+            | Algorithm::DirectReduce
+            | Algorithm::BruckReduce => {
                 (0..ranks).for_each(|to| put(Area::Input, to, to as u32));
             }
-            Way::Tree if own as u32 == self.root => put(Area::Output, 0, 0),
-            Way::Barrier | Way::Tree => {}
+            Algorithm::BinomialTree if own as u32 == self.root => put(Area::Output, 0, 0),
+            Algorithm::Dissemination | Algorithm::BinomialTree => {}
         }
     }
 
@@ -131,16 +134,17 @@ impl Model {
     fn check(&self, own: usize) -> Result<(), String> {
         let rank = &self.ranks[own];
         let (round, set) = (rank.round, (rank.round % self.sets) as usize);
-        let is_reduced = matches!(self.way, Way::Reduce | Way::ReduceBySteps);
+        let is_reduced = matches!(self.algorithm, Algorithm::DirectReduce | Algorithm::BruckReduce);
         let area = if is_reduced { Area::Arrived } else { Area::Output };
         let blocks = (0..).zip(&rank.memory[area as usize][set]);
         // The own block is reduced from where it is.
         for (block, content) in blocks.filter(|(block, _)| !is_reduced || *block != own as u32) {
-            let expected = match self.way {
-                Way::Exchange | Way::ExchangeBySteps | Way::Reduce | Way::ReduceBySteps => {
-                    (block, own as u32, round)
-                }
-                Way::Tree => (self.root, 0, round),
+            let expected = match self.algorithm {
+                Algorithm::DirectExchange
+                | Algorithm::BruckExchange
+                | Algorithm::DirectReduce
+                | Algorithm::BruckReduce => (block, own as u32, round),
+                Algorithm::BinomialTree => (self.root, 0, round),
                 _ => (block, 0, round),
             };
             if *content != Some(expected) {
@@ -150,7 +154,7 @@ impl Model {
         // No rank passes a barrier that another has not reached.
         let behind = self.ranks.iter().position(|other| other.round < round);
         match behind {
-            Some(other) if self.way != Way::Tree => {
+            Some(other) if self.algorithm != Algorithm::BinomialTree => {
                 Err(format!("rank {own} has passed round {round}, which rank {other} has not begun"))
             }
             _ => Ok(()),
@@ -224,19 +228,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_block_ends_where_it_must(way in prop::sample::select(&WAYS[..]), ranks in 1u32..=33, root: u32, seed: u64) {
-        let outcome = Model::new(way, ranks, root % ranks, 7, 2, seed).run();
-        prop_assert!(outcome.is_ok(), "{:?} of {}: {}", way, ranks, outcome.unwrap_err());
+    fn every_block_ends_where_it_must(algorithm in prop::sample::select(&ALGORITHMS[..]), ranks in 1u32..=33, root: u32, seed: u64) {
+        let outcome = Model::new(algorithm, ranks, root % ranks, 7, 2, seed).run();
+        prop_assert!(outcome.is_ok(), "{:?} of {}: {}", algorithm, ranks, outcome.unwrap_err());
     }
 }
 
 #[test]
 fn one_set_of_memory_is_not_enough() {
-    for way in WAYS.into_iter().filter(|way| *way != Way::Barrier) {
-        let fails = |seed: u64| Model::new(way, 5, 1, 7, 1, seed * 0x9e37_79b9_7f4a_7c15).run().is_err();
+    for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::Dissemination) {
+        let fails =
+            |seed: u64| Model::new(algorithm, 5, 1, 7, 1, seed * 0x9e37_79b9_7f4a_7c15).run().is_err();
         assert!(
             (1..200).any(fails),
-            "{way:?}: the model would not see a block that is overwritten too early"
+            "{algorithm:?}: the model would not see a block that is overwritten too early"
         );
     }
 }
@@ -244,7 +249,7 @@ fn one_set_of_memory_is_not_enough() {
 #[test]
 fn a_tree_needs_its_confirmations() {
     let fails = |seed: u64| {
-        let mut model = Model::new(Way::Tree, 5, 1, 7, 2, seed * 0x9e37_79b9_7f4a_7c15);
+        let mut model = Model::new(Algorithm::BinomialTree, 5, 1, 7, 2, seed * 0x9e37_79b9_7f4a_7c15);
         for rank in &mut model.ranks {
             rank.program.retain(|step| !matches!(step, Step::WaitForLast { .. }));
         }
@@ -258,21 +263,21 @@ fn messages_are_as_few_as_promised() {
     for ranks in 1..=33u32 {
         let steps = ranks.next_power_of_two().trailing_zeros() as usize;
         for own in 0..ranks {
-            let count = |way| {
-                let steps = program(way, ranks, own, 0);
+            let count = |algorithm| {
+                let steps = program(algorithm, ranks, own, 0);
                 let sends = steps.iter().filter(|step| matches!(step, Step::Send { .. })).count();
                 (sends, steps.len() - sends)
             };
             let others = ranks as usize - 1;
-            assert_eq!(count(Way::Barrier), (steps, steps));
-            assert_eq!(count(Way::Gather), (others, others));
-            assert_eq!(count(Way::GatherBySteps), (steps, steps));
+            assert_eq!(count(Algorithm::Dissemination), (steps, steps));
+            assert_eq!(count(Algorithm::DirectGather), (others, others));
+            assert_eq!(count(Algorithm::BruckGather), (steps, steps));
             // The own block goes to this rank itself.
-            assert_eq!(count(Way::Exchange), (others + 1, others + 1));
-            assert_eq!(count(Way::ExchangeBySteps), (steps + 1, steps + 1));
-            assert_eq!(count(Way::Reduce), (others, others));
-            assert_eq!(count(Way::ReduceBySteps), (steps, steps));
-            let (sends, waits) = count(Way::Tree);
+            assert_eq!(count(Algorithm::DirectExchange), (others + 1, others + 1));
+            assert_eq!(count(Algorithm::BruckExchange), (steps + 1, steps + 1));
+            assert_eq!(count(Algorithm::DirectReduce), (others, others));
+            assert_eq!(count(Algorithm::BruckReduce), (steps, steps));
+            let (sends, waits) = count(Algorithm::BinomialTree);
             assert!(sends <= steps + 1 && waits <= steps + 1, "{ranks} {own}: {sends} {waits}");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::collective::element::{Element, Operation};
 use crate::collective::error::CollectiveError;
-use crate::collective::schedule::{self, Area, Program, Way};
+use crate::collective::schedule::{self, Algorithm, Area, Program};
 use std::fmt;
 
 /// Most bytes of a block: those of one message of a card.
@@ -72,7 +72,7 @@ impl Collective {
 
     /// Notifications of a segment that a plan among so many ranks takes on each.
     pub fn notifications(&self, ranks: u32) -> u32 {
-        2 * self.way(ranks).words(ranks)
+        2 * self.algorithm(ranks).words(ranks)
     }
 
     /// Bytes of a block.
@@ -87,17 +87,17 @@ impl Collective {
     }
 
     /// How blocks get from rank to rank.
-    pub(crate) fn way(&self, ranks: u32) -> Way {
+    pub(crate) fn algorithm(&self, ranks: u32) -> Algorithm {
         let by_steps = ranks >= RANKS_BY_STEPS && self.block() <= BYTES_BY_STEPS;
         match self {
-            Collective::Barrier => Way::Barrier,
-            Collective::AllGather { .. } if by_steps => Way::GatherBySteps,
-            Collective::AllGather { .. } => Way::Gather,
-            Collective::AllToAll { .. } if by_steps => Way::ExchangeBySteps,
-            Collective::AllToAll { .. } => Way::Exchange,
-            Collective::ReduceScatter { .. } if by_steps => Way::ReduceBySteps,
-            Collective::ReduceScatter { .. } => Way::Reduce,
-            Collective::Broadcast { .. } => Way::Tree,
+            Collective::Barrier => Algorithm::Dissemination,
+            Collective::AllGather { .. } if by_steps => Algorithm::BruckGather,
+            Collective::AllGather { .. } => Algorithm::DirectGather,
+            Collective::AllToAll { .. } if by_steps => Algorithm::BruckExchange,
+            Collective::AllToAll { .. } => Algorithm::DirectExchange,
+            Collective::ReduceScatter { .. } if by_steps => Algorithm::BruckReduce,
+            Collective::ReduceScatter { .. } => Algorithm::DirectReduce,
+            Collective::Broadcast { .. } => Algorithm::BinomialTree,
         }
     }
 
@@ -106,7 +106,12 @@ impl Collective {
             Collective::Broadcast { root, .. } => members.iter().position(|rank| rank == root),
             _ => None,
         };
-        schedule::program(self.way(members.len() as u32), members.len() as u32, own, root.unwrap_or(0) as u32)
+        schedule::program(
+            self.algorithm(members.len() as u32),
+            members.len() as u32,
+            own,
+            root.unwrap_or(0) as u32,
+        )
     }
 
     /// Refuses what no plan can be made for.
@@ -143,10 +148,10 @@ pub(crate) struct Layout {
 impl Layout {
     /// From a multiple of [`ALIGNMENT`] on.
     pub(crate) fn new(collective: &Collective, ranks: u32, start: usize) -> Self {
-        let (block, way) = (collective.block(), collective.way(ranks));
+        let (block, algorithm) = (collective.block(), collective.algorithm(ranks));
         let mut end = start;
         let areas = Area::ALL.map(|area| {
-            let half = (way.blocks(area, ranks) as usize * block).next_multiple_of(ALIGNMENT);
+            let half = (algorithm.blocks(area, ranks) as usize * block).next_multiple_of(ALIGNMENT);
             let first = end;
             end += 2 * half;
             (first, half)

@@ -14,7 +14,7 @@
 //! `T`, as such a rank never proposed it. The argument needs no bound on the time of messages. It
 //! needs that a rank that is found dead is cut off, which the connections do.
 
-use crate::life::RankSet;
+use crate::liveness::RankSet;
 
 /// What a rank says to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Agreement {
         silent.map(|(rank, _)| rank).filter(|rank| !dead.contains(rank)).collect()
     }
 
-    /// One step of a rank that takes part. `dead` are the ranks that it has found dead, all of them
+    /// One step of a rank that takes contribution. `dead` are the ranks that it has found dead, all of them
     /// cut off and heard to the end. Returns what it says now to all ranks outside that set, and
     /// the end, once it is reached; the next epoch begins then.
     pub(crate) fn step(&mut self, dead: &RankSet) -> (Option<Proposal>, Option<Outcome>) {

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(crate) type RankSet = BTreeSet<u32>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum RankState {
     Alive,
     Dead(DeathCause),
     Dropped(DeathCause),
@@ -22,8 +22,8 @@ pub(crate) enum State {
 
 /// The state of every rank. Locked last: no other lock is taken while this one is held.
 #[derive(Debug)]
-pub(crate) struct Life {
-    states: Mutex<States>,
+pub(crate) struct Liveness {
+    states: Mutex<RankStates>,
     /// Ranks that are dead and not dropped, so that living teams pay one load.
     dead: AtomicU32,
     /// Some ranks are dropped, or were: so the others pay one load here, too.
@@ -33,24 +33,24 @@ pub(crate) struct Life {
 }
 
 #[derive(Debug)]
-struct States {
-    ranks: Vec<State>,
-    /// Ranks that live and have withdrawn: see [`Life::set_withdrawn`].
+struct RankStates {
+    ranks: Vec<RankState>,
+    /// Ranks that live and have withdrawn: see [`Liveness::set_withdrawn`].
     withdrawn: RankSet,
     /// The monitor is to look now.
     is_due: bool,
     is_closed: bool,
 }
 
-impl Life {
+impl Liveness {
     pub(crate) fn new(size: u32) -> Self {
-        let states = States {
-            ranks: vec![State::Alive; size as usize],
+        let states = RankStates {
+            ranks: vec![RankState::Alive; size as usize],
             withdrawn: RankSet::default(),
             is_due: false,
             is_closed: false,
         };
-        Life {
+        Liveness {
             states: Mutex::new(states),
             dead: AtomicU32::new(0),
             has_dropped: AtomicBool::new(false),
@@ -58,40 +58,40 @@ impl Life {
         }
     }
 
-    pub(crate) fn state(&self, rank: u32) -> State {
+    pub(crate) fn state(&self, rank: u32) -> RankState {
         self.states.lock().ranks[rank as usize]
     }
 
     pub(crate) fn is_alive(&self, rank: u32) -> bool {
-        self.state(rank) == State::Alive
+        self.state(rank) == RankState::Alive
     }
 
     /// The error for a rank that is not alive.
-    pub(crate) fn check(&self, rank: u32) -> Result<(), NotifyError> {
+    pub(crate) fn check_alive(&self, rank: u32) -> Result<(), NotifyError> {
         // A rank is noted as dropped before it counts as dead no more.
         if self.dead.load(Ordering::Acquire) == 0 && !self.has_dropped.load(Ordering::Acquire) {
             return Ok(());
         }
         match self.state(rank) {
-            State::Alive => Ok(()),
-            State::Dead(cause) | State::Dropped(cause) => Err(NotifyError::PeerDead { rank, cause }),
+            RankState::Alive => Ok(()),
+            RankState::Dead(cause) | RankState::Dropped(cause) => Err(NotifyError::PeerDead { rank, cause }),
         }
     }
 
     /// The error for a failure of what leads to a rank. That of a dead rank has perhaps been aborted.
-    pub(crate) fn of_failure(&self, rank: u32, cause: FailureCause) -> NotifyError {
-        match self.check(rank) {
+    pub(crate) fn failure_error(&self, rank: u32, cause: FailureCause) -> NotifyError {
+        match self.check_alive(rank) {
             Err(dead) => dead,
             Ok(()) => {
                 // The monitor looks whether the rank is dead.
-                self.hurry();
-                NotifyError::of_cause(rank, cause)
+                self.wake_monitor();
+                NotifyError::from_failure(rank, cause)
             }
         }
     }
 
     /// The error for the first rank that is dead and not dropped.
-    pub(crate) fn check_all(&self) -> Result<(), NotifyError> {
+    pub(crate) fn check_none_dead(&self) -> Result<(), NotifyError> {
         match self.first_dead() {
             Some((rank, cause)) => Err(NotifyError::PeerDead { rank, cause }),
             None => Ok(()),
@@ -105,19 +105,19 @@ impl Life {
         }
         let states = self.states.lock();
         (0..).zip(&states.ranks).find_map(|(rank, state)| match state {
-            State::Dead(cause) => Some((rank, *cause)),
+            RankState::Dead(cause) => Some((rank, *cause)),
             _ => None,
         })
     }
 
     /// Of each rank, the one whose death ends waits for its notifications: that rank itself, or, where
     /// it has withdrawn, the first that is dead and not dropped.
-    pub(crate) fn ended_waits(&self) -> Vec<Option<(u32, State)>> {
+    pub(crate) fn wait_enders(&self) -> Vec<Option<(u32, RankState)>> {
         let states = self.states.lock();
         let all = || (0..).zip(states.ranks.iter().copied());
-        let first = all().find(|(_, state)| matches!(state, State::Dead(_)));
+        let first = all().find(|(_, state)| matches!(state, RankState::Dead(_)));
         let of = |(rank, state)| match state {
-            State::Alive => first.filter(|_| states.withdrawn.contains(&rank)),
+            RankState::Alive => first.filter(|_| states.withdrawn.contains(&rank)),
             state => Some((rank, state)),
         };
         all().map(of).collect()
@@ -134,7 +134,7 @@ impl Life {
     }
 
     /// Ranks of a kind.
-    pub(crate) fn set_of(&self, is_one: impl Fn(State) -> bool) -> RankSet {
+    pub(crate) fn ranks_in(&self, is_one: impl Fn(RankState) -> bool) -> RankSet {
         let states = self.states.lock();
         (0..).zip(&states.ranks).filter(|(_, state)| is_one(**state)).map(|(rank, _)| rank).collect()
     }
@@ -142,29 +142,29 @@ impl Life {
     /// Ranks that were dropped.
     pub(crate) fn dropped(&self) -> RankSet {
         match self.has_dropped.load(Ordering::Acquire) {
-            true => self.set_of(|state| matches!(state, State::Dropped(_))),
+            true => self.ranks_in(|state| matches!(state, RankState::Dropped(_))),
             false => RankSet::default(),
         }
     }
 
     /// Ranks that were not dropped.
     pub(crate) fn members(&self) -> Vec<u32> {
-        self.set_of(|state| !matches!(state, State::Dropped(_))).into_iter().collect()
+        self.ranks_in(|state| !matches!(state, RankState::Dropped(_))).into_iter().collect()
     }
 
     /// Ranks that are not alive.
-    pub(crate) fn lost(&self) -> RankSet {
-        self.set_of(|state| state != State::Alive)
+    pub(crate) fn not_alive(&self) -> RankSet {
+        self.ranks_in(|state| state != RankState::Alive)
     }
 
     /// A living rank has died. Returns false if that was known.
-    pub(crate) fn died(&self, rank: u32, cause: DeathCause) -> bool {
+    pub(crate) fn mark_dead(&self, rank: u32, cause: DeathCause) -> bool {
         let mut states = self.states.lock();
         let state = &mut states.ranks[rank as usize];
-        if *state != State::Alive {
+        if *state != RankState::Alive {
             return false;
         }
-        *state = State::Dead(cause);
+        *state = RankState::Dead(cause);
         self.dead.fetch_add(1, Ordering::Release);
         states.is_due = true;
         drop(states);
@@ -179,8 +179,8 @@ impl Life {
         let mut dropped = Vec::new();
         for &rank in ranks {
             let state = &mut states.ranks[rank as usize];
-            if let State::Dead(cause) = *state {
-                *state = State::Dropped(cause);
+            if let RankState::Dead(cause) = *state {
+                *state = RankState::Dropped(cause);
                 self.has_dropped.store(true, Ordering::Release);
                 self.dead.fetch_sub(1, Ordering::Release);
                 dropped.push(rank);
@@ -197,14 +197,14 @@ impl Life {
         let mut states = self.states.lock();
         for &rank in ranks {
             let state = &mut states.ranks[rank as usize];
-            if matches!(state, State::Dropped(_)) {
-                *state = State::Alive;
+            if matches!(state, RankState::Dropped(_)) {
+                *state = RankState::Alive;
             }
         }
     }
 
     /// Lets the monitor look at once.
-    pub(crate) fn hurry(&self) {
+    pub(crate) fn wake_monitor(&self) {
         self.states.lock().is_due = true;
         self.changed.notify_all();
     }
@@ -217,7 +217,7 @@ impl Life {
 
     /// For the monitor: waits until there is something to do, for up to `period`. False once the
     /// team is closed.
-    pub(crate) fn wait(&self, period: Duration) -> bool {
+    pub(crate) fn wait_for_work(&self, period: Duration) -> bool {
         let mut states = self.states.lock();
         if !states.is_due && !states.is_closed {
             self.changed.wait_for(&mut states, period);
@@ -233,35 +233,39 @@ mod tests {
 
     #[test]
     fn a_rank_that_has_withdrawn_ends_waits_by_the_death_that_it_has_seen() {
-        let (life, cause) = (Life::new(3), DeathCause::Reported { by: 0 });
-        life.set_withdrawn([0].into_iter().collect());
-        assert_eq!(life.ended_waits(), [None; 3]);
-        life.died(2, cause);
-        let dead = Some((2, State::Dead(cause)));
-        assert_eq!(life.ended_waits(), [dead, None, dead]);
-        life.drop_ranks(&[2].into_iter().collect());
-        assert_eq!(life.ended_waits(), [None, None, Some((2, State::Dropped(cause)))]);
+        let (liveness, cause) = (Liveness::new(3), DeathCause::Reported { by: 0 });
+        liveness.set_withdrawn([0].into_iter().collect());
+        assert_eq!(liveness.wait_enders(), [None; 3]);
+        liveness.mark_dead(2, cause);
+        let dead = Some((2, RankState::Dead(cause)));
+        assert_eq!(liveness.wait_enders(), [dead, None, dead]);
+        liveness.drop_ranks(&[2].into_iter().collect());
+        assert_eq!(liveness.wait_enders(), [None, None, Some((2, RankState::Dropped(cause)))]);
     }
 
     #[test]
     fn a_rank_dies_once_and_is_dropped_once() {
-        let (life, cause) = (Life::new(3), DeathCause::Reported { by: 0 });
-        assert!(life.check_all().is_ok() && life.is_alive(2));
-        assert!(life.died(2, cause) && !life.died(2, DeathCause::Reported { by: 1 }));
-        assert_eq!(life.first_dead(), Some((2, cause)));
-        let error = life.check(2).unwrap_err();
+        let (liveness, cause) = (Liveness::new(3), DeathCause::Reported { by: 0 });
+        assert!(liveness.check_none_dead().is_ok() && liveness.is_alive(2));
+        assert!(liveness.mark_dead(2, cause) && !liveness.mark_dead(2, DeathCause::Reported { by: 1 }));
+        assert_eq!(liveness.first_dead(), Some((2, cause)));
+        let error = liveness.check_alive(2).unwrap_err();
         assert!(
             matches!(error, NotifyError::PeerDead { rank: 2, cause: found } if found == cause),
             "{error}"
         );
         // A rank that lives is not dropped: the others have found it dead before.
-        assert_eq!(life.drop_ranks(&[1, 2].into_iter().collect()), [2]);
-        assert!(life.check_all().is_ok() && life.check(2).is_err() && life.check(1).is_ok());
-        assert_eq!(life.drop_ranks(&[2].into_iter().collect()), [0; 0]);
-        assert_eq!(life.lost(), [2].into());
-        life.revive(&[2].into_iter().collect());
-        assert!(life.is_alive(2) && life.lost() == RankSet::default());
-        life.close();
-        assert!(!life.wait(Duration::from_secs(60)));
+        assert_eq!(liveness.drop_ranks(&[1, 2].into_iter().collect()), [2]);
+        assert!(
+            liveness.check_none_dead().is_ok()
+                && liveness.check_alive(2).is_err()
+                && liveness.check_alive(1).is_ok()
+        );
+        assert_eq!(liveness.drop_ranks(&[2].into_iter().collect()), [0; 0]);
+        assert_eq!(liveness.not_alive(), [2].into());
+        liveness.revive(&[2].into_iter().collect());
+        assert!(liveness.is_alive(2) && liveness.not_alive() == RankSet::default());
+        liveness.close();
+        assert!(!liveness.wait_for_work(Duration::from_secs(60)));
     }
 }

@@ -5,20 +5,20 @@
 //! whose process is stopped is not given up as long as its card answers. A rank that takes its messages
 //! late makes senders wait (RNR), which is no death either.
 
-use super::News;
-use super::letters::{Letter, Letters};
+use super::Events;
 use super::message::{Message, longest};
-use super::watch::{Turn, Watch};
-use crate::action::Action;
+use super::probe::{ProbeTurn, Probing};
 use crate::error::{DeathCause, NotifyError};
+use crate::requests::Request;
 use gdsync::qp::{SharedReceiveQueue, SharedReceiveQueueConfig};
 use gdsync::queue::{FailureCause, StateError};
 use gdsync::verbs::QueueApi;
 use gdsync::{
     Access, Completion, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, WorkRequest,
+    QueueError, QueuePair, QueuePairConfig, Slice, WorkRequest,
 };
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Messages under way to one rank.
@@ -26,25 +26,25 @@ const MESSAGES: usize = 4;
 /// Sends that a queue pair takes: messages, and a probe.
 const SENDS: u32 = MESSAGES as u32 + 1;
 /// Different messages under way.
-const LETTERS: usize = 16;
+const SEND_BUFFERS: usize = 16;
 /// Of the number of a send: it is a probe. The rest is the rank.
 const PROBE: u64 = 1 << 63;
 
 #[derive(Debug)]
-pub(super) struct Mesh {
+pub(super) struct RcTransport {
     rank: u32,
     config: QueuePairConfig<'static>,
     /// In the order of the ranks; `None` is this rank itself.
-    links: Vec<Option<Link>>,
+    peers: Vec<Option<Peer>>,
     /// The ranks of the queue pairs that live.
-    ranks: HashMap<u32, u32>,
+    rank_of_number: HashMap<u32, u32>,
     sends: CompletionQueue,
     arrivals: CompletionQueue,
     receives: SharedReceiveQueue,
     /// The slots of receives.
     memory: MemoryRegion,
     slot_bytes: usize,
-    letters: Letters,
+    send_buffers: SendBuffers,
     /// Ranks for which messages wait.
     due: VecDeque<u32>,
     /// Some of those may be sent: messages are new, or others have made room.
@@ -56,12 +56,12 @@ pub(super) struct Mesh {
 
 /// The connection with another rank.
 #[derive(Debug)]
-struct Link {
+struct Peer {
     queue_pair: QueuePair,
     /// Messages that are posted and have not arrived, oldest first: their slots, if they are not in the request.
     under_way: VecDeque<Option<usize>>,
     /// Messages for which there was no room yet.
-    waiting: VecDeque<Letter>,
+    waiting: VecDeque<Encoded>,
     /// It stands in the list of ranks for which messages wait.
     is_due: bool,
     probe_under_way: bool,
@@ -72,47 +72,47 @@ struct Link {
     early: Option<Vec<Message>>,
 }
 
-impl Link {
+impl Peer {
     fn is_flushed(&self) -> bool {
         self.is_cut || (self.waiting.is_empty() && self.under_way.is_empty())
     }
 }
 
-impl Mesh {
+impl RcTransport {
     /// Unconnected. `config` says by which port, and the like.
     pub(super) fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
         (rank, size): (u32, u32),
-        watch: Watch,
+        probing: Probing,
     ) -> Result<Self, NotifyError> {
         let slot_bytes = longest(size).next_multiple_of(64);
         // Of an exchange, as many messages arrive as there are other ranks.
         let depth = size.next_power_of_two().clamp(16, 1024);
         let entries = size.saturating_mul(2).clamp(64, 1 << 15);
         let device = pd.device();
-        let mut mesh = Mesh {
+        let mut rc = RcTransport {
             rank,
             // Commands of the device make no queue pair with a shared queue of receives.
             config: config.queues(QueueApi::Verbs).send_depth(SENDS).send_segments(1),
-            links: (0..size).map(|_| None).collect(),
-            ranks: HashMap::new(),
+            peers: (0..size).map(|_| None).collect(),
+            rank_of_number: HashMap::new(),
             sends: CompletionQueue::new(&device, entries)?,
             arrivals: CompletionQueue::new(&device, 2 * depth)?,
             receives: SharedReceiveQueue::new(pd, SharedReceiveQueueConfig::from(depth).segments(1))?,
             memory: MemoryRegion::allocate(pd, depth as usize * slot_bytes, Access::LOCAL_WRITE)?,
             slot_bytes,
-            letters: Letters::new(pd, LETTERS, slot_bytes)?,
+            send_buffers: SendBuffers::new(pd, SEND_BUFFERS, slot_bytes)?,
             due: VecDeque::new(),
             may_send: false,
             last_look: Instant::now(),
-            period: watch.period,
+            period: probing.period,
         };
         for other in (0..size).filter(|other| *other != rank) {
-            mesh.make(pd, other, None)?;
+            rc.make(pd, other, None)?;
         }
-        (0..depth as usize).try_for_each(|slot| mesh.receive(slot))?;
-        Ok(mesh)
+        (0..depth as usize).try_for_each(|slot| rc.receive(slot))?;
+        Ok(rc)
     }
 
     /// Makes the queue pair for a rank.
@@ -124,8 +124,8 @@ impl Mesh {
     ) -> Result<(), NotifyError> {
         let config = self.config.completion_queues(&self.sends, &self.arrivals);
         let queue_pair = QueuePair::new(pd, config.shared_receive_queue(&self.receives))?;
-        self.ranks.insert(queue_pair.number(), rank);
-        self.links[rank as usize] = Some(Link {
+        self.rank_of_number.insert(queue_pair.number(), rank);
+        self.peers[rank as usize] = Some(Peer {
             queue_pair,
             under_way: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -139,13 +139,13 @@ impl Mesh {
     }
 
     fn size(&self) -> u32 {
-        self.links.len() as u32
+        self.peers.len() as u32
     }
 
     /// The endpoint for a rank; `None` for this rank itself.
     pub(super) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
-        let link = self.links[rank as usize].as_ref();
-        Ok(link.map(|link| link.queue_pair.endpoint()).transpose()?)
+        let peer = self.peers[rank as usize].as_ref();
+        Ok(peer.map(|peer| peer.queue_pair.endpoint()).transpose()?)
     }
 
     pub(super) fn connect(
@@ -154,19 +154,19 @@ impl Mesh {
         remote: &Endpoint,
         options: ConnectOptions,
     ) -> Result<(), NotifyError> {
-        let Some(link) = &mut self.links[rank as usize] else { return Ok(()) };
-        link.last_probe = Instant::now();
-        Ok(link.queue_pair.connect(remote, options)?)
+        let Some(peer) = &mut self.peers[rank as usize] else { return Ok(()) };
+        peer.last_probe = Instant::now();
+        Ok(peer.queue_pair.connect(remote, options)?)
     }
 
     /// Makes a new connection in the place of that with a dropped rank, which was cut. Nothing is sent by
     /// it before [`Self::begin`].
     pub(super) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<(), NotifyError> {
-        if let Some(old) = self.links[rank as usize].take() {
-            self.ranks.remove(&old.queue_pair.number());
+        if let Some(old) = self.peers[rank as usize].take() {
+            self.rank_of_number.remove(&old.queue_pair.number());
             // The card reads nothing of it any more, and its completions are not returned.
             drop(old.queue_pair);
-            old.under_way.into_iter().flatten().for_each(|slot| self.letters.done(slot));
+            old.under_way.into_iter().flatten().for_each(|slot| self.send_buffers.done(slot));
             self.may_send = true;
         }
         self.make(pd, rank, Some(Vec::new()))
@@ -175,9 +175,9 @@ impl Mesh {
     /// All renewed connections are connected on both sides. Returns what has arrived by them.
     pub(super) fn begin(&mut self) -> Vec<(u32, Message)> {
         let mut arrived = Vec::new();
-        for (rank, link) in (0..).zip(&mut self.links).filter_map(|(rank, link)| Some((rank, link.as_mut()?)))
+        for (rank, peer) in (0..).zip(&mut self.peers).filter_map(|(rank, peer)| Some((rank, peer.as_mut()?)))
         {
-            let early = link.early.take().unwrap_or_default();
+            let early = peer.early.take().unwrap_or_default();
             arrived.extend(early.into_iter().map(|message| (rank, message)));
         }
         self.may_send = true;
@@ -192,10 +192,10 @@ impl Mesh {
     }
 
     /// Sends a message as soon as there is room.
-    pub(super) fn send(&mut self, rank: u32, letter: &Letter) {
-        let Some(link) = self.links[rank as usize].as_mut().filter(|link| !link.is_cut) else { return };
-        link.waiting.push_back(letter.clone());
-        if !std::mem::replace(&mut link.is_due, true) {
+    pub(super) fn send(&mut self, rank: u32, encoded: &Encoded) {
+        let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| !peer.is_cut) else { return };
+        peer.waiting.push_back(encoded.clone());
+        if !std::mem::replace(&mut peer.is_due, true) {
             self.due.push_back(rank);
         }
         self.may_send = true;
@@ -203,31 +203,31 @@ impl Mesh {
 
     /// Every message has arrived at the rank's memory.
     pub(super) fn is_flushed(&self, rank: u32) -> bool {
-        self.links[rank as usize].as_ref().is_none_or(Link::is_flushed)
+        self.peers[rank as usize].as_ref().is_none_or(Peer::is_flushed)
     }
 
     /// Takes what has arrived, sends what waits, and probes while nothing is under way.
-    pub(super) fn poll(&mut self) -> News {
-        let mut news = News::default();
-        self.take_arrived(&mut news);
-        self.take_sent(&mut news);
+    pub(super) fn poll(&mut self) -> Events {
+        let mut events = Events::default();
+        self.take_arrived(&mut events);
+        self.take_sent(&mut events);
         if std::mem::take(&mut self.may_send) {
-            self.send_waiting(&mut news);
+            self.send_waiting(&mut events);
         }
         if self.last_look.elapsed() >= self.period / 4 {
             self.last_look = Instant::now();
-            self.look(&mut news);
+            self.look(&mut events);
         }
-        news
+        events
     }
 
     /// The death of a rank whose connection has failed; `None` where it has not.
     fn failure(&self, rank: u32) -> Option<DeathCause> {
-        let link = self.links[rank as usize].as_ref().filter(|link| !link.is_cut && link.early.is_none())?;
-        link.queue_pair.failure().map(DeathCause::NoAnswer)
+        let peer = self.peers[rank as usize].as_ref().filter(|peer| !peer.is_cut && peer.early.is_none())?;
+        peer.queue_pair.failure().map(DeathCause::NoAnswer)
     }
 
-    fn take_sent(&mut self, news: &mut News) {
+    fn take_sent(&mut self, events: &mut Events) {
         loop {
             let done = match self.sends.poll() {
                 Ok(Some(done)) => done,
@@ -235,33 +235,33 @@ impl Mesh {
                 Err(error) => return tracing::error!(%error, "a control message was lost"),
             };
             let rank = (done.wr_id & !PROBE) as u32;
-            let Some(link) = self.links.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
+            let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
             if done.wr_id & PROBE != 0 {
-                link.probe_under_way = false;
-            } else if let Some(Some(slot)) = link.under_way.pop_front() {
-                self.letters.done(slot);
+                peer.probe_under_way = false;
+            } else if let Some(Some(slot)) = peer.under_way.pop_front() {
+                self.send_buffers.done(slot);
             }
-            (self.may_send, news.has_sent) = (true, true);
+            (self.may_send, events.has_sent) = (true, true);
             if done.status.is_err() {
-                news.dead.extend(self.failure(rank).map(|cause| (rank, cause)));
+                events.dead.extend(self.failure(rank).map(|cause| (rank, cause)));
             }
         }
     }
 
-    fn send_waiting(&mut self, news: &mut News) {
+    fn send_waiting(&mut self, events: &mut Events) {
         for _ in 0..self.due.len() {
             let Some(rank) = self.due.pop_front() else { return };
             let sent = self.send_to(rank);
-            let Some(link) = &mut self.links[rank as usize] else { continue };
-            link.is_due = !link.waiting.is_empty();
-            if link.is_due {
+            let Some(peer) = &mut self.peers[rank as usize] else { continue };
+            peer.is_due = !peer.waiting.is_empty();
+            if peer.is_due {
                 self.due.push_back(rank);
             }
             match sent {
                 Ok(()) => {}
                 // The next completion makes room.
                 Err(NotifyError::Local(QueueError::Full(_))) => return,
-                Err(error) => news.dead.extend(self.unusable(rank, &error)),
+                Err(error) => events.dead.extend(self.unusable(rank, &error)),
             }
         }
     }
@@ -276,52 +276,52 @@ impl Mesh {
     }
 
     fn send_to(&mut self, rank: u32) -> Result<(), NotifyError> {
-        let Some(link) = self.links[rank as usize].as_mut().filter(|link| link.early.is_none()) else {
+        let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| peer.early.is_none()) else {
             return Ok(());
         };
-        while link.under_way.len() < MESSAGES
-            && let Some(letter) = link.waiting.front()
+        while peer.under_way.len() < MESSAGES
+            && let Some(encoded) = peer.waiting.front()
         {
             let number = u64::from(rank);
-            let slot = if letter.len() <= link.queue_pair.max_inline() as usize {
-                link.queue_pair.post_send(WorkRequest::send_inline(letter).wr_id(number))?;
+            let slot = if encoded.len() <= peer.queue_pair.max_inline() as usize {
+                peer.queue_pair.post_send(WorkRequest::send_inline(encoded).wr_id(number))?;
                 None
             } else {
                 // A completion makes room.
-                let Some((slot, slice)) = self.letters.place(letter)? else { return Ok(()) };
-                link.queue_pair.post_send(WorkRequest::send(&[slice]).wr_id(number))?;
-                self.letters.posted(slot);
+                let Some((slot, slice)) = self.send_buffers.place(encoded)? else { return Ok(()) };
+                peer.queue_pair.post_send(WorkRequest::send(&[slice]).wr_id(number))?;
+                self.send_buffers.posted(slot);
                 Some(slot)
             };
-            link.under_way.push_back(slot);
-            link.waiting.pop_front();
+            peer.under_way.push_back(slot);
+            peer.waiting.pop_front();
         }
         Ok(())
     }
 
     /// Probes, and finds connections that have failed without a completion.
-    fn look(&mut self, news: &mut News) {
-        let turn = Turn::now((self.rank, self.size()), self.period);
+    fn look(&mut self, events: &mut Events) {
+        let turn = ProbeTurn::now((self.rank, self.size()), self.period);
         for rank in 0..self.size() {
             if let Some(cause) = self.failure(rank) {
-                news.dead.push((rank, cause));
+                events.dead.push((rank, cause));
             } else if turn.probes(rank)
                 && let Err(error) = self.probe(rank)
             {
-                news.dead.extend(self.unusable(rank, &error));
+                events.dead.extend(self.unusable(rank, &error));
             }
         }
     }
 
     fn probe(&mut self, rank: u32) -> Result<(), NotifyError> {
-        let Some(link) = &mut self.links[rank as usize] else { return Ok(()) };
-        let is_idle = link.under_way.is_empty() && !link.probe_under_way;
-        let may_probe = !link.is_cut && link.early.is_none();
-        if !is_idle || !may_probe || link.last_probe.elapsed() < self.period {
+        let Some(peer) = &mut self.peers[rank as usize] else { return Ok(()) };
+        let is_idle = peer.under_way.is_empty() && !peer.probe_under_way;
+        let may_probe = !peer.is_cut && peer.early.is_none();
+        if !is_idle || !may_probe || peer.last_probe.elapsed() < self.period {
             return Ok(());
         }
-        match link.queue_pair.post_send(Action::Probe.request().wr_id(PROBE | u64::from(rank))) {
-            Ok(()) => (link.probe_under_way, link.last_probe) = (true, Instant::now()),
+        match peer.queue_pair.post_send(Request::Probe.work_request().wr_id(PROBE | u64::from(rank))) {
+            Ok(()) => (peer.probe_under_way, peer.last_probe) = (true, Instant::now()),
             // The next look finds room.
             Err(QueueError::Full(_)) => {}
             Err(error) => return Err(error.into()),
@@ -329,28 +329,28 @@ impl Mesh {
         Ok(())
     }
 
-    fn take_arrived(&mut self, news: &mut News) {
+    fn take_arrived(&mut self, events: &mut Events) {
         loop {
             match self.arrivals.poll() {
-                Ok(Some(one)) => self.take_one(one, news),
+                Ok(Some(one)) => self.take_one(one, events),
                 Ok(None) => return,
                 Err(error) => return tracing::error!(%error, "a control message was lost"),
             }
         }
     }
 
-    fn take_one(&mut self, one: Completion, news: &mut News) {
+    fn take_one(&mut self, one: Completion, events: &mut Events) {
         let (slot, size) = (one.wr_id as usize, self.size());
         // Of a queue pair that is gone, there are none.
-        let link = self.ranks.get(&one.qp_num).map(|rank| (*rank, &mut self.links[*rank as usize]));
-        if let Some((rank, Some(link))) = link.filter(|_| one.status.is_ok()) {
+        let peer = self.rank_of_number.get(&one.qp_num).map(|rank| (*rank, &mut self.peers[*rank as usize]));
+        if let Some((rank, Some(peer))) = peer.filter(|_| one.status.is_ok()) {
             let mut bytes = vec![0; (one.byte_len as usize).min(self.slot_bytes)];
             self.memory.read(slot * self.slot_bytes, &mut bytes);
-            match (Message::decode(&bytes, size), &mut link.early) {
+            match (Message::decode(&bytes, size), &mut peer.early) {
                 (None, _) => tracing::error!(rank, "a control message makes no sense"),
-                (Some(_), _) if link.is_cut => {}
+                (Some(_), _) if peer.is_cut => {}
                 (Some(message), Some(early)) => early.push(message),
-                (Some(message), None) => news.arrived.push((rank, message)),
+                (Some(message), None) => events.arrived.push((rank, message)),
             }
         }
         if let Err(error) = self.receive(slot) {
@@ -359,19 +359,75 @@ impl Mesh {
     }
 
     /// Cuts a connection, and takes what had arrived before: nothing of that rank arrives any more.
-    pub(super) fn cut(&mut self, rank: u32) -> News {
-        let mut news = News::default();
-        let Some(link) = self.links[rank as usize].as_mut().filter(|link| !link.is_cut) else { return news };
-        if let Err(error) = link.queue_pair.abort() {
+    pub(super) fn cut(&mut self, rank: u32) -> Events {
+        let mut events = Events::default();
+        let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| !peer.is_cut) else {
+            return events;
+        };
+        if let Err(error) = peer.queue_pair.abort() {
             tracing::error!(%error, rank, "the control connection with a dead rank could not be ended");
         }
-        self.take_arrived(&mut news);
-        if let Some(link) = &mut self.links[rank as usize] {
-            link.is_cut = true;
-            link.waiting.clear();
+        self.take_arrived(&mut events);
+        if let Some(peer) = &mut self.peers[rank as usize] {
+            peer.is_cut = true;
+            peer.waiting.clear();
         }
-        news.has_sent = true;
-        news
+        events.has_sent = true;
+        events
+    }
+}
+
+/// A message, encoded, for one rank or several.
+pub(super) type Encoded = Arc<Vec<u8>>;
+
+#[derive(Debug)]
+pub(super) struct SendBuffers {
+    memory: MemoryRegion,
+    slot_bytes: usize,
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// What it holds; it stays when nothing of it is under way any more.
+    encoded: Option<Encoded>,
+    /// Sends from it that have not completed.
+    under_way: u32,
+}
+
+impl SendBuffers {
+    pub(super) fn new(pd: &ProtectionDomain, slots: usize, slot_bytes: usize) -> Result<Self, NotifyError> {
+        let memory = MemoryRegion::allocate(pd, slots * slot_bytes, Access::LOCAL_WRITE)?;
+        Ok(SendBuffers { memory, slot_bytes, slots: (0..slots).map(|_| Slot::default()).collect() })
+    }
+
+    /// The memory from which a encoded is sent, and its slot; `None` while others are under way from all slots.
+    pub(super) fn place(&mut self, encoded: &Encoded) -> Result<Option<(usize, Slice)>, NotifyError> {
+        let holds = |slot: &Slot| slot.encoded.as_ref().is_some_and(|known| Arc::ptr_eq(known, encoded));
+        let Some(at) = self
+            .slots
+            .iter()
+            .position(holds)
+            .or_else(|| self.slots.iter().position(|slot| slot.under_way == 0))
+        else {
+            return Ok(None);
+        };
+        let (slot, start) = (&mut self.slots[at], at * self.slot_bytes);
+        if !holds(slot) {
+            self.memory.write(start, encoded);
+            slot.encoded = Some(encoded.clone());
+        }
+        Ok(Some((at, self.memory.slice(start..start + encoded.len())?)))
+    }
+
+    /// A send from the slot has been posted.
+    pub(super) fn posted(&mut self, slot: usize) {
+        self.slots[slot].under_way += 1;
+    }
+
+    /// A send from the slot has completed, or its queue pair is gone.
+    pub(super) fn done(&mut self, slot: usize) {
+        self.slots[slot].under_way -= 1;
     }
 }
 

@@ -6,8 +6,8 @@
 //! after the word is.
 
 use crate::error::NotifyError;
-use crate::life::{Life, State};
-use crate::word::Words;
+use crate::liveness::{Liveness, RankState};
+use crate::word::NotificationWords;
 use gdsync::PinnedMemory;
 use gdsync::memop::Word32;
 use parking_lot::Mutex;
@@ -24,7 +24,7 @@ pub(crate) const DROPPED: u32 = 1 << 30;
 const RANK: u32 = DROPPED - 1;
 /// The sender of a notification that any rank may set.
 pub(crate) const ANY: u32 = u32::MAX;
-/// The sender of a notification of a collective, in which all ranks take part: the death of any rank releases it, for good,
+/// The sender of a notification of a collective, in which all ranks take part: the death of any rank notifications it, for good,
 /// whatever it was set to.
 pub(crate) const ALL: u32 = u32::MAX - 1;
 /// What notifications of collectives are set to, in turn. A stream waits for the bit; a release has both.
@@ -33,33 +33,33 @@ const _: () = assert!(RELEASED & PHASES[0] != 0 && RELEASED & PHASES[1] != 0 && 
 
 /// The notifications of one rank's part of a segment, their senders, and their statuses.
 #[derive(Debug)]
-pub(crate) struct Releases {
-    words: Words,
+pub(crate) struct Notifications {
+    words: NotificationWords,
     senders: Vec<AtomicU32>,
     /// A word for each notification.
     statuses: PinnedMemory,
     /// Held while statuses change.
-    turn: Mutex<()>,
+    update: Mutex<()>,
 }
 
 /// What a reader has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Lookup {
     /// The lowest notification that is set.
-    Found(u32),
+    Set(u32),
     /// None is set, and that rank, which is dead, might set one.
     Dead(u32),
-    Nothing,
+    None,
 }
 
-impl Releases {
-    pub(crate) fn new(words: Words, count: u32) -> Result<Self, NotifyError> {
+impl Notifications {
+    pub(crate) fn new(words: NotificationWords, count: u32) -> Result<Self, NotifyError> {
         let bytes = (count as usize * size_of::<u32>()).max(size_of::<u32>());
-        Ok(Releases {
+        Ok(Notifications {
             words,
             senders: (0..count).map(|_| AtomicU32::new(ANY)).collect(),
             statuses: PinnedMemory::allocate(bytes).map_err(NotifyError::Memory)?,
-            turn: Mutex::default(),
+            update: Mutex::default(),
         })
     }
 
@@ -95,18 +95,18 @@ impl Releases {
         }
     }
 
-    /// Releases the notifications that dead ranks were to set, and, while a rank is dead and not
+    /// Notifications the notifications that dead ranks were to set, and, while a rank is dead and not
     /// dropped, those that any rank may set, and those of ranks that have withdrawn. Takes back the release of others, but of
     /// collectives. Returns whether some are released.
-    pub(crate) fn update(&self, life: &Life) -> bool {
-        let _turn = self.turn.lock();
-        let any = life.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
-        let status_of = |ended: &Option<(u32, State)>| match ended {
+    pub(crate) fn update(&self, liveness: &Liveness) -> bool {
+        let _turn = self.update.lock();
+        let any = liveness.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
+        let status_of = |ended: &Option<(u32, RankState)>| match ended {
             None => 0,
-            Some((rank, State::Dropped(_))) => PEER_DEAD | DROPPED | rank,
+            Some((rank, RankState::Dropped(_))) => PEER_DEAD | DROPPED | rank,
             Some((rank, _)) => PEER_DEAD | rank,
         };
-        let of_senders: Vec<u32> = life.ended_waits().iter().map(status_of).collect();
+        let of_senders: Vec<u32> = liveness.wait_enders().iter().map(status_of).collect();
         let (mut released, mut restored, mut of_all) = (Vec::new(), Vec::new(), Vec::new());
         for ((id, status), sender) in (0..).zip(self.statuses.words32()).zip(&self.senders) {
             let sender = sender.load(Ordering::Relaxed);
@@ -146,7 +146,7 @@ impl Releases {
     }
 
     /// Looks at a range of notifications, by their values.
-    pub(crate) fn look(&self, ids: Range<u32>, value: impl Fn(u32) -> u32) -> Look {
+    pub(crate) fn look(&self, ids: Range<u32>, value: impl Fn(u32) -> u32) -> Lookup {
         let (mut dead, mut dropped, count) = (None, None, ids.len());
         let mut of_dropped = 0;
         for id in ids {
@@ -159,16 +159,16 @@ impl Releases {
                         of_dropped += 1;
                     }
                     // Perhaps the release was taken back between the two loads.
-                    None if value(id) == RELEASED => return Look::Found(id),
+                    None if value(id) == RELEASED => return Lookup::Set(id),
                     None => {}
                 },
-                _ => return Look::Found(id),
+                _ => return Lookup::Set(id),
             }
         }
         // The others of the range may still come while not all of them are of dropped ranks.
         match dead.or(dropped.filter(|_| of_dropped == count)) {
-            Some(rank) => Look::Dead(rank),
-            None => Look::Nothing,
+            Some(rank) => Lookup::Dead(rank),
+            None => Lookup::None,
         }
     }
 }
