@@ -21,8 +21,7 @@ use std::time::{Duration, Instant};
 const NAME: &str = "gdsync-ranks";
 /// Longest time between two looks for messages of other ranks.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time between two looks while notifications are held released: a stream may wait for one that it
-/// has just cleared.
+/// Time between two looks while notifications are held released: a stream may wait for one that it has just cleared.
 const HOLD: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -214,8 +213,7 @@ impl Connections {
         QueueEndpoints::of(self.queues.len(), &self.control.lock())
     }
 
-    /// Takes new processes into the places of all dropped ranks, together with them and with all
-    /// survivors.
+    /// Takes new processes into the places of all dropped ranks, together with them and with all survivors.
     pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>, NotifyError> {
         let _turn = self.collective_call.lock();
         let introduced = self.prepare_replacement().map(|lines| ((), lines));

@@ -72,9 +72,8 @@ pub struct DeviceSegmentData {
     pub size: u32,
     /// Version of the layout.
     pub version: u32,
-    /// 1 if this rank's notifications are in host memory where an atomic operation of the device is
-    /// a single step for the device's own threads only
-    /// ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
+    /// 1 if this rank's notifications are in host memory where an atomic operation of the device is a single step for
+    /// the device's own threads only ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
     pub flags: u32,
     /// 1: behind the parts stands `struct gdsync_segment_watch`.
     pub watched: u32,
@@ -186,17 +185,14 @@ pub struct DeviceQueue {
 }
 
 impl Queue {
-    /// Attaches the queue pairs to all ranks to a device: the GPU of a CUDA stream, or threads of
-    /// this process ([`gdsync::stream::Cpu`]). Flushes first, for up to
-    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout).
+    /// Attaches the queue pairs to all ranks to a device: the GPU of a CUDA stream, or threads of this process
+    /// ([`gdsync::stream::Cpu`]). Flushes first, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout).
     ///
-    /// Each rank decides by itself whether and when to do so: what other ranks write to it does not
-    /// use this queue.
+    /// Each rank decides by itself whether and when to do so: what other ranks write to it does not use this queue.
     ///
     /// # Errors
-    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason;
-    /// [`NotifyError::Unreachable`], [`NotifyError::Memory`], [`NotifyError::Cuda`]. After an error
-    /// nothing is attached.
+    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason; [`NotifyError::Unreachable`],
+    /// [`NotifyError::Memory`], [`NotifyError::Cuda`]. After an error nothing is attached.
     pub fn attach_device(
         &self,
         device: &impl MemOpStream,
@@ -314,8 +310,7 @@ impl Segment {
         device: &impl MemOpStream,
         tables: Option<&Arc<CudaContext>>,
     ) -> Result<DeviceSegment, NotifyError> {
-        // Only kernels of the GPU that owns the memory look at it: its order for its owner is
-        // enough.
+        // Only kernels of the GPU that owns the memory look at it: its order for its owner is enough.
         self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
         let remotes = self.shared().remotes();
         let with_two_keys = (0..).zip(&remotes).find(|(_, one)| one.is_some_and(|one| one.has_two_keys()));

@@ -15,8 +15,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeathCause {
-    /// A connection with it has failed: mostly because its card did not answer
-    /// ([`Syndrome::RetryExceeded`]).
+    /// A connection with it has failed: mostly because its card did not answer ([`Syndrome::RetryExceeded`]).
     #[error("as the connection with it says ({0})")]
     NoAnswer(FailureCause),
     /// Another rank has found it dead.
@@ -157,8 +156,7 @@ pub enum NotifyError {
         "a team needs the transport RC, which keeps the order of writes: set no other in TeamConfig::queue_pair"
     )]
     Transport,
-    /// The CPU, or a running kernel, might see a notification before the data that the card wrote
-    /// earlier.
+    /// The CPU, or a running kernel, might see a notification before the data that the card wrote earlier.
     #[error(
         "{} does not show a card's writes in order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory",
         Gpu::from_device(*.gpu)

@@ -2,13 +2,12 @@
 //!
 //! A connection that fails stays so until another process takes the rank's place ([`Initiator::release_for_replacement`]).
 //!
-//! A request of a DC queue pair that fails (mostly because its rank is dead) fails the queue pair, and the card
-//! flushes what stands behind it, for other ranks, too. It has not begun any of that: a card connects to the next
-//! target when the requests before have completed. So the queue pair is reset, the rank's requests are
-//! given up, and those for other ranks are posted again by the CPU, in their order, those of streams, too:
-//! what they are written from does not change before a flush, and what they are read into is not used. But
-//! where a stream has waited for them, it may have; so these are lost, and the next flush of their ranks says
-//! so, until the team has dropped the failed one.
+//! A request of a DC queue pair that fails (mostly because its rank is dead) fails the queue pair, and the card flushes
+//! what stands behind it, for other ranks, too. It has not begun any of that: a card connects to the next target when
+//! the requests before have completed. So the queue pair is reset, the rank's requests are given up, and those for
+//! other ranks are posted again by the CPU, in their order, those of streams, too: what they are written from does not
+//! change before a flush, and what they are read into is not used. But where a stream has waited for them, it may have;
+//! so these are lost, and the next flush of their ranks says so, until the team has dropped the failed one.
 //!
 //! So an atomic is never executed twice: that of the failed rank, which the card may have executed, is given up
 //! with it, and one for another rank was not begun.

@@ -1,8 +1,7 @@
 //! Which ranks of a team live.
 //!
-//! A rank is alive, dead (its connection has been given up, and the team has not agreed on that
-//! yet), or dropped ([`Team::shrink`](crate::Team::shrink)). Only
-//! [`Team::replace`](crate::Team::replace) makes a rank alive again.
+//! A rank is alive, dead (its connection has been given up, and the team has not agreed on that yet), or dropped
+//! ([`Team::shrink`](crate::Team::shrink)). Only [`Team::replace`](crate::Team::replace) makes a rank alive again.
 
 use crate::error::{DeathCause, NotifyError};
 use gdsync::queue::FailureCause;
@@ -215,8 +214,7 @@ impl Liveness {
         self.changed.notify_all();
     }
 
-    /// For the monitor: waits until there is something to do, for up to `period`. False once the
-    /// team is closed.
+    /// For the monitor: waits until there is something to do, for up to `period`. False once the team is closed.
     pub(crate) fn wait_for_work(&self, period: Duration) -> bool {
         let mut states = self.states.lock();
         if !states.is_due && !states.is_closed {

@@ -125,8 +125,7 @@ pub(crate) struct LocalPart {
     pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) notifications: u32,
-    /// The card is no software card. It promises an order of its writes into GPU memory to the
-    /// GPU's streams only.
+    /// The card is no software card. It promises an order of its writes into GPU memory to the GPU's streams only.
     pub(crate) is_real: bool,
     /// The GPU of [`SegmentMemory::Gpu`].
     pub(crate) gpu: Option<Gpu>,

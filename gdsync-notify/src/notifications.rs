@@ -1,9 +1,8 @@
 //! Waits for notifications of dead ranks: the awaited word is released, with a status beside it.
 //!
-//! A stream can wait for one word only, so a wait ends by a value in the word. The value
-//! [`RELEASED`] is no notification as long as the status of the notification is not 0: readers look
-//! at the status when they find it. The status is written before the word is released, and cleared
-//! after the word is.
+//! A stream can wait for one word only, so a wait ends by a value in the word. The value [`RELEASED`] is no
+//! notification as long as the status of the notification is not 0: readers look at the status when they find it. The
+//! status is written before the word is released, and cleared after the word is.
 
 use crate::error::NotifyError;
 use crate::liveness::{Liveness, RankState};

@@ -146,12 +146,11 @@ type Submit<'a, T> = fn(&mut Posting<'a>, Request, bool) -> Result<T, NotifyErro
 /// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few
 /// that reach all ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
 ///
-/// Requests to one rank through one queue are performed in order: a write or notification behind a read or an
-/// atomic starts when that has finished. Between queues, and between ranks, there is no order. Several threads
-/// may use a queue. The CPU and streams take turns: while a stream
-/// still has to reach sends that it was given, a post by the CPU or by another stream is refused
-/// ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream that sends
-/// a queue of its own.
+/// Requests to one rank through one queue are performed in order: a write or notification behind a read or an atomic
+/// starts when that has finished. Between queues, and between ranks, there is no order. Several threads may use a
+/// queue. The CPU and streams take turns: while a stream still has to reach sends that it was given, a post by the CPU
+/// or by another stream is refused ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream
+/// that sends a queue of its own.
 #[derive(Clone, Debug)]
 pub struct Queue {
     pub(crate) team: Arc<Connections>,
@@ -250,15 +249,13 @@ impl Queue {
     /// The slice must not change before [`Self::flush`] has returned.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`];
-    /// [`NotifyError::PeerDead`] and [`NotifyError::Failed`], of this or an earlier write to that
-    /// rank; [`NotifyError::Post`].
+    /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`]; [`NotifyError::PeerDead`] and
+    /// [`NotifyError::Failed`], of this or an earlier write to that rank; [`NotifyError::Post`].
     pub fn write(&self, from: &Slice, rank: u32, to: &Segment, offset: u64) -> Result<(), NotifyError> {
         self.post(Operation::Write { from, rank, to, offset })
     }
 
-    /// Sets a notification of the segment of a rank, after everything that this queue has written
-    /// there before.
+    /// Sets a notification of the segment of a rank, after everything that this queue has written there before.
     ///
     /// # Errors
     /// As [`Self::write`]; [`NotifyError::Notification`], [`NotifyError::ZeroValue`].
@@ -301,13 +298,11 @@ impl Queue {
     /// multiple of 8, and with it the offset, unless the rank has registered memory that is not aligned
     /// itself. Numbers are in the byte order of the hosts.
     ///
-    /// It is one step among the atomics of all ranks: that rank's card performs them. Whether it is for
-    /// writes, for the CPU and for GPUs, too, is not promised; they leave such numbers alone while
-    /// atomics are under way.
+    /// It is one step among the atomics of all ranks: that rank's card performs them. Whether it is for writes, for the
+    /// CPU and for GPUs, too, is not promised; they leave such numbers alone while atomics are under way.
     ///
-    /// An atomic is executed once, or, where a call says that the rank is dead or its connection has
-    /// failed, perhaps not at all; it is never executed twice.
-    /// The [guide](crate::guide) has an example.
+    /// An atomic is executed once, or, where a call says that the rank is dead or its connection has failed, perhaps
+    /// not at all; it is never executed twice. The [guide](crate::guide) has an example.
     ///
     /// # Errors
     /// As [`Self::read`]; [`NotifyError::Post`] for a slice of another length, an address that is no

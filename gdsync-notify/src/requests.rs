@@ -39,11 +39,10 @@ impl Request {
 
 /// The newest requests that later ones may overtake.
 ///
-/// A card keeps the order of requests, but for what stands behind a read or an atomic (IB specification,
-/// 10.8.3.3, ordering of work requests): a write and a change by an atomic may be performed before a read in
-/// front of them is, and may be taken from memory that the read has still to fill. Such a request is given a
-/// fence: it starts when reads and atomics before it have finished. Reads are not held up, nor atomics by
-/// atomics.
+/// A card keeps the order of requests, but for what stands behind a read or an atomic (IB specification, 10.8.3.3,
+/// ordering of work requests): a write and a change by an atomic may be performed before a read in front of them is,
+/// and may be taken from memory that the read has still to fill. Such a request is given a fence: it starts when reads
+/// and atomics before it have finished. Reads are not held up, nor atomics by atomics.
 ///
 /// Numbers of requests are compared with what has completed, and nothing is noted of fences: one that was
 /// prepared may never be posted.

@@ -109,8 +109,7 @@ impl Segment {
     /// Where the part of a rank is, as plain data.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that the team had dropped when
-    /// the segment was made.
+    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that the team had dropped when the segment was made.
     pub fn remote(&self, rank: u32) -> Result<RemoteSegment, NotifyError> {
         self.inner.shared.remote(rank)
     }
@@ -214,8 +213,7 @@ impl Segment {
         self.inner.shared.notifications.status_word(id)
     }
 
-    /// A slice of this rank's data, to be written from: `segment.slice(..)`,
-    /// `segment.slice(16..32)`.
+    /// A slice of this rank's data, to be written from: `segment.slice(..)`, `segment.slice(16..32)`.
     ///
     /// # Errors
     /// [`NotifyError::Local`] if the range leaves the data.
@@ -330,8 +328,7 @@ impl Segment {
         match words {
             SegmentMemory::Host(region) => {
                 let words = &region.words32()[*first..];
-                // Acquire: pairs with the card's write of the word, which follows its writes of the
-                // data.
+                // Acquire: pairs with the card's write of the word, which follows its writes of the data.
                 Ok(self.inner.shared.notifications.look(ids, |id| words[id as usize].load(Ordering::Acquire)))
             }
             SegmentMemory::Gpu(region) => {
@@ -347,9 +344,8 @@ impl Segment {
         }
     }
 
-    /// Clears a notification and returns its old value, 0 if it was not set or is released. This is one step: of
-    /// two callers one gets the value, and a notification that arrives meanwhile is either returned
-    /// or stays set.
+    /// Clears a notification and returns its old value, 0 if it was not set or is released. This is one step: of two
+    /// callers one gets the value, and a notification that arrives meanwhile is either returned or stays set.
     ///
     /// In GPU memory this launches a kernel on a stream of its own, and waits for it.
     ///

@@ -19,12 +19,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Ranks that write into each other's segments: a table of connections, which all ranks make
-/// together, once.
+/// Ranks that write into each other's segments: a table of connections, which all ranks make together, once.
 ///
-/// A cheap handle. The connections end when the last handle and queue of the team are dropped: to
-/// ranks that still write to it, a rank that leaves is dead. So ranks flush, and meet at a
-/// [`Team::barrier`], before they leave.
+/// A cheap handle. The connections end when the last handle and queue of the team are dropped: to ranks that still
+/// write to it, a rank that leaves is dead. So ranks flush, and meet at a [`Team::barrier`], before they leave.
 #[derive(Clone, Debug)]
 pub struct Team {
     inner: Arc<Connections>,
@@ -36,9 +34,8 @@ impl Team {
     /// Connects the ranks of a job. All of them call this.
     ///
     /// # Errors
-    /// [`NotifyError::Bootstrap`], [`NotifyError::Device`], [`NotifyError::Transport`];
-    /// [`NotifyError::Mismatch`] if another rank has another number of queues;
-    /// [`NotifyError::Elsewhere`] if the call fails on another rank.
+    /// [`NotifyError::Bootstrap`], [`NotifyError::Device`], [`NotifyError::Transport`]; [`NotifyError::Mismatch`] if
+    /// another rank has another number of queues; [`NotifyError::Elsewhere`] if the call fails on another rank.
     pub fn new(pd: &ProtectionDomain, bootstrap: Bootstrap, config: TeamConfig) -> Result<Self, NotifyError> {
         if config.queue_pair.transport != Transport::Rc {
             return Err(NotifyError::Transport);
@@ -134,17 +131,15 @@ impl Team {
     /// As [`Self::allocate`], over host memory that the program has: the memory, whatever its alignment, is
     /// this rank's data. Other ranks may allocate their parts, or register memory of another length.
     ///
-    /// The notifications have memory of their own, of the host, too: the card's writes to both take the
-    /// same path over PCIe, which keeps their order, so that a reader that sees a notification sees the data.
-    /// Memory that is mapped into this process and is not the host's (a GPU's, for example) does not
-    /// do: [`Self::register_gpu`].
+    /// The notifications have memory of their own, of the host, too: the card's writes to both take the same path over
+    /// PCIe, which keeps their order, so that a reader that sees a notification sees the data. Memory that is mapped
+    /// into this process and is not the host's (a GPU's, for example) does not do: [`Self::register_gpu`].
     ///
-    /// The team keeps the registration as long as the program holds the memory, if newer ones leave it
-    /// room ([`RegistrationCache`](gdsync::verbs::RegistrationCache)): to register the memory again, whole or
-    /// in part, is cheap. The keys that other ranks have got stay valid until then, and open all that is
-    /// registered with the memory. The owner of
-    /// [`PinnedMemory::from_raw`] is dropped after the segment, the last handle of the memory, and the last
-    /// request that names it. Other ranks may still write to a segment that is dropped: before that they
+    /// The team keeps the registration as long as the program holds the memory, if newer ones leave it room
+    /// ([`RegistrationCache`](gdsync::verbs::RegistrationCache)): to register the memory again, whole or in part, is
+    /// cheap. The keys that other ranks have got stay valid until then, and open all that is registered with the
+    /// memory. The owner of [`PinnedMemory::from_raw`] is dropped after the segment, the last handle of the memory, and
+    /// the last request that names it. Other ranks may still write to a segment that is dropped: before that they
     /// flush, and meet at a [`Self::barrier`].
     ///
     /// ```
@@ -217,10 +212,9 @@ impl Team {
     /// Returns when all ranks have called this. It does not flush outstanding writes.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`]; [`NotifyError::Bootstrap`], which names the ranks that are late,
-    /// after the time that [`Bootstrap::timeout`] says. After an error of this call, or of
-    /// [`Self::allocate`] for another reason than this rank's own, the ranks may disagree on the
-    /// next such call: all later ones fail until [`Self::shrink`].
+    /// [`NotifyError::PeerDead`]; [`NotifyError::Bootstrap`], which names the ranks that are late, after the time that
+    /// [`Bootstrap::timeout`] says. After an error of this call, or of [`Self::allocate`] for another reason than this
+    /// rank's own, the ranks may disagree on the next such call: all later ones fail until [`Self::shrink`].
     pub fn barrier(&self) -> Result<(), NotifyError> {
         self.inner.exchange(&[]).map(drop)
     }
@@ -248,37 +242,31 @@ impl Team {
     /// again. What the survivors wrote to each other before arrives: to begin anew, they flush, meet
     /// at a [`Self::barrier`], clear the notifications that are left, and meet once more.
     ///
-    /// Ranks that die during the call are dropped as well, or are found dead by the next call; the
-    /// agreement tolerates any number of deaths at any time. Without a dead rank, the call is a
-    /// barrier.
+    /// Ranks that die during the call are dropped as well, or are found dead by the next call; the agreement tolerates
+    /// any number of deaths at any time. Without a dead rank, the call is a barrier.
     ///
     /// # Errors
-    /// [`NotifyError::Expelled`] if a survivor has found this rank dead;
-    /// [`NotifyError::Bootstrap`], which names living ranks that do not call this within the time
-    /// of a [`Self::barrier`]: the call can be repeated.
+    /// [`NotifyError::Expelled`] if a survivor has found this rank dead; [`NotifyError::Bootstrap`], which names living
+    /// ranks that do not call this within the time of a [`Self::barrier`]: the call can be repeated.
     pub fn shrink(&self) -> Result<Vec<u32>, NotifyError> {
         self.inner.shrink()
     }
 
-    /// Takes new processes into the places of all ranks that were dropped, and returns these ranks.
-    /// All survivors call this, and each new process calls [`Self::take_place`]; all meet in a
-    /// bootstrap of the team's size, under a name of its own, in which each has its rank in the
-    /// team.
+    /// Takes new processes into the places of all ranks that were dropped, and returns these ranks. All survivors call
+    /// this, and each new process calls [`Self::take_place`]; all meet in a bootstrap of the team's size, under a name
+    /// of its own, in which each has its rank in the team.
     ///
-    /// Only the connections with the new processes are made anew; the others, segments and the
-    /// numbers of ranks stay. Every rank has the same segments then, in the order in which they
-    /// were allocated: a handle that one rank has dropped is missing. What was described to a device
-    /// before does not name the new processes.
+    /// Only the connections with the new processes are made anew; the others, segments and the numbers of ranks stay.
+    /// Every rank has the same segments then, in the order in which they were allocated: a handle that one rank has
+    /// dropped is missing. What was described to a device before does not name the new processes.
     ///
-    /// Streams must have passed what they were given of the dropped ranks, and queues that are
-    /// attached to devices be detached. Waits for notifications of the new processes
-    /// ([`Segment::expect_from`]) wait again.
+    /// Streams must have passed what they were given of the dropped ranks, and queues that are attached to devices be
+    /// detached. Waits for notifications of the new processes ([`Segment::expect_from`]) wait again.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`] if a rank is dead and not dropped: [`Self::shrink`] first;
-    /// [`NotifyError::Reset`]; [`NotifyError::Mismatch`] if the new processes are not in the places
-    /// of the dropped ranks, or have another number of queues or segments;
-    /// [`NotifyError::Elsewhere`], [`NotifyError::Bootstrap`], [`NotifyError::Device`].
+    /// [`NotifyError::PeerDead`] if a rank is dead and not dropped: [`Self::shrink`] first; [`NotifyError::Reset`];
+    /// [`NotifyError::Mismatch`] if the new processes are not in the places of the dropped ranks, or have another
+    /// number of queues or segments; [`NotifyError::Elsewhere`], [`NotifyError::Bootstrap`], [`NotifyError::Device`].
     pub fn replace(&self, bootstrap: Bootstrap) -> Result<Vec<u32>, NotifyError> {
         let mut bootstrap = bootstrap;
         self.check_place(&bootstrap)?;

@@ -61,9 +61,8 @@ impl WaitNotification for Batch {
     }
 }
 
-/// `take(word, result)`: exchanges the word with 0 in one step for the whole system, and stores its
-/// old value. `change(words, from, to, count)`: each thread changes one word that has the value
-/// `from`.
+/// `take(word, result)`: exchanges the word with 0 in one step for the whole system, and stores its old value.
+/// `change(words, from, to, count)`: each thread changes one word that has the value `from`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -90,9 +89,8 @@ const PTX: &str = r"
 }
 ";
 
-/// Takes notifications in GPU memory: a kernel on a stream of its own. The GPU's memory performs
-/// atomics and a card's writes one after the other, so no notification is lost between the load and
-/// the store.
+/// Takes notifications in GPU memory: a kernel on a stream of its own. The GPU's memory performs atomics and a card's
+/// writes one after the other, so no notification is lost between the load and the store.
 #[derive(Debug)]
 pub(crate) struct NotificationKernels {
     take: CudaFunction,
@@ -151,9 +149,8 @@ impl NotificationKernels {
         let mut launch = self.stream.launch_builder(&self.take);
         let address = word.address();
         launch.arg(&address).arg(&self.result_address);
-        // SAFETY: the arguments are those of the kernel. `word` keeps its memory and `self` the
-        // result until the kernel has ended, which `synchronize` waits for; the lock, held until
-        // then, keeps other kernels from the result.
+        // SAFETY: the arguments are those of the kernel. `word` keeps its memory and `self` the result until the kernel
+        // has ended, which `synchronize` waits for; the lock, held until then, keeps other kernels from the result.
         unsafe { launch.launch(config) }.map_err(|error| CudaError::call("cuLaunchKernel", error.0))?;
         self.stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))?;
         Ok(result.words32()[0].load(Ordering::Acquire))
@@ -168,8 +165,7 @@ pub(crate) enum NotificationWords {
 }
 
 impl NotificationWords {
-    /// Changes those of the notifications that have the value `from`, each in one step. `ids`
-    /// ascend.
+    /// Changes those of the notifications that have the value `from`, each in one step. `ids` ascend.
     pub(crate) fn exchange(&self, ids: &[u32], from: u32, to: u32) -> Result<(), CudaError> {
         match self {
             NotificationWords::Host { memory, first } => {

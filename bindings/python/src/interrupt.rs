@@ -48,8 +48,7 @@ impl Limit {
     }
 }
 
-/// Repeats a short wait until it has a result; `None` once the limit has passed. Signals are
-/// answered in between.
+/// Repeats a short wait until it has a result; `None` once the limit has passed. Signals are answered in between.
 ///
 /// # Errors
 /// Those of the wait; what the handler of a signal raises.

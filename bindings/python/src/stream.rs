@@ -25,8 +25,7 @@ struct Handle {
     gpu: Option<u32>,
 }
 
-/// The handle of a stream of torch (`cuda_stream`), CuPy (`ptr`), or cuda-python (`__cuda_stream__`), or a
-/// number.
+/// The handle of a stream of torch (`cuda_stream`), CuPy (`ptr`), or cuda-python (`__cuda_stream__`), or a number.
 ///
 /// # Errors
 /// Any other object.

@@ -113,8 +113,7 @@ impl Memory {
         }
     }
 
-    /// What NumPy (`__array_interface__`) and CuPy or PyTorch (`__cuda_array_interface__`) take: the
-    /// memory as bytes.
+    /// What NumPy (`__array_interface__`) and CuPy or PyTorch (`__cuda_array_interface__`) take: the memory as bytes.
     pub(crate) fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyDict>> {
         let interface = pyo3::types::PyDict::new(py);
         interface.set_item("shape", (self.len(),))?;

@@ -36,8 +36,7 @@ impl Drop for Name {
     }
 }
 
-/// Listens there. Replaces a socket that an earlier job of that name left behind; fails if a job
-/// still listens.
+/// Listens there. Replaces a socket that an earlier job of that name left behind; fails if a job still listens.
 pub(super) fn listen(path: &Path) -> io::Result<(UnixListener, Name)> {
     let bound = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

@@ -74,10 +74,9 @@ impl Job {
         Ok(Job { rank, size, meeting, name, key: None })
     }
 
-    /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and
-    /// `GDSYNC_SIZE`, or the variables of Open MPI (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx
-    /// (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI), Slurm (`SLURM_PROCID`,
-    /// `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`) or torchrun (`RANK`, `WORLD_SIZE`).
+    /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and `GDSYNC_SIZE`, or the variables
+    /// of Open MPI (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel
+    /// MPI), Slurm (`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`) or torchrun (`RANK`, `WORLD_SIZE`).
     ///
     /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens, and prove the key of
     /// [`KEY_VARIABLES`] there. On one host this is not needed: they meet under the job's name, from
@@ -122,9 +121,8 @@ impl Job {
         Ok(Job { key, ..Self::named(rank, size, meeting, name.unwrap_or_default())? })
     }
 
-    /// The same process with this key. Processes that meet at [`Meeting::Root`] prove it to each
-    /// other. Without one they need an address that only this host reaches, and have the key of
-    /// their user.
+    /// The same process with this key. Processes that meet at [`Meeting::Root`] prove it to each other. Without one
+    /// they need an address that only this host reaches, and have the key of their user.
     #[must_use]
     pub fn with_key(self, key: Key) -> Self {
         Job { key: Some(key), ..self }

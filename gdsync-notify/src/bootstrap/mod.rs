@@ -1,11 +1,10 @@
 //! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP
 //! or a socket of the host.
 //!
-//! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but
-//! do not use MPI, have to exchange a few bytes before their cards can carry the rest: endpoints of
-//! queue pairs, addresses and keys of memory. This module exchanges such small strings among all
-//! ranks ([`Bootstrap::all_gather`], [`Bootstrap::all_to_all`]), and has barriers. Everything passes through rank 0, so it is
-//! not meant for data.
+//! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but do not use MPI, have
+//! to exchange a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of
+//! memory. This module exchanges such small strings among all ranks ([`Bootstrap::all_gather`],
+//! [`Bootstrap::all_to_all`]), and has barriers. Everything passes through rank 0, so it is not meant for data.
 //!
 //! ```no_run
 //! use gdsync_notify::bootstrap::{Bootstrap, Job};
@@ -22,13 +21,11 @@
 //! ```
 //!
 //! # Trust
-//! On one host the processes meet at a socket that only their user can reach. At
-//! [`Meeting::Root`] each connection proves a key before any of its messages count
-//! ([`gdsync_auth`], which says what that promises): the key of [`KEY_VARIABLES`], or, if only this
-//! host reaches the address, the user's own. A process without the key cannot take a rank's place
-//! or end the job, and silent connections keep no rank from joining. Messages that follow are
-//! parsed strictly, but neither authenticated nor encrypted: between hosts they are as safe as the
-//! network.
+//! On one host the processes meet at a socket that only their user can reach. At [`Meeting::Root`] each connection
+//! proves a key before any of its messages count ([`gdsync_auth`], which says what that promises): the key of
+//! [`KEY_VARIABLES`], or, if only this host reaches the address, the user's own. A process without the key cannot take
+//! a rank's place or end the job, and silent connections keep no rank from joining. Messages that follow are parsed
+//! strictly, but neither authenticated nor encrypted: between hosts they are as safe as the network.
 
 mod error;
 mod folder;

@@ -5,14 +5,13 @@
 //! proposed the same set. It announces the decision, and a rank that hears of one takes it over.
 //!
 //! # Why all survivors decide the same, whichever ranks die meanwhile
-//! A rank proposes a set only after it has cut its connections with the ranks of that set and has
-//! read all that they had sent. So it has either taken over a decision of theirs, and proposes
-//! nothing more, or it never will. Let a survivor decide a set `T`: then every rank outside `T` has
-//! proposed `T`, undecided at that time, and takes over no decision of a rank inside `T` any more.
-//! Proposals only grow and end with a decision, so any decision that a rank outside `T` makes by
-//! itself is a set that contains `T`. If it is larger, it contains no survivor that has decided
-//! `T`, as such a rank never proposed it. The argument needs no bound on the time of messages. It
-//! needs that a rank that is found dead is cut off, which the connections do.
+//! A rank proposes a set only after it has cut its connections with the ranks of that set and has read all that they
+//! had sent. So it has either taken over a decision of theirs, and proposes nothing more, or it never will. Let a
+//! survivor decide a set `T`: then every rank outside `T` has proposed `T`, undecided at that time, and takes over no
+//! decision of a rank inside `T` any more. Proposals only grow and end with a decision, so any decision that a rank
+//! outside `T` makes by itself is a set that contains `T`. If it is larger, it contains no survivor that has decided
+//! `T`, as such a rank never proposed it. The argument needs no bound on the time of messages. It needs that a rank
+//! that is found dead is cut off, which the connections do.
 
 use crate::liveness::RankSet;
 
@@ -73,8 +72,7 @@ impl Agreement {
         }
     }
 
-    /// The first rank that others have found dead, with one that says so, among those for which
-    /// `is_news`.
+    /// The first rank that others have found dead, with one that says so, among those for which `is_news`.
     pub(crate) fn reported(&self, is_news: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         let said = (0..).zip(&self.heard).filter_map(|(by, said)| Some((by, said.as_ref()?)));
         said.flat_map(|(by, said)| said.dead.iter().map(move |rank| (*rank, by)))

@@ -5,9 +5,8 @@
 //! the card has not begun behind it: the queue pair is reset, and that is posted again. So messages to a
 //! rank arrive once, and in their order, as on a connection.
 //!
-//! Probes have queue pairs of their own. A rank that has taken contribution in the last exchange may end while
-//! others still wait for each other; a probe of it waits until the card gives it up, and messages would
-//! wait behind it.
+//! Probes have queue pairs of their own. A rank that has taken contribution in the last exchange may end while others
+//! still wait for each other; a probe of it waits until the card gives it up, and messages would wait behind it.
 
 use super::Events;
 use super::message::{Message, longest};
@@ -25,8 +24,7 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-/// Queue pairs for messages, and as many for probes: a dead rank holds up those that are reached by the
-/// same one.
+/// Queue pairs for messages, and as many for probes: a dead rank holds up those that are reached by the same one.
 const DCIS: usize = 4;
 /// Messages under way from one queue pair.
 const SLOTS: usize = 8;

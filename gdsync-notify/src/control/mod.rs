@@ -102,8 +102,7 @@ impl Control {
         })
     }
 
-    /// The endpoint of the connection to a rank; `None` for this rank itself, and where connections
-    /// are dynamic.
+    /// The endpoint of the connection to a rank; `None` for this rank itself, and where connections are dynamic.
     pub(crate) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
         match &self.transport {
             Transport::Rc(rc) => rc.endpoint(rank),
@@ -127,8 +126,7 @@ impl Control {
         }
     }
 
-    /// Connects to a rank's target. Returns its address, for the team's queues; none where connections
-    /// are not dynamic.
+    /// Connects to a rank's target. Returns its address, for the team's queues; none where connections are not dynamic.
     pub(crate) fn connect_to_target(
         &mut self,
         rank: u32,

@@ -44,10 +44,9 @@ impl Probing {
 
 /// The ranks that a rank probes in a period.
 ///
-/// In a team of up to 64 ranks it probes all others. In a larger one it probes eight, evenly spaced, and the
-/// next eight in the next period. The periods of all ranks are those of the clock, so each rank is probed by eight
-/// others in every period, as far as the clocks of their hosts agree. Who finds a dead rank tells the others
-/// ([`ProbeTurn::reports`]).
+/// In a team of up to 64 ranks it probes all others. In a larger one it probes eight, evenly spaced, and the next eight
+/// in the next period. The periods of all ranks are those of the clock, so each rank is probed by eight others in every
+/// period, as far as the clocks of their hosts agree. Who finds a dead rank tells the others ([`ProbeTurn::reports`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbeTurn {
     own: u32,

@@ -223,8 +223,7 @@ fn ranks_with_other_connections_are_told_on_all() {
     );
 }
 
-/// What the ranks of a team of that size make on their card, for each of them: its objects have numbers in
-/// turn.
+/// What the ranks of a team of that size make on their card, for each of them: its objects have numbers in turn.
 fn objects_of_a_rank(size: u32, kind: ConnectionKind) -> u32 {
     let pd = domain();
     let number = || QueuePair::new(&pd, QueuePairConfig::default()).unwrap().number();

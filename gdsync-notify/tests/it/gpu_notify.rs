@@ -153,8 +153,7 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
             }
             ranks[0].queue.flush(LONG).unwrap();
         });
-        // A later notification may overwrite an earlier one; the last one must be taken, and none
-        // twice.
+        // A later notification may overwrite an earlier one; the last one must be taken, and none twice.
         let mut before = 0;
         while before < LAST {
             assert_eq!(ranks[1].segment.notify_waitsome(0..NOTIFICATIONS, LONG).unwrap(), Some(3));
@@ -296,8 +295,7 @@ fn kernels_write_to_each_other_and_notify() {
             let grid = (made.len() as u32, 1, 1);
             let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
             launch.arg(&address);
-            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is
-            // synchronized.
+            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is synchronized.
             unsafe { launch.launch(config) }.unwrap();
             drop(launch);
             assert!(stream.synchronize_timeout(LONG * 3).unwrap(), "{kernel} does not end: {stream:?}");

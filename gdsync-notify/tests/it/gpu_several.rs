@@ -64,8 +64,7 @@ fn kernels_on_two_gpus_write_to_each_other_and_notify() {
                     let block = (threads, 1, 1);
                     let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: block, shared_mem_bytes: 0 };
                     launch.arg(&addresses[at]);
-                    // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream
-                    // is synchronized.
+                    // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is synchronized.
                     unsafe { launch.launch(config) }.unwrap();
                 }
                 for (stream, job) in streams.iter().zip(&jobs) {

@@ -1,5 +1,4 @@
-//! Notified writes by kernels, here threads of the CPU: every rank to every rank, in turns with the
-//! CPU, and refusals.
+//! Notified writes by kernels, here threads of the CPU: every rank to every rank, in turns with the CPU, and refusals.
 
 use crate::notify_rig::{self, Job, Rank};
 use crate::ranks::{Prepare, on_threads};
@@ -337,8 +336,7 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         queue.notify(1 - team.rank(), &inbox, 0, 1).unwrap();
         assert_eq!(inbox.notify_waitsome(0..1, LONG).unwrap(), Some(0));
         queue.flush(LONG).unwrap();
-        // One queue pair is attached already: those that were attached before it are detached
-        // again.
+        // One queue pair is attached already: those that were attached before it are detached again.
         let lent = queue.queue_pair(1).unwrap().attach_device(&device, &Default::default()).unwrap();
         assert!(attach().is_err());
         drop(lent);

@@ -1,5 +1,4 @@
-//! Random notified writes between ranks, by the CPU and by streams, against a model of their
-//! memory.
+//! Random notified writes between ranks, by the CPU and by streams, against a model of their memory.
 
 use crate::ranks::{LONG, Prepare, config, domain, each_on_a_thread};
 use gdsync::{Batch, QueuePairConfig, SoftStream, Stream};

@@ -49,8 +49,7 @@ pub(crate) fn config() -> TeamConfig {
     TeamConfig::default().connections(kind).initiators(2)
 }
 
-/// Runs a function for every rank, on a thread each, and returns the results in the order of the
-/// ranks.
+/// Runs a function for every rank, on a thread each, and returns the results in the order of the ranks.
 pub(crate) fn each_on_a_thread<T: Send>(size: u32, rank: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
     each_within(LONG, size, rank)
 }

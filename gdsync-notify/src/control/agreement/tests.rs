@@ -27,8 +27,7 @@ impl World {
         }
     }
 
-    /// The rank ends. Of what it has sent to each other rank, `keep` decides how much still
-    /// arrives.
+    /// The rank ends. Of what it has sent to each other rank, `keep` decides how much still arrives.
     fn kill(&mut self, rank: usize, mut keep: impl FnMut() -> usize) {
         self.ended[rank] = true;
         for wire in &mut self.wires[rank] {
