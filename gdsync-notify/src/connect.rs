@@ -1,4 +1,4 @@
-//! How the connections of a team are made: what ranks tell each other of them, and connecting.
+//! Creates a team's queue pairs, exchanges their endpoints, and connects them.
 
 use crate::bootstrap::Bootstrap;
 use crate::config::{ConnectionKind, TeamConfig};
@@ -12,7 +12,7 @@ use gdsync::verbs::{DcAddress, Transport};
 use gdsync::{ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
 use std::sync::Arc;
 
-/// The connections of one rank before they are made.
+/// One rank's queue pairs, not yet connected.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     pub(crate) rank: u32,
@@ -22,15 +22,14 @@ pub(crate) struct Unconnected {
     pub(crate) options: ConnectOptions,
 }
 
-/// The queue pairs of the queues.
 #[derive(Debug)]
 enum QueuePairs {
-    /// Of each queue, the one to each rank.
+    /// For each queue, the queue pair to each rank.
     Each(Vec<Vec<QueuePair>>),
     Dynamic {
-        /// Of each queue.
+        /// For each queue, its DC queue pairs.
         initiators: Vec<Vec<QueuePair>>,
-        /// Of the targets of all ranks that are known.
+        /// The known DC targets.
         addresses: Vec<(u32, DcAddress)>,
     },
 }
@@ -71,31 +70,30 @@ impl Unconnected {
         Ok(Unconnected { rank, size, queue_pairs, control, options: config.connect })
     }
 
-    /// What its queues queues, whichever rank they queues it to.
+    /// Returns the queues' endpoints that are the same for every rank.
     pub(crate) fn queue_endpoints(&self) -> Result<QueueEndpoints, NotifyError> {
         let (QueuePairs::Each(queues) | QueuePairs::Dynamic { initiators: queues, .. }) = &self.queue_pairs;
         QueueEndpoints::of(queues.len(), &self.control)
     }
 
-    /// The line for each rank.
+    /// Returns a line for each rank.
     pub(crate) fn describe(&self) -> Result<Vec<String>, NotifyError> {
         (0..self.size).map(|rank| Ok(self.endpoints_for(rank)?.to_string())).collect()
     }
 
-    /// What it offers to a rank.
     fn endpoints_for(&self, rank: u32) -> Result<Endpoints, NotifyError> {
         let queues = match &self.queue_pairs {
             QueuePairs::Each(queues) => {
                 let endpoints = queues.iter().map(|to| Ok(Some(to[rank as usize].endpoint()?)));
                 QueueEndpoints::Each(endpoints.collect::<Result<_, NotifyError>>()?)
             }
-            // None of these is connected to.
+            // DC initiators have no endpoint that others connect to.
             QueuePairs::Dynamic { .. } => self.queue_endpoints()?,
         };
         Ok(Endpoints { queues, control: self.control.endpoint(rank)? })
     }
 
-    /// Connects to all ranks, by what each offers to this one.
+    /// Connects to all ranks by the lines received from them.
     pub(crate) fn connect(&mut self, lines: &[String]) -> Result<(), NotifyError> {
         let all_endpoints = (0..).zip(lines).map(|(rank, line)| Endpoints::parse(line, rank));
         let all_endpoints = all_endpoints.collect::<Result<Vec<_>, _>>()?;
@@ -104,7 +102,6 @@ impl Unconnected {
         self.connect_to(&all_endpoints)
     }
 
-    /// Connects to the ranks of these all_endpoints.
     pub(crate) fn connect_to(&mut self, all_endpoints: &[Endpoints]) -> Result<(), NotifyError> {
         for (other, endpoints) in (0..).zip(all_endpoints) {
             match &mut self.queue_pairs {
@@ -129,7 +126,7 @@ impl Unconnected {
         Ok(())
     }
 
-    /// Once connected: what leads each queue to the ranks.
+    /// Converts connected queue pairs to initiators.
     pub(crate) fn into_queues(self, liveness: &Arc<Liveness>) -> (Vec<Vec<Initiator>>, Control) {
         let queues = match self.queue_pairs {
             QueuePairs::Each(queues) => {
@@ -152,7 +149,7 @@ impl Unconnected {
     }
 }
 
-/// The connections of a new process, to all ranks; and the descriptions of all segments.
+/// Connects a new process to all ranks. Returns its connections and the descriptions of all segments.
 pub(crate) fn join(
     made: Result<Unconnected, NotifyError>,
     own: Result<String, NotifyError>,

@@ -1,4 +1,4 @@
-//! The state that the handles and queues of a team share.
+//! The state that a team's handles and queues share, and the monitor thread.
 
 use crate::bootstrap::{Bootstrap, BootstrapError};
 use crate::connect::Unconnected;
@@ -19,35 +19,33 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const NAME: &str = "gdsync-ranks";
-/// Longest time between two looks for messages of other ranks.
+/// Longest time between two polls of the control connections.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time between two looks while notifications are held released: a stream may wait for one that it has just cleared.
+/// Time between two polls while notifications are released: a stream may wait for one that it has just cleared.
 const HOLD: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(crate) struct Connections {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// What leads each queue to the ranks: a connection to each in the order of the ranks, or some DC queue pairs.
+    /// For each queue, an RC connection to each rank in rank order, or some DC queue pairs.
     pub(crate) queues: Vec<Vec<Initiator>>,
     /// How long a post waits for room in a queue.
     pub(crate) timeout: Duration,
-    /// How queue pairs are connected.
     pub(crate) options: ConnectOptions,
-    /// How long a call that all ranks make together waits for the others.
+    /// How long a collective call waits for the other ranks.
     pub(crate) exchange_timeout: Duration,
     pub(crate) pd: ProtectionDomain,
     pub(crate) resources: SegmentResources,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) control: Mutex<Control>,
-    /// Held through a call that all ranks make together. Locked before `control`.
+    /// Held during a call that all ranks make together. Lock order: before `control`.
     pub(crate) collective_call: Mutex<()>,
-    /// The segments of the team, in the order in which they were made.
+    /// The team's segments in the order of their creation.
     segments: Mutex<Vec<Weak<SharedSegment>>>,
 }
 
 impl Connections {
-    /// Of a rank that is connected.
     pub(crate) fn new(
         resources: SegmentResources,
         made: Unconnected,
@@ -73,20 +71,20 @@ impl Connections {
         })
     }
 
-    /// What leads a queue to a rank. Of DC queue pairs, that is the one at the rank modulo their number, so that what goes
-    /// to one rank stays in order.
+    /// Returns the initiator for a rank. With DC it is the one at the rank modulo their number, so that one rank's
+    /// requests stay in order.
     pub(crate) fn initiator(&self, queue: usize, rank: u32) -> &Initiator {
         let all = &self.queues[queue];
         &all[rank as usize % all.len()]
     }
 
-    /// What leads each queue to a rank.
+    /// Returns each queue's initiator for a rank.
     pub(crate) fn initiators(&self, rank: u32) -> impl Iterator<Item = &Initiator> {
         (0..self.queues.len()).map(move |queue| self.initiator(queue, rank))
     }
 
-    /// Exchanges short texts among all ranks, `None` of those that were dropped. Introductions ranks call
-    /// this in the same order.
+    /// Exchanges short texts among all ranks; the entries of dropped ranks are `None`. All ranks call this in the same
+    /// order.
     pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError> {
         let _turn = self.collective_call.lock();
         self.control.lock().begin_exchange(bytes, &self.liveness)?;
@@ -98,7 +96,7 @@ impl Connections {
         all
     }
 
-    /// Waits until all ranks have taken a step; `missing` says which have not.
+    /// Waits until all ranks have taken a step; `missing` returns those that have not.
     fn wait_for_all<T>(
         &self,
         mut look: impl FnMut(&mut Control) -> Result<Option<T>, NotifyError>,
@@ -106,7 +104,7 @@ impl Connections {
     ) -> Result<T, NotifyError> {
         let (mut pause, timeout) = (Pause::new(), self.exchange_timeout);
         loop {
-            // Not held through the pause: the monitor needs it, too.
+            // Not held during the pause, because the monitor needs it.
             let mut control = self.control.lock();
             match look(&mut control)? {
                 Some(done) => return Ok(done),
@@ -120,7 +118,7 @@ impl Connections {
         }
     }
 
-    /// Agrees with the other survivors on the dead ranks, and drops them.
+    /// Agrees with the other survivors on the dead ranks and drops them.
     pub(crate) fn shrink(&self) -> Result<Vec<u32>, NotifyError> {
         let _turn = self.collective_call.lock();
         let agree = |control: &mut Control| Ok(control.try_agree(&self.liveness));
@@ -129,8 +127,8 @@ impl Connections {
             Outcome::Drop(dead) => dead,
             Outcome::Expelled { by } => return Err(NotifyError::Expelled { by }),
         };
-        // The others hear of the decision even if this process ends now. What is decided stays: a
-        // rank that stands still hears of it later.
+        // Deliver the decision to the others even if this process ends now. It is final: a stopped rank receives it
+        // later.
         let unflushed = |control: &Control| control.unflushed(&self.liveness);
         let flush = |control: &mut Control| {
             control.poll(&self.liveness);
@@ -140,24 +138,24 @@ impl Connections {
         if let Err(error) = told {
             tracing::warn!(%error, "a rank has not taken the message that the team has dropped ranks");
         }
-        // Another rank may have found some of them dead; then they are known here, too.
+        // Another rank may have found some of them dead, which `poll` has recorded here.
         self.apply_deaths();
         let dropped = self.liveness.drop_ranks(&dead);
         self.apply_deaths();
         Ok(dropped)
     }
 
-    /// What follows from deaths: connections with dead ranks are ended, and what waits for them is
-    /// released. Returns whether notifications are held released, so that waits to come pass, too.
+    /// Aborts connections to dead ranks and releases waits for them. Returns true if notifications stay released, so
+    /// that later waits must be released, too.
     pub(crate) fn apply_deaths(&self) -> bool {
-        // Connections with dropped ranks were ended before; new processes may be taking them over.
+        // Dropped ranks' connections were aborted before; new processes may be taking them over.
         for rank in self.liveness.ranks_in(|state| matches!(state, RankState::Dead(_))) {
             self.initiators(rank).for_each(Initiator::abort);
         }
         self.segments().iter().fold(false, |any, one| one.notifications.update(&self.liveness) | any)
     }
 
-    /// The segments that live, in the order in which they were made.
+    /// Returns the existing segments in the order of their creation.
     pub(crate) fn segments(&self) -> Vec<Arc<SharedSegment>> {
         let mut segments = self.segments.lock();
         segments.retain(|one| one.strong_count() > 0);
@@ -168,7 +166,7 @@ impl Connections {
         self.segments.lock().push(Arc::downgrade(segment));
     }
 
-    /// Flushes a queue: everything given to living ranks has arrived there.
+    /// Flushes a queue: all requests to living ranks have completed.
     pub(crate) fn flush(&self, queue: usize, timeout: Duration) -> Result<(), NotifyError> {
         let started = Instant::now();
         let mut kept =
@@ -177,17 +175,17 @@ impl Connections {
         kept.try_for_each(|rank| self.initiator(queue, rank).flush(rank, left()))
     }
 
-    /// Brings back what the failure of a request has stopped, whether a caller looks or not.
+    /// Recovers failed DC queue pairs, even if no caller polls them.
     pub(crate) fn recover_queues(&self) {
         let all = || self.queues.iter().flatten();
         all().for_each(Initiator::recover_if_failed);
-        // Another rank, or a stream of this one, may wait for what is lost, and would for ever.
+        // Otherwise another rank or a stream would wait forever for lost requests.
         if self.liveness.first_dead().is_some() && all().fold(false, |any, one| one.take_lost() | any) {
             self.control.lock().withdraw(&self.liveness);
         }
     }
 
-    /// The first step of a survivor: connections that new processes can take over. A line for each rank.
+    /// Prepares the connections to dropped ranks for new processes. Returns a line for each rank.
     fn prepare_replacement(&self) -> Result<Vec<String>, NotifyError> {
         self.liveness.check_none_dead()?;
         let dropped = self.liveness.dropped();
@@ -208,12 +206,13 @@ impl Connections {
         Ok(Introduction::texts(Some(epoch), segments, all_endpoints.into_iter()))
     }
 
-    /// What this rank offers to all, before connections with dropped ranks are made anew.
+    /// Returns what all ranks get, before endpoints for new processes are filled in.
     fn queue_endpoints(&self) -> Result<QueueEndpoints, NotifyError> {
         QueueEndpoints::of(self.queues.len(), &self.control.lock())
     }
 
-    /// Takes new processes into the places of all dropped ranks, together with them and with all survivors.
+    /// Accepts new processes in the places of all dropped ranks. All survivors and new processes call this or
+    /// [`join`](crate::connect::join).
     pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>, NotifyError> {
         let _turn = self.collective_call.lock();
         let introduced = self.prepare_replacement().map(|lines| ((), lines));
@@ -276,8 +275,8 @@ impl Drop for Connections {
     }
 }
 
-/// Starts the thread of a team that finds dead ranks, and notifications what waits for them. It ends with the connections,
-/// which it keeps alive during a look only.
+/// Starts the monitor thread, which finds dead ranks and releases waits for them. It holds the connections only while
+/// it polls, and ends when they are dropped.
 pub(crate) fn start_monitor(connections: &Arc<Connections>) -> Result<JoinHandle<()>, NotifyError> {
     let watched = Arc::downgrade(connections);
     let started = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || run(&watched));
@@ -288,7 +287,6 @@ fn run(watched: &Weak<Connections>) {
     let Some(liveness) = watched.upgrade().map(|connections| connections.liveness.clone()) else { return };
     let mut period = Duration::ZERO;
     while liveness.wait_for_work(period) {
-        // The connections are kept for this look only.
         let Some(connections) = watched.upgrade() else { return };
         connections.recover_queues();
         let mut control = connections.control.lock();

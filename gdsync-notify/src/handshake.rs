@@ -1,4 +1,4 @@
-//! The lines of text that ranks exchange when they connect, or share the outcome of a step.
+//! The lines of text that ranks exchange to connect, or to share the outcome of a step.
 
 use crate::bootstrap::Bootstrap;
 use crate::control::Control;
@@ -9,29 +9,28 @@ use gdsync::Endpoint;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a rank offers to another: the endpoints of its queues, and of the control connection. `None` where it
-/// offers no connection.
+/// The endpoints that one rank sends to another: of its queues, and of the control connection (`None` if it offers
+/// none).
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     pub(crate) queues: QueueEndpoints,
     pub(crate) control: Option<Endpoint>,
 }
 
-/// Of its queues.
+/// The endpoints of a rank's queues.
 #[derive(Debug)]
 pub(crate) enum QueueEndpoints {
-    /// Of each queue, that for the rank.
+    /// For each queue, the endpoint for that rank.
     Each(Vec<Option<Endpoint>>),
-    /// The target of all queues, of which there are so many, and its access key.
+    /// The DC target of all `queues` queues, and its access key.
     Dynamic { queues: usize, target: Endpoint, key: u64 },
 }
 
-/// What the line of a rank with a target begins with.
+/// Prefix of a line with a DC target.
 const DYNAMIC: &str = "dc ";
 
 impl QueueEndpoints {
-    /// What so many queues queues, whichever rank they queues it to: the target that control connections have, if they are
-    /// dynamic, or no connection.
+    /// Returns what every rank gets: the control connections' DC target, or no endpoint for each of so many queues.
     pub(crate) fn of(queues: usize, control: &Control) -> Result<Self, NotifyError> {
         Ok(match control.target() {
             Some(target) => QueueEndpoints::Dynamic { queues, target: target.endpoint()?, key: target.key() },
@@ -54,7 +53,7 @@ impl QueueEndpoints {
         Ok(QueueEndpoints::Dynamic { queues, target: endpoint(target)?, key })
     }
 
-    /// How many queues a rank has, and what they are.
+    /// Returns the number of queues and the kind of their connections.
     fn kind(&self) -> (usize, &'static str) {
         match self {
             QueueEndpoints::Each(endpoints) => (endpoints.len(), "separate"),
@@ -98,14 +97,14 @@ impl Endpoints {
         }
     }
 
-    /// Offers a connection of a queue.
+    /// Sets the endpoint of one queue's connection.
     pub(crate) fn set_queue(&mut self, queue: usize, endpoint: Endpoint) {
         if let QueueEndpoints::Each(queues) = &mut self.queues {
             queues[queue] = Some(endpoint);
         }
     }
 
-    /// Refuses a rank with another number of queues, or other connections, than this one's.
+    /// Refuses a rank whose number of queues or kind of connections differs from this one's.
     pub(crate) fn check(&self, rank: u32, ours: &QueueEndpoints) -> Result<(), NotifyError> {
         let ((theirs, their_kind), (ours, our_kind)) = (self.queues.kind(), ours.kind());
         let (what, theirs, ours) = if their_kind != our_kind {
@@ -118,7 +117,6 @@ impl Endpoints {
         Err(NotifyError::Mismatch { rank, what, theirs, ours })
     }
 
-    /// The endpoint of a queue's connection.
     pub(crate) fn queue(&self, queue: usize) -> Option<&Endpoint> {
         match &self.queues {
             QueueEndpoints::Each(queues) => queues.get(queue)?.as_ref(),
@@ -126,7 +124,7 @@ impl Endpoints {
         }
     }
 
-    /// The target of all queues, and its key.
+    /// The DC target and its access key.
     pub(crate) fn target(&self) -> Option<(&Endpoint, u64)> {
         match &self.queues {
             QueueEndpoints::Each(_) => None,
@@ -142,18 +140,17 @@ impl fmt::Display for Endpoints {
     }
 }
 
-/// What a rank says of itself when new processes join a team: whether it is new, how many segments
-/// it has, and its endpoints.
+/// A rank's line when new processes join a team: its epoch, its number of segments and its endpoints.
 #[derive(Debug)]
 pub(crate) struct Introduction {
-    /// Agreements of the team so far; `None` of a new process.
+    /// The team's agreements so far; `None` for a new process.
     epoch: Option<u32>,
     segments: usize,
     endpoints: Endpoints,
 }
 
 impl Introduction {
-    /// A line for each rank, to which a endpoints is offered.
+    /// Returns a line for each rank.
     pub(crate) fn texts(
         epoch: Option<u32>,
         segments: usize,
@@ -163,7 +160,7 @@ impl Introduction {
         all_endpoints.map(|endpoints| format!("{epoch} {segments} {endpoints}")).collect()
     }
 
-    /// Those of all ranks, where they fit together: the ranks that are new, and the epoch.
+    /// Parses the lines of all ranks and checks that they agree.
     pub(crate) fn parse_all(
         lines: &[String],
         own: u32,
@@ -206,27 +203,27 @@ impl Introduction {
     }
 }
 
-/// What all ranks have said.
+/// The introductions of all ranks.
 #[derive(Debug)]
 pub(crate) struct Introductions {
-    /// The ranks that are new.
+    /// The new processes' ranks.
     pub(crate) new: RankSet,
     pub(crate) epoch: u32,
     pub(crate) all_endpoints: Vec<Endpoints>,
 }
 
-/// The descriptions of segments, as one line.
+/// Joins the descriptions of segments into one line.
 pub(crate) fn describe_segments(segments: &[Arc<SharedSegment>]) -> String {
     segments.iter().map(|one| one.description.as_str()).collect::<Vec<_>>().join(";")
 }
 
-/// The description of a segment in the line of a rank.
+/// Returns the description of a segment from a rank's line.
 pub(crate) fn segment_description(line: &str, segment: usize) -> Option<String> {
     line.split(';').nth(segment).map(str::to_owned)
 }
 
-/// Exchanges the outcome of a step that each rank does by itself: its description, one line, or its
-/// failure, which then is an error on every rank. The lines of ranks that were dropped are `None`.
+/// Shares the outcome of a step that each rank takes alone: a line that describes it, or an error, which then every
+/// rank gets. The lines of dropped ranks are `None`.
 pub(crate) fn share_outcome<T, E: fmt::Display + From<NotifyError>>(
     done: Result<(T, String), E>,
     gather: impl FnOnce(&[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError>,
@@ -236,7 +233,7 @@ pub(crate) fn share_outcome<T, E: fmt::Display + From<NotifyError>>(
         Err(error) => failure(error),
     };
     let all = gather(&line);
-    // This rank's own failure says more than that of the exchange.
+    // This rank's own error is more specific than that of the exchange.
     let (value, _) = done?;
     let text = |(rank, bytes): (u32, Option<Vec<u8>>)| bytes.map(|bytes| read(rank, &bytes)).transpose();
     Ok((value, (0..).zip(all?).map(text).collect::<Result<Vec<_>, NotifyError>>()?))
@@ -250,7 +247,7 @@ fn failure(error: &impl fmt::Display) -> Vec<u8> {
     format!("-{error}").into_bytes()
 }
 
-/// What a rank says of its step.
+/// Parses a rank's line.
 fn read(rank: u32, bytes: &[u8]) -> Result<String, NotifyError> {
     let text = String::from_utf8_lossy(bytes);
     match text.split_at_checked(1) {
@@ -261,7 +258,7 @@ fn read(rank: u32, bytes: &[u8]) -> Result<String, NotifyError> {
 }
 
 impl Bootstrap {
-    /// The same with the ranks of a bootstrap, all of which are there.
+    /// As [`share_outcome`], over a bootstrap, where no rank is missing.
     pub(crate) fn share_outcome<T>(
         &mut self,
         done: Result<(T, String), NotifyError>,
@@ -271,7 +268,7 @@ impl Bootstrap {
         Ok((value, lines.into_iter().flatten().collect()))
     }
 
-    /// As [`Self::together`], with a line for each rank.
+    /// As [`Self::share_outcome`], with a line for each rank.
     pub(crate) fn share_outcome_with_each<T>(
         &mut self,
         done: Result<(T, Vec<String>), NotifyError>,

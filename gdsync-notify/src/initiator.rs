@@ -1,16 +1,17 @@
-//! A queue pair of a queue: an RC connection with one rank, or a DC queue pair that reaches several.
+//! A queue's queue pair: an RC connection to one rank, or a DC queue pair that reaches several.
 //!
-//! A connection that fails stays so until another process takes the rank's place ([`Initiator::release_for_replacement`]).
+//! A failed RC connection stays failed until another process takes the rank's place
+//! ([`Initiator::release_for_replacement`]).
 //!
-//! A request of a DC queue pair that fails (mostly because its rank is dead) fails the queue pair, and the card flushes
-//! what stands behind it, for other ranks, too. It has not begun any of that: a card connects to the next target when
-//! the requests before have completed. So the queue pair is reset, the rank's requests are given up, and those for
-//! other ranks are posted again by the CPU, in their order, those of streams, too: what they are written from does not
-//! change before a flush, and what they are read into is not used. But where a stream has waited for them, it may have;
-//! so these are lost, and the next flush of their ranks says so, until the team has dropped the failed one.
+//! A failed request (mostly to a dead rank) fails its DC queue pair, and the card flushes later requests, those
+//! for other ranks included. The card has begun none of them, because it connects to the next target only after earlier
+//! requests have completed. So the library resets the queue pair, gives up the failed rank's requests, and reposts
+//! those for other ranks by the CPU in their order, streams' requests included: sources do not change before a flush,
+//! and destinations are not used. If a stream has waited for such a request, its source may have changed; the request
+//! is then lost, and the next flush of its rank reports that, unless the team has dropped the failed rank.
 //!
-//! So an atomic is never executed twice: that of the failed rank, which the card may have executed, is given up
-//! with it, and one for another rank was not begun.
+//! No atomic is executed twice: the failed rank's atomic, which the card may have executed, is given up, and the card
+//! had not begun one for another rank.
 
 use crate::error::NotifyError;
 use crate::liveness::{Liveness, RankState};
@@ -30,23 +31,22 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Initiator {
     queue_pair: QueuePair,
-    /// The rank that it is connected to; none of a DC queue pair.
+    /// The connected rank; `None` for a DC queue pair.
     peer: Option<u32>,
-    /// The connection was cut.
     is_aborted: AtomicBool,
     liveness: Arc<Liveness>,
     requests: Mutex<Requests>,
-    /// Something that streams had waited for was lost.
+    /// True if requests that streams had waited for were lost.
     has_lost: AtomicBool,
 }
 
 impl Initiator {
-    /// With the connection to a rank.
+    /// Wraps the connection to a rank.
     pub(crate) fn connected(rank: u32, queue_pair: QueuePair, liveness: Arc<Liveness>) -> Self {
         Self::new(queue_pair, Some(rank), [(rank, None)].into_iter(), liveness)
     }
 
-    /// With the addresses of the ranks that it is to reach.
+    /// Wraps a DC queue pair that reaches the ranks with these addresses.
     pub(crate) fn dynamic(
         queue_pair: QueuePair,
         routes: impl Iterator<Item = (u32, DcAddress)>,
@@ -65,12 +65,12 @@ impl Initiator {
         Initiator { queue_pair, peer, is_aborted, liveness, requests, has_lost }
     }
 
-    /// The queue pair, where it goes to that rank alone.
+    /// Returns the queue pair if it connects to that rank alone.
     pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
         self.peer.map(|_| &self.queue_pair).ok_or(NotifyError::NoQueuePair { rank })
     }
 
-    /// Refuses a rank that is dead, or to which a request has failed.
+    /// Refuses a rank that is dead or to which a request has failed.
     fn check_usable(&self, requests: &mut Requests, rank: u32) -> Result<(), NotifyError> {
         self.liveness.check_alive(rank)?;
         let lost = requests.fatal;
@@ -80,7 +80,7 @@ impl Initiator {
         }
     }
 
-    /// The error for one of the queue pair.
+    /// Converts an error of the queue pair.
     fn queue_error(&self, rank: u32, error: QueueError) -> NotifyError {
         match error {
             QueueError::State(StateError::Failed { cause, .. }) => self.liveness.failure_error(rank, cause),
@@ -88,12 +88,13 @@ impl Initiator {
         }
     }
 
-    /// Whether a refused request may be taken later: a DC queue pair that has failed is brought back by the next look.
+    /// Returns true if a refused request may be accepted later, after the next poll has recovered a failed DC queue
+    /// pair.
     fn is_recoverable(&self, error: &QueueError) -> bool {
         matches!(error, QueueError::State(StateError::Failed { .. })) && self.peer.is_none()
     }
 
-    /// Takes completions. A connection that has failed is an error; a DC queue pair is to be brought back.
+    /// Polls completions. Returns an error if an RC connection has failed, and recovers a DC queue pair.
     fn poll(&self, requests: &mut Requests, rank: u32) -> Result<(), NotifyError> {
         let queue = self.queue_pair.send_cq();
         while let Some(done) = queue.poll().map_err(|error| self.queue_error(rank, error.into()))? {
@@ -113,15 +114,15 @@ impl Initiator {
     fn recover(&self, requests: &mut Requests, cause: FailureCause) -> Result<(), NotifyError> {
         let Some((rank, refusal)) = requests.failed_rank else {
             if !matches!(cause, FailureCause::Work(_)) {
-                // An event of the card, or an abort: nothing says what was executed.
+                // A card event or an abort: it is unknown which requests were executed.
                 requests.fatal = Some(cause);
             }
-            // Else the failed request is not polled yet.
+            // Otherwise the failed request's completion has not been polled yet.
             return Ok(());
         };
         match self.queue_pair.reset() {
             Ok(()) => {}
-            // Streams have still to pass what they were given, and pending to come.
+            // Streams have not passed all their waits, or completions are outstanding.
             Err(ResetError::Blocked { .. }) => return Ok(()),
             Err(source) => return Err(NotifyError::Reset { rank, source }),
         }
@@ -131,7 +132,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Posts again what was flushed, but for ranks that have failed.
+    /// Reposts flushed requests, except those to ranks that have failed.
     fn repost(&self, requests: &mut Requests, refused: (u32, FailureCause)) {
         let (mut posted, mut without) = (VecDeque::new(), BTreeSet::new());
         requests.certain = 0;
@@ -140,11 +141,11 @@ impl Initiator {
             let Some(route) = requests.routes.get_mut(rank).filter(|route| route.failed.is_none()) else {
                 continue;
             };
-            // Never given, and never will be.
+            // It was never posted and never will be.
             if !one.is_posted {
                 continue;
             }
-            // Nothing is seen without what was written before it.
+            // A write must not become visible without the earlier ones to that rank.
             let fence = requests.fetches.need_fence(Some(request), requests.completed);
             let may_post = !one.is_awaited && !without.contains(rank);
             if may_post && self.repost_one(&one, fenced(request.work_request(), fence), route) {
@@ -164,7 +165,7 @@ impl Initiator {
     fn repost_one(&self, one: &Pending, request: WorkRequest<'_>, route: &Route) -> bool {
         match self.queue_pair.post_send(addressed(request, one.number, one.signaled, route)) {
             Ok(()) => true,
-            // Where it has failed again, this is posted when it is back.
+            // If the queue pair has failed again, its next recovery posts this request.
             Err(error) if self.is_recoverable(&error) => true,
             Err(error) => {
                 tracing::error!(%error, rank = one.rank(), "a request cannot be posted again");
@@ -173,14 +174,14 @@ impl Initiator {
         }
     }
 
-    /// Whether something was lost since this was asked last.
+    /// Returns and clears whether requests were lost.
     pub(crate) fn take_lost(&self) -> bool {
         self.has_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// Goes on with what the failure of a request has stopped, unless a caller is about to.
+    /// Recovers a failed DC queue pair, unless a caller holds it and will do so.
     pub(crate) fn recover_if_failed(&self) {
-        // A failure is known once it is polled.
+        // Polling detects the failure.
         if self.peer.is_none()
             && let Some(mut requests) = self.requests.try_lock()
             && let Some(rank) = requests.pending.iter().find_map(Pending::rank)
@@ -190,13 +191,12 @@ impl Initiator {
         }
     }
 
-    /// Locks the queue pair for one caller, so that requests that belong together follow each other.
-    /// Each request waits for room for up to `timeout`.
+    /// Locks the queue pair so that one caller's requests follow each other. Each waits for room for up to `timeout`.
     pub(crate) fn lock(&self, rank: u32, timeout: Duration) -> Posting<'_> {
         Posting { initiator: self, rank, requests: self.requests.lock(), timeout }
     }
 
-    /// Waits of a stream for every request that no stream waits for yet.
+    /// Prepares a stream's waits for all requests that no stream waits for yet.
     pub(crate) fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
         self.requests.lock().pending.iter_mut().for_each(|one| one.is_awaited = true);
         let (queue, mut waits) = (self.queue_pair.send_cq(), Vec::new());
@@ -209,7 +209,7 @@ impl Initiator {
         }
     }
 
-    /// Returns when every request to the rank given before has completed, so that its data have arrived there.
+    /// Returns when all earlier requests to the rank have completed, so that their data have arrived there.
     pub(crate) fn flush(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         let mut pause = Pause::new();
         let until = self.requests.lock().route(rank)?.newest;
@@ -217,7 +217,7 @@ impl Initiator {
             let mut requests = self.requests.lock();
             self.poll(&mut requests, rank)?;
             self.check_usable(&mut requests, rank)?;
-            // A team that has dropped the other begins anew, without what was under way.
+            // After the team has dropped the failed rank, survivors restart without what was under way.
             if let Some((other, cause)) = requests.route(rank)?.lost.take()
                 && !matches!(self.liveness.state(other), RankState::Dropped(_))
             {
@@ -226,7 +226,7 @@ impl Initiator {
             if requests.completed >= until {
                 return Ok(());
             }
-            // A prepared send that was dropped never completes. A request behind it does.
+            // A prepared send that was dropped never completes; a later NOP does.
             let mut in_the_way = None;
             if requests.certain < until {
                 let number = requests.last_number + 1;
@@ -237,7 +237,6 @@ impl Initiator {
                         self.record(&mut requests, None, true, true);
                     }
                     Err(error) if self.is_recoverable(&error) => {}
-                    // The stream has not reached its sends, or the program holds a prepared one.
                     Err(source @ QueueError::State(StateError::Failed { .. })) => {
                         return Err(self.queue_error(rank, source));
                     }
@@ -252,15 +251,15 @@ impl Initiator {
         }
     }
 
-    /// Keeps the newest request until it has completed, where it may have to be posted again.
+    /// Keeps the newest request until it completes, if it may have to be reposted.
     fn record(&self, requests: &mut Requests, to: Option<(u32, Request)>, signaled: bool, is_posted: bool) {
         if self.peer.is_none() {
             requests.push(to, signaled, is_posted);
         }
     }
 
-    /// Ends the connection with a dead rank: nothing of it arrives any more, and what waits for it goes on. Of a DC
-    /// queue pair, the card gives up what is under way to the rank, and nothing new goes there.
+    /// Aborts the connection to a dead rank: nothing more arrives from it, and waits for it end. For DC, the card gives
+    /// up requests to the rank, and [`Self::check_usable`] refuses new ones.
     pub(crate) fn abort(&self) {
         if self.peer.is_none() || self.is_aborted.swap(true, Ordering::Relaxed) {
             return;
@@ -270,8 +269,8 @@ impl Initiator {
         }
     }
 
-    /// Brings what has led to a dead rank back to where it was made, for another process in its place; that may take up
-    /// to `timeout`. Returns the endpoint that this process connects to, where it has one of its own.
+    /// Makes the queue pair usable for another process in a dead rank's place, which may take up to `timeout`. Returns
+    /// the endpoint that the process connects to, if the queue pair is RC.
     pub(crate) fn release_for_replacement(
         &self,
         rank: u32,
@@ -283,7 +282,7 @@ impl Initiator {
         }
     }
 
-    /// What streams were given of the connection has to pass, and its completions are taken.
+    /// Resets an RC queue pair, once streams have passed their waits, and discards its completions.
     fn reset(&self, rank: u32, timeout: Duration) -> Result<Endpoint, NotifyError> {
         let mut requests = self.requests.lock();
         let mut pause = Pause::new();
@@ -302,7 +301,7 @@ impl Initiator {
         Ok(self.queue_pair.endpoint()?)
     }
 
-    /// Waits until nothing is under way to the rank.
+    /// Waits until no request to the rank is outstanding.
     fn drain(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         let mut pause = Pause::new();
         loop {
@@ -319,12 +318,12 @@ impl Initiator {
         }
     }
 
-    /// Connects to the process that has taken the rank's place.
+    /// Connects to the process in the rank's place.
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), NotifyError> {
         Ok(self.queue_pair.connect(remote, options)?)
     }
 
-    /// Sends to the target of the process that has taken a rank's place.
+    /// Redirects a rank's requests to the DC target of the process in its place.
     pub(crate) fn redirect(&self, rank: u32, address: DcAddress) -> Result<(), NotifyError> {
         let mut requests = self.requests.lock();
         let newest = requests.completed;
@@ -333,7 +332,7 @@ impl Initiator {
     }
 }
 
-/// A request with its number, to the rank of a route.
+/// Adds the request's number and destination.
 fn addressed<'a>(request: WorkRequest<'a>, number: u64, signaled: bool, route: &'a Route) -> WorkRequest<'a> {
     let request = request.wr_id(number);
     let request = if signaled { request } else { request.unsignaled() };
@@ -343,7 +342,7 @@ fn addressed<'a>(request: WorkRequest<'a>, number: u64, signaled: bool, route: &
     }
 }
 
-/// A locked queue pair, which takes requests to one rank.
+/// A locked queue pair that accepts requests to one rank.
 pub(crate) struct Posting<'a> {
     initiator: &'a Initiator,
     rank: u32,
@@ -352,7 +351,7 @@ pub(crate) struct Posting<'a> {
 }
 
 impl Posting<'_> {
-    /// Posts a request. The completion of one that is signaled says that those before it have completed, too.
+    /// Posts a request. A signaled request's completion covers those before it.
     pub(crate) fn post(&mut self, request: Request, signaled: bool) -> Result<(), NotifyError> {
         self.submit(&request, signaled, QueuePair::post_send, |_| Ok(()))?;
         if signaled {
@@ -362,8 +361,8 @@ impl Posting<'_> {
         Ok(())
     }
 
-    /// Prepares a request for a stream. Refused while any rank is dead and not dropped: a stream
-    /// does not see that its waits are released, and would write what it has not received.
+    /// Prepares a request for a stream. Refuses while any rank is dead and not dropped: a stream does not notice that
+    /// its waits were released, and would write data that it has not received.
     pub(crate) fn prepare(&mut self, request: Request, signaled: bool) -> Result<PreparedSend, NotifyError> {
         self.initiator.liveness.check_alive(self.rank)?;
         self.initiator.liveness.check_none_dead()?;
@@ -372,8 +371,7 @@ impl Posting<'_> {
         Ok(prepared)
     }
 
-    /// Gives the next request to the queue pair, and waits for room while it is full or is being
-    /// brought back, as long as `may_wait` says so.
+    /// Submits the next request to the queue pair. Waits for room, or for recovery, as long as `may_wait` permits.
     fn submit<T>(
         &mut self,
         request: &Request,

@@ -1,6 +1,6 @@
-//! Which ranks of a team live.
+//! The state of a team's ranks.
 //!
-//! A rank is alive, dead (its connection has been given up, and the team has not agreed on that yet), or dropped
+//! A rank is alive, dead (its connection has failed, and the team has not agreed on that yet), or dropped
 //! ([`Team::shrink`](crate::Team::shrink)). Only [`Team::replace`](crate::Team::replace) makes a rank alive again.
 
 use crate::error::{DeathCause, NotifyError};
@@ -19,24 +19,24 @@ pub(crate) enum RankState {
     Dropped(DeathCause),
 }
 
-/// The state of every rank. Locked last: no other lock is taken while this one is held.
+/// The states of all ranks. Lock order: last; no other lock is taken while this one is held.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     states: Mutex<RankStates>,
-    /// Ranks that are dead and not dropped, so that living teams pay one load.
+    /// The number of dead ranks, so that intact teams pay one load.
     dead: AtomicU32,
-    /// Some ranks are dropped, or were: so the others pay one load here, too.
+    /// True once any rank was dropped, so that other teams pay one load.
     has_dropped: AtomicBool,
-    /// Signalled when the monitor has something to do before its next look.
+    /// Signaled when the monitor has work before its next poll.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct RankStates {
     ranks: Vec<RankState>,
-    /// Ranks that live and have withdrawn: see [`Liveness::set_withdrawn`].
+    /// Living ranks that have withdrawn: see [`Liveness::set_withdrawn`].
     withdrawn: RankSet,
-    /// The monitor is to look now.
+    /// True if the monitor must poll now.
     is_due: bool,
     is_closed: bool,
 }
@@ -65,9 +65,9 @@ impl Liveness {
         self.state(rank) == RankState::Alive
     }
 
-    /// The error for a rank that is not alive.
+    /// Returns an error if the rank is not alive.
     pub(crate) fn check_alive(&self, rank: u32) -> Result<(), NotifyError> {
-        // A rank is noted as dropped before it counts as dead no more.
+        // `has_dropped` is set before the rank leaves the count of dead ranks.
         if self.dead.load(Ordering::Acquire) == 0 && !self.has_dropped.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -77,19 +77,19 @@ impl Liveness {
         }
     }
 
-    /// The error for a failure of what leads to a rank. That of a dead rank has perhaps been aborted.
+    /// Converts a queue pair's failure. A dead rank's queue pair may have been aborted, so death takes precedence.
     pub(crate) fn failure_error(&self, rank: u32, cause: FailureCause) -> NotifyError {
         match self.check_alive(rank) {
             Err(dead) => dead,
             Ok(()) => {
-                // The monitor looks whether the rank is dead.
+                // The monitor checks whether the rank is dead.
                 self.wake_monitor();
                 NotifyError::from_failure(rank, cause)
             }
         }
     }
 
-    /// The error for the first rank that is dead and not dropped.
+    /// Returns an error for the first rank that is dead and not dropped.
     pub(crate) fn check_none_dead(&self) -> Result<(), NotifyError> {
         match self.first_dead() {
             Some((rank, cause)) => Err(NotifyError::PeerDead { rank, cause }),
@@ -97,7 +97,7 @@ impl Liveness {
         }
     }
 
-    /// The first rank that is dead and not dropped.
+    /// Returns the first rank that is dead and not dropped.
     pub(crate) fn first_dead(&self) -> Option<(u32, DeathCause)> {
         if self.dead.load(Ordering::Acquire) == 0 {
             return None;
@@ -109,8 +109,8 @@ impl Liveness {
         })
     }
 
-    /// Of each rank, the one whose death ends waits for its notifications: that rank itself, or, where
-    /// it has withdrawn, the first that is dead and not dropped.
+    /// Returns, for each rank, the rank whose death ends waits for its notifications: itself, or, if it has withdrawn,
+    /// the first rank that is dead and not dropped.
     pub(crate) fn wait_enders(&self) -> Vec<Option<(u32, RankState)>> {
         let states = self.states.lock();
         let all = || (0..).zip(states.ranks.iter().copied());
@@ -122,8 +122,8 @@ impl Liveness {
         all().map(of).collect()
     }
 
-    /// These ranks have seen a death, and wait in [`Team::shrink`](crate::Team::shrink) or will: what
-    /// they had not sent before does not come.
+    /// Sets the ranks that have seen a death and are in, or about to call, [`Team::shrink`](crate::Team::shrink):
+    /// nothing that they had not sent before arrives.
     pub(crate) fn set_withdrawn(&self, ranks: RankSet) {
         let mut states = self.states.lock();
         if states.withdrawn != ranks {
@@ -132,13 +132,12 @@ impl Liveness {
         }
     }
 
-    /// Ranks of a kind.
+    /// Returns the ranks whose state satisfies a predicate.
     pub(crate) fn ranks_in(&self, is_one: impl Fn(RankState) -> bool) -> RankSet {
         let states = self.states.lock();
         (0..).zip(&states.ranks).filter(|(_, state)| is_one(**state)).map(|(rank, _)| rank).collect()
     }
 
-    /// Ranks that were dropped.
     pub(crate) fn dropped(&self) -> RankSet {
         match self.has_dropped.load(Ordering::Acquire) {
             true => self.ranks_in(|state| matches!(state, RankState::Dropped(_))),
@@ -146,17 +145,16 @@ impl Liveness {
         }
     }
 
-    /// Ranks that were not dropped.
+    /// Returns the ranks that were not dropped.
     pub(crate) fn members(&self) -> Vec<u32> {
         self.ranks_in(|state| !matches!(state, RankState::Dropped(_))).into_iter().collect()
     }
 
-    /// Ranks that are not alive.
     pub(crate) fn not_alive(&self) -> RankSet {
         self.ranks_in(|state| state != RankState::Alive)
     }
 
-    /// A living rank has died. Returns false if that was known.
+    /// Marks a living rank dead. Returns false if it was not alive.
     pub(crate) fn mark_dead(&self, rank: u32, cause: DeathCause) -> bool {
         let mut states = self.states.lock();
         let state = &mut states.ranks[rank as usize];
@@ -172,7 +170,7 @@ impl Liveness {
         true
     }
 
-    /// The team goes on without these ranks. Returns those that it had not dropped before.
+    /// Drops dead ranks. Returns those that were not dropped before.
     pub(crate) fn drop_ranks(&self, ranks: &RankSet) -> Vec<u32> {
         let mut states = self.states.lock();
         let mut dropped = Vec::new();
@@ -191,7 +189,7 @@ impl Liveness {
         dropped
     }
 
-    /// New processes have taken the places of dropped ranks.
+    /// Marks dropped ranks alive again, after new processes have taken their places.
     pub(crate) fn revive(&self, ranks: &RankSet) {
         let mut states = self.states.lock();
         for &rank in ranks {
@@ -202,19 +200,17 @@ impl Liveness {
         }
     }
 
-    /// Lets the monitor look at once.
     pub(crate) fn wake_monitor(&self) {
         self.states.lock().is_due = true;
         self.changed.notify_all();
     }
 
-    /// Ends the monitor.
     pub(crate) fn close(&self) {
         self.states.lock().is_closed = true;
         self.changed.notify_all();
     }
 
-    /// For the monitor: waits until there is something to do, for up to `period`. False once the team is closed.
+    /// Called by the monitor: waits for work for up to `period`. Returns false once the team is closed.
     pub(crate) fn wait_for_work(&self, period: Duration) -> bool {
         let mut states = self.states.lock();
         if !states.is_due && !states.is_closed {
@@ -252,7 +248,7 @@ mod tests {
             matches!(error, NotifyError::PeerDead { rank: 2, cause: found } if found == cause),
             "{error}"
         );
-        // A rank that lives is not dropped: the others have found it dead before.
+        // Only ranks that were found dead are dropped.
         assert_eq!(liveness.drop_ranks(&[1, 2].into_iter().collect()), [2]);
         assert!(
             liveness.check_none_dead().is_ok()

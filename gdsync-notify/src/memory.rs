@@ -11,32 +11,32 @@ use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory}
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
-/// Notifications begin at a multiple of this, so that no cache line holds data and a notification.
+/// Alignment of the notifications behind the data, so that no cache line holds both.
 const ALIGNMENT: usize = 64;
-/// Bytes of a notification.
+/// Size of a notification.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// Where a rank's part of a segment is, as plain data: for code that writes to it without the calls
-/// of this library, such as a kernel.
+/// The addresses and keys of a rank's part of a segment, as plain data for code that writes to it without this library,
+/// such as a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteSegment {
     /// The data.
     pub data: RemoteMemory,
-    /// The notifications: 32-bit words in the byte order of that rank's host, by their number.
+    /// The notifications: 32-bit words in the byte order of the rank's host.
     pub notifications: RemoteMemory,
 }
 
-/// Where the notifications begin behind `len` bytes of data.
+/// Returns the offset of the notifications behind `len` bytes of data.
 pub(crate) fn words_at(len: usize) -> usize {
     len.next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes of notifications.
+/// Returns the size of so many notifications.
 pub(crate) fn words_bytes(notifications: u32) -> usize {
     notifications as usize * WORD
 }
 
-/// Bytes of data and notifications.
+/// Returns the size of data and notifications.
 pub(crate) fn total(len: usize, notifications: u32) -> Result<usize, NotifyError> {
     let data = len.checked_next_multiple_of(ALIGNMENT);
     data.and_then(|data| data.checked_add(words_bytes(notifications))).ok_or_else(|| {
@@ -46,12 +46,12 @@ pub(crate) fn total(len: usize, notifications: u32) -> Result<usize, NotifyError
 }
 
 impl RemoteSegment {
-    /// The description of a part that a rank sends to the others.
+    /// Formats the description for the other ranks.
     pub(crate) fn describe(&self) -> String {
         format!("{} {}", self.data, self.notifications)
     }
 
-    /// Reads the description of a part.
+    /// Parses a description.
     pub(crate) fn parse(text: &str) -> Result<Self, NotifyError> {
         let bad = || {
             let reason = format!("{text:?} is not the addr:len:rkey of data and that of notifications");
@@ -67,39 +67,38 @@ impl RemoteSegment {
         Ok(RemoteSegment { data, notifications })
     }
 
-    /// Notifications.
+    /// The number of notifications.
     pub(crate) fn count(&self) -> u32 {
         (self.notifications.len / WORD as u64) as u32
     }
 
-    /// The notifications have another key than the data.
+    /// Returns true if the notifications have another key than the data.
     pub(crate) fn has_two_keys(&self) -> bool {
         self.notifications.len > 0 && self.notifications.rkey != self.data.rkey
     }
 }
 
-/// What other ranks may do with a rank's parts of segments. Not every card has atomics.
+/// Returns the remote access to segments. Not every card has atomics.
 pub(crate) fn access(pd: &ProtectionDomain) -> Result<Access, NotifyError> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     Ok(if pd.device().attributes()?.atomics { access | Access::REMOTE_ATOMIC } else { access })
 }
 
-/// What a team keeps for its segments: registrations of the program's memory, and the kernels of GPUs.
+/// A team's resources for segments: registrations of the program's memory, and kernels of GPUs.
 #[derive(Debug)]
 pub(crate) struct SegmentResources {
-    /// Memory of the program that segments were made of.
+    /// Registrations of the program's memory.
     pub(crate) registrations: RegistrationCache,
-    /// Of each context in whose memory a segment was, one.
+    /// One for each context with a segment in its memory.
     kernels: Mutex<Vec<Arc<NotificationKernels>>>,
 }
 
 impl SegmentResources {
-    /// With nothing, for segments of a protection domain.
     pub(crate) fn new(pd: &ProtectionDomain) -> Self {
         SegmentResources { registrations: RegistrationCache::new(pd), kernels: Mutex::default() }
     }
 
-    /// What takes notifications in memory of a context. The first call for a context loads its kernels.
+    /// Returns a context's kernels, which the first call for it loads.
     pub(crate) fn kernels(
         &self,
         context: &Arc<CudaContext>,
@@ -114,18 +113,19 @@ impl SegmentResources {
     }
 }
 
-/// The part of this rank.
+/// This rank's part of a segment.
 #[derive(Debug)]
 pub(crate) struct LocalPart {
     pub(crate) rank: u32,
     pub(crate) memory: SegmentMemory,
-    /// The memory of the notifications: that of the data, unless the program has given it.
+    /// The notifications' memory: the data's, unless the program has provided the latter.
     pub(crate) words: SegmentMemory,
-    /// The first notification, counted in words of that memory.
+    /// The index of the first notification in words of that memory.
     pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) notifications: u32,
-    /// The card is no software card. It promises an order of its writes into GPU memory to the GPU's streams only.
+    /// True if the card is no software card. Real cards promise an order of their writes to GPU memory to the GPU's
+    /// streams only.
     pub(crate) is_real: bool,
     /// The GPU of [`SegmentMemory::Gpu`].
     pub(crate) gpu: Option<Gpu>,
@@ -138,18 +138,18 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Arc<NotificationKernels>,
 }
 
-/// What the part of a new process of a segment is to be ([`Team::take_place`](crate::Team::take_place)).
+/// The memory of a new process's part of a segment ([`Team::take_place`](crate::Team::take_place)).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PartPlan<'a> {
-    /// As [`Team::allocate`](crate::Team::allocate) makes it.
+    /// As from [`Team::allocate`](crate::Team::allocate).
     Host {
         /// Bytes.
         len: usize,
         /// Notifications.
         notifications: u32,
     },
-    /// As [`Team::allocate_gpu`](crate::Team::allocate_gpu) makes it.
+    /// As from [`Team::allocate_gpu`](crate::Team::allocate_gpu).
     Gpu {
         /// The GPU.
         context: &'a Arc<CudaContext>,
@@ -158,16 +158,16 @@ pub enum PartPlan<'a> {
         /// Notifications.
         notifications: u32,
     },
-    /// As [`Team::register`](crate::Team::register) makes it.
+    /// As from [`Team::register`](crate::Team::register).
     Registered {
         /// The data.
         memory: &'a PinnedMemory,
         /// Notifications.
         notifications: u32,
     },
-    /// As [`Team::register_gpu`](crate::Team::register_gpu) makes it.
+    /// As from [`Team::register_gpu`](crate::Team::register_gpu).
     RegisteredGpu {
-        /// The context that the memory was made with.
+        /// The context that the memory was created with.
         context: &'a Arc<CudaContext>,
         /// The data.
         memory: &'a GpuMemory,
@@ -222,8 +222,8 @@ impl PartPlan<'_> {
     }
 }
 
-/// This rank's memory of a [`Segment`](crate::Segment): the data, and, unless the program has given the
-/// memory ([`Team::register`](crate::Team::register)), the notifications behind them.
+/// This rank's memory of a [`Segment`](crate::Segment): the data, and, unless the program has provided it
+/// ([`Team::register`](crate::Team::register)), the notifications after it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum SegmentMemory {
@@ -250,7 +250,7 @@ impl Gpu {
 }
 
 impl LocalPart {
-    /// The line that the other ranks get.
+    /// Formats the line for the other ranks.
     pub(crate) fn describe(&self) -> Result<String, NotifyError> {
         let words = self.first * WORD..self.first * WORD + words_bytes(self.notifications);
         let data = self.memory.remote().slice(..self.len)?;
@@ -258,7 +258,6 @@ impl LocalPart {
         Ok(segment.describe())
     }
 
-    /// Its notifications.
     pub(crate) fn words(&self) -> NotificationWords {
         let first = self.first;
         match &self.words {
@@ -271,19 +270,19 @@ impl LocalPart {
     }
 }
 
-/// The parts of a segment.
+/// A segment as its team keeps it: the parts of all ranks, and this rank's notifications.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
-    /// The line that describes this rank's part to the others.
+    /// This rank's part, as a line for the others.
     pub(crate) description: String,
-    /// `None` of ranks that had been dropped when the segment was made.
+    /// `None` for ranks that had been dropped when the segment was created.
     remotes: RwLock<Vec<Option<RemoteSegment>>>,
     pub(crate) notifications: Notifications,
     pub(crate) liveness: Arc<Liveness>,
 }
 
 impl SharedSegment {
-    /// From the descriptions of all parts.
+    /// Parses the descriptions of all parts.
     pub(crate) fn new(
         description: String,
         texts: &[Option<String>],
@@ -311,20 +310,20 @@ impl SharedSegment {
         self.remotes.read().clone()
     }
 
-    /// Takes over the description of a new process' part.
+    /// Replaces a part's description by a new process's.
     pub(crate) fn renew(&self, rank: u32, text: &str) -> Result<(), NotifyError> {
         self.remotes.write()[rank as usize] = Some(RemoteSegment::parse(text)?);
         Ok(())
     }
 
-    /// The target of a write into a rank's part.
+    /// Returns the remote memory of a range of a rank's data.
     pub(crate) fn data_at(&self, rank: u32, offset: u64, len: u64) -> Result<RemoteMemory, NotifyError> {
         let RemoteSegment { data, .. } = self.remote(rank)?;
         check_part(rank, offset, len, data.len)?;
         Ok(RemoteMemory { addr: data.addr.wrapping_add(offset), len, rkey: data.rkey })
     }
 
-    /// The target of a notification of a rank's part.
+    /// Returns the remote memory of a rank's notification.
     pub(crate) fn notification_at(
         &self,
         rank: u32,

@@ -1,4 +1,4 @@
-//! Requests of a queue pair: what each does, which of them need a fence, and which have completed or may have to be posted again.
+//! Requests of a queue pair: what each does, which need a fence, and which have completed or may have to be reposted.
 
 use crate::error::NotifyError;
 use gdsync::queue::FailureCause;
@@ -8,17 +8,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
-    /// Writes a slice.
     Write(Slice, RemoteMemory),
-    /// Sets a notification.
+    /// Writes a notification's word.
     Set([u8; 4], RemoteMemory),
-    /// Reads into a slice.
     Read(Slice, RemoteMemory),
-    /// Adds a number, and fetches the old one.
+    /// Adds to a 64-bit number and fetches its old value.
     FetchAdd(Slice, RemoteMemory, u64),
-    /// Replaces a number where it is the first of these by the second, and fetches the old one.
+    /// Replaces a 64-bit number by the second value if it equals the first, and fetches its old value.
     CompareSwap(Slice, RemoteMemory, [u64; 2]),
-    /// Asks whether the card answers: an empty write.
+    /// An empty write, which shows whether the card answers.
     Probe,
 }
 
@@ -37,15 +35,15 @@ impl Request {
     }
 }
 
-/// The newest requests that later ones may overtake.
+/// The newest read and atomic, which later requests may overtake.
 ///
-/// A card keeps the order of requests, but for what stands behind a read or an atomic (IB specification, 10.8.3.3,
-/// ordering of work requests): a write and a change by an atomic may be performed before a read in front of them is,
-/// and may be taken from memory that the read has still to fill. Such a request is given a fence: it starts when reads
-/// and atomics before it have finished. Reads are not held up, nor atomics by atomics.
+/// A card keeps the order of requests except behind a read or an atomic (IB specification, 10.8.3.3, ordering of work
+/// requests): a write or an atomic may execute before an earlier read has, and may take its data from memory that the
+/// read has not filled yet. Such a request gets a fence and starts when earlier reads and atomics have finished. Reads
+/// wait for nothing, and atomics do not wait for atomics.
 ///
-/// Numbers of requests are compared with what has completed, and nothing is noted of fences: one that was
-/// prepared may never be posted.
+/// The decision compares request numbers with completed ones and never relies on earlier fences, because a prepared
+/// request may never be posted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NewestFetches {
     read: u64,
@@ -53,8 +51,8 @@ pub(crate) struct NewestFetches {
 }
 
 impl NewestFetches {
-    /// Whether the next request needs a fence, where those up to `completed` have completed. None is one
-    /// that only completes, and does so behind all others.
+    /// Returns true if the next request needs a fence, given that requests up to `completed` have completed. `None`
+    /// stands for a NOP, which completes behind all others.
     pub(crate) fn need_fence(&self, request: Option<&Request>, completed: u64) -> bool {
         let newest = match request {
             Some(Request::Read(..)) => 0,
@@ -64,7 +62,7 @@ impl NewestFetches {
         newest > completed
     }
 
-    /// A request was given a number.
+    /// Records the number of a submitted request.
     pub(crate) fn note(&mut self, request: &Request, number: u64) {
         match request {
             Request::Read(..) => self.read = number,
@@ -74,27 +72,27 @@ impl NewestFetches {
     }
 }
 
-/// The request, with a fence where it needs one.
+/// Adds a fence if one is needed.
 pub(crate) fn fenced(request: WorkRequest<'_>, is_needed: bool) -> WorkRequest<'_> {
     if is_needed { request.fence() } else { request }
 }
 
-/// Requests are numbered from 1, in the order of the queue, and complete in that order.
+/// The requests of a queue pair, numbered from 1. They complete in order.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// The newest request.
+    /// The newest request's number.
     pub(crate) last_number: u64,
-    /// The newest request that is sure to complete: the CPU has posted it, signaled.
+    /// The newest request that is certain to complete because the CPU has posted it signaled.
     pub(crate) certain: u64,
-    /// Every request up to this one has completed, or was given up.
+    /// All requests up to this number have completed or were given up.
     pub(crate) completed: u64,
-    /// Those behind it, if the queue pair reaches several ranks.
+    /// Later requests; kept only if the queue pair reaches several ranks.
     pub(crate) pending: VecDeque<Pending>,
-    /// The rank whose request has failed the queue pair, and the failure.
+    /// The rank whose request has failed the queue pair, and the cause.
     pub(crate) failed_rank: Option<(u32, FailureCause)>,
-    /// The queue pair has failed for another reason than a request, and stays so.
+    /// A failure that no request has caused; the queue pair stays failed.
     pub(crate) fatal: Option<FailureCause>,
-    /// The ranks that it reaches.
+    /// The reachable ranks.
     pub(crate) routes: BTreeMap<u32, Route>,
     pub(crate) fetches: NewestFetches,
 }
@@ -102,13 +100,13 @@ pub(crate) struct Requests {
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) number: u64,
-    /// None of a request that only completes.
+    /// `None` for a NOP.
     pub(crate) to: Option<(u32, Request)>,
     pub(crate) signaled: bool,
-    /// The CPU has posted it, or a stream was given it. Of what was only prepared for a stream, that shows
-    /// when it is flushed.
+    /// True if the CPU has posted it or a stream has received it. For a request that was only prepared, the flushed
+    /// completion tells.
     pub(crate) is_posted: bool,
-    /// A stream waits for it, and may change then what it is written from.
+    /// True if a stream waits for it and may change its source afterwards.
     pub(crate) is_awaited: bool,
 }
 
@@ -118,21 +116,21 @@ impl Pending {
     }
 }
 
-/// The way to a rank.
+/// The address of a rank, and its failures.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// The rank's target; none where the queue pair is connected to the rank.
+    /// The rank's DC target; `None` if the queue pair is connected to the rank.
     pub(crate) address: Option<DcAddress>,
-    /// Its newest request.
+    /// The newest request to the rank.
     pub(crate) newest: u64,
-    /// A request to it has failed.
+    /// The failure of a request to the rank.
     pub(crate) failed: Option<FailureCause>,
-    /// Something for it was lost, as that rank's request had failed.
+    /// The rank whose failed request has cost this rank a request, and the cause.
     pub(crate) lost: Option<(u32, FailureCause)>,
 }
 
 impl Route {
-    /// On which nothing has failed, with the number of its newest request.
+    /// A route without failures.
     pub(crate) fn new(address: Option<DcAddress>, newest: u64) -> Self {
         Route { address, newest, failed: None, lost: None }
     }
@@ -149,7 +147,7 @@ impl Requests {
         self.routes.get_mut(&rank).ok_or(NotifyError::Rank { rank, size })
     }
 
-    /// Keeps the newest request until it has completed.
+    /// Keeps the newest request until it completes.
     pub(crate) fn push(&mut self, to: Option<(u32, Request)>, signaled: bool, is_posted: bool) {
         self.pending.push_back(Pending {
             number: self.last_number,
@@ -167,14 +165,14 @@ impl Requests {
         }
     }
 
-    /// A request was flushed.
+    /// Records a flushed completion.
     pub(crate) fn note_flushed(&mut self, number: u64, was_posted: bool) {
         if let Some(one) = self.pending.iter_mut().find(|one| one.number == number) {
             one.is_posted |= was_posted;
         }
     }
 
-    /// A request has failed by itself; those before it have completed.
+    /// Records a request that has failed, not merely been flushed; those before it have completed.
     pub(crate) fn fail(&mut self, number: u64, cause: FailureCause) {
         self.complete(number - 1);
         match self.pending.front().and_then(Pending::rank) {
@@ -184,7 +182,7 @@ impl Requests {
                     route.failed = Some(cause);
                 }
             }
-            // The library's own, which no card refuses, or that of a connection, which stays failed.
+            // A NOP, which no card refuses, or a request of an RC connection, which stays failed.
             None => self.fatal = Some(cause),
         }
     }

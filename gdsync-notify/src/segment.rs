@@ -1,4 +1,4 @@
-//! Memory that other ranks write into, with notifications.
+//! Segments: memory that other ranks write into, with notifications.
 
 use crate::error::NotifyError;
 use crate::liveness::Liveness;
@@ -15,13 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit
-/// words, whose value 0 means "not set". A cheap handle.
+/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit words whose value 0
+/// means "not set". A cheap handle.
 ///
-/// The notifications lie behind the data, in the same memory, or, where the program has given the memory
-/// ([`Team::register`](crate::Team::register)), in memory of the same kind: the host's, or that of the same
-/// GPU. A card's writes by one path are performed in order, and nothing orders its writes to a GPU's
-/// memory with those to the host's.
+/// The notifications are behind the data in the same memory, or, if the program has provided the memory
+/// ([`Team::register`](crate::Team::register)), in other memory of the host or the same GPU. A card's writes over one
+/// path are performed in order; nothing orders its writes to a GPU's memory with those to the host's.
 ///
 /// ```
 /// use gdsync::{Device, ProtectionDomain};
@@ -71,7 +70,7 @@ struct Inner {
 }
 
 impl Segment {
-    /// From the own part, and the descriptions of all parts.
+    /// Creates a segment from this rank's part and the descriptions of all parts.
     pub(crate) fn new(
         own: LocalPart,
         texts: &[Option<String>],
@@ -86,7 +85,7 @@ impl Segment {
         &self.inner.shared
     }
 
-    /// Bytes of data of this rank; other ranks may have more or fewer.
+    /// Bytes of this rank's data; other ranks may have more or fewer.
     pub fn len(&self) -> usize {
         self.inner.local.len
     }
@@ -96,7 +95,7 @@ impl Segment {
         self.len() == 0
     }
 
-    /// Notifications of this rank, numbered from 0.
+    /// The number of this rank's notifications, which count from 0.
     pub fn notifications(&self) -> u32 {
         self.inner.local.notifications
     }
@@ -106,10 +105,10 @@ impl Segment {
         &self.inner.local.memory
     }
 
-    /// Where the part of a rank is, as plain data.
+    /// The addresses and keys of a rank's part, as plain data.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that the team had dropped when the segment was made.
+    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that had been dropped when the segment was created.
     pub fn remote(&self, rank: u32) -> Result<RemoteSegment, NotifyError> {
         self.inner.shared.remote(rank)
     }
@@ -118,9 +117,8 @@ impl Segment {
         self.inner.local.rank
     }
 
-    /// Says which rank sets these notifications of this rank's part; at first any rank may. Waits
-    /// for them, by the CPU, streams and kernels, then end when that rank is dead, and not when
-    /// another one is; and [`gdsync::Stream::oldest_wait`] names the rank.
+    /// Declares that `rank` sets these notifications; initially any rank may. Waits for them by the CPU, streams and
+    /// kernels then end when that rank is dead, not when another is, and [`gdsync::Stream::oldest_wait`] names it.
     ///
     /// # Errors
     /// [`NotifyError::Notification`], [`NotifyError::Rank`].
@@ -133,7 +131,7 @@ impl Segment {
         self.set_sender(ids, rank)
     }
 
-    /// Says that any rank may set these notifications, as at first.
+    /// Declares that any rank may set these notifications, as initially.
     ///
     /// # Errors
     /// [`NotifyError::Notification`].
@@ -141,7 +139,7 @@ impl Segment {
         self.set_sender(ids, ANY)
     }
 
-    /// Says that these notifications belong to a collective of all ranks.
+    /// Declares that these notifications belong to a collective of all ranks.
     pub(crate) fn expect_from_all(&self, ids: Range<u32>) -> Result<(), NotifyError> {
         self.set_sender(ids, ALL)
     }
@@ -153,7 +151,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether a notification belongs to a collective.
+    /// Returns true if a notification belongs to a collective.
     pub(crate) fn is_expected_from_all(&self, id: u32) -> bool {
         self.inner.shared.notifications.is_of_all(id)
     }
@@ -168,7 +166,7 @@ impl Segment {
         self.inner.local.gpu.as_ref().map(|gpu| gpu.kernels.context().clone())
     }
 
-    /// Whether this is a segment of the team whose ranks these are.
+    /// Returns true if the segment belongs to the team with this state.
     pub(crate) fn is_of(&self, liveness: &Arc<Liveness>) -> bool {
         Arc::ptr_eq(&self.inner.shared.liveness, liveness)
     }
@@ -186,11 +184,11 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether a wait for a notification was released because a rank is dead: after a stream has
-    /// passed the wait, this says whether what it waited for has come.
+    /// Checks whether a wait for a notification was released because a rank is dead. After a stream has passed the
+    /// wait, this tells whether the notification has arrived.
     ///
-    /// A release stays until another rank is expected ([`Self::expect_from`]) or the dead one is
-    /// replaced; that of a notification that any rank may set, until the team drops the dead one.
+    /// A release lasts until another rank is expected ([`Self::expect_from`]) or the dead one is replaced; for a
+    /// notification that any rank may set, until the team drops the dead rank.
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`].
@@ -202,9 +200,9 @@ impl Segment {
         }
     }
 
-    /// The status of a notification, for kernels and for descriptors behind the wait: 0, or, once
-    /// waits for it are released, bit 31, the number of the dead rank, and bit 30 if the team has
-    /// dropped that rank. The word is the library's: programs read it.
+    /// Returns the status word of a notification, for kernels and for descriptors behind the wait: 0, or, once waits
+    /// for it are released, bit 31, the number of the dead rank, and bit 30 if the team has dropped the rank. Programs
+    /// only read the word.
     ///
     /// # Errors
     /// [`NotifyError::Notification`].
@@ -213,12 +211,12 @@ impl Segment {
         self.inner.shared.notifications.status_word(id)
     }
 
-    /// A slice of this rank's data, to be written from: `segment.slice(..)`, `segment.slice(16..32)`.
+    /// Returns a slice of this rank's data as a source of writes: `segment.slice(..)`, `segment.slice(16..32)`.
     ///
     /// # Errors
     /// [`NotifyError::Local`] if the range leaves the data.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, NotifyError> {
-        // The region may hold the notifications, too: the range is checked against the data alone.
+        // The region may hold the notifications, too, so the range is checked against the data alone.
         let part = RemoteMemory { addr: 0, len: self.len() as u64, rkey: 0 }.slice(range)?;
         let range = part.addr as usize..(part.addr + part.len) as usize;
         Ok(match self.memory() {
@@ -227,7 +225,7 @@ impl Segment {
         })
     }
 
-    /// Copies this rank's data out, from a byte offset on. Not in the order of any stream.
+    /// Copies this rank's data from a byte offset on, not in the order of any stream.
     ///
     /// # Errors
     /// [`NotifyError::OutOfSegment`], [`NotifyError::Cuda`].
@@ -240,7 +238,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Copies bytes into this rank's data, from a byte offset on. Not in the order of any stream.
+    /// Copies bytes into this rank's data from a byte offset on, not in the order of any stream.
     ///
     /// # Errors
     /// [`NotifyError::OutOfSegment`], [`NotifyError::Cuda`].
@@ -257,7 +255,7 @@ impl Segment {
         check_part(self.rank(), offset as u64, len as u64, self.len() as u64)
     }
 
-    /// A notification of this rank, for a stream to wait for
+    /// Returns a notification of this rank for a stream to wait for
     /// ([`WaitNotification::wait_notification`](crate::WaitNotification::wait_notification)).
     ///
     /// # Errors
@@ -278,19 +276,19 @@ impl Segment {
         })
     }
 
-    /// Waits until one of the notifications of a range is set, and returns the lowest such number;
-    /// `None` after `timeout`. With a timeout of 0 it looks once. A caller that gets a number sees
-    /// what was written before that notification, which stays set until [`Self::notify_reset`].
+    /// Waits until a notification of the range is set, and returns the lowest such number; `None` after `timeout`. A
+    /// timeout of 0 checks once. A caller that gets a number sees data written before that notification, which stays
+    /// set until [`Self::notify_reset`].
     ///
-    /// In GPU memory each look is a copy by the driver, which takes some microseconds.
+    /// In GPU memory each check is a copy by the driver, which takes some microseconds.
     ///
-    /// A rank that is dead ends the wait if it might set one of them: if any rank may (as at first),
-    /// or that one ([`Self::expect_from`]). The notifications that a team's dropped ranks were to
-    /// set end it if there are no others in the range.
+    /// A dead rank ends the wait if it might set one of them: if any rank may (as initially), or that one
+    /// ([`Self::expect_from`]). Notifications of ranks that the team has dropped end it only if the range has no
+    /// others.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`] for a range that ends behind the
-    /// notifications, [`NotifyError::Cuda`], [`NotifyError::Consistency`].
+    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`] for a range beyond the notifications,
+    /// [`NotifyError::Cuda`], [`NotifyError::Consistency`].
     pub fn notify_waitsome(&self, ids: Range<u32>, timeout: Duration) -> Result<Option<u32>, NotifyError> {
         self.check_ids(&ids)?;
         let mut pause = Pause::new();
@@ -307,15 +305,15 @@ impl Segment {
         }
     }
 
-    /// Refuses a reader that could see a notification without its data: `is_ordered` says whether
-    /// the GPU that has the segment shows that reader a real card's writes in order.
+    /// Refuses a reader that could see a notification without its data. `is_ordered` returns whether the segment's GPU
+    /// shows that reader a real card's writes in order.
     pub(crate) fn check_order(
         &self,
         is_ordered: impl Fn(GpuCapabilities) -> bool,
     ) -> Result<(), NotifyError> {
         let LocalPart { gpu, is_real, .. } = &self.inner.local;
         match gpu {
-            // The software card finishes each copy before it begins the next.
+            // The software card finishes each copy before the next begins.
             Some(gpu) if *is_real && !is_ordered(gpu.capabilities) => {
                 Err(NotifyError::Consistency { gpu: gpu.number })
             }
@@ -344,10 +342,10 @@ impl Segment {
         }
     }
 
-    /// Clears a notification and returns its old value, 0 if it was not set or is released. This is one step: of two
+    /// Clears a notification and returns its old value; 0 if it was not set or is released. This is atomic: of two
     /// callers one gets the value, and a notification that arrives meanwhile is either returned or stays set.
     ///
-    /// In GPU memory this launches a kernel on a stream of its own, and waits for it.
+    /// In GPU memory this launches a kernel on a separate stream and waits for it.
     ///
     /// # Errors
     /// [`NotifyError::Notification`], [`NotifyError::Cuda`].

@@ -1,18 +1,17 @@
-//! Messages between the processes of a job, as bytes. Parsing is pure and strict. Over TCP they
-//! follow the exchange of keys ([`gdsync_auth`]).
+//! Messages between the processes of a job. Parsing is pure and strict. Over TCP they follow the exchange of keys
+//! ([`gdsync_auth`]).
 //!
-//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, length of the
-//! payload 4; big endian), then the payload.
+//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, length of the payload 4; big endian),
+//! then the payload.
 
-/// First bytes of every frame; the last one is the version.
+/// The first bytes of every frame; the last one is the version.
 const MAGIC: [u8; 8] = *b"gdsboot\x02";
-/// Bytes before the payload.
 pub(super) const HEADER: usize = 24;
-/// Bytes of a hello's payload: the hash of the job's name.
+/// Size of a hello's payload: the hash of the job's name.
 pub(super) const HELLO_BYTES: usize = 8;
-/// Most bytes that one rank gives to an exchange.
+/// Most bytes of one rank's contribution.
 pub(super) const MAX_PART: usize = 1 << 20;
-/// Most bytes that an exchange comes to.
+/// Most bytes of an exchange.
 pub(super) const MAX_ALL: usize = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +55,7 @@ pub(super) struct Frame {
     pub(super) payload: Vec<u8>,
 }
 
-/// The reason why bytes are no valid message.
+/// The reason why bytes are not a valid message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) String);
 
@@ -96,8 +95,8 @@ impl Reader {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next frame; `None` if it is incomplete. Malformed bytes are refused as early as
-    /// possible, so the reader keeps at most a header and the limit.
+    /// Returns the next frame; `None` if it is incomplete. Malformed bytes are refused as early as possible, so the
+    /// reader keeps at most a header and the limit.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Malformed> {
         let bytes = &self.buffer;
         let magic = bytes.len().min(MAGIC.len());
@@ -123,7 +122,7 @@ fn word(bytes: &[u8; HEADER], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Lengths and bytes, one after the other.
+/// Encodes a list as lengths and bytes.
 pub(super) fn encode_list(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len() + 4).sum());
     for part in parts {
@@ -133,7 +132,7 @@ pub(super) fn encode_list(parts: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// A list of exactly `count` parts.
+/// Decodes a list of exactly `count` parts.
 pub(super) fn decode_list(mut bytes: &[u8], count: u32) -> Result<Vec<Vec<u8>>, Malformed> {
     let short = || Malformed(format!("a list of {count} parts ends before them"));
     let mut parts = Vec::new();
@@ -147,7 +146,7 @@ pub(super) fn decode_list(mut bytes: &[u8], count: u32) -> Result<Vec<Vec<u8>>, 
     if bytes.is_empty() { Ok(parts) } else { Err(Malformed(format!("{} bytes behind a list", bytes.len()))) }
 }
 
-/// Why a job cannot go on.
+/// The reason why a job stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// These ranks have ended.
@@ -206,7 +205,7 @@ mod tests {
             .prop_map(|(kind, rank, number, payload)| Frame { kind, rank, number, payload })
     }
 
-    /// All frames, and how it ends, of bytes that come in such pieces.
+    /// Returns all frames of bytes that arrive in such pieces, and the end.
     fn read(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Frame>, Result<(), Malformed>) {
         let (mut reader, mut frames, mut rest) = (Reader::new(limit), Vec::new(), bytes);
         let mut pieces = pieces.iter().copied().cycle();

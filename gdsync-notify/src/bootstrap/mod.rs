@@ -1,10 +1,9 @@
-//! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP
-//! or a socket of the host.
+//! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP or a local socket.
 //!
-//! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but do not use MPI, have
-//! to exchange a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of
-//! memory. This module exchanges such small strings among all ranks ([`Bootstrap::all_gather`],
-//! [`Bootstrap::all_to_all`]), and has barriers. Everything passes through rank 0, so it is not meant for data.
+//! Programs that run under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but without MPI, must
+//! exchange a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of memory.
+//! This module exchanges such small strings among all ranks ([`Bootstrap::all_gather`], [`Bootstrap::all_to_all`]), and
+//! has barriers. All messages pass through rank 0, so it is not meant for data.
 //!
 //! ```no_run
 //! use gdsync_notify::bootstrap::{Bootstrap, Job};
@@ -22,10 +21,10 @@
 //!
 //! # Trust
 //! On one host the processes meet at a socket that only their user can reach. At [`Meeting::Root`] each connection
-//! proves a key before any of its messages count ([`gdsync_auth`], which says what that promises): the key of
+//! proves a key before any of its messages count ([`gdsync_auth`] documents the guarantees): the key of
 //! [`KEY_VARIABLES`], or, if only this host reaches the address, the user's own. A process without the key cannot take
-//! a rank's place or end the job, and silent connections keep no rank from joining. Messages that follow are parsed
-//! strictly, but neither authenticated nor encrypted: between hosts they are as safe as the network.
+//! a rank's place or end the job, and silent connections keep no rank from joining. Later messages are parsed strictly,
+//! but neither authenticated nor encrypted: between hosts they are as safe as the network.
 
 mod error;
 mod folder;
@@ -49,26 +48,26 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The connections of a process with the others of its job.
+/// A process's connections to the others of its job.
 ///
-/// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on
-/// the next exchange, so all later ones fail with [`BootstrapError::Broken`].
+/// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on the next exchange,
+/// so all later ones fail with [`BootstrapError::Broken`].
 pub struct Bootstrap {
     rank: u32,
     size: u32,
     role: Role,
-    /// Number of the next exchange.
+    /// The next exchange's number.
     number: u32,
     timeout: Duration,
     broken: bool,
 }
 
 enum Role {
-    /// Rank 0, with the others in their order; there are none in a job of one process.
+    /// Rank 0, with its connections to the others in rank order.
     Root(Vec<Link>),
     /// Any other rank, with its connection to rank 0.
     Member(Box<Link>),
-    /// Any rank, of processes that exchange by means of their own.
+    /// Any rank of processes that exchange by their own means.
     Program(AllGather),
 }
 
@@ -79,8 +78,8 @@ impl fmt::Debug for Bootstrap {
 }
 
 impl Bootstrap {
-    /// Meets the other processes of the job: returns when all of them have joined. `timeout` holds
-    /// for that, and for each later exchange.
+    /// Meets the other processes of the job: returns when all have joined. `timeout` limits that, and each later
+    /// exchange.
     ///
     /// # Errors
     /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get
@@ -102,11 +101,11 @@ impl Bootstrap {
         Bootstrap { rank, size, role, number: 0, timeout, broken: false }
     }
 
-    /// A job whose ranks are threads of this process: one value for each, in their order.
+    /// Creates a job whose ranks are threads of this process, and returns a value for each, in rank order.
     ///
     /// # Errors
-    /// [`BootstrapError::Rank`] for a size of 0 or above 16384, [`BootstrapError::Connection`] if
-    /// the system has no sockets left.
+    /// [`BootstrapError::Rank`] for a size of 0 or above 16384, [`BootstrapError::Connection`] if the system has no
+    /// sockets left.
     pub fn threads(size: u32, timeout: Duration) -> Result<Vec<Self>, BootstrapError> {
         // Checks the size.
         Job::new(0, size, Meeting::Local(String::new()))?;
@@ -124,11 +123,11 @@ impl Bootstrap {
         Ok(members)
     }
 
-    /// A rank of processes that exchange bytes by means of their own, such as an MPI: no launcher is asked, and no
-    /// socket opened. `all_gather` is called by all ranks alike, on the thread that uses this value. It is given a
-    /// block, as long on every rank, and has to fill the second slice with the blocks of all ranks in their order,
-    /// as `MPI_Allgather` of bytes does. Its `Err` says why it could not. How long it waits is its own matter;
-    /// `timeout` is what a [`Team`](crate::Team) takes from here.
+    /// Creates a rank of processes that exchange bytes by their own means, such as MPI, without a launcher or sockets.
+    /// All ranks call `all_gather` alike, on the thread that uses this value. It receives a block, of the same length
+    /// on every rank, and fills the second slice with the blocks of all ranks in rank order, as `MPI_Allgather` of
+    /// bytes does. Its `Err` is the reason of a failure. It determines how long it waits; [`Team`](crate::Team) takes
+    /// over `timeout`.
     ///
     /// ```
     /// use gdsync_notify::bootstrap::{Bootstrap, BootstrapError};
@@ -144,8 +143,8 @@ impl Bootstrap {
     /// ```
     ///
     /// # Errors
-    /// [`BootstrapError::Rank`] for a rank that is not below the size, or a size above 16384. What `all_gather`
-    /// fails with is [`BootstrapError::Program`] of the exchange.
+    /// [`BootstrapError::Rank`] for a rank that is not below the size, or a size above 16384. Exchanges report failures
+    /// of `all_gather` as [`BootstrapError::Program`].
     pub fn with_all_gather(
         rank: u32,
         size: u32,
@@ -162,28 +161,28 @@ impl Bootstrap {
         self.rank
     }
 
-    /// Processes of the job.
+    /// The number of processes.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// How long an exchange waits for the other ranks. That of rank 0 decides.
+    /// How long an exchange waits for the other ranks. Rank 0's value decides.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Sends bytes to all ranks, and returns those of all ranks in their order. A rank may send 1
-    /// MiB, all ranks together 256 MiB.
+    /// Sends bytes to all ranks, and returns those of all in rank order. A rank may send 1 MiB, all ranks together 256
+    /// MiB.
     ///
     /// # Errors
-    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the
-    /// missing ranks; [`BootstrapError::Broken`].
+    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the missing ranks;
+    /// [`BootstrapError::Broken`].
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         self.exchange(FrameKind::Part, bytes)
     }
 
-    /// Sends to each rank the bytes that are for it, in the order of the ranks, and returns those that each rank has
-    /// for this one. A rank may send 1 MiB to all ranks together, with 4 bytes for each of them.
+    /// Sends to each rank its bytes, in rank order, and returns those from each rank. A rank may send 1 MiB to all
+    /// ranks together, which includes 4 bytes for each of them.
     ///
     /// ```
     /// use gdsync_notify::bootstrap::{Bootstrap, BootstrapError};
@@ -248,17 +247,17 @@ impl Bootstrap {
     }
 }
 
-/// What the ranks get, of the contributions of all.
+/// The results of an exchange.
 enum Answers {
-    /// All get all of them.
+    /// All contributions for all ranks.
     Same(Vec<Vec<u8>>),
-    /// Each gets those that are for it.
+    /// Each rank's own list.
     Each(Vec<Vec<Vec<u8>>>),
 }
 
 impl Answers {
     /// # Errors
-    /// A rank has not contributed what it should.
+    /// A rank's contribution is malformed.
     fn new(kind: FrameKind, parts: Vec<Vec<u8>>) -> Result<Self, BootstrapError> {
         if kind == FrameKind::Part {
             return Ok(Answers::Same(parts));
@@ -272,7 +271,6 @@ impl Answers {
         Ok(Answers::Each(all))
     }
 
-    /// What a rank gets.
     fn of(&self, rank: u32) -> &[Vec<u8>] {
         match self {
             Answers::Same(parts) => parts,
@@ -316,7 +314,7 @@ fn gather_parts(
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let mut parts: Vec<Option<Vec<u8>>> = vec![None; links.len()];
-    // Those that may have sent something.
+    // Links that may be readable.
     let mut ready: Vec<usize> = (0..links.len()).collect();
     loop {
         for &i in &ready {
@@ -368,10 +366,10 @@ fn contribute(
     }
 }
 
-/// The program's all-gather of equal blocks, one for each rank.
+/// The program's all-gather of equal blocks.
 type AllGather = Box<dyn FnMut(&[u8], &mut [u8]) -> Result<(), String> + Send>;
 
-/// Bytes that a rank says in front of its contribution: what exchange this is, its number, the length.
+/// Size of the header of a contribution: the exchange's kind and number, and the length.
 const PROGRAM_HEADER: usize = 12;
 
 fn program_header((kind, number): (FrameKind, u32), length: usize) -> [u8; PROGRAM_HEADER] {
@@ -382,8 +380,8 @@ fn program_header((kind, number): (FrameKind, u32), length: usize) -> [u8; PROGR
     bytes
 }
 
-/// The contributions of all ranks. The program exchanges blocks of one length: first headers, with the lengths,
-/// then blocks of the longest contribution.
+/// Returns the contributions of all ranks. The program exchanges blocks of one length: first headers with the lengths,
+/// then blocks of the longest contribution's length.
 fn gather_by_program(
     gather: &mut AllGather,
     size: u32,

@@ -1,4 +1,4 @@
-//! A collective among the ranks of a team, made once, and posted once for each round.
+//! Plans: collectives that the ranks of a team agree on once and post once per round.
 
 use crate::collective::error::CollectiveError;
 use crate::collective::kernel::{Blocks, Kernel};
@@ -22,20 +22,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Requests that a round gives to a stream at a time. Queues take more: 128 by default.
+/// Requests that a round posts at a time. Queues hold more: 128 by default.
 const REQUESTS: usize = 64;
-/// In a long message, one request in this many is completed by itself, so that the queue's room comes back.
+/// In a long message, one request in this many is signaled, so that room in the queue returns.
 const COMPLETE_EVERY: usize = 32;
 
 /// A [`Collective`] that the members of a team have agreed on. A cheap handle.
 ///
-/// [`Self::post`] posts a round on a stream; the ranks post the same plans in the same order. Rounds use two halves of the
-/// plan's memory in turn, so that no rank needs to ask another whether it has read what it got. For that, what the program
-/// does with them stands between two rounds, in the order of the stream:
+/// [`Self::post`] posts a round on a stream; the ranks post the same plans in the same order. Rounds alternate between
+/// two halves of the plan's memory, so that no rank asks another whether it has read its data. Therefore the program
+/// uses them between two rounds, in the order of the stream:
 ///
-/// - [`Self::output`] of round `r` is used behind round `r`, and in front of round `r + 1`, which lets the others overwrite it;
-/// - [`Self::input`] of round `r` is written behind round `r - 1`, and in front of round `r`. It keeps its content until round
-///   `r + 1` has been passed.
+/// - [`Self::output`] of round `r` is used behind round `r` and before round `r + 1`, which lets the others overwrite
+///   it;
+/// - [`Self::input`] of round `r` is written behind round `r - 1` and before round `r`. It keeps its content until
+///   round `r + 1` has been passed.
 #[derive(Clone, Debug)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -46,24 +47,24 @@ struct Inner {
     collective: Collective,
     queue: Queue,
     segment: Segment,
-    /// The ranks that take part.
+    /// The participating ranks.
     members: Vec<u32>,
-    /// The place of this rank among them.
+    /// This rank's index among them.
     own: u32,
     program: Program,
-    /// Of the members, where the plan lies in their part of the segment, and its first notification there.
+    /// For each member, the plan's location in its part of the segment.
     locations: Vec<Location>,
-    /// This rank's own words.
+    /// This rank's words.
     words: Vec<NotificationWord>,
     reducer: Option<Arc<Reducer>>,
     round: AtomicU64,
-    /// A round was posted in part. Held while a round is posted.
+    /// True if a round was posted in part. Locked while a round is posted.
     is_broken: Mutex<bool>,
 }
 
 impl Plan {
-    /// All members call this together. The plan lies behind so many bytes of the own part of the segment, and notifications.
-    /// Reductions on streams of a GPU in host memory need that GPU.
+    /// Creates the plan together with all members, behind so many bytes and notifications of this rank's part of the
+    /// segment. `gpu` is the GPU of reductions in host memory.
     pub(crate) fn new(
         queue: &Queue,
         segment: &Segment,
@@ -106,28 +107,28 @@ impl Plan {
         Ok(Plan { inner: Arc::new(inner) })
     }
 
-    /// What it does.
+    /// The collective.
     pub fn collective(&self) -> Collective {
         self.inner.collective
     }
 
-    /// The ranks that take part, in the order of blocks.
+    /// The participating ranks, in the order of blocks.
     pub fn members(&self) -> &[u32] {
         &self.inner.members
     }
 
-    /// The segment in which input and output lie.
+    /// The segment of input and output.
     pub fn segment(&self) -> &Segment {
         &self.inner.segment
     }
 
-    /// The round that is posted next, from 0 on.
+    /// The number of the next round, from 0 on.
     pub fn round(&self) -> u64 {
         self.inner.round.load(Ordering::Acquire)
     }
 
-    /// The bytes of the segment that are this rank's input of a round: of an all-gather its block, of an all-to-all and a
-    /// reduce-scatter a block for each member, of a broadcast the bytes of the root, empty on others.
+    /// Returns the segment's bytes of this rank's input of a round: for an all-gather its block, for an all-to-all and
+    /// a reduce-scatter a block for each member, for a broadcast the root's bytes, empty on other ranks.
     pub fn input(&self, round: u64) -> Range<usize> {
         let Inner { collective, members, own, .. } = &*self.inner;
         let (ranks, block) = (members.len(), collective.block());
@@ -143,8 +144,8 @@ impl Plan {
         start..start + blocks * block
     }
 
-    /// The bytes of the segment that are this rank's output of a round: a block of each member, the block that
-    /// was made of those of all, or the bytes of the root.
+    /// Returns the segment's bytes of this rank's output of a round: a block of each member, the reduced block, or the
+    /// root's bytes.
     pub fn output(&self, round: u64) -> Range<usize> {
         let Inner { collective, members, .. } = &*self.inner;
         let blocks = match collective {
@@ -156,16 +157,16 @@ impl Plan {
         start..start + blocks * collective.block()
     }
 
-    /// Posts the next round on a stream, and returns how many memory operations that took. Waits for room in the queue and
-    /// in the stream, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout) each.
+    /// Posts the next round on a stream, and returns the number of its memory operations. Waits for room in the queue
+    /// and in the stream, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout) each.
     ///
-    /// The stream waits for the other ranks. When one of them is dead, it goes on: [`Self::check`] says so.
+    /// The stream waits for the other ranks. If one of them dies, the stream goes on, and [`Self::check`] reports it.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`], while a member is dead and not dropped; [`CollectiveError::Ended`]
-    /// afterwards; [`CollectiveError::NoKernel`], [`CollectiveError::RawStream`], [`CollectiveError::OtherGpu`],
-    /// [`CollectiveError::Enqueue`], of a reduction; [`CollectiveError::Post`]; as [`Queue::prepare`]. After an error the same round may be posted again,
-    /// unless it was posted in part: then that is [`CollectiveError::Broken`].
+    /// [`NotifyError::PeerDead`] while a member is dead and not dropped, and [`CollectiveError::Ended`] afterwards;
+    /// [`CollectiveError::NoKernel`], [`CollectiveError::RawStream`], [`CollectiveError::OtherGpu`] and
+    /// [`CollectiveError::Enqueue`] of a reduction; [`CollectiveError::Post`]; as [`Queue::prepare`]. After an error
+    /// the same round may be posted again, unless it was posted in part: then that is [`CollectiveError::Broken`].
     pub fn post<B: CollectiveStream>(&self, stream: &Stream<B>) -> Result<usize, CollectiveError> {
         let inner = &*self.inner;
         let mut is_broken = inner.is_broken.lock();
@@ -185,18 +186,18 @@ impl Plan {
         Ok(posted.operations)
     }
 
-    /// Whether the rounds that streams have passed were whole: after a stream was synchronized, this says whether the
-    /// outputs of its rounds are what the collective says.
+    /// Checks the rounds that streams have passed: after a stream was synchronized, `Ok` means that the outputs of its
+    /// rounds are complete.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released;
-    /// [`CollectiveError::Ended`] after the team has gone on without it; [`CollectiveError::Reduction`].
+    /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released; [`CollectiveError::Ended`]
+    /// after the team has gone on without it; [`CollectiveError::Reduction`].
     pub fn check(&self) -> Result<(), CollectiveError> {
         self.inner.check_usable(*self.inner.is_broken.lock())
     }
 }
 
-/// What a stream was given of a round.
+/// The posted part of a round.
 struct PostedRound {
     round: u64,
     operations: usize,
@@ -229,7 +230,8 @@ impl PostedRound {
             return Ok(());
         }
         self.has_begun = true;
-        // A word of the segment is set once more to what the stream has waited for. No rank sets it before this rank's next round.
+        // Store again the value that the stream has waited for: this batch keeps the segment. No rank sets the word
+        // before this rank's next round.
         let word = Batch::new();
         let named = match plan.words.get(plan.word(self.round, 0) as usize) {
             Some(NotificationWord::Host(one)) => word.write_value32(one, phase(self.round)),
@@ -256,7 +258,7 @@ impl Inner {
         first..first + self.words.len() as u32
     }
 
-    /// NotificationWords of a rank for one round.
+    /// Words of a rank per round.
     fn words_of_round(&self) -> u32 {
         self.words.len() as u32 / 2
     }
@@ -275,7 +277,6 @@ impl Inner {
         if is_broken { Err(CollectiveError::Broken) } else { Ok(()) }
     }
 
-    /// The reduction of a round, if there is one.
     fn reduction(&self, round: u64) -> Option<Reduction> {
         let (layout, own) = (self.layout(), self.own);
         let blocks = Blocks {
@@ -286,7 +287,7 @@ impl Inner {
         self.reducer.clone().map(|reducer| Reduction { reducer, blocks })
     }
 
-    /// Prepares the steps of a round, and hands them on in pieces.
+    /// Prepares the steps of a round and posts them in batches.
     fn post_steps(
         &self,
         round: u64,
@@ -361,32 +362,32 @@ impl Inner {
     }
 }
 
-/// The value of words in a round: of the rounds that set the same word, each has another than the one before, so that no word
-/// needs to be cleared.
+/// Returns the value of words in a round. Successive rounds that set the same word use different values, so no word
+/// needs clearing.
 fn phase(round: u64) -> u32 {
     PHASES[(round / 2 % 2) as usize]
 }
 
-/// Where a plan lies in a rank's part of a segment.
+/// A plan's location in a rank's part of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location {
     pub(crate) layout: Layout,
     pub(crate) first_word: u32,
 }
 
-/// What all ranks know of a plan.
+/// The agreement of the ranks on a plan.
 #[derive(Debug)]
 pub(crate) struct Agreed {
-    /// The ranks that take part.
+    /// The participating ranks.
     pub(crate) members: Vec<u32>,
-    /// The place of this rank among them.
+    /// This rank's index among them.
     pub(crate) own: u32,
-    /// Of the members.
+    /// By member.
     pub(crate) locations: Vec<Location>,
 }
 
-/// All members of the team call this together. The plan lies behind `at` bytes and notifications of this rank's part of the
-/// segment. `prepare` is what else this rank needs for it. What fails on one rank is an error on all.
+/// Agrees on a plan with all members of the team. The plan lies behind `at` bytes and notifications of this rank's part
+/// of the segment; `prepare` creates what else this rank needs. A failure on one rank is an error on all.
 pub(crate) fn agree<T>(
     queue: &Queue,
     segment: &Segment,
@@ -416,7 +417,7 @@ pub(crate) fn agree<T>(
     Ok((Agreed { members, own, locations }, done))
 }
 
-/// What this rank alone can say.
+/// Checks what concerns this rank alone.
 fn check_local(
     segment: &Segment,
     members: &[u32],
@@ -445,7 +446,7 @@ fn check_local(
     }
 }
 
-/// Reads where another rank has the same plan; `None` where it is not the same.
+/// Parses another rank's location of the plan. Returns `None` if its plan differs.
 fn parse_location(line: &str, collective: &Collective, ranks: u32) -> Option<Location> {
     let mut fields = line.splitn(3, ' ');
     let (bytes, words) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);

@@ -1,11 +1,11 @@
-//! Schedules are run on paper: streams of all ranks step in random order, and messages are read from their source and arrive
-//! as late as the order of a connection allows. The content of each block is who made it, for whom, and in which round.
+//! Simulates schedules: streams of all ranks step in random order, and messages are read from their source and arrive
+//! as late as the order of a connection allows. A block's content is its source, its destination and its round.
 
 use super::schedule::{Algorithm, Area, Program, Step, program};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Made by a rank, for a place, in a round.
+/// The source, destination and round of a block.
 type Content = Option<(u32, u32, u64)>;
 
 const ALGORITHMS: [Algorithm; 8] = [
@@ -19,7 +19,7 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::BinomialTree,
 ];
 
-/// What goes through a connection.
+/// A message on a connection.
 enum Parcel {
     Block { from: (Area, u64, u32), to: (Area, u64, u32) },
     Word { word: u32, round: u64 },
@@ -27,13 +27,13 @@ enum Parcel {
 
 struct Rank {
     program: Program,
-    /// Of each area, of both sets.
+    /// By area and set.
     memory: [[Vec<Content>; 2]; Area::COUNT],
-    /// Of both sets, the newest round that has set it.
+    /// By set and word, the newest round that has set it.
     words: [Vec<Option<u64>>; 2],
     round: u64,
     at: usize,
-    /// Steps more or less often than others.
+    /// The rank's relative speed.
     weight: u64,
 }
 
@@ -41,10 +41,10 @@ struct Model {
     algorithm: Algorithm,
     root: u32,
     rounds: u64,
-    /// Sets of memory: 2, but where a test shows that fewer are not enough.
+    /// Sets of memory: 2, except where a test shows that fewer do not suffice.
     sets: u64,
     ranks: Vec<Rank>,
-    /// Of each pair of ranks: from, to.
+    /// By source and destination rank.
     wires: Vec<VecDeque<Parcel>>,
     random: u64,
 }
@@ -78,12 +78,12 @@ impl Model {
         self.random >> 11
     }
 
-    /// Runs to the end. What went wrong, if something did.
+    /// Runs to the end, or to an error.
     fn run(mut self) -> Result<(), String> {
         let count = self.ranks.len();
         (0..count).for_each(|rank| self.fill(rank));
         let mut idle = 0;
-        // The wires that something is on.
+        // Connections with messages.
         let mut busy: Vec<usize> = Vec::new();
         while self.ranks.iter().any(|rank| rank.round < self.rounds) || !busy.is_empty() {
             let chosen = self.next() as usize % (count + busy.len());
@@ -109,7 +109,7 @@ impl Model {
         Ok(())
     }
 
-    /// The input of the next round.
+    /// Writes the input of the next round.
     fn fill(&mut self, own: usize) {
         let (algorithm, sets, ranks) = (self.algorithm, self.sets, self.ranks.len());
         let rank = &mut self.ranks[own];
@@ -130,14 +130,14 @@ impl Model {
         }
     }
 
-    /// The output of the round that a rank has passed.
+    /// Checks the output of the round that a rank has passed.
     fn check(&self, own: usize) -> Result<(), String> {
         let rank = &self.ranks[own];
         let (round, set) = (rank.round, (rank.round % self.sets) as usize);
         let is_reduced = matches!(self.algorithm, Algorithm::DirectReduce | Algorithm::BruckReduce);
         let area = if is_reduced { Area::Arrived } else { Area::Output };
         let blocks = (0..).zip(&rank.memory[area as usize][set]);
-        // The own block is reduced from where it is.
+        // This rank's block is reduced from the input.
         for (block, content) in blocks.filter(|(block, _)| !is_reduced || *block != own as u32) {
             let expected = match self.algorithm {
                 Algorithm::DirectExchange
@@ -161,7 +161,7 @@ impl Model {
         }
     }
 
-    /// The next step of a rank's stream; false where it has to wait.
+    /// Takes the next step of a rank's stream; false if it must wait.
     fn step(&mut self, own: usize, busy: &mut Vec<usize>) -> Result<bool, String> {
         let (sets, count) = (self.sets, self.ranks.len());
         let rank = &mut self.ranks[own];
@@ -188,7 +188,7 @@ impl Model {
             }
             Some(_) => {}
             None => {
-                // What a stream does with the output, and then with the next input.
+                // The stream reads the output and then writes the next input.
                 self.check(own)?;
                 let rank = &mut self.ranks[own];
                 (rank.round, rank.at) = (round + 1, 0);
@@ -200,7 +200,7 @@ impl Model {
         Ok(true)
     }
 
-    /// The next of a connection arrives.
+    /// Delivers the next message of a connection.
     fn deliver(&mut self, wire: usize) {
         let (from, to) = (wire / self.ranks.len(), wire % self.ranks.len());
         match self.wires[wire].pop_front() {
@@ -217,7 +217,7 @@ impl Model {
 }
 
 impl Rank {
-    /// As the wait for a phase: the word has the value of exactly that round, or that of four rounds away.
+    /// As a wait for a phase: the word has the value of exactly that round or of one four rounds away.
     fn has_seen(&self, word: u32, round: u64) -> bool {
         let found = self.words[(round % 2) as usize][word as usize];
         found.is_some_and(|newest| newest / 2 % 2 == round / 2 % 2)
@@ -272,7 +272,7 @@ fn messages_are_as_few_as_promised() {
             assert_eq!(count(Algorithm::Dissemination), (steps, steps));
             assert_eq!(count(Algorithm::DirectGather), (others, others));
             assert_eq!(count(Algorithm::BruckGather), (steps, steps));
-            // The own block goes to this rank itself.
+            // This rank's block is copied, too.
             assert_eq!(count(Algorithm::DirectExchange), (others + 1, others + 1));
             assert_eq!(count(Algorithm::BruckExchange), (steps + 1, steps + 1));
             assert_eq!(count(Algorithm::DirectReduce), (others, others));

@@ -1,12 +1,12 @@
-//! Control connections over DC: a few queue pairs reach all peers, and one target hears them.
+//! Control connections over DC: a few queue pairs reach all ranks, and one target receives from all.
 //!
-//! A message names its sender, and the access key of the sender's target, which tells one process in the
-//! place of a rank from the next. To each rank at most one message is under way. One that fails ends what
-//! the card has not begun behind it: the queue pair is reset, and that is posted again. So messages to a
-//! rank arrive once, and in their order, as on a connection.
+//! A message carries its sender and the access key of the sender's target, which distinguishes successive processes of
+//! a rank. At most one message to each rank is in flight. If it fails, the card flushes later requests unbegun;
+//! the queue pair is reset, and they are reposted. So messages to a rank arrive once and in order, as on a connection.
 //!
-//! Probes have queue pairs of their own. A rank that has taken contribution in the last exchange may end while others
-//! still wait for each other; a probe of it waits until the card gives it up, and messages would wait behind it.
+//! Probes have their own queue pairs. A rank that has taken part in the last exchange may end while others still wait
+//! for each other; a probe of it occupies the queue pair until the card gives it up, and messages must not wait behind
+//! it.
 
 use super::Events;
 use super::message::{Message, longest};
@@ -24,18 +24,18 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-/// Queue pairs for messages, and as many for probes: a dead rank holds up those that are reached by the same one.
+/// Queue pairs for messages, and as many for probes. A dead rank delays those that share its queue pair.
 const DCIS: usize = 4;
-/// Messages under way from one queue pair.
+/// Messages in flight on one queue pair.
 const SLOTS: usize = 8;
-/// Requests under way from one queue pair.
+/// Requests in flight on one queue pair.
 const SENDS: usize = 64;
-/// Messages that have room until they are taken: in an exchange each rank sends one, and the fast ones that of the next.
-/// In a very large team some are sent again.
+/// Receive buffers. In an exchange each rank sends one message, and fast ones their next; in a very large team some
+/// messages are retried.
 const RECEIVES: std::ops::RangeInclusive<usize> = 256..=4096;
-/// Bytes before a message: the sender's rank, and its access key; little endian.
+/// Bytes before a message: the sender's rank and access key, little endian.
 const ENVELOPE: usize = 12;
-/// Retries where a rank has no room for a message; then others have their turn.
+/// RNR retries before other ranks get their turn.
 const RNR_RETRIES: u8 = 6;
 
 #[derive(Debug)]
@@ -43,34 +43,33 @@ pub(super) struct DcTransport {
     rank: u32,
     target: DcTarget,
     receives: SharedReceiveQueue,
-    /// First the slots of receives, then those of each queue pair for messages.
+    /// The receive slots, then the send slots of each queue pair for messages.
     memory: MemoryRegion,
     slot_bytes: usize,
     /// For messages, then as many for probes.
     dcis: Vec<Dci>,
-    /// In the order of the peers.
     peers: Vec<Peer>,
-    /// There may be room for a message that waits.
+    /// True if a waiting message may have room.
     is_due: bool,
-    /// When it was time last for probes, and for messages to peers that had no room.
+    /// The last time of probes, and of messages to ranks that had no room.
     last_turn: Instant,
-    /// There are messages of processes that are not of the team yet.
+    /// True if some `early` is not empty.
     has_early: bool,
-    /// The peers that are probed now.
+    /// The ranks to probe now.
     turn: ProbeTurn,
 }
 
-/// A queue pair, which reaches every [`DCIS`]th rank.
+/// A DC initiator, which reaches every [`DCIS`]th rank.
 #[derive(Debug)]
 struct Dci {
     for_probes: bool,
     queue_pair: QueuePair,
-    /// Requests are numbered from 1.
+    /// The newest request's number; they start at 1.
     given: u64,
     /// Oldest first.
     under_way: VecDeque<Outstanding>,
     free: Vec<usize>,
-    /// Ranks with messages that wait, in the order of their turns. One may be there twice.
+    /// Ranks with waiting messages in the order of their turns. A rank may be listed twice.
     due: VecDeque<u32>,
 }
 
@@ -78,7 +77,7 @@ struct Dci {
 struct Outstanding {
     number: u64,
     rank: u32,
-    /// None of a probe.
+    /// The message and its slot; `None` for a probe.
     message: Option<(Message, usize)>,
 }
 
@@ -87,19 +86,19 @@ struct Outstanding {
 struct Peer {
     address: Option<DcAddress>,
     key: u64,
-    /// Messages that are not under way.
+    /// Messages not yet posted.
     waiting: VecDeque<Message>,
-    /// The message that is.
+    /// The number of the message in flight.
     under_way: Option<u64>,
     probe: Option<u64>,
-    /// What has arrived from a process that is not of the team yet.
+    /// Messages from a process that is not in the team yet.
     early: Vec<Message>,
     last_probe: Instant,
-    /// It had no room for a message: nothing is sent before.
+    /// The time before which nothing is sent, after the rank had no room.
     not_before: Instant,
-    /// Its queue pair knows that messages wait.
+    /// True if the rank is in its queue pair's `due`.
     is_due: bool,
-    /// Nothing is sent to it, and nothing that arrives is taken.
+    /// True if nothing is sent, and arrivals are discarded.
     is_cut: bool,
 }
 
@@ -121,7 +120,7 @@ impl Peer {
 }
 
 impl DcTransport {
-    /// `access` is what other peers may do through the target, which they also write to.
+    /// `access` is what other ranks may do through the target, to which they also write data.
     pub(super) fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
@@ -136,7 +135,7 @@ impl DcTransport {
         let memory = MemoryRegion::allocate(pd, slots * slot_bytes, Access::LOCAL_WRITE)?;
         let receives = SharedReceiveQueue::new(pd, room as u32)?;
         let of_target = DcTargetConfig::default()
-            // The operating system's random numbers are in it.
+            // Seeded by the operating system's random numbers.
             .key(RandomState::new().hash_one(rank))
             .access(access)
             .port(config.port)
@@ -179,7 +178,6 @@ impl DcTransport {
         &self.target
     }
 
-    /// The address of another rank's target.
     pub(super) fn address(
         &self,
         remote: &Endpoint,
@@ -194,14 +192,13 @@ impl DcTransport {
         self.peers[rank as usize] = Peer { address: Some(address), key, ..Peer::new() };
     }
 
-    /// Posts the receive of a slot.
     fn receive(&self, slot: usize) -> Result<(), NotifyError> {
         let start = slot * self.slot_bytes;
         let slice = self.memory.slice(start..start + self.slot_bytes)?;
         Ok(self.receives.post_recv(&[slice], slot as u64)?)
     }
 
-    /// Sends a message as soon as its turn has come.
+    /// Queues a message.
     pub(super) fn send(&mut self, rank: u32, message: Message) {
         let peer = &mut self.peers[rank as usize];
         if !peer.is_cut && rank != self.rank {
@@ -210,7 +207,7 @@ impl DcTransport {
         }
     }
 
-    /// Messages to a rank wait.
+    /// Lists a rank as one with waiting messages.
     fn is_waiting(&mut self, rank: u32) {
         let dci = rank as usize % (self.dcis.len() / 2);
         if !std::mem::replace(&mut self.peers[rank as usize].is_due, true) {
@@ -219,25 +216,25 @@ impl DcTransport {
         self.is_due = true;
     }
 
-    /// Every message has arrived in the rank's memory.
+    /// Returns true if every message has arrived in the rank's memory.
     pub(super) fn is_flushed(&self, rank: u32) -> bool {
         let peer = &self.peers[rank as usize];
         peer.is_cut || (peer.waiting.is_empty() && peer.under_way.is_none())
     }
 
-    /// Nothing is sent to a dead rank, and nothing that arrives from it is taken any more.
+    /// Cuts a dead rank off: nothing more is sent to it or accepted from it.
     pub(super) fn cut(&mut self, rank: u32) -> Events {
         let peer = &mut self.peers[rank as usize];
         peer.waiting.clear();
         Events { has_sent: !std::mem::replace(&mut peer.is_cut, true), ..Events::default() }
     }
 
-    /// Takes what has arrived, sends what waits, and probes each rank once in `period` while nothing is
-    /// under way to it. `is_here` says which peers are of the team.
+    /// Takes arrived messages, posts waiting ones, and probes each rank once per `period` while nothing is in flight to
+    /// it. `is_here` returns whether a rank is in the team.
     pub(super) fn poll(&mut self, period: Duration, is_here: impl Fn(u32) -> bool) -> Events {
         let mut events = Events::default();
         self.take_arrived(&mut events);
-        // A rank that waits looks often, and most looks find nothing: what takes a step for each rank is rare.
+        // Waiting ranks poll often and mostly find nothing, so steps that touch every rank are rare.
         let is_time = self.last_turn.elapsed() >= period / 16;
         if is_time {
             self.last_turn = Instant::now();
@@ -287,7 +284,7 @@ impl DcTransport {
         }
     }
 
-    /// The sender of a message, and what it says; none of a process that is no rank, or not any more.
+    /// Parses a message. Returns `None` if its sender is no rank, or no longer one.
     fn open(&self, bytes: &[u8]) -> Option<(u32, Message)> {
         let ([r0, r1, r2, r3, key @ ..], message) = bytes.split_first_chunk::<ENVELOPE>()?;
         let rank = u32::from_le_bytes([*r0, *r1, *r2, *r3]);
@@ -318,7 +315,7 @@ impl DcTransport {
             self.ended(request, done.status, period, events);
         }
         if self.dcis[dci].queue_pair.failure().is_some() {
-            // Entries have still to come, where it is blocked: the next look finds them.
+            // If completions are outstanding, the next poll resets it.
             if self.dcis[dci].queue_pair.reset().is_err() {
                 return Ok(());
             }
@@ -326,7 +323,7 @@ impl DcTransport {
         if posts { self.post(dci, period, is_here) } else { Ok(()) }
     }
 
-    /// A request has ended.
+    /// Handles the completion of a request.
     fn ended(
         &mut self,
         request: Outstanding,
@@ -338,7 +335,7 @@ impl DcTransport {
         let peer = &mut self.peers[rank as usize];
         let under_way = if message.is_some() { &mut peer.under_way } else { &mut peer.probe };
         if *under_way != Some(number) {
-            // It was for another process in the rank's place.
+            // It was for an earlier process of the rank.
             return;
         }
         *under_way = None;
@@ -357,7 +354,7 @@ impl DcTransport {
         }
     }
 
-    /// Posts messages, or probes, as many as there is room for.
+    /// Posts as many messages or probes as there is room for.
     fn post(
         &mut self,
         at: usize,
@@ -377,13 +374,13 @@ impl DcTransport {
             self.post_messages(at, now, is_here)
         };
         match posted {
-            // It is brought back by the next look.
+            // The next poll recovers it.
             Err(NotifyError::Local(QueueError::State(StateError::Failed { .. }))) => Ok(()),
             posted => posted,
         }
     }
 
-    /// Posts the next message to each rank that has one, in the order of their turns.
+    /// Posts the next message to each rank that has one, in turn.
     fn post_messages(
         &mut self,
         at: usize,
@@ -391,7 +388,6 @@ impl DcTransport {
         is_here: &impl Fn(u32) -> bool,
     ) -> Result<(), NotifyError> {
         for _ in 0..self.dcis[at].due.len() {
-            // A completion makes room.
             if self.dcis[at].free.is_empty() {
                 return Ok(());
             }
@@ -405,7 +401,7 @@ impl DcTransport {
         Ok(())
     }
 
-    /// Posts a probe of a rank, if it is time.
+    /// Probes a rank if it is time.
     fn probe(
         &mut self,
         dci: usize,
@@ -426,7 +422,7 @@ impl DcTransport {
         Ok(())
     }
 
-    /// Posts the next message to a rank, unless one is under way.
+    /// Posts the next message to a rank, unless one is in flight.
     fn post_message(&mut self, dci: usize, rank: u32, now: Instant) -> Result<(), NotifyError> {
         let (dci, peer) = (&mut self.dcis[dci], &mut self.peers[rank as usize]);
         let may_send = !peer.is_cut && peer.under_way.is_none() && now >= peer.not_before;

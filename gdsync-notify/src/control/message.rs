@@ -1,12 +1,11 @@
-//! Messages of control connections, as bytes: a header of 12 bytes (kind 1, zero 3, epoch 4, number
-//! 4; little endian), then the payload. Parsing is pure and strict.
+//! The wire format of control messages: a header of 12 bytes (kind 1, zero 3, epoch 4, number 4; little endian), then
+//! the payload. Parsing is pure and strict.
 
 use super::agreement::Proposal;
 use crate::liveness::RankSet;
 
-/// Bytes before the payload.
 const HEADER: usize = 12;
-/// Most bytes that one rank gives to an exchange.
+/// Most bytes of a rank's contribution to an exchange.
 pub(super) const MAX_CONTRIBUTION: usize = 500;
 
 const CONTRIBUTION: u8 = 1;
@@ -19,25 +18,25 @@ const DEAD: u8 = 5;
 pub(super) enum Message {
     /// A rank's contribution to an exchange.
     Contribution(Contribution),
-    /// A rank's word in the agreement on dead ranks.
+    /// A rank's proposal in the agreement on dead ranks.
     Proposal(Proposal),
-    /// A rank takes contribution in no exchange of that epoch any more: it has seen a death.
+    /// The sender has seen a death and takes no part in exchanges of that epoch any more.
     Withdrawal { epoch: u32 },
-    /// A rank has found others dead.
+    /// The sender has found ranks dead.
     Dead { epoch: u32, dead: RankSet },
 }
 
 /// A rank's contribution to an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Contribution {
-    /// Agreements before the exchange.
+    /// The number of agreements before the exchange.
     pub(super) epoch: u32,
-    /// Exchanges of the epoch before this one.
+    /// The number of earlier exchanges in the epoch.
     pub(super) number: u32,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Bytes of the longest message in a team of that size.
+/// Returns the size of the longest message in a team of that size.
 pub(super) fn longest(size: u32) -> usize {
     HEADER + MAX_CONTRIBUTION.max(size.div_ceil(64) as usize * 8)
 }
@@ -62,7 +61,7 @@ impl Message {
         bytes
     }
 
-    /// `None` where the bytes are no message of a team of that size.
+    /// Returns `None` if the bytes are no message of a team of that size.
     pub(super) fn decode(bytes: &[u8], size: u32) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<HEADER>()?;
         let [kind, 0, 0, 0, e0, e1, e2, e3, n0, n1, n2, n3] = *header else { return None };
@@ -82,7 +81,7 @@ impl Message {
     }
 }
 
-/// The bytes of a set of ranks: one bit for each rank, in words of 64, little endian, without zeroes at the end.
+/// Encodes a set of ranks as a bitmap in words of 64 bits, little endian, without zero words at the end.
 fn encode_set(set: &RankSet) -> Vec<u8> {
     let words = set.last().map_or(0, |last| *last as usize / 64 + 1);
     let mut bytes = vec![0; words * 8];
@@ -90,7 +89,7 @@ fn encode_set(set: &RankSet) -> Vec<u8> {
     bytes
 }
 
-/// The set of ranks below `size` that the bytes are; `None` where they are no such set.
+/// Decodes a set of ranks below `size`. Returns `None` for any other bytes.
 fn decode_set(bytes: &[u8], size: u32) -> Option<RankSet> {
     let (words, []) = bytes.as_chunks::<8>() else { return None };
     let is_canonical = words.last().is_none_or(|word| *word != [0; 8]);

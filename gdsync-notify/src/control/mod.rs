@@ -1,5 +1,5 @@
-//! The control connections of a team: exchanges of short texts among all ranks, the agreement on
-//! dead ranks, and probes that find those.
+//! The control connections of a team: exchanges of short texts among all ranks, the agreement on dead ranks, and the
+//! probes that find them.
 
 pub(crate) mod agreement;
 mod dc;
@@ -23,23 +23,23 @@ use rc::{Encoded, RcTransport};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The contributions of an exchange, `None` of ranks that were dropped.
+/// The contributions to an exchange; `None` for ranks that were dropped.
 pub(crate) type Contributions = Vec<Option<Vec<u8>>>;
 
-/// What a look at the control connections has found.
+/// The results of polling a transport.
 #[derive(Debug, Default)]
 struct Events {
-    /// Of each rank in the order in which it sent them.
+    /// Received messages, in order for each rank.
     arrived: Vec<(u32, Message)>,
     dead: Vec<(u32, DeathCause)>,
-    /// Messages have arrived elsewhere, or never will.
+    /// True if messages have arrived at other ranks, or never will.
     has_sent: bool,
 }
 
-/// What carries messages and probes.
+/// The transport of messages and probes.
 #[derive(Debug)]
 enum Transport {
-    /// A connection with each rank.
+    /// A connection to each rank.
     Rc(Box<RcTransport>),
     Dc(Box<DcTransport>),
 }
@@ -51,27 +51,27 @@ pub(crate) struct Control {
     transport: Transport,
     probing: Probing,
     agreement: Agreement,
-    /// Of each rank, the contributions of exchanges that have arrived.
+    /// For each rank, its contributions that have arrived.
     contributions: Vec<VecDeque<Contribution>>,
-    /// What ranks have said of deaths that they have found, with their epochs.
+    /// Reported deaths: the reporting rank, its epoch, and the dead ranks.
     reports: VecDeque<(u32, u32, RankSet)>,
-    /// Of each rank, the newest epoch of whose exchanges it takes no contribution any more.
+    /// For each rank, the newest epoch from whose exchanges it has withdrawn.
     withdrawn: Vec<Option<u32>>,
-    /// The next exchange of this epoch.
+    /// The number of the next exchange of this epoch.
     number: u32,
-    /// An exchange of this epoch has failed: the ranks may disagree on the next.
+    /// True if an exchange of this epoch has failed, so that the ranks may disagree on the next.
     is_broken: bool,
-    /// What ranks have said, or the epoch, has changed since it was thought of.
+    /// True if a message has arrived, or the epoch has changed, since the last evaluation.
     has_heard: bool,
-    /// Something has changed since an exchange looked.
+    /// True if something has changed since an exchange was last tried.
     has_progress: bool,
-    /// A rank that the exchange waited for when it looked last.
+    /// A rank that the exchange was waiting for when it was last tried.
     waits_for: Option<u32>,
 }
 
 impl Control {
-    /// Unconnected. `config` is that of the team's queue pairs. There is a connection for each rank; or DC, where the other
-    /// ranks have `dynamic` access to this one's memory by its target, which serves the team's queues, too.
+    /// Creates unconnected queue pairs with the team's `config`: RC, or, if `dynamic` is given, DC, where it is the
+    /// access that other ranks have through this rank's target. The target also serves the team's queues.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
@@ -102,7 +102,7 @@ impl Control {
         })
     }
 
-    /// The endpoint of the connection to a rank; `None` for this rank itself, and where connections are dynamic.
+    /// Returns the endpoint for a rank; `None` for this rank itself, and with DC.
     pub(crate) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
         match &self.transport {
             Transport::Rc(rc) => rc.endpoint(rank),
@@ -110,7 +110,7 @@ impl Control {
         }
     }
 
-    /// Where what other ranks send and write arrives, if connections are dynamic.
+    /// The DC target that receives other ranks' messages and writes.
     pub(crate) fn target(&self) -> Option<&DcTarget> {
         match &self.transport {
             Transport::Rc(_) => None,
@@ -126,7 +126,7 @@ impl Control {
         }
     }
 
-    /// Connects to a rank's target. Returns its address, for the team's queues; none where connections are not dynamic.
+    /// Sets a rank's DC target. Returns its address for the team's queues; `None` with RC.
     pub(crate) fn connect_to_target(
         &mut self,
         rank: u32,
@@ -138,8 +138,8 @@ impl Control {
         Ok(Some(address))
     }
 
-    /// Makes a new connection in the place of that with a dropped rank. It is left alone until the
-    /// rank is alive again. Returns its endpoint, unless connections are dynamic.
+    /// Replaces the connection to a dropped rank. The new one is unused until the rank is alive again. Returns its
+    /// endpoint, or `None` with DC.
     pub(crate) fn renew(
         &mut self,
         pd: &ProtectionDomain,
@@ -153,13 +153,12 @@ impl Control {
         rc.endpoint(rank)
     }
 
-    /// Agreements so far.
+    /// The number of agreements so far.
     pub(crate) fn epoch(&self) -> u32 {
         self.agreement.epoch()
     }
 
-    /// The members of the team have changed by another way than the agreement on the dead: those whose
-    /// connections were made anew are connected, on both sides.
+    /// Begins an epoch after new processes have joined and both sides have connected.
     pub(crate) fn begin_epoch(&mut self, epoch: u32) {
         self.agreement.begin(epoch);
         (self.number, self.is_broken, self.has_heard) = (0, false, true);
@@ -169,13 +168,13 @@ impl Control {
         }
     }
 
-    /// Time between two looks that is short beside that between two probes.
+    /// A poll period that is short compared with the probe period.
     pub(crate) fn look_period(&self) -> Duration {
         self.probing.period / 4
     }
 
-    /// Takes what has arrived, sends what waits, probes, and finds the dead. Ranks that `liveness` says
-    /// are dead are cut off.
+    /// Takes arrived messages, sends waiting ones, probes, finds dead ranks, and cuts off those that `liveness` has as
+    /// dead.
     pub(crate) fn poll(&mut self, liveness: &Liveness) {
         let Events { arrived, dead, has_sent } = self.transport.poll(self.probing.period, liveness);
         self.has_progress |= has_sent;
@@ -204,7 +203,7 @@ impl Control {
         liveness.set_withdrawn(withdrawn.map(|(rank, _)| rank).collect());
     }
 
-    /// Tells the others of deaths that this rank has found, where not every rank finds each by itself.
+    /// Reports deaths that this rank has found, in teams where not every rank probes every other.
     fn report(&mut self, dead: RankSet, liveness: &Liveness) {
         if ProbeTurn::reports(self.contributions.len() as u32) {
             let epoch = self.agreement.epoch();
@@ -212,12 +211,12 @@ impl Control {
         }
     }
 
-    /// The next rank that lives as far as this one knows, and is dead as another one says.
+    /// Returns the next rank that is alive as far as this one knows but reported dead, and the reporting rank.
     fn next_reported(&mut self, liveness: &Liveness) -> Option<(u32, u32)> {
         let epoch = self.agreement.epoch();
         let is_news = |rank: u32| rank != self.rank && liveness.is_alive(rank);
         while let Some((by, of, dead)) = self.reports.front() {
-            // One of an earlier epoch may be of a process whose place another one has taken.
+            // A report of an earlier epoch may concern a process that has been replaced.
             let rank = dead.iter().copied().find(|rank| *of >= epoch && is_news(*rank));
             if let Some(rank) = rank {
                 return Some((rank, *by));
@@ -262,7 +261,7 @@ impl Control {
         }
     }
 
-    /// What this rank had sent is lost, as another one is dead: waits for it end, here, too.
+    /// Withdraws from the epoch: a death has cost this rank requests, so waits for them must end.
     pub(crate) fn withdraw(&mut self, liveness: &Liveness) {
         let epoch = self.agreement.epoch();
         self.withdrawn[self.rank as usize] = Some(epoch);
@@ -271,10 +270,10 @@ impl Control {
         self.poll(liveness);
     }
 
-    /// Sends this rank's contribution of the next exchange. Bytes beyond 500 are left out.
+    /// Sends this rank's contribution to the next exchange, truncated to [`MAX_CONTRIBUTION`] bytes.
     pub(crate) fn begin_exchange(&mut self, bytes: &[u8], liveness: &Liveness) -> Result<(), NotifyError> {
         if let Err(dead) = liveness.check_none_dead() {
-            // Others may have that rank's contribution already, and would wait for this rank's.
+            // Others may have the dead rank's contribution and would wait for this rank's.
             let withdrawal = Message::Withdrawal { epoch: self.agreement.epoch() };
             self.send_to_all(&withdrawal, &liveness.not_alive());
             self.poll(liveness);
@@ -291,11 +290,11 @@ impl Control {
         Ok(())
     }
 
-    /// The contributions of all ranks, `None` for those that were dropped, once all have arrived and the
-    /// own one has arrived everywhere. `None` before that.
+    /// Returns all contributions (`None` for dropped ranks) once they have arrived and this rank's has arrived
+    /// everywhere; `None` before.
     pub(crate) fn try_exchange(&mut self, liveness: &Liveness) -> Result<Option<Contributions>, NotifyError> {
         self.poll(liveness);
-        // Many looks find nothing: a rank that waits looks often, and there may be many ranks.
+        // Waiting ranks poll often and mostly find nothing, and there may be many ranks.
         if !std::mem::take(&mut self.has_progress) {
             return Ok(None);
         }
@@ -305,7 +304,7 @@ impl Control {
         let at = (self.agreement.epoch(), self.number);
         let (mut is_complete, any_dead) = (true, liveness.first_dead().is_some());
         for (rank, contributions) in (0..).zip(&mut self.contributions) {
-            // What exchanges of earlier epochs have left.
+            // Leftovers of earlier epochs.
             while contributions.front().is_some_and(|contribution| contribution.epoch < at.0) {
                 contributions.pop_front();
             }
@@ -320,7 +319,7 @@ impl Control {
         self.waits_for = missing.first().copied();
         for rank in missing {
             is_complete = false;
-            // A rank that has seen a death before does not come.
+            // A rank that has withdrawn does not contribute.
             if self.withdrawn[rank as usize].is_some_and(|epoch| epoch >= at.0) {
                 liveness.check_none_dead()?;
             }
@@ -345,16 +344,16 @@ impl Control {
         Ok(Some(all))
     }
 
-    /// Whether the exchange still waits for the rank that was missing at its last look, and nothing has happened that ends
-    /// it: then no other rank needs a look.
+    /// Returns true if the exchange still waits for the rank that was missing at the last try, and nothing has happened
+    /// that ends it; then no other rank needs a check.
     fn waits_on(&self, liveness: &Liveness) -> bool {
         self.waits_for.is_some_and(|rank| self.is_missing(rank, liveness))
             && liveness.first_dead().is_none()
             && self.withdrawn.iter().all(Option::is_none)
     }
 
-    /// The living ranks that an exchange waits for: for their contributions, or until this one's has arrived there. (A
-    /// rank that has ended after its contribution arrived has taken contribution.)
+    /// Returns the living ranks that an exchange waits for: for their contributions, or until this rank's has arrived
+    /// there. (A rank that has ended after its contribution arrived has taken part.)
     pub(crate) fn missing(&self, liveness: &Liveness) -> Vec<u32> {
         (0..self.contributions.len() as u32).filter(|rank| self.is_missing(*rank, liveness)).collect()
     }
@@ -364,12 +363,12 @@ impl Control {
         !(has_part && self.transport.is_flushed(rank)) && liveness.is_alive(rank)
     }
 
-    /// No exchange succeeds in this epoch any more.
+    /// Lets no exchange of this epoch succeed any more.
     pub(crate) fn give_up_exchanges(&mut self) {
         self.is_broken = true;
     }
 
-    /// One step of the agreement on the dead ranks. `None` before its end.
+    /// Takes a step of the agreement on dead ranks. Returns `None` before its end.
     pub(crate) fn try_agree(&mut self, liveness: &Liveness) -> Option<Outcome> {
         self.poll(liveness);
         let (said, outcome) = self.agreement.step(&liveness.not_alive());
@@ -381,17 +380,17 @@ impl Control {
         if matches!(outcome, Outcome::Drop(_)) {
             (self.number, self.is_broken, self.has_heard) = (0, false, true);
         }
-        // What was said goes out now.
+        // Send the decision now.
         self.poll(liveness);
         Some(outcome)
     }
 
-    /// The ranks that take no contribution yet in the agreement.
+    /// Returns the ranks that have not yet proposed.
     pub(crate) fn silent(&self, liveness: &Liveness) -> Vec<u32> {
         self.agreement.silent(&liveness.not_alive())
     }
 
-    /// The living ranks at which not everything has arrived that was sent there.
+    /// Returns the living ranks at which not every message has arrived.
     pub(crate) fn unflushed(&self, liveness: &Liveness) -> Vec<u32> {
         let waits = |rank: &u32| !self.transport.is_flushed(*rank) && liveness.is_alive(*rank);
         (0..self.contributions.len() as u32).filter(waits).collect()
@@ -399,12 +398,11 @@ impl Control {
 }
 
 impl Transport {
-    /// Takes what has arrived, sends what waits, probes, and finds the dead.
     fn poll(&mut self, period: Duration, liveness: &Liveness) -> Events {
         match self {
             Transport::Rc(rc) => rc.poll(),
             Transport::Dc(dc) => {
-                // Of a dropped rank: cut off before it was dropped; perhaps another process takes its place.
+                // A dropped rank has been cut off; another process may be taking its place.
                 let dropped = liveness.dropped();
                 dc.poll(period, |rank| !dropped.contains(&rank))
             }
@@ -419,7 +417,7 @@ impl Transport {
         }
     }
 
-    /// Every message has arrived at the rank's memory.
+    /// Returns true if every message has arrived in the rank's memory.
     fn is_flushed(&self, rank: u32) -> bool {
         match self {
             Transport::Rc(rc) => rc.is_flushed(rank),

@@ -1,19 +1,19 @@
-//! When connections are probed, and which of them.
+//! Time-outs and periods of probes, and the ranks to probe.
 
 use gdsync::ConnectOptions;
 use std::time::{Duration, SystemTime};
 
 /// The unit of a connection's time-out code.
 const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
-/// A control connection is not given up sooner: busy machines answer late.
+/// Shortest time after which a control connection fails: busy machines answer late.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// In teams of more ranks, each probes a few of the others at a time.
+/// Ranks of the largest team in which each rank probes all others at a time.
 const MOST_WITH_ALL: u32 = 64;
-/// So many.
+/// Ranks that each rank probes at a time in larger teams.
 const PROBED: u32 = 8;
 
-/// How control connections are made and watched, so that a dead rank is found within the time after
-/// which the team's own connections give up.
+/// The options of control connections, chosen so that a dead rank is found within the time after which the team's own
+/// connections fail.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Probing {
     pub(crate) connect: ConnectOptions,
@@ -24,14 +24,14 @@ pub(crate) struct Probing {
 impl Probing {
     pub(crate) fn of(team: ConnectOptions) -> Self {
         let attempt = |code: u8| TIMEOUT_UNIT * (1 << code.min(31));
-        // A receiver that takes its messages late is not dead.
+        // A receiver without posted receives is not dead.
         let team = team.rnr_retry(7);
         let (timeout, retries) = (team.timeout, team.retry_count);
         // IB specification, 9.7.6.1.3: a time-out of 0 never ends.
         if timeout == 0 {
             return Probing { connect: team, period: SHORTEST };
         }
-        // One attempt less than the team's connections: a death is met by the probe after it.
+        // One attempt fewer than the team's connections: the first probe after a death finds it.
         if retries >= 3 && attempt(timeout) * u32::from(retries) >= SHORTEST {
             return Probing { connect: team.retry_count(retries - 1), period: attempt(timeout) * 3 / 4 };
         }
@@ -44,16 +44,16 @@ impl Probing {
 
 /// The ranks that a rank probes in a period.
 ///
-/// In a team of up to 64 ranks it probes all others. In a larger one it probes eight, evenly spaced, and the next eight
-/// in the next period. The periods of all ranks are those of the clock, so each rank is probed by eight others in every
-/// period, as far as the clocks of their hosts agree. Who finds a dead rank tells the others ([`ProbeTurn::reports`]).
+/// In a team of up to 64 ranks these are all others. In a larger one they are eight, evenly spaced, and the next eight
+/// in the next period. Periods follow the clock, so each rank is probed by eight others in every period as far as the
+/// hosts' clocks agree. A rank that finds a death reports it ([`ProbeTurn::reports`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbeTurn {
     own: u32,
     size: u32,
-    /// Of the ranks behind this one, those whose distance leaves this remainder.
+    /// The distances from this rank, minus 1, modulo the stride, that are probed.
     remainder: u32,
-    /// Distance between two ranks that are probed.
+    /// Distance between two probed ranks.
     stride: u32,
 }
 
@@ -65,7 +65,6 @@ impl ProbeTurn {
 
     fn at((own, size): (u32, u32), number: u128) -> Self {
         let stride = Self::stride(size);
-        // Below the stride.
         let remainder = (number % u128::from(stride)) as u32;
         ProbeTurn { own, size, remainder, stride }
     }
@@ -74,12 +73,12 @@ impl ProbeTurn {
         if size <= MOST_WITH_ALL { 1 } else { (size - 1).div_ceil(PROBED) }
     }
 
-    /// Whether ranks tell each other of deaths that they find, as not every rank finds each by itself.
+    /// Returns true if ranks report deaths, because not every rank probes every other.
     pub(super) fn reports(size: u32) -> bool {
         Self::stride(size) > 1
     }
 
-    /// Whether another rank is probed.
+    /// Returns true if this turn probes the rank.
     pub(super) fn probes(self, rank: u32) -> bool {
         let distance = (rank + self.size - self.own) % self.size;
         distance != 0 && (distance - 1) % self.stride == self.remainder
@@ -98,11 +97,11 @@ mod tests {
         for (timeout, retries) in (1..24).flat_map(|timeout| (0..8).map(move |retries| (timeout, retries))) {
             let team = ConnectOptions::default().timeout(timeout).retry_count(retries).rnr_retry(0);
             let probing = Probing::of(team);
-            // A probe may be late by the time between two looks.
+            // A probe may be late by the poll period.
             let latest = whole(probing.connect) + probing.period * 5 / 4;
             let limit = whole(team).max(Duration::from_millis(1300));
             assert!(latest <= limit, "{timeout} {retries}: {latest:?} {probing:?}");
-            // One lost packet, or one late answer, is no death.
+            // One lost packet or late answer is no death.
             assert!(probing.connect.retry_count >= 2 && whole(probing.connect) >= SHORTEST, "{probing:?}");
             assert_eq!(probing.connect.rnr_retry, 7);
         }
@@ -123,7 +122,7 @@ mod tests {
                     let (by, expected) = (by(rank), if size <= 64 { size - 1 } else { PROBED });
                     assert!(!by.contains(&rank));
                     assert!(by.len() as u32 + 1 >= expected && by.len() as u32 <= expected, "{size}: {by:?}");
-                    // They do not sit next to each other: a host that goes takes neighbours along.
+                    // They are not adjacent, because a host that fails takes adjacent ranks along.
                     let near = by.windows(2).filter(|pair| pair[1] - pair[0] < stride);
                     assert!(near.count() <= 1, "{size} {stride}: {by:?}");
                 }

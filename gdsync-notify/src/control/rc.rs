@@ -1,9 +1,8 @@
-//! Control connections with each rank: a queue pair for each, and for all of them one completion queue of sends,
-//! one of receives, and one queue of receives. So a look costs the same however many ranks there are.
+//! Control connections over RC: a queue pair for each rank, with one send completion queue, one receive completion
+//! queue and one shared receive queue for all. So the cost of a poll does not grow with the team.
 //!
-//! A probe is an empty write, which the other side's card answers without its process. So a rank
-//! whose process is stopped is not given up as long as its card answers. A rank that takes its messages
-//! late makes senders wait (RNR), which is no death either.
+//! A probe is an empty write, which the remote card acknowledges without its process. So a stopped process is not given
+//! up while its card answers. A rank that takes messages late makes senders wait (RNR), which is no death either.
 
 use super::Events;
 use super::message::{Message, longest};
@@ -21,54 +20,54 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages under way to one rank.
+/// Messages in flight to one rank.
 const MESSAGES: usize = 4;
-/// Sends that a queue pair takes: messages, and a probe.
+/// Send queue depth: messages and a probe.
 const SENDS: u32 = MESSAGES as u32 + 1;
-/// Different messages under way.
+/// Different messages in flight.
 const SEND_BUFFERS: usize = 16;
-/// Of the number of a send: it is a probe. The rest is the rank.
+/// The bit of a `wr_id` that marks a probe; the rest is the rank.
 const PROBE: u64 = 1 << 63;
 
 #[derive(Debug)]
 pub(super) struct RcTransport {
     rank: u32,
     config: QueuePairConfig<'static>,
-    /// In the order of the ranks; `None` is this rank itself.
+    /// By rank; `None` for this rank itself.
     peers: Vec<Option<Peer>>,
-    /// The ranks of the queue pairs that live.
+    /// The ranks by queue pair number.
     rank_of_number: HashMap<u32, u32>,
     sends: CompletionQueue,
     arrivals: CompletionQueue,
     receives: SharedReceiveQueue,
-    /// The slots of receives.
+    /// The receive slots.
     memory: MemoryRegion,
     slot_bytes: usize,
     send_buffers: SendBuffers,
-    /// Ranks for which messages wait.
+    /// Ranks with waiting messages.
     due: VecDeque<u32>,
-    /// Some of those may be sent: messages are new, or others have made room.
+    /// True if waiting messages may have room.
     may_send: bool,
-    /// When probes were thought of.
+    /// The time of the last check for probes.
     last_look: Instant,
     period: Duration,
 }
 
-/// The connection with another rank.
+/// The connection to another rank.
 #[derive(Debug)]
 struct Peer {
     queue_pair: QueuePair,
-    /// Messages that are posted and have not arrived, oldest first: their slots, if they are not in the request.
+    /// Slots of the messages in flight, oldest first; `None` for inline data.
     under_way: VecDeque<Option<usize>>,
-    /// Messages for which there was no room yet.
+    /// Messages not yet posted.
     waiting: VecDeque<Encoded>,
-    /// It stands in the list of ranks for which messages wait.
+    /// True if the rank is in `due`.
     is_due: bool,
     probe_under_way: bool,
     last_probe: Instant,
-    /// The connection is cut: nothing is sent, and nothing that arrives is taken.
+    /// True if nothing is sent, and arrivals are discarded.
     is_cut: bool,
-    /// Another process is taking the rank's place: nothing is sent yet. What has arrived from it.
+    /// Messages that have arrived while another process takes the rank's place; nothing is sent to it meanwhile.
     early: Option<Vec<Message>>,
 }
 
@@ -79,7 +78,7 @@ impl Peer {
 }
 
 impl RcTransport {
-    /// Unconnected. `config` says by which port, and the like.
+    /// Creates unconnected queue pairs; port, GID and the like come from `config`.
     pub(super) fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
@@ -87,13 +86,13 @@ impl RcTransport {
         probing: Probing,
     ) -> Result<Self, NotifyError> {
         let slot_bytes = longest(size).next_multiple_of(64);
-        // Of an exchange, as many messages arrive as there are other ranks.
+        // An exchange brings one message from each other rank.
         let depth = size.next_power_of_two().clamp(16, 1024);
         let entries = size.saturating_mul(2).clamp(64, 1 << 15);
         let device = pd.device();
         let mut rc = RcTransport {
             rank,
-            // Commands of the device make no queue pair with a shared queue of receives.
+            // gdsync creates no DEVX queue pair with a shared receive queue.
             config: config.queues(QueueApi::Verbs).send_depth(SENDS).send_segments(1),
             peers: (0..size).map(|_| None).collect(),
             rank_of_number: HashMap::new(),
@@ -115,7 +114,7 @@ impl RcTransport {
         Ok(rc)
     }
 
-    /// Makes the queue pair for a rank.
+    /// Creates the queue pair for a rank.
     fn make(
         &mut self,
         pd: &ProtectionDomain,
@@ -142,7 +141,7 @@ impl RcTransport {
         self.peers.len() as u32
     }
 
-    /// The endpoint for a rank; `None` for this rank itself.
+    /// Returns the endpoint for a rank; `None` for this rank itself.
     pub(super) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
         let peer = self.peers[rank as usize].as_ref();
         Ok(peer.map(|peer| peer.queue_pair.endpoint()).transpose()?)
@@ -159,12 +158,11 @@ impl RcTransport {
         Ok(peer.queue_pair.connect(remote, options)?)
     }
 
-    /// Makes a new connection in the place of that with a dropped rank, which was cut. Nothing is sent by
-    /// it before [`Self::begin`].
+    /// Replaces the connection to a dropped rank, which was cut. The new one sends nothing before [`Self::begin`].
     pub(super) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<(), NotifyError> {
         if let Some(old) = self.peers[rank as usize].take() {
             self.rank_of_number.remove(&old.queue_pair.number());
-            // The card reads nothing of it any more, and its completions are not returned.
+            // The card reads its slots no more, and its completions are not returned.
             drop(old.queue_pair);
             old.under_way.into_iter().flatten().for_each(|slot| self.send_buffers.done(slot));
             self.may_send = true;
@@ -172,7 +170,7 @@ impl RcTransport {
         self.make(pd, rank, Some(Vec::new()))
     }
 
-    /// All renewed connections are connected on both sides. Returns what has arrived by them.
+    /// Starts using the renewed connections, connected on both sides. Returns what has arrived over them.
     pub(super) fn begin(&mut self) -> Vec<(u32, Message)> {
         let mut arrived = Vec::new();
         for (rank, peer) in (0..).zip(&mut self.peers).filter_map(|(rank, peer)| Some((rank, peer.as_mut()?)))
@@ -184,14 +182,13 @@ impl RcTransport {
         arrived
     }
 
-    /// Posts the receive of a slot.
     fn receive(&self, slot: usize) -> Result<(), NotifyError> {
         let start = slot * self.slot_bytes;
         let slice = self.memory.slice(start..start + self.slot_bytes)?;
         Ok(self.receives.post_recv(&[slice], slot as u64)?)
     }
 
-    /// Sends a message as soon as there is room.
+    /// Queues a message.
     pub(super) fn send(&mut self, rank: u32, encoded: &Encoded) {
         let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| !peer.is_cut) else { return };
         peer.waiting.push_back(encoded.clone());
@@ -201,12 +198,12 @@ impl RcTransport {
         self.may_send = true;
     }
 
-    /// Every message has arrived at the rank's memory.
+    /// Returns true if every message has arrived in the rank's memory.
     pub(super) fn is_flushed(&self, rank: u32) -> bool {
         self.peers[rank as usize].as_ref().is_none_or(Peer::is_flushed)
     }
 
-    /// Takes what has arrived, sends what waits, and probes while nothing is under way.
+    /// Takes arrived messages, sends waiting ones, and probes ranks to which nothing is in flight.
     pub(super) fn poll(&mut self) -> Events {
         let mut events = Events::default();
         self.take_arrived(&mut events);
@@ -221,7 +218,7 @@ impl RcTransport {
         events
     }
 
-    /// The death of a rank whose connection has failed; `None` where it has not.
+    /// Returns the cause of death of a rank whose connection has failed.
     fn failure(&self, rank: u32) -> Option<DeathCause> {
         let peer = self.peers[rank as usize].as_ref().filter(|peer| !peer.is_cut && peer.early.is_none())?;
         peer.queue_pair.failure().map(DeathCause::NoAnswer)
@@ -259,14 +256,13 @@ impl RcTransport {
             }
             match sent {
                 Ok(()) => {}
-                // The next completion makes room.
                 Err(NotifyError::Local(QueueError::Full(_))) => return,
                 Err(error) => events.dead.extend(self.unusable(rank, &error)),
             }
         }
     }
 
-    /// The death of a rank to which nothing can be posted.
+    /// Returns the death of a rank to which nothing can be posted.
     fn unusable(&self, rank: u32, error: &NotifyError) -> Option<(u32, DeathCause)> {
         if !matches!(error, NotifyError::Local(QueueError::State(StateError::Failed { .. }))) {
             tracing::error!(%error, rank, "a control connection cannot be used");
@@ -287,7 +283,6 @@ impl RcTransport {
                 peer.queue_pair.post_send(WorkRequest::send_inline(encoded).wr_id(number))?;
                 None
             } else {
-                // A completion makes room.
                 let Some((slot, slice)) = self.send_buffers.place(encoded)? else { return Ok(()) };
                 peer.queue_pair.post_send(WorkRequest::send(&[slice]).wr_id(number))?;
                 self.send_buffers.posted(slot);
@@ -299,7 +294,7 @@ impl RcTransport {
         Ok(())
     }
 
-    /// Probes, and finds connections that have failed without a completion.
+    /// Probes ranks and finds connections that have failed without a completion.
     fn look(&mut self, events: &mut Events) {
         let turn = ProbeTurn::now((self.rank, self.size()), self.period);
         for rank in 0..self.size() {
@@ -322,7 +317,7 @@ impl RcTransport {
         }
         match peer.queue_pair.post_send(Request::Probe.work_request().wr_id(PROBE | u64::from(rank))) {
             Ok(()) => (peer.probe_under_way, peer.last_probe) = (true, Instant::now()),
-            // The next look finds room.
+            // Retried at the next poll.
             Err(QueueError::Full(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -341,7 +336,7 @@ impl RcTransport {
 
     fn take_one(&mut self, one: Completion, events: &mut Events) {
         let (slot, size) = (one.wr_id as usize, self.size());
-        // Of a queue pair that is gone, there are none.
+        // A destroyed queue pair has no peer.
         let peer = self.rank_of_number.get(&one.qp_num).map(|rank| (*rank, &mut self.peers[*rank as usize]));
         if let Some((rank, Some(peer))) = peer.filter(|_| one.status.is_ok()) {
             let mut bytes = vec![0; (one.byte_len as usize).min(self.slot_bytes)];
@@ -358,7 +353,7 @@ impl RcTransport {
         }
     }
 
-    /// Cuts a connection, and takes what had arrived before: nothing of that rank arrives any more.
+    /// Cuts a connection off. Returns what had arrived before; nothing more is accepted from the rank.
     pub(super) fn cut(&mut self, rank: u32) -> Events {
         let mut events = Events::default();
         let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| !peer.is_cut) else {
@@ -377,7 +372,7 @@ impl RcTransport {
     }
 }
 
-/// A message, encoded, for one rank or several.
+/// An encoded message for one rank or several.
 pub(super) type Encoded = Arc<Vec<u8>>;
 
 #[derive(Debug)]
@@ -389,9 +384,9 @@ pub(super) struct SendBuffers {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// What it holds; it stays when nothing of it is under way any more.
+    /// The newest content, kept while the slot is free.
     encoded: Option<Encoded>,
-    /// Sends from it that have not completed.
+    /// Sends in flight from the slot.
     under_way: u32,
 }
 
@@ -401,7 +396,7 @@ impl SendBuffers {
         Ok(SendBuffers { memory, slot_bytes, slots: (0..slots).map(|_| Slot::default()).collect() })
     }
 
-    /// The memory from which a encoded is sent, and its slot; `None` while others are under way from all slots.
+    /// Returns a slot with the message and its memory; `None` while other messages occupy all slots.
     pub(super) fn place(&mut self, encoded: &Encoded) -> Result<Option<(usize, Slice)>, NotifyError> {
         let holds = |slot: &Slot| slot.encoded.as_ref().is_some_and(|known| Arc::ptr_eq(known, encoded));
         let Some(at) = self
@@ -420,12 +415,12 @@ impl SendBuffers {
         Ok(Some((at, self.memory.slice(start..start + encoded.len())?)))
     }
 
-    /// A send from the slot has been posted.
+    /// Counts a posted send.
     pub(super) fn posted(&mut self, slot: usize) {
         self.slots[slot].under_way += 1;
     }
 
-    /// A send from the slot has completed, or its queue pair is gone.
+    /// Counts a send that has completed, or whose queue pair is gone.
     pub(super) fn done(&mut self, slot: usize) {
         self.slots[slot].under_way -= 1;
     }

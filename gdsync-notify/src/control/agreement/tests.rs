@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Ranks, and what is on its way from each to each.
+/// Ranks, and the proposals in flight between each two.
 struct World {
     ranks: Vec<Agreement>,
     /// Ranks that have ended.
@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// The rank ends. Of what it has sent to each other rank, `keep` decides how much still arrives.
+    /// The rank ends. `keep` decides how many of its proposals to each other rank still arrive.
     fn kill(&mut self, rank: usize, mut keep: impl FnMut() -> usize) {
         self.ended[rank] = true;
         for wire in &mut self.wires[rank] {

@@ -35,8 +35,7 @@ fn messages_do_not_wait_for_the_probe_of_a_rank_that_has_ended() {
     // It is time for a probe of each.
     assert!(sender.poll(Duration::ZERO, |_| true).dead.is_empty());
     assert!(sender.peers[ENDS as usize].probe.is_some());
-    let message =
-        Message::Contribution(Contribution { epoch: 0, number: 0, bytes: b"contribution".to_vec() });
+    let message = Message::Contribution(Contribution { epoch: 0, number: 0, bytes: b"part".to_vec() });
     sender.send(0, message.clone());
     let (mut pause, mut arrived) = (Pause::new(), Vec::new());
     while arrived.is_empty() {

@@ -91,7 +91,7 @@ fn a_renewed_connection_keeps_what_is_early_and_gives_slots_back() {
         transports[0].send_waiting(&mut Events::default());
         let gone = transports[0].cut(1);
         assert!(gone.arrived.is_empty() && transports[0].is_flushed(1));
-        // Another process is in the place of rank 1.
+        // Another process takes the place of rank 1.
         let new = RcTransport::new(
             &pd,
             QueuePairConfig::default(),
