@@ -146,7 +146,7 @@ pub fn combine(element: Element, operation: Operation, into: &mut [u8], other: &
             }
         };
     }
-    // The bits of an arithmetic NaN depend on the processor and the order of the operands, as does the sign of `min` of
+    // The bits of an arithmetic NaN depend on the processor and the order of the operands, and so does the sign of `min` of
     // -0 and +0. Equal numbers differ in the sign of 0 at most.
     macro_rules! float {
         ($number:ty, $nan:expr) => {{

@@ -167,12 +167,12 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
 #[test]
 fn a_dead_rank_releases_waits_in_gpu_memory() {
     let Some(rig) = Rig::new("a_dead_rank_releases_waits_in_gpu_memory") else { return };
-    // The third rank dies. Its segment is in host memory: CUDA frees GPU memory only when the
-    // streams of the context have passed, and here one of them waits for that death.
+    // The third rank dies. Its segment is in host memory: CUDA frees GPU memory only when the context's streams have
+    // passed, and here one of them waits for that death.
     let [one, other, third] = ranks(&rig, [true, true, false], 16);
     let stream = rig.stream();
     one.segment.expect_from(5..8, 2).unwrap();
-    // What comes before the death stays.
+    // Notifications from before the death stay.
     third.queue.notify(0, &one.segment, 6, 7).unwrap();
     third.queue.flush(LONG).unwrap();
     let behind = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
@@ -249,7 +249,7 @@ fn kernels_write_to_each_other_and_notify() {
     let Some(rig) = Rig::new(test) else { return };
     let Some(module) = rig.compile(test, "notify.cu") else { return };
     const SLOT: usize = 600;
-    // 96 threads of the widest group each have a word, and two notifications.
+    // 96 threads of the widest group each have a word and two notifications.
     const NOTIFICATIONS: u32 = 192;
     let cases = [
         ([true, true, true], DoorbellPath::Auto, true),
@@ -257,8 +257,8 @@ fn kernels_write_to_each_other_and_notify() {
         ([false, false, false], DoorbellPath::Auto, true),
         ([false, false, false], DoorbellPath::Proxy, false),
     ];
-    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card
-    // writes to host memory alone.
+    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card writes only to host
+    // memory.
     for (on_gpu, path, near) in
         cases.into_iter().filter(|(on_gpu, ..)| !is_sanitized() || *on_gpu == [false; 3])
     {

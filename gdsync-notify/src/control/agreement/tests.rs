@@ -44,7 +44,7 @@ impl World {
         is_some
     }
 
-    /// `at` cuts `rank` off: it reads all that has arrived first.
+    /// `at` cuts `rank` off, after it has read all arrived messages.
     fn find(&mut self, at: usize, rank: usize) -> bool {
         if self.found[at].contains(&(rank as u32)) {
             return false;
@@ -99,7 +99,7 @@ proptest! {
                 _ => _ = world.step(a),
             }
         }
-        // Now nothing ends any more, every death is found, and every message arrives.
+        // From now on no rank ends, every death is found, and every message arrives.
         loop {
             let mut moved = false;
             for a in 0..n {

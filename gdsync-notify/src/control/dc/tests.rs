@@ -4,12 +4,12 @@ use gdsync_sys::pause::Pause;
 use gdsync_test_support::pair;
 
 const SIZE: u32 = 6;
-/// Reached by the same queue pair as rank 0.
+/// A rank that shares a queue pair with rank 0.
 const ENDS: u32 = DCIS as u32;
 
 /// The transports of a team.
 fn transports() -> Vec<DcTransport> {
-    // The card gives a request up after 4.096 µs * 2^20, eight times: 34 s.
+    // The card gives a request up after 4.096 µs * 2^20 * 8: 34 s.
     let patient = ConnectOptions::default().timeout(20);
     let pd = ProtectionDomain::new(&pair::device()).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

@@ -3,7 +3,7 @@ use crate::control::message::Contribution;
 use gdsync_sys::pause::Pause;
 use gdsync_test_support::pair;
 
-/// The transports of a team, connected. The card gives a request up after 34 s.
+/// The connected transports of a team. The card gives a request up after 34 s.
 fn transports(size: u32, period: Duration) -> (ProtectionDomain, Vec<RcTransport>) {
     let pd = ProtectionDomain::new(&pair::device()).unwrap();
     let probing = Probing { connect: ConnectOptions::default().timeout(20), period };
@@ -26,7 +26,7 @@ fn encoded(message: &Message) -> Encoded {
     Encoded::new(message.encode())
 }
 
-/// Polls all until a rank has heard so many messages.
+/// Polls all until a rank has received so many messages.
 fn hear(transports: &mut [RcTransport], rank: usize, count: usize) -> Vec<(u32, Message)> {
     let (mut heard, mut pause) = (Vec::new(), Pause::new());
     while heard.len() < count {
@@ -45,7 +45,7 @@ fn hear(transports: &mut [RcTransport], rank: usize, count: usize) -> Vec<(u32, 
 fn messages_arrive_once_and_in_order_however_many_wait() {
     const COUNT: u32 = 100;
     let (_pd, mut transports) = transports(3, Duration::from_millis(1));
-    // Some fit into the request, others have to wait for slots and for receives.
+    // Some messages are inline, others must wait for slots and for receives.
     let messages: Vec<_> = (0..COUNT).map(|number| contribution(number, number as usize * 5)).collect();
     for message in &messages {
         let encoded = encoded(message);
@@ -69,7 +69,7 @@ fn messages_arrive_once_and_in_order_however_many_wait() {
 #[test]
 fn a_rank_that_takes_nothing_holds_nobody_else_up_and_is_not_dead() {
     let (_pd, mut transports) = transports(3, Duration::from_millis(1));
-    // More than rank 2 has receives for, of which it takes none.
+    // More messages than rank 2 has receives, none of which it takes.
     let messages: Vec<_> = (0..200).map(|number| contribution(number, 100)).collect();
     messages.iter().for_each(|message| transports[0].send(2, &encoded(message)));
     let one = contribution(0, 300);
@@ -86,7 +86,7 @@ fn a_rank_that_takes_nothing_holds_nobody_else_up_and_is_not_dead() {
 fn a_renewed_connection_keeps_what_is_early_and_gives_slots_back() {
     let (pd, mut transports) = transports(2, Duration::from_millis(1));
     for round in 0..2 * SEND_BUFFERS as u32 {
-        // Posted, and not taken.
+        // Posted and not taken.
         transports[0].send(1, &encoded(&contribution(round, 100)));
         transports[0].send_waiting(&mut Events::default());
         let gone = transports[0].cut(1);
@@ -104,7 +104,7 @@ fn a_renewed_connection_keeps_what_is_early_and_gives_slots_back() {
         let options = ConnectOptions::default().timeout(20);
         transports[0].connect(1, &ends[1], options).unwrap();
         transports[1].connect(0, &ends[0], options).unwrap();
-        // It speaks before this rank knows that all are connected.
+        // It sends before this rank knows that all are connected.
         let word = contribution(round, 200);
         transports[1].send(0, &encoded(&word));
         let mut pause = Pause::new();
@@ -129,7 +129,7 @@ fn a_cut_connection_is_silent_and_a_failed_one_is_a_death() {
     assert!(matches!(transports[0].poll().dead[..], [(1, DeathCause::NoAnswer(FailureCause::Aborted))]));
     transports[0].cut(1);
     assert_eq!(transports[0].poll().dead, []);
-    // Heard before the cut, and not after it.
+    // Received before the cut, not after it.
     let (mut heard, mut pause) = (Vec::new(), Pause::new());
     transports[2].send(0, &encoded(&contribution(1, 9)));
     while heard.is_empty() {
