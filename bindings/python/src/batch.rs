@@ -1,4 +1,4 @@
-//! Batches: what a stream performs in one go.
+//! Batches of stream operations.
 
 use crate::backend::Backend;
 use crate::errors::Failure;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Batch {
     backend: Arc<Backend>,
-    /// The queue of teams by which it sends.
+    /// The teams' queue for its sends.
     queue: u32,
     timeout: Option<f64>,
     contents: Mutex<Contents>,
@@ -30,7 +30,7 @@ pub(crate) struct Batch {
 #[derive(Default)]
 struct Contents {
     batch: gdsync::Batch,
-    /// Memory operations and submissions that it took.
+    /// Memory operations and submissions of the last post.
     posted: Option<(usize, usize)>,
 }
 
@@ -41,19 +41,19 @@ impl Batch {
         merged: bool,
         timeout: Option<f64>,
     ) -> Result<Self, Failure> {
-        // Refuses what is no time now, and not when the batch is posted.
+        // Refuses a bad time-out now rather than when the batch is posted.
         Limit::new(timeout)?;
         let contents = Contents { batch: gdsync::Batch::with_capacity(8).merged(merged), posted: None };
         Ok(Batch { backend, queue, timeout, contents: Mutex::new(contents) })
     }
 
-    /// Adds to the batch.
+    /// Adds operations.
     fn add(&self, add: impl FnOnce(gdsync::Batch) -> gdsync::Batch) {
         let mut contents = self.contents.lock();
         contents.batch = add(mem::take(&mut contents.batch));
     }
 
-    /// The queue of a segment's team by which the batch sends.
+    /// Returns the queue of a segment's team for the batch's sends.
     fn queue_of(&self, segment: &SegmentHandle, queue: Option<u32>) -> Result<Queue, Failure> {
         Ok(segment.team.queue(queue.unwrap_or(self.queue))?.with_timeout(interrupt::SLICE))
     }
@@ -71,17 +71,17 @@ impl Batch {
         Ok(())
     }
 
-    /// What was taken out of the batch.
+    /// Takes the operations out of the batch.
     pub(crate) fn take(&self) -> gdsync::Batch {
         mem::take(&mut self.contents.lock().batch)
     }
 
-    /// The kinds of its operations.
+    /// Returns the kinds of its operations.
     pub(crate) fn shape(&self) -> BatchShape {
         BatchShape::of(&self.contents.lock().batch)
     }
 
-    /// Gives back what was not posted.
+    /// Puts back unposted operations.
     pub(crate) fn restore(&self, batch: gdsync::Batch) {
         self.contents.lock().batch = batch;
     }
@@ -165,7 +165,7 @@ methods_with_operations! { impl Batch with queue: u32 {
         self.contents.lock().batch.len()
     }
 
-    /// Posts what was added. What does not fit stays in the batch.
+    /// Posts the operations. Those that do not fit stay in the batch.
     fn post<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyTuple>, Failure> {
         let limit = Limit::new(self.timeout)?;
         let posted = interrupt::wait(py, limit, |time| match self.backend.post(self.take(), time) {
@@ -203,7 +203,7 @@ methods_with_operations! { impl Batch with queue: u32 {
     ) -> Result<bool, Failure> {
         match kind {
             None => _ = self.post(py)?,
-            // Its sends leave their queues.
+            // Dropped sends leave their queues.
             Some(_) => drop(self.take()),
         }
         Ok(false)

@@ -15,18 +15,18 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// What a failed call raises.
+/// The exception that a failed call raises.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// An exception of gdsync's, with its text.
+    /// An exception of gdsync with its text.
     Of(ExceptionClass, String),
-    /// [`ExceptionClass::PeerDead`], with the rank and how this rank knows.
+    /// [`ExceptionClass::PeerDead`] with the rank and the cause.
     PeerDead { text: String, rank: u32, cause: String },
-    /// An exception of Python's, such as one that a callback raised.
+    /// An exception of Python, such as one raised by a callback.
     Python(PyErr),
 }
 
-/// The exceptions, by their names in `gdsync._errors`.
+/// The exception classes of `gdsync._errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExceptionClass {
     Error,
@@ -75,7 +75,7 @@ impl Failure {
         Failure::Of(ExceptionClass::TimedOut, text)
     }
 
-    /// The same with more of an explanation.
+    /// Adds a hint to the text.
     pub(crate) fn with_hint(self, hint: &str) -> Self {
         match self {
             Failure::Of(class, text) => Failure::Of(class, format!("{text}; {hint}")),
@@ -106,7 +106,7 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// Errors whose kind says the class, and whose text is the library's.
+/// Converts errors to the class that each names, with the library's text.
 macro_rules! classes {
     ($($error:ty, $this:ident => $class:expr;)*) => {$(
         impl From<$error> for Failure {

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 use std::time::Duration;
 
-/// How long a launch lets a stream without room catch up.
+/// Pause of a launch while the stream has no room.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A CUDA graph with places for batches.
@@ -22,7 +22,7 @@ pub(crate) struct Graph {
     nodes: usize,
 }
 
-/// Records what the steps enqueue on the stream, and a place for each batch that they yield.
+/// Captures the steps' work on the stream, with a place for each batch that they yield.
 #[pyfunction]
 pub(crate) fn capture(stream: &Stream, steps: &Bound<'_, PyAny>) -> Result<Graph, Failure> {
     let Backend::Cuda(cuda) = &*stream.backend else {

@@ -1,7 +1,8 @@
-//! The module `gdsync._gdsync`: what the package `gdsync` is made of.
+//! The extension module `gdsync._gdsync` of the package `gdsync`.
 //!
-//! Each object is a handle of the library's, frozen and without a lock where the library's has none. Calls that may block
-//! release the GIL, and answer Python's signals ([`interrupt`]). Memory and streams of Python objects are kept by [`owner`].
+//! Each object wraps a handle of the library, frozen, and without a lock where the library has none. Blocking calls
+//! release the GIL and answer Python's signals ([`interrupt`]). [`owner`] keeps the Python objects of memory and
+//! streams.
 
 #[deny(unsafe_code)]
 mod backend;

@@ -69,7 +69,7 @@ impl Persistent {
         Ok(Persistent { inner: Mutex::new(AnyRequest::Recv(request)), what: "receive" })
     }
 
-    /// How the oldest start ended, once it has.
+    /// Waits for the oldest start's completion and returns it.
     #[pyo3(signature = (timeout=None))]
     fn complete(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Completion, Failure> {
         let limit = Limit::new(timeout)?;
@@ -97,7 +97,7 @@ impl Persistent {
     }
 }
 
-/// One of the calls for lists of requests, on a stream of either kind.
+/// A call for a list of requests on a stream of either kind.
 type Call = fn(&mut [&mut dyn Request], &Backend) -> Result<(), ListError>;
 
 fn for_all(
@@ -144,7 +144,7 @@ pub(crate) fn start_all(
     )
 }
 
-/// Has a stream wait for requests that were started, in one batch.
+/// Lets a stream wait for started requests, in one batch.
 #[pyfunction]
 #[pyo3(signature = (requests, stream, timeout=Some(30.0)))]
 pub(crate) fn wait_all(

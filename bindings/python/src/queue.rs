@@ -1,4 +1,4 @@
-//! A team's queue, for posts by the CPU; and the operations at ranks, which batches have, too.
+//! A team's queue for posts by the CPU, and the operations on ranks' memory, which batches have, too.
 
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
@@ -8,7 +8,7 @@ use gdsync_notify::{NotifyError, Operation, Queue as Inner};
 use pyo3::prelude::*;
 use std::time::Duration;
 
-/// The segment of a rank's part: one that is named, or the slice's own.
+/// Returns the segment that an operation addresses: the named one, or the slice's own.
 pub(crate) fn target(slice: &Slice, named: Option<&Segment>) -> Result<SegmentHandle, Failure> {
     match (named, &slice.segment) {
         (Some(named), _) => Ok(named.handle.clone()),
@@ -19,7 +19,7 @@ pub(crate) fn target(slice: &Slice, named: Option<&Segment>) -> Result<SegmentHa
     }
 }
 
-/// Repeats a call of a queue that waits for a short time, until it is done.
+/// Repeats a queue's short wait until it is done.
 pub(crate) fn until_done<T: Send>(
     py: Python<'_>,
     limit: Limit,
@@ -33,12 +33,12 @@ pub(crate) fn until_done<T: Send>(
     done.ok_or_else(|| limit.passed(what))
 }
 
-/// What the queue waits for when it takes a request.
+/// The wait of a queue that takes a request.
 pub(crate) const ROOM: &str = "the wait for room in the queue";
 
-/// The methods of a class: a method for each [`Operation`](gdsync_notify::Operation), which `perform` takes with the
-/// segment and with what the caller gives by the class's own keyword; and the other methods. (PyO3 takes the methods of
-/// a class from one block.)
+/// Defines a class's methods in the single block that PyO3 permits: one for each
+/// [`Operation`](gdsync_notify::Operation), which `perform` takes with the segment and the class's own keyword
+/// argument, and the others.
 macro_rules! methods_with_operations {
     (impl $class:ident with $keyword:ident: $given:ty { $($others:tt)* }) => {
         #[pymethods]
@@ -104,7 +104,7 @@ macro_rules! methods_with_operations {
 
 pub(crate) use methods_with_operations;
 
-/// A queue of a team: writes and notifications by the CPU.
+/// A team's queue for posts by the CPU.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Queue {
     inner: Inner,
@@ -127,7 +127,7 @@ impl Queue {
     }
 }
 
-/// Waits until what was posted has arrived, at one rank or at all.
+/// Waits until all posts have arrived, at one rank or at all.
 pub(crate) fn flush(py: Python<'_>, queue: &Inner, rank: Option<u32>, limit: Limit) -> Result<(), Failure> {
     until_done(py, limit, "the flush", |time| match rank {
         Some(rank) => queue.flush_rank(rank, time),

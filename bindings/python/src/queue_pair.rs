@@ -9,14 +9,14 @@ use gdsync::queue::WorkKind;
 use gdsync::{CompletionQueueConfig, ConnectOptions, QueuePairConfig};
 use pyo3::prelude::*;
 
-/// Where work completes.
+/// A completion queue.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct CompletionQueue {
     pub(crate) inner: gdsync::CompletionQueue,
 }
 
 impl CompletionQueue {
-    /// With a channel, so that waits sleep.
+    /// Creates a queue with a channel, so that waits sleep.
     fn on(device: &gdsync::Device, entries: u32) -> Result<Self, Failure> {
         let channel = CompletionChannel::new(device)?;
         let config = CompletionQueueConfig::from(entries).channel(&channel);
@@ -54,7 +54,7 @@ impl CompletionQueue {
     }
 }
 
-/// How a work request ended.
+/// The completion of a work request.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Completion {
     inner: gdsync::Completion,
@@ -108,7 +108,7 @@ impl Completion {
     }
 }
 
-/// Opcode a queue pair is asked to do.
+/// A work request of a queue pair.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct WorkRequest {
     opcode: Opcode,
@@ -129,7 +129,7 @@ enum Opcode {
 }
 
 impl WorkRequest {
-    /// The request as the library takes it.
+    /// Passes the library's work request to `take`.
     pub(crate) fn with<T>(
         &self,
         take: impl FnOnce(gdsync::WorkRequest<'_>) -> Result<T, Failure>,
@@ -233,7 +233,7 @@ impl QueuePair {
         trigger: Option<&Trigger>,
     ) -> Result<Self, Failure> {
         py.detach(|| {
-            // Only those that are not given.
+            // Creates only the missing ones.
             let own = |given: Option<&CompletionQueue>, depth: u32| match given {
                 Some(given) => Ok(given.inner.clone()),
                 None => CompletionQueue::on(&pd.device, depth.max(1)).map(|queue| queue.inner),
@@ -291,7 +291,7 @@ impl QueuePair {
     }
 }
 
-/// A word that releases sends of queue pairs, for which the card waits.
+/// A word that releases sends of queue pairs, for which the card waits (docs/card-trigger.md).
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Trigger {
     pub(crate) inner: gdsync::Trigger,

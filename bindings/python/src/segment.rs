@@ -14,7 +14,7 @@ use std::ops::Range;
 pub(crate) struct Segment {
     pub(crate) handle: SegmentHandle,
     memory: Memory,
-    /// What was registered; none where the memory was allocated here.
+    /// The registered object; `None` if the memory was allocated here.
     tensor: Option<Py<PyAny>>,
 }
 
@@ -27,7 +27,7 @@ impl Segment {
         &self.handle.segment
     }
 
-    /// `None` is all of them, a number is one, `range(a, b)` are those.
+    /// Parses notification numbers: `None` for all, a number, or `range(a, b)`.
     fn ids(&self, ids: Option<&Bound<'_, PyAny>>) -> Result<Range<u32>, Failure> {
         let Some(ids) = ids else { return Ok(0..self.segment().notifications()) };
         if let Ok(id) = ids.extract::<u32>() {
@@ -74,7 +74,7 @@ impl Segment {
     ) -> Result<Bound<'py, PyBytes>, Failure> {
         let nbytes = nbytes.unwrap_or_else(|| self.segment().len().saturating_sub(offset));
         let bytes = py.detach(|| {
-            // The range is checked before anything of its length is allocated.
+            // Check the range before allocating its length.
             self.segment().slice(offset..offset.saturating_add(nbytes))?;
             let mut bytes = vec![0; nbytes];
             self.segment().read(offset, &mut bytes)?;
@@ -95,7 +95,7 @@ impl Segment {
         Word::new(&self.memory, offset, true)
     }
 
-    /// The lowest notification of these that is set, once one is.
+    /// Waits until one of the notifications is set, and returns the lowest.
     #[pyo3(signature = (ids=None, timeout=None))]
     fn wait(
         &self,
@@ -153,7 +153,7 @@ impl Segment {
 }
 
 impl Segment {
-    /// The data without the notifications behind it.
+    /// Restricts an interface to the data, without the notifications.
     fn cut<'py>(&self, interface: Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
         interface.set_item("shape", (self.segment().len(),))?;
         Ok(interface)

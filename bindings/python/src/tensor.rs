@@ -1,4 +1,4 @@
-//! Memory of Python objects, as the library names it.
+//! The memory of Python objects, and DLPack capsules (DLPack 1.0, `dlpack.h`).
 
 use crate::errors::Failure;
 use crate::owner::Owner;
@@ -20,10 +20,10 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// The memory of an array, a tensor or a buffer, which is kept until its last use has passed.
+    /// Returns the memory of an array, a tensor or a buffer, kept until its last use has passed.
     ///
     /// # Errors
-    /// What cannot be registered, with the reason (`_tensors.py`).
+    /// Memory that cannot be registered, with the reason (`_tensors.py`).
     pub(crate) fn of(tensor: &Bound<'_, PyAny>) -> Result<Self, Failure> {
         static DESCRIBE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let describe = DESCRIBE.import(tensor.py(), "gdsync._tensors", "describe")?;
@@ -33,9 +33,8 @@ impl Memory {
         let Some(gpu) = gpu else {
             let base = NonNull::new(address as *mut u8)
                 .ok_or_else(|| Failure::invalid("the tensor has the address 0"))?;
-            // SAFETY: the tensor's protocol says that the memory is there, writable, as long as the object,
-            // which `owner` keeps. Other code that accesses it is Python's libraries, of which this side's
-            // accesses are those of a device.
+            // SAFETY: the tensor's protocol guarantees writable memory as long as the object, which `owner` keeps. To
+            // other code, that of Python libraries, accesses of this side are those of a device.
             return Ok(Memory::Host(unsafe { PinnedMemory::from_raw(base, len, owner) }));
         };
         let ordinal = match u32::try_from(gpu) {
@@ -43,8 +42,8 @@ impl Memory {
             Err(_) => ordinal_of(address)?,
         };
         let context = cuda::context(ordinal)?;
-        // SAFETY: the tensor's protocol says that this is memory of the GPU as long as the object, which
-        // `owner` keeps; the primary context reaches all memory of its GPU.
+        // SAFETY: the tensor's protocol guarantees memory of the GPU as long as the object, which `owner` keeps; the
+        // primary context reaches all memory of its GPU.
         let memory = unsafe { GpuMemory::from_raw(&context, address, len, owner) }?;
         Ok(Memory::Gpu(memory, ordinal))
     }
@@ -113,7 +112,8 @@ impl Memory {
         }
     }
 
-    /// What NumPy (`__array_interface__`) and CuPy or PyTorch (`__cuda_array_interface__`) take: the memory as bytes.
+    /// Returns the array interface of NumPy (`__array_interface__`), CuPy and PyTorch (`__cuda_array_interface__`):
+    /// bytes.
     pub(crate) fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyDict>> {
         let interface = pyo3::types::PyDict::new(py);
         interface.set_item("shape", (self.len(),))?;
@@ -124,7 +124,7 @@ impl Memory {
     }
 }
 
-/// The GPU whose memory is at an address.
+/// Returns the GPU whose memory is at an address.
 fn ordinal_of(address: u64) -> Result<u32, Failure> {
     // Initialises the driver.
     cuda::device_count()?;
@@ -138,7 +138,7 @@ fn ordinal_of(address: u64) -> Result<u32, Failure> {
     }
 }
 
-/// Whether memory is of CUDA's virtual memory management, as that of torch's expandable segments.
+/// Returns true for memory of CUDA's virtual memory management, such as torch's expandable segments.
 fn is_virtual(address: u64) -> bool {
     let mut legacy = 1i32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
@@ -147,7 +147,7 @@ fn is_virtual(address: u64) -> bool {
     result == sys::CUresult::CUDA_SUCCESS && legacy & 0xff == 0
 }
 
-/// Says of memory that a card refuses what the setting is that helps.
+/// Adds the helpful setting to a card's refusal of memory.
 pub(crate) fn explain(memory: &Memory, failure: Failure) -> Failure {
     match memory {
         Memory::Gpu(gpu, _) if is_virtual(gpu.address()) => failure.with_hint(
@@ -177,7 +177,7 @@ struct Tensor {
     byte_offset: u64,
 }
 
-/// The beginning of `DLManagedTensorVersioned`; a `DLManagedTensor` begins with its tensor.
+/// The start of `DLManagedTensorVersioned`; a `DLManagedTensor` starts with its tensor.
 #[repr(C)]
 struct Versioned {
     major: u32,
@@ -188,15 +188,15 @@ struct Versioned {
     tensor: Tensor,
 }
 
-/// The newest major version whose layout is known here.
+/// The supported major version.
 const MAJOR: u32 = 1;
 
-/// What `_tensors.py` takes: the address, the shape, the strides in elements or None, the bytes of an
-/// element, whether the tensor is read-only, and its device.
+/// The result for `_tensors.py`: the address, the shape, the strides in elements or None, an element's size in bytes,
+/// whether the tensor is read-only, and its device.
 type Described<'py> = (u64, Bound<'py, PyTuple>, Option<Bound<'py, PyTuple>>, u64, bool, i32, i32);
 
 /// # Errors
-/// A capsule of another name, that is one that was consumed, or of a newer major version.
+/// A capsule of another name, such as a consumed one, or of a newer major version.
 #[pyfunction]
 pub(crate) fn _dlpack<'py>(capsule: &Bound<'py, PyCapsule>) -> Result<Described<'py>, Failure> {
     let py = capsule.py();
