@@ -3,7 +3,7 @@
 use crate::bootstrap::Bootstrap;
 use crate::config::{ConnectionKind, TeamConfig};
 use crate::control::{Control, Probing};
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
 use crate::handshake::{Endpoints, Introduction, QueueEndpoints};
 use crate::initiator::Initiator;
 use crate::liveness::Liveness;
@@ -35,11 +35,7 @@ enum QueuePairs {
 }
 
 impl Unconnected {
-    pub(crate) fn new(
-        pd: &ProtectionDomain,
-        (rank, size): (u32, u32),
-        config: &TeamConfig,
-    ) -> Result<Self, NotifyError> {
+    pub(crate) fn new(pd: &ProtectionDomain, (rank, size): (u32, u32), config: &TeamConfig) -> Result<Self> {
         let access = config.queue_pair.access | access(pd)?;
         let of_queues = config.queue_pair.access(access);
         let QueuePairConfig { port, gid_index, pkey_index, queues: api, .. } = config.queue_pair;
@@ -56,7 +52,7 @@ impl Unconnected {
             let control = Control::new(pd, of_control, Some(access), place, watch)?;
             Ok((QueuePairs::Dynamic { initiators, addresses: Vec::new() }, control))
         };
-        let each = || -> Result<_, NotifyError> {
+        let each = || -> Result<_> {
             Ok((QueuePairs::Each(make(size, of_queues)?), Control::new(pd, of_control, None, place, watch)?))
         };
         let (queue_pairs, control) = match config.kind_of(size) {
@@ -71,21 +67,21 @@ impl Unconnected {
     }
 
     /// Returns the queues' endpoints that are the same for every rank.
-    pub(crate) fn queue_endpoints(&self) -> Result<QueueEndpoints, NotifyError> {
+    pub(crate) fn queue_endpoints(&self) -> Result<QueueEndpoints> {
         let (QueuePairs::Each(queues) | QueuePairs::Dynamic { initiators: queues, .. }) = &self.queue_pairs;
         QueueEndpoints::of(queues.len(), &self.control)
     }
 
     /// Returns a line for each rank.
-    pub(crate) fn describe(&self) -> Result<Vec<String>, NotifyError> {
+    pub(crate) fn describe(&self) -> Result<Vec<String>> {
         (0..self.size).map(|rank| Ok(self.endpoints_for(rank)?.to_string())).collect()
     }
 
-    fn endpoints_for(&self, rank: u32) -> Result<Endpoints, NotifyError> {
+    fn endpoints_for(&self, rank: u32) -> Result<Endpoints> {
         let queues = match &self.queue_pairs {
             QueuePairs::Each(queues) => {
                 let endpoints = queues.iter().map(|to| Ok(Some(to[rank as usize].endpoint()?)));
-                QueueEndpoints::Each(endpoints.collect::<Result<_, NotifyError>>()?)
+                QueueEndpoints::Each(endpoints.collect::<Result<_>>()?)
             }
             // DC initiators have no endpoint that others connect to.
             QueuePairs::Dynamic { .. } => self.queue_endpoints()?,
@@ -94,7 +90,7 @@ impl Unconnected {
     }
 
     /// Connects to all ranks by the lines received from them.
-    pub(crate) fn connect(&mut self, lines: &[String]) -> Result<(), NotifyError> {
+    pub(crate) fn connect(&mut self, lines: &[String]) -> Result<()> {
         let all_endpoints = (0..).zip(lines).map(|(rank, line)| Endpoints::parse(line, rank));
         let all_endpoints = all_endpoints.collect::<Result<Vec<_>, _>>()?;
         let own = self.queue_endpoints()?;
@@ -102,7 +98,7 @@ impl Unconnected {
         self.connect_to(&all_endpoints)
     }
 
-    pub(crate) fn connect_to(&mut self, all_endpoints: &[Endpoints]) -> Result<(), NotifyError> {
+    pub(crate) fn connect_to(&mut self, all_endpoints: &[Endpoints]) -> Result<()> {
         for (other, endpoints) in (0..).zip(all_endpoints) {
             match &mut self.queue_pairs {
                 QueuePairs::Each(queues) => {
@@ -151,11 +147,11 @@ impl Unconnected {
 
 /// Connects a new process to all ranks. Returns its connections and the descriptions of all segments.
 pub(crate) fn join(
-    made: Result<Unconnected, NotifyError>,
-    own: Result<String, NotifyError>,
+    made: Result<Unconnected>,
+    own: Result<String>,
     segments: usize,
     bootstrap: &mut Bootstrap,
-) -> Result<(Unconnected, Vec<String>), NotifyError> {
+) -> Result<(Unconnected, Vec<String>)> {
     let introduced = made.and_then(|made| {
         let lines = Introduction::texts(None, segments, made.describe()?.into_iter());
         Ok((made, lines))

@@ -4,7 +4,7 @@ use crate::bootstrap::{Bootstrap, BootstrapError};
 use crate::connect::Unconnected;
 use crate::control::Control;
 use crate::control::agreement::Outcome;
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
 use crate::handshake::{
     Endpoints, Introduction, Introductions, QueueEndpoints, describe_segments, segment_description,
 };
@@ -85,7 +85,7 @@ impl Connections {
 
     /// Exchanges short texts among all ranks; the entries of dropped ranks are `None`. All ranks call this in the same
     /// order.
-    pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError> {
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>> {
         let _turn = self.collective_call.lock();
         self.control.lock().begin_exchange(bytes, &self.liveness)?;
         let missing = |control: &Control| control.missing(&self.liveness);
@@ -99,9 +99,9 @@ impl Connections {
     /// Waits until all ranks have taken a step; `missing` returns those that have not.
     fn wait_for_all<T>(
         &self,
-        mut look: impl FnMut(&mut Control) -> Result<Option<T>, NotifyError>,
+        mut look: impl FnMut(&mut Control) -> Result<Option<T>>,
         missing: impl Fn(&Control) -> Vec<u32>,
-    ) -> Result<T, NotifyError> {
+    ) -> Result<T> {
         let (mut pause, timeout) = (Pause::new(), self.exchange_timeout);
         loop {
             // Not held during the pause, because the monitor needs it.
@@ -119,7 +119,7 @@ impl Connections {
     }
 
     /// Agrees with the other survivors on the dead ranks and drops them.
-    pub(crate) fn shrink(&self) -> Result<Vec<u32>, NotifyError> {
+    pub(crate) fn shrink(&self) -> Result<Vec<u32>> {
         let _turn = self.collective_call.lock();
         let agree = |control: &mut Control| Ok(control.try_agree(&self.liveness));
         let outcome = self.wait_for_all(agree, |control| control.silent(&self.liveness))?;
@@ -167,7 +167,7 @@ impl Connections {
     }
 
     /// Flushes a queue: all requests to living ranks have completed.
-    pub(crate) fn flush(&self, queue: usize, timeout: Duration) -> Result<(), NotifyError> {
+    pub(crate) fn flush(&self, queue: usize, timeout: Duration) -> Result<()> {
         let started = Instant::now();
         let mut kept =
             (0..self.size).filter(|rank| !matches!(self.liveness.state(*rank), RankState::Dropped(_)));
@@ -186,7 +186,7 @@ impl Connections {
     }
 
     /// Prepares the connections to dropped ranks for new processes. Returns a line for each rank.
-    fn prepare_replacement(&self) -> Result<Vec<String>, NotifyError> {
+    fn prepare_replacement(&self) -> Result<Vec<String>> {
         self.liveness.check_none_dead()?;
         let dropped = self.liveness.dropped();
         let mut all_endpoints = Vec::with_capacity(self.size as usize);
@@ -207,13 +207,13 @@ impl Connections {
     }
 
     /// Returns what all ranks get, before endpoints for new processes are filled in.
-    fn queue_endpoints(&self) -> Result<QueueEndpoints, NotifyError> {
+    fn queue_endpoints(&self) -> Result<QueueEndpoints> {
         QueueEndpoints::of(self.queues.len(), &self.control.lock())
     }
 
     /// Accepts new processes in the places of all dropped ranks. All survivors and new processes call this or
     /// [`join`](crate::connect::join).
-    pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>, NotifyError> {
+    pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>> {
         let _turn = self.collective_call.lock();
         let introduced = self.prepare_replacement().map(|lines| ((), lines));
         let ((), lines) = bootstrap.share_outcome_with_each(introduced)?;
@@ -234,7 +234,7 @@ impl Connections {
         Ok(all.new.into_iter().collect())
     }
 
-    fn connect_new(&self, lines: &[String]) -> Result<Introductions, NotifyError> {
+    fn connect_new(&self, lines: &[String]) -> Result<Introductions> {
         let all = Introduction::parse_all(lines, self.rank, &self.queue_endpoints()?)?;
         let dropped = self.liveness.dropped();
         if all.new != dropped {
@@ -277,7 +277,7 @@ impl Drop for Connections {
 
 /// Starts the monitor thread, which finds dead ranks and releases waits for them. It holds the connections only while
 /// it polls, and ends when they are dropped.
-pub(crate) fn start_monitor(connections: &Arc<Connections>) -> Result<JoinHandle<()>, NotifyError> {
+pub(crate) fn start_monitor(connections: &Arc<Connections>) -> Result<JoinHandle<()>> {
     let watched = Arc::downgrade(connections);
     let started = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || run(&watched));
     started.map_err(|source| NotifyError::Device(Error::Thread { name: NAME, source }))

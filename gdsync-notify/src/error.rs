@@ -11,6 +11,9 @@ use gdsync::{Error, QueueError};
 use std::io;
 use std::time::Duration;
 
+/// The result of the crate's own functions.
+pub(crate) type Result<T, E = NotifyError> = std::result::Result<T, E>;
+
 /// The evidence that a rank is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -2,7 +2,7 @@
 
 use crate::bootstrap::Bootstrap;
 use crate::control::Control;
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
 use crate::liveness::RankSet;
 use crate::memory::SharedSegment;
 use gdsync::Endpoint;
@@ -31,7 +31,7 @@ const DYNAMIC: &str = "dc ";
 
 impl QueueEndpoints {
     /// Returns what every rank gets: the control connections' DC target, or no endpoint for each of so many queues.
-    pub(crate) fn of(queues: usize, control: &Control) -> Result<Self, NotifyError> {
+    pub(crate) fn of(queues: usize, control: &Control) -> Result<Self> {
         Ok(match control.target() {
             Some(target) => QueueEndpoints::Dynamic { queues, target: target.endpoint()?, key: target.key() },
             None => QueueEndpoints::Each(vec![None; queues]),
@@ -85,7 +85,7 @@ fn list(f: &mut fmt::Formatter<'_>, endpoints: &[Option<Endpoint>]) -> fmt::Resu
 }
 
 impl Endpoints {
-    pub(crate) fn parse(line: &str, rank: u32) -> Result<Self, NotifyError> {
+    pub(crate) fn parse(line: &str, rank: u32) -> Result<Self> {
         let bad = |reason: String| NotifyError::Elsewhere { rank, reason };
         let (queues, control) = line.split_once('|').unwrap_or((line, ""));
         let queues = QueueEndpoints::parse(queues).map_err(bad)?;
@@ -105,7 +105,7 @@ impl Endpoints {
     }
 
     /// Refuses a rank whose number of queues or kind of connections differs from this one's.
-    pub(crate) fn check(&self, rank: u32, ours: &QueueEndpoints) -> Result<(), NotifyError> {
+    pub(crate) fn check(&self, rank: u32, ours: &QueueEndpoints) -> Result<()> {
         let ((theirs, their_kind), (ours, our_kind)) = (self.queues.kind(), ours.kind());
         let (what, theirs, ours) = if their_kind != our_kind {
             ("connections", their_kind.to_owned(), our_kind.to_owned())
@@ -161,11 +161,7 @@ impl Introduction {
     }
 
     /// Parses the lines of all ranks and checks that they agree.
-    pub(crate) fn parse_all(
-        lines: &[String],
-        own: u32,
-        queues: &QueueEndpoints,
-    ) -> Result<Introductions, NotifyError> {
+    pub(crate) fn parse_all(lines: &[String], own: u32, queues: &QueueEndpoints) -> Result<Introductions> {
         let all = (0..).zip(lines).map(|(rank, line)| Self::parse(line, rank, queues));
         let all = all.collect::<Result<Vec<_>, _>>()?;
         let ours = &all[own as usize];
@@ -188,7 +184,7 @@ impl Introduction {
         Ok(Introductions { new, epoch, all_endpoints: all.into_iter().map(|one| one.endpoints).collect() })
     }
 
-    fn parse(line: &str, rank: u32, queues: &QueueEndpoints) -> Result<Self, NotifyError> {
+    fn parse(line: &str, rank: u32, queues: &QueueEndpoints) -> Result<Self> {
         let fields: Vec<&str> = line.splitn(3, ' ').collect();
         let bad = || NotifyError::Elsewhere { rank, reason: format!("{line:?} is no introduction") };
         let [epoch, segments, endpoints] = fields[..] else { return Err(bad()) };
@@ -226,7 +222,7 @@ pub(crate) fn segment_description(line: &str, segment: usize) -> Option<String> 
 /// rank gets. The lines of dropped ranks are `None`.
 pub(crate) fn share_outcome<T, E: fmt::Display + From<NotifyError>>(
     done: Result<(T, String), E>,
-    gather: impl FnOnce(&[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError>,
+    gather: impl FnOnce(&[u8]) -> Result<Vec<Option<Vec<u8>>>>,
 ) -> Result<(T, Vec<Option<String>>), E> {
     let line = match &done {
         Ok((_, text)) => success(text),
@@ -236,7 +232,7 @@ pub(crate) fn share_outcome<T, E: fmt::Display + From<NotifyError>>(
     // This rank's own error is more specific than that of the exchange.
     let (value, _) = done?;
     let text = |(rank, bytes): (u32, Option<Vec<u8>>)| bytes.map(|bytes| read(rank, &bytes)).transpose();
-    Ok((value, (0..).zip(all?).map(text).collect::<Result<Vec<_>, NotifyError>>()?))
+    Ok((value, (0..).zip(all?).map(text).collect::<Result<Vec<_>>>()?))
 }
 
 fn success(text: &str) -> Vec<u8> {
@@ -248,7 +244,7 @@ fn failure(error: &impl fmt::Display) -> Vec<u8> {
 }
 
 /// Parses a rank's line.
-fn read(rank: u32, bytes: &[u8]) -> Result<String, NotifyError> {
+fn read(rank: u32, bytes: &[u8]) -> Result<String> {
     let text = String::from_utf8_lossy(bytes);
     match text.split_at_checked(1) {
         Some(("+", text)) => Ok(text.to_owned()),
@@ -259,10 +255,7 @@ fn read(rank: u32, bytes: &[u8]) -> Result<String, NotifyError> {
 
 impl Bootstrap {
     /// As [`share_outcome`], over a bootstrap, where no rank is missing.
-    pub(crate) fn share_outcome<T>(
-        &mut self,
-        done: Result<(T, String), NotifyError>,
-    ) -> Result<(T, Vec<String>), NotifyError> {
+    pub(crate) fn share_outcome<T>(&mut self, done: Result<(T, String)>) -> Result<(T, Vec<String>)> {
         let gather = |line: &[u8]| Ok(self.all_gather(line)?.into_iter().map(Some).collect());
         let (value, lines) = share_outcome(done, gather)?;
         Ok((value, lines.into_iter().flatten().collect()))
@@ -271,8 +264,8 @@ impl Bootstrap {
     /// As [`Self::share_outcome`], with a line for each rank.
     pub(crate) fn share_outcome_with_each<T>(
         &mut self,
-        done: Result<(T, Vec<String>), NotifyError>,
-    ) -> Result<(T, Vec<String>), NotifyError> {
+        done: Result<(T, Vec<String>)>,
+    ) -> Result<(T, Vec<String>)> {
         let parts = match &done {
             Ok((_, texts)) => texts.iter().map(|text| success(text)).collect(),
             Err(error) => vec![failure(error); self.size() as usize],

@@ -13,7 +13,7 @@
 //! No atomic is executed twice: the failed rank's atomic, which the card may have executed, is given up, and the card
 //! had not begun one for another rank.
 
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
 use crate::liveness::{Liveness, RankState};
 use crate::requests::{Pending, Requests, Route};
 use crate::requests::{Request, fenced};
@@ -66,12 +66,12 @@ impl Initiator {
     }
 
     /// Returns the queue pair if it connects to that rank alone.
-    pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
+    pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair> {
         self.peer.map(|_| &self.queue_pair).ok_or(NotifyError::NoQueuePair { rank })
     }
 
     /// Refuses a rank that is dead or to which a request has failed.
-    fn check_usable(&self, requests: &mut Requests, rank: u32) -> Result<(), NotifyError> {
+    fn check_usable(&self, requests: &mut Requests, rank: u32) -> Result<()> {
         self.liveness.check_alive(rank)?;
         let lost = requests.fatal;
         match requests.route(rank)?.failed.or(lost) {
@@ -95,7 +95,7 @@ impl Initiator {
     }
 
     /// Polls completions. Returns an error if an RC connection has failed, and recovers a DC queue pair.
-    fn poll(&self, requests: &mut Requests, rank: u32) -> Result<(), NotifyError> {
+    fn poll(&self, requests: &mut Requests, rank: u32) -> Result<()> {
         let queue = self.queue_pair.send_cq();
         while let Some(done) = queue.poll().map_err(|error| self.queue_error(rank, error.into()))? {
             match done.status {
@@ -111,7 +111,7 @@ impl Initiator {
         }
     }
 
-    fn recover(&self, requests: &mut Requests, cause: FailureCause) -> Result<(), NotifyError> {
+    fn recover(&self, requests: &mut Requests, cause: FailureCause) -> Result<()> {
         let Some((rank, refusal)) = requests.failed_rank else {
             if !matches!(cause, FailureCause::Work(_)) {
                 // A card event or an abort: it is unknown which requests were executed.
@@ -197,7 +197,7 @@ impl Initiator {
     }
 
     /// Prepares a stream's waits for all requests that no stream waits for yet.
-    pub(crate) fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
+    pub(crate) fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>> {
         self.requests.lock().pending.iter_mut().for_each(|one| one.is_awaited = true);
         let (queue, mut waits) = (self.queue_pair.send_cq(), Vec::new());
         loop {
@@ -210,7 +210,7 @@ impl Initiator {
     }
 
     /// Returns when all earlier requests to the rank have completed, so that their data have arrived there.
-    pub(crate) fn flush(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
+    pub(crate) fn flush(&self, rank: u32, timeout: Duration) -> Result<()> {
         let mut pause = Pause::new();
         let until = self.requests.lock().route(rank)?.newest;
         loop {
@@ -271,11 +271,7 @@ impl Initiator {
 
     /// Makes the queue pair usable for another process in a dead rank's place, which may take up to `timeout`. Returns
     /// the endpoint that the process connects to, if the queue pair is RC.
-    pub(crate) fn release_for_replacement(
-        &self,
-        rank: u32,
-        timeout: Duration,
-    ) -> Result<Option<Endpoint>, NotifyError> {
+    pub(crate) fn release_for_replacement(&self, rank: u32, timeout: Duration) -> Result<Option<Endpoint>> {
         match self.peer {
             Some(_) => self.reset(rank, timeout).map(Some),
             None => self.drain(rank, timeout).map(|()| None),
@@ -283,7 +279,7 @@ impl Initiator {
     }
 
     /// Resets an RC queue pair, once streams have passed their waits, and discards its completions.
-    fn reset(&self, rank: u32, timeout: Duration) -> Result<Endpoint, NotifyError> {
+    fn reset(&self, rank: u32, timeout: Duration) -> Result<Endpoint> {
         let mut requests = self.requests.lock();
         let mut pause = Pause::new();
         loop {
@@ -302,7 +298,7 @@ impl Initiator {
     }
 
     /// Waits until no request to the rank is outstanding.
-    fn drain(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
+    fn drain(&self, rank: u32, timeout: Duration) -> Result<()> {
         let mut pause = Pause::new();
         loop {
             let mut requests = self.requests.lock();
@@ -319,12 +315,12 @@ impl Initiator {
     }
 
     /// Connects to the process in the rank's place.
-    pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), NotifyError> {
+    pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<()> {
         Ok(self.queue_pair.connect(remote, options)?)
     }
 
     /// Redirects a rank's requests to the DC target of the process in its place.
-    pub(crate) fn redirect(&self, rank: u32, address: DcAddress) -> Result<(), NotifyError> {
+    pub(crate) fn redirect(&self, rank: u32, address: DcAddress) -> Result<()> {
         let mut requests = self.requests.lock();
         let newest = requests.completed;
         *requests.route(rank)? = Route::new(Some(address), newest);
@@ -352,7 +348,7 @@ pub(crate) struct Posting<'a> {
 
 impl Posting<'_> {
     /// Posts a request. A signaled request's completion covers those before it.
-    pub(crate) fn post(&mut self, request: Request, signaled: bool) -> Result<(), NotifyError> {
+    pub(crate) fn post(&mut self, request: Request, signaled: bool) -> Result<()> {
         self.submit(&request, signaled, QueuePair::post_send, |_| Ok(()))?;
         if signaled {
             self.requests.certain = self.requests.last_number;
@@ -363,7 +359,7 @@ impl Posting<'_> {
 
     /// Prepares a request for a stream. Refuses while any rank is dead and not dropped: a stream does not notice that
     /// its waits were released, and would write data that it has not received.
-    pub(crate) fn prepare(&mut self, request: Request, signaled: bool) -> Result<PreparedSend, NotifyError> {
+    pub(crate) fn prepare(&mut self, request: Request, signaled: bool) -> Result<PreparedSend> {
         self.initiator.liveness.check_alive(self.rank)?;
         self.initiator.liveness.check_none_dead()?;
         let prepared = self.submit(&request, signaled, QueuePair::prepare, Liveness::check_none_dead)?;
@@ -377,8 +373,8 @@ impl Posting<'_> {
         request: &Request,
         signaled: bool,
         act: impl for<'b> Fn(&QueuePair, WorkRequest<'b>) -> Result<T, QueueError>,
-        may_wait: impl Fn(&Liveness) -> Result<(), NotifyError>,
-    ) -> Result<T, NotifyError> {
+        may_wait: impl Fn(&Liveness) -> Result<()>,
+    ) -> Result<T> {
         let Posting { initiator, rank, timeout, .. } = *self;
         let mut pause = Pause::new();
         loop {

@@ -3,7 +3,7 @@
 //! A rank is alive, dead (its connection has failed, and the team has not agreed on that yet), or dropped
 //! ([`Team::shrink`](crate::Team::shrink)). Only [`Team::replace`](crate::Team::replace) makes a rank alive again.
 
-use crate::error::{DeathCause, NotifyError};
+use crate::error::{DeathCause, NotifyError, Result};
 use gdsync::queue::FailureCause;
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeSet;
@@ -66,7 +66,7 @@ impl Liveness {
     }
 
     /// Returns an error if the rank is not alive.
-    pub(crate) fn check_alive(&self, rank: u32) -> Result<(), NotifyError> {
+    pub(crate) fn check_alive(&self, rank: u32) -> Result<()> {
         // `has_dropped` is set before the rank leaves the count of dead ranks.
         if self.dead.load(Ordering::Acquire) == 0 && !self.has_dropped.load(Ordering::Acquire) {
             return Ok(());
@@ -90,7 +90,7 @@ impl Liveness {
     }
 
     /// Returns an error for the first rank that is dead and not dropped.
-    pub(crate) fn check_none_dead(&self) -> Result<(), NotifyError> {
+    pub(crate) fn check_none_dead(&self) -> Result<()> {
         match self.first_dead() {
             Some((rank, cause)) => Err(NotifyError::PeerDead { rank, cause }),
             None => Ok(()),

@@ -1,6 +1,6 @@
 //! Memory of segments: this rank's part, and the descriptions of the other ranks' parts.
 
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
 use crate::liveness::Liveness;
 use crate::notifications::Notifications;
 use crate::word::{NotificationKernels, NotificationWords};
@@ -37,7 +37,7 @@ pub(crate) fn words_bytes(notifications: u32) -> usize {
 }
 
 /// Returns the size of data and notifications.
-pub(crate) fn total(len: usize, notifications: u32) -> Result<usize, NotifyError> {
+pub(crate) fn total(len: usize, notifications: u32) -> Result<usize> {
     let data = len.checked_next_multiple_of(ALIGNMENT);
     data.and_then(|data| data.checked_add(words_bytes(notifications))).ok_or_else(|| {
         let source = std::io::ErrorKind::OutOfMemory.into();
@@ -52,7 +52,7 @@ impl RemoteSegment {
     }
 
     /// Parses a description.
-    pub(crate) fn parse(text: &str) -> Result<Self, NotifyError> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let bad = || {
             let reason = format!("{text:?} is not the addr:len:rkey of data and that of notifications");
             Error::Parse(ParseError { what: "segment", reason })
@@ -79,7 +79,7 @@ impl RemoteSegment {
 }
 
 /// Returns the remote access to segments. Not every card has atomics.
-pub(crate) fn access(pd: &ProtectionDomain) -> Result<Access, NotifyError> {
+pub(crate) fn access(pd: &ProtectionDomain) -> Result<Access> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     Ok(if pd.device().attributes()?.atomics { access | Access::REMOTE_ATOMIC } else { access })
 }
@@ -99,10 +99,7 @@ impl SegmentResources {
     }
 
     /// Returns a context's kernels, which the first call for it loads.
-    pub(crate) fn kernels(
-        &self,
-        context: &Arc<CudaContext>,
-    ) -> Result<Arc<NotificationKernels>, NotifyError> {
+    pub(crate) fn kernels(&self, context: &Arc<CudaContext>) -> Result<Arc<NotificationKernels>> {
         let mut kernels = self.kernels.lock();
         if let Some(known) = kernels.iter().find(|one| one.context().cu_ctx() == context.cu_ctx()) {
             return Ok(known.clone());
@@ -177,7 +174,7 @@ pub enum PartPlan<'a> {
 }
 
 impl PartPlan<'_> {
-    pub(crate) fn make(&self, resources: &SegmentResources, rank: u32) -> Result<LocalPart, NotifyError> {
+    pub(crate) fn make(&self, resources: &SegmentResources, rank: u32) -> Result<LocalPart> {
         let registrations = &resources.registrations;
         let pd = registrations.domain();
         let access = access(pd)?;
@@ -188,7 +185,7 @@ impl PartPlan<'_> {
             PartPlan::Gpu { context, notifications, .. }
             | PartPlan::RegisteredGpu { context, notifications, .. } => (Some(context), notifications),
         };
-        let allocate = |bytes: usize| -> Result<SegmentMemory, NotifyError> {
+        let allocate = |bytes: usize| -> Result<SegmentMemory> {
             let Some(context) = context else {
                 return Ok(SegmentMemory::Host(MemoryRegion::allocate(pd, bytes, access)?));
             };
@@ -243,7 +240,7 @@ impl SegmentMemory {
 }
 
 impl Gpu {
-    fn new(resources: &SegmentResources, context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
+    fn new(resources: &SegmentResources, context: &Arc<CudaContext>) -> Result<Self> {
         let (number, capabilities) = (context.cu_device(), cuda::capabilities(context)?);
         Ok(Gpu { number, capabilities, kernels: resources.kernels(context)? })
     }
@@ -251,7 +248,7 @@ impl Gpu {
 
 impl LocalPart {
     /// Formats the line for the other ranks.
-    pub(crate) fn describe(&self) -> Result<String, NotifyError> {
+    pub(crate) fn describe(&self) -> Result<String> {
         let words = self.first * WORD..self.first * WORD + words_bytes(self.notifications);
         let data = self.memory.remote().slice(..self.len)?;
         let segment = RemoteSegment { data, notifications: self.words.remote().slice(words)? };
@@ -289,14 +286,14 @@ impl SharedSegment {
         words: NotificationWords,
         notifications: u32,
         liveness: Arc<Liveness>,
-    ) -> Result<Self, NotifyError> {
+    ) -> Result<Self> {
         let remote = |text: &Option<String>| text.as_deref().map(RemoteSegment::parse).transpose();
         let remotes = RwLock::new(texts.iter().map(remote).collect::<Result<Vec<_>, _>>()?);
         let notifications = Notifications::new(words, notifications)?;
         Ok(SharedSegment { description, remotes, notifications, liveness })
     }
 
-    pub(crate) fn remote(&self, rank: u32) -> Result<RemoteSegment, NotifyError> {
+    pub(crate) fn remote(&self, rank: u32) -> Result<RemoteSegment> {
         let remotes = self.remotes.read();
         let size = remotes.len() as u32;
         match remotes.get(rank as usize) {
@@ -311,25 +308,20 @@ impl SharedSegment {
     }
 
     /// Replaces a part's description by a new process's.
-    pub(crate) fn renew(&self, rank: u32, text: &str) -> Result<(), NotifyError> {
+    pub(crate) fn renew(&self, rank: u32, text: &str) -> Result<()> {
         self.remotes.write()[rank as usize] = Some(RemoteSegment::parse(text)?);
         Ok(())
     }
 
     /// Returns the remote memory of a range of a rank's data.
-    pub(crate) fn data_at(&self, rank: u32, offset: u64, len: u64) -> Result<RemoteMemory, NotifyError> {
+    pub(crate) fn data_at(&self, rank: u32, offset: u64, len: u64) -> Result<RemoteMemory> {
         let RemoteSegment { data, .. } = self.remote(rank)?;
         check_part(rank, offset, len, data.len)?;
         Ok(RemoteMemory { addr: data.addr.wrapping_add(offset), len, rkey: data.rkey })
     }
 
     /// Returns the remote memory of a rank's notification.
-    pub(crate) fn notification_at(
-        &self,
-        rank: u32,
-        id: u32,
-        value: u32,
-    ) -> Result<RemoteMemory, NotifyError> {
+    pub(crate) fn notification_at(&self, rank: u32, id: u32, value: u32) -> Result<RemoteMemory> {
         let remote = self.remote(rank)?;
         let (notifications, count) = (remote.notifications, remote.count());
         if id >= count {
@@ -343,7 +335,7 @@ impl SharedSegment {
     }
 }
 
-pub(crate) fn check_part(rank: u32, offset: u64, len: u64, size: u64) -> Result<(), NotifyError> {
+pub(crate) fn check_part(rank: u32, offset: u64, len: u64, size: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= size => Ok(()),
         _ => Err(NotifyError::OutOfSegment { rank, offset, len, size }),

@@ -4,7 +4,7 @@
 //! while the notification's status is not 0; readers that find the value check the status. The status is written before
 //! the word is released, and cleared after the word is.
 
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
 use crate::liveness::{Liveness, RankState};
 use crate::word::NotificationWords;
 use gdsync::PinnedMemory;
@@ -52,7 +52,7 @@ pub(crate) enum Lookup {
 }
 
 impl Notifications {
-    pub(crate) fn new(words: NotificationWords, count: u32) -> Result<Self, NotifyError> {
+    pub(crate) fn new(words: NotificationWords, count: u32) -> Result<Self> {
         let bytes = (count as usize * size_of::<u32>()).max(size_of::<u32>());
         Ok(Notifications {
             words,
@@ -67,7 +67,7 @@ impl Notifications {
         &self.statuses
     }
 
-    pub(crate) fn status_word(&self, id: u32) -> Result<Word32, NotifyError> {
+    pub(crate) fn status_word(&self, id: u32) -> Result<Word32> {
         Ok(Word32::new(&self.statuses, id as usize * size_of::<u32>())?)
     }
 

@@ -1,6 +1,6 @@
 //! Requests of a queue pair: what each does, which need a fence, and which have completed or may have to be reposted.
 
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
 use gdsync::queue::FailureCause;
 use gdsync::verbs::DcAddress;
 use gdsync::{RemoteMemory, Slice, WorkRequest};
@@ -142,7 +142,7 @@ impl Requests {
         Requests { routes, ..Requests::default() }
     }
 
-    pub(crate) fn route(&mut self, rank: u32) -> Result<&mut Route, NotifyError> {
+    pub(crate) fn route(&mut self, rank: u32) -> Result<&mut Route> {
         let size = self.routes.len() as u32;
         self.routes.get_mut(&rank).ok_or(NotifyError::Rank { rank, size })
     }

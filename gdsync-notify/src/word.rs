@@ -1,6 +1,6 @@
 //! Words of notifications: as streams wait for them, and as the CPU and kernels change them.
 
-use crate::error::NotifyError;
+use crate::error::Result;
 use gdsync::cuda::{self, CudaError, GpuMemory};
 use gdsync::cudarc::driver::{
     CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg,
@@ -101,7 +101,7 @@ pub(crate) struct NotificationKernels {
 }
 
 impl NotificationKernels {
-    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let failed = |call| move |error: DriverError| CudaError::call(call, error.0);
         let module = context.load_module(Ptx::from_src(PTX)).map_err(failed("cuModuleLoadData"))?;
         let function = |name| module.load_function(name).map_err(failed("cuModuleGetFunction"));

@@ -11,7 +11,7 @@
 use super::Events;
 use super::message::{Message, longest};
 use super::probe::ProbeTurn;
-use crate::error::{DeathCause, NotifyError};
+use crate::error::{DeathCause, NotifyError, Result};
 use crate::requests::Request;
 use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
 use gdsync::queue::{FailureCause, StateError, Syndrome, WorkError};
@@ -127,7 +127,7 @@ impl DcTransport {
         access: Access,
         (rank, size): (u32, u32),
         options: ConnectOptions,
-    ) -> Result<Self, NotifyError> {
+    ) -> Result<Self> {
         let slot_bytes = (ENVELOPE + longest(size)).next_multiple_of(64);
         let dcis = DCIS.min(size as usize);
         let room = (2 * size as usize).clamp(*RECEIVES.start(), *RECEIVES.end());
@@ -154,7 +154,7 @@ impl DcTransport {
             let (queue_pair, under_way) = (QueuePair::new(pd, of_lanes)?, VecDeque::new());
             Ok(Dci { for_probes, queue_pair, given: 0, under_way, free, due: VecDeque::new() })
         };
-        let dcis = (0..2 * dcis).map(dci).collect::<Result<_, NotifyError>>()?;
+        let dcis = (0..2 * dcis).map(dci).collect::<Result<_>>()?;
         let peers = (0..size).map(|_| Peer::new()).collect();
         let turn = ProbeTurn::now((rank, size), Duration::ZERO);
         let dc = DcTransport {
@@ -178,12 +178,7 @@ impl DcTransport {
         &self.target
     }
 
-    pub(super) fn address(
-        &self,
-        remote: &Endpoint,
-        key: u64,
-        options: ConnectOptions,
-    ) -> Result<DcAddress, NotifyError> {
+    pub(super) fn address(&self, remote: &Endpoint, key: u64, options: ConnectOptions) -> Result<DcAddress> {
         Ok(self.dcis[0].queue_pair.dc_address(remote, key, options)?)
     }
 
@@ -192,7 +187,7 @@ impl DcTransport {
         self.peers[rank as usize] = Peer { address: Some(address), key, ..Peer::new() };
     }
 
-    fn receive(&self, slot: usize) -> Result<(), NotifyError> {
+    fn receive(&self, slot: usize) -> Result<()> {
         let start = slot * self.slot_bytes;
         let slice = self.memory.slice(start..start + self.slot_bytes)?;
         Ok(self.receives.post_recv(&[slice], slot as u64)?)
@@ -300,7 +295,7 @@ impl DcTransport {
         (period, posts): (Duration, bool),
         is_here: &impl Fn(u32) -> bool,
         events: &mut Events,
-    ) -> Result<(), NotifyError> {
+    ) -> Result<()> {
         let queue = self.dcis[dci].queue_pair.send_cq();
         while !self.dcis[dci].under_way.is_empty()
             && let Some(done) = queue.poll().map_err(QueueError::from)?
@@ -355,12 +350,7 @@ impl DcTransport {
     }
 
     /// Posts as many messages or probes as there is room for.
-    fn post(
-        &mut self,
-        at: usize,
-        period: Duration,
-        is_here: &impl Fn(u32) -> bool,
-    ) -> Result<(), NotifyError> {
+    fn post(&mut self, at: usize, period: Duration, is_here: &impl Fn(u32) -> bool) -> Result<()> {
         let (dcis, size) = (self.dcis.len() / 2, self.peers.len() as u32);
         let now = Instant::now();
         let posted = if self.dcis[at].for_probes {
@@ -381,12 +371,7 @@ impl DcTransport {
     }
 
     /// Posts the next message to each rank that has one, in turn.
-    fn post_messages(
-        &mut self,
-        at: usize,
-        now: Instant,
-        is_here: &impl Fn(u32) -> bool,
-    ) -> Result<(), NotifyError> {
+    fn post_messages(&mut self, at: usize, now: Instant, is_here: &impl Fn(u32) -> bool) -> Result<()> {
         for _ in 0..self.dcis[at].due.len() {
             if self.dcis[at].free.is_empty() {
                 return Ok(());
@@ -402,12 +387,7 @@ impl DcTransport {
     }
 
     /// Probes a rank if it is time.
-    fn probe(
-        &mut self,
-        dci: usize,
-        rank: u32,
-        (now, period): (Instant, Duration),
-    ) -> Result<(), NotifyError> {
+    fn probe(&mut self, dci: usize, rank: u32, (now, period): (Instant, Duration)) -> Result<()> {
         let (dci, peer) = (&mut self.dcis[dci], &mut self.peers[rank as usize]);
         let is_idle =
             !peer.is_cut && peer.under_way.is_none() && peer.probe.is_none() && peer.waiting.is_empty();
@@ -423,7 +403,7 @@ impl DcTransport {
     }
 
     /// Posts the next message to a rank, unless one is in flight.
-    fn post_message(&mut self, dci: usize, rank: u32, now: Instant) -> Result<(), NotifyError> {
+    fn post_message(&mut self, dci: usize, rank: u32, now: Instant) -> Result<()> {
         let (dci, peer) = (&mut self.dcis[dci], &mut self.peers[rank as usize]);
         let may_send = !peer.is_cut && peer.under_way.is_none() && now >= peer.not_before;
         let (Some(address), Some(message), Some(slot)) =

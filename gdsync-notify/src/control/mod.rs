@@ -10,7 +10,7 @@ mod rc;
 pub(crate) use probe::Probing;
 
 use crate::bootstrap::BootstrapError;
-use crate::error::{DeathCause, NotifyError};
+use crate::error::{DeathCause, NotifyError, Result};
 use crate::liveness::{Liveness, RankSet, RankState};
 use agreement::{Agreement, Outcome};
 use dc::DcTransport;
@@ -78,7 +78,7 @@ impl Control {
         dynamic: Option<Access>,
         (rank, size): (u32, u32),
         probing: Probing,
-    ) -> Result<Self, NotifyError> {
+    ) -> Result<Self> {
         let place = (rank, size);
         let transport = match dynamic {
             None => Transport::Rc(Box::new(RcTransport::new(pd, config, place, probing)?)),
@@ -103,7 +103,7 @@ impl Control {
     }
 
     /// Returns the endpoint for a rank; `None` for this rank itself, and with DC.
-    pub(crate) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
+    pub(crate) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>> {
         match &self.transport {
             Transport::Rc(rc) => rc.endpoint(rank),
             Transport::Dc(_) => Ok(None),
@@ -118,7 +118,7 @@ impl Control {
         }
     }
 
-    pub(crate) fn connect(&mut self, rank: u32, remote: &Endpoint) -> Result<(), NotifyError> {
+    pub(crate) fn connect(&mut self, rank: u32, remote: &Endpoint) -> Result<()> {
         let options = self.probing.connect;
         match &mut self.transport {
             Transport::Rc(rc) => rc.connect(rank, remote, options),
@@ -131,7 +131,7 @@ impl Control {
         &mut self,
         rank: u32,
         (remote, key): (&Endpoint, u64),
-    ) -> Result<Option<DcAddress>, NotifyError> {
+    ) -> Result<Option<DcAddress>> {
         let Transport::Dc(dc) = &mut self.transport else { return Ok(None) };
         let address = dc.address(remote, key, self.probing.connect)?;
         dc.connect(rank, address.clone());
@@ -140,11 +140,7 @@ impl Control {
 
     /// Replaces the connection to a dropped rank. The new one is unused until the rank is alive again. Returns its
     /// endpoint, or `None` with DC.
-    pub(crate) fn renew(
-        &mut self,
-        pd: &ProtectionDomain,
-        rank: u32,
-    ) -> Result<Option<Endpoint>, NotifyError> {
+    pub(crate) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<Option<Endpoint>> {
         self.contributions[rank as usize].clear();
         self.withdrawn[rank as usize] = None;
         self.has_heard = true;
@@ -271,7 +267,7 @@ impl Control {
     }
 
     /// Sends this rank's contribution to the next exchange, truncated to [`MAX_CONTRIBUTION`] bytes.
-    pub(crate) fn begin_exchange(&mut self, bytes: &[u8], liveness: &Liveness) -> Result<(), NotifyError> {
+    pub(crate) fn begin_exchange(&mut self, bytes: &[u8], liveness: &Liveness) -> Result<()> {
         if let Err(dead) = liveness.check_none_dead() {
             // Others may have the dead rank's contribution and would wait for this rank's.
             let withdrawal = Message::Withdrawal { epoch: self.agreement.epoch() };
@@ -292,7 +288,7 @@ impl Control {
 
     /// Returns all contributions (`None` for dropped ranks) once they have arrived and this rank's has arrived
     /// everywhere; `None` before.
-    pub(crate) fn try_exchange(&mut self, liveness: &Liveness) -> Result<Option<Contributions>, NotifyError> {
+    pub(crate) fn try_exchange(&mut self, liveness: &Liveness) -> Result<Option<Contributions>> {
         self.poll(liveness);
         // Waiting ranks poll often and mostly find nothing, and there may be many ranks.
         if !std::mem::take(&mut self.has_progress) {

@@ -7,7 +7,7 @@
 use super::Events;
 use super::message::{Message, longest};
 use super::probe::{ProbeTurn, Probing};
-use crate::error::{DeathCause, NotifyError};
+use crate::error::{DeathCause, NotifyError, Result};
 use crate::requests::Request;
 use gdsync::qp::{SharedReceiveQueue, SharedReceiveQueueConfig};
 use gdsync::queue::{FailureCause, StateError};
@@ -84,7 +84,7 @@ impl RcTransport {
         config: QueuePairConfig<'static>,
         (rank, size): (u32, u32),
         probing: Probing,
-    ) -> Result<Self, NotifyError> {
+    ) -> Result<Self> {
         let slot_bytes = longest(size).next_multiple_of(64);
         // An exchange brings one message from each other rank.
         let depth = size.next_power_of_two().clamp(16, 1024);
@@ -115,12 +115,7 @@ impl RcTransport {
     }
 
     /// Creates the queue pair for a rank.
-    fn make(
-        &mut self,
-        pd: &ProtectionDomain,
-        rank: u32,
-        early: Option<Vec<Message>>,
-    ) -> Result<(), NotifyError> {
+    fn make(&mut self, pd: &ProtectionDomain, rank: u32, early: Option<Vec<Message>>) -> Result<()> {
         let config = self.config.completion_queues(&self.sends, &self.arrivals);
         let queue_pair = QueuePair::new(pd, config.shared_receive_queue(&self.receives))?;
         self.rank_of_number.insert(queue_pair.number(), rank);
@@ -142,24 +137,19 @@ impl RcTransport {
     }
 
     /// Returns the endpoint for a rank; `None` for this rank itself.
-    pub(super) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
+    pub(super) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>> {
         let peer = self.peers[rank as usize].as_ref();
         Ok(peer.map(|peer| peer.queue_pair.endpoint()).transpose()?)
     }
 
-    pub(super) fn connect(
-        &mut self,
-        rank: u32,
-        remote: &Endpoint,
-        options: ConnectOptions,
-    ) -> Result<(), NotifyError> {
+    pub(super) fn connect(&mut self, rank: u32, remote: &Endpoint, options: ConnectOptions) -> Result<()> {
         let Some(peer) = &mut self.peers[rank as usize] else { return Ok(()) };
         peer.last_probe = Instant::now();
         Ok(peer.queue_pair.connect(remote, options)?)
     }
 
     /// Replaces the connection to a dropped rank, which was cut. The new one sends nothing before [`Self::begin`].
-    pub(super) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<(), NotifyError> {
+    pub(super) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<()> {
         if let Some(old) = self.peers[rank as usize].take() {
             self.rank_of_number.remove(&old.queue_pair.number());
             // The card reads its slots no more, and its completions are not returned.
@@ -182,7 +172,7 @@ impl RcTransport {
         arrived
     }
 
-    fn receive(&self, slot: usize) -> Result<(), NotifyError> {
+    fn receive(&self, slot: usize) -> Result<()> {
         let start = slot * self.slot_bytes;
         let slice = self.memory.slice(start..start + self.slot_bytes)?;
         Ok(self.receives.post_recv(&[slice], slot as u64)?)
@@ -271,7 +261,7 @@ impl RcTransport {
         Some((rank, cause))
     }
 
-    fn send_to(&mut self, rank: u32) -> Result<(), NotifyError> {
+    fn send_to(&mut self, rank: u32) -> Result<()> {
         let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| peer.early.is_none()) else {
             return Ok(());
         };
@@ -308,7 +298,7 @@ impl RcTransport {
         }
     }
 
-    fn probe(&mut self, rank: u32) -> Result<(), NotifyError> {
+    fn probe(&mut self, rank: u32) -> Result<()> {
         let Some(peer) = &mut self.peers[rank as usize] else { return Ok(()) };
         let is_idle = peer.under_way.is_empty() && !peer.probe_under_way;
         let may_probe = !peer.is_cut && peer.early.is_none();
@@ -391,13 +381,13 @@ struct Slot {
 }
 
 impl SendBuffers {
-    pub(super) fn new(pd: &ProtectionDomain, slots: usize, slot_bytes: usize) -> Result<Self, NotifyError> {
+    pub(super) fn new(pd: &ProtectionDomain, slots: usize, slot_bytes: usize) -> Result<Self> {
         let memory = MemoryRegion::allocate(pd, slots * slot_bytes, Access::LOCAL_WRITE)?;
         Ok(SendBuffers { memory, slot_bytes, slots: (0..slots).map(|_| Slot::default()).collect() })
     }
 
     /// Returns a slot with the message and its memory; `None` while other messages occupy all slots.
-    pub(super) fn place(&mut self, encoded: &Encoded) -> Result<Option<(usize, Slice)>, NotifyError> {
+    pub(super) fn place(&mut self, encoded: &Encoded) -> Result<Option<(usize, Slice)>> {
         let holds = |slot: &Slot| slot.encoded.as_ref().is_some_and(|known| Arc::ptr_eq(known, encoded));
         let Some(at) = self
             .slots
