@@ -2,7 +2,7 @@
 
 use crate::bootstrap::Bootstrap;
 use crate::config::{ConnectionKind, TeamConfig};
-use crate::control::{Control, Probing};
+use crate::control::{Control, ControlOptions};
 use crate::error::{NotifyError, Result};
 use crate::handshake::{Endpoints, Introduction, QueueEndpoints};
 use crate::initiator::Initiator;
@@ -17,21 +17,12 @@ use std::sync::Arc;
 pub(crate) struct Unconnected {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    queue_pairs: QueuePairs,
+    /// For each queue, the queue pair to each rank, or its DC queue pairs.
+    queues: Vec<Vec<QueuePair>>,
+    /// With DC, the known targets.
+    targets: Option<Vec<(u32, DcAddress)>>,
     pub(crate) control: Control,
     pub(crate) options: ConnectOptions,
-}
-
-#[derive(Debug)]
-enum QueuePairs {
-    /// For each queue, the queue pair to each rank.
-    Each(Vec<Vec<QueuePair>>),
-    Dynamic {
-        /// For each queue, its DC queue pairs.
-        initiators: Vec<Vec<QueuePair>>,
-        /// The known DC targets.
-        addresses: Vec<(u32, DcAddress)>,
-    },
 }
 
 impl Unconnected {
@@ -41,21 +32,20 @@ impl Unconnected {
         let QueuePairConfig { port, gid_index, pkey_index, queues: api, .. } = config.queue_pair;
         let of_control =
             QueuePairConfig::default().port(port).gid_index(gid_index).pkey_index(pkey_index).queues(api);
-        let (watch, place) = (Probing::of(config.connect), (rank, size));
+        let (options, position) = (ControlOptions::of(config.connect), (rank, size));
         let make = |count: u32, of_queues: QueuePairConfig<'static>| {
             let queue = |_| (0..count).map(|_| QueuePair::new(pd, of_queues)).collect();
             (0..config.queues).map(queue).collect::<Result<Vec<Vec<_>>, _>>()
         };
         let dynamic = || {
             let of_queues = of_queues.transport(Transport::Dc).connections(config.connect);
-            let initiators = make(config.initiators.clamp(1, size), of_queues)?;
-            let control = Control::new(pd, of_control, Some(access), place, watch)?;
-            Ok((QueuePairs::Dynamic { initiators, addresses: Vec::new() }, control))
+            let queues = make(config.initiators.clamp(1, size), of_queues)?;
+            Ok((queues, Some(Vec::new()), Control::new(pd, of_control, Some(access), position, options)?))
         };
         let each = || -> Result<_> {
-            Ok((QueuePairs::Each(make(size, of_queues)?), Control::new(pd, of_control, None, place, watch)?))
+            Ok((make(size, of_queues)?, None, Control::new(pd, of_control, None, position, options)?))
         };
-        let (queue_pairs, control) = match config.kind_of(size) {
+        let (queues, targets, control) = match config.kind_of(size) {
             ConnectionKind::Dynamic if config.connections == ConnectionKind::Dynamic => dynamic()?,
             ConnectionKind::Dynamic => dynamic().or_else(|error: NotifyError| {
                 tracing::info!(%error, "the card makes no dynamic connections: a queue has a queue pair to each rank");
@@ -63,13 +53,12 @@ impl Unconnected {
             })?,
             _ => each()?,
         };
-        Ok(Unconnected { rank, size, queue_pairs, control, options: config.connect })
+        Ok(Unconnected { rank, size, queues, targets, control, options: config.connect })
     }
 
     /// Returns the queues' endpoints that are the same for every rank.
     pub(crate) fn queue_endpoints(&self) -> Result<QueueEndpoints> {
-        let (QueuePairs::Each(queues) | QueuePairs::Dynamic { initiators: queues, .. }) = &self.queue_pairs;
-        QueueEndpoints::of(queues.len(), &self.control)
+        QueueEndpoints::of(self.queues.len(), &self.control)
     }
 
     /// Returns a line for each rank.
@@ -78,13 +67,13 @@ impl Unconnected {
     }
 
     fn endpoints_for(&self, rank: u32) -> Result<Endpoints> {
-        let queues = match &self.queue_pairs {
-            QueuePairs::Each(queues) => {
-                let endpoints = queues.iter().map(|to| Ok(Some(to[rank as usize].endpoint()?)));
+        let queues = match &self.targets {
+            None => {
+                let endpoints = self.queues.iter().map(|to| Ok(Some(to[rank as usize].endpoint()?)));
                 QueueEndpoints::Each(endpoints.collect::<Result<_>>()?)
             }
             // DC initiators have no endpoint that others connect to.
-            QueuePairs::Dynamic { .. } => self.queue_endpoints()?,
+            Some(_) => self.queue_endpoints()?,
         };
         Ok(Endpoints { queues, control: self.control.endpoint(rank)? })
     }
@@ -100,20 +89,14 @@ impl Unconnected {
 
     pub(crate) fn connect_to(&mut self, all_endpoints: &[Endpoints]) -> Result<()> {
         for (other, endpoints) in (0..).zip(all_endpoints) {
-            match &mut self.queue_pairs {
-                QueuePairs::Each(queues) => {
-                    for (queue, peers) in queues.iter().enumerate() {
-                        if let Some(remote) = endpoints.queue(queue) {
-                            peers[other as usize].connect(remote, self.options)?;
-                        }
-                    }
+            for (queue, to) in self.queues.iter().enumerate() {
+                if let Some(remote) = endpoints.queue(queue) {
+                    to[other as usize].connect(remote, self.options)?;
                 }
-                QueuePairs::Dynamic { addresses, .. } => {
-                    if let Some(target) = endpoints.target() {
-                        let address = self.control.connect_to_target(other, target)?;
-                        addresses.extend(address.map(|address| (other, address)));
-                    }
-                }
+            }
+            if let (Some(targets), Some(target)) = (&mut self.targets, endpoints.target()) {
+                let address = self.control.connect_to_target(other, target)?;
+                targets.extend(address.map(|address| (other, address)));
             }
             if let Some(remote) = &endpoints.control {
                 self.control.connect(other, remote)?;
@@ -124,23 +107,19 @@ impl Unconnected {
 
     /// Converts connected queue pairs to initiators.
     pub(crate) fn into_queues(self, liveness: &Arc<Liveness>) -> (Vec<Vec<Initiator>>, Control) {
-        let queues = match self.queue_pairs {
-            QueuePairs::Each(queues) => {
-                let connected = |(rank, one)| Initiator::connected(rank, one, liveness.clone());
-                queues.into_iter().map(|of_ranks| (0..).zip(of_ranks).map(connected).collect()).collect()
-            }
-            QueuePairs::Dynamic { initiators, addresses } => {
-                let queue = |queue_pairs: Vec<QueuePair>| {
-                    let count = queue_pairs.len() as u32;
-                    let initiator = |(at, one): (u32, QueuePair)| {
-                        let own = addresses.iter().filter(|(rank, _)| rank % count == at).cloned();
-                        Initiator::dynamic(one, own, liveness.clone())
-                    };
-                    (0..).zip(queue_pairs).map(initiator).collect()
-                };
-                initiators.into_iter().map(queue).collect()
-            }
+        let queue = |queue_pairs: Vec<QueuePair>| {
+            let count = queue_pairs.len() as u32;
+            let initiator = |(at, queue_pair): (u32, QueuePair)| match &self.targets {
+                None => Initiator::new(queue_pair, Some(at), [(at, None)].into_iter(), liveness.clone()),
+                Some(targets) => {
+                    let own = targets.iter().filter(|(rank, _)| rank % count == at);
+                    let own = own.map(|(rank, address)| (*rank, Some(address.clone())));
+                    Initiator::new(queue_pair, None, own, liveness.clone())
+                }
+            };
+            (0..).zip(queue_pairs).map(initiator).collect()
         };
+        let queues = self.queues.into_iter().map(queue).collect();
         (queues, self.control)
     }
 }
@@ -161,10 +140,10 @@ pub(crate) fn join(
     let connected = all.and_then(|all| {
         made.connect_to(&all.all_endpoints)?;
         made.control.begin_epoch(all.epoch + 1);
-        Ok(((), String::new()))
+        Ok(())
     });
-    bootstrap.share_outcome(connected)?;
+    bootstrap.share_step(connected)?;
     let ((), lines) = bootstrap.share_outcome(own.map(|line| ((), line)))?;
-    bootstrap.share_outcome(Ok(((), String::new())))?;
+    bootstrap.share_step(Ok(()))?;
     Ok((made, lines))
 }

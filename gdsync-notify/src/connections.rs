@@ -11,7 +11,7 @@ use crate::handshake::{
 use crate::initiator::Initiator;
 use crate::liveness::{Liveness, RankSet, RankState};
 use crate::memory::{SegmentResources, SharedSegment};
-use gdsync::{ConnectOptions, Error, ProtectionDomain};
+use gdsync::{ConnectOptions, Error};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -35,7 +35,6 @@ pub(crate) struct Connections {
     pub(crate) options: ConnectOptions,
     /// How long a collective call waits for the other ranks.
     pub(crate) exchange_timeout: Duration,
-    pub(crate) pd: ProtectionDomain,
     pub(crate) resources: SegmentResources,
     pub(crate) liveness: Arc<Liveness>,
     pub(crate) control: Mutex<Control>,
@@ -62,7 +61,6 @@ impl Connections {
             timeout,
             options,
             exchange_timeout,
-            pd: resources.registrations.domain().clone(),
             resources,
             liveness: liveness.clone(),
             control: Mutex::new(control),
@@ -86,7 +84,7 @@ impl Connections {
     /// Exchanges short texts among all ranks; the entries of dropped ranks are `None`. All ranks call this in the same
     /// order.
     pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>> {
-        let _turn = self.collective_call.lock();
+        let _call = self.collective_call.lock();
         self.control.lock().begin_exchange(bytes, &self.liveness)?;
         let missing = |control: &Control| control.missing(&self.liveness);
         let all = self.wait_for_all(|control| control.try_exchange(&self.liveness), missing);
@@ -120,7 +118,7 @@ impl Connections {
 
     /// Agrees with the other survivors on the dead ranks and drops them.
     pub(crate) fn shrink(&self) -> Result<Vec<u32>> {
-        let _turn = self.collective_call.lock();
+        let _call = self.collective_call.lock();
         let agree = |control: &mut Control| Ok(control.try_agree(&self.liveness));
         let outcome = self.wait_for_all(agree, |control| control.silent(&self.liveness))?;
         let dead = match outcome {
@@ -198,7 +196,7 @@ impl Connections {
                         endpoints.set_queue(queue, endpoint);
                     }
                 }
-                endpoints.control = self.control.lock().renew(&self.pd, rank)?;
+                endpoints.control = self.control.lock().renew(self.resources.registrations.domain(), rank)?;
             }
             all_endpoints.push(endpoints.to_string());
         }
@@ -214,11 +212,10 @@ impl Connections {
     /// Accepts new processes in the places of all dropped ranks. All survivors and new processes call this or
     /// [`join`](crate::connect::join).
     pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>> {
-        let _turn = self.collective_call.lock();
+        let _call = self.collective_call.lock();
         let introduced = self.prepare_replacement().map(|lines| ((), lines));
         let ((), lines) = bootstrap.share_outcome_with_each(introduced)?;
-        let connected = self.connect_new(&lines);
-        let (all, _) = bootstrap.share_outcome(connected.map(|all| (all, String::new())))?;
+        let all = bootstrap.share_step(self.connect_new(&lines))?;
         let segments = self.segments();
         let ((), lines) = bootstrap.share_outcome(Ok(((), describe_segments(&segments))))?;
         let renewed = all.new.iter().try_for_each(|&rank| {
@@ -227,7 +224,7 @@ impl Connections {
                 one.renew(rank, &segment_description(&lines[rank as usize], at).unwrap_or_default())
             })
         });
-        bootstrap.share_outcome(renewed.map(|()| ((), String::new())))?;
+        bootstrap.share_step(renewed)?;
         self.control.lock().begin_epoch(all.epoch + 1);
         self.liveness.revive(&all.new);
         self.apply_deaths();

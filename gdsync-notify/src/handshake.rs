@@ -261,6 +261,11 @@ impl Bootstrap {
         Ok((value, lines.into_iter().flatten().collect()))
     }
 
+    /// As [`Self::share_outcome`], without a description.
+    pub(crate) fn share_step<T>(&mut self, done: Result<T>) -> Result<T> {
+        Ok(self.share_outcome(done.map(|value| (value, String::new())))?.0)
+    }
+
     /// As [`Self::share_outcome`], with a line for each rank.
     pub(crate) fn share_outcome_with_each<T>(
         &mut self,

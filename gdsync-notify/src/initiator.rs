@@ -41,21 +41,8 @@ pub(crate) struct Initiator {
 }
 
 impl Initiator {
-    /// Wraps the connection to a rank.
-    pub(crate) fn connected(rank: u32, queue_pair: QueuePair, liveness: Arc<Liveness>) -> Self {
-        Self::new(queue_pair, Some(rank), [(rank, None)].into_iter(), liveness)
-    }
-
-    /// Wraps a DC queue pair that reaches the ranks with these addresses.
-    pub(crate) fn dynamic(
-        queue_pair: QueuePair,
-        routes: impl Iterator<Item = (u32, DcAddress)>,
-        liveness: Arc<Liveness>,
-    ) -> Self {
-        Self::new(queue_pair, None, routes.map(|(rank, address)| (rank, Some(address))), liveness)
-    }
-
-    fn new(
+    /// Wraps a queue pair that is connected to `peer`, or a DC queue pair that reaches the ranks with these addresses.
+    pub(crate) fn new(
         queue_pair: QueuePair,
         peer: Option<u32>,
         routes: impl Iterator<Item = (u32, Option<DcAddress>)>,

@@ -20,7 +20,7 @@ pub(crate) enum RankState {
 }
 
 /// The states of all ranks. Lock order: last; no other lock is taken while this one is held.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Liveness {
     states: Mutex<RankStates>,
     /// The number of dead ranks, so that intact teams pay one load.
@@ -31,7 +31,7 @@ pub(crate) struct Liveness {
     changed: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RankStates {
     ranks: Vec<RankState>,
     /// Living ranks that have withdrawn: see [`Liveness::set_withdrawn`].
@@ -43,18 +43,8 @@ struct RankStates {
 
 impl Liveness {
     pub(crate) fn new(size: u32) -> Self {
-        let states = RankStates {
-            ranks: vec![RankState::Alive; size as usize],
-            withdrawn: RankSet::default(),
-            is_due: false,
-            is_closed: false,
-        };
-        Liveness {
-            states: Mutex::new(states),
-            dead: AtomicU32::new(0),
-            has_dropped: AtomicBool::new(false),
-            changed: Condvar::new(),
-        }
+        let ranks = vec![RankState::Alive; size as usize];
+        Liveness { states: Mutex::new(RankStates { ranks, ..RankStates::default() }), ..Liveness::default() }
     }
 
     pub(crate) fn state(&self, rank: u32) -> RankState {

@@ -98,7 +98,7 @@ impl Notifications {
     /// dropped, those that any rank may set. Reverts the release of all others except collectives'. Returns true if
     /// some are released.
     pub(crate) fn update(&self, liveness: &Liveness) -> bool {
-        let _turn = self.update.lock();
+        let _update = self.update.lock();
         let any = liveness.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
         let status_of = |ended: &Option<(u32, RankState)>| match ended {
             None => 0,

@@ -173,11 +173,8 @@ impl Queue {
 
     fn initiator(&self, rank: u32) -> Result<&Initiator, NotifyError> {
         let size = self.team.size;
-        if rank < size {
-            Ok(self.team.initiator(self.index, rank))
-        } else {
-            Err(NotifyError::Rank { rank, size })
-        }
+        let initiator = (rank < size).then(|| self.team.initiator(self.index, rank));
+        initiator.ok_or(NotifyError::Rank { rank, size })
     }
 
     fn lock(&self, rank: u32) -> Result<Posting<'_>, NotifyError> {

@@ -48,9 +48,9 @@ impl Team {
             Ok((made, texts))
         });
         let (mut made, lines) = bootstrap.share_outcome_with_each(described)?;
-        let connected = made.connect(&lines).map(|()| ((), String::new()));
+        let connected = made.connect(&lines);
         // No rank writes before all can receive.
-        bootstrap.share_outcome(connected)?;
+        bootstrap.share_step(connected)?;
         Self::of(Connections::new(SegmentResources::new(pd), made, config.timeout, bootstrap.timeout()))
     }
 
@@ -92,11 +92,8 @@ impl Team {
     /// [`NotifyError::Queue`].
     pub fn queue(&self, queue: u32) -> Result<Queue, NotifyError> {
         let queues = self.inner.queues.len() as u32;
-        if queue < queues {
-            Ok(Queue::new(self.inner.clone(), queue as usize))
-        } else {
-            Err(NotifyError::Queue { queue, queues })
-        }
+        let handle = (queue < queues).then(|| Queue::new(self.inner.clone(), queue as usize));
+        handle.ok_or(NotifyError::Queue { queue, queues })
     }
 
     /// Allocates this rank's part of a segment in host memory: `len` zeroed bytes and `notifications`. All ranks call

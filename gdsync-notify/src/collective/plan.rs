@@ -19,7 +19,7 @@ use gdsync::{Batch, Stream};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Requests that a round posts at a time. Queues hold more: 128 by default.
@@ -88,8 +88,8 @@ impl Plan {
         segment.expect_from_all(ids.clone())?;
         let words = ids.map(|id| Ok(segment.notification(id)?.named(collective.to_string())));
         let reducer = reduced.map(|(block, element, operation)| {
-            let segment = segment.clone();
-            Arc::new(Reducer::new(segment, (element, operation), block, (ranks, own), kernel))
+            let (segment, has_failed) = (segment.clone(), AtomicBool::default());
+            Arc::new(Reducer { segment, element, operation, block, ranks, own, kernel, has_failed })
         });
         let inner = Inner {
             collective,
@@ -403,7 +403,7 @@ pub(crate) fn agree<T>(
     let described = prepared.map(|done| (done, format!("{} {} {collective}", at.0, at.1)));
     let (done, lines) = share_outcome(described, |line| team.exchange(line))?;
     let ranks = members.len() as u32;
-    let place = |rank: u32| {
+    let locate = |rank: u32| {
         let line = lines.get(rank as usize).and_then(Option::as_deref).unwrap_or_default();
         parse_location(line, collective, ranks).ok_or_else(|| NotifyError::Mismatch {
             rank,
@@ -412,7 +412,7 @@ pub(crate) fn agree<T>(
             ours: collective.to_string(),
         })
     };
-    let locations = members.iter().map(|rank| place(*rank)).collect::<Result<Vec<_>, _>>()?;
+    let locations = members.iter().map(|rank| locate(*rank)).collect::<Result<Vec<_>, _>>()?;
     let own = members.iter().position(|rank| *rank == team.rank).unwrap_or(0) as u32;
     Ok((Agreed { members, own, locations }, done))
 }

@@ -18,30 +18,20 @@ const PIECE: usize = 32 * 1024;
 /// The reduction of a plan.
 #[derive(Debug)]
 pub(crate) struct Reducer {
-    segment: Segment,
-    element: Element,
-    operation: Operation,
+    pub(super) segment: Segment,
+    pub(super) element: Element,
+    pub(super) operation: Operation,
     /// The size of a block.
-    block: usize,
-    ranks: u32,
+    pub(super) block: usize,
+    pub(super) ranks: u32,
     /// This rank's index.
-    own: u32,
-    kernel: Option<Kernel>,
+    pub(super) own: u32,
+    pub(super) kernel: Option<Kernel>,
     /// True if a reduction by the CPU could not reach its memory.
-    has_failed: AtomicBool,
+    pub(super) has_failed: AtomicBool,
 }
 
 impl Reducer {
-    pub(crate) fn new(
-        segment: Segment,
-        (element, operation): (Element, Operation),
-        block: usize,
-        (ranks, own): (u32, u32),
-        kernel: Option<Kernel>,
-    ) -> Self {
-        Reducer { segment, element, operation, block, ranks, own, kernel, has_failed: AtomicBool::new(false) }
-    }
-
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }

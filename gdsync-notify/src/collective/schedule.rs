@@ -175,31 +175,32 @@ fn exchange(ranks: u32, own: u32, into: Area) -> Program {
 
 /// Returns the forwarded blocks: the step in which each arrives, and its distance.
 fn transits(ranks: u32) -> impl Iterator<Item = (u32, u32)> {
-    let of_step = move |k: u32| (1..ranks).filter(move |far| far >> k & 1 != 0 && far >> (k + 1) != 0);
-    (0..steps(ranks)).flat_map(move |k| of_step(k).map(move |far| (k, far)))
+    let of_step =
+        move |k: u32| (1..ranks).filter(move |distance| distance >> k & 1 != 0 && distance >> (k + 1) != 0);
+    (0..steps(ranks)).flat_map(move |k| of_step(k).map(move |distance| (k, distance)))
 }
 
 fn bruck_exchange(ranks: u32, own: u32, into: Area) -> Program {
-    let locations: Vec<_> = transits(ranks).collect();
-    let place = |k: u32, far: u32| {
+    let slots: Vec<_> = transits(ranks).collect();
+    let slot = |k: u32, distance: u32| {
         // Ascending order, as from `transits`.
-        locations.binary_search(&(k, far)).map_or(0, |place| place as u32)
+        slots.binary_search(&(k, distance)).map_or(0, |slot| slot as u32)
     };
     let step = |k: u32| {
         let to = (own + (1u32 << k)) % ranks;
-        let copy = |far: u32| {
-            let before = far & ((1 << k) - 1);
+        let copy = |distance: u32| {
+            let before = distance & ((1 << k) - 1);
             let from = match before.checked_ilog2() {
-                None => (Area::Input, (own + far) % ranks),
-                Some(last) => (Area::Transit, place(last, far)),
+                None => (Area::Input, (own + distance) % ranks),
+                Some(last) => (Area::Transit, slot(last, distance)),
             };
-            let to = match far >> (k + 1) {
-                0 => (into, (to + ranks - far) % ranks),
-                _ => (Area::Transit, place(k, far)),
+            let to = match distance >> (k + 1) {
+                0 => (into, (to + ranks - distance) % ranks),
+                _ => (Area::Transit, slot(k, distance)),
             };
             Copy { from, to, blocks: 1 }
         };
-        let copies = in_rows((1..ranks).filter(|far| far >> k & 1 != 0).map(copy));
+        let copies = in_rows((1..ranks).filter(|distance| distance >> k & 1 != 0).map(copy));
         [Step::Send { to, copies, word: k }, Step::Wait { word: k }]
     };
     let word = steps(ranks);
@@ -212,21 +213,21 @@ fn bruck_exchange(ranks: u32, own: u32, into: Area) -> Program {
 
 fn tree(ranks: u32, own: u32, root: u32) -> Program {
     // Ranks counted from the root. The parent's number lacks the lowest set bit.
-    let place = (own + ranks - root) % ranks;
-    let rank = |place: u32| (place + root) % ranks;
-    let depth = if place == 0 { steps(ranks) } else { place.trailing_zeros() };
+    let number = (own + ranks - root) % ranks;
+    let rank = |number: u32| (number + root) % ranks;
+    let depth = if number == 0 { steps(ranks) } else { number.trailing_zeros() };
     // The largest subtree first.
-    let children = || (0..depth).rev().filter(move |bit| place + (1 << bit) < ranks);
+    let children = || (0..depth).rev().filter(move |bit| number + (1 << bit) < ranks);
     let data = Copy { from: (Area::Output, 0), to: (Area::Output, 0), blocks: 1 };
     let confirmed = children().map(|bit| Step::WaitForLast { word: 1 + bit });
     let sends =
-        children().map(|bit| Step::Send { to: rank(place + (1 << bit)), copies: vec![data], word: 0 });
-    let is_root = place == 0;
+        children().map(|bit| Step::Send { to: rank(number + (1 << bit)), copies: vec![data], word: 0 });
+    let is_root = number == 0;
     let arrival = (!is_root).then_some(Step::Wait { word: 0 });
     let confirmation = (!is_root).then(|| Step::Send {
-        to: rank(place & (place - 1)),
+        to: rank(number & (number - 1)),
         copies: Vec::new(),
-        word: 1 + place.trailing_zeros(),
+        word: 1 + number.trailing_zeros(),
     });
     arrival.into_iter().chain(confirmed).chain(sends).chain(confirmation).collect()
 }

@@ -67,7 +67,7 @@ struct Dci {
     /// The newest request's number; they start at 1.
     given: u64,
     /// Oldest first.
-    under_way: VecDeque<Outstanding>,
+    in_flight: VecDeque<Outstanding>,
     free: Vec<usize>,
     /// Ranks with waiting messages in the order of their turns. A rank may be listed twice.
     due: VecDeque<u32>,
@@ -89,7 +89,7 @@ struct Peer {
     /// Messages not yet posted.
     waiting: VecDeque<Message>,
     /// The number of the message in flight.
-    under_way: Option<u64>,
+    in_flight: Option<u64>,
     probe: Option<u64>,
     /// Messages from a process that is not in the team yet.
     early: Vec<Message>,
@@ -108,7 +108,7 @@ impl Peer {
             address: None,
             key: 0,
             waiting: VecDeque::new(),
-            under_way: None,
+            in_flight: None,
             probe: None,
             early: Vec::new(),
             last_probe: Instant::now(),
@@ -151,8 +151,8 @@ impl DcTransport {
             let for_probes = at >= dcis;
             let first = room + at * SLOTS;
             let free = if for_probes { Vec::new() } else { (first..first + SLOTS).collect() };
-            let (queue_pair, under_way) = (QueuePair::new(pd, of_lanes)?, VecDeque::new());
-            Ok(Dci { for_probes, queue_pair, given: 0, under_way, free, due: VecDeque::new() })
+            let (queue_pair, in_flight) = (QueuePair::new(pd, of_lanes)?, VecDeque::new());
+            Ok(Dci { for_probes, queue_pair, given: 0, in_flight, free, due: VecDeque::new() })
         };
         let dcis = (0..2 * dcis).map(dci).collect::<Result<_>>()?;
         let peers = (0..size).map(|_| Peer::new()).collect();
@@ -214,7 +214,7 @@ impl DcTransport {
     /// Returns true if every message has arrived in the rank's memory.
     pub(super) fn is_flushed(&self, rank: u32) -> bool {
         let peer = &self.peers[rank as usize];
-        peer.is_cut || (peer.waiting.is_empty() && peer.under_way.is_none())
+        peer.is_cut || (peer.waiting.is_empty() && peer.in_flight.is_none())
     }
 
     /// Cuts a dead rank off: nothing more is sent to it or accepted from it.
@@ -297,14 +297,14 @@ impl DcTransport {
         events: &mut Events,
     ) -> Result<()> {
         let queue = self.dcis[dci].queue_pair.send_cq();
-        while !self.dcis[dci].under_way.is_empty()
+        while !self.dcis[dci].in_flight.is_empty()
             && let Some(done) = queue.poll().map_err(QueueError::from)?
         {
             let dci = &mut self.dcis[dci];
-            let Some(at) = dci.under_way.iter().position(|request| request.number == done.wr_id) else {
+            let Some(at) = dci.in_flight.iter().position(|request| request.number == done.wr_id) else {
                 continue;
             };
-            let Some(request) = dci.under_way.remove(at) else { continue };
+            let Some(request) = dci.in_flight.remove(at) else { continue };
             (self.is_due, events.has_sent) = (true, true);
             dci.free.extend(request.message.as_ref().map(|(_, slot)| *slot));
             self.ended(request, done.status, period, events);
@@ -328,12 +328,12 @@ impl DcTransport {
     ) {
         let Outstanding { number, rank, message } = request;
         let peer = &mut self.peers[rank as usize];
-        let under_way = if message.is_some() { &mut peer.under_way } else { &mut peer.probe };
-        if *under_way != Some(number) {
+        let in_flight = if message.is_some() { &mut peer.in_flight } else { &mut peer.probe };
+        if *in_flight != Some(number) {
             // It was for an earlier process of the rank.
             return;
         }
-        *under_way = None;
+        *in_flight = None;
         let Err(error) = status else { return };
         let is_full = error.kind() == Some(Syndrome::RnrRetryExceeded);
         if !is_full && !error.is_flush() {
@@ -356,7 +356,7 @@ impl DcTransport {
         let posted = if self.dcis[at].for_probes {
             let turn = self.turn;
             let mut probed = (0..size).skip(at % dcis).step_by(dcis).filter(|rank| turn.probes(*rank));
-            probed.try_for_each(|rank| match is_here(rank) && self.dcis[at].under_way.len() < SENDS {
+            probed.try_for_each(|rank| match is_here(rank) && self.dcis[at].in_flight.len() < SENDS {
                 true => self.probe(at, rank, (now, period)),
                 false => Ok(()),
             })
@@ -390,7 +390,7 @@ impl DcTransport {
     fn probe(&mut self, dci: usize, rank: u32, (now, period): (Instant, Duration)) -> Result<()> {
         let (dci, peer) = (&mut self.dcis[dci], &mut self.peers[rank as usize]);
         let is_idle =
-            !peer.is_cut && peer.under_way.is_none() && peer.probe.is_none() && peer.waiting.is_empty();
+            !peer.is_cut && peer.in_flight.is_none() && peer.probe.is_none() && peer.waiting.is_empty();
         let Some(address) = peer.address.as_ref().filter(|_| is_idle) else { return Ok(()) };
         if now.saturating_duration_since(peer.last_probe) < period {
             return Ok(());
@@ -398,14 +398,14 @@ impl DcTransport {
         let number = dci.given + 1;
         dci.queue_pair.post_send(Request::Probe.work_request().wr_id(number).to_target(address))?;
         (peer.last_probe, peer.probe, dci.given) = (now, Some(number), number);
-        dci.under_way.push_back(Outstanding { number, rank, message: None });
+        dci.in_flight.push_back(Outstanding { number, rank, message: None });
         Ok(())
     }
 
     /// Posts the next message to a rank, unless one is in flight.
     fn post_message(&mut self, dci: usize, rank: u32, now: Instant) -> Result<()> {
         let (dci, peer) = (&mut self.dcis[dci], &mut self.peers[rank as usize]);
-        let may_send = !peer.is_cut && peer.under_way.is_none() && now >= peer.not_before;
+        let may_send = !peer.is_cut && peer.in_flight.is_none() && now >= peer.not_before;
         let (Some(address), Some(message), Some(slot)) =
             (peer.address.as_ref().filter(|_| may_send), peer.waiting.front(), dci.free.last().copied())
         else {
@@ -418,9 +418,9 @@ impl DcTransport {
         let slices = [self.memory.slice(start..start + bytes.len())?];
         dci.queue_pair.post_send(WorkRequest::send(&slices).wr_id(number).to_target(address))?;
         dci.free.pop();
-        (peer.under_way, dci.given) = (Some(number), number);
+        (peer.in_flight, dci.given) = (Some(number), number);
         let message = peer.waiting.pop_front().map(|message| (message, slot));
-        dci.under_way.push_back(Outstanding { number, rank, message });
+        dci.in_flight.push_back(Outstanding { number, rank, message });
         Ok(())
     }
 }

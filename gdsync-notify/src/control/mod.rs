@@ -7,7 +7,7 @@ mod message;
 mod probe;
 mod rc;
 
-pub(crate) use probe::Probing;
+pub(crate) use probe::ControlOptions;
 
 use crate::bootstrap::BootstrapError;
 use crate::error::{DeathCause, NotifyError, Result};
@@ -49,7 +49,7 @@ enum Transport {
 pub(crate) struct Control {
     rank: u32,
     transport: Transport,
-    probing: Probing,
+    options: ControlOptions,
     agreement: Agreement,
     /// For each rank, its contributions that have arrived.
     contributions: Vec<VecDeque<Contribution>>,
@@ -77,19 +77,19 @@ impl Control {
         config: QueuePairConfig<'static>,
         dynamic: Option<Access>,
         (rank, size): (u32, u32),
-        probing: Probing,
+        options: ControlOptions,
     ) -> Result<Self> {
-        let place = (rank, size);
+        let position = (rank, size);
         let transport = match dynamic {
-            None => Transport::Rc(Box::new(RcTransport::new(pd, config, place, probing)?)),
+            None => Transport::Rc(Box::new(RcTransport::new(pd, config, position, options)?)),
             Some(access) => {
-                Transport::Dc(Box::new(DcTransport::new(pd, config, access, place, probing.connect)?))
+                Transport::Dc(Box::new(DcTransport::new(pd, config, access, position, options.connect)?))
             }
         };
         Ok(Control {
             rank,
             transport,
-            probing,
+            options,
             agreement: Agreement::new(rank, size, 0),
             contributions: vec![VecDeque::new(); size as usize],
             reports: VecDeque::new(),
@@ -119,7 +119,7 @@ impl Control {
     }
 
     pub(crate) fn connect(&mut self, rank: u32, remote: &Endpoint) -> Result<()> {
-        let options = self.probing.connect;
+        let options = self.options.connect;
         match &mut self.transport {
             Transport::Rc(rc) => rc.connect(rank, remote, options),
             Transport::Dc(_) => Ok(()),
@@ -133,7 +133,7 @@ impl Control {
         (remote, key): (&Endpoint, u64),
     ) -> Result<Option<DcAddress>> {
         let Transport::Dc(dc) = &mut self.transport else { return Ok(None) };
-        let address = dc.address(remote, key, self.probing.connect)?;
+        let address = dc.address(remote, key, self.options.connect)?;
         dc.connect(rank, address.clone());
         Ok(Some(address))
     }
@@ -166,13 +166,13 @@ impl Control {
 
     /// A poll period that is short compared with the probe period.
     pub(crate) fn look_period(&self) -> Duration {
-        self.probing.period / 4
+        self.options.period / 4
     }
 
     /// Takes arrived messages, sends waiting ones, probes, finds dead ranks, and cuts off those that `liveness` has as
     /// dead.
     pub(crate) fn poll(&mut self, liveness: &Liveness) {
-        let Events { arrived, dead, has_sent } = self.transport.poll(self.probing.period, liveness);
+        let Events { arrived, dead, has_sent } = self.transport.poll(self.options.period, liveness);
         self.has_progress |= has_sent;
         let died = |(rank, cause)| liveness.mark_dead(rank, cause).then_some(rank);
         let found: RankSet = dead.into_iter().filter_map(died).collect();

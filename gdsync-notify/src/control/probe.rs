@@ -15,13 +15,13 @@ const PROBED: u32 = 8;
 /// The options of control connections, chosen so that a dead rank is found within the time after which the team's own
 /// connections fail.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Probing {
+pub(crate) struct ControlOptions {
     pub(crate) connect: ConnectOptions,
     /// Time between two probes.
     pub(crate) period: Duration,
 }
 
-impl Probing {
+impl ControlOptions {
     pub(crate) fn of(team: ConnectOptions) -> Self {
         let attempt = |code: u8| TIMEOUT_UNIT * (1 << code.min(31));
         // A receiver without posted receives is not dead.
@@ -29,16 +29,19 @@ impl Probing {
         let (timeout, retries) = (team.timeout, team.retry_count);
         // IB specification, 9.7.6.1.3: a time-out of 0 never ends.
         if timeout == 0 {
-            return Probing { connect: team, period: SHORTEST };
+            return ControlOptions { connect: team, period: SHORTEST };
         }
         // One attempt fewer than the team's connections: the first probe after a death finds it.
         if retries >= 3 && attempt(timeout) * u32::from(retries) >= SHORTEST {
-            return Probing { connect: team.retry_count(retries - 1), period: attempt(timeout) * 3 / 4 };
+            return ControlOptions {
+                connect: team.retry_count(retries - 1),
+                period: attempt(timeout) * 3 / 4,
+            };
         }
         let limit = attempt(timeout) * (u32::from(retries) + 1);
         let shortest = (1..31).find(|code| attempt(*code) * 8 >= SHORTEST).unwrap_or(31);
         let code = (shortest..31).take_while(|code| attempt(*code) * 9 <= limit).last().unwrap_or(shortest);
-        Probing { connect: team.timeout(code).retry_count(7), period: attempt(code) * 3 / 4 }
+        ControlOptions { connect: team.timeout(code).retry_count(7), period: attempt(code) * 3 / 4 }
     }
 }
 
@@ -96,16 +99,16 @@ mod tests {
         };
         for (timeout, retries) in (1..24).flat_map(|timeout| (0..8).map(move |retries| (timeout, retries))) {
             let team = ConnectOptions::default().timeout(timeout).retry_count(retries).rnr_retry(0);
-            let probing = Probing::of(team);
+            let options = ControlOptions::of(team);
             // A probe may be late by the poll period.
-            let latest = whole(probing.connect) + probing.period * 5 / 4;
+            let latest = whole(options.connect) + options.period * 5 / 4;
             let limit = whole(team).max(Duration::from_millis(1300));
-            assert!(latest <= limit, "{timeout} {retries}: {latest:?} {probing:?}");
+            assert!(latest <= limit, "{timeout} {retries}: {latest:?} {options:?}");
             // One lost packet or late answer is no death.
-            assert!(probing.connect.retry_count >= 2 && whole(probing.connect) >= SHORTEST, "{probing:?}");
-            assert_eq!(probing.connect.rnr_retry, 7);
+            assert!(options.connect.retry_count >= 2 && whole(options.connect) >= SHORTEST, "{options:?}");
+            assert_eq!(options.connect.rnr_retry, 7);
         }
-        assert_eq!(Probing::of(ConnectOptions::default().timeout(0)).connect.timeout, 0);
+        assert_eq!(ControlOptions::of(ConnectOptions::default().timeout(0)).connect.timeout, 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use super::Events;
 use super::message::{Message, longest};
-use super::probe::{ProbeTurn, Probing};
+use super::probe::{ControlOptions, ProbeTurn};
 use crate::error::{DeathCause, NotifyError, Result};
 use crate::requests::Request;
 use gdsync::qp::{SharedReceiveQueue, SharedReceiveQueueConfig};
@@ -49,7 +49,7 @@ pub(super) struct RcTransport {
     /// True if waiting messages may have room.
     may_send: bool,
     /// The time of the last check for probes.
-    last_look: Instant,
+    last_check: Instant,
     period: Duration,
 }
 
@@ -58,12 +58,12 @@ pub(super) struct RcTransport {
 struct Peer {
     queue_pair: QueuePair,
     /// Slots of the messages in flight, oldest first; `None` for inline data.
-    under_way: VecDeque<Option<usize>>,
+    in_flight: VecDeque<Option<usize>>,
     /// Messages not yet posted.
     waiting: VecDeque<Encoded>,
     /// True if the rank is in `due`.
     is_due: bool,
-    probe_under_way: bool,
+    probe_in_flight: bool,
     last_probe: Instant,
     /// True if nothing is sent, and arrivals are discarded.
     is_cut: bool,
@@ -73,7 +73,7 @@ struct Peer {
 
 impl Peer {
     fn is_flushed(&self) -> bool {
-        self.is_cut || (self.waiting.is_empty() && self.under_way.is_empty())
+        self.is_cut || (self.waiting.is_empty() && self.in_flight.is_empty())
     }
 }
 
@@ -83,7 +83,7 @@ impl RcTransport {
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
         (rank, size): (u32, u32),
-        probing: Probing,
+        options: ControlOptions,
     ) -> Result<Self> {
         let slot_bytes = longest(size).next_multiple_of(64);
         // An exchange brings one message from each other rank.
@@ -104,8 +104,8 @@ impl RcTransport {
             send_buffers: SendBuffers::new(pd, SEND_BUFFERS, slot_bytes)?,
             due: VecDeque::new(),
             may_send: false,
-            last_look: Instant::now(),
-            period: probing.period,
+            last_check: Instant::now(),
+            period: options.period,
         };
         for other in (0..size).filter(|other| *other != rank) {
             rc.make(pd, other, None)?;
@@ -121,10 +121,10 @@ impl RcTransport {
         self.rank_of_number.insert(queue_pair.number(), rank);
         self.peers[rank as usize] = Some(Peer {
             queue_pair,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             waiting: VecDeque::new(),
             is_due: false,
-            probe_under_way: false,
+            probe_in_flight: false,
             last_probe: Instant::now(),
             is_cut: false,
             early,
@@ -154,7 +154,7 @@ impl RcTransport {
             self.rank_of_number.remove(&old.queue_pair.number());
             // The card reads its slots no more, and its completions are not returned.
             drop(old.queue_pair);
-            old.under_way.into_iter().flatten().for_each(|slot| self.send_buffers.done(slot));
+            old.in_flight.into_iter().flatten().for_each(|slot| self.send_buffers.done(slot));
             self.may_send = true;
         }
         self.make(pd, rank, Some(Vec::new()))
@@ -201,9 +201,9 @@ impl RcTransport {
         if std::mem::take(&mut self.may_send) {
             self.send_waiting(&mut events);
         }
-        if self.last_look.elapsed() >= self.period / 4 {
-            self.last_look = Instant::now();
-            self.look(&mut events);
+        if self.last_check.elapsed() >= self.period / 4 {
+            self.last_check = Instant::now();
+            self.check_peers(&mut events);
         }
         events
     }
@@ -224,8 +224,8 @@ impl RcTransport {
             let rank = (done.wr_id & !PROBE) as u32;
             let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else { continue };
             if done.wr_id & PROBE != 0 {
-                peer.probe_under_way = false;
-            } else if let Some(Some(slot)) = peer.under_way.pop_front() {
+                peer.probe_in_flight = false;
+            } else if let Some(Some(slot)) = peer.in_flight.pop_front() {
                 self.send_buffers.done(slot);
             }
             (self.may_send, events.has_sent) = (true, true);
@@ -265,7 +265,7 @@ impl RcTransport {
         let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| peer.early.is_none()) else {
             return Ok(());
         };
-        while peer.under_way.len() < MESSAGES
+        while peer.in_flight.len() < MESSAGES
             && let Some(encoded) = peer.waiting.front()
         {
             let number = u64::from(rank);
@@ -278,14 +278,14 @@ impl RcTransport {
                 self.send_buffers.posted(slot);
                 Some(slot)
             };
-            peer.under_way.push_back(slot);
+            peer.in_flight.push_back(slot);
             peer.waiting.pop_front();
         }
         Ok(())
     }
 
     /// Probes ranks and finds connections that have failed without a completion.
-    fn look(&mut self, events: &mut Events) {
+    fn check_peers(&mut self, events: &mut Events) {
         let turn = ProbeTurn::now((self.rank, self.size()), self.period);
         for rank in 0..self.size() {
             if let Some(cause) = self.failure(rank) {
@@ -300,13 +300,13 @@ impl RcTransport {
 
     fn probe(&mut self, rank: u32) -> Result<()> {
         let Some(peer) = &mut self.peers[rank as usize] else { return Ok(()) };
-        let is_idle = peer.under_way.is_empty() && !peer.probe_under_way;
+        let is_idle = peer.in_flight.is_empty() && !peer.probe_in_flight;
         let may_probe = !peer.is_cut && peer.early.is_none();
         if !is_idle || !may_probe || peer.last_probe.elapsed() < self.period {
             return Ok(());
         }
         match peer.queue_pair.post_send(Request::Probe.work_request().wr_id(PROBE | u64::from(rank))) {
-            Ok(()) => (peer.probe_under_way, peer.last_probe) = (true, Instant::now()),
+            Ok(()) => (peer.probe_in_flight, peer.last_probe) = (true, Instant::now()),
             // Retried at the next poll.
             Err(QueueError::Full(_)) => {}
             Err(error) => return Err(error.into()),
@@ -317,19 +317,20 @@ impl RcTransport {
     fn take_arrived(&mut self, events: &mut Events) {
         loop {
             match self.arrivals.poll() {
-                Ok(Some(one)) => self.take_one(one, events),
+                Ok(Some(completion)) => self.take_one(completion, events),
                 Ok(None) => return,
                 Err(error) => return tracing::error!(%error, "a control message was lost"),
             }
         }
     }
 
-    fn take_one(&mut self, one: Completion, events: &mut Events) {
-        let (slot, size) = (one.wr_id as usize, self.size());
+    fn take_one(&mut self, completion: Completion, events: &mut Events) {
+        let (slot, size) = (completion.wr_id as usize, self.size());
         // A destroyed queue pair has no peer.
-        let peer = self.rank_of_number.get(&one.qp_num).map(|rank| (*rank, &mut self.peers[*rank as usize]));
-        if let Some((rank, Some(peer))) = peer.filter(|_| one.status.is_ok()) {
-            let mut bytes = vec![0; (one.byte_len as usize).min(self.slot_bytes)];
+        let peer =
+            self.rank_of_number.get(&completion.qp_num).map(|rank| (*rank, &mut self.peers[*rank as usize]));
+        if let Some((rank, Some(peer))) = peer.filter(|_| completion.status.is_ok()) {
+            let mut bytes = vec![0; (completion.byte_len as usize).min(self.slot_bytes)];
             self.memory.read(slot * self.slot_bytes, &mut bytes);
             match (Message::decode(&bytes, size), &mut peer.early) {
                 (None, _) => tracing::error!(rank, "a control message makes no sense"),
@@ -377,7 +378,7 @@ struct Slot {
     /// The newest content, kept while the slot is free.
     encoded: Option<Encoded>,
     /// Sends in flight from the slot.
-    under_way: u32,
+    in_flight: u32,
 }
 
 impl SendBuffers {
@@ -393,7 +394,7 @@ impl SendBuffers {
             .slots
             .iter()
             .position(holds)
-            .or_else(|| self.slots.iter().position(|slot| slot.under_way == 0))
+            .or_else(|| self.slots.iter().position(|slot| slot.in_flight == 0))
         else {
             return Ok(None);
         };
@@ -407,12 +408,12 @@ impl SendBuffers {
 
     /// Counts a posted send.
     pub(super) fn posted(&mut self, slot: usize) {
-        self.slots[slot].under_way += 1;
+        self.slots[slot].in_flight += 1;
     }
 
     /// Counts a send that has completed, or whose queue pair is gone.
     pub(super) fn done(&mut self, slot: usize) {
-        self.slots[slot].under_way -= 1;
+        self.slots[slot].in_flight -= 1;
     }
 }
 

@@ -6,13 +6,13 @@ use gdsync_test_support::pair;
 /// The connected transports of a team. The card gives a request up after 34 s.
 fn transports(size: u32, period: Duration) -> (ProtectionDomain, Vec<RcTransport>) {
     let pd = ProtectionDomain::new(&pair::device()).unwrap();
-    let probing = Probing { connect: ConnectOptions::default().timeout(20), period };
-    let rc = |rank| RcTransport::new(&pd, QueuePairConfig::default(), (rank, size), probing).unwrap();
+    let options = ControlOptions { connect: ConnectOptions::default().timeout(20), period };
+    let rc = |rank| RcTransport::new(&pd, QueuePairConfig::default(), (rank, size), options).unwrap();
     let mut transports: Vec<_> = (0..size).map(rc).collect();
     for own in 0..size {
         for other in (0..size).filter(|other| *other != own) {
             let remote = transports[other as usize].endpoint(own).unwrap().unwrap();
-            transports[own as usize].connect(other, &remote, probing.connect).unwrap();
+            transports[own as usize].connect(other, &remote, options.connect).unwrap();
         }
     }
     (pd, transports)
@@ -96,7 +96,10 @@ fn a_renewed_connection_keeps_what_is_early_and_gives_slots_back() {
             &pd,
             QueuePairConfig::default(),
             (1, 2),
-            Probing { connect: ConnectOptions::default().timeout(20), period: Duration::from_millis(1) },
+            ControlOptions {
+                connect: ConnectOptions::default().timeout(20),
+                period: Duration::from_millis(1),
+            },
         );
         transports[1] = new.unwrap();
         transports[0].renew(&pd, 1).unwrap();
@@ -156,7 +159,7 @@ fn content(slice: &Slice, send_buffers: &SendBuffers, slot: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_letter_has_one_place_and_keeps_it_while_it_is_under_way() {
+fn a_letter_has_one_place_and_keeps_it_while_it_is_in_flight() {
     let pd = ProtectionDomain::new(&pair::device()).unwrap();
     let mut send_buffers = SendBuffers::new(&pd, 2, 64).unwrap();
     let [one, two, three] = [b"one", b"two", b"3ee"].map(|text| Encoded::new(text.to_vec()));
