@@ -35,8 +35,8 @@ pub enum ConnectionKind {
     /// others write. Memory of queues does not grow with the team except for one address per rank. The card must
     /// support DC.
     ///
-    /// Requests to ranks that share a queue pair wait for each other: a write to a dead rank delays the others until
-    /// the card gives it up.
+    /// Requests to ranks that share a queue pair wait for each other: a write to a dead rank delays the rest until it
+    /// fails.
     Dynamic,
 }
 
@@ -47,8 +47,7 @@ const MOST_WITH_EACH: u32 = 16;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TeamConfig {
-    /// The number of queues, each with connections to every rank; the same on all ranks. Default: 1. Give each stream
-    /// that sends its own queue.
+    /// The number of queues, the same on all ranks. Default: 1. Give each stream that sends its own queue.
     pub queues: u32,
     /// The kind of connections. Default: [`ConnectionKind::BySize`].
     pub connections: ConnectionKind,

@@ -61,7 +61,6 @@ impl Unconnected {
         QueueEndpoints::of(self.queues.len(), &self.control)
     }
 
-    /// Returns a line for each rank.
     pub(crate) fn describe(&self) -> Result<Vec<String>> {
         (0..self.size).map(|rank| Ok(self.endpoints_for(rank)?.to_string())).collect()
     }
@@ -105,7 +104,6 @@ impl Unconnected {
         Ok(())
     }
 
-    /// Converts connected queue pairs to initiators.
     pub(crate) fn into_queues(self, liveness: &Arc<Liveness>) -> (Vec<Vec<Initiator>>, Control) {
         let queue = |queue_pairs: Vec<QueuePair>| {
             let count = queue_pairs.len() as u32;

@@ -30,7 +30,6 @@ pub(crate) struct Connections {
     pub(crate) size: u32,
     /// For each queue, an RC connection to each rank in rank order, or some DC queue pairs.
     pub(crate) queues: Vec<Vec<Initiator>>,
-    /// How long a post waits for room in a queue.
     pub(crate) timeout: Duration,
     pub(crate) options: ConnectOptions,
     /// How long a collective call waits for the other ranks.
@@ -69,14 +68,12 @@ impl Connections {
         })
     }
 
-    /// Returns the initiator for a rank. With DC it is the one at the rank modulo their number, so that one rank's
-    /// requests stay in order.
+    /// Returns the initiator for a rank: with DC always the same of a few, so that one rank's requests stay in order.
     pub(crate) fn initiator(&self, queue: usize, rank: u32) -> &Initiator {
         let all = &self.queues[queue];
         &all[rank as usize % all.len()]
     }
 
-    /// Returns each queue's initiator for a rank.
     pub(crate) fn initiators(&self, rank: u32) -> impl Iterator<Item = &Initiator> {
         (0..self.queues.len()).map(move |queue| self.initiator(queue, rank))
     }
@@ -116,7 +113,6 @@ impl Connections {
         }
     }
 
-    /// Agrees with the other survivors on the dead ranks and drops them.
     pub(crate) fn shrink(&self) -> Result<Vec<u32>> {
         let _call = self.collective_call.lock();
         let agree = |control: &mut Control| Ok(control.try_agree(&self.liveness));
@@ -125,8 +121,7 @@ impl Connections {
             Outcome::Drop(dead) => dead,
             Outcome::Expelled { by } => return Err(NotifyError::Expelled { by }),
         };
-        // Deliver the decision to the others even if this process ends now. It is final: a stopped rank receives it
-        // later.
+        // Deliver the decision to the others even if this process ends now. It is final: a stopped rank receives it later.
         let unflushed = |control: &Control| control.unflushed(&self.liveness);
         let flush = |control: &mut Control| {
             control.poll(&self.liveness);
@@ -209,8 +204,7 @@ impl Connections {
         QueueEndpoints::of(self.queues.len(), &self.control.lock())
     }
 
-    /// Accepts new processes in the places of all dropped ranks. All survivors and new processes call this or
-    /// [`join`](crate::connect::join).
+    /// Accepts new processes, which call [`join`](crate::connect::join), in the places of all dropped ranks.
     pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>> {
         let _call = self.collective_call.lock();
         let introduced = self.prepare_replacement().map(|lines| ((), lines));

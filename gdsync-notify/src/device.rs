@@ -115,7 +115,6 @@ pub struct DeviceQueueOptions {
 }
 
 impl Default for DeviceQueueOptions {
-    /// As [`DeviceQpOptions::default`].
     fn default() -> Self {
         let DeviceQpOptions { doorbells, stall, .. } = DeviceQpOptions::default();
         DeviceQueueOptions { doorbells, stall, tables: None }
@@ -132,7 +131,6 @@ impl DeviceQueueOptions {
     }
 }
 
-/// A table of the ranks for kernels.
 #[derive(Debug)]
 enum Table {
     Pinned(PinnedMemory),
@@ -151,7 +149,6 @@ impl Table {
         Ok(Table::Pinned(memory))
     }
 
-    /// Returns the table's address for kernels.
     fn address(&self, device: &impl MemOpStream) -> Result<u64, NotifyError> {
         Ok(match self {
             Table::Pinned(memory) => device.translate(memory.addr(), memory.len())?.get(),
@@ -251,14 +248,12 @@ impl DeviceQueue {
         }
     }
 
-    /// Detaches the queue from the device, all of whose kernels have ended: waits until all their posts, to all ranks,
-    /// have completed. The CPU and streams may then post again. A failure that kernels met is no error of this call;
-    /// the next use of the queue reports it, as [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call
-    /// does nothing.
+    /// Detaches the queue from the device, all of whose kernels have ended: waits until all their posts, to all ranks, have
+    /// completed. The CPU and streams may then post again. A failure that kernels met is no error of this call; the next
+    /// use of the queue reports it, as [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call does nothing.
     ///
     /// # Errors
-    /// [`NotifyError::HandOver`] for the first rank whose queue pair cannot be detached. The others are detached, and
-    /// the caller may retry.
+    /// [`NotifyError::HandOver`] for the first rank that cannot be detached. The others are, and the caller may retry.
     pub fn detach_device(&self, timeout: Duration) -> Result<&Queue, NotifyError> {
         let started = Instant::now();
         let mut result = Ok(&self.queue);
@@ -282,7 +277,6 @@ impl DeviceQueue {
 pub struct DeviceSegment {
     data: DeviceSegmentData,
     _table: Table,
-    /// Keeps the registration.
     _segment: Segment,
 }
 
@@ -299,10 +293,9 @@ impl Segment {
     /// one, in pinned memory, which kernels reach over PCIe.
     ///
     /// # Errors
-    /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part; [`NotifyError::Consistency`] if that
-    /// is memory of a GPU without ordering for running kernels; [`NotifyError::TwoKeys`] if a rank has registered
-    /// memory with notifications ([`Team::register`](crate::Team::register)); [`NotifyError::Memory`],
-    /// [`NotifyError::Cuda`].
+    /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part; [`NotifyError::Consistency`] if that is
+    /// memory of a GPU without ordering for running kernels; [`NotifyError::TwoKeys`] if a rank has registered memory with
+    /// notifications ([`Team::register`](crate::Team::register)); [`NotifyError::Memory`], [`NotifyError::Cuda`].
     pub fn describe_to_device(
         &self,
         device: &impl MemOpStream,

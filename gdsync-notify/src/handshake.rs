@@ -9,15 +9,13 @@ use gdsync::Endpoint;
 use std::fmt;
 use std::sync::Arc;
 
-/// The endpoints that one rank sends to another: of its queues, and of the control connection (`None` if it offers
-/// none).
+/// The endpoints that one rank sends to another: of its queues, and of the control connection (`None` if it offers none).
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     pub(crate) queues: QueueEndpoints,
     pub(crate) control: Option<Endpoint>,
 }
 
-/// The endpoints of a rank's queues.
 #[derive(Debug)]
 pub(crate) enum QueueEndpoints {
     /// For each queue, the endpoint for that rank.
@@ -26,7 +24,6 @@ pub(crate) enum QueueEndpoints {
     Dynamic { queues: usize, target: Endpoint, key: u64 },
 }
 
-/// Prefix of a line with a DC target.
 const DYNAMIC: &str = "dc ";
 
 impl QueueEndpoints {
@@ -97,7 +94,6 @@ impl Endpoints {
         }
     }
 
-    /// Sets the endpoint of one queue's connection.
     pub(crate) fn set_queue(&mut self, queue: usize, endpoint: Endpoint) {
         if let QueueEndpoints::Each(queues) = &mut self.queues {
             queues[queue] = Some(endpoint);
@@ -124,7 +120,6 @@ impl Endpoints {
         }
     }
 
-    /// The DC target and its access key.
     pub(crate) fn target(&self) -> Option<(&Endpoint, u64)> {
         match &self.queues {
             QueueEndpoints::Each(_) => None,
@@ -150,7 +145,6 @@ pub(crate) struct Introduction {
 }
 
 impl Introduction {
-    /// Returns a line for each rank.
     pub(crate) fn texts(
         epoch: Option<u32>,
         segments: usize,
@@ -199,10 +193,8 @@ impl Introduction {
     }
 }
 
-/// The introductions of all ranks.
 #[derive(Debug)]
 pub(crate) struct Introductions {
-    /// The new processes' ranks.
     pub(crate) new: RankSet,
     pub(crate) epoch: u32,
     pub(crate) all_endpoints: Vec<Endpoints>,
@@ -243,7 +235,6 @@ fn failure(error: &impl fmt::Display) -> Vec<u8> {
     format!("-{error}").into_bytes()
 }
 
-/// Parses a rank's line.
 fn read(rank: u32, bytes: &[u8]) -> Result<String> {
     let text = String::from_utf8_lossy(bytes);
     match text.split_at_checked(1) {

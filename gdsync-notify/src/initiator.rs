@@ -52,7 +52,6 @@ impl Initiator {
         Initiator { queue_pair, peer, is_aborted, liveness, requests, has_lost }
     }
 
-    /// Returns the queue pair if it connects to that rank alone.
     pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair> {
         self.peer.map(|_| &self.queue_pair).ok_or(NotifyError::NoQueuePair { rank })
     }
@@ -67,7 +66,6 @@ impl Initiator {
         }
     }
 
-    /// Converts an error of the queue pair.
     fn queue_error(&self, rank: u32, error: QueueError) -> NotifyError {
         match error {
             QueueError::State(StateError::Failed { cause, .. }) => self.liveness.failure_error(rank, cause),
@@ -75,8 +73,7 @@ impl Initiator {
         }
     }
 
-    /// Returns true if a refused request may be accepted later, after the next poll has recovered a failed DC queue
-    /// pair.
+    /// Returns true if a refused request may be accepted later, after the next poll has recovered a failed DC queue pair.
     fn is_recoverable(&self, error: &QueueError) -> bool {
         matches!(error, QueueError::State(StateError::Failed { .. })) && self.peer.is_none()
     }
@@ -284,7 +281,6 @@ impl Initiator {
         Ok(self.queue_pair.endpoint()?)
     }
 
-    /// Waits until no request to the rank is outstanding.
     fn drain(&self, rank: u32, timeout: Duration) -> Result<()> {
         let mut pause = Pause::new();
         loop {
@@ -301,7 +297,6 @@ impl Initiator {
         }
     }
 
-    /// Connects to the process in the rank's place.
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<()> {
         Ok(self.queue_pair.connect(remote, options)?)
     }
@@ -315,7 +310,6 @@ impl Initiator {
     }
 }
 
-/// Adds the request's number and destination.
 fn addressed<'a>(request: WorkRequest<'a>, number: u64, signaled: bool, route: &'a Route) -> WorkRequest<'a> {
     let request = request.wr_id(number);
     let request = if signaled { request } else { request.unsignaled() };
@@ -325,7 +319,6 @@ fn addressed<'a>(request: WorkRequest<'a>, number: u64, signaled: bool, route: &
     }
 }
 
-/// A locked queue pair that accepts requests to one rank.
 pub(crate) struct Posting<'a> {
     initiator: &'a Initiator,
     rank: u32,

@@ -61,9 +61,8 @@
 //! # Why a reader that sees the notification sees the data
 //! Both are RDMA writes of one reliable queue pair, which delivers them in order. An mlx5 card writes them to memory in
 //! order if the memory is registered without relaxed ordering and the queue pair has no out-of-order placement; gdsync
-//! requests neither. The notification is one aligned word, inline in the work request, so it arrives whole. (The
-//! InfiniBand specification promises this order for completions only; GASPI, MPI and NVSHMEM libraries rely on it as
-//! well.)
+//! requests neither. The notification is one aligned word, inline in the work request, so it arrives whole. (The InfiniBand
+//! specification promises this order for completions only; GASPI, MPI and NVSHMEM libraries rely on it as well.)
 //!
 //! Data and notification are in the same memory, or in two memories of the host or of one GPU ([`Team::register`]), so
 //! both writes take the same path over PCIe, which keeps their order. Host memory is coherent with the card, and the

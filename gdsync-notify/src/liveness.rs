@@ -36,7 +36,6 @@ struct RankStates {
     ranks: Vec<RankState>,
     /// Living ranks that have withdrawn: see [`Liveness::set_withdrawn`].
     withdrawn: RankSet,
-    /// True if the monitor must poll now.
     is_due: bool,
     is_closed: bool,
 }
@@ -55,7 +54,6 @@ impl Liveness {
         self.state(rank) == RankState::Alive
     }
 
-    /// Returns an error if the rank is not alive.
     pub(crate) fn check_alive(&self, rank: u32) -> Result<()> {
         // `has_dropped` is set before the rank leaves the count of dead ranks.
         if self.dead.load(Ordering::Acquire) == 0 && !self.has_dropped.load(Ordering::Acquire) {
@@ -87,7 +85,6 @@ impl Liveness {
         }
     }
 
-    /// Returns the first rank that is dead and not dropped.
     pub(crate) fn first_dead(&self) -> Option<(u32, DeathCause)> {
         if self.dead.load(Ordering::Acquire) == 0 {
             return None;
@@ -122,7 +119,6 @@ impl Liveness {
         }
     }
 
-    /// Returns the ranks whose state satisfies a predicate.
     pub(crate) fn ranks_in(&self, is_one: impl Fn(RankState) -> bool) -> RankSet {
         let states = self.states.lock();
         (0..).zip(&states.ranks).filter(|(_, state)| is_one(**state)).map(|(rank, _)| rank).collect()
@@ -135,7 +131,6 @@ impl Liveness {
         }
     }
 
-    /// Returns the ranks that were not dropped.
     pub(crate) fn members(&self) -> Vec<u32> {
         self.ranks_in(|state| !matches!(state, RankState::Dropped(_))).into_iter().collect()
     }

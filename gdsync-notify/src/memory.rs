@@ -13,11 +13,9 @@ use std::sync::Arc;
 
 /// Alignment of the notifications behind the data, so that no cache line holds both.
 const ALIGNMENT: usize = 64;
-/// Size of a notification.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// The addresses and keys of a rank's part of a segment, as plain data for code that writes to it without this library,
-/// such as a kernel.
+/// The addresses and keys of a rank's part of a segment, for code that writes to it without this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteSegment {
     /// The data.
@@ -26,17 +24,14 @@ pub struct RemoteSegment {
     pub notifications: RemoteMemory,
 }
 
-/// Returns the offset of the notifications behind `len` bytes of data.
 pub(crate) fn words_at(len: usize) -> usize {
     len.next_multiple_of(ALIGNMENT)
 }
 
-/// Returns the size of so many notifications.
 pub(crate) fn words_bytes(notifications: u32) -> usize {
     notifications as usize * WORD
 }
 
-/// Returns the size of data and notifications.
 pub(crate) fn total(len: usize, notifications: u32) -> Result<usize> {
     let data = len.checked_next_multiple_of(ALIGNMENT);
     data.and_then(|data| data.checked_add(words_bytes(notifications))).ok_or_else(|| {
@@ -51,7 +46,6 @@ impl RemoteSegment {
         format!("{} {}", self.data, self.notifications)
     }
 
-    /// Parses a description.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let bad = || {
             let reason = format!("{text:?} is not the addr:len:rkey of data and that of notifications");
@@ -67,12 +61,10 @@ impl RemoteSegment {
         Ok(RemoteSegment { data, notifications })
     }
 
-    /// The number of notifications.
     pub(crate) fn count(&self) -> u32 {
         (self.notifications.len / WORD as u64) as u32
     }
 
-    /// Returns true if the notifications have another key than the data.
     pub(crate) fn has_two_keys(&self) -> bool {
         self.notifications.len > 0 && self.notifications.rkey != self.data.rkey
     }
@@ -87,7 +79,6 @@ pub(crate) fn access(pd: &ProtectionDomain) -> Result<Access> {
 /// A team's resources for segments: registrations of the program's memory, and kernels of GPUs.
 #[derive(Debug)]
 pub(crate) struct SegmentResources {
-    /// Registrations of the program's memory.
     pub(crate) registrations: RegistrationCache,
     /// One for each context with a segment in its memory.
     kernels: Mutex<Vec<Arc<NotificationKernels>>>,
@@ -110,7 +101,6 @@ impl SegmentResources {
     }
 }
 
-/// This rank's part of a segment.
 #[derive(Debug)]
 pub(crate) struct LocalPart {
     pub(crate) rank: u32,
@@ -121,10 +111,8 @@ pub(crate) struct LocalPart {
     pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) notifications: u32,
-    /// True if the card is no software card. Real cards promise an order of their writes to GPU memory to the GPU's
-    /// streams only.
+    /// True if the card is no software card: real cards order their writes to GPU memory for the GPU's streams only.
     pub(crate) is_real: bool,
-    /// The GPU of [`SegmentMemory::Gpu`].
     pub(crate) gpu: Option<Gpu>,
 }
 
@@ -247,7 +235,6 @@ impl Gpu {
 }
 
 impl LocalPart {
-    /// Formats the line for the other ranks.
     pub(crate) fn describe(&self) -> Result<String> {
         let words = self.first * WORD..self.first * WORD + words_bytes(self.notifications);
         let data = self.memory.remote().slice(..self.len)?;
@@ -279,7 +266,6 @@ pub(crate) struct SharedSegment {
 }
 
 impl SharedSegment {
-    /// Parses the descriptions of all parts.
     pub(crate) fn new(
         description: String,
         texts: &[Option<String>],

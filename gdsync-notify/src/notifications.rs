@@ -19,12 +19,10 @@ pub(crate) const RELEASED: u32 = 0x9d5d_ead1;
 pub(crate) const PEER_DEAD: u32 = 1 << 31;
 /// Status bit: the team has dropped the rank. `GDSYNC_NOTIFY_DROPPED`.
 pub(crate) const DROPPED: u32 = 1 << 30;
-/// The rank in a status.
 const RANK: u32 = DROPPED - 1;
 /// The sender of a notification that any rank may set.
 pub(crate) const ANY: u32 = u32::MAX;
-/// The sender of a collective's notification, in which all ranks take part: the death of any rank releases it for good,
-/// whatever its value.
+/// The sender of a collective's notification, which the death of any rank releases for good, whatever its value.
 pub(crate) const ALL: u32 = u32::MAX - 1;
 /// The values of collectives' notifications, used in turn. A stream waits for the bit, and [`RELEASED`] has both bits.
 pub(crate) const PHASES: [u32; 2] = [1, 1 << 4];
@@ -35,13 +33,10 @@ const _: () = assert!(RELEASED & PHASES[0] != 0 && RELEASED & PHASES[1] != 0 && 
 pub(crate) struct Notifications {
     words: NotificationWords,
     senders: Vec<AtomicU32>,
-    /// A status word for each notification.
     statuses: PinnedMemory,
-    /// Serializes [`Self::update`].
     update: Mutex<()>,
 }
 
-/// The result of a read of notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// The lowest notification that is set.
@@ -62,7 +57,6 @@ impl Notifications {
         })
     }
 
-    /// The status words, for kernels.
     pub(crate) fn statuses(&self) -> &PinnedMemory {
         &self.statuses
     }
@@ -82,7 +76,6 @@ impl Notifications {
         Some(self.senders[id as usize].load(Ordering::Relaxed)).filter(|sender| *sender < ALL)
     }
 
-    /// Returns true if the notification belongs to a collective.
     pub(crate) fn is_of_all(&self, id: u32) -> bool {
         self.senders[id as usize].load(Ordering::Relaxed) == ALL
     }
@@ -94,9 +87,8 @@ impl Notifications {
         }
     }
 
-    /// Releases the notifications of dead ranks and of ranks that have withdrawn, and, while a rank is dead and not
-    /// dropped, those that any rank may set. Reverts the release of all others except collectives'. Returns true if
-    /// some are released.
+    /// Releases the notifications of dead and withdrawn ranks, and, while a rank is dead and not dropped, those that any
+    /// rank may set. Reverts the release of all others except collectives'. Returns true if some are released.
     pub(crate) fn update(&self, liveness: &Liveness) -> bool {
         let _update = self.update.lock();
         let any = liveness.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);

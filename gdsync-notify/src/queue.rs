@@ -110,8 +110,7 @@ impl<'a> Operation<'a> {
         Some(Operation::Write { from, rank, to, offset })
     }
 
-    /// Returns the request, or the last of two ([`Self::front`]). `max_reads` limits the connections' reads and atomics
-    /// in flight.
+    /// Returns the request, or the last of two ([`Self::front`]). `max_reads` is that of the connections.
     pub(crate) fn request(&self, max_reads: u8) -> Result<Request, NotifyError> {
         let fetched = |of: &Segment, rank, offset, len| match max_reads {
             0 => Err(NotifyError::NoReads),
@@ -219,7 +218,6 @@ impl Queue {
         Ok(front.into_iter().chain([last]))
     }
 
-    /// Prepares an operation of a single request.
     pub(crate) fn prepare_one(
         &self,
         operation: Operation<'_>,
@@ -273,10 +271,9 @@ impl Queue {
     }
 
     /// Reads from a rank's part of the segment, from a byte offset on, into the slice, whose memory the local card may
-    /// write to, such as that of a [`Segment`]. The bytes are there when [`Self::flush`] has returned. The other rank
-    /// is not notified. In GPU memory a real card's writes are visible behind a stream's waits
-    /// ([`Self::prepare_waits`]), and behind a flush only if the GPU shows them in order
-    /// ([`gdsync::cuda::Consistency`]).
+    /// write to, such as that of a [`Segment`]. The bytes are there when [`Self::flush`] has returned. The other rank is
+    /// not notified. In GPU memory a real card's writes are visible behind a stream's waits ([`Self::prepare_waits`]), and
+    /// behind a flush only if the GPU shows them in order ([`gdsync::cuda::Consistency`]).
     ///
     /// A read sees earlier writes of this queue to that rank; later writes are performed after it.
     ///
@@ -297,8 +294,8 @@ impl Queue {
     /// not at all; never twice. The [guide](crate::guide) has an example.
     ///
     /// # Errors
-    /// As [`Self::read`]; [`NotifyError::Post`] for a slice of another length, an address that is no multiple of 8, or
-    /// a card without atomics.
+    /// As [`Self::read`]; [`NotifyError::Post`] for a slice of another length, a misaligned address, or a card without
+    /// atomics.
     pub fn fetch_add(
         &self,
         into: &Slice,

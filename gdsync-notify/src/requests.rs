@@ -9,14 +9,12 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     Write(Slice, RemoteMemory),
-    /// Writes a notification's word.
     Set([u8; 4], RemoteMemory),
     Read(Slice, RemoteMemory),
     /// Adds to a 64-bit number and fetches its old value.
     FetchAdd(Slice, RemoteMemory, u64),
     /// Replaces a 64-bit number by the second value if it equals the first, and fetches its old value.
     CompareSwap(Slice, RemoteMemory, [u64; 2]),
-    /// An empty write, which shows whether the card answers.
     Probe,
 }
 
@@ -42,8 +40,7 @@ impl Request {
 /// read has not filled yet. Such a request gets a fence and starts when earlier reads and atomics have finished. Reads
 /// wait for nothing, and atomics do not wait for atomics.
 ///
-/// The decision compares request numbers with completed ones and never relies on earlier fences, because a prepared
-/// request may never be posted.
+/// Only request numbers and completions decide, not earlier fences, because a prepared request may never be posted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NewestFetches {
     read: u64,
@@ -62,7 +59,6 @@ impl NewestFetches {
         newest > completed
     }
 
-    /// Records the number of a submitted request.
     pub(crate) fn note(&mut self, request: &Request, number: u64) {
         match request {
             Request::Read(..) => self.read = number,
@@ -72,7 +68,6 @@ impl NewestFetches {
     }
 }
 
-/// Adds a fence if one is needed.
 pub(crate) fn fenced(request: WorkRequest<'_>, is_needed: bool) -> WorkRequest<'_> {
     if is_needed { request.fence() } else { request }
 }
@@ -80,7 +75,6 @@ pub(crate) fn fenced(request: WorkRequest<'_>, is_needed: bool) -> WorkRequest<'
 /// The requests of a queue pair, numbered from 1. They complete in order.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// The newest request's number.
     pub(crate) last_number: u64,
     /// The newest request that is certain to complete because the CPU has posted it signaled.
     pub(crate) certain: u64,
@@ -92,7 +86,6 @@ pub(crate) struct Requests {
     pub(crate) failed_rank: Option<(u32, FailureCause)>,
     /// A failure that no request has caused; the queue pair stays failed.
     pub(crate) fatal: Option<FailureCause>,
-    /// The reachable ranks.
     pub(crate) routes: BTreeMap<u32, Route>,
     pub(crate) fetches: NewestFetches,
 }
@@ -103,8 +96,7 @@ pub(crate) struct Pending {
     /// `None` for a NOP.
     pub(crate) to: Option<(u32, Request)>,
     pub(crate) signaled: bool,
-    /// True if the CPU has posted it or a stream has received it. For a request that was only prepared, the flushed
-    /// completion tells.
+    /// True if it was posted or given to a stream. A merely prepared request shows this when it is flushed.
     pub(crate) is_posted: bool,
     /// True if a stream waits for it and may change its source afterwards.
     pub(crate) is_awaited: bool,
@@ -121,16 +113,13 @@ impl Pending {
 pub(crate) struct Route {
     /// The rank's DC target; `None` if the queue pair is connected to the rank.
     pub(crate) address: Option<DcAddress>,
-    /// The newest request to the rank.
     pub(crate) newest: u64,
-    /// The failure of a request to the rank.
     pub(crate) failed: Option<FailureCause>,
     /// The rank whose failed request has cost this rank a request, and the cause.
     pub(crate) lost: Option<(u32, FailureCause)>,
 }
 
 impl Route {
-    /// A route without failures.
     pub(crate) fn new(address: Option<DcAddress>, newest: u64) -> Self {
         Route { address, newest, failed: None, lost: None }
     }
@@ -147,7 +136,6 @@ impl Requests {
         self.routes.get_mut(&rank).ok_or(NotifyError::Rank { rank, size })
     }
 
-    /// Keeps the newest request until it completes.
     pub(crate) fn push(&mut self, to: Option<(u32, Request)>, signaled: bool, is_posted: bool) {
         self.pending.push_back(Pending {
             number: self.last_number,
@@ -165,7 +153,6 @@ impl Requests {
         }
     }
 
-    /// Records a flushed completion.
     pub(crate) fn note_flushed(&mut self, number: u64, was_posted: bool) {
         if let Some(one) = self.pending.iter_mut().find(|one| one.number == number) {
             one.is_posted |= was_posted;

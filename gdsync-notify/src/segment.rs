@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit words whose value 0
-/// means "not set". A cheap handle.
+/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit words, 0 if not set. A
+/// cheap handle.
 ///
 /// The notifications are behind the data in the same memory, or, if the program has provided the memory
 /// ([`Team::register`](crate::Team::register)), in other memory of the host or the same GPU. A card's writes over one
@@ -70,7 +70,6 @@ struct Inner {
 }
 
 impl Segment {
-    /// Creates a segment from this rank's part and the descriptions of all parts.
     pub(crate) fn new(
         own: LocalPart,
         texts: &[Option<String>],
@@ -151,7 +150,6 @@ impl Segment {
         Ok(())
     }
 
-    /// Returns true if a notification belongs to a collective.
     pub(crate) fn is_expected_from_all(&self, id: u32) -> bool {
         self.inner.shared.notifications.is_of_all(id)
     }
@@ -283,8 +281,7 @@ impl Segment {
     /// In GPU memory each check is a copy by the driver, which takes some microseconds.
     ///
     /// A dead rank ends the wait if it might set one of them: if any rank may (as initially), or that one
-    /// ([`Self::expect_from`]). Notifications of ranks that the team has dropped end it only if the range has no
-    /// others.
+    /// ([`Self::expect_from`]). Notifications of ranks that the team has dropped end it only if the range has no others.
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`] for a range beyond the notifications,

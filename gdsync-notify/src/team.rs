@@ -100,8 +100,7 @@ impl Team {
     /// this in the same order; their lengths may differ.
     ///
     /// # Errors
-    /// [`NotifyError::Device`]; [`NotifyError::Elsewhere`] if the call fails on another rank;
-    /// [`NotifyError::Bootstrap`].
+    /// [`NotifyError::Device`]; [`NotifyError::Elsewhere`] if the call fails on another rank; [`NotifyError::Bootstrap`].
     pub fn allocate(&self, len: usize, notifications: u32) -> Result<Segment, NotifyError> {
         self.share(PartPlan::Host { len, notifications })
     }
@@ -177,8 +176,7 @@ impl Team {
     /// card writes to both through the GPU's PCIe window, which performs writes in order, and the GPU's further needs
     /// to show them in order ([`NotifyError::Consistency`]) are a property of the GPU, not of an allocation.
     ///
-    /// `context` is the one that the memory was created with, on its GPU. The constraint of [`Self::allocate_gpu`] on
-    /// blocked streams holds here, too.
+    /// `context` is the memory's own. The constraint of [`Self::allocate_gpu`] on blocked streams holds here, too.
     ///
     /// # Errors
     /// As [`Self::register`]; [`NotifyError::OtherGpu`], [`NotifyError::Cuda`].
@@ -191,7 +189,6 @@ impl Team {
         self.share(PartPlan::RegisteredGpu { context, memory, notifications })
     }
 
-    /// Creates this rank's part and exchanges the descriptions of all ranks' parts.
     fn share(&self, plan: PartPlan<'_>) -> Result<Segment, NotifyError> {
         let made = plan.make(&self.inner.resources, self.inner.rank);
         let described = made.and_then(|part| {
@@ -228,8 +225,7 @@ impl Team {
         self.inner.liveness.members()
     }
 
-    /// Drops the dead ranks, on which the survivors agree. All survivors call this and get the same result: the newly
-    /// dropped ranks.
+    /// Drops the dead ranks, on which the survivors agree. All survivors call this and get the newly dropped ranks.
     ///
     /// Connections, segments, queues and rank numbers of the survivors stay. Calls that address a dropped rank are
     /// refused ([`NotifyError::PeerDead`]). Waits for notifications that it was to set ([`Segment::expect_from`]) stay
@@ -267,7 +263,6 @@ impl Team {
         self.inner.replace(&mut bootstrap)
     }
 
-    /// Checks that the bootstrap has the team's size and this rank.
     fn check_place(&self, bootstrap: &Bootstrap) -> Result<(), NotifyError> {
         let (rank, size) = (bootstrap.rank(), self.size());
         if bootstrap.size() != size {
@@ -280,9 +275,8 @@ impl Team {
         Ok(())
     }
 
-    /// Joins a team as a new process in the place of a dropped rank, while the survivors call [`Self::replace`].
-    /// `segments` describes this rank's part of each of the team's segments. Returns the team, and the segments in that
-    /// order.
+    /// Joins a team as a new process in the place of a dropped rank, while the survivors call [`Self::replace`]. `segments`
+    /// describes this rank's part of each of the team's segments. Returns the team, and the segments in that order.
     ///
     /// # Errors
     /// As [`Self::replace`] and [`Self::new`].

@@ -35,14 +35,12 @@ impl NotificationWord {
 
 /// Waits for notifications in batches.
 pub trait WaitNotification {
-    /// Adds a wait until a notification is set, and clears it. Later operations of the stream see data written before
-    /// the notification.
+    /// Adds a wait until a notification is set, and clears it. Later operations of the stream see data written before it.
     ///
     /// No single stream operation does both: a second notification of the same number between the two is lost. A sender
     /// therefore waits until the receiver has confirmed the last notification of that number, or uses several in turn.
     ///
-    /// The wait is for any bit (`AND` with all ones). A wait for "at least 1" compares cyclically and would miss values
-    /// above 2^31.
+    /// The wait is for any bit (`AND` with all ones). "At least 1" compares cyclically and would miss values above 2^31.
     #[must_use = "a batch does nothing until it is posted"]
     fn wait_notification(self, word: &NotificationWord) -> Self;
 }
@@ -96,7 +94,6 @@ pub(crate) struct NotificationKernels {
     stream: Arc<CudaStream>,
     /// The word that receives the old value, for one caller at a time.
     result: Mutex<PinnedMemory>,
-    /// The GPU's address of that word.
     result_address: u64,
 }
 
@@ -113,8 +110,7 @@ impl NotificationKernels {
         let result_address = cuda::pin(context, &result)?;
         let kernels =
             NotificationKernels { take, change, stream, result: Mutex::new(result), result_address };
-        // The driver loads a kernel at its first launch and then waits for blocked streams, so the first launch is
-        // here.
+        // The driver loads a kernel at its first launch and then waits for blocked streams, so the first launch is here.
         let scratch = GpuMemory::allocate(context, size_of::<u32>())?;
         kernels.take(&GpuWord32::new(&scratch, 0)?)?;
         kernels.change(&scratch, 0..1, 0, 0)?;
@@ -139,7 +135,6 @@ impl NotificationKernels {
         self.stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))
     }
 
-    /// Clears the word and returns its old value.
     pub(crate) fn take(&self, word: &GpuWord32) -> Result<u32, CudaError> {
         let result = self.result.lock();
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };

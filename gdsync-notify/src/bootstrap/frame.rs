@@ -1,8 +1,7 @@
-//! Messages between the processes of a job. Parsing is pure and strict. Over TCP they follow the exchange of keys
-//! ([`gdsync_auth`]).
+//! Messages between a job's processes, parsed strictly. Over TCP they follow the exchange of keys ([`gdsync_auth`]).
 //!
-//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, length of the payload 4; big endian),
-//! then the payload.
+//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, payload's length 4; big endian) and a
+//! payload.
 
 /// The first bytes of every frame; the last one is the version.
 const MAGIC: [u8; 8] = *b"gdsboot\x02";
@@ -49,7 +48,6 @@ impl FrameKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: FrameKind,
-    /// The sender.
     pub(super) rank: u32,
     pub(super) number: u32,
     pub(super) payload: Vec<u8>,
@@ -86,7 +84,6 @@ impl Reader {
         Reader { buffer: Vec::new(), limit }
     }
 
-    /// Sets the longest payload of the next frames.
     pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }

@@ -4,11 +4,9 @@ use super::error::BootstrapError;
 use gdsync_auth::{Key, KeyVariables};
 use std::ffi::OsString;
 
-/// Environment variables with the key that a job's processes prove at `GDSYNC_ROOT`: the key itself, or its file's
-/// path.
+/// Environment variables with the key that processes prove at `GDSYNC_ROOT`: the key itself, or its file's path.
 pub const KEY_VARIABLES: KeyVariables = KeyVariables { key: "GDSYNC_KEY", file: "GDSYNC_KEY_FILE" };
 
-/// Most processes of a job.
 const MAX_SIZE: u32 = 1 << 14;
 
 /// Where the processes of a job meet.
@@ -83,9 +81,8 @@ impl Job {
     /// they meet at the port after `MASTER_PORT`, at which torch listens.
     ///
     /// # Errors
-    /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`],
-    /// [`BootstrapError::Rank`], [`BootstrapError::Key`]; [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`]
-    /// without `GDSYNC_ROOT`.
+    /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`], [`BootstrapError::Rank`],
+    /// [`BootstrapError::Key`]; [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`] without `GDSYNC_ROOT`.
     pub fn from_env() -> Result<Self, BootstrapError> {
         Self::from_lookup(|name| std::env::var_os(name))
     }
@@ -184,7 +181,6 @@ fn checked_root(root: OsString) -> Result<String, BootstrapError> {
     Err(BootstrapError::Variable { name: "GDSYNC_ROOT", value: root, reason })
 }
 
-/// Returns the job's unique name.
 fn job_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
     let value =
         |name: &str| Some(get(name)?.to_string_lossy().into_owned()).filter(|value| !value.is_empty());
@@ -239,8 +235,7 @@ fn torchrun_root(get: &impl Fn(&str) -> Option<OsString>) -> Result<Meeting, Boo
     }
 }
 
-/// Refuses to meet on this host if the launcher has placed processes on others. The launcher's counts do not describe
-/// `GDSYNC_RANK`.
+/// Refuses to meet on this host if the launcher, but not `GDSYNC_RANK`, has placed processes on others.
 fn on_one_host(rank: &str, size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Result<(), BootstrapError> {
     if rank == "GDSYNC_RANK" {
         return Ok(());

@@ -29,7 +29,6 @@ pub(super) enum LinkError {
     Closed,
     TimedOut,
     Malformed(Malformed),
-    /// The other process has another key.
     OtherKey,
     Io(io::Error),
 }
@@ -130,7 +129,6 @@ impl Link {
         }
     }
 
-    /// Waits for the next frame.
     pub(super) fn receive(&mut self, deadline: Instant) -> Result<Frame, LinkError> {
         loop {
             if let Some(frame) = self.try_receive()? {
@@ -144,8 +142,7 @@ impl Link {
     }
 }
 
-/// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`) or has failed, and returns true for each such file;
-/// all false at the deadline.
+/// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`) or has failed: true for each such file.
 pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Instant) -> io::Result<Vec<bool>> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -56,7 +56,6 @@ pub struct Bootstrap {
     rank: u32,
     size: u32,
     role: Role,
-    /// The next exchange's number.
     number: u32,
     timeout: Duration,
     broken: bool,
@@ -65,7 +64,6 @@ pub struct Bootstrap {
 enum Role {
     /// Rank 0, with its connections to the others in rank order.
     Root(Vec<Link>),
-    /// Any other rank, with its connection to rank 0.
     Member(Box<Link>),
     /// Any rank of processes that exchange by their own means.
     Program(AllGather),
@@ -78,8 +76,7 @@ impl fmt::Debug for Bootstrap {
 }
 
 impl Bootstrap {
-    /// Meets the other processes of the job: returns when all have joined. `timeout` limits that, and each later
-    /// exchange.
+    /// Meets the other processes of the job: returns when all have joined. `timeout` limits that, and each later exchange.
     ///
     /// # Errors
     /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get
@@ -123,11 +120,10 @@ impl Bootstrap {
         Ok(members)
     }
 
-    /// Creates a rank of processes that exchange bytes by their own means, such as MPI, without a launcher or sockets.
-    /// All ranks call `all_gather` alike, on the thread that uses this value. It receives a block, of the same length
-    /// on every rank, and fills the second slice with the blocks of all ranks in rank order, as `MPI_Allgather` of
-    /// bytes does. Its `Err` is the reason of a failure. It determines how long it waits; [`Team`](crate::Team) takes
-    /// over `timeout`.
+    /// Creates a rank of processes that exchange bytes by their own means, such as MPI, without a launcher or sockets. All
+    /// ranks call `all_gather` alike, on the thread that uses this value. It receives a block, of the same length on every
+    /// rank, and fills the second slice with the blocks of all ranks in rank order, as `MPI_Allgather` of bytes does. Its
+    /// `Err` is the reason of a failure. It determines how long it waits; a [`Team`](crate::Team) uses `timeout`.
     ///
     /// ```
     /// use gdsync_notify::bootstrap::{Bootstrap, BootstrapError};
@@ -171,8 +167,7 @@ impl Bootstrap {
         self.timeout
     }
 
-    /// Sends bytes to all ranks, and returns those of all in rank order. A rank may send 1 MiB, all ranks together 256
-    /// MiB.
+    /// Sends bytes to all ranks, and returns those of all in rank order. A rank may send 1 MiB, all ranks together 256 MiB.
     ///
     /// # Errors
     /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the missing ranks;

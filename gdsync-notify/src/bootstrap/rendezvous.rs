@@ -17,9 +17,7 @@ use std::time::{Duration, Instant};
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// Time between two attempts to reach rank 0, which may not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
-/// The purpose that a proof of the key covers.
 const PURPOSE: &[u8] = b"the bootstrap of a job 1";
-/// How long rank 0 tries to send a refusal.
 const REFUSAL: Duration = Duration::from_secs(1);
 
 pub(super) enum Listener {
@@ -125,7 +123,6 @@ pub(super) fn gather(listener: Listener, job: &Job, timeout: Duration) -> Result
     Ok(links)
 }
 
-/// Admits ranks until all have joined.
 fn admit_all(
     listener: &Listener,
     job: &Job,
@@ -173,8 +170,7 @@ fn admit_all(
                     }
                 }
                 Err(error) => {
-                    // The process has closed it meanwhile; or no file descriptor is free, and the connection stays
-                    // queued.
+                    // The process has closed it, or no file descriptor is free and the connection stays queued.
                     tracing::debug!(%error, "a connection was not taken");
                     std::thread::sleep(RETRY);
                 }
@@ -184,8 +180,7 @@ fn admit_all(
     Ok(())
 }
 
-/// Checks a readable link of a rank that has joined. The rank sends nothing until all have joined, so it has ended or
-/// breaks the protocol.
+/// Checks a joined rank's readable link. The rank must be silent until all have joined, so it has ended or is at fault.
 fn is_silent(link: &mut Link, rank: u32, timeout: Duration) -> Result<(), BootstrapError> {
     match link.try_receive() {
         Ok(None) => Ok(()),
@@ -278,7 +273,6 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
     }
 }
 
-/// The reason why rank 0 was not reached.
 enum Attempt {
     /// A later attempt may succeed.
     Failed(io::Error),
@@ -298,7 +292,6 @@ fn connect_tcp(root: &str, deadline: Instant) -> io::Result<(IpAddr, Box<dyn Soc
     Err(last)
 }
 
-/// Returns the message to the others about an error.
 pub(super) fn stop_of(error: &BootstrapError) -> Stop {
     match error {
         BootstrapError::Gone { ranks } => Stop::Gone(ranks.clone()),

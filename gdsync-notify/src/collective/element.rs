@@ -96,8 +96,7 @@ named! {
 }
 
 impl Operation {
-    /// Returns true if the reduction exists: as in MPI, floating-point numbers have neither logical nor bitwise
-    /// operations.
+    /// Returns true if the reduction exists: as in MPI, floating-point numbers have neither logical nor bitwise operations.
     pub fn is_defined_for(self, element: Element) -> bool {
         use Operation::*;
         !element.is_float() || matches!(self, Sum | Product | Min | Max)

@@ -109,7 +109,6 @@ fn text(element: Element, operation: Operation) -> String {
 /// The offsets of a round's blocks in the segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
-    /// This rank's block.
     pub(crate) own: usize,
     /// The other ranks' blocks, by rank.
     pub(crate) others: usize,
@@ -224,7 +223,6 @@ impl ReductionKernel {
 #[derive(Debug)]
 pub(crate) struct Kernel {
     kernel: ReductionKernel,
-    /// The segment's address on the GPU.
     base: u64,
 }
 
@@ -243,7 +241,6 @@ impl Kernel {
         Ok(Kernel { kernel: ReductionKernel::new(context, element, operation)?, base })
     }
 
-    /// Refuses a stream on which it cannot be launched.
     pub(crate) fn check(&self, stream: &CudaStream) -> Result<(), CollectiveError> {
         self.kernel.check(stream).map(drop)
     }
@@ -263,7 +260,6 @@ impl Kernel {
     }
 }
 
-/// A kernel loaded into a context.
 struct Loaded {
     of: (usize, Element, Operation),
     function: CudaFunction,

@@ -1,6 +1,6 @@
-//! Collectives in the order of streams: barrier, all-gather, all-to-all, reduce-scatter and broadcast among the members
-//! of a team, by notified writes. The CPU creates a [`Plan`] once, with all ranks, and posts its rounds ahead; streams
-//! ring the card and wait.
+//! Collectives in the order of streams: barrier, all-gather, all-to-all, reduce-scatter and broadcast among a team's
+//! members, by notified writes. The CPU creates a [`Plan`] once, with all ranks, and posts rounds ahead; streams ring the
+//! card and wait.
 //!
 //! ```
 //! use gdsync::{Device, ProtectionDomain, SoftStream, Stream};
@@ -81,9 +81,8 @@ use std::sync::Arc;
 
 /// Creates [`Plan`]s in a segment, one behind the other. A cheap handle.
 ///
-/// The segment's data and notifications belong to the plans from then on: the program reads and writes only their
-/// inputs and outputs. Streams on which plans of one queue are posted take turns, as with all sends: give each stream
-/// its own queue and `Collectives`.
+/// The segment's data and notifications belong to the plans from then on: the program accesses only inputs and outputs.
+/// Streams that post plans of one queue take turns, as with all sends: give each stream its own queue and `Collectives`.
 #[derive(Clone, Debug)]
 pub struct Collectives {
     queue: Queue,

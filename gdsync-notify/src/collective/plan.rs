@@ -33,8 +33,7 @@ const COMPLETE_EVERY: usize = 32;
 /// two halves of the plan's memory, so that no rank asks another whether it has read its data. Therefore the program
 /// uses them between two rounds, in the order of the stream:
 ///
-/// - [`Self::output`] of round `r` is used behind round `r` and before round `r + 1`, which lets the others overwrite
-///   it;
+/// - [`Self::output`] of round `r` is used behind round `r` and before round `r + 1`, which lets the others overwrite it;
 /// - [`Self::input`] of round `r` is written behind round `r - 1` and before round `r`. It keeps its content until
 ///   round `r + 1` has been passed.
 #[derive(Clone, Debug)]
@@ -47,14 +46,11 @@ struct Inner {
     collective: Collective,
     queue: Queue,
     segment: Segment,
-    /// The participating ranks.
     members: Vec<u32>,
-    /// This rank's index among them.
     own: u32,
     program: Program,
     /// For each member, the plan's location in its part of the segment.
     locations: Vec<Location>,
-    /// This rank's words.
     words: Vec<NotificationWord>,
     reducer: Option<Arc<Reducer>>,
     round: AtomicU64,
@@ -144,8 +140,8 @@ impl Plan {
         start..start + blocks * block
     }
 
-    /// Returns the segment's bytes of this rank's output of a round: a block of each member, the reduced block, or the
-    /// root's bytes.
+    /// Returns the segment's bytes of this rank's output of a round: each member's block, the reduced block, or the root's
+    /// bytes.
     pub fn output(&self, round: u64) -> Range<usize> {
         let Inner { collective, members, .. } = &*self.inner;
         let blocks = match collective {
@@ -186,8 +182,8 @@ impl Plan {
         Ok(posted.operations)
     }
 
-    /// Checks the rounds that streams have passed: after a stream was synchronized, `Ok` means that the outputs of its
-    /// rounds are complete.
+    /// Checks the rounds that streams have passed: `Ok`, once a stream is synchronized, means that its outputs are
+    /// complete.
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released; [`CollectiveError::Ended`]
@@ -197,7 +193,6 @@ impl Plan {
     }
 }
 
-/// The posted part of a round.
 struct PostedRound {
     round: u64,
     operations: usize,
@@ -230,8 +225,7 @@ impl PostedRound {
             return Ok(());
         }
         self.has_begun = true;
-        // Store again the value that the stream has waited for: this batch keeps the segment. No rank sets the word
-        // before this rank's next round.
+        // Store the awaited value again: this batch keeps the segment. No rank sets the word before this rank's next round.
         let word = Batch::new();
         let named = match plan.words.get(plan.word(self.round, 0) as usize) {
             Some(NotificationWord::Host(one)) => word.write_value32(one, phase(self.round)),
@@ -252,13 +246,11 @@ impl Inner {
         &self.locations[self.own as usize].layout
     }
 
-    /// This rank's notifications.
     fn ids(&self) -> Range<u32> {
         let first = self.locations[self.own as usize].first_word;
         first..first + self.words.len() as u32
     }
 
-    /// Words of a rank per round.
     fn words_of_round(&self) -> u32 {
         self.words.len() as u32 / 2
     }
@@ -362,8 +354,7 @@ impl Inner {
     }
 }
 
-/// Returns the value of words in a round. Successive rounds that set the same word use different values, so no word
-/// needs clearing.
+/// Returns a round's value of words. Successive uses of a word have different values, so no word needs clearing.
 fn phase(round: u64) -> u32 {
     PHASES[(round / 2 % 2) as usize]
 }
@@ -375,14 +366,11 @@ pub(crate) struct Location {
     pub(crate) first_word: u32,
 }
 
-/// The agreement of the ranks on a plan.
 #[derive(Debug)]
 pub(crate) struct Agreed {
-    /// The participating ranks.
     pub(crate) members: Vec<u32>,
     /// This rank's index among them.
     pub(crate) own: u32,
-    /// By member.
     pub(crate) locations: Vec<Location>,
 }
 

@@ -1,5 +1,4 @@
-//! Reductions of a block from each rank, in rank order on the CPU and on GPUs, so that floating-point sums are the same
-//! everywhere, bit for bit.
+//! Reductions of blocks in rank order, on the CPU and on GPUs, so that floating-point sums are bit-identical everywhere.
 
 use crate::collective::element::{Element, Operation, combine};
 use crate::collective::error::CollectiveError;
@@ -15,16 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes that the CPU reduces at a time.
 const PIECE: usize = 32 * 1024;
 
-/// The reduction of a plan.
 #[derive(Debug)]
 pub(crate) struct Reducer {
     pub(super) segment: Segment,
     pub(super) element: Element,
     pub(super) operation: Operation,
-    /// The size of a block.
     pub(super) block: usize,
     pub(super) ranks: u32,
-    /// This rank's index.
     pub(super) own: u32,
     pub(super) kernel: Option<Kernel>,
     /// True if a reduction by the CPU could not reach its memory.

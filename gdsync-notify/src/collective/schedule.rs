@@ -11,17 +11,15 @@
 //!   `r - 1`, and has read its output if its stream does that before the next round. All messages of round `r - 1` have
 //!   thus arrived: their sources are free, and the words that they set have been seen. In round `r + 1` a rank writes
 //!   only to the set of round `r - 1`.
-//! - [`Algorithm::BinomialTree`]: information flows only away from the root, so a rank confirms each round to its
-//!   parent behind its wait for the data. Before a rank sends in round `r + 1`, it waits for its children's
-//!   confirmations of round `r`, and then confirms `r + 1` to its own parent. A confirmation of round `r` means that
-//!   round `r` has arrived at the child; that the child's stream has begun round `r`, and so has read the output of
-//!   round `r - 1`; and that all that the child forwarded in round `r - 1` has arrived, because it has waited for these
-//!   confirmations. So the memory of round `r - 1` is free there, and the parent's source of round `r` is free behind
-//!   its round `r + 1`.
+//! - [`Algorithm::BinomialTree`]: information flows only away from the root, so a rank confirms each round to its parent
+//!   behind its wait for the data. Before a rank sends in round `r + 1`, it waits for its children's confirmations of round
+//!   `r`, and then confirms `r + 1` to its own parent. A confirmation of round `r` means that round `r` has arrived at the
+//!   child; that the child's stream has begun round `r`, and so has read the output of round `r - 1`; and that all that the
+//!   child forwarded in round `r - 1` has arrived, because it has waited for these confirmations. So the memory of round `r
+//!   - 1` is free there, and the parent's source of round `r` is free behind its round `r + 1`.
 //!
 //! `schedule_tests.rs` simulates this in random order, with messages that are read and arrive as late as allowed.
 
-/// The algorithm of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     /// Dissemination barrier: in step `k` each rank sets a word at the rank `2^k` behind it.
@@ -39,7 +37,6 @@ pub(crate) enum Algorithm {
     DirectReduce,
     /// As [`Algorithm::BruckExchange`], with that reduction.
     BruckReduce,
-    /// A binomial tree from the root.
     BinomialTree,
 }
 
@@ -72,7 +69,6 @@ pub(crate) struct Copy {
 pub(crate) enum Step {
     /// Writes to a rank, then sets its word.
     Send { to: u32, copies: Vec<Copy>, word: u32 },
-    /// Waits until the word is set in this round.
     Wait { word: u32 },
     /// Waits until the word is set in the last round; skipped in the first.
     WaitForLast { word: u32 },
@@ -100,7 +96,6 @@ impl Algorithm {
         }
     }
 
-    /// The blocks of an area per round.
     pub(crate) fn blocks(self, area: Area, ranks: u32) -> u32 {
         match (self, area) {
             (Algorithm::DirectGather | Algorithm::BruckGather, Area::Output) => ranks,
@@ -115,7 +110,6 @@ impl Algorithm {
     }
 }
 
-/// Returns a rank's steps.
 pub(crate) fn program(algorithm: Algorithm, ranks: u32, own: u32, root: u32) -> Program {
     match algorithm {
         Algorithm::Dissemination => barrier(ranks, own),

@@ -19,7 +19,6 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::BinomialTree,
 ];
 
-/// A message on a connection.
 enum Parcel {
     Block { from: (Area, u64, u32), to: (Area, u64, u32) },
     Word { word: u32, round: u64 },
@@ -70,7 +69,6 @@ impl Model {
         model
     }
 
-    /// xorshift64.
     fn next(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -109,7 +107,6 @@ impl Model {
         Ok(())
     }
 
-    /// Writes the input of the next round.
     fn fill(&mut self, own: usize) {
         let (algorithm, sets, ranks) = (self.algorithm, self.sets, self.ranks.len());
         let rank = &mut self.ranks[own];
@@ -200,7 +197,6 @@ impl Model {
         Ok(true)
     }
 
-    /// Delivers the next message of a connection.
     fn deliver(&mut self, wire: usize) {
         let (from, to) = (wire / self.ranks.len(), wire % self.ranks.len());
         match self.wires[wire].pop_front() {

@@ -86,7 +86,6 @@ impl Collective {
         }
     }
 
-    /// Returns the algorithm.
     pub(crate) fn algorithm(&self, ranks: u32) -> Algorithm {
         let by_steps = ranks >= RANKS_BY_STEPS && self.block() <= BYTES_BY_STEPS;
         match self {
@@ -141,7 +140,6 @@ pub(crate) struct Layout {
     block: usize,
     /// By [`Area`], its start and the size of one copy.
     areas: [(usize, usize); Area::COUNT],
-    /// The end of the last area.
     pub(crate) end: usize,
 }
 
@@ -159,7 +157,6 @@ impl Layout {
         Layout { block, areas, end }
     }
 
-    /// Returns the offset of a block in a round.
     pub(crate) fn at(&self, area: Area, round: u64, block: u32) -> usize {
         let (first, half) = self.areas[area as usize];
         first + (round % 2) as usize * half + block as usize * self.block

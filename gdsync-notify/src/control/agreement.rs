@@ -1,17 +1,16 @@
 //! The survivors' agreement on the ranks that the team drops: a pure state machine without I/O.
 //!
-//! Every survivor sends the set of ranks that it has found dead to all ranks outside the set, and again when the set
-//! grows. It decides once every rank outside its set has proposed the same set, and announces the decision. A rank that
-//! receives a decision adopts it.
+//! Every survivor sends the set of ranks that it has found dead to all ranks outside the set, and again when the set grows.
+//! Once every rank outside its set has proposed the same set, it decides and announces that. A receiver adopts the
+//! decision.
 //!
 //! # Why all survivors decide the same, whichever ranks die meanwhile
 //! A rank proposes a set only after it has cut its connections to the ranks of that set and has read all that they had
-//! sent. So it either has adopted a decision of theirs, and proposes nothing more, or never will. Let a survivor decide
-//! a set `T`: then every rank outside `T` has proposed `T`, undecided at that time, and adopts no decision of a rank
-//! inside `T` any more. Proposals only grow and end with a decision, so any decision that a rank outside `T` makes
-//! alone is a superset of `T`. A larger set contains no survivor that has decided `T`, because such a rank never
-//! proposed it. The argument needs no bound on message delays. It needs that a rank found dead is cut off, which the
-//! connections do.
+//! sent. So it either has adopted a decision of theirs, and proposes nothing more, or never will. Let a survivor decide a
+//! set `T`: then every rank outside `T` has proposed `T`, undecided at that time, and adopts no decision of a rank inside
+//! `T` any more. Proposals only grow and end with a decision, so any decision that a rank outside `T` makes alone is a
+//! superset of `T`. A larger set contains no survivor that has decided `T`, because such a rank never proposed it. The
+//! argument needs no bound on message delays. It needs that a rank found dead is cut off, which the connections do.
 
 use crate::liveness::RankSet;
 
@@ -20,16 +19,13 @@ use crate::liveness::RankSet;
 pub(crate) struct Proposal {
     /// The number of earlier agreements.
     pub(crate) epoch: u32,
-    /// True for a decision.
     pub(crate) is_decided: bool,
     /// The ranks to drop, and those that were dropped before.
     pub(crate) dead: RankSet,
 }
 
-/// The result of an agreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All survivors drop these ranks.
     Drop(RankSet),
     /// Rank `by` has found this one dead.
     Expelled { by: u32 },
@@ -43,7 +39,6 @@ pub(crate) struct Agreement {
     heard: Vec<Option<Proposal>>,
     /// Proposals of later epochs in the order of their arrival.
     later: Vec<(u32, Proposal)>,
-    /// This rank's newest proposal of this epoch.
     proposed: Option<RankSet>,
 }
 

@@ -4,9 +4,8 @@
 //! a rank. At most one message to each rank is in flight. If it fails, the card flushes later requests unbegun;
 //! the queue pair is reset, and they are reposted. So messages to a rank arrive once and in order, as on a connection.
 //!
-//! Probes have their own queue pairs. A rank that has taken part in the last exchange may end while others still wait
-//! for each other; a probe of it occupies the queue pair until the card gives it up, and messages must not wait behind
-//! it.
+//! Probes have their own queue pairs. A rank that has taken part in the last exchange may end while others still wait for
+//! each other; a probe of it occupies the queue pair until the card gives it up, and messages must not wait behind it.
 
 use super::Events;
 use super::message::{Message, longest};
@@ -26,12 +25,9 @@ use std::time::{Duration, Instant};
 
 /// Queue pairs for messages, and as many for probes. A dead rank delays those that share its queue pair.
 const DCIS: usize = 4;
-/// Messages in flight on one queue pair.
 const SLOTS: usize = 8;
-/// Requests in flight on one queue pair.
 const SENDS: usize = 64;
-/// Receive buffers. In an exchange each rank sends one message, and fast ones their next; in a very large team some
-/// messages are retried.
+/// Receive buffers: one for each rank's message and one for its next; very large teams retry some messages.
 const RECEIVES: std::ops::RangeInclusive<usize> = 256..=4096;
 /// Bytes before a message: the sender's rank and access key, little endian.
 const ENVELOPE: usize = 12;
@@ -55,7 +51,6 @@ pub(super) struct DcTransport {
     last_turn: Instant,
     /// True if some `early` is not empty.
     has_early: bool,
-    /// The ranks to probe now.
     turn: ProbeTurn,
 }
 
@@ -66,7 +61,6 @@ struct Dci {
     queue_pair: QueuePair,
     /// The newest request's number; they start at 1.
     given: u64,
-    /// Oldest first.
     in_flight: VecDeque<Outstanding>,
     free: Vec<usize>,
     /// Ranks with waiting messages in the order of their turns. A rank may be listed twice.
@@ -81,14 +75,11 @@ struct Outstanding {
     message: Option<(Message, usize)>,
 }
 
-/// Another rank.
 #[derive(Debug)]
 struct Peer {
     address: Option<DcAddress>,
     key: u64,
-    /// Messages not yet posted.
     waiting: VecDeque<Message>,
-    /// The number of the message in flight.
     in_flight: Option<u64>,
     probe: Option<u64>,
     /// Messages from a process that is not in the team yet.
@@ -98,7 +89,6 @@ struct Peer {
     not_before: Instant,
     /// True if the rank is in its queue pair's `due`.
     is_due: bool,
-    /// True if nothing is sent, and arrivals are discarded.
     is_cut: bool,
 }
 
@@ -193,7 +183,6 @@ impl DcTransport {
         Ok(self.receives.post_recv(&[slice], slot as u64)?)
     }
 
-    /// Queues a message.
     pub(super) fn send(&mut self, rank: u32, message: Message) {
         let peer = &mut self.peers[rank as usize];
         if !peer.is_cut && rank != self.rank {
@@ -318,7 +307,6 @@ impl DcTransport {
         if posts { self.post(dci, period, is_here) } else { Ok(()) }
     }
 
-    /// Handles the completion of a request.
     fn ended(
         &mut self,
         request: Outstanding,

@@ -22,11 +22,9 @@ pub(super) enum Message {
     Proposal(Proposal),
     /// The sender has seen a death and takes no part in exchanges of that epoch any more.
     Withdrawal { epoch: u32 },
-    /// The sender has found ranks dead.
     Dead { epoch: u32, dead: RankSet },
 }
 
-/// A rank's contribution to an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Contribution {
     /// The number of agreements before the exchange.
@@ -36,7 +34,6 @@ pub(super) struct Contribution {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Returns the size of the longest message in a team of that size.
 pub(super) fn longest(size: u32) -> usize {
     HEADER + MAX_CONTRIBUTION.max(size.div_ceil(64) as usize * 8)
 }

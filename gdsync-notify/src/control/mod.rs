@@ -1,5 +1,4 @@
-//! The control connections of a team: exchanges of short texts among all ranks, the agreement on dead ranks, and the
-//! probes that find them.
+//! A team's control connections: exchanges of short texts, the agreement on dead ranks, and the probes that find them.
 
 pub(crate) mod agreement;
 mod dc;
@@ -36,15 +35,12 @@ struct Events {
     has_sent: bool,
 }
 
-/// The transport of messages and probes.
 #[derive(Debug)]
 enum Transport {
-    /// A connection to each rank.
     Rc(Box<RcTransport>),
     Dc(Box<DcTransport>),
 }
 
-/// The control connections of one rank.
 #[derive(Debug)]
 pub(crate) struct Control {
     rank: u32,
@@ -138,8 +134,7 @@ impl Control {
         Ok(Some(address))
     }
 
-    /// Replaces the connection to a dropped rank. The new one is unused until the rank is alive again. Returns its
-    /// endpoint, or `None` with DC.
+    /// Replaces the connection to a dropped rank, unused until the rank is alive. Returns its endpoint, or `None` with DC.
     pub(crate) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<Option<Endpoint>> {
         self.contributions[rank as usize].clear();
         self.withdrawn[rank as usize] = None;
@@ -149,7 +144,6 @@ impl Control {
         rc.endpoint(rank)
     }
 
-    /// The number of agreements so far.
     pub(crate) fn epoch(&self) -> u32 {
         self.agreement.epoch()
     }
@@ -164,7 +158,6 @@ impl Control {
         }
     }
 
-    /// A poll period that is short compared with the probe period.
     pub(crate) fn look_period(&self) -> Duration {
         self.options.period / 4
     }
@@ -245,7 +238,6 @@ impl Control {
         }
     }
 
-    /// Sends to every rank outside a set.
     fn send_to_all(&mut self, message: &Message, outside: &RankSet) {
         let others = (0..self.contributions.len() as u32).filter(|rank| !outside.contains(rank));
         match &mut self.transport {
@@ -286,8 +278,7 @@ impl Control {
         Ok(())
     }
 
-    /// Returns all contributions (`None` for dropped ranks) once they have arrived and this rank's has arrived
-    /// everywhere; `None` before.
+    /// Returns all contributions (`None` for dropped ranks) once they, and this rank's everywhere, have arrived.
     pub(crate) fn try_exchange(&mut self, liveness: &Liveness) -> Result<Option<Contributions>> {
         self.poll(liveness);
         // Waiting ranks poll often and mostly find nothing, and there may be many ranks.
@@ -359,7 +350,6 @@ impl Control {
         !(has_part && self.transport.is_flushed(rank)) && liveness.is_alive(rank)
     }
 
-    /// Lets no exchange of this epoch succeed any more.
     pub(crate) fn give_up_exchanges(&mut self) {
         self.is_broken = true;
     }
@@ -376,12 +366,10 @@ impl Control {
         if matches!(outcome, Outcome::Drop(_)) {
             (self.number, self.is_broken, self.has_heard) = (0, false, true);
         }
-        // Send the decision now.
         self.poll(liveness);
         Some(outcome)
     }
 
-    /// Returns the ranks that have not yet proposed.
     pub(crate) fn silent(&self, liveness: &Liveness) -> Vec<u32> {
         self.agreement.silent(&liveness.not_alive())
     }

@@ -3,7 +3,6 @@
 use gdsync::ConnectOptions;
 use std::time::{Duration, SystemTime};
 
-/// The unit of a connection's time-out code.
 const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
 /// Shortest time after which a control connection fails: busy machines answer late.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -12,12 +11,10 @@ const MOST_WITH_ALL: u32 = 64;
 /// Ranks that each rank probes at a time in larger teams.
 const PROBED: u32 = 8;
 
-/// The options of control connections, chosen so that a dead rank is found within the time after which the team's own
-/// connections fail.
+/// The options of control connections, which find a dead rank before the team's own connections fail.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ControlOptions {
     pub(crate) connect: ConnectOptions,
-    /// Time between two probes.
     pub(crate) period: Duration,
 }
 
@@ -45,7 +42,6 @@ impl ControlOptions {
     }
 }
 
-/// The ranks that a rank probes in a period.
 ///
 /// In a team of up to 64 ranks these are all others. In a larger one they are eight, evenly spaced, and the next eight
 /// in the next period. Periods follow the clock, so each rank is probed by eight others in every period as far as the
@@ -81,7 +77,6 @@ impl ProbeTurn {
         Self::stride(size) > 1
     }
 
-    /// Returns true if this turn probes the rank.
     pub(super) fn probes(self, rank: u32) -> bool {
         let distance = (rank + self.size - self.own) % self.size;
         distance != 0 && (distance - 1) % self.stride == self.remainder

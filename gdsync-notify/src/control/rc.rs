@@ -20,11 +20,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages in flight to one rank.
 const MESSAGES: usize = 4;
 /// Send queue depth: messages and a probe.
 const SENDS: u32 = MESSAGES as u32 + 1;
-/// Different messages in flight.
 const SEND_BUFFERS: usize = 16;
 /// The bit of a `wr_id` that marks a probe; the rest is the rank.
 const PROBE: u64 = 1 << 63;
@@ -35,31 +33,25 @@ pub(super) struct RcTransport {
     config: QueuePairConfig<'static>,
     /// By rank; `None` for this rank itself.
     peers: Vec<Option<Peer>>,
-    /// The ranks by queue pair number.
     rank_of_number: HashMap<u32, u32>,
     sends: CompletionQueue,
     arrivals: CompletionQueue,
     receives: SharedReceiveQueue,
-    /// The receive slots.
     memory: MemoryRegion,
     slot_bytes: usize,
     send_buffers: SendBuffers,
-    /// Ranks with waiting messages.
     due: VecDeque<u32>,
     /// True if waiting messages may have room.
     may_send: bool,
-    /// The time of the last check for probes.
     last_check: Instant,
     period: Duration,
 }
 
-/// The connection to another rank.
 #[derive(Debug)]
 struct Peer {
     queue_pair: QueuePair,
     /// Slots of the messages in flight, oldest first; `None` for inline data.
     in_flight: VecDeque<Option<usize>>,
-    /// Messages not yet posted.
     waiting: VecDeque<Encoded>,
     /// True if the rank is in `due`.
     is_due: bool,
@@ -114,7 +106,6 @@ impl RcTransport {
         Ok(rc)
     }
 
-    /// Creates the queue pair for a rank.
     fn make(&mut self, pd: &ProtectionDomain, rank: u32, early: Option<Vec<Message>>) -> Result<()> {
         let config = self.config.completion_queues(&self.sends, &self.arrivals);
         let queue_pair = QueuePair::new(pd, config.shared_receive_queue(&self.receives))?;
@@ -136,7 +127,6 @@ impl RcTransport {
         self.peers.len() as u32
     }
 
-    /// Returns the endpoint for a rank; `None` for this rank itself.
     pub(super) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>> {
         let peer = self.peers[rank as usize].as_ref();
         Ok(peer.map(|peer| peer.queue_pair.endpoint()).transpose()?)
@@ -178,7 +168,6 @@ impl RcTransport {
         Ok(self.receives.post_recv(&[slice], slot as u64)?)
     }
 
-    /// Queues a message.
     pub(super) fn send(&mut self, rank: u32, encoded: &Encoded) {
         let Some(peer) = self.peers[rank as usize].as_mut().filter(|peer| !peer.is_cut) else { return };
         peer.waiting.push_back(encoded.clone());
@@ -377,7 +366,6 @@ pub(super) struct SendBuffers {
 struct Slot {
     /// The newest content, kept while the slot is free.
     encoded: Option<Encoded>,
-    /// Sends in flight from the slot.
     in_flight: u32,
 }
 
@@ -406,7 +394,6 @@ impl SendBuffers {
         Ok(Some((at, self.memory.slice(start..start + encoded.len())?)))
     }
 
-    /// Counts a posted send.
     pub(super) fn posted(&mut self, slot: usize) {
         self.slots[slot].in_flight += 1;
     }

@@ -24,8 +24,7 @@ fn in_one_hand(size: u32, notifications: u32) -> Vec<(Team, Segment)> {
     })
 }
 
-/// Three ranks: the first, whose requests tests observe; the second, which refuses writes because its memory is gone;
-/// and the third.
+/// Three ranks: the first, whose requests tests observe; the second, which refuses writes, its memory gone; and the third.
 fn with_a_rank_that_refuses(notifications: u32) -> ((Team, Segment), Team, (Team, Segment)) {
     let teams: [_; 3] = in_one_hand(3, notifications).try_into().unwrap();
     let [first, (second, memory), third] = teams;

@@ -1,5 +1,4 @@
-//! Notified writes between segments in GPU memory, and between GPU and host memory. Skipped, with a
-//! message, where there is no GPU.
+//! Notified writes between segments in GPU and host memory. Skipped, with a message, where there is no GPU.
 
 use crate::notify_rig::{self, Job};
 use crate::ranks::{Prepare, each_on_a_thread};
@@ -111,8 +110,7 @@ fn kernels_of_two_streams_pass_data_to_and_fro() {
     };
     rig.launch(&streams[0], &rig.fill, &memories[0], 0);
     for round in 0..ROUNDS {
-        // One rank adds 1 and sends, the other adds 2 and sends back: an early notification, or
-        // late data, makes a wrong sum.
+        // One rank adds 1 and sends, another adds 2 and sends back: an early notification or late data makes a wrong sum.
         rig.launch(&streams[0], &rig.add, &memories[0], 1);
         streams[0].post(put(0, round)).unwrap();
         let arrival = ranks[1].segment.notification(0).unwrap();

@@ -107,8 +107,7 @@ fn streams_of_two_gpus_wait_for_each_others_notifications() {
     };
     rigs[0].launch(&streams[0], &rigs[0].fill, &memory(0), 0);
     for round in 0..ROUNDS {
-        // One rank's GPU adds 1 and sends, another adds 2 and sends back: an early notification,
-        // or late data, makes a wrong sum.
+        // One GPU adds 1 and sends, another adds 2 and sends back: an early notification or late data makes a wrong sum.
         for (from, to) in [(0, 1), (1, 0)] {
             rigs[from].launch(&streams[from], &rigs[from].add, &memory(from), 1 + from as u32);
             let (queue, segment, _) = &made[from];

@@ -18,9 +18,8 @@ fn message(from: u32, to: u32, round: u32) -> [u8; BLOCK] {
     std::array::from_fn(|at| (from * 31 + to * 17 + round * 101 + at as u32 * 7) as u8)
 }
 
-/// In each round every rank writes a message to every other, and its stream waits for those of all others. Rounds
-/// alternate between two halves of the memory: a rank that has heard from all in one round has been read by all in the
-/// last.
+/// In each round every rank writes a message to every other, and its stream waits for those of all others. Rounds alternate
+/// between two halves of the memory: a rank that has heard from all in one round has been read by all in the last.
 fn all_to_all(team: &Team, rounds: u32) {
     let (own, size) = (team.rank(), team.size());
     let half = size as usize * BLOCK;
@@ -79,8 +78,7 @@ fn a_hundred_ranks_write_to_each_other() {
     play(100, 3, &TeamConfig::default().connections(ConnectionKind::Each));
 }
 
-/// Teams of more than 16 ranks use DC by default. `GDSYNC_TEST_RANKS` is the number of ranks: 256 in the matrix of
-/// `.ci/rotation`.
+/// Teams of more than 16 ranks use DC by default. `GDSYNC_TEST_RANKS` is the number of ranks: 256 in `.ci/rotation`.
 #[test]
 fn ranks_with_dynamic_connections_write_to_each_other() {
     let ranks = std::env::var("GDSYNC_TEST_RANKS").map_or(64, |ranks| ranks.parse().unwrap());

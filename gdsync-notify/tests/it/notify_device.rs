@@ -291,8 +291,7 @@ fn what_cannot_be_is_refused_and_waits_end() {
         let progress = rank.queue.queue_pair(0).unwrap().progress().unwrap();
         assert_eq!((progress.reserved, progress.completed), (0, 0), "nothing was posted");
 
-        // Allowed accesses work to the last byte. The lowest notification is found, stays set until it is taken, and is
-        // taken once.
+        // Allowed accesses work to the last byte. The lowest notification stays set until it is taken, and is taken once.
         assert_eq!(kernels.call("call_notify", &job, Request { id: 1, value: 9, ..good }), Ended::Ok);
         assert_eq!(kernels.call("call_write_notify", &job, good), Ended::Ok);
         assert_eq!(

@@ -109,8 +109,7 @@ impl Ranks {
         Ranks { module, test, folder: Folder::new("ranks"), size }
     }
 
-    /// The process of a rank with a role. Its cards' time-outs run 20 times as fast, because tests of deaths wait for
-    /// them.
+    /// The process of a rank with a role. Its cards' time-outs run 20 times as fast, because tests of deaths wait for them.
     pub(crate) fn command(&self, rank: u32, role: &str) -> Command {
         let mut command = again(self.module, self.test, role);
         LAUNCHERS.into_iter().for_each(|name| _ = command.env_remove(name));

@@ -84,8 +84,7 @@ fn ranks_write_and_notify_between_registered_and_allocated_parts() {
     const SIZE: u32 = 4;
     on_threads(SIZE, &config(), |team| {
         let own = team.rank();
-        // Rank 1 has allocated its part; the others register at a page of their own, at any byte, and with room after
-        // it.
+        // Rank 1 has allocated its part; the others register at a page of their own, at any byte, and with room after it.
         let tensor = Tensor::new(SLOT * 2 * SIZE as usize / 8 + 100);
         let len = (2 * SIZE as usize) * SLOT + 10 * own as usize;
         let segment = match own {

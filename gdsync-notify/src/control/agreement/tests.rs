@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 /// Ranks, and the proposals in flight between each two.
 struct World {
     ranks: Vec<Agreement>,
-    /// Ranks that have ended.
     ended: Vec<bool>,
     /// `found[a][b]`: rank `a` has found rank `b` dead.
     found: Vec<RankSet>,

@@ -7,7 +7,6 @@ const SIZE: u32 = 6;
 /// A rank that shares a queue pair with rank 0.
 const ENDS: u32 = DCIS as u32;
 
-/// The transports of a team.
 fn transports() -> Vec<DcTransport> {
     // The card gives a request up after 4.096 µs * 2^20 * 8: 34 s.
     let patient = ConnectOptions::default().timeout(20);
