@@ -87,7 +87,7 @@ impl Failure {
 impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         Python::attach(|py| match failure {
-            Failure::Of(class, text) => match kind.class(py) {
+            Failure::Of(class, text) => match class.class(py) {
                 Ok(class) => PyErr::from_type(class, text),
                 Err(error) => error,
             },

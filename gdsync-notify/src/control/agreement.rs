@@ -28,7 +28,9 @@ pub(crate) struct Proposal {
 pub(crate) enum Outcome {
     Drop(RankSet),
     /// Rank `by` has found this one dead.
-    Expelled { by: u32 },
+    Expelled {
+        by: u32,
+    },
 }
 
 #[derive(Debug)]

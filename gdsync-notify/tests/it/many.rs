@@ -84,6 +84,7 @@ fn ranks_with_dynamic_connections_write_to_each_other() {
     let ranks = std::env::var("GDSYNC_TEST_RANKS").map_or(64, |ranks| ranks.parse().unwrap());
     if alone(module_path!(), "ranks_with_dynamic_connections_write_to_each_other", &[]) {
         // Its hundreds of threads yield to other tests, which do not wait so long for each other.
+        // SAFETY: the call has no preconditions. It applies to this thread and those that it starts.
         let _ = unsafe { libc::nice(10) };
         play(ranks, 1, &TeamConfig::default());
     }
