@@ -282,7 +282,7 @@ fn run(watched: &Weak<Connections>) {
         connections.recover_queues();
         let mut control = connections.control.lock();
         control.poll(&liveness);
-        period = control.look_period().min(LOOK);
+        period = control.poll_period().min(LOOK);
         drop(control);
         if !liveness.not_alive().is_empty() && connections.apply_deaths() {
             period = period.min(HOLD);

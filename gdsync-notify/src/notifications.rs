@@ -76,7 +76,7 @@ impl Notifications {
         Some(self.senders[id as usize].load(Ordering::Relaxed)).filter(|sender| *sender < ALL)
     }
 
-    pub(crate) fn is_of_all(&self, id: u32) -> bool {
+    pub(crate) fn is_collective(&self, id: u32) -> bool {
         self.senders[id as usize].load(Ordering::Relaxed) == ALL
     }
 
@@ -137,7 +137,7 @@ impl Notifications {
     }
 
     /// Evaluates a range of notifications by their values.
-    pub(crate) fn look(&self, ids: Range<u32>, value: impl Fn(u32) -> u32) -> Lookup {
+    pub(crate) fn lookup(&self, ids: Range<u32>, value: impl Fn(u32) -> u32) -> Lookup {
         let (mut dead, mut dropped, count) = (None, None, ids.len());
         let mut of_dropped = 0;
         for id in ids {

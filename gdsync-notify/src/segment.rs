@@ -151,7 +151,7 @@ impl Segment {
     }
 
     pub(crate) fn is_expected_from_all(&self, id: u32) -> bool {
-        self.inner.shared.notifications.is_of_all(id)
+        self.inner.shared.notifications.is_collective(id)
     }
 
     /// The rank whose death has released one of these notifications.
@@ -319,12 +319,13 @@ impl Segment {
     }
 
     fn look(&self, ids: Range<u32>) -> Result<Lookup, NotifyError> {
-        let LocalPart { first, words, .. } = &self.inner.local;
+        let (LocalPart { first, words, .. }, notifications) =
+            (&self.inner.local, &self.inner.shared.notifications);
         match words {
             SegmentMemory::Host(region) => {
                 let words = &region.words32()[*first..];
                 // Acquire: pairs with the card's write of the word, which follows its writes of the data.
-                Ok(self.inner.shared.notifications.look(ids, |id| words[id as usize].load(Ordering::Acquire)))
+                Ok(notifications.lookup(ids, |id| words[id as usize].load(Ordering::Acquire)))
             }
             SegmentMemory::Gpu(region) => {
                 self.check_order(|gpu| gpu.consistency() == Consistency::Ordered)?;
@@ -332,7 +333,7 @@ impl Segment {
                 region.memory().read((first + ids.start as usize) * WORD, &mut bytes)?;
                 let (words, _) = bytes.as_chunks::<WORD>();
                 let start = ids.start;
-                Ok(self.inner.shared.notifications.look(ids, |id| {
+                Ok(notifications.lookup(ids, |id| {
                     words.get((id - start) as usize).map_or(0, |word| u32::from_ne_bytes(*word))
                 }))
             }

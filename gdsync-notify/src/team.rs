@@ -246,9 +246,9 @@ impl Team {
     /// each new process calls [`Self::take_place`]. All meet in a bootstrap of the team's size, with its own job name,
     /// in which each has its rank in the team.
     ///
-    /// Only the connections to the new processes are new; other connections, segments and rank numbers stay. Afterwards
-    /// every rank has the same segments in the order of their allocation; a handle that one rank has dropped is
-    /// missing. Earlier descriptions for devices do not include the new processes.
+    /// Only the connections to the new processes are new; other connections, segments and rank numbers stay. All ranks must
+    /// hold handles of the same segments, which are counted in the order of their allocation. Earlier descriptions for
+    /// devices do not include the new processes.
     ///
     /// Streams must have passed all work for the dropped ranks, and queues attached to devices must be detached. Waits
     /// for notifications of the new processes ([`Segment::expect_from`]) wait again.

@@ -78,7 +78,7 @@ pub enum BootstrapError {
         /// The address of rank 0.
         address: String,
     },
-    /// Rank 0 has another key than this process.
+    /// Rank 0 and this process have different keys.
     #[error(
         "the process at {address} has another key, so it is not rank 0 of this job: give all processes the same GDSYNC_KEY or GDSYNC_KEY_FILE, or, on one host, the same XDG_RUNTIME_DIR or TMPDIR"
     )]

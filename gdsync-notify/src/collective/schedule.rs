@@ -68,18 +68,11 @@ pub(crate) struct Copy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Writes to a rank, then sets its word.
-    Send {
-        to: u32,
-        copies: Vec<Copy>,
-        word: u32,
-    },
-    Wait {
-        word: u32,
-    },
+    Send { to: u32, copies: Vec<Copy>, word: u32 },
+    /// Waits until the word is set in this round.
+    Wait { word: u32 },
     /// Waits until the word is set in the last round; skipped in the first.
-    WaitForLast {
-        word: u32,
-    },
+    WaitForLast { word: u32 },
 }
 
 /// The steps of a rank, in the order of its stream.

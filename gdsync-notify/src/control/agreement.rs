@@ -26,11 +26,10 @@ pub(crate) struct Proposal {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
+    /// All survivors drop these ranks.
     Drop(RankSet),
     /// Rank `by` has found this one dead.
-    Expelled {
-        by: u32,
-    },
+    Expelled { by: u32 },
 }
 
 #[derive(Debug)]

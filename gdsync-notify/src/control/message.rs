@@ -21,13 +21,9 @@ pub(super) enum Message {
     /// A rank's proposal in the agreement on dead ranks.
     Proposal(Proposal),
     /// The sender has seen a death and takes no part in exchanges of that epoch any more.
-    Withdrawal {
-        epoch: u32,
-    },
-    Dead {
-        epoch: u32,
-        dead: RankSet,
-    },
+    Withdrawal { epoch: u32 },
+    /// The sender has found ranks dead.
+    Dead { epoch: u32, dead: RankSet },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

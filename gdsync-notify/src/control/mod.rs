@@ -154,11 +154,11 @@ impl Control {
         (self.number, self.is_broken, self.has_heard) = (0, false, true);
         if let Transport::Rc(rc) = &mut self.transport {
             let arrived = rc.begin();
-            self.take(arrived);
+            self.handle(arrived);
         }
     }
 
-    pub(crate) fn look_period(&self) -> Duration {
+    pub(crate) fn poll_period(&self) -> Duration {
         self.options.period / 4
     }
 
@@ -169,7 +169,7 @@ impl Control {
         self.has_progress |= has_sent;
         let died = |(rank, cause)| liveness.mark_dead(rank, cause).then_some(rank);
         let found: RankSet = dead.into_iter().filter_map(died).collect();
-        self.take(arrived);
+        self.handle(arrived);
         if !found.is_empty() {
             self.has_heard = true;
             self.report(found, liveness);
@@ -218,16 +218,14 @@ impl Control {
     fn cut_off(&mut self, rank: u32) {
         let Events { arrived, has_sent, .. } = self.transport.cut(rank);
         self.has_progress |= has_sent;
-        self.take(arrived);
+        self.handle(arrived);
     }
 
-    fn take(&mut self, arrived: Vec<(u32, Message)>) {
+    fn handle(&mut self, arrived: Vec<(u32, Message)>) {
         self.has_heard |= !arrived.is_empty();
         for (rank, message) in arrived {
             match message {
-                Message::Contribution(contribution) => {
-                    self.contributions[rank as usize].push_back(contribution)
-                }
+                Message::Contribution(new) => self.contributions[rank as usize].push_back(new),
                 Message::Proposal(said) => {
                     self.withdrawn[rank as usize] = Some(said.epoch);
                     self.agreement.hear(rank, said);
@@ -282,17 +280,14 @@ impl Control {
     pub(crate) fn try_exchange(&mut self, liveness: &Liveness) -> Result<Option<Contributions>> {
         self.poll(liveness);
         // Waiting ranks poll often and mostly find nothing, and there may be many ranks.
-        if !std::mem::take(&mut self.has_progress) {
-            return Ok(None);
-        }
-        if self.waits_on(liveness) {
+        if !std::mem::take(&mut self.has_progress) || self.waits_on(liveness) {
             return Ok(None);
         }
         let at = (self.agreement.epoch(), self.number);
-        let (mut is_complete, any_dead) = (true, liveness.first_dead().is_some());
+        let any_dead = liveness.first_dead().is_some();
         for (rank, contributions) in (0..).zip(&mut self.contributions) {
             // Leftovers of earlier epochs.
-            while contributions.front().is_some_and(|contribution| contribution.epoch < at.0) {
+            while contributions.front().is_some_and(|oldest| oldest.epoch < at.0) {
                 contributions.pop_front();
             }
             if any_dead
@@ -304,24 +299,18 @@ impl Control {
         }
         let missing = self.missing(liveness);
         self.waits_for = missing.first().copied();
-        for rank in missing {
-            is_complete = false;
-            // A rank that has withdrawn does not contribute.
-            if self.withdrawn[rank as usize].is_some_and(|epoch| epoch >= at.0) {
-                liveness.check_none_dead()?;
-            }
+        // A rank that has withdrawn does not contribute.
+        if missing.iter().any(|rank| self.withdrawn[*rank as usize].is_some_and(|epoch| epoch >= at.0)) {
+            liveness.check_none_dead()?;
         }
-        if !is_complete {
+        if !missing.is_empty() {
             return Ok(None);
         }
-        let take = |(rank, contributions): (u32, &mut VecDeque<Contribution>)| match contributions.pop_front()
-        {
+        let take = |(rank, queue): (u32, &mut VecDeque<Contribution>)| match queue.pop_front() {
             _ if matches!(liveness.state(rank), RankState::Dropped(_)) => Ok(None),
-            Some(contribution) if (contribution.epoch, contribution.number) == at => {
-                Ok(Some(contribution.bytes))
-            }
+            Some(oldest) if (oldest.epoch, oldest.number) == at => Ok(Some(oldest.bytes)),
             found => {
-                let found = found.map(|contribution| (contribution.epoch, contribution.number));
+                let found = found.map(|oldest| (oldest.epoch, oldest.number));
                 let reason = format!("it is at exchange {found:?}, and this rank at {at:?}");
                 Err(NotifyError::Elsewhere { rank, reason })
             }
