@@ -1,9 +1,9 @@
-//! How a team is made.
+//! Options of a team.
 
 use gdsync::{ConnectOptions, QueuePairConfig};
 use std::time::Duration;
 
-/// Defines a setter for each field of an options type, of the field's name.
+/// Defines a setter for each field of an options type.
 macro_rules! setters {
     ($options:ident: $($field:ident: $value:ty),+ $(,)?) => {
         impl $options {
@@ -20,50 +20,49 @@ macro_rules! setters {
 
 pub(crate) use setters;
 
-/// How the queues of a [`Team`](crate::Team) reach the ranks; the same on all ranks.
+/// How the queues of a [`Team`](crate::Team) reach the ranks. All ranks choose the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnectionKind {
-    /// Up to 16 ranks [`Self::Each`]; in larger teams [`Self::Dynamic`], if the card has it, else [`Self::Each`], too.
-    /// (With 32 ranks that halves the memory and the memory operations of a round of writes to all. A queue pair to each of
-    /// 512 ranks takes 40 MiB a rank, and its card forgets those that it has not used for a while.)
+    /// [`Self::Each`] up to 16 ranks; in larger teams [`Self::Dynamic`] if the card supports it, else [`Self::Each`].
+    /// (With 32 ranks DC halves memory and the memory operations of a round of writes to all. A queue pair to each of
+    /// 512 ranks takes 40 MiB per rank, more contexts than the card caches.)
     #[default]
     BySize,
-    /// A queue has a queue pair (RC) to each rank. Kernels can drive them.
+    /// Each queue has an RC queue pair to each rank. Kernels can drive them.
     Each,
-    /// A queue has a few queue pairs ([`TeamConfig::initiators`]) of dynamically connected transport (DC),
-    /// and a rank has one target, to which all others write. What a rank needs for its queues does not
-    /// grow with the team but for an address of each rank. The card must have DC.
+    /// Each queue has a few DC queue pairs ([`TeamConfig::initiators`]), and each rank has one DC target, to which all
+    /// others write. Memory of queues does not grow with the team except for one address per rank. The card must
+    /// support DC.
     ///
-    /// Ranks that are reached by the same queue pair wait for each other: a write to a dead rank holds
-    /// the others up until it is given up.
+    /// Requests to ranks that share a queue pair wait for each other: a write to a dead rank delays the rest until it
+    /// fails.
     Dynamic,
 }
 
-/// Ranks of the largest team that has a queue pair to each by default.
+/// Ranks of the largest team that has a queue pair to each rank by default.
 const MOST_WITH_EACH: u32 = 16;
 
-/// How a [`Team`](crate::Team) is made.
+/// Options of a [`Team`](crate::Team).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TeamConfig {
-    /// Queues, each with connections to every rank; the same number on all ranks. By default 1.
-    /// Give a stream that sends a queue of its own.
+    /// The number of queues, the same on all ranks. Default: 1. Give each stream that sends its own queue.
     pub queues: u32,
-    /// What the connections of queues are. By default [`ConnectionKind::BySize`].
+    /// The kind of connections. Default: [`ConnectionKind::BySize`].
     pub connections: ConnectionKind,
-    /// Of [`ConnectionKind::Dynamic`]: queue pairs of each queue, at least 1. By default 4.
+    /// Queue pairs of each queue with [`ConnectionKind::Dynamic`], at least 1. Default: 4.
     pub initiators: u32,
-    /// Queue pairs, of transport RC (those of dynamic connections are made like it); remote writes, reads and atomics are always allowed. By default
-    /// [`QueuePairConfig::default`] with what a team needs: one slice, 8 bytes inline, and one receive. So a request takes one block of the ring.
+    /// Configuration of the queue pairs, with transport RC (DC queue pairs are made alike). Remote writes, reads and
+    /// atomics are always allowed. Default: [`QueuePairConfig::default`] with one slice, 8 bytes inline and one
+    /// receive, so that a request takes one block of the ring.
     pub queue_pair: QueuePairConfig<'static>,
-    /// Connections: `timeout` and `retry_count` decide when a rank counts as dead: a rank whose
-    /// card does not answer any more is found dead within that time, or within 1.3 s where that is
-    /// longer, whether anything is sent to it or not. By default [`ConnectOptions::default`], which
-    /// comes to 2.1 s. With a time-out of 0 no rank is found dead. `max_reads` is how many reads and atomics to a
-    /// rank a card has under way at a time, in the order of the queue; with 0 they are refused.
+    /// Options of the connections. `timeout` and `retry_count` decide when a rank counts as dead: within that time, or
+    /// within 1.3 s if that is longer, whether or not anything is sent to it. Default: [`ConnectOptions::default`],
+    /// which comes to 2.1 s. With a time-out of 0 no rank is found dead. `max_reads` limits the reads and atomics to a
+    /// rank in flight, in the order of the queue; 0 refuses them.
     pub connect: ConnectOptions,
-    /// How long a post waits for room in a queue. By default 30 s.
+    /// How long a post waits for room in a queue. Default: 30 s.
     pub timeout: Duration,
 }
 
@@ -81,7 +80,7 @@ impl Default for TeamConfig {
 }
 
 impl TeamConfig {
-    /// What a team of so many ranks has, on a card that has all.
+    /// Returns the kind of connections for a team of that size, on a card that supports all.
     pub(crate) fn kind_of(&self, size: u32) -> ConnectionKind {
         match self.connections {
             ConnectionKind::BySize if size > MOST_WITH_EACH => ConnectionKind::Dynamic,

@@ -1,70 +1,51 @@
-//! How the connections of a team are made: what ranks tell each other of them, and connecting.
+//! Creates a team's queue pairs, exchanges their endpoints, and connects them.
 
+use crate::bootstrap::Bootstrap;
 use crate::config::{ConnectionKind, TeamConfig};
-use crate::control::{Control, Watch};
-use crate::error::NotifyError;
+use crate::control::{Control, ControlOptions};
+use crate::error::{NotifyError, Result};
+use crate::handshake::{Endpoints, Introduction, QueueEndpoints};
 use crate::initiator::Initiator;
-use crate::life::Life;
-use crate::offer::{Offer, Table};
+use crate::liveness::Liveness;
+use crate::memory::access;
 use gdsync::verbs::{DcAddress, Transport};
-use gdsync::{Access, ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
+use gdsync::{ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
 use std::sync::Arc;
 
-/// The connections of one rank before they are made.
+/// One rank's queue pairs, not yet connected.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    ways: Ways,
+    /// For each queue, the queue pair to each rank, or its DC queue pairs.
+    queues: Vec<Vec<QueuePair>>,
+    /// With DC, the known targets.
+    targets: Option<Vec<(u32, DcAddress)>>,
     pub(crate) control: Control,
     pub(crate) options: ConnectOptions,
 }
 
-/// The queue pairs of the queues.
-#[derive(Debug)]
-enum Ways {
-    /// Of each queue, the one to each rank.
-    Each(Vec<Vec<QueuePair>>),
-    Dynamic {
-        /// Of each queue.
-        initiators: Vec<Vec<QueuePair>>,
-        /// Of the targets of all ranks that are known.
-        addresses: Vec<(u32, DcAddress)>,
-    },
-}
-
-/// What other ranks may do with a rank's parts of segments. Not every card has atomics.
-pub(crate) fn access(pd: &ProtectionDomain) -> Result<Access, NotifyError> {
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    Ok(if pd.device().attributes()?.atomics { access | Access::REMOTE_ATOMIC } else { access })
-}
-
 impl Unconnected {
-    pub(crate) fn new(
-        pd: &ProtectionDomain,
-        (rank, size): (u32, u32),
-        config: &TeamConfig,
-    ) -> Result<Self, NotifyError> {
+    pub(crate) fn new(pd: &ProtectionDomain, (rank, size): (u32, u32), config: &TeamConfig) -> Result<Self> {
         let access = config.queue_pair.access | access(pd)?;
         let of_queues = config.queue_pair.access(access);
         let QueuePairConfig { port, gid_index, pkey_index, queues: api, .. } = config.queue_pair;
         let of_control =
             QueuePairConfig::default().port(port).gid_index(gid_index).pkey_index(pkey_index).queues(api);
-        let (watch, place) = (Watch::of(config.connect), (rank, size));
+        let (options, position) = (ControlOptions::of(config.connect), (rank, size));
         let make = |count: u32, of_queues: QueuePairConfig<'static>| {
             let queue = |_| (0..count).map(|_| QueuePair::new(pd, of_queues)).collect();
             (0..config.queues).map(queue).collect::<Result<Vec<Vec<_>>, _>>()
         };
         let dynamic = || {
             let of_queues = of_queues.transport(Transport::Dc).connections(config.connect);
-            let initiators = make(config.initiators.clamp(1, size), of_queues)?;
-            let control = Control::new(pd, of_control, Some(access), place, watch)?;
-            Ok((Ways::Dynamic { initiators, addresses: Vec::new() }, control))
+            let queues = make(config.initiators.clamp(1, size), of_queues)?;
+            Ok((queues, Some(Vec::new()), Control::new(pd, of_control, Some(access), position, options)?))
         };
-        let each = || -> Result<_, NotifyError> {
-            Ok((Ways::Each(make(size, of_queues)?), Control::new(pd, of_control, None, place, watch)?))
+        let each = || -> Result<_> {
+            Ok((make(size, of_queues)?, None, Control::new(pd, of_control, None, position, options)?))
         };
-        let (ways, control) = match config.kind_of(size) {
+        let (queues, targets, control) = match config.kind_of(size) {
             ConnectionKind::Dynamic if config.connections == ConnectionKind::Dynamic => dynamic()?,
             ConnectionKind::Dynamic => dynamic().or_else(|error: NotifyError| {
                 tracing::info!(%error, "the card makes no dynamic connections: a queue has a queue pair to each rank");
@@ -72,86 +53,95 @@ impl Unconnected {
             })?,
             _ => each()?,
         };
-        Ok(Unconnected { rank, size, ways, control, options: config.connect })
+        Ok(Unconnected { rank, size, queues, targets, control, options: config.connect })
     }
 
-    /// What its queues offer, whichever rank they offer it to.
-    pub(crate) fn offer(&self) -> Result<Offer, NotifyError> {
-        let (Ways::Each(queues) | Ways::Dynamic { initiators: queues, .. }) = &self.ways;
-        Offer::of(queues.len(), &self.control)
+    /// Returns the queues' endpoints that are the same for every rank.
+    pub(crate) fn queue_endpoints(&self) -> Result<QueueEndpoints> {
+        QueueEndpoints::of(self.queues.len(), &self.control)
     }
 
-    /// The line for each rank.
-    pub(crate) fn describe(&self) -> Result<Vec<String>, NotifyError> {
-        (0..self.size).map(|rank| Ok(self.table(rank)?.to_string())).collect()
+    pub(crate) fn describe(&self) -> Result<Vec<String>> {
+        (0..self.size).map(|rank| Ok(self.endpoints_for(rank)?.to_string())).collect()
     }
 
-    /// What it offers to a rank.
-    fn table(&self, rank: u32) -> Result<Table, NotifyError> {
-        let offer = match &self.ways {
-            Ways::Each(queues) => {
-                let endpoints = queues.iter().map(|to| Ok(Some(to[rank as usize].endpoint()?)));
-                Offer::Each(endpoints.collect::<Result<_, NotifyError>>()?)
+    fn endpoints_for(&self, rank: u32) -> Result<Endpoints> {
+        let queues = match &self.targets {
+            None => {
+                let endpoints = self.queues.iter().map(|to| Ok(Some(to[rank as usize].endpoint()?)));
+                QueueEndpoints::Each(endpoints.collect::<Result<_>>()?)
             }
-            // None of these is connected to.
-            Ways::Dynamic { .. } => self.offer()?,
+            // DC initiators have no endpoint that others connect to.
+            Some(_) => self.queue_endpoints()?,
         };
-        Ok(Table { offer, control: self.control.endpoint(rank)? })
+        Ok(Endpoints { queues, control: self.control.endpoint(rank)? })
     }
 
-    /// Connects to all ranks, by what each offers to this one.
-    pub(crate) fn connect(&mut self, lines: &[String]) -> Result<(), NotifyError> {
-        let tables = (0..).zip(lines).map(|(rank, line)| Table::parse(line, rank));
-        let tables = tables.collect::<Result<Vec<_>, _>>()?;
-        let own = self.offer()?;
-        (0..).zip(&tables).try_for_each(|(rank, table)| table.check(rank, &own))?;
-        self.connect_to(&tables)
+    /// Connects to all ranks by the lines received from them.
+    pub(crate) fn connect(&mut self, lines: &[String]) -> Result<()> {
+        let all_endpoints = (0..).zip(lines).map(|(rank, line)| Endpoints::parse(line, rank));
+        let all_endpoints = all_endpoints.collect::<Result<Vec<_>, _>>()?;
+        let own = self.queue_endpoints()?;
+        (0..).zip(&all_endpoints).try_for_each(|(rank, endpoints)| endpoints.check(rank, &own))?;
+        self.connect_to(&all_endpoints)
     }
 
-    /// Connects to the ranks of these tables.
-    pub(crate) fn connect_to(&mut self, tables: &[Table]) -> Result<(), NotifyError> {
-        for (other, table) in (0..).zip(tables) {
-            match &mut self.ways {
-                Ways::Each(queues) => {
-                    for (queue, peers) in queues.iter().enumerate() {
-                        if let Some(remote) = table.queue(queue) {
-                            peers[other as usize].connect(remote, self.options)?;
-                        }
-                    }
-                }
-                Ways::Dynamic { addresses, .. } => {
-                    if let Some(target) = table.target() {
-                        let address = self.control.connect_to_target(other, target)?;
-                        addresses.extend(address.map(|address| (other, address)));
-                    }
+    pub(crate) fn connect_to(&mut self, all_endpoints: &[Endpoints]) -> Result<()> {
+        for (other, endpoints) in (0..).zip(all_endpoints) {
+            for (queue, to) in self.queues.iter().enumerate() {
+                if let Some(remote) = endpoints.queue(queue) {
+                    to[other as usize].connect(remote, self.options)?;
                 }
             }
-            if let Some(remote) = &table.control {
+            if let (Some(targets), Some(target)) = (&mut self.targets, endpoints.target()) {
+                let address = self.control.connect_to_target(other, target)?;
+                targets.extend(address.map(|address| (other, address)));
+            }
+            if let Some(remote) = &endpoints.control {
                 self.control.connect(other, remote)?;
             }
         }
         Ok(())
     }
 
-    /// Once connected: what leads each queue to the ranks.
-    pub(crate) fn into_queues(self, life: &Arc<Life>) -> (Vec<Vec<Initiator>>, Control) {
-        let queues = match self.ways {
-            Ways::Each(queues) => {
-                let connected = |(rank, one)| Initiator::connected(rank, one, life.clone());
-                queues.into_iter().map(|of_ranks| (0..).zip(of_ranks).map(connected).collect()).collect()
-            }
-            Ways::Dynamic { initiators, addresses } => {
-                let queue = |queue_pairs: Vec<QueuePair>| {
-                    let count = queue_pairs.len() as u32;
-                    let initiator = |(at, one): (u32, QueuePair)| {
-                        let own = addresses.iter().filter(|(rank, _)| rank % count == at).cloned();
-                        Initiator::dynamic(one, own, life.clone())
-                    };
-                    (0..).zip(queue_pairs).map(initiator).collect()
-                };
-                initiators.into_iter().map(queue).collect()
-            }
+    pub(crate) fn into_queues(self, liveness: &Arc<Liveness>) -> (Vec<Vec<Initiator>>, Control) {
+        let queue = |queue_pairs: Vec<QueuePair>| {
+            let count = queue_pairs.len() as u32;
+            let initiator = |(at, queue_pair): (u32, QueuePair)| match &self.targets {
+                None => Initiator::new(queue_pair, Some(at), [(at, None)].into_iter(), liveness.clone()),
+                Some(targets) => {
+                    let own = targets.iter().filter(|(rank, _)| rank % count == at);
+                    let own = own.map(|(rank, address)| (*rank, Some(address.clone())));
+                    Initiator::new(queue_pair, None, own, liveness.clone())
+                }
+            };
+            (0..).zip(queue_pairs).map(initiator).collect()
         };
+        let queues = self.queues.into_iter().map(queue).collect();
         (queues, self.control)
     }
+}
+
+/// Connects a new process to all ranks. Returns its connections and the descriptions of all segments.
+pub(crate) fn join(
+    made: Result<Unconnected>,
+    own: Result<String>,
+    segments: usize,
+    bootstrap: &mut Bootstrap,
+) -> Result<(Unconnected, Vec<String>)> {
+    let introduced = made.and_then(|made| {
+        let lines = Introduction::texts(None, segments, made.describe()?.into_iter());
+        Ok((made, lines))
+    });
+    let (mut made, lines) = bootstrap.share_outcome_with_each(introduced)?;
+    let all = made.queue_endpoints().and_then(|queues| Introduction::parse_all(&lines, made.rank, &queues));
+    let connected = all.and_then(|all| {
+        made.connect_to(&all.all_endpoints)?;
+        made.control.begin_epoch(all.epoch + 1);
+        Ok(())
+    });
+    bootstrap.share_step(connected)?;
+    let ((), lines) = bootstrap.share_outcome(own.map(|line| ((), line)))?;
+    bootstrap.share_step(Ok(()))?;
+    Ok((made, lines))
 }

@@ -1,17 +1,17 @@
-//! The state that the handles and queues of a team share.
+//! The state that a team's handles and queues share, and the monitor thread.
 
-use crate::bootstrap::BootstrapError;
+use crate::bootstrap::{Bootstrap, BootstrapError};
 use crate::connect::Unconnected;
 use crate::control::Control;
 use crate::control::agreement::Outcome;
-use crate::error::NotifyError;
+use crate::error::{NotifyError, Result};
+use crate::handshake::{
+    Endpoints, Introduction, Introductions, QueueEndpoints, describe_segments, segment_description,
+};
 use crate::initiator::Initiator;
-use crate::life::{Life, State};
-use crate::parts::Parts;
-use crate::word::Taker;
-use gdsync::cudarc::driver::CudaContext;
-use gdsync::verbs::RegistrationCache;
-use gdsync::{ConnectOptions, Error, ProtectionDomain};
+use crate::liveness::{Liveness, RankSet, RankState};
+use crate::memory::{SegmentResources, SharedSegment};
+use gdsync::{ConnectOptions, Error};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -19,117 +19,87 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const NAME: &str = "gdsync-ranks";
-/// Longest time between two looks for messages of other ranks.
+/// Longest time between two polls of the control connections.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time between two looks while notifications are held released: a stream may wait for one that it
-/// has just cleared.
+/// Time between two polls while notifications are released: a stream may wait for one that it has just cleared.
 const HOLD: Duration = Duration::from_millis(1);
-
-/// What a team keeps for its segments: registrations of the program's memory, and the kernels of GPUs.
-#[derive(Debug)]
-pub(crate) struct Stock {
-    /// Memory of the program that segments were made of.
-    pub(crate) registrations: RegistrationCache,
-    /// Of each context in whose memory a segment was, one.
-    takers: Mutex<Vec<Arc<Taker>>>,
-}
-
-impl Stock {
-    /// With nothing, for segments of a protection domain.
-    pub(crate) fn new(pd: &ProtectionDomain) -> Self {
-        Stock { registrations: RegistrationCache::new(pd), takers: Mutex::default() }
-    }
-
-    /// What takes notifications in memory of a context. The first call for a context loads its kernels.
-    pub(crate) fn taker(&self, context: &Arc<CudaContext>) -> Result<Arc<Taker>, NotifyError> {
-        let mut takers = self.takers.lock();
-        if let Some(known) = takers.iter().find(|one| one.context().cu_ctx() == context.cu_ctx()) {
-            return Ok(known.clone());
-        }
-        let made = Arc::new(Taker::new(context)?);
-        takers.push(made.clone());
-        Ok(made)
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Connections {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// What leads each queue to the ranks: a connection to each in the order of the ranks, or some DC queue pairs.
+    /// For each queue, an RC connection to each rank in rank order, or some DC queue pairs.
     pub(crate) queues: Vec<Vec<Initiator>>,
-    /// How long a post waits for room in a queue.
     pub(crate) timeout: Duration,
-    /// How queue pairs are connected.
     pub(crate) options: ConnectOptions,
-    /// How long a call that all ranks make together waits for the others.
-    pub(crate) patience: Duration,
-    pub(crate) pd: ProtectionDomain,
-    pub(crate) stock: Stock,
-    pub(crate) life: Arc<Life>,
+    /// How long a collective call waits for the other ranks.
+    pub(crate) exchange_timeout: Duration,
+    pub(crate) resources: SegmentResources,
+    pub(crate) liveness: Arc<Liveness>,
     pub(crate) control: Mutex<Control>,
-    /// Held through a call that all ranks make together. Locked before `control`.
-    pub(crate) turn: Mutex<()>,
-    /// The segments of the team, in the order in which they were made.
-    segments: Mutex<Vec<Weak<Parts>>>,
+    /// Held during a call that all ranks make together. Lock order: before `control`.
+    pub(crate) collective_call: Mutex<()>,
+    /// The team's segments in the order of their creation.
+    segments: Mutex<Vec<Weak<SharedSegment>>>,
 }
 
 impl Connections {
-    /// Of a rank that is connected.
-    pub(crate) fn new(stock: Stock, made: Unconnected, timeout: Duration, patience: Duration) -> Arc<Self> {
+    pub(crate) fn new(
+        resources: SegmentResources,
+        made: Unconnected,
+        timeout: Duration,
+        exchange_timeout: Duration,
+    ) -> Arc<Self> {
         let Unconnected { rank, size, options, .. } = made;
-        let life = Arc::new(Life::new(size));
-        let (queues, control) = made.into_queues(&life);
+        let liveness = Arc::new(Liveness::new(size));
+        let (queues, control) = made.into_queues(&liveness);
         Arc::new(Connections {
             rank,
             size,
             queues,
             timeout,
             options,
-            patience,
-            pd: stock.registrations.domain().clone(),
-            stock,
-            life: life.clone(),
+            exchange_timeout,
+            resources,
+            liveness: liveness.clone(),
             control: Mutex::new(control),
-            turn: Mutex::default(),
+            collective_call: Mutex::default(),
             segments: Mutex::default(),
         })
     }
 
-    /// What leads a queue to a rank. Of DC queue pairs, that is the one at the rank modulo their number, so that what goes
-    /// to one rank stays in order.
+    /// Returns the initiator for a rank: with DC always the same of a few, so that one rank's requests stay in order.
     pub(crate) fn initiator(&self, queue: usize, rank: u32) -> &Initiator {
         let all = &self.queues[queue];
         &all[rank as usize % all.len()]
     }
 
-    /// What leads each queue to a rank.
     pub(crate) fn initiators(&self, rank: u32) -> impl Iterator<Item = &Initiator> {
         (0..self.queues.len()).map(move |queue| self.initiator(queue, rank))
     }
 
-    /// Exchanges short texts among all ranks, `None` of those that were dropped. All ranks call
-    /// this in the same order.
-    pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError> {
-        let _turn = self.turn.lock();
-        self.control.lock().begin_exchange(bytes, &self.life)?;
-        let missing = |control: &Control| control.missing(&self.life);
-        let all = self.wait_for_all(|control| control.try_exchange(&self.life), missing);
+    /// Exchanges short texts among all ranks; the entries of dropped ranks are `None`. All ranks call this in the same
+    /// order.
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>> {
+        let _call = self.collective_call.lock();
+        self.control.lock().begin_exchange(bytes, &self.liveness)?;
+        let missing = |control: &Control| control.missing(&self.liveness);
+        let all = self.wait_for_all(|control| control.try_exchange(&self.liveness), missing);
         if all.is_err() {
             self.control.lock().give_up_exchanges();
         }
         all
     }
 
-    /// Waits until all ranks have taken a step; `missing` says which have not.
+    /// Waits until all ranks have taken a step; `missing` returns those that have not.
     fn wait_for_all<T>(
         &self,
-        mut look: impl FnMut(&mut Control) -> Result<Option<T>, NotifyError>,
+        mut look: impl FnMut(&mut Control) -> Result<Option<T>>,
         missing: impl Fn(&Control) -> Vec<u32>,
-    ) -> Result<T, NotifyError> {
-        let (mut pause, timeout) = (Pause::new(), self.patience);
+    ) -> Result<T> {
+        let (mut pause, timeout) = (Pause::new(), self.exchange_timeout);
         loop {
-            // Not held through the pause: the monitor needs it, too.
+            // Not held during the pause, because the monitor needs it.
             let mut control = self.control.lock();
             match look(&mut control)? {
                 Some(done) => return Ok(done),
@@ -143,99 +113,178 @@ impl Connections {
         }
     }
 
-    /// Agrees with the other survivors on the dead ranks, and drops them.
-    pub(crate) fn shrink(&self) -> Result<Vec<u32>, NotifyError> {
-        let _turn = self.turn.lock();
-        let agree = |control: &mut Control| Ok(control.try_agree(&self.life));
-        let outcome = self.wait_for_all(agree, |control| control.silent(&self.life))?;
+    pub(crate) fn shrink(&self) -> Result<Vec<u32>> {
+        let _call = self.collective_call.lock();
+        let agree = |control: &mut Control| Ok(control.try_agree(&self.liveness));
+        let outcome = self.wait_for_all(agree, |control| control.silent(&self.liveness))?;
         let dead = match outcome {
             Outcome::Drop(dead) => dead,
             Outcome::Expelled { by } => return Err(NotifyError::Expelled { by }),
         };
-        // The others hear of the decision even if this process ends now. What is decided stays: a
-        // rank that stands still hears of it later.
-        let unflushed = |control: &Control| control.unflushed(&self.life);
+        // Deliver the decision to the others even if this process ends now. It is final: a stopped rank receives it later.
+        let unflushed = |control: &Control| control.unflushed(&self.liveness);
         let flush = |control: &mut Control| {
-            control.poll(&self.life);
+            control.poll(&self.liveness);
             Ok(unflushed(control).is_empty().then_some(()))
         };
         let told = self.wait_for_all(flush, unflushed);
         if let Err(error) = told {
             tracing::warn!(%error, "a rank has not taken the message that the team has dropped ranks");
         }
-        // Another rank may have found some of them dead; then they are known here, too.
-        self.settle();
-        let dropped = self.life.drop_ranks(&dead);
-        self.settle();
+        // Another rank may have found some of them dead, which `poll` has recorded here.
+        self.apply_deaths();
+        let dropped = self.liveness.drop_ranks(&dead);
+        self.apply_deaths();
         Ok(dropped)
     }
 
-    /// What follows from deaths: connections with dead ranks are ended, and what waits for them is
-    /// released. Returns whether notifications are held released, so that waits to come pass, too.
-    pub(crate) fn settle(&self) -> bool {
-        // Connections with dropped ranks were ended before; new processes may be taking them over.
-        for rank in self.life.set_of(|state| matches!(state, State::Dead(_))) {
-            self.initiators(rank).for_each(Initiator::cut);
+    /// Aborts connections to dead ranks and releases waits for them. Returns true if notifications stay released, so
+    /// that later waits must be released, too.
+    pub(crate) fn apply_deaths(&self) -> bool {
+        // Dropped ranks' connections were aborted before; new processes may be taking them over.
+        for rank in self.liveness.ranks_in(|state| matches!(state, RankState::Dead(_))) {
+            self.initiators(rank).for_each(Initiator::abort);
         }
-        self.segments().iter().fold(false, |any, one| one.releases.update(&self.life) | any)
+        self.segments().iter().fold(false, |any, one| one.notifications.update(&self.liveness) | any)
     }
 
-    /// The segments that live, in the order in which they were made.
-    pub(crate) fn segments(&self) -> Vec<Arc<Parts>> {
+    /// Returns the existing segments in the order of their creation.
+    pub(crate) fn segments(&self) -> Vec<Arc<SharedSegment>> {
         let mut segments = self.segments.lock();
         segments.retain(|one| one.strong_count() > 0);
         segments.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn add_segment(&self, parts: &Arc<Parts>) {
-        self.segments.lock().push(Arc::downgrade(parts));
+    pub(crate) fn add_segment(&self, segment: &Arc<SharedSegment>) {
+        self.segments.lock().push(Arc::downgrade(segment));
     }
 
-    /// Flushes a queue: everything given to living ranks has arrived there.
-    pub(crate) fn flush(&self, queue: usize, timeout: Duration) -> Result<(), NotifyError> {
+    /// Flushes a queue: all requests to living ranks have completed.
+    pub(crate) fn flush(&self, queue: usize, timeout: Duration) -> Result<()> {
         let started = Instant::now();
-        let mut kept = (0..self.size).filter(|rank| !matches!(self.life.state(*rank), State::Dropped(_)));
+        let mut kept =
+            (0..self.size).filter(|rank| !matches!(self.liveness.state(*rank), RankState::Dropped(_)));
         let left = || timeout.saturating_sub(started.elapsed());
         kept.try_for_each(|rank| self.initiator(queue, rank).flush(rank, left()))
     }
 
-    /// Brings back what the failure of a request has stopped, whether a caller looks or not.
-    pub(crate) fn bring_back(&self) {
+    /// Recovers failed DC queue pairs, even if no caller polls them.
+    pub(crate) fn recover_queues(&self) {
         let all = || self.queues.iter().flatten();
-        all().for_each(Initiator::look);
-        // Another rank, or a stream of this one, may wait for what is lost, and would for ever.
-        if self.life.first_dead().is_some() && all().fold(false, |any, one| one.take_lost() | any) {
-            self.control.lock().withdraw(&self.life);
+        all().for_each(Initiator::recover_if_failed);
+        // Otherwise another rank or a stream would wait forever for lost requests.
+        if self.liveness.first_dead().is_some() && all().fold(false, |any, one| one.take_lost() | any) {
+            self.control.lock().withdraw(&self.liveness);
         }
+    }
+
+    /// Prepares the connections to dropped ranks for new processes. Returns a line for each rank.
+    fn prepare_replacement(&self) -> Result<Vec<String>> {
+        self.liveness.check_none_dead()?;
+        let dropped = self.liveness.dropped();
+        let mut all_endpoints = Vec::with_capacity(self.size as usize);
+        for rank in 0..self.size {
+            let mut endpoints = Endpoints { queues: self.queue_endpoints()?, control: None };
+            if dropped.contains(&rank) {
+                for (queue, initiator) in self.initiators(rank).enumerate() {
+                    if let Some(endpoint) = initiator.release_for_replacement(rank, self.timeout)? {
+                        endpoints.set_queue(queue, endpoint);
+                    }
+                }
+                endpoints.control = self.control.lock().renew(self.resources.registrations.domain(), rank)?;
+            }
+            all_endpoints.push(endpoints.to_string());
+        }
+        let (epoch, segments) = (self.control.lock().epoch(), self.segments().len());
+        Ok(Introduction::texts(Some(epoch), segments, all_endpoints.into_iter()))
+    }
+
+    /// Returns what all ranks get, before endpoints for new processes are filled in.
+    fn queue_endpoints(&self) -> Result<QueueEndpoints> {
+        QueueEndpoints::of(self.queues.len(), &self.control.lock())
+    }
+
+    /// Accepts new processes, which call [`join`](crate::connect::join), in the places of all dropped ranks.
+    pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>> {
+        let _call = self.collective_call.lock();
+        let introduced = self.prepare_replacement().map(|lines| ((), lines));
+        let ((), lines) = bootstrap.share_outcome_with_each(introduced)?;
+        let all = bootstrap.share_step(self.connect_new(&lines))?;
+        let segments = self.segments();
+        let ((), lines) = bootstrap.share_outcome(Ok(((), describe_segments(&segments))))?;
+        let renewed = all.new.iter().try_for_each(|&rank| {
+            let mut segments = segments.iter().enumerate();
+            segments.try_for_each(|(at, one)| {
+                one.renew(rank, &segment_description(&lines[rank as usize], at).unwrap_or_default())
+            })
+        });
+        bootstrap.share_step(renewed)?;
+        self.control.lock().begin_epoch(all.epoch + 1);
+        self.liveness.revive(&all.new);
+        self.apply_deaths();
+        Ok(all.new.into_iter().collect())
+    }
+
+    fn connect_new(&self, lines: &[String]) -> Result<Introductions> {
+        let all = Introduction::parse_all(lines, self.rank, &self.queue_endpoints()?)?;
+        let dropped = self.liveness.dropped();
+        if all.new != dropped {
+            let list = |set: &RankSet| format!("{:?}", Vec::from_iter(set));
+            let (theirs, ours) = (list(&all.new), list(&dropped));
+            let rank = all.new.iter().chain(&dropped).next().copied().unwrap_or(self.rank);
+            return Err(NotifyError::Mismatch {
+                rank,
+                what: "new processes, not those dropped:",
+                theirs,
+                ours,
+            });
+        }
+        for &rank in &all.new {
+            let endpoints = &all.all_endpoints[rank as usize];
+            let address = match endpoints.target() {
+                Some(target) => self.control.lock().connect_to_target(rank, target)?,
+                None => None,
+            };
+            for (queue, initiator) in self.initiators(rank).enumerate() {
+                match (&address, endpoints.queue(queue)) {
+                    (Some(address), _) => initiator.redirect(rank, address.clone())?,
+                    (None, Some(remote)) => initiator.connect(remote, self.options)?,
+                    (None, None) => {}
+                }
+            }
+            if let Some(remote) = &endpoints.control {
+                self.control.lock().connect(rank, remote)?;
+            }
+        }
+        Ok(all)
     }
 }
 
 impl Drop for Connections {
     fn drop(&mut self) {
-        self.life.close();
+        self.liveness.close();
     }
 }
 
-/// Starts the thread of a team that finds dead ranks, and releases what waits for them. It ends with the connections,
-/// which it keeps alive during a look only.
-pub(crate) fn start_monitor(connections: &Arc<Connections>) -> Result<JoinHandle<()>, NotifyError> {
+/// Starts the monitor thread, which finds dead ranks and releases waits for them. It holds the connections only while
+/// it polls, and ends when they are dropped.
+pub(crate) fn start_monitor(connections: &Arc<Connections>) -> Result<JoinHandle<()>> {
     let watched = Arc::downgrade(connections);
     let started = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || run(&watched));
     started.map_err(|source| NotifyError::Device(Error::Thread { name: NAME, source }))
 }
 
 fn run(watched: &Weak<Connections>) {
-    let Some(life) = watched.upgrade().map(|connections| connections.life.clone()) else { return };
+    let Some(liveness) = watched.upgrade().map(|connections| connections.liveness.clone()) else { return };
     let mut period = Duration::ZERO;
-    while life.wait(period) {
-        // The connections are kept for this look only.
+    while liveness.wait_for_work(period) {
         let Some(connections) = watched.upgrade() else { return };
-        connections.bring_back();
+        connections.recover_queues();
         let mut control = connections.control.lock();
-        control.poll(&life);
-        period = control.look_period().min(LOOK);
+        control.poll(&liveness);
+        period = control.poll_period().min(LOOK);
         drop(control);
-        if !life.lost().is_empty() && connections.settle() {
+        if !liveness.not_alive().is_empty() && connections.apply_deaths() {
             period = period.min(HOLD);
         }
     }

@@ -3,9 +3,9 @@
 use crate::config::setters;
 use crate::connections::Connections;
 use crate::error::NotifyError;
-use crate::layout::RemoteSegment;
-use crate::life::State;
-use crate::part::SegmentMemory;
+use crate::liveness::RankState;
+use crate::memory::RemoteSegment;
+use crate::memory::SegmentMemory;
 use crate::queue::Queue;
 use crate::segment::Segment;
 use gdsync::PinnedMemory;
@@ -23,20 +23,19 @@ const VERSION: u32 = 1;
 /// `GDSYNC_SEGMENT_ATOMIC_IN_GPU`.
 const ATOMIC_IN_GPU: u32 = 1;
 
-/// A queue as kernels take it, by value: `struct gdsync_queue` of `gdsync/device/notify.cuh`.
+/// A queue, passed to kernels by value: `struct gdsync_queue` of `gdsync/device/notify.cuh`.
 ///
-/// Plain data with an address of the device that the queue is attached to, valid until the
-/// [`DeviceQueue`] that it comes from is dropped.
+/// Plain data with an address of the attached device, valid until its [`DeviceQueue`] is dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceQueueData {
-    /// [`DeviceQpData`] of each rank, one after the other.
+    /// The array of each rank's [`DeviceQpData`].
     pub queue_pairs: u64,
-    /// Ranks.
+    /// The number of ranks.
     pub size: u32,
     /// This rank.
     pub rank: u32,
-    /// Version of the layout.
+    /// The layout's version.
     pub version: u32,
     /// Zeroes.
     pub zero: u32,
@@ -44,43 +43,41 @@ pub struct DeviceQueueData {
     pub reserved: u64,
 }
 
-// SAFETY: plain integers, in the layout that kernels have of it.
+// SAFETY: plain integers, in the layout of the device header.
 unsafe impl DeviceRepr for DeviceQueueData {}
 
-/// A segment as kernels take it, by value: `struct gdsync_segment` of `gdsync/device/notify.cuh`.
+/// A segment, passed to kernels by value: `struct gdsync_segment` of `gdsync/device/notify.cuh`.
 ///
-/// Plain data with addresses of the device that it was described to, valid until the
-/// [`DeviceSegment`] that it comes from is dropped.
+/// Plain data with addresses of the device, valid until its [`DeviceSegment`] is dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSegmentData {
-    /// `struct gdsync_segment_part` of each rank, one after the other.
+    /// The array of each rank's `struct gdsync_segment_part`.
     pub parts: u64,
-    /// This rank's data, as kernels address it.
+    /// The address of this rank's data for kernels.
     pub data: u64,
-    /// This rank's notifications, as kernels address them.
+    /// The address of this rank's notifications for kernels.
     pub words: u64,
-    /// This rank's data, as the card addresses it.
+    /// The address of this rank's data for the card.
     pub card_data: u64,
     /// Bytes of this rank's data.
     pub bytes: u64,
-    /// The card's key of this rank's part.
+    /// The lkey of this rank's part.
     pub lkey: u32,
-    /// This rank's notifications.
+    /// The number of this rank's notifications.
     pub count: u32,
-    /// Ranks.
+    /// The number of ranks.
     pub size: u32,
-    /// Version of the layout.
+    /// The layout's version.
     pub version: u32,
-    /// 1 if this rank's notifications are in host memory where an atomic operation of the device is
-    /// a single step for the device's own threads only
-    /// ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
+    /// 1 if this rank's notifications are in host memory where an atomic operation of the device is a single step for
+    /// the device's own threads only ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
     pub flags: u32,
-    /// 1: behind the parts stands `struct gdsync_segment_watch`.
+    /// 1: `struct gdsync_segment_watch` follows the parts.
     pub watched: u32,
 }
 
-// SAFETY: plain integers, in the layout that kernels have of it.
+// SAFETY: plain integers, in the layout of the device header.
 unsafe impl DeviceRepr for DeviceSegmentData {}
 
 /// `struct gdsync_segment_part`.
@@ -94,31 +91,30 @@ struct Part {
     rkey: u32,
 }
 
-/// `struct gdsync_segment_watch`: as long as a part, behind the last of them.
+/// `struct gdsync_segment_watch`, of the size of a part, behind the last part.
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 struct SegmentWatch {
-    /// The statuses of this rank's notifications, as kernels address them.
+    /// The address of this rank's notification statuses for kernels.
     statuses: u64,
     reserved: [u64; 3],
 }
 
-/// How a [`Queue`] is attached to a device.
+/// Options of an attached [`Queue`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceQueueOptions {
-    /// How kernels ring the card.
+    /// How kernels ring doorbells.
     pub doorbells: DoorbellPath,
-    /// How long a thread of a kernel waits for another thread that is in the middle of a call,
-    /// before the queue pair counts as failed.
+    /// How long a thread of a kernel waits for another thread in the middle of a call before the queue pair counts as
+    /// failed.
     pub stall: Duration,
-    /// The GPU whose memory holds the descriptions of the queue pairs, and the indices that threads
-    /// share. By default they are in pinned memory, and each access of a kernel crosses PCIe.
+    /// The GPU whose memory holds the descriptions of the queue pairs and the indices that threads share. By default
+    /// they are in pinned memory, and each access of a kernel crosses PCIe.
     pub tables: Option<Arc<CudaContext>>,
 }
 
 impl Default for DeviceQueueOptions {
-    /// As [`DeviceQpOptions::default`].
     fn default() -> Self {
         let DeviceQpOptions { doorbells, stall, .. } = DeviceQpOptions::default();
         DeviceQueueOptions { doorbells, stall, tables: None }
@@ -135,7 +131,6 @@ impl DeviceQueueOptions {
     }
 }
 
-/// Memory in which kernels look up the other ranks.
 #[derive(Debug)]
 enum Table {
     Pinned(PinnedMemory),
@@ -154,7 +149,6 @@ impl Table {
         Ok(Table::Pinned(memory))
     }
 
-    /// Its address for kernels.
     fn address(&self, device: &impl MemOpStream) -> Result<u64, NotifyError> {
         Ok(match self {
             Table::Pinned(memory) => device.translate(memory.addr(), memory.len())?.get(),
@@ -166,19 +160,19 @@ impl Table {
     }
 }
 
-/// A [`Queue`] that kernels drive: they write and notify through `gdsync/device/notify.cuh`.
+/// A [`Queue`] that kernels drive through `gdsync/device/notify.cuh`.
 ///
-/// While this lives, writes of the CPU and of streams through the queue are refused
-/// ([`StateError::DeviceAttached`](gdsync::queue::StateError::DeviceAttached)); the other queues of
-/// the team are not affected. [`DeviceQueue::detach_device`] ends that. If this is dropped instead,
-/// each of its queue pairs is treated as [`DeviceQp`] describes.
+/// While this exists, requests of the CPU and of streams through the queue are refused
+/// ([`StateError::DeviceAttached`](gdsync::queue::StateError::DeviceAttached)); the team's other queues are not
+/// affected. [`DeviceQueue::detach_device`] ends that. If this is dropped instead, each of its queue pairs is treated
+/// as [`DeviceQp`] describes.
 ///
 /// # Kernels
-/// [`DeviceQueue::data`] is for kernels of the device that the queue is attached to. A caller that
-/// launches them (which is `unsafe`) promises that they have ended before this is dropped.
+/// [`DeviceQueue::data`] is for kernels of the attached device. A caller that launches them (which is `unsafe`)
+/// promises that they have ended before this is dropped.
 #[derive(Debug)]
 pub struct DeviceQueue {
-    /// `None` of ranks that the team had dropped.
+    /// `None` for dropped ranks.
     queue_pairs: Vec<Option<DeviceQp>>,
     data: DeviceQueueData,
     _table: Table,
@@ -186,17 +180,14 @@ pub struct DeviceQueue {
 }
 
 impl Queue {
-    /// Attaches the queue pairs to all ranks to a device: the GPU of a CUDA stream, or threads of
-    /// this process ([`gdsync::stream::Cpu`]). Flushes first, for up to
-    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout).
+    /// Attaches the queue pairs to all ranks to a device: the GPU of a CUDA stream, or threads of this process
+    /// ([`gdsync::stream::Cpu`]). Flushes first, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout).
     ///
-    /// Each rank decides by itself whether and when to do so: what other ranks write to it does not
-    /// use this queue.
+    /// Attaching concerns this rank alone: other ranks' writes to it do not use this queue.
     ///
     /// # Errors
-    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason;
-    /// [`NotifyError::Unreachable`], [`NotifyError::Memory`], [`NotifyError::Cuda`]. After an error
-    /// nothing is attached.
+    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason; [`NotifyError::Unreachable`],
+    /// [`NotifyError::Memory`], [`NotifyError::Cuda`]. After an error nothing is attached.
     pub fn attach_device(
         &self,
         device: &impl MemOpStream,
@@ -205,7 +196,7 @@ impl Queue {
         let Connections { rank, size, timeout, .. } = *self.team;
         self.flush(timeout)?;
         let attach = |rank| {
-            if matches!(self.team.life.state(rank), State::Dropped(_)) {
+            if matches!(self.team.liveness.state(rank), RankState::Dropped(_)) {
                 return Ok(None);
             }
             let mut of_one = DeviceQpOptions::default().doorbells(options.doorbells).stall(options.stall);
@@ -215,9 +206,9 @@ impl Queue {
             let attached = self.queue_pair(rank)?.attach_device(device, &of_one);
             attached.map(Some).map_err(|source| NotifyError::HandOver { rank, source })
         };
-        // If one fails, those before it are detached by their drop: nothing was posted.
+        // If one fails, dropping the earlier ones detaches them: nothing was posted.
         let queue_pairs = (0..size).map(attach).collect::<Result<Vec<_>, _>>()?;
-        // Zeroes, of ranks that were dropped: kernels refuse the version.
+        // Zeroes for dropped ranks: kernels refuse that version.
         let none = [0; size_of::<DeviceQpData>()];
         let descriptions: Vec<u8> = queue_pairs
             .iter()
@@ -237,32 +228,32 @@ impl Queue {
 }
 
 impl DeviceQueue {
-    /// The argument of kernels.
+    /// The kernels' argument.
     pub fn data(&self) -> DeviceQueueData {
         self.data
     }
 
-    /// The queue pair to a rank.
+    /// Returns the queue pair to a rank.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] of a rank that the team had dropped.
+    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a dropped rank.
     pub fn queue_pair(&self, rank: u32) -> Result<&DeviceQp, NotifyError> {
         let size = self.data.size;
         match self.queue_pairs.get(rank as usize) {
             Some(Some(queue_pair)) => Ok(queue_pair),
-            Some(None) => self.queue.team.life.check(rank).and(Err(NotifyError::Rank { rank, size })),
+            Some(None) => {
+                self.queue.team.liveness.check_alive(rank).and(Err(NotifyError::Rank { rank, size }))
+            }
             None => Err(NotifyError::Rank { rank, size }),
         }
     }
 
-    /// Detaches the queue from the device, all of whose kernels have ended: waits until everything
-    /// that they posted, to all ranks, has completed. The CPU and streams may then post again. A
-    /// failure that kernels met is no error of this call; the next use of the queue reports it, as
-    /// [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call does nothing.
+    /// Detaches the queue from the device, all of whose kernels have ended: waits until all their posts, to all ranks, have
+    /// completed. The CPU and streams may then post again. A failure that kernels met is no error of this call; the next
+    /// use of the queue reports it, as [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call does nothing.
     ///
     /// # Errors
-    /// [`NotifyError::HandOver`], of the first rank whose queue pair cannot be detached. The others
-    /// are detached, and the caller may try again.
+    /// [`NotifyError::HandOver`] for the first rank that cannot be detached. The others are, and the caller may retry.
     pub fn detach_device(&self, timeout: Duration) -> Result<&Queue, NotifyError> {
         let started = Instant::now();
         let mut result = Ok(&self.queue);
@@ -277,51 +268,48 @@ impl DeviceQueue {
     }
 }
 
-/// A [`Segment`] as kernels of a device address it. A segment may be described to several devices.
+/// A [`Segment`] described to a device's kernels. A segment may be described to several devices.
 ///
 /// # Kernels
-/// [`DeviceSegment::data`] is for kernels of the device that the segment was described to. A caller
-/// that launches them (which is `unsafe`) promises that they have ended before this is dropped.
+/// [`DeviceSegment::data`] is for kernels of that device. A caller that launches them (which is `unsafe`) promises that
+/// they have ended before this is dropped.
 #[derive(Debug)]
 pub struct DeviceSegment {
     data: DeviceSegmentData,
     _table: Table,
-    /// Keeps the registration.
     _segment: Segment,
 }
 
 impl DeviceSegment {
-    /// The argument of kernels.
+    /// The kernels' argument.
     pub fn data(&self) -> DeviceSegmentData {
         self.data
     }
 }
 
 impl Segment {
-    /// Describes the segment to kernels of a device: the GPU of a CUDA stream, or threads of this
-    /// process ([`gdsync::stream::Cpu`]). The table of the other ranks' parts lies in the memory of
-    /// the GPU `tables`; without one in pinned memory, which kernels reach over PCIe.
+    /// Describes the segment to kernels of a device: the GPU of a CUDA stream, or threads of this process
+    /// ([`gdsync::stream::Cpu`]). The table of the other ranks' parts is in the memory of the GPU `tables`, or, without
+    /// one, in pinned memory, which kernels reach over PCIe.
     ///
     /// # Errors
-    /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part;
-    /// [`NotifyError::Consistency`] if that is memory of a GPU that keeps no order for running
-    /// kernels; [`NotifyError::TwoKeys`] if a rank has registered memory of its own, with notifications
-    /// ([`Team::register`](crate::Team::register)); [`NotifyError::Memory`], [`NotifyError::Cuda`].
+    /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part; [`NotifyError::Consistency`] if that is
+    /// memory of a GPU without ordering for running kernels; [`NotifyError::TwoKeys`] if a rank has registered memory with
+    /// notifications ([`Team::register`](crate::Team::register)); [`NotifyError::Memory`], [`NotifyError::Cuda`].
     pub fn describe_to_device(
         &self,
         device: &impl MemOpStream,
         tables: Option<&Arc<CudaContext>>,
     ) -> Result<DeviceSegment, NotifyError> {
-        // Only kernels of the GPU that owns the memory look at it: its order for its owner is
-        // enough.
+        // Only kernels of the GPU that owns the memory read it, so ordering for the owner suffices.
         self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
-        let remotes = self.parts().remotes();
+        let remotes = self.shared().remotes();
         let with_two_keys = (0..).zip(&remotes).find(|(_, one)| one.is_some_and(|one| one.has_two_keys()));
         if let Some((rank, _)) = with_two_keys {
             return Err(NotifyError::TwoKeys { rank });
         }
         let parts: Vec<Part> = remotes.iter().map(|one| one.as_ref().map_or(Part::NONE, Part::of)).collect();
-        let statuses = self.parts().releases.statuses();
+        let statuses = self.shared().notifications.statuses();
         let statuses = device.translate(statuses.addr(), statuses.len())?.get();
         let watch = SegmentWatch { statuses, reserved: [0; 3] };
         let table = Table::new(&[parts.as_bytes(), watch.as_bytes()].concat(), tables)?;
@@ -340,7 +328,7 @@ impl Segment {
         let data = DeviceSegmentData {
             parts: table.address(device)?,
             data: address,
-            // Registered memory has no notifications here, and those have another address.
+            // Registered memory has no notifications here; otherwise both have the same base.
             words: address.wrapping_add(own.notifications.addr.wrapping_sub(own.data.addr)),
             card_data: own.data.addr,
             bytes: own.data.len,
@@ -356,7 +344,7 @@ impl Segment {
 }
 
 impl Part {
-    /// Of a rank that the team had dropped: nothing is there.
+    /// The part of a dropped rank.
     const NONE: Part = Part { data: 0, bytes: 0, words: 0, count: 0, rkey: 0 };
 
     fn of(remote: &RemoteSegment) -> Self {

@@ -11,12 +11,14 @@ use gdsync::{Error, QueueError};
 use std::io;
 use std::time::Duration;
 
-/// How a rank knows that another one is dead.
+/// The result of the crate's own functions.
+pub(crate) type Result<T, E = NotifyError> = std::result::Result<T, E>;
+
+/// The evidence that a rank is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeathCause {
-    /// A connection with it has failed: mostly because its card did not answer
-    /// ([`Syndrome::RetryExceeded`]).
+    /// A connection to it has failed, mostly because its card did not answer ([`Syndrome::RetryExceeded`]).
     #[error("as the connection with it says ({0})")]
     NoAnswer(FailureCause),
     /// Another rank has found it dead.
@@ -47,21 +49,21 @@ pub enum NotifyError {
         /// Queues of the team.
         queues: u32,
     },
-    /// A range that leaves a segment.
+    /// A range outside a segment.
     #[error(
         "{len} bytes from offset {offset} leave the {size} bytes of the segment at rank {rank}: allocate more there"
     )]
     OutOfSegment {
-        /// Whose segment.
+        /// The segment's rank.
         rank: u32,
-        /// First byte.
+        /// The offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// The length in bytes.
         len: u64,
-        /// Bytes that the segment has there.
+        /// The segment's length there.
         size: u64,
     },
-    /// Memory of no bytes, which no card registers.
+    /// Memory of 0 bytes, which no card registers.
     #[error(
         "0 bytes of existing memory cannot be registered: a part without data is made by Team::allocate(0, notifications)"
     )]
@@ -74,7 +76,7 @@ pub enum NotifyError {
         /// The GPU of the context given.
         gpu: i32,
     },
-    /// Kernels know one key of each part.
+    /// Kernels know one key for each part.
     #[error(
         "rank {rank} has registered memory of its own, whose notifications have a key of their own, and kernels know one key for each part: describe a segment that all ranks have allocated, or register it with 0 notifications"
     )]
@@ -85,11 +87,11 @@ pub enum NotifyError {
     /// There is no such notification.
     #[error("notification {id} is none of the {count} of the segment at rank {rank}: ask for more there")]
     Notification {
-        /// Whose segment.
+        /// The segment's rank.
         rank: u32,
         /// The notification given.
         id: u32,
-        /// Notifications that the segment has there.
+        /// The number of the segment's notifications there.
         count: u32,
     },
     /// A notification with the value 0.
@@ -101,12 +103,12 @@ pub enum NotifyError {
     /// A call took longer than the time allowed.
     #[error("{what} took longer than {timeout:?}: allow more time, or check what the other ranks do")]
     TimedOut {
-        /// What the call was doing.
+        /// The activity of the call.
         what: &'static str,
         /// The time allowed.
         timeout: Duration,
     },
-    /// A rank is dead, and the call would wait for it, or address it.
+    /// A rank is dead, and the call would wait for it or address it.
     #[error(
         "rank {rank} is dead, {cause}: its process has ended, its host is down, or the network is cut; go on without it (Team::shrink), or end the job"
     )]
@@ -137,14 +139,14 @@ pub enum NotifyError {
     Mismatch {
         /// The other rank.
         rank: u32,
-        /// What differs.
+        /// The option that differs.
         what: &'static str,
-        /// What it has.
+        /// Its value.
         theirs: String,
-        /// What this rank has.
+        /// This rank's value.
         ours: String,
     },
-    /// A call that all ranks make together failed on another rank.
+    /// A collective call failed on another rank.
     #[error("the call failed on rank {rank}: {reason}")]
     Elsewhere {
         /// That rank.
@@ -152,13 +154,12 @@ pub enum NotifyError {
         /// Its error.
         reason: String,
     },
-    /// A team of queue pairs that keep no order, or lose messages.
+    /// A transport without ordered or reliable delivery.
     #[error(
         "a team needs the transport RC, which keeps the order of writes: set no other in TeamConfig::queue_pair"
     )]
     Transport,
-    /// The CPU, or a running kernel, might see a notification before the data that the card wrote
-    /// earlier.
+    /// The CPU or a running kernel might see a notification before data that the card wrote earlier.
     #[error(
         "{} does not show a card's writes in order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory",
         Gpu::from_device(*.gpu)
@@ -175,12 +176,12 @@ pub enum NotifyError {
         /// Why it failed.
         source: QueueError,
     },
-    /// A read or an atomic, in a team whose connections carry none.
+    /// A read or an atomic in a team whose connections carry none.
     #[error(
         "the team's connections have 0 reads and atomics in flight: make the team with ConnectOptions::max_reads of 1 or more in TeamConfig::connect"
     )]
     NoReads,
-    /// There is no queue pair to the rank alone.
+    /// No queue pair goes to the rank alone.
     #[error(
         "the team's connections are dynamic, and no queue pair goes to rank {rank} alone; kernels drive none that ranks share: make the team with ConnectionKind::Each"
     )]
@@ -196,12 +197,12 @@ pub enum NotifyError {
         /// Why.
         source: DeviceQpError,
     },
-    /// The connection with a dead rank cannot be brought back for a new process.
+    /// The connection with a dead rank cannot be reset for a new process.
     #[error("the connection with dead rank {rank}: {source}")]
     Reset {
         /// The rank.
         rank: u32,
-        /// What is in the way.
+        /// The obstacle.
         source: ResetError,
     },
     /// The device cannot reach the memory of a queue or of a segment.
@@ -225,8 +226,8 @@ pub enum NotifyError {
 }
 
 impl NotifyError {
-    /// From the first failure of the queue pair to a rank.
-    pub(crate) fn of_cause(rank: u32, cause: FailureCause) -> Self {
+    /// Converts the first failure of the queue pair to a rank.
+    pub(crate) fn from_failure(rank: u32, cause: FailureCause) -> Self {
         match cause {
             FailureCause::Work(error) if error.kind() == Some(Syndrome::RetryExceeded) => {
                 NotifyError::PeerDead { rank, cause: DeathCause::NoAnswer(cause) }

@@ -1,22 +1,22 @@
-//! A queue pair of a queue: an RC connection with one rank, or a DC queue pair that reaches several.
+//! A queue's queue pair: an RC connection to one rank, or a DC queue pair that reaches several.
 //!
-//! A connection that fails stays so until another process takes the rank's place ([`Initiator::vacate`]).
+//! A failed RC connection stays failed until another process takes the rank's place
+//! ([`Initiator::release_for_replacement`]).
 //!
-//! A request of a DC queue pair that fails (mostly because its rank is dead) fails the queue pair, and the card
-//! flushes what stands behind it, for other ranks, too. It has not begun any of that: a card connects to the next
-//! target when the requests before have completed. So the queue pair is reset, the rank's requests are
-//! given up, and those for other ranks are posted again by the CPU, in their order, those of streams, too:
-//! what they are written from does not change before a flush, and what they are read into is not used. But
-//! where a stream has waited for them, it may have; so these are lost, and the next flush of their ranks says
-//! so, until the team has dropped the failed one.
+//! A failed request (mostly to a dead rank) fails its DC queue pair, and the card flushes later requests, those
+//! for other ranks included. The card has begun none of them, because it connects to the next target only after earlier
+//! requests have completed. So the library resets the queue pair, gives up the failed rank's requests, and reposts
+//! those for other ranks by the CPU in their order, streams' requests included: sources do not change before a flush,
+//! and destinations are not used. If a stream has waited for such a request, its source may have changed; the request
+//! is then lost, and the next flush of its rank reports that, unless the team has dropped the failed rank.
 //!
-//! So an atomic is never executed twice: that of the failed rank, which the card may have executed, is given up
-//! with it, and one for another rank was not begun.
+//! No atomic is executed twice: the failed rank's atomic, which the card may have executed, is given up, and the card
+//! had not begun one for another rank.
 
-use crate::action::{Action, fenced};
-use crate::book::{Book, Entry, Route};
-use crate::error::NotifyError;
-use crate::life::{Life, State};
+use crate::error::{NotifyError, Result};
+use crate::liveness::{Liveness, RankState};
+use crate::requests::{Pending, Requests, Route};
+use crate::requests::{Request, fenced};
 use gdsync::qp::ResetError;
 use gdsync::queue::{FailureCause, OrderError, StateError};
 use gdsync::verbs::DcAddress;
@@ -31,221 +31,203 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Initiator {
     queue_pair: QueuePair,
-    /// The rank that it is connected to; none of a DC queue pair.
+    /// The connected rank; `None` for a DC queue pair.
     peer: Option<u32>,
-    /// The connection was cut.
-    is_cut: AtomicBool,
-    life: Arc<Life>,
-    book: Mutex<Book>,
-    /// Something that streams had waited for was lost.
+    is_aborted: AtomicBool,
+    liveness: Arc<Liveness>,
+    requests: Mutex<Requests>,
+    /// True if requests that streams had waited for were lost.
     has_lost: AtomicBool,
 }
 
 impl Initiator {
-    /// With the connection to a rank.
-    pub(crate) fn connected(rank: u32, queue_pair: QueuePair, life: Arc<Life>) -> Self {
-        Self::new(queue_pair, Some(rank), [(rank, None)].into_iter(), life)
-    }
-
-    /// With the addresses of the ranks that it is to reach.
-    pub(crate) fn dynamic(
-        queue_pair: QueuePair,
-        routes: impl Iterator<Item = (u32, DcAddress)>,
-        life: Arc<Life>,
-    ) -> Self {
-        Self::new(queue_pair, None, routes.map(|(rank, address)| (rank, Some(address))), life)
-    }
-
-    fn new(
+    /// Wraps a queue pair that is connected to `peer`, or a DC queue pair that reaches the ranks with these addresses.
+    pub(crate) fn new(
         queue_pair: QueuePair,
         peer: Option<u32>,
         routes: impl Iterator<Item = (u32, Option<DcAddress>)>,
-        life: Arc<Life>,
+        liveness: Arc<Liveness>,
     ) -> Self {
-        let (book, [is_cut, has_lost]) = (Mutex::new(Book::new(routes)), Default::default());
-        Initiator { queue_pair, peer, is_cut, life, book, has_lost }
+        let (requests, [is_aborted, has_lost]) = (Mutex::new(Requests::new(routes)), Default::default());
+        Initiator { queue_pair, peer, is_aborted, liveness, requests, has_lost }
     }
 
-    /// The queue pair, where it goes to that rank alone.
-    pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
+    pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair> {
         self.peer.map(|_| &self.queue_pair).ok_or(NotifyError::NoQueuePair { rank })
     }
 
-    /// Refuses a rank that is dead, or to which a request has failed.
-    fn check(&self, book: &mut Book, rank: u32) -> Result<(), NotifyError> {
-        self.life.check(rank)?;
-        let lost = book.lost;
-        match book.route(rank)?.failed.or(lost) {
-            Some(cause) => Err(self.life.of_failure(rank, cause)),
+    /// Refuses a rank that is dead or to which a request has failed.
+    fn check_usable(&self, requests: &mut Requests, rank: u32) -> Result<()> {
+        self.liveness.check_alive(rank)?;
+        let lost = requests.fatal;
+        match requests.route(rank)?.failed.or(lost) {
+            Some(cause) => Err(self.liveness.failure_error(rank, cause)),
             None => Ok(()),
         }
     }
 
-    /// The error for one of the queue pair.
-    fn of_queue(&self, rank: u32, error: QueueError) -> NotifyError {
+    fn queue_error(&self, rank: u32, error: QueueError) -> NotifyError {
         match error {
-            QueueError::State(StateError::Failed { cause, .. }) => self.life.of_failure(rank, cause),
+            QueueError::State(StateError::Failed { cause, .. }) => self.liveness.failure_error(rank, cause),
             source => NotifyError::Post { rank, source },
         }
     }
 
-    /// Whether a refused request may be taken later: a DC queue pair that has failed is brought back by the next look.
-    fn may_pass(&self, error: &QueueError) -> bool {
+    /// Returns true if a refused request may be accepted later, after the next poll has recovered a failed DC queue pair.
+    fn is_recoverable(&self, error: &QueueError) -> bool {
         matches!(error, QueueError::State(StateError::Failed { .. })) && self.peer.is_none()
     }
 
-    /// Takes completions. A connection that has failed is an error; a DC queue pair is to be brought back.
-    fn poll(&self, book: &mut Book, rank: u32) -> Result<(), NotifyError> {
+    /// Polls completions. Returns an error if an RC connection has failed, and recovers a DC queue pair.
+    fn poll(&self, requests: &mut Requests, rank: u32) -> Result<()> {
         let queue = self.queue_pair.send_cq();
-        while let Some(done) = queue.poll().map_err(|error| self.of_queue(rank, error.into()))? {
+        while let Some(done) = queue.poll().map_err(|error| self.queue_error(rank, error.into()))? {
             match done.status {
-                Ok(()) => book.complete(done.wr_id),
-                Err(error) if error.is_flush() => book.flush(done.wr_id, done.was_posted),
-                Err(error) => book.refuse(done.wr_id, FailureCause::Work(error)),
+                Ok(()) => requests.complete(done.wr_id),
+                Err(error) if error.is_flush() => requests.note_flushed(done.wr_id, done.was_posted),
+                Err(error) => requests.fail(done.wr_id, FailureCause::Work(error)),
             }
         }
         match self.queue_pair.failure() {
             None => Ok(()),
-            Some(cause) if self.peer.is_some() => Err(self.life.of_failure(rank, cause)),
-            Some(cause) => self.bring_back(book, cause),
+            Some(cause) if self.peer.is_some() => Err(self.liveness.failure_error(rank, cause)),
+            Some(cause) => self.recover(requests, cause),
         }
     }
 
-    fn bring_back(&self, book: &mut Book, cause: FailureCause) -> Result<(), NotifyError> {
-        let Some((rank, refusal)) = book.refused else {
+    fn recover(&self, requests: &mut Requests, cause: FailureCause) -> Result<()> {
+        let Some((rank, refusal)) = requests.failed_rank else {
             if !matches!(cause, FailureCause::Work(_)) {
-                // An event of the card, or an abort: nothing says what was executed.
-                book.lost = Some(cause);
+                // A card event or an abort: it is unknown which requests were executed.
+                requests.fatal = Some(cause);
             }
-            // Else the failed request is not polled yet.
+            // Otherwise the failed request's completion has not been polled yet.
             return Ok(());
         };
         match self.queue_pair.reset() {
             Ok(()) => {}
-            // Streams have still to pass what they were given, and entries to come.
+            // Streams have not passed all their waits, or completions are outstanding.
             Err(ResetError::Blocked { .. }) => return Ok(()),
             Err(source) => return Err(NotifyError::Reset { rank, source }),
         }
         tracing::debug!(rank, cause = %refusal, "a queue goes on without a rank");
-        book.refused = None;
-        self.post_again(book, (rank, refusal));
+        requests.failed_rank = None;
+        self.repost(requests, (rank, refusal));
         Ok(())
     }
 
-    /// Posts again what was flushed, but for ranks that have failed.
-    fn post_again(&self, book: &mut Book, refused: (u32, FailureCause)) {
+    /// Reposts flushed requests, except those to ranks that have failed.
+    fn repost(&self, requests: &mut Requests, refused: (u32, FailureCause)) {
         let (mut posted, mut without) = (VecDeque::new(), BTreeSet::new());
-        book.certain = 0;
-        for entry in std::mem::take(&mut book.entries) {
-            let Some((rank, action)) = &entry.to else { continue };
-            let Some(route) = book.routes.get_mut(rank).filter(|route| route.failed.is_none()) else {
+        requests.certain = 0;
+        for one in std::mem::take(&mut requests.pending) {
+            let Some((rank, request)) = &one.to else { continue };
+            let Some(route) = requests.routes.get_mut(rank).filter(|route| route.failed.is_none()) else {
                 continue;
             };
-            // Never given, and never will be.
-            if !entry.is_posted {
+            // It was never posted and never will be.
+            if !one.is_posted {
                 continue;
             }
-            // Nothing is seen without what was written before it.
-            let fence = book.fetches.need_fence(Some(action), book.completed);
-            let may_post = !entry.is_awaited && !without.contains(rank);
-            if may_post && self.post_one(&entry, fenced(action.request(), fence), route) {
-                book.certain = if entry.signaled { entry.number } else { book.certain };
-                posted.push_back(entry);
+            // A write must not become visible without the earlier ones to that rank.
+            let fence = requests.fetches.need_fence(Some(request), requests.completed);
+            let may_post = !one.is_awaited && !without.contains(rank);
+            if may_post && self.repost_one(&one, fenced(request.work_request(), fence), route) {
+                requests.certain = if one.signaled { one.number } else { requests.certain };
+                posted.push_back(one);
             } else {
                 route.lost = Some(refused);
                 without.insert(*rank);
             }
         }
         self.has_lost.fetch_or(!without.is_empty(), Ordering::Relaxed);
-        let before = posted.front().map_or(book.given, |entry: &Entry| entry.number - 1);
-        book.completed = book.completed.max(before);
-        (book.entries, book.certain) = (posted, book.certain.max(book.completed));
+        let before = posted.front().map_or(requests.last_number, |one: &Pending| one.number - 1);
+        requests.completed = requests.completed.max(before);
+        (requests.pending, requests.certain) = (posted, requests.certain.max(requests.completed));
     }
 
-    fn post_one(&self, entry: &Entry, request: WorkRequest<'_>, route: &Route) -> bool {
-        match self.queue_pair.post_send(addressed(request, entry.number, entry.signaled, route)) {
+    fn repost_one(&self, one: &Pending, request: WorkRequest<'_>, route: &Route) -> bool {
+        match self.queue_pair.post_send(addressed(request, one.number, one.signaled, route)) {
             Ok(()) => true,
-            // Where it has failed again, this is posted when it is back.
-            Err(error) if self.may_pass(&error) => true,
+            // If the queue pair has failed again, its next recovery posts this request.
+            Err(error) if self.is_recoverable(&error) => true,
             Err(error) => {
-                tracing::error!(%error, rank = entry.rank(), "a request cannot be posted again");
+                tracing::error!(%error, rank = one.rank(), "a request cannot be posted again");
                 false
             }
         }
     }
 
-    /// Whether something was lost since this was asked last.
+    /// Returns and clears whether requests were lost.
     pub(crate) fn take_lost(&self) -> bool {
         self.has_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// Goes on with what the failure of a request has stopped, unless a caller is about to.
-    pub(crate) fn look(&self) {
-        // A failure is known once it is polled.
+    /// Recovers a failed DC queue pair, unless a caller holds it and will do so.
+    pub(crate) fn recover_if_failed(&self) {
+        // Polling detects the failure.
         if self.peer.is_none()
-            && let Some(mut book) = self.book.try_lock()
-            && let Some(rank) = book.entries.iter().find_map(Entry::rank)
-            && let Err(error) = self.poll(&mut book, rank)
+            && let Some(mut requests) = self.requests.try_lock()
+            && let Some(rank) = requests.pending.iter().find_map(Pending::rank)
+            && let Err(error) = self.poll(&mut requests, rank)
         {
             tracing::debug!(%error, "a queue cannot be brought back");
         }
     }
 
-    /// Locks the queue pair for one caller, so that requests that belong together follow each other.
-    /// Each request waits for room for up to `timeout`.
+    /// Locks the queue pair so that one caller's requests follow each other. Each waits for room for up to `timeout`.
     pub(crate) fn lock(&self, rank: u32, timeout: Duration) -> Posting<'_> {
-        Posting { initiator: self, rank, book: self.book.lock(), timeout }
+        Posting { initiator: self, rank, requests: self.requests.lock(), timeout }
     }
 
-    /// Waits of a stream for every request that no stream waits for yet.
-    pub(crate) fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
-        self.book.lock().entries.iter_mut().for_each(|entry| entry.is_awaited = true);
+    /// Prepares a stream's waits for all requests that no stream waits for yet.
+    pub(crate) fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>> {
+        self.requests.lock().pending.iter_mut().for_each(|one| one.is_awaited = true);
         let (queue, mut waits) = (self.queue_pair.send_cq(), Vec::new());
         loop {
             match queue.prepare_wait() {
                 Ok(wait) => waits.push(wait),
                 Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
-                Err(error) => return Err(self.of_queue(rank, error)),
+                Err(error) => return Err(self.queue_error(rank, error)),
             }
         }
     }
 
-    /// Returns when every request to the rank given before has completed, so that its data have arrived there.
-    pub(crate) fn flush(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
+    /// Returns when all earlier requests to the rank have completed, so that their data have arrived there.
+    pub(crate) fn flush(&self, rank: u32, timeout: Duration) -> Result<()> {
         let mut pause = Pause::new();
-        let until = self.book.lock().route(rank)?.newest;
+        let until = self.requests.lock().route(rank)?.newest;
         loop {
-            let mut book = self.book.lock();
-            self.poll(&mut book, rank)?;
-            self.check(&mut book, rank)?;
-            // A team that has dropped the other begins anew, without what was under way.
-            if let Some((other, cause)) = book.route(rank)?.lost.take()
-                && !matches!(self.life.state(other), State::Dropped(_))
+            let mut requests = self.requests.lock();
+            self.poll(&mut requests, rank)?;
+            self.check_usable(&mut requests, rank)?;
+            // After the team has dropped the failed rank, survivors restart without what was under way.
+            if let Some((other, cause)) = requests.route(rank)?.lost.take()
+                && !matches!(self.liveness.state(other), RankState::Dropped(_))
             {
-                return Err(self.life.of_failure(other, cause));
+                return Err(self.liveness.failure_error(other, cause));
             }
-            if book.completed >= until {
+            if requests.completed >= until {
                 return Ok(());
             }
-            // A prepared send that was dropped never completes. A request behind it does.
+            // A prepared send that was dropped never completes; a later NOP does.
             let mut in_the_way = None;
-            if book.certain < until {
-                let number = book.given + 1;
-                let fence = book.fetches.need_fence(None, book.completed);
+            if requests.certain < until {
+                let number = requests.last_number + 1;
+                let fence = requests.fetches.need_fence(None, requests.completed);
                 match self.queue_pair.post_send(fenced(WorkRequest::nop(), fence).wr_id(number)) {
                     Ok(()) => {
-                        (book.given, book.certain) = (number, number);
-                        self.keep(&mut book, None, true, true);
+                        (requests.last_number, requests.certain) = (number, number);
+                        self.record(&mut requests, None, true, true);
                     }
-                    Err(error) if self.may_pass(&error) => {}
-                    // The stream has not reached its sends, or the program holds a prepared one.
+                    Err(error) if self.is_recoverable(&error) => {}
                     Err(source @ QueueError::State(StateError::Failed { .. })) => {
-                        return Err(self.of_queue(rank, source));
+                        return Err(self.queue_error(rank, source));
                     }
                     Err(source) => in_the_way = Some(NotifyError::Post { rank, source }),
                 }
             }
-            drop(book);
+            drop(requests);
             if pause.elapsed() >= timeout {
                 return Err(in_the_way.unwrap_or(NotifyError::TimedOut { what: "flushing a queue", timeout }));
             }
@@ -253,17 +235,17 @@ impl Initiator {
         }
     }
 
-    /// Keeps the newest request until it has completed, where it may have to be posted again.
-    fn keep(&self, book: &mut Book, to: Option<(u32, Action)>, signaled: bool, is_posted: bool) {
+    /// Keeps the newest request until it completes, if it may have to be reposted.
+    fn record(&self, requests: &mut Requests, to: Option<(u32, Request)>, signaled: bool, is_posted: bool) {
         if self.peer.is_none() {
-            book.keep(to, signaled, is_posted);
+            requests.push(to, signaled, is_posted);
         }
     }
 
-    /// Ends the connection with a dead rank: nothing of it arrives any more, and what waits for it goes on. Of a DC
-    /// queue pair, the card gives up what is under way to the rank, and nothing new goes there.
-    pub(crate) fn cut(&self) {
-        if self.peer.is_none() || self.is_cut.swap(true, Ordering::Relaxed) {
+    /// Aborts the connection to a dead rank: nothing more arrives from it, and waits for it end. For DC, the card gives
+    /// up requests to the rank, and [`Self::check_usable`] refuses new ones.
+    pub(crate) fn abort(&self) {
+        if self.peer.is_none() || self.is_aborted.swap(true, Ordering::Relaxed) {
             return;
         }
         if let Err(error) = self.queue_pair.abort() {
@@ -271,22 +253,22 @@ impl Initiator {
         }
     }
 
-    /// Brings what has led to a dead rank back to where it was made, for another process in its place; that may take up
-    /// to `timeout`. Returns the endpoint that this process connects to, where it has one of its own.
-    pub(crate) fn vacate(&self, rank: u32, timeout: Duration) -> Result<Option<Endpoint>, NotifyError> {
+    /// Makes the queue pair usable for another process in a dead rank's place, which may take up to `timeout`. Returns
+    /// the endpoint that the process connects to, if the queue pair is RC.
+    pub(crate) fn release_for_replacement(&self, rank: u32, timeout: Duration) -> Result<Option<Endpoint>> {
         match self.peer {
             Some(_) => self.reset(rank, timeout).map(Some),
-            None => self.leave(rank, timeout).map(|()| None),
+            None => self.drain(rank, timeout).map(|()| None),
         }
     }
 
-    /// What streams were given of the connection has to pass, and its completions are taken.
-    fn reset(&self, rank: u32, timeout: Duration) -> Result<Endpoint, NotifyError> {
-        let mut book = self.book.lock();
+    /// Resets an RC queue pair, once streams have passed their waits, and discards its completions.
+    fn reset(&self, rank: u32, timeout: Duration) -> Result<Endpoint> {
+        let mut requests = self.requests.lock();
         let mut pause = Pause::new();
         loop {
             for queue in [self.queue_pair.send_cq(), self.queue_pair.recv_cq()] {
-                while queue.poll().map_err(|error| self.of_queue(rank, error.into()))?.is_some() {}
+                while queue.poll().map_err(|error| self.queue_error(rank, error.into()))?.is_some() {}
             }
             match self.queue_pair.reset() {
                 Ok(()) => break,
@@ -294,21 +276,20 @@ impl Initiator {
                 Err(source) => return Err(NotifyError::Reset { rank, source }),
             }
         }
-        *book = Book::new([(rank, None)].into_iter());
-        self.is_cut.store(false, Ordering::Relaxed);
+        *requests = Requests::new([(rank, None)].into_iter());
+        self.is_aborted.store(false, Ordering::Relaxed);
         Ok(self.queue_pair.endpoint()?)
     }
 
-    /// Waits until nothing is under way to the rank.
-    fn leave(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
+    fn drain(&self, rank: u32, timeout: Duration) -> Result<()> {
         let mut pause = Pause::new();
         loop {
-            let mut book = self.book.lock();
-            self.poll(&mut book, rank)?;
-            if !book.entries.iter().any(|entry| entry.rank() == Some(rank)) {
+            let mut requests = self.requests.lock();
+            self.poll(&mut requests, rank)?;
+            if !requests.pending.iter().any(|one| one.rank() == Some(rank)) {
                 return Ok(());
             }
-            drop(book);
+            drop(requests);
             if pause.elapsed() >= timeout {
                 return Err(NotifyError::TimedOut { what: "giving up a dead rank's requests", timeout });
             }
@@ -316,21 +297,19 @@ impl Initiator {
         }
     }
 
-    /// Connects to the process that has taken the rank's place.
-    pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), NotifyError> {
+    pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<()> {
         Ok(self.queue_pair.connect(remote, options)?)
     }
 
-    /// Sends to the target of the process that has taken a rank's place.
-    pub(crate) fn redirect(&self, rank: u32, address: DcAddress) -> Result<(), NotifyError> {
-        let mut book = self.book.lock();
-        let newest = book.completed;
-        *book.route(rank)? = Route::new(Some(address), newest);
+    /// Redirects a rank's requests to the DC target of the process in its place.
+    pub(crate) fn redirect(&self, rank: u32, address: DcAddress) -> Result<()> {
+        let mut requests = self.requests.lock();
+        let newest = requests.completed;
+        *requests.route(rank)? = Route::new(Some(address), newest);
         Ok(())
     }
 }
 
-/// A request with its number, to the rank of a route.
 fn addressed<'a>(request: WorkRequest<'a>, number: u64, signaled: bool, route: &'a Route) -> WorkRequest<'a> {
     let request = request.wr_id(number);
     let request = if signaled { request } else { request.unsignaled() };
@@ -340,69 +319,67 @@ fn addressed<'a>(request: WorkRequest<'a>, number: u64, signaled: bool, route: &
     }
 }
 
-/// A locked queue pair, which takes requests to one rank.
 pub(crate) struct Posting<'a> {
     initiator: &'a Initiator,
     rank: u32,
-    book: MutexGuard<'a, Book>,
+    requests: MutexGuard<'a, Requests>,
     timeout: Duration,
 }
 
 impl Posting<'_> {
-    /// Posts a request. The completion of one that is signaled says that those before it have completed, too.
-    pub(crate) fn post(&mut self, action: Action, signaled: bool) -> Result<(), NotifyError> {
-        self.give(&action, signaled, QueuePair::post_send, |_| Ok(()))?;
+    /// Posts a request. A signaled request's completion covers those before it.
+    pub(crate) fn post(&mut self, request: Request, signaled: bool) -> Result<()> {
+        self.submit(&request, signaled, QueuePair::post_send, |_| Ok(()))?;
         if signaled {
-            self.book.certain = self.book.given;
+            self.requests.certain = self.requests.last_number;
         }
-        self.initiator.keep(&mut self.book, Some((self.rank, action)), signaled, true);
+        self.initiator.record(&mut self.requests, Some((self.rank, request)), signaled, true);
         Ok(())
     }
 
-    /// Prepares a request for a stream. Refused while any rank is dead and not dropped: a stream
-    /// does not see that its waits are released, and would write what it has not received.
-    pub(crate) fn prepare(&mut self, action: Action, signaled: bool) -> Result<PreparedSend, NotifyError> {
-        self.initiator.life.check(self.rank)?;
-        self.initiator.life.check_all()?;
-        let prepared = self.give(&action, signaled, QueuePair::prepare, Life::check_all)?;
-        self.initiator.keep(&mut self.book, Some((self.rank, action)), signaled, false);
+    /// Prepares a request for a stream. Refuses while any rank is dead and not dropped: a stream does not notice that
+    /// its waits were released, and would write data that it has not received.
+    pub(crate) fn prepare(&mut self, request: Request, signaled: bool) -> Result<PreparedSend> {
+        self.initiator.liveness.check_alive(self.rank)?;
+        self.initiator.liveness.check_none_dead()?;
+        let prepared = self.submit(&request, signaled, QueuePair::prepare, Liveness::check_none_dead)?;
+        self.initiator.record(&mut self.requests, Some((self.rank, request)), signaled, false);
         Ok(prepared)
     }
 
-    /// Gives the next request to the queue pair, and waits for room while it is full or is being
-    /// brought back, as long as `may_wait` says so.
-    fn give<T>(
+    /// Submits the next request to the queue pair. Waits for room, or for recovery, as long as `may_wait` permits.
+    fn submit<T>(
         &mut self,
-        action: &Action,
+        request: &Request,
         signaled: bool,
         act: impl for<'b> Fn(&QueuePair, WorkRequest<'b>) -> Result<T, QueueError>,
-        may_wait: impl Fn(&Life) -> Result<(), NotifyError>,
-    ) -> Result<T, NotifyError> {
+        may_wait: impl Fn(&Liveness) -> Result<()>,
+    ) -> Result<T> {
         let Posting { initiator, rank, timeout, .. } = *self;
         let mut pause = Pause::new();
         loop {
-            initiator.check(&mut self.book, rank)?;
-            let number = self.book.given + 1;
-            let fence = self.book.fetches.need_fence(Some(action), self.book.completed);
-            let route = self.book.route(rank)?;
-            let request = addressed(fenced(action.request(), fence), number, signaled, route);
-            match act(&initiator.queue_pair, request) {
+            initiator.check_usable(&mut self.requests, rank)?;
+            let number = self.requests.last_number + 1;
+            let fence = self.requests.fetches.need_fence(Some(request), self.requests.completed);
+            let route = self.requests.route(rank)?;
+            let wqe = addressed(fenced(request.work_request(), fence), number, signaled, route);
+            match act(&initiator.queue_pair, wqe) {
                 Ok(done) => {
-                    (route.newest, self.book.given) = (number, number);
-                    self.book.fetches.note(action, number);
+                    (route.newest, self.requests.last_number) = (number, number);
+                    self.requests.fetches.note(request, number);
                     return Ok(done);
                 }
                 Err(QueueError::Full(_)) => {}
-                Err(error) if initiator.may_pass(&error) => {}
-                Err(error) => return Err(initiator.of_queue(rank, error)),
+                Err(error) if initiator.is_recoverable(&error) => {}
+                Err(error) => return Err(initiator.queue_error(rank, error)),
             }
             if pause.elapsed() >= timeout {
                 return Err(NotifyError::TimedOut { what: "waiting for room in a queue", timeout });
             }
-            may_wait(&initiator.life)?;
-            let before = self.book.completed;
-            initiator.poll(&mut self.book, rank)?;
-            if self.book.completed == before {
+            may_wait(&initiator.liveness)?;
+            let before = self.requests.completed;
+            initiator.poll(&mut self.requests, rank)?;
+            if self.requests.completed == before {
                 pause.pause();
             }
         }

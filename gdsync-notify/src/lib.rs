@@ -1,19 +1,16 @@
-//! Notified writes in the manner of GASPI (GPI-2): a rank writes into another rank's memory and
-//! then sets a word there, a *notification*. A reader that sees the word sees the data. The target
-//! posts no receive and takes part in no handshake; its CPU and its streams spend no time until
-//! they look.
+//! Notified writes in the manner of GASPI (GPI-2): a rank writes into another rank's memory and then sets a word there,
+//! a *notification*. A reader that sees the word sees the data. The target posts no receive and takes part in no
+//! handshake; its CPU and streams spend no time until they check the word.
 //!
-//! A [`Team`] connects the ranks: it holds a queue pair from every rank to every rank, itself
-//! included, or, in large teams, a few that reach all ([`ConnectionKind`]), made over a
-//! [`bootstrap::Bootstrap`]. A [`Segment`] is host or GPU memory of which
-//! every rank has a part, with notifications: 32-bit words, numbered from 0, whose value 0 means
-//! "not set". Its memory is allocated, or is what the program has ([`Team::register`]). A [`Queue`] writes,
-//! notifies, reads and performs atomics, from the CPU or in batches of a stream; attached to
-//! a device ([`Queue::attach_device`]), from inside kernels. The death of a rank ends every wait for
-//! it, with its number ([`NotifyError::PeerDead`]); the others go on without it ([`Team::shrink`]),
-//! or with a new process in its place ([`Team::replace`]). [`collective`] has barrier, all-gather,
-//! all-to-all, reduce-scatter and broadcast in the order of streams. The [`guide`] compares the calls with
-//! GASPI's and lists what a program has to know.
+//! A [`Team`] connects the ranks over a [`bootstrap::Bootstrap`]: it has a queue pair from every rank to every rank,
+//! itself included, or, in large teams, a few that reach all ([`ConnectionKind`]). A [`Segment`] is host or GPU memory
+//! of which every rank has a part, with notifications: 32-bit words, numbered from 0, whose value 0 means "not set".
+//! Its memory is allocated, or provided by the program ([`Team::register`]). A [`Queue`] writes, notifies, reads and
+//! performs atomics, from the CPU or in batches of a stream; attached to a device ([`Queue::attach_device`]), from
+//! inside kernels. The death of a rank ends every wait for it, with its number ([`NotifyError::PeerDead`]); the others
+//! go on without it ([`Team::shrink`]) or with a new process in its place ([`Team::replace`]). [`collective`] has
+//! barrier, all-gather, all-to-all, reduce-scatter and broadcast in the order of streams. The [`guide`] compares the
+//! calls with GASPI's and lists what a program must know.
 //!
 //! ```
 //! use gdsync::{Batch, Device, ProtectionDomain, SoftStream, Stream};
@@ -62,24 +59,19 @@
 //! ```
 //!
 //! # Why a reader that sees the notification sees the data
-//! Both are RDMA writes of one reliable queue pair, which delivers them in order. An mlx5 card
-//! writes them to memory in order if the memory is registered without relaxed ordering and the
-//! queue pair is made without out-of-order placement; gdsync asks for neither. The notification is
-//! one aligned word, carried in the work request itself, so it arrives whole. (The InfiniBand
-//! specification promises this order for completions only; GASPI, MPI and NVSHMEM libraries rely on
-//! it as well.)
+//! Both are RDMA writes of one reliable queue pair, which delivers them in order. An mlx5 card writes them to memory in
+//! order if the memory is registered without relaxed ordering and the queue pair has no out-of-order placement; gdsync
+//! requests neither. The notification is one aligned word, inline in the work request, so it arrives whole. (The InfiniBand
+//! specification promises this order for completions only; GASPI, MPI and NVSHMEM libraries rely on it as well.)
 //!
-//! Data and notification lie in the same memory, or in two memories of the host or of one GPU
-//! ([`Team::register`]), so the two writes take the same path over PCIe, which performs them in their
-//! order. Host memory is coherent with the card, and the CPU loads the word with acquire. For GPU memory,
-//! gdsync follows a stream's wait with a flush where the GPU needs one ([`gdsync::cuda`]); the CPU
-//! and running kernels look only where the GPU keeps the order by itself
+//! Data and notification are in the same memory, or in two memories of the host or of one GPU ([`Team::register`]), so
+//! both writes take the same path over PCIe, which keeps their order. Host memory is coherent with the card, and the
+//! CPU loads the word with acquire. For GPU memory, gdsync follows a stream's wait with a flush where the GPU needs one
+//! ([`gdsync::cuda`]); the CPU and running kernels read notifications only where the GPU itself keeps the order
 //! ([`NotifyError::Consistency`]).
 
 #![deny(unsafe_code)]
 
-mod action;
-mod book;
 pub mod bootstrap;
 pub mod collective;
 mod config;
@@ -89,19 +81,15 @@ mod control;
 #[allow(unsafe_code)]
 mod device;
 mod error;
+mod handshake;
 mod initiator;
-mod layout;
-mod life;
-mod offer;
-mod operation;
-mod part;
-mod parts;
+mod liveness;
+mod memory;
+mod notifications;
 mod queue;
-mod release;
-mod replace;
+mod requests;
 mod segment;
 mod team;
-mod together;
 #[allow(unsafe_code)]
 mod word;
 
@@ -115,10 +103,8 @@ struct Readme;
 pub use config::{ConnectionKind, TeamConfig};
 pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
 pub use error::{DeathCause, NotifyError};
-pub use layout::RemoteSegment;
-pub use operation::Operation;
-pub use part::{PartPlan, SegmentMemory};
-pub use queue::Queue;
+pub use memory::{PartPlan, RemoteSegment, SegmentMemory};
+pub use queue::{Operation, Queue};
 pub use segment::Segment;
 pub use team::Team;
 pub use word::{NotificationWord, WaitNotification};

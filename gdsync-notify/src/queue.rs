@@ -1,32 +1,159 @@
-//! The queues of a team: operations at ranks, by the CPU and for streams.
+//! A team's queues: operations on ranks' memory by the CPU and for streams.
 
-use crate::action::Action;
 use crate::connections::Connections;
 use crate::error::NotifyError;
 use crate::initiator::{Initiator, Posting};
-use crate::operation::Operation;
+use crate::requests::Request;
 use crate::segment::Segment;
 use gdsync::{PreparedSend, PreparedWait, QueuePair, Slice};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a locked queue takes a request: [`Posting::post`] or [`Posting::prepare`].
-type Give<'a, T> = fn(&mut Posting<'a>, Action, bool) -> Result<T, NotifyError>;
+/// An operation on a rank's memory, for [`Queue::post`] by the CPU or [`Queue::prepare`] for a batch of a stream. The
+/// method of [`Queue`] with the same name documents each.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Operation<'a> {
+    /// [`Queue::write`](crate::Queue::write).
+    Write {
+        /// The source.
+        from: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment.
+        to: &'a Segment,
+        /// The byte offset in the rank's data.
+        offset: u64,
+    },
+    /// [`Queue::notify`](crate::Queue::notify).
+    Notify {
+        /// The rank.
+        rank: u32,
+        /// The segment.
+        to: &'a Segment,
+        /// The notification.
+        id: u32,
+        /// Its value, not 0.
+        value: u32,
+    },
+    /// [`Queue::write_notify`](crate::Queue::write_notify).
+    WriteNotify {
+        /// The source.
+        from: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment.
+        to: &'a Segment,
+        /// The byte offset in the rank's data.
+        offset: u64,
+        /// The notification.
+        id: u32,
+        /// Its value, not 0.
+        value: u32,
+    },
+    /// [`Queue::read`](crate::Queue::read).
+    Read {
+        /// The destination.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment.
+        of: &'a Segment,
+        /// The byte offset in the rank's data.
+        offset: u64,
+    },
+    /// [`Queue::fetch_add`](crate::Queue::fetch_add).
+    FetchAdd {
+        /// The destination of the old value.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment.
+        of: &'a Segment,
+        /// The byte offset in the rank's data.
+        offset: u64,
+        /// The addend.
+        add: u64,
+    },
+    /// [`Queue::compare_swap`](crate::Queue::compare_swap).
+    CompareSwap {
+        /// The destination of the old value.
+        into: &'a Slice,
+        /// The rank.
+        rank: u32,
+        /// The segment.
+        of: &'a Segment,
+        /// The byte offset in the rank's data.
+        offset: u64,
+        /// The expected value.
+        compare: u64,
+        /// The new value.
+        swap: u64,
+    },
+}
 
-/// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few
-/// that reach all ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
+impl<'a> Operation<'a> {
+    pub(crate) fn rank(&self) -> u32 {
+        match *self {
+            Operation::Write { rank, .. }
+            | Operation::Notify { rank, .. }
+            | Operation::WriteNotify { rank, .. }
+            | Operation::Read { rank, .. }
+            | Operation::FetchAdd { rank, .. }
+            | Operation::CompareSwap { rank, .. } => rank,
+        }
+    }
+
+    /// Returns the write of a [`Self::WriteNotify`], which precedes its notification.
+    pub(crate) fn front(&self) -> Option<Operation<'a>> {
+        let Operation::WriteNotify { from, rank, to, offset, .. } = *self else { return None };
+        Some(Operation::Write { from, rank, to, offset })
+    }
+
+    /// Returns the request, or the last of two ([`Self::front`]). `max_reads` is that of the connections.
+    pub(crate) fn request(&self, max_reads: u8) -> Result<Request, NotifyError> {
+        let fetched = |of: &Segment, rank, offset, len| match max_reads {
+            0 => Err(NotifyError::NoReads),
+            _ => of.shared().data_at(rank, offset, len),
+        };
+        const NUMBER: u64 = size_of::<u64>() as u64;
+        Ok(match *self {
+            Operation::Write { from, rank, to, offset } => {
+                Request::Write(from.clone(), to.shared().data_at(rank, offset, from.len() as u64)?)
+            }
+            Operation::Notify { rank, to, id, value }
+            | Operation::WriteNotify { rank, to, id, value, .. } => {
+                Request::Set(value.to_ne_bytes(), to.shared().notification_at(rank, id, value)?)
+            }
+            Operation::Read { into, rank, of, offset } => {
+                Request::Read(into.clone(), fetched(of, rank, offset, into.len() as u64)?)
+            }
+            Operation::FetchAdd { into, rank, of, offset, add } => {
+                Request::FetchAdd(into.clone(), fetched(of, rank, offset, NUMBER)?, add)
+            }
+            Operation::CompareSwap { into, rank, of, offset, compare, swap } => {
+                Request::CompareSwap(into.clone(), fetched(of, rank, offset, NUMBER)?, [compare, swap])
+            }
+        })
+    }
+}
+
+/// Submits a request to a locked queue: [`Posting::post`] or [`Posting::prepare`].
+type Submit<'a, T> = fn(&mut Posting<'a>, Request, bool) -> Result<T, NotifyError>;
+
+/// A queue of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few that reach all
+/// ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
 ///
-/// Requests to one rank through one queue are performed in order: a write or notification behind a read or an
-/// atomic starts when that has finished. Between queues, and between ranks, there is no order. Several threads
-/// may use a queue. The CPU and streams take turns: while a stream
-/// still has to reach sends that it was given, a post by the CPU or by another stream is refused
-/// ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream that sends
-/// a queue of its own.
+/// Requests to one rank through one queue are performed in order: a write or notification behind a read or an atomic
+/// starts when that has finished. There is no order between queues or between ranks. Several threads may use a queue.
+/// The CPU and streams take turns: until a stream has reached the sends that it was given, posts by the CPU or another
+/// stream are refused ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give each stream that
+/// sends its own queue.
 #[derive(Clone, Debug)]
 pub struct Queue {
     pub(crate) team: Arc<Connections>,
     index: usize,
-    /// How long a post waits for room, where that is not what the team says.
+    /// How long a post waits for room, if not the team's time-out.
     timeout: Option<Duration>,
 }
 
@@ -35,79 +162,72 @@ impl Queue {
         Queue { team, index, timeout: None }
     }
 
-    /// The same queue; posts and preparations by this handle wait for room for up to `timeout`, and not for
-    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout). A caller that has other things to look after
-    /// meanwhile, such as signals, waits for a short time and tries again: a call that was refused for want
-    /// of room ([`NotifyError::TimedOut`]) has posted nothing.
+    /// Returns a handle whose posts and preparations wait for room for up to `timeout` instead of
+    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout). A caller that must also handle signals, for example, waits
+    /// for a short time and retries: a call refused for want of room ([`NotifyError::TimedOut`]) has posted nothing.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Queue { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// What leads to a rank.
     fn initiator(&self, rank: u32) -> Result<&Initiator, NotifyError> {
         let size = self.team.size;
-        if rank < size {
-            Ok(self.team.initiator(self.index, rank))
-        } else {
-            Err(NotifyError::Rank { rank, size })
-        }
+        let initiator = (rank < size).then(|| self.team.initiator(self.index, rank));
+        initiator.ok_or(NotifyError::Rank { rank, size })
     }
 
     fn lock(&self, rank: u32) -> Result<Posting<'_>, NotifyError> {
         Ok(self.initiator(rank)?.lock(rank, self.timeout.unwrap_or(self.team.timeout)))
     }
 
-    /// Gives an operation to the queue: a request, and that in front of it, where there is one. The completion of the
-    /// last is that of both. A later one completes one that is not signaled.
-    fn give<'a, T>(
+    /// Submits an operation's request, and the one in front of it if there is one. The completion of the last covers
+    /// both. A later signaled request completes an unsignaled one.
+    fn submit<'a, T>(
         &'a self,
         operation: Operation<'_>,
         signaled: bool,
-        give: Give<'a, T>,
+        submit: Submit<'a, T>,
     ) -> Result<(Option<T>, T), NotifyError> {
-        let action = |operation: &Operation<'_>| operation.action(self.team.options.max_reads);
-        let (front, last) = (operation.front().as_ref().map(action).transpose()?, action(&operation)?);
+        let request = |operation: &Operation<'_>| operation.request(self.team.options.max_reads);
+        let (front, last) = (operation.front().as_ref().map(request).transpose()?, request(&operation)?);
         let mut posting = self.lock(operation.rank())?;
-        let front = front.map(|front| give(&mut posting, front, false)).transpose()?;
-        Ok((front, give(&mut posting, last, signaled)?))
+        let front = front.map(|front| submit(&mut posting, front, false)).transpose()?;
+        Ok((front, submit(&mut posting, last, signaled)?))
     }
 
-    /// Does it now, by the CPU. If the queue is full, this waits for room, for up to
-    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout); so do all calls that post or prepare.
+    /// Performs the operation by the CPU. If the queue is full, this waits for room for up to
+    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout), as do all calls that post or prepare.
     ///
     /// # Errors
-    /// As the call of the operation's name.
+    /// As the method with the operation's name.
     pub fn post(&self, operation: Operation<'_>) -> Result<(), NotifyError> {
-        self.give(operation, true, Posting::post).map(drop)
+        self.submit(operation, true, Posting::post).map(drop)
     }
 
-    /// Prepares it for a batch of a stream: one send, or two, to be posted in this order. In one batch they share a
-    /// doorbell. What is read is seen behind the waits of [`Self::prepare_waits`].
+    /// Prepares the operation for a batch of a stream: one send, or two to be posted in this order. Sends of one batch
+    /// share a doorbell. Data that is read is visible behind the waits of [`Self::prepare_waits`].
     ///
     /// # Errors
     /// As [`Self::post`]; [`NotifyError::PeerDead`] while any rank is dead and not dropped
-    /// ([`Team::shrink`](crate::Team::shrink)). A stream does not see that its waits are released, so
-    /// it gets nothing new to do.
+    /// ([`Team::shrink`](crate::Team::shrink)), because a stream does not notice that its waits were released.
     pub fn prepare(
         &self,
         operation: Operation<'_>,
     ) -> Result<impl Iterator<Item = PreparedSend> + use<>, NotifyError> {
-        let (front, last) = self.give(operation, true, Posting::prepare)?;
+        let (front, last) = self.submit(operation, true, Posting::prepare)?;
         Ok(front.into_iter().chain([last]))
     }
 
-    /// Prepares an operation of a single request.
     pub(crate) fn prepare_one(
         &self,
         operation: Operation<'_>,
         signaled: bool,
     ) -> Result<PreparedSend, NotifyError> {
-        Ok(self.give(operation, signaled, Posting::prepare)?.1)
+        Ok(self.submit(operation, signaled, Posting::prepare)?.1)
     }
 
-    /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A
-    /// program that posts there does not poll its send completion queue: [`Self::flush`] does.
+    /// Returns the connected queue pair to a rank, for programs and kernels that drive it themselves. A program that
+    /// posts there does not poll its send completion queue, because [`Self::flush`] does.
     ///
     /// # Errors
     /// [`NotifyError::Rank`]; [`NotifyError::NoQueuePair`] where connections are dynamic
@@ -116,19 +236,17 @@ impl Queue {
         self.initiator(rank)?.queue_pair(rank)
     }
 
-    /// Writes the slice into the segment of a rank, from a byte offset on, without a notification.
-    /// The slice must not change before [`Self::flush`] has returned.
+    /// Writes the slice into a rank's part of the segment, from a byte offset on, without a notification. The slice
+    /// must not change before [`Self::flush`] has returned.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`];
-    /// [`NotifyError::PeerDead`] and [`NotifyError::Failed`], of this or an earlier write to that
-    /// rank; [`NotifyError::Post`].
+    /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`]; [`NotifyError::PeerDead`] and
+    /// [`NotifyError::Failed`], of this or an earlier write to that rank; [`NotifyError::Post`].
     pub fn write(&self, from: &Slice, rank: u32, to: &Segment, offset: u64) -> Result<(), NotifyError> {
         self.post(Operation::Write { from, rank, to, offset })
     }
 
-    /// Sets a notification of the segment of a rank, after everything that this queue has written
-    /// there before.
+    /// Sets a notification of a rank, after all earlier writes of this queue to that rank.
     ///
     /// # Errors
     /// As [`Self::write`]; [`NotifyError::Notification`], [`NotifyError::ZeroValue`].
@@ -139,7 +257,7 @@ impl Queue {
     /// [`Self::write`], then [`Self::notify`]: a reader that sees the notification sees the data.
     ///
     /// # Errors
-    /// As of both.
+    /// As both.
     pub fn write_notify(
         &self,
         from: &Slice,
@@ -152,13 +270,12 @@ impl Queue {
         self.post(Operation::WriteNotify { from, rank, to, offset, id, value })
     }
 
-    /// Reads from the segment of a rank, from a byte offset on, into the slice, which is of memory that the
-    /// local card may write to, as that of a [`Segment`]. The bytes are there when [`Self::flush`] has
-    /// returned. No notification tells the other rank. In GPU memory a real card's writes are seen behind the
-    /// waits of a stream ([`Self::prepare_waits`]), and behind a flush only where the GPU shows them in order
-    /// ([`gdsync::cuda::Consistency`]).
+    /// Reads from a rank's part of the segment, from a byte offset on, into the slice, whose memory the local card may
+    /// write to, such as that of a [`Segment`]. The bytes are there when [`Self::flush`] has returned. The other rank is
+    /// not notified. In GPU memory a real card's writes are visible behind a stream's waits ([`Self::prepare_waits`]), and
+    /// behind a flush only if the GPU shows them in order ([`gdsync::cuda::Consistency`]).
     ///
-    /// A read sees what this queue has written there before; a write behind it is performed after it.
+    /// A read sees earlier writes of this queue to that rank; later writes are performed after it.
     ///
     /// # Errors
     /// As [`Self::write`]; [`NotifyError::NoReads`].
@@ -166,22 +283,19 @@ impl Queue {
         self.post(Operation::Read { into, rank, of, offset })
     }
 
-    /// Adds to the 64-bit number at a byte offset of the segment of a rank, modulo 2^64, and fetches what
-    /// it was into the slice, as [`Self::read`] does. The slice has 8 bytes; the number's address is a
-    /// multiple of 8, and with it the offset, unless the rank has registered memory that is not aligned
-    /// itself. Numbers are in the byte order of the hosts.
+    /// Adds to the 64-bit number at a byte offset of a rank's part, modulo 2^64, and fetches its old value into the
+    /// slice, as [`Self::read`] does. The slice has 8 bytes; the number's address is a multiple of 8, and so is the
+    /// offset, unless the rank has registered unaligned memory. Numbers are in the byte order of the hosts.
     ///
-    /// It is one step among the atomics of all ranks: that rank's card performs them. Whether it is for
-    /// writes, for the CPU and for GPUs, too, is not promised; they leave such numbers alone while
-    /// atomics are under way.
+    /// The rank's card makes the operation atomic with respect to the atomics of all ranks. Atomicity with respect to
+    /// writes, the CPU and GPUs is not promised; they leave such numbers alone while atomics are in flight.
     ///
-    /// An atomic is executed once, or, where a call says that the rank is dead or its connection has
-    /// failed, perhaps not at all; it is never executed twice.
-    /// The [guide](crate::guide) has an example.
+    /// An atomic is executed once, or, if a call reports that the rank is dead or its connection has failed, perhaps
+    /// not at all; never twice. The [guide](crate::guide) has an example.
     ///
     /// # Errors
-    /// As [`Self::read`]; [`NotifyError::Post`] for a slice of another length, an address that is no
-    /// multiple of 8, or a card that has no atomics.
+    /// As [`Self::read`]; [`NotifyError::Post`] for a slice of another length, a misaligned address, or a card without
+    /// atomics.
     pub fn fetch_add(
         &self,
         into: &Slice,
@@ -193,8 +307,8 @@ impl Queue {
         self.post(Operation::FetchAdd { into, rank, of, offset, add })
     }
 
-    /// Replaces the 64-bit number at a byte offset of the segment of a rank by `swap`, if it is `compare`,
-    /// and fetches what it was into the slice. All else is as with [`Self::fetch_add`].
+    /// Replaces the 64-bit number at a byte offset of a rank's part by `swap` if it equals `compare`, and fetches its
+    /// old value into the slice. All else is as for [`Self::fetch_add`].
     ///
     /// # Errors
     /// As [`Self::fetch_add`].
@@ -210,9 +324,9 @@ impl Queue {
         self.post(Operation::CompareSwap { into, rank, of, offset, compare, swap })
     }
 
-    /// Waits for a batch of a stream: after them, everything posted and prepared to that rank so
-    /// far has arrived, what was read from it is there, and the program may change what was written.
-    /// In one batch they share an operation. None, if streams wait for all of it already.
+    /// Prepares waits for a batch of a stream: after the waits, all earlier requests to that rank have arrived, data read
+    /// from it is there, and the program may change the sources of writes. Waits of one batch share an operation.
+    /// Returns none if streams already wait for all of it.
     ///
     /// # Errors
     /// [`NotifyError::Rank`], [`NotifyError::Post`].
@@ -220,14 +334,14 @@ impl Queue {
         self.initiator(rank)?.prepare_waits(rank)
     }
 
-    /// Returns when everything posted before, to all ranks of the team, has arrived there, and what was read
-    /// from them is here: the program may change what was written. This includes the sends that streams were given, so the
-    /// streams must reach them within the time.
+    /// Returns when all earlier requests to all ranks of the team have arrived there, and data read from them is here,
+    /// so that the program may change the sources of writes. This includes sends that streams were given, so the
+    /// streams must reach them in time.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`], [`NotifyError::Failed`] for the first rank that cannot be
-    /// reached; [`NotifyError::TimedOut`]. [`NotifyError::Post`], after that time, if a send is
-    /// prepared and not posted, or a stream has not reached it.
+    /// [`NotifyError::PeerDead`], [`NotifyError::Failed`] for the first rank that cannot be reached;
+    /// [`NotifyError::TimedOut`]; [`NotifyError::Post`], after that time, if a send is prepared and not posted, or a
+    /// stream has not reached it.
     pub fn flush(&self, timeout: Duration) -> Result<(), NotifyError> {
         self.team.flush(self.index, timeout)
     }
@@ -240,14 +354,14 @@ impl Queue {
         self.initiator(rank)?.flush(rank, timeout)
     }
 
-    /// Asks whether a rank's card answers on this queue: an empty write, flushed. The team probes
-    /// each rank by itself, so no rank has to ping for the sake of finding a dead one.
+    /// Checks whether a rank's card answers on this queue, by an empty write and a flush. The team probes each rank
+    /// anyway, so finding dead ranks needs no pings.
     ///
     /// # Errors
     /// As [`Self::flush_rank`].
     pub fn ping(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         let initiator = self.initiator(rank)?;
-        initiator.lock(rank, timeout).post(Action::Probe, true)?;
+        initiator.lock(rank, timeout).post(Request::Probe, true)?;
         initiator.flush(rank, timeout)
     }
 }

@@ -1,11 +1,9 @@
-//! Memory that other ranks write into, with notifications.
+//! Segments: memory that other ranks write into, with notifications.
 
 use crate::error::NotifyError;
-use crate::layout::{RemoteSegment, WORD};
-use crate::life::Life;
-use crate::part::{OwnPart, SegmentMemory};
-use crate::parts::Parts;
-use crate::release::{ALL, ANY, Look};
+use crate::liveness::Liveness;
+use crate::memory::{LocalPart, RemoteSegment, SegmentMemory, SharedSegment, WORD, check_part};
+use crate::notifications::{ALL, ANY, Lookup};
 use crate::word::NotificationWord;
 use gdsync::cuda::{Consistency, GpuCapabilities};
 use gdsync::cudarc::driver::CudaContext;
@@ -17,13 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit
-/// words, whose value 0 means "not set". A cheap handle.
+/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit words, 0 if not set. A
+/// cheap handle.
 ///
-/// The notifications lie behind the data, in the same memory, or, where the program has given the memory
-/// ([`Team::register`](crate::Team::register)), in memory of the same kind: the host's, or that of the same
-/// GPU. A card's writes by one path are performed in order, and nothing orders its writes to a GPU's
-/// memory with those to the host's.
+/// The notifications are behind the data in the same memory, or, if the program has provided the memory
+/// ([`Team::register`](crate::Team::register)), in other memory of the host or the same GPU. A card's writes over one
+/// path are performed in order; nothing orders its writes to a GPU's memory with those to the host's.
 ///
 /// ```
 /// use gdsync::{Device, ProtectionDomain};
@@ -68,25 +65,28 @@ pub struct Segment {
 
 #[derive(Debug)]
 struct Inner {
-    own: OwnPart,
-    parts: Arc<Parts>,
-    life: Arc<Life>,
+    local: LocalPart,
+    shared: Arc<SharedSegment>,
 }
 
 impl Segment {
-    /// From the own part, and the descriptions of all parts.
-    pub(crate) fn new(own: OwnPart, texts: &[Option<String>], life: &Arc<Life>) -> Result<Self, NotifyError> {
-        let parts = Arc::new(Parts::new(own.describe()?, texts, own.words(), own.notifications)?);
-        Ok(Segment { inner: Arc::new(Inner { own, parts, life: life.clone() }) })
+    pub(crate) fn new(
+        own: LocalPart,
+        texts: &[Option<String>],
+        liveness: &Arc<Liveness>,
+    ) -> Result<Self, NotifyError> {
+        let words = own.words();
+        let shared = SharedSegment::new(own.describe()?, texts, words, own.notifications, liveness.clone())?;
+        Ok(Segment { inner: Arc::new(Inner { local: own, shared: Arc::new(shared) }) })
     }
 
-    pub(crate) fn parts(&self) -> &Arc<Parts> {
-        &self.inner.parts
+    pub(crate) fn shared(&self) -> &Arc<SharedSegment> {
+        &self.inner.shared
     }
 
-    /// Bytes of data of this rank; other ranks may have more or fewer.
+    /// Bytes of this rank's data; other ranks may have more or fewer.
     pub fn len(&self) -> usize {
-        self.inner.own.len
+        self.inner.local.len
     }
 
     /// True if this rank has no data.
@@ -94,45 +94,43 @@ impl Segment {
         self.len() == 0
     }
 
-    /// Notifications of this rank, numbered from 0.
+    /// The number of this rank's notifications, which count from 0.
     pub fn notifications(&self) -> u32 {
-        self.inner.own.notifications
+        self.inner.local.notifications
     }
 
     /// The memory of this rank's data.
     pub fn memory(&self) -> &SegmentMemory {
-        &self.inner.own.memory
+        &self.inner.local.memory
     }
 
-    /// Where the part of a rank is, as plain data.
+    /// The addresses and keys of a rank's part, as plain data.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that the team had dropped when
-    /// the segment was made.
+    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that had been dropped when the segment was created.
     pub fn remote(&self, rank: u32) -> Result<RemoteSegment, NotifyError> {
-        self.inner.parts.remote(rank, &self.inner.life)
+        self.inner.shared.remote(rank)
     }
 
     pub(crate) fn rank(&self) -> u32 {
-        self.inner.own.rank
+        self.inner.local.rank
     }
 
-    /// Says which rank sets these notifications of this rank's part; at first any rank may. Waits
-    /// for them, by the CPU, streams and kernels, then end when that rank is dead, and not when
-    /// another one is; and [`gdsync::Stream::oldest_wait`] names the rank.
+    /// Declares that `rank` sets these notifications; initially any rank may. Waits for them by the CPU, streams and
+    /// kernels then end when that rank is dead, not when another is, and [`gdsync::Stream::oldest_wait`] names it.
     ///
     /// # Errors
     /// [`NotifyError::Notification`], [`NotifyError::Rank`].
     pub fn expect_from(&self, ids: Range<u32>, rank: u32) -> Result<(), NotifyError> {
         self.check_ids(&ids)?;
-        let size = self.inner.parts.remotes().len() as u32;
+        let size = self.inner.shared.remotes().len() as u32;
         if rank >= size {
             return Err(NotifyError::Rank { rank, size });
         }
         self.set_sender(ids, rank)
     }
 
-    /// Says that any rank may set these notifications, as at first.
+    /// Declares that any rank may set these notifications, as initially.
     ///
     /// # Errors
     /// [`NotifyError::Notification`].
@@ -140,36 +138,35 @@ impl Segment {
         self.set_sender(ids, ANY)
     }
 
-    /// Says that these notifications belong to a collective of all ranks.
+    /// Declares that these notifications belong to a collective of all ranks.
     pub(crate) fn expect_from_all(&self, ids: Range<u32>) -> Result<(), NotifyError> {
         self.set_sender(ids, ALL)
     }
 
     fn set_sender(&self, ids: Range<u32>, sender: u32) -> Result<(), NotifyError> {
         self.check_ids(&ids)?;
-        self.inner.parts.releases.set_sender(ids, sender);
-        self.inner.parts.releases.update(&self.inner.life);
+        self.inner.shared.notifications.set_sender(ids, sender);
+        self.inner.shared.notifications.update(&self.inner.shared.liveness);
         Ok(())
     }
 
-    /// Whether a notification belongs to a collective.
     pub(crate) fn is_expected_from_all(&self, id: u32) -> bool {
-        self.inner.parts.releases.is_of_all(id)
+        self.inner.shared.notifications.is_collective(id)
     }
 
     /// The rank whose death has released one of these notifications.
     pub(crate) fn released_for(&self, ids: Range<u32>) -> Option<u32> {
-        ids.into_iter().find_map(|id| self.inner.parts.releases.status(id)).map(|(rank, _)| rank)
+        ids.into_iter().find_map(|id| self.inner.shared.notifications.status(id)).map(|(rank, _)| rank)
     }
 
     /// The context of the GPU in whose memory this rank's part is.
     pub(crate) fn context(&self) -> Option<Arc<CudaContext>> {
-        self.inner.own.gpu.as_ref().map(|gpu| gpu.taker.context().clone())
+        self.inner.local.gpu.as_ref().map(|gpu| gpu.kernels.context().clone())
     }
 
-    /// Whether this is a segment of the team whose ranks these are.
-    pub(crate) fn is_of(&self, life: &Arc<Life>) -> bool {
-        Arc::ptr_eq(&self.inner.life, life)
+    /// Returns true if the segment belongs to the team with this state.
+    pub(crate) fn is_of(&self, liveness: &Arc<Liveness>) -> bool {
+        Arc::ptr_eq(&self.inner.shared.liveness, liveness)
     }
 
     fn check_id(&self, id: u32) -> Result<(), NotifyError> {
@@ -185,40 +182,39 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether a wait for a notification was released because a rank is dead: after a stream has
-    /// passed the wait, this says whether what it waited for has come.
+    /// Checks whether a wait for a notification was released because a rank is dead. After a stream has passed the
+    /// wait, this tells whether the notification has arrived.
     ///
-    /// A release stays until another rank is expected ([`Self::expect_from`]) or the dead one is
-    /// replaced; that of a notification that any rank may set, until the team drops the dead one.
+    /// A release lasts until another rank is expected ([`Self::expect_from`]) or the dead one is replaced; for a
+    /// notification that any rank may set, until the team drops the dead rank.
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`].
     pub fn check_notification(&self, id: u32) -> Result<(), NotifyError> {
         self.check_id(id)?;
-        match self.inner.parts.releases.status(id) {
-            Some((rank, _)) => self.inner.life.check(rank),
+        match self.inner.shared.notifications.status(id) {
+            Some((rank, _)) => self.inner.shared.liveness.check_alive(rank),
             None => Ok(()),
         }
     }
 
-    /// The status of a notification, for kernels and for descriptors behind the wait: 0, or, once
-    /// waits for it are released, bit 31, the number of the dead rank, and bit 30 if the team has
-    /// dropped that rank. The word is the library's: programs read it.
+    /// Returns the status word of a notification, for kernels and for descriptors behind the wait: 0, or, once waits
+    /// for it are released, bit 31, the number of the dead rank, and bit 30 if the team has dropped the rank. Programs
+    /// only read the word.
     ///
     /// # Errors
     /// [`NotifyError::Notification`].
     pub fn notification_status(&self, id: u32) -> Result<Word32, NotifyError> {
         self.check_id(id)?;
-        self.inner.parts.releases.status_word(id)
+        self.inner.shared.notifications.status_word(id)
     }
 
-    /// A slice of this rank's data, to be written from: `segment.slice(..)`,
-    /// `segment.slice(16..32)`.
+    /// Returns a slice of this rank's data as a source of writes: `segment.slice(..)`, `segment.slice(16..32)`.
     ///
     /// # Errors
     /// [`NotifyError::Local`] if the range leaves the data.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, NotifyError> {
-        // The region may hold the notifications, too: the range is checked against the data alone.
+        // The region may hold the notifications, too, so the range is checked against the data alone.
         let part = RemoteMemory { addr: 0, len: self.len() as u64, rkey: 0 }.slice(range)?;
         let range = part.addr as usize..(part.addr + part.len) as usize;
         Ok(match self.memory() {
@@ -227,7 +223,7 @@ impl Segment {
         })
     }
 
-    /// Copies this rank's data out, from a byte offset on. Not in the order of any stream.
+    /// Copies this rank's data from a byte offset on, not in the order of any stream.
     ///
     /// # Errors
     /// [`NotifyError::OutOfSegment`], [`NotifyError::Cuda`].
@@ -240,7 +236,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Copies bytes into this rank's data, from a byte offset on. Not in the order of any stream.
+    /// Copies bytes into this rank's data from a byte offset on, not in the order of any stream.
     ///
     /// # Errors
     /// [`NotifyError::OutOfSegment`], [`NotifyError::Cuda`].
@@ -257,7 +253,7 @@ impl Segment {
         check_part(self.rank(), offset as u64, len as u64, self.len() as u64)
     }
 
-    /// A notification of this rank, for a stream to wait for
+    /// Returns a notification of this rank for a stream to wait for
     /// ([`WaitNotification::wait_notification`](crate::WaitNotification::wait_notification)).
     ///
     /// # Errors
@@ -265,12 +261,12 @@ impl Segment {
     pub fn notification(&self, id: u32) -> Result<NotificationWord, NotifyError> {
         self.check_id(id)?;
         let rank = self.rank();
-        let name = match self.inner.parts.releases.sender(id) {
+        let name = match self.inner.shared.notifications.sender(id) {
             Some(sender) => format!("notification {id} of rank {sender}"),
             None => format!("notification {id} of rank {rank}'s segment, from any rank"),
         };
-        let offset = (self.inner.own.first + id as usize) * WORD;
-        Ok(match &self.inner.own.words {
+        let offset = (self.inner.local.first + id as usize) * WORD;
+        Ok(match &self.inner.local.words {
             SegmentMemory::Host(region) => NotificationWord::Host(Word32::new(region, offset)?.named(name)),
             SegmentMemory::Gpu(region) => {
                 NotificationWord::Gpu(GpuWord32::new(region.memory(), offset)?.named(name))
@@ -278,27 +274,26 @@ impl Segment {
         })
     }
 
-    /// Waits until one of the notifications of a range is set, and returns the lowest such number;
-    /// `None` after `timeout`. With a timeout of 0 it looks once. A caller that gets a number sees
-    /// what was written before that notification, which stays set until [`Self::notify_reset`].
+    /// Waits until a notification of the range is set, and returns the lowest such number; `None` after `timeout`. A
+    /// timeout of 0 checks once. A caller that gets a number sees data written before that notification, which stays
+    /// set until [`Self::notify_reset`].
     ///
-    /// In GPU memory each look is a copy by the driver, which takes some microseconds.
+    /// In GPU memory each check is a copy by the driver, which takes some microseconds.
     ///
-    /// A rank that is dead ends the wait if it might set one of them: if any rank may (as at first),
-    /// or that one ([`Self::expect_from`]). The notifications that a team's dropped ranks were to
-    /// set end it if there are no others in the range.
+    /// A dead rank ends the wait if it might set one of them: if any rank may (as initially), or that one
+    /// ([`Self::expect_from`]). Notifications of ranks that the team has dropped end it only if the range has no others.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`] for a range that ends behind the
-    /// notifications, [`NotifyError::Cuda`], [`NotifyError::Consistency`].
+    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`] for a range beyond the notifications,
+    /// [`NotifyError::Cuda`], [`NotifyError::Consistency`].
     pub fn notify_waitsome(&self, ids: Range<u32>, timeout: Duration) -> Result<Option<u32>, NotifyError> {
         self.check_ids(&ids)?;
         let mut pause = Pause::new();
         loop {
             match self.look(ids.clone())? {
-                Look::Found(id) => return Ok(Some(id)),
-                Look::Dead(rank) => self.inner.life.check(rank)?,
-                Look::Nothing => {}
+                Lookup::Set(id) => return Ok(Some(id)),
+                Lookup::Dead(rank) => self.inner.shared.liveness.check_alive(rank)?,
+                Lookup::None => {}
             }
             if ids.is_empty() || pause.elapsed() >= timeout {
                 return Ok(None);
@@ -307,15 +302,15 @@ impl Segment {
         }
     }
 
-    /// Refuses a reader that could see a notification without its data: `is_ordered` says whether
-    /// the GPU that has the segment shows that reader a real card's writes in order.
+    /// Refuses a reader that could see a notification without its data. `is_ordered` returns whether the segment's GPU
+    /// shows that reader a real card's writes in order.
     pub(crate) fn check_order(
         &self,
         is_ordered: impl Fn(GpuCapabilities) -> bool,
     ) -> Result<(), NotifyError> {
-        let OwnPart { gpu, is_real, .. } = &self.inner.own;
+        let LocalPart { gpu, is_real, .. } = &self.inner.local;
         match gpu {
-            // The software card finishes each copy before it begins the next.
+            // The software card finishes each copy before the next begins.
             Some(gpu) if *is_real && !is_ordered(gpu.capabilities) => {
                 Err(NotifyError::Consistency { gpu: gpu.number })
             }
@@ -323,14 +318,14 @@ impl Segment {
         }
     }
 
-    fn look(&self, ids: Range<u32>) -> Result<Look, NotifyError> {
-        let OwnPart { first, words, .. } = &self.inner.own;
+    fn look(&self, ids: Range<u32>) -> Result<Lookup, NotifyError> {
+        let (LocalPart { first, words, .. }, notifications) =
+            (&self.inner.local, &self.inner.shared.notifications);
         match words {
             SegmentMemory::Host(region) => {
                 let words = &region.words32()[*first..];
-                // Acquire: pairs with the card's write of the word, which follows its writes of the
-                // data.
-                Ok(self.inner.parts.releases.look(ids, |id| words[id as usize].load(Ordering::Acquire)))
+                // Acquire: pairs with the card's write of the word, which follows its writes of the data.
+                Ok(notifications.lookup(ids, |id| words[id as usize].load(Ordering::Acquire)))
             }
             SegmentMemory::Gpu(region) => {
                 self.check_order(|gpu| gpu.consistency() == Consistency::Ordered)?;
@@ -338,61 +333,27 @@ impl Segment {
                 region.memory().read((first + ids.start as usize) * WORD, &mut bytes)?;
                 let (words, _) = bytes.as_chunks::<WORD>();
                 let start = ids.start;
-                Ok(self.inner.parts.releases.look(ids, |id| {
+                Ok(notifications.lookup(ids, |id| {
                     words.get((id - start) as usize).map_or(0, |word| u32::from_ne_bytes(*word))
                 }))
             }
         }
     }
 
-    /// Clears a notification and returns its old value, 0 if it was not set or is released. This is one step: of
-    /// two callers one gets the value, and a notification that arrives meanwhile is either returned
-    /// or stays set.
+    /// Clears a notification and returns its old value; 0 if it was not set or is released. This is atomic: of two
+    /// callers one gets the value, and a notification that arrives meanwhile is either returned or stays set.
     ///
-    /// In GPU memory this launches a kernel on a stream of its own, and waits for it.
+    /// In GPU memory this launches a kernel on a separate stream and waits for it.
     ///
     /// # Errors
     /// [`NotifyError::Notification`], [`NotifyError::Cuda`].
     pub fn notify_reset(&self, id: u32) -> Result<u32, NotifyError> {
-        let value = match (self.notification(id)?, &self.inner.own.gpu) {
-            (NotificationWord::Gpu(word), Some(gpu)) => gpu.taker.take(&word)?,
+        let value = match (self.notification(id)?, &self.inner.local.gpu) {
+            (NotificationWord::Gpu(word), Some(gpu)) => gpu.kernels.take(&word)?,
             (NotificationWord::Gpu(word), None) => word.load()?,
             (NotificationWord::Host(word), _) => word.swap(0),
         };
-        // The monitor releases it again.
-        Ok(if self.inner.parts.releases.is_release(id, value) { 0 } else { value })
-    }
-
-    /// The target of a write into a rank's part.
-    pub(crate) fn part_of(&self, rank: u32, offset: u64, len: u64) -> Result<RemoteMemory, NotifyError> {
-        let RemoteSegment { data, .. } = self.remote(rank)?;
-        check_part(rank, offset, len, data.len)?;
-        Ok(RemoteMemory { addr: data.addr.wrapping_add(offset), len, rkey: data.rkey })
-    }
-
-    /// The target of a notification of a rank's part.
-    pub(crate) fn notification_of(
-        &self,
-        rank: u32,
-        id: u32,
-        value: u32,
-    ) -> Result<RemoteMemory, NotifyError> {
-        let remote = self.remote(rank)?;
-        let (notifications, count) = (remote.notifications, remote.count());
-        if id >= count {
-            return Err(NotifyError::Notification { rank, id, count });
-        }
-        if value == 0 {
-            return Err(NotifyError::ZeroValue { id });
-        }
-        let addr = notifications.addr.wrapping_add(u64::from(id) * WORD as u64);
-        Ok(RemoteMemory { addr, len: WORD as u64, rkey: notifications.rkey })
-    }
-}
-
-fn check_part(rank: u32, offset: u64, len: u64, size: u64) -> Result<(), NotifyError> {
-    match offset.checked_add(len) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(NotifyError::OutOfSegment { rank, offset, len, size }),
+        // The monitor notifications it again.
+        Ok(if self.inner.shared.notifications.is_release(id, value) { 0 } else { value })
     }
 }

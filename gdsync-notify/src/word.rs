@@ -1,6 +1,6 @@
-//! Notifications as streams see them, and the kernel that takes one in GPU memory.
+//! Words of notifications: as streams wait for them, and as the CPU and kernels change them.
 
-use crate::error::NotifyError;
+use crate::error::Result;
 use gdsync::cuda::{self, CudaError, GpuMemory};
 use gdsync::cudarc::driver::{
     CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg,
@@ -13,8 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A notification of this rank's part of a [`Segment`](crate::Segment). A stream waits for it with
-/// [`WaitNotification::wait_notification`].
+/// A notification of this rank's part of a [`Segment`](crate::Segment), for [`WaitNotification::wait_notification`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum NotificationWord {
@@ -25,7 +24,7 @@ pub enum NotificationWord {
 }
 
 impl NotificationWord {
-    /// Names it for [`gdsync::Stream::oldest_wait`].
+    /// Sets the name that [`gdsync::Stream::oldest_wait`] reports.
     pub(crate) fn named(self, name: String) -> Self {
         match self {
             NotificationWord::Host(word) => NotificationWord::Host(word.named(name)),
@@ -34,17 +33,14 @@ impl NotificationWord {
     }
 }
 
-/// Batches that wait for notifications.
+/// Waits for notifications in batches.
 pub trait WaitNotification {
-    /// Adds: wait until a notification is set, and clear it. What follows in the stream sees what
-    /// was written before the notification.
+    /// Adds a wait until a notification is set, and clears it. Later operations of the stream see data written before it.
     ///
-    /// A stream has no single operation for that: a second notification of the same number between
-    /// the two operations is lost. A sender therefore waits until the receiver has confirmed the
-    /// last notification of that number, or uses several numbers in turn.
+    /// No single stream operation does both: a second notification of the same number between the two is lost. A sender
+    /// therefore waits until the receiver has confirmed the last notification of that number, or uses several in turn.
     ///
-    /// The wait is for any bit (`AND` with all ones). A wait for "at least 1" compares cyclically
-    /// and would miss values above 2^31.
+    /// The wait is for any bit (`AND` with all ones). "At least 1" compares cyclically and would miss values above 2^31.
     #[must_use = "a batch does nothing until it is posted"]
     fn wait_notification(self, word: &NotificationWord) -> Self;
 }
@@ -61,9 +57,8 @@ impl WaitNotification for Batch {
     }
 }
 
-/// `take(word, result)`: exchanges the word with 0 in one step for the whole system, and stores its
-/// old value. `change(words, from, to, count)`: each thread changes one word that has the value
-/// `from`.
+/// `take(word, result)` exchanges the word with 0 atomically at system scope and stores the old value. `change(words,
+/// from, to, count)`: each thread changes one word that has the value `from`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -90,22 +85,20 @@ const PTX: &str = r"
 }
 ";
 
-/// Takes notifications in GPU memory: a kernel on a stream of its own. The GPU's memory performs
-/// atomics and a card's writes one after the other, so no notification is lost between the load and
-/// the store.
+/// The kernels that take and change notifications in GPU memory, on their own stream. The GPU's memory serializes
+/// atomics and a card's writes, so no notification is lost between load and store.
 #[derive(Debug)]
-pub(crate) struct Taker {
+pub(crate) struct NotificationKernels {
     take: CudaFunction,
     change: CudaFunction,
     stream: Arc<CudaStream>,
-    /// The word into which the kernel stores the old value, for one caller at a time.
+    /// The word that receives the old value, for one caller at a time.
     result: Mutex<PinnedMemory>,
-    /// The GPU's address of that word.
     result_address: u64,
 }
 
-impl Taker {
-    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
+impl NotificationKernels {
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let failed = |call| move |error: DriverError| CudaError::call(call, error.0);
         let module = context.load_module(Ptx::from_src(PTX)).map_err(failed("cuModuleLoadData"))?;
         let function = |name| module.load_function(name).map_err(failed("cuModuleGetFunction"));
@@ -115,21 +108,20 @@ impl Taker {
         let result = PinnedMemory::allocate(size_of::<u32>())
             .map_err(|error| CudaError::NoHostMemory { len: size_of::<u32>(), reason: error.to_string() })?;
         let result_address = cuda::pin(context, &result)?;
-        let taker = Taker { take, change, stream, result: Mutex::new(result), result_address };
-        // The driver loads a kernel at its first launch, and waits for blocked streams then; so the
-        // first launch is here.
+        let kernels =
+            NotificationKernels { take, change, stream, result: Mutex::new(result), result_address };
+        // The driver loads a kernel at its first launch and then waits for blocked streams, so the first launch is here.
         let scratch = GpuMemory::allocate(context, size_of::<u32>())?;
-        taker.take(&GpuWord32::new(&scratch, 0)?)?;
-        taker.change(&scratch, 0..1, 0, 0)?;
-        Ok(taker)
+        kernels.take(&GpuWord32::new(&scratch, 0)?)?;
+        kernels.change(&scratch, 0..1, 0, 0)?;
+        Ok(kernels)
     }
 
-    /// The GPU's context.
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         self.stream.context()
     }
 
-    /// Changes those words of a range, counted from the memory's begin, that have the value `from`.
+    /// Changes the words of a range, counted from the memory's start, that have the value `from`.
     fn change(&self, memory: &GpuMemory, words: Range<u32>, from: u32, to: u32) -> Result<(), CudaError> {
         const THREADS: u32 = 256;
         let (address, count) = (memory.address() + u64::from(words.start) * 4, words.len() as u32);
@@ -137,55 +129,52 @@ impl Taker {
         let config = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         let mut launch = self.stream.launch_builder(&self.change);
         launch.arg(&address).arg(&from).arg(&to).arg(&count);
-        // SAFETY: the arguments are those of the kernel, which touches `count` words of `memory`:
-        // the caller's range lies inside, and `synchronize` returns after the kernel has ended.
+        // SAFETY: the arguments match the kernel, which touches `count` words of `memory`: the caller keeps the range
+        // inside, and `synchronize` returns after the kernel has ended.
         unsafe { launch.launch(config) }.map_err(|error| CudaError::call("cuLaunchKernel", error.0))?;
         self.stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))
     }
 
-    /// Clears the word, and returns its old value.
     pub(crate) fn take(&self, word: &GpuWord32) -> Result<u32, CudaError> {
         let result = self.result.lock();
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
         let mut launch = self.stream.launch_builder(&self.take);
         let address = word.address();
         launch.arg(&address).arg(&self.result_address);
-        // SAFETY: the arguments are those of the kernel. `word` keeps its memory and `self` the
-        // result until the kernel has ended, which `synchronize` waits for; the lock, held until
-        // then, keeps other kernels from the result.
+        // SAFETY: the arguments match the kernel. `word` and `self` keep the memory until the kernel has ended, for
+        // which `synchronize` waits; the lock, held until then, keeps other kernels from the result.
         unsafe { launch.launch(config) }.map_err(|error| CudaError::call("cuLaunchKernel", error.0))?;
         self.stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))?;
         Ok(result.words32()[0].load(Ordering::Acquire))
     }
 }
 
-/// The notifications of a rank's own part: words of its memory, from the index `first` on.
+/// The words of this rank's notifications, from the index `first` of the memory on.
 #[derive(Debug)]
-pub(crate) enum Words {
+pub(crate) enum NotificationWords {
     Host { memory: PinnedMemory, first: usize },
-    Gpu { memory: GpuMemory, first: usize, taker: Option<Arc<Taker>> },
+    Gpu { memory: GpuMemory, first: usize, kernels: Option<Arc<NotificationKernels>> },
 }
 
-impl Words {
-    /// Changes those of the notifications that have the value `from`, each in one step. `ids`
-    /// ascend.
+impl NotificationWords {
+    /// Atomically changes each notification that has the value `from`. `ids` ascend.
     pub(crate) fn exchange(&self, ids: &[u32], from: u32, to: u32) -> Result<(), CudaError> {
         match self {
-            Words::Host { memory, first } => {
+            NotificationWords::Host { memory, first } => {
                 let words = &memory.words32()[*first..];
                 for id in ids {
-                    // Release: a reader that sees the word sees what was written before.
-                    // Another value is a notification, and stays.
+                    // Release: a reader that sees the word sees earlier writes. Any other value is a notification and
+                    // stays.
                     _ = words[*id as usize].compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
                 }
                 Ok(())
             }
-            Words::Gpu { taker: None, .. } => Ok(()),
-            Words::Gpu { memory, first, taker: Some(taker) } => {
+            NotificationWords::Gpu { kernels: None, .. } => Ok(()),
+            NotificationWords::Gpu { memory, first, kernels: Some(kernels) } => {
                 let runs = ids.chunk_by(|one, next| one + 1 == *next);
                 runs.filter_map(|run| Some(*run.first()?..*run.last()? + 1)).try_for_each(|run| {
                     let first = *first as u32;
-                    taker.change(memory, first + run.start..first + run.end, from, to)
+                    kernels.change(memory, first + run.start..first + run.end, from, to)
                 })
             }
         }

@@ -1,4 +1,5 @@
-"""The build backend: maturin builds the module, and cargo the command `gdsync` with the programs of its verbs, which the package carries."""
+"""The build backend: maturin builds the module, and cargo the command `gdsync` and its verbs' programs, which the
+package carries."""
 
 import os
 import shutil
@@ -17,14 +18,14 @@ from maturin import (  # noqa: F401  (what pip asks a backend for)
 PACKAGE = Path(__file__).resolve().parent.parent
 WORKSPACE = PACKAGE.parent.parent
 COMMANDS = PACKAGE / "python" / "gdsync" / "_command"
-# Programs, by the packages that they are built of.
+# Programs by package.
 PROGRAMS = {"gdsync": "gdsync-cli", "gdsync-lab": "gdsync-lab", "gdsync-soft": "gdsync-soft", "gdsync-top": "gdsync-top"}
 
 
 def _build_commands() -> None:
     build = ["cargo", "build", "--release", "--locked", "--bins"]
     build += [f"--package={package}" for package in PROGRAMS.values()]
-    # cargo's messages are for people, and pip takes stdout for itself.
+    # cargo's messages are for people; pip uses stdout itself.
     subprocess.run(build, cwd=WORKSPACE, stdout=sys.stderr, check=True)
     metadata = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked"]
     target = subprocess.run(metadata, cwd=WORKSPACE, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""What the examples share: ranks that are processes, and arrays on the CPU or on a GPU.
+"""Shared by the examples: ranks as processes, and arrays on the CPU or on a GPU.
 
 ``python pipeline.py`` starts its ranks itself, as ``torchrun --nproc-per-node 4 pipeline.py`` does.
 """
@@ -13,7 +13,7 @@ import gdsync
 
 
 def main(run, ranks, **options):
-    """Runs ``run(machine, team, arguments)`` on every rank. ``options`` are numbers that the command line may change."""
+    """Runs ``run(machine, team, arguments)`` on every rank. ``options`` are numeric command-line options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--on", choices=["numpy", "torch", "cupy"], default="numpy", help="what holds the arrays")
     parser.add_argument("--ranks", type=int, default=ranks)
@@ -34,11 +34,11 @@ def leave(team):
 
 
 def start(ranks):
-    """Starts this program once for each rank, with the variables that torchrun sets. Returns the worst exit status."""
+    """Starts this program once for each rank, with torchrun's variables. Returns the worst exit status."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # For GPUs without a card: the software card copies beside streams that wait, so kernels are loaded ahead, and streams
+    # For GPUs without a card: the software card copies while streams wait, so kernels are loaded ahead, and streams
     # share no channel.
     common = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
     common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -74,7 +74,7 @@ class Machine:
         self.stream = gdsync.Stream(self.own)
 
     def zeros(self, *shape):
-        """Single-precision zeroes, where the streams find them."""
+        """Single-precision zeroes in the streams' memory."""
         if self.on == "torch":
             zeros = self.arrays.zeros(shape, dtype=self.arrays.float32, device="cuda")
         else:
@@ -83,7 +83,7 @@ class Machine:
         return zeros
 
     def settle(self):
-        """Waits for the GPU, before anything on it waits for others."""
+        """Waits for the GPU before its streams wait for other ranks."""
         if self.on == "torch":
             self.arrays.cuda.synchronize()
         elif self.on == "cupy":
@@ -98,7 +98,7 @@ class Machine:
                 kernel()
 
     def warm(self, *kernels):
-        """Runs functions once ahead: the driver, which loads a kernel at its first launch, waits for streams that wait."""
+        """Runs functions once ahead: the driver loads a kernel at its first launch and then waits for blocked streams."""
         if self.on != "numpy":
             for kernel in kernels:
                 self.run(kernel)

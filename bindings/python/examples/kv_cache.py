@@ -1,6 +1,6 @@
 """A server of KV-cache pages: rank 0 registers them once, and the others read those that they need, when they need them.
 
-The server's CPU takes no part. A client's stream reads pages at random places, and computes with them behind the reads.
+The server's CPU takes no part. A client's stream reads pages at random places, and computes with them after the reads.
 """
 
 import random
@@ -14,7 +14,7 @@ PAGE = 64 << 10  # bytes
 def run(machine, team, arguments):
     pages, reads = (arguments.mib << 20) // PAGE, arguments.reads
     words = PAGE // 4
-    # The server's pages; of a client, the places for those that it has read.
+    # The server's pages, or a client's slots for pages that it has read.
     own = machine.zeros(pages if team.rank == 0 else reads, words)
     if team.rank == 0:
         # Each page holds its number.

@@ -1,7 +1,7 @@
 """Tokens of a mixture of experts: every rank sends each of its tokens to the rank of its expert, and gets it back.
 
 A block of tokens from each rank to each, by notified writes: the receiver posts no receives, and its stream computes
-when the block is there. What a router fills the blocks with is its own affair; empty places are zeroes.
+when the block is there. A router determines the blocks' contents; empty slots are zeroes.
 """
 
 import _common
@@ -10,7 +10,7 @@ import _common
 def run(machine, team, arguments):
     rank, ranks, capacity, width = team.rank, team.size, arguments.capacity, arguments.width
     block = capacity * width * 4  # bytes of the tokens from one rank to another
-    # Tokens by the rank of their expert, and by the rank that they come from.
+    # Tokens by their expert's rank, and by their source rank.
     outgoing, arrived, answers = (machine.zeros(ranks, capacity, width) for _ in range(3))
     back = machine.zeros(ranks, capacity, width)
     there = team.register(arrived, notifications=ranks)  # tokens on the way to their experts

@@ -1,7 +1,7 @@
-"""A pipeline: each rank is a stage, and hands what it has computed of each micro-batch to the next rank.
+"""A pipeline: each rank is a stage, and passes its result for each micro-batch to the next rank.
 
-The stream of a stage waits for a micro-batch, computes, writes the result into the next stage's memory, and tells the
-stage before it that the place is free. The CPU enqueues all of it ahead, and waits once, at the end. Where torch is
+The stream of a stage waits for a micro-batch, computes, writes the result into the next stage's memory, and notifies
+the previous stage that the slot is free. The CPU enqueues all of it ahead, and waits once, at the end. If torch is
 installed, torch.distributed compares the outcome.
 """
 

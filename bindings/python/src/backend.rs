@@ -1,16 +1,15 @@
-//! Streams of either kind, behind the objects of Python.
+//! The stream behind a Python object: software or CUDA.
 
 use gdsync::stream::{PostError, Posted};
 use gdsync::{CudaStream, SoftStream};
 use std::time::Duration;
 
-/// A stream of either kind.
 pub(crate) enum Backend {
     Soft(gdsync::Stream<SoftStream>),
     Cuda(gdsync::Stream<CudaStream>),
 }
 
-/// Calls the same on a stream of either kind.
+/// Calls a method on a stream of either kind.
 macro_rules! on {
     ($backend:expr, $stream:ident => $call:expr) => {
         match $backend {

@@ -1,13 +1,12 @@
-//! Batches: what a stream performs in one go.
+//! Batches of stream operations.
 
 use crate::backend::Backend;
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
+use crate::queue::{ROOM, methods_with_operations, target, until_done};
 use crate::queue_pair::{CompletionQueue, QueuePair, WorkRequest};
-use crate::region::{AnyWord, Slice, Word, narrow};
+use crate::region::{AnyWord, SegmentHandle, Slice, Word, narrow};
 use crate::segment::Segment;
-use crate::shared::Shared;
-use crate::verbs::{ROOM, methods_with_verbs, target, until_done};
 use gdsync::batch::BatchShape;
 use gdsync::memop::Condition;
 use gdsync::stream::{PostError, PostFailure};
@@ -22,16 +21,16 @@ use std::sync::Arc;
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Batch {
     backend: Arc<Backend>,
-    /// The queue of teams by which it sends.
+    /// The teams' queue for its sends.
     queue: u32,
     timeout: Option<f64>,
-    state: Mutex<State>,
+    contents: Mutex<Contents>,
 }
 
 #[derive(Default)]
-struct State {
+struct Contents {
     batch: gdsync::Batch,
-    /// Memory operations and submissions that it took.
+    /// Memory operations and submissions of the last post.
     posted: Option<(usize, usize)>,
 }
 
@@ -42,27 +41,27 @@ impl Batch {
         merged: bool,
         timeout: Option<f64>,
     ) -> Result<Self, Failure> {
-        // Refuses what is no time now, and not when the batch is posted.
+        // Refuses a bad time-out now rather than when the batch is posted.
         Limit::new(timeout)?;
-        let state = State { batch: gdsync::Batch::with_capacity(8).merged(merged), posted: None };
-        Ok(Batch { backend, queue, timeout, state: Mutex::new(state) })
+        let contents = Contents { batch: gdsync::Batch::with_capacity(8).merged(merged), posted: None };
+        Ok(Batch { backend, queue, timeout, contents: Mutex::new(contents) })
     }
 
-    /// Adds to the batch.
+    /// Adds operations.
     fn add(&self, add: impl FnOnce(gdsync::Batch) -> gdsync::Batch) {
-        let mut state = self.state.lock();
-        state.batch = add(mem::take(&mut state.batch));
+        let mut contents = self.contents.lock();
+        contents.batch = add(mem::take(&mut contents.batch));
     }
 
-    /// The queue of a segment's team by which the batch sends.
-    fn queue_of(&self, segment: &Shared, queue: Option<u32>) -> Result<Queue, Failure> {
+    /// Returns the queue of a segment's team for the batch's sends.
+    fn queue_of(&self, segment: &SegmentHandle, queue: Option<u32>) -> Result<Queue, Failure> {
         Ok(segment.team.queue(queue.unwrap_or(self.queue))?.with_timeout(interrupt::SLICE))
     }
 
     fn perform(
         &self,
         py: Python<'_>,
-        segment: &Shared,
+        segment: &SegmentHandle,
         queue: Option<u32>,
         operation: Operation<'_>,
     ) -> Result<(), Failure> {
@@ -72,19 +71,19 @@ impl Batch {
         Ok(())
     }
 
-    /// What was taken out of the batch.
+    /// Takes the operations out of the batch.
     pub(crate) fn take(&self) -> gdsync::Batch {
-        mem::take(&mut self.state.lock().batch)
+        mem::take(&mut self.contents.lock().batch)
     }
 
-    /// The kinds of its operations.
+    /// Returns the kinds of its operations.
     pub(crate) fn shape(&self) -> BatchShape {
-        BatchShape::of(&self.state.lock().batch)
+        BatchShape::of(&self.contents.lock().batch)
     }
 
-    /// Gives back what was not posted.
+    /// Puts back unposted operations.
     pub(crate) fn restore(&self, batch: gdsync::Batch) {
-        self.state.lock().batch = batch;
+        self.contents.lock().batch = batch;
     }
 }
 
@@ -98,16 +97,16 @@ fn condition_of(name: &str) -> Result<Condition, Failure> {
     }
 }
 
-methods_with_verbs! { impl Batch with queue: u32 {
+methods_with_operations! { impl Batch with queue: u32 {
     fn wait_notification(&self, segment: &Segment, id: u32) -> Result<(), Failure> {
-        let word = segment.shared.segment.notification(id)?;
+        let word = segment.handle.segment.notification(id)?;
         self.add(|batch| batch.wait_notification(&word));
         Ok(())
     }
 
     #[pyo3(signature = (segment, rank, *, queue=None))]
     fn wait_writes(&self, segment: &Segment, rank: u32, queue: Option<u32>) -> Result<(), Failure> {
-        let waits = self.queue_of(&segment.shared, queue)?.prepare_waits(rank)?;
+        let waits = self.queue_of(&segment.handle, queue)?.prepare_waits(rank)?;
         self.add(|batch| waits.into_iter().fold(batch, gdsync::Batch::wait));
         Ok(())
     }
@@ -163,10 +162,10 @@ methods_with_verbs! { impl Batch with queue: u32 {
     }
 
     fn __len__(&self) -> usize {
-        self.state.lock().batch.len()
+        self.contents.lock().batch.len()
     }
 
-    /// Posts what was added. What does not fit stays in the batch.
+    /// Posts the operations. Those that do not fit stay in the batch.
     fn post<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyTuple>, Failure> {
         let limit = Limit::new(self.timeout)?;
         let posted = interrupt::wait(py, limit, |time| match self.backend.post(self.take(), time) {
@@ -180,14 +179,14 @@ methods_with_verbs! { impl Batch with queue: u32 {
             }
         })?;
         let posted = posted.ok_or_else(|| limit.passed("the wait for room on the stream"))?;
-        self.state.lock().posted = Some(posted);
+        self.contents.lock().posted = Some(posted);
         Ok((posted.0, posted.1).into_pyobject(py)?)
     }
 
     /// Memory operations and submissions of the last post.
     #[getter]
     fn posted(&self) -> Option<(usize, usize)> {
-        self.state.lock().posted
+        self.contents.lock().posted
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -204,19 +203,19 @@ methods_with_verbs! { impl Batch with queue: u32 {
     ) -> Result<bool, Failure> {
         match kind {
             None => _ = self.post(py)?,
-            // Its sends leave their queues.
+            // Dropped sends leave their queues.
             Some(_) => drop(self.take()),
         }
         Ok(false)
     }
 
     fn __str__(&self) -> String {
-        self.state.lock().batch.to_string()
+        self.contents.lock().batch.to_string()
     }
 
     fn __repr__(&self) -> String {
-        let state = self.state.lock();
-        let posted = if state.posted.is_some() { ", posted" } else { "" };
-        format!("<gdsync.Batch of {} operations{posted}>", state.batch.len())
+        let contents = self.contents.lock();
+        let posted = if contents.posted.is_some() { ", posted" } else { "" };
+        format!("<gdsync.Batch of {} operations{posted}>", contents.batch.len())
     }
 } }

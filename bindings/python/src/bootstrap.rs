@@ -1,4 +1,4 @@
-//! How the processes, or threads, of a job meet.
+//! The bootstrap of a job's processes or threads.
 
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 type Inner = gdsync_notify::bootstrap::Bootstrap;
 
-/// A rank of a job that has met the others: it becomes a team.
+/// A rank of a job that has met the others. It becomes a team.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Bootstrap {
     rank: u32,
     size: u32,
-    /// None once a team has it.
+    /// `None` once a team has taken it.
     inner: Arc<Mutex<Option<Inner>>>,
 }
 
@@ -29,13 +29,13 @@ impl Bootstrap {
         interrupt::on_a_thread(py, move || Inner::join(&job, time)).map(Self::new)
     }
 
-    /// For the team that is made of it.
+    /// Takes it for a team.
     pub(crate) fn take(&self) -> Result<Inner, Failure> {
         let gone = || Failure::invalid("the bootstrap has become a team: make another one for another team");
         self.inner.lock().take().ok_or_else(gone)
     }
 
-    /// An exchange with all ranks.
+    /// Makes an exchange with all ranks.
     fn exchange<T: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -67,7 +67,7 @@ impl Bootstrap {
         key: Option<Vec<u8>>,
         timeout: Option<f64>,
     ) -> Result<Self, Failure> {
-        // host:port is where rank 0 listens; other text is a name on this host.
+        // `host:port` is rank 0's address; other text is a name on this host.
         let meeting = match address.rsplit_once(':') {
             Some((_, port)) if port.parse::<u16>().is_ok() => Meeting::Root(address),
             _ => Meeting::Local(address),

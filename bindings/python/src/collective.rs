@@ -10,17 +10,17 @@ use gdsync_notify::collective::{Collective, Collectives, Element, Operation};
 use pyo3::prelude::*;
 use std::ops::Range;
 
-/// A collective that all ranks have agreed on, in a segment of its own.
+/// A collective that all ranks have agreed on, with its own segment.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Plan {
     inner: gdsync_notify::collective::Plan,
     segment: Py<Segment>,
 }
 
-/// What the words mean.
+/// Parses the names of a collective.
 ///
 /// # Errors
-/// A word that means nothing, or a number that is missing.
+/// An unknown name.
 fn collective_of(
     kind: &str,
     block: usize,
@@ -54,12 +54,12 @@ fn collective_of(
     })
 }
 
-/// The names of all, in one line.
+/// Joins names.
 fn names<T: ToString>(all: &[T]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Makes a plan with all ranks of a team.
+/// Creates a plan with all ranks of a team.
 #[pyfunction]
 #[pyo3(signature = (team, kind, block=0, *, root=0, element="f32", operation="sum", queue=0, gpu=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
@@ -78,7 +78,7 @@ pub(crate) fn plan(
     let ranks = team.inner.members().len() as u32;
     let queue = team.inner.queue(queue)?;
     let segment = team.allocate(py, what.bytes(ranks), what.notifications(ranks), gpu)?;
-    let own = segment.shared.segment.clone();
+    let own = segment.handle.segment.clone();
     let inner = interrupt::on_a_thread(py, move || Collectives::new(&queue, &own)?.plan(what))?;
     Ok(Plan { inner, segment: Py::new(py, segment)? })
 }

@@ -1,4 +1,4 @@
-//! Cards, protection domains, and what is registered there.
+//! Cards, protection domains, and registration.
 
 use crate::errors::Failure;
 use crate::region::MemoryRegion;
@@ -7,7 +7,7 @@ use gdsync::Access;
 use gdsync::verbs::{Provider, RegistrationCache, provider};
 use pyo3::prelude::*;
 
-/// What the names of software cards begin with.
+/// Prefix of software cards' names.
 const SOFTWARE: &str = "softhca";
 
 /// A card.
@@ -47,12 +47,12 @@ impl Device {
     }
 }
 
-/// The names of the cards of this machine, software first.
+/// Returns the names of this machine's cards, software first.
 #[pyfunction]
 pub(crate) fn devices(py: Python<'_>) -> Result<Vec<String>, Failure> {
     py.detach(|| {
         let mut names = gdsync::Device::names(provider::software())?;
-        // A machine without the system's libraries has none of their cards.
+        // Without the system's libraries there are no other cards.
         names.extend(provider::system().and_then(gdsync::Device::names).unwrap_or_default());
         Ok(names)
     })
@@ -119,7 +119,7 @@ impl ProtectionDomain {
         py.detach(|| self.make(Memory::allocate(nbytes, gpu)?, remote, None))
     }
 
-    /// Registrations that the cache holds, and how often it had one at hand and had none.
+    /// Registrations in the cache, its hits and its misses.
     #[getter]
     fn registrations(&self) -> (usize, u64, u64) {
         let statistics = self.cache.statistics();

@@ -15,20 +15,20 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// What a failed call raises.
+/// The exception that a failed call raises.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// An exception of gdsync's, with its text.
-    Of(Kind, String),
-    /// [`Kind::PeerDead`], with the rank and how this rank knows.
+    /// An exception of gdsync with its text.
+    Of(ExceptionClass, String),
+    /// [`ExceptionClass::PeerDead`] with the rank and the cause.
     PeerDead { text: String, rank: u32, cause: String },
-    /// An exception of Python's, such as one that a callback raised.
+    /// An exception of Python, such as one raised by a callback.
     Python(PyErr),
 }
 
-/// The exceptions, by their names in `gdsync._errors`.
+/// The exception classes of `gdsync._errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ExceptionClass {
     Error,
     InvalidArgument,
     Unsupported,
@@ -40,45 +40,45 @@ pub(crate) enum Kind {
     StreamFailed,
 }
 
-const KINDS: usize = Kind::StreamFailed as usize + 1;
+const CLASS_COUNT: usize = ExceptionClass::StreamFailed as usize + 1;
 
-impl Kind {
+impl ExceptionClass {
     fn name(self) -> &'static str {
         match self {
-            Kind::Error => "Error",
-            Kind::InvalidArgument => "InvalidArgument",
-            Kind::Unsupported => "Unsupported",
-            Kind::WouldBlock => "WouldBlock",
-            Kind::TimedOut => "TimedOut",
-            Kind::PeerDead => "PeerDead",
-            Kind::ConnectionFailed => "ConnectionFailed",
-            Kind::DeviceError => "DeviceError",
-            Kind::StreamFailed => "StreamFailed",
+            ExceptionClass::Error => "Error",
+            ExceptionClass::InvalidArgument => "InvalidArgument",
+            ExceptionClass::Unsupported => "Unsupported",
+            ExceptionClass::WouldBlock => "WouldBlock",
+            ExceptionClass::TimedOut => "TimedOut",
+            ExceptionClass::PeerDead => "PeerDead",
+            ExceptionClass::ConnectionFailed => "ConnectionFailed",
+            ExceptionClass::DeviceError => "DeviceError",
+            ExceptionClass::StreamFailed => "StreamFailed",
         }
     }
 
     fn class(self, py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
-        static CLASSES: [PyOnceLock<Py<PyType>>; KINDS] = [const { PyOnceLock::new() }; KINDS];
+        static CLASSES: [PyOnceLock<Py<PyType>>; CLASS_COUNT] = [const { PyOnceLock::new() }; CLASS_COUNT];
         CLASSES[self as usize].import(py, "gdsync._errors", self.name()).cloned()
     }
 }
 
 impl Failure {
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
-        Failure::Of(Kind::InvalidArgument, text.into())
+        Failure::Of(ExceptionClass::InvalidArgument, text.into())
     }
 
     pub(crate) fn timed_out(what: &str, seconds: f64) -> Self {
         let text = format!(
             "{what} took longer than {seconds} s: give a longer timeout, or None to wait without a limit"
         );
-        Failure::Of(Kind::TimedOut, text)
+        Failure::Of(ExceptionClass::TimedOut, text)
     }
 
-    /// The same with more of an explanation.
+    /// Adds a hint to the text.
     pub(crate) fn with_hint(self, hint: &str) -> Self {
         match self {
-            Failure::Of(kind, text) => Failure::Of(kind, format!("{text}; {hint}")),
+            Failure::Of(class, text) => Failure::Of(class, format!("{text}; {hint}")),
             other => other,
         }
     }
@@ -87,11 +87,11 @@ impl Failure {
 impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         Python::attach(|py| match failure {
-            Failure::Of(kind, text) => match kind.class(py) {
+            Failure::Of(class, text) => match class.class(py) {
                 Ok(class) => PyErr::from_type(class, text),
                 Err(error) => error,
             },
-            Failure::PeerDead { text, rank, cause } => match Kind::PeerDead.class(py) {
+            Failure::PeerDead { text, rank, cause } => match ExceptionClass::PeerDead.class(py) {
                 Ok(class) => PyErr::from_type(class, (text, rank, cause)),
                 Err(error) => error,
             },
@@ -106,29 +106,29 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// Errors whose kind says the class, and whose text is the library's.
-macro_rules! kinds {
-    ($($error:ty, $this:ident => $kind:expr;)*) => {$(
+/// Converts errors to the class that each names, with the library's text.
+macro_rules! classes {
+    ($($error:ty, $this:ident => $class:expr;)*) => {$(
         impl From<$error> for Failure {
             fn from($this: $error) -> Self {
-                Failure::Of($kind, $this.to_string())
+                Failure::Of($class, $this.to_string())
             }
         }
     )*};
 }
 
-kinds! {
-    OutOfBounds, _this => Kind::InvalidArgument;
-    WordError, _this => Kind::InvalidArgument;
-    ParseError, _this => Kind::InvalidArgument;
-    CudaError, this => of_cuda(&this);
-    StreamError, this => of_stream(&this);
-    PollError, _this => Kind::DeviceError;
-    StateError, this => of_state(&this);
-    QueueError, this => of_queue(&this);
-    Error, this => of_verbs(&this);
-    PostFailure, this => of_post(&this);
-    BootstrapError, this => of_bootstrap(&this);
+classes! {
+    OutOfBounds, _this => ExceptionClass::InvalidArgument;
+    WordError, _this => ExceptionClass::InvalidArgument;
+    ParseError, _this => ExceptionClass::InvalidArgument;
+    CudaError, this => class_of_cuda(&this);
+    StreamError, this => class_of_stream(&this);
+    PollError, _this => ExceptionClass::DeviceError;
+    StateError, this => class_of_state(&this);
+    QueueError, this => class_of_queue(&this);
+    Error, this => class_of_verbs(&this);
+    PostFailure, this => class_of_post(&this);
+    BootstrapError, this => class_of_bootstrap(&this);
 }
 
 impl From<WaitError> for Failure {
@@ -137,18 +137,18 @@ impl From<WaitError> for Failure {
             WaitError::State(error) => error.into(),
             WaitError::Poll(error) => error.into(),
             WaitError::Verbs(error) => error.into(),
-            other => Failure::Of(Kind::Error, other.to_string()),
+            other => Failure::Of(ExceptionClass::Error, other.to_string()),
         }
     }
 }
 
 impl From<NotifyError> for Failure {
     fn from(error: NotifyError) -> Self {
-        let kind = match &error {
+        let class = match &error {
             NotifyError::PeerDead { rank, cause } => {
                 return Failure::PeerDead { text: error.to_string(), rank: *rank, cause: cause.to_string() };
             }
-            NotifyError::TimedOut { .. } => Kind::TimedOut,
+            NotifyError::TimedOut { .. } => ExceptionClass::TimedOut,
             NotifyError::Rank { .. }
             | NotifyError::Queue { .. }
             | NotifyError::OutOfSegment { .. }
@@ -156,23 +156,23 @@ impl From<NotifyError> for Failure {
             | NotifyError::ZeroValue { .. }
             | NotifyError::NothingToRegister
             | NotifyError::OtherGpu { .. }
-            | NotifyError::Mismatch { .. } => Kind::InvalidArgument,
-            NotifyError::Expelled { .. } | NotifyError::Failed { .. } => Kind::ConnectionFailed,
-            NotifyError::Consistency { .. } | NotifyError::NoReads => Kind::Unsupported,
-            NotifyError::Post { source, .. } | NotifyError::Local(source) => of_queue(source),
-            NotifyError::Device(source) => of_verbs(source),
-            NotifyError::Cuda(source) => of_cuda(source),
-            NotifyError::Unreachable(source) => of_stream(source),
-            NotifyError::Bootstrap(source) => of_bootstrap(source),
-            _ => Kind::Error,
+            | NotifyError::Mismatch { .. } => ExceptionClass::InvalidArgument,
+            NotifyError::Expelled { .. } | NotifyError::Failed { .. } => ExceptionClass::ConnectionFailed,
+            NotifyError::Consistency { .. } | NotifyError::NoReads => ExceptionClass::Unsupported,
+            NotifyError::Post { source, .. } | NotifyError::Local(source) => class_of_queue(source),
+            NotifyError::Device(source) => class_of_verbs(source),
+            NotifyError::Cuda(source) => class_of_cuda(source),
+            NotifyError::Unreachable(source) => class_of_stream(source),
+            NotifyError::Bootstrap(source) => class_of_bootstrap(source),
+            _ => ExceptionClass::Error,
         };
-        Failure::Of(kind, error.to_string())
+        Failure::Of(class, error.to_string())
     }
 }
 
 impl From<CollectiveError> for Failure {
     fn from(error: CollectiveError) -> Self {
-        let kind = match error {
+        let class = match error {
             CollectiveError::Notify(error) => return error.into(),
             CollectiveError::OtherTeam
             | CollectiveError::Bytes { .. }
@@ -180,82 +180,84 @@ impl From<CollectiveError> for Failure {
             | CollectiveError::TooLong { .. }
             | CollectiveError::Element { .. }
             | CollectiveError::Unaligned { .. }
-            | CollectiveError::Root { .. } => Kind::InvalidArgument,
+            | CollectiveError::Root { .. } => ExceptionClass::InvalidArgument,
             CollectiveError::NoKernel | CollectiveError::RawStream | CollectiveError::OtherGpu { .. } => {
-                Kind::Unsupported
+                ExceptionClass::Unsupported
             }
-            _ => Kind::Error,
+            _ => ExceptionClass::Error,
         };
-        Failure::Of(kind, error.to_string())
+        Failure::Of(class, error.to_string())
     }
 }
 
-fn of_cuda(error: &CudaError) -> Kind {
+fn class_of_cuda(error: &CudaError) -> ExceptionClass {
     match error {
-        CudaError::OutOfBounds { .. } => Kind::InvalidArgument,
+        CudaError::OutOfBounds { .. } => ExceptionClass::InvalidArgument,
         CudaError::Driver(DriverError::NoDriver) | CudaError::Capturing | CudaError::OtherThread => {
-            Kind::Unsupported
+            ExceptionClass::Unsupported
         }
-        _ => Kind::DeviceError,
+        _ => ExceptionClass::DeviceError,
     }
 }
 
-fn of_stream(error: &StreamError) -> Kind {
+fn class_of_stream(error: &StreamError) -> ExceptionClass {
     match error {
-        StreamError::Failed { .. } => Kind::StreamFailed,
-        StreamError::Unsupported { .. } => Kind::Unsupported,
-        StreamError::OtherGpu { .. } | StreamError::Unregistered { .. } => Kind::InvalidArgument,
-        StreamError::Cuda(error) => of_cuda(error),
-        _ => Kind::DeviceError,
+        StreamError::Failed { .. } => ExceptionClass::StreamFailed,
+        StreamError::Unsupported { .. } => ExceptionClass::Unsupported,
+        StreamError::OtherGpu { .. } | StreamError::Unregistered { .. } => ExceptionClass::InvalidArgument,
+        StreamError::Cuda(error) => class_of_cuda(error),
+        _ => ExceptionClass::DeviceError,
     }
 }
 
-fn of_state(error: &StateError) -> Kind {
+fn class_of_state(error: &StateError) -> ExceptionClass {
     match error {
-        StateError::NotConnected { .. } | StateError::Failed { .. } => Kind::ConnectionFailed,
-        _ => Kind::Error,
+        StateError::NotConnected { .. } | StateError::Failed { .. } => ExceptionClass::ConnectionFailed,
+        _ => ExceptionClass::Error,
     }
 }
 
-fn of_queue(error: &QueueError) -> Kind {
+fn class_of_queue(error: &QueueError) -> ExceptionClass {
     match error {
-        QueueError::Full(QueueFull::NoMemory { .. }) => Kind::DeviceError,
-        QueueError::Full(_) => Kind::WouldBlock,
+        QueueError::Full(QueueFull::NoMemory { .. }) => ExceptionClass::DeviceError,
+        QueueError::Full(_) => ExceptionClass::WouldBlock,
         QueueError::Request(RequestError::NotOnTransport { .. } | RequestError::NotOnDevice { .. }) => {
-            Kind::Unsupported
+            ExceptionClass::Unsupported
         }
-        QueueError::Request(_) | QueueError::Bounds(_) | QueueError::Word(_) => Kind::InvalidArgument,
-        QueueError::State(error) => of_state(error),
-        _ => Kind::Error,
+        QueueError::Request(_) | QueueError::Bounds(_) | QueueError::Word(_) => {
+            ExceptionClass::InvalidArgument
+        }
+        QueueError::State(error) => class_of_state(error),
+        _ => ExceptionClass::Error,
     }
 }
 
-fn of_verbs(error: &Error) -> Kind {
+fn class_of_verbs(error: &Error) -> ExceptionClass {
     match error {
-        Error::OutOfRange(_) | Error::Parse(_) | Error::Word(_) => Kind::InvalidArgument,
+        Error::OutOfRange(_) | Error::Parse(_) | Error::Word(_) => ExceptionClass::InvalidArgument,
         Error::Open(OpenError::NoDevice { .. } | OpenError::Load(_) | OpenError::NoKernelSupport) => {
-            Kind::Unsupported
+            ExceptionClass::Unsupported
         }
-        Error::Open(OpenError::Setting { .. }) => Kind::InvalidArgument,
+        Error::Open(OpenError::Setting { .. }) => ExceptionClass::InvalidArgument,
         Error::QueuePair(QueuePairError::NoTransport { .. } | QueuePairError::NoCardWaits { .. }) => {
-            Kind::Unsupported
+            ExceptionClass::Unsupported
         }
-        Error::Cuda(error) => of_cuda(error),
-        Error::QueuePair(_) => Kind::Error,
-        _ => Kind::DeviceError,
+        Error::Cuda(error) => class_of_cuda(error),
+        Error::QueuePair(_) => ExceptionClass::Error,
+        _ => ExceptionClass::DeviceError,
     }
 }
 
-fn of_post(error: &PostFailure) -> Kind {
+fn class_of_post(error: &PostFailure) -> ExceptionClass {
     match error {
-        PostFailure::Queue(error) => of_queue(error),
-        PostFailure::Stream(error) => of_stream(error),
-        PostFailure::WouldBlock { .. } => Kind::WouldBlock,
-        _ => Kind::Error,
+        PostFailure::Queue(error) => class_of_queue(error),
+        PostFailure::Stream(error) => class_of_stream(error),
+        PostFailure::WouldBlock { .. } => ExceptionClass::WouldBlock,
+        _ => ExceptionClass::Error,
     }
 }
 
-fn of_bootstrap(error: &BootstrapError) -> Kind {
+fn class_of_bootstrap(error: &BootstrapError) -> ExceptionClass {
     match error {
         BootstrapError::NoLauncher
         | BootstrapError::NoSize { .. }
@@ -265,8 +267,8 @@ fn of_bootstrap(error: &BootstrapError) -> Kind {
         | BootstrapError::SeveralHosts { .. }
         | BootstrapError::OtherSize { .. }
         | BootstrapError::TooLong { .. }
-        | BootstrapError::Parts { .. } => Kind::InvalidArgument,
-        BootstrapError::Late { .. } => Kind::TimedOut,
-        _ => Kind::ConnectionFailed,
+        | BootstrapError::Parts { .. } => ExceptionClass::InvalidArgument,
+        BootstrapError::Late { .. } => ExceptionClass::TimedOut,
+        _ => ExceptionClass::ConnectionFailed,
     }
 }

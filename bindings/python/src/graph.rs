@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::batch::Batch;
-use crate::errors::{Failure, Kind};
+use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::{self, Limit};
 use crate::stream::Stream;
 use gdsync::graph::{CudaGraph, GraphError, LaunchError};
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 use std::time::Duration;
 
-/// How long a launch lets a stream without room catch up.
+/// Pause of a launch while the stream has no room.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A CUDA graph with places for batches.
@@ -22,12 +22,12 @@ pub(crate) struct Graph {
     nodes: usize,
 }
 
-/// Records what the steps enqueue on the stream, and a place for each batch that they yield.
+/// Captures the steps' work on the stream, with a place for each batch that they yield.
 #[pyfunction]
 pub(crate) fn capture(stream: &Stream, steps: &Bound<'_, PyAny>) -> Result<Graph, Failure> {
     let Backend::Cuda(cuda) = &*stream.backend else {
         let text = "only CUDA streams are captured: a software stream has no graphs";
-        return Err(Failure::Of(Kind::Unsupported, text.to_owned()));
+        return Err(Failure::Of(ExceptionClass::Unsupported, text.to_owned()));
     };
     let steps = PyIterator::from_object(steps)?;
     let mut nodes = 0;
@@ -44,20 +44,20 @@ pub(crate) fn capture(stream: &Stream, steps: &Bound<'_, PyAny>) -> Result<Graph
         Ok(inner) => Ok(Graph { inner: Mutex::new(inner), nodes }),
         Err(GraphError::Record(error)) => match error.downcast::<PyErr>() {
             Ok(own) => Err(Failure::Python(*own)),
-            Err(other) => Err(Failure::Of(Kind::Error, other.to_string())),
+            Err(other) => Err(Failure::Of(ExceptionClass::Error, other.to_string())),
         },
-        Err(error) => Err(of_graph(&error)),
+        Err(error) => Err(graph_failure(&error)),
     }
 }
 
-fn of_graph(error: &GraphError) -> Failure {
+fn graph_failure(error: &GraphError) -> Failure {
     let kind = match error {
         GraphError::Stale { .. } | GraphError::Shape { .. } | GraphError::Size { .. } | GraphError::Copy => {
-            Kind::InvalidArgument
+            ExceptionClass::InvalidArgument
         }
-        GraphError::Post(PostFailure::WouldBlock { .. }) => Kind::WouldBlock,
-        GraphError::OtherContext { .. } => Kind::InvalidArgument,
-        _ => Kind::DeviceError,
+        GraphError::Post(PostFailure::WouldBlock { .. }) => ExceptionClass::WouldBlock,
+        GraphError::OtherContext { .. } => ExceptionClass::InvalidArgument,
+        _ => ExceptionClass::DeviceError,
     };
     Failure::Of(kind, error.to_string())
 }
@@ -74,7 +74,7 @@ impl Graph {
     ) -> Result<(), Failure> {
         let Backend::Cuda(cuda) = &*stream.backend else {
             let text = "a graph is launched on a CUDA stream";
-            return Err(Failure::Of(Kind::Unsupported, text.to_owned()));
+            return Err(Failure::Of(ExceptionClass::Unsupported, text.to_owned()));
         };
         let limit = Limit::new(timeout)?;
         let launched = interrupt::wait(py, limit, |_| {
@@ -88,7 +88,7 @@ impl Graph {
                             std::thread::sleep(PAUSE);
                             Ok(None)
                         }
-                        source => Err(of_graph(&source)),
+                        source => Err(graph_failure(&source)),
                     }
                 }
             }

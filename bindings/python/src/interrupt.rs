@@ -1,6 +1,6 @@
-//! Calls that block: without the GIL, and ended by a signal that Python answers, such as Ctrl-C.
+//! Blocking calls: they release the GIL and end when a signal handler raises, as for Ctrl-C.
 
-use crate::errors::{Failure, Kind};
+use crate::errors::{ExceptionClass, Failure};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -8,10 +8,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a wait stays away from Python's signals.
+/// Longest time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// A time that the caller gives in seconds; `None` is without a limit.
+/// A time-out in seconds; `None` is unlimited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     seconds: f64,
@@ -20,14 +20,14 @@ pub(crate) struct Limit {
 
 impl Limit {
     /// # Errors
-    /// A number that is negative, or none.
+    /// A negative number or NaN.
     pub(crate) fn new(timeout: Option<f64>) -> Result<Self, Failure> {
         let Some(seconds) = timeout else { return Ok(Limit { seconds: f64::INFINITY, deadline: None }) };
         if seconds.is_nan() || seconds < 0.0 {
             let text = format!("timeout is {seconds}: give seconds, 0 or more, or None for no limit");
             return Err(Failure::invalid(text));
         }
-        // What no clock reaches is no limit.
+        // A time that overflows the clock is unlimited.
         let time = Duration::try_from_secs_f64(seconds).ok();
         Ok(Limit { seconds, deadline: time.and_then(|time| Instant::now().checked_add(time)) })
     }
@@ -36,23 +36,22 @@ impl Limit {
         self.deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// The error of a call that has used up the time.
+    /// Returns the error of a call that has timed out.
     pub(crate) fn passed(&self, what: &str) -> Failure {
         Failure::timed_out(what, self.seconds)
     }
 
-    /// For calls that take a time themselves: a year in the place of none.
+    /// Returns the time for calls that take one; a year if unlimited.
     pub(crate) fn duration(&self) -> Duration {
         const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
         self.deadline.map_or(YEAR, |_| self.left()).min(YEAR)
     }
 }
 
-/// Repeats a short wait until it has a result; `None` once the limit has passed. Signals are
-/// answered in between.
+/// Repeats a short wait until it has a result; `None` after the time-out. Checks signals in between.
 ///
 /// # Errors
-/// Those of the wait; what the handler of a signal raises.
+/// Those of the wait; an exception of a signal handler.
 pub(crate) fn wait<T: Send>(
     py: Python<'_>,
     limit: Limit,
@@ -68,11 +67,11 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
-/// Makes a call that cannot be cut into short waits on a thread of its own. After a signal that
-/// raises, the call goes on there, and its result is dropped.
+/// Makes a call that cannot be split into short waits on a separate thread. If a signal handler raises, the call
+/// continues there and its result is dropped.
 ///
 /// # Errors
-/// Those of the call; what the handler of a signal raises; a thread that cannot be started.
+/// Those of the call; an exception of a signal handler; a thread that cannot be started.
 pub(crate) fn on_a_thread<T, E>(
     py: Python<'_>,
     call: impl FnOnce() -> Result<T, E> + Send + 'static,
@@ -89,7 +88,7 @@ where
     thread::Builder::new()
         .name("gdsync-call".to_owned())
         .spawn(run)
-        .map_err(|error| Failure::Of(Kind::DeviceError, format!("no thread: {error}")))?;
+        .map_err(|error| Failure::Of(ExceptionClass::DeviceError, format!("no thread: {error}")))?;
     loop {
         let result;
         (receiver, result) = py.detach(move || {
@@ -100,13 +99,13 @@ where
             Ok(result) => return result.map_err(Into::into),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::Of(Kind::Error, "the call panicked".to_owned()));
+                return Err(Failure::Of(ExceptionClass::Error, "the call panicked".to_owned()));
             }
         }
     }
 }
 
-/// The same wait for asyncio: `call(*args, timeout)`, on threads of the event loop (`_asyncio.py`).
+/// Wraps a wait for asyncio: `call(*args, timeout)` on threads of the event loop (`_asyncio.py`).
 pub(crate) fn awaitable<'py>(
     call: Bound<'py, PyAny>,
     args: impl IntoPyObject<'py>,

@@ -1,7 +1,8 @@
-//! The module `gdsync._gdsync`: what the package `gdsync` is made of.
+//! The extension module `gdsync._gdsync` of the package `gdsync`.
 //!
-//! Each object is a handle of the library's, frozen and without a lock where the library's has none. Calls that may block
-//! release the GIL, and answer Python's signals ([`interrupt`]). Memory and streams of Python objects are kept by [`owner`].
+//! Each object wraps a handle of the library, frozen, and without a lock where the library has none. Blocking calls
+//! release the GIL and answer Python's signals ([`interrupt`]). [`owner`] keeps the Python objects of memory and
+//! streams.
 
 #[deny(unsafe_code)]
 mod backend;
@@ -13,7 +14,6 @@ mod bootstrap;
 mod collective;
 #[deny(unsafe_code)]
 mod device;
-mod dlpack;
 #[deny(unsafe_code)]
 mod errors;
 #[deny(unsafe_code)]
@@ -33,16 +33,10 @@ mod queue_pair;
 mod region;
 #[deny(unsafe_code)]
 mod segment;
-#[deny(unsafe_code)]
-mod shared;
 mod stream;
 #[deny(unsafe_code)]
 mod team;
 mod tensor;
-#[deny(unsafe_code)]
-mod trigger;
-#[deny(unsafe_code)]
-mod verbs;
 
 use pyo3::prelude::*;
 
@@ -57,8 +51,6 @@ mod _gdsync {
     #[pymodule_export]
     use crate::device::{Device, ProtectionDomain, devices};
     #[pymodule_export]
-    use crate::dlpack::_dlpack;
-    #[pymodule_export]
     use crate::graph::{Graph, capture};
     #[pymodule_export]
     use crate::measure::_time_batches;
@@ -69,7 +61,7 @@ mod _gdsync {
     #[pymodule_export]
     use crate::queue::Queue;
     #[pymodule_export]
-    use crate::queue_pair::{Completion, CompletionQueue, QueuePair, WorkRequest};
+    use crate::queue_pair::{Completion, CompletionQueue, QueuePair, Trigger, WorkRequest};
     #[pymodule_export]
     use crate::region::{MemoryRegion, RemoteMemory, Slice, Word};
     #[pymodule_export]
@@ -79,5 +71,5 @@ mod _gdsync {
     #[pymodule_export]
     use crate::team::Team;
     #[pymodule_export]
-    use crate::trigger::Trigger;
+    use crate::tensor::_dlpack;
 }

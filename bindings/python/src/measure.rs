@@ -1,4 +1,4 @@
-//! What batches cost without Python: `scripts/gpu/python` compares.
+//! The cost of batches without Python, for comparison by `scripts/gpu/python`.
 
 use crate::backend::on;
 use crate::errors::Failure;
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 const OPERATIONS: usize = 8;
 const LONG: Duration = Duration::from_secs(30);
 
-/// Median seconds of the CPU to make and post a batch of 8 writes of a 32-bit word in host memory, and one of 2
-/// notified writes to this rank itself (2 sends each) and 2 waits for notifications (a wait and a write each).
+/// Returns the CPU's median seconds to create and post a batch of 8 writes of a 32-bit word in host memory, and one of
+/// 2 notified writes to this rank itself (2 sends each) and 2 waits for notifications (a wait and a write each).
 #[pyfunction]
 pub(crate) fn _time_batches(
     py: Python<'_>,
@@ -37,7 +37,7 @@ fn time<B: MemOpStream>(
     let AnyWord::Host32(word) = &word.inner else {
         return Err(Failure::invalid("the word has 32 bits and is in host memory"));
     };
-    let segment = &segment.shared;
+    let segment = &segment.handle;
     let (queue, rank) = (segment.team.queue(0)?, segment.team.rank());
     let (mut words, mut notified) = (Vec::new(), Vec::new());
     for _ in 0..rounds {

@@ -1,7 +1,7 @@
 //! Persistent requests: prepared once, started many times on a stream.
 
 use crate::backend::{Backend, on};
-use crate::errors::{Failure, Kind};
+use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::{self, Limit};
 use crate::queue_pair::{Completion, QueuePair};
 use crate::region::{RemoteMemory, Slice};
@@ -14,31 +14,31 @@ use pyo3::prelude::*;
 /// A send, a write or a receive that is prepared once and started many times.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Persistent {
-    inner: Mutex<Any>,
+    inner: Mutex<AnyRequest>,
     what: &'static str,
 }
 
 #[derive(Debug)]
-enum Any {
+enum AnyRequest {
     Send(PersistentSend),
     Recv(PersistentRecv),
 }
 
-impl Any {
+impl AnyRequest {
     fn request(&mut self) -> &mut dyn Request {
         match self {
-            Any::Send(request) => request,
-            Any::Recv(request) => request,
+            AnyRequest::Send(request) => request,
+            AnyRequest::Recv(request) => request,
         }
     }
 }
 
-fn of_persistent(error: PersistentError) -> Failure {
+fn persistent_failure(error: PersistentError) -> Failure {
     match error {
         PersistentError::Queue(error) => error.into(),
         PersistentError::Post(error) => error.into(),
         PersistentError::Resources(error) => error.into(),
-        other => Failure::Of(Kind::InvalidArgument, other.to_string()),
+        other => Failure::Of(ExceptionClass::InvalidArgument, other.to_string()),
     }
 }
 
@@ -52,33 +52,33 @@ impl Persistent {
     #[pyo3(signature = (queue_pair, *slices))]
     fn send(queue_pair: &QueuePair, slices: Vec<Py<Slice>>) -> Result<Self, Failure> {
         let request = PersistentSend::send(&queue_pair.inner, &slices_of(&slices))?;
-        Ok(Persistent { inner: Mutex::new(Any::Send(request)), what: "send" })
+        Ok(Persistent { inner: Mutex::new(AnyRequest::Send(request)), what: "send" })
     }
 
     #[staticmethod]
     #[pyo3(signature = (queue_pair, *slices, remote))]
     fn write(queue_pair: &QueuePair, slices: Vec<Py<Slice>>, remote: &RemoteMemory) -> Result<Self, Failure> {
         let request = PersistentSend::write(&queue_pair.inner, &slices_of(&slices), remote.inner)?;
-        Ok(Persistent { inner: Mutex::new(Any::Send(request)), what: "write" })
+        Ok(Persistent { inner: Mutex::new(AnyRequest::Send(request)), what: "write" })
     }
 
     #[staticmethod]
     #[pyo3(signature = (queue_pair, *slices))]
     fn receive(queue_pair: &QueuePair, slices: Vec<Py<Slice>>) -> Result<Self, Failure> {
         let request = PersistentRecv::new(&queue_pair.inner, &slices_of(&slices))?;
-        Ok(Persistent { inner: Mutex::new(Any::Recv(request)), what: "receive" })
+        Ok(Persistent { inner: Mutex::new(AnyRequest::Recv(request)), what: "receive" })
     }
 
-    /// How the oldest start ended, once it has.
+    /// Waits for the oldest start's completion and returns it.
     #[pyo3(signature = (timeout=None))]
     fn complete(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Completion, Failure> {
         let limit = Limit::new(timeout)?;
         let found = interrupt::wait(py, limit, |time| {
             let done = match &mut *self.inner.lock() {
-                Any::Send(request) => request.complete(time),
-                Any::Recv(request) => request.complete(time),
+                AnyRequest::Send(request) => request.complete(time),
+                AnyRequest::Recv(request) => request.complete(time),
             };
-            done.map_err(of_persistent)
+            done.map_err(persistent_failure)
         })?;
         Ok(Completion::new(found.ok_or_else(|| limit.passed(&format!("the {}", self.what)))?))
     }
@@ -86,8 +86,8 @@ impl Persistent {
     #[getter]
     fn is_active(&self) -> bool {
         match &*self.inner.lock() {
-            Any::Send(request) => request.is_active(),
-            Any::Recv(request) => request.is_active(),
+            AnyRequest::Send(request) => request.is_active(),
+            AnyRequest::Recv(request) => request.is_active(),
         }
     }
 
@@ -97,7 +97,7 @@ impl Persistent {
     }
 }
 
-/// One of the calls for lists of requests, on a stream of either kind.
+/// A call for a list of requests on a stream of either kind.
 type Call = fn(&mut [&mut dyn Request], &Backend) -> Result<(), ListError>;
 
 fn for_all(
@@ -117,9 +117,9 @@ fn for_all(
         match call(&mut all, &stream.backend) {
             Ok(()) => Ok(Some(())),
             Err(ListError { source: PersistentError::Post(PostFailure::WouldBlock { .. }), .. }) => Ok(None),
-            Err(ListError { index: None, source, .. }) => Err(of_persistent(source)),
+            Err(ListError { index: None, source, .. }) => Err(persistent_failure(source)),
             Err(ListError { index: Some(index), source, .. }) => {
-                Err(of_persistent(source).with_hint(&format!("this is request {index} of the list")))
+                Err(persistent_failure(source).with_hint(&format!("this is request {index} of the list")))
             }
         }
     })?;
@@ -144,7 +144,7 @@ pub(crate) fn start_all(
     )
 }
 
-/// Has a stream wait for requests that were started, in one batch.
+/// Lets a stream wait for started requests, in one batch.
 #[pyfunction]
 #[pyo3(signature = (requests, stream, timeout=Some(30.0)))]
 pub(crate) fn wait_all(

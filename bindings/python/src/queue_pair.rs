@@ -4,20 +4,19 @@ use crate::device::ProtectionDomain;
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
 use crate::region::{RemoteMemory, Slice};
-use crate::trigger::Trigger;
-use gdsync::qp::CompletionChannel;
+use gdsync::qp::{CompletionChannel, MasterConfig};
 use gdsync::queue::WorkKind;
 use gdsync::{CompletionQueueConfig, ConnectOptions, QueuePairConfig};
 use pyo3::prelude::*;
 
-/// Where work completes.
+/// A completion queue.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct CompletionQueue {
     pub(crate) inner: gdsync::CompletionQueue,
 }
 
 impl CompletionQueue {
-    /// With a channel, so that waits sleep.
+    /// Creates a queue with a channel, so that waits sleep.
     fn on(device: &gdsync::Device, entries: u32) -> Result<Self, Failure> {
         let channel = CompletionChannel::new(device)?;
         let config = CompletionQueueConfig::from(entries).channel(&channel);
@@ -55,7 +54,7 @@ impl CompletionQueue {
     }
 }
 
-/// How a work request ended.
+/// The completion of a work request.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Completion {
     inner: gdsync::Completion,
@@ -109,10 +108,10 @@ impl Completion {
     }
 }
 
-/// What a queue pair is asked to do.
+/// A work request of a queue pair.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct WorkRequest {
-    what: What,
+    opcode: Opcode,
     slices: Vec<gdsync::Slice>,
     remote: Option<gdsync::RemoteMemory>,
     signaled: bool,
@@ -120,7 +119,7 @@ pub(crate) struct WorkRequest {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum Opcode {
     Send,
     Write,
     Read,
@@ -130,36 +129,36 @@ enum What {
 }
 
 impl WorkRequest {
-    /// The request as the library takes it.
+    /// Passes the library's work request to `take`.
     pub(crate) fn with<T>(
         &self,
         take: impl FnOnce(gdsync::WorkRequest<'_>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let remote = || self.remote.ok_or_else(|| Failure::invalid("the request names no remote memory"));
         let one = || self.slices.first().ok_or_else(|| Failure::invalid("the request has no slice"));
-        let request = match self.what {
-            What::Send => gdsync::WorkRequest::send(&self.slices),
-            What::Write => gdsync::WorkRequest::write(&self.slices, remote()?),
-            What::Read => gdsync::WorkRequest::read(&self.slices, remote()?),
-            What::FetchAdd(add) => gdsync::WorkRequest::fetch_add(one()?, remote()?, add),
-            What::CompareSwap(compare, swap) => {
+        let request = match self.opcode {
+            Opcode::Send => gdsync::WorkRequest::send(&self.slices),
+            Opcode::Write => gdsync::WorkRequest::write(&self.slices, remote()?),
+            Opcode::Read => gdsync::WorkRequest::read(&self.slices, remote()?),
+            Opcode::FetchAdd(add) => gdsync::WorkRequest::fetch_add(one()?, remote()?, add),
+            Opcode::CompareSwap(compare, swap) => {
                 gdsync::WorkRequest::compare_swap(one()?, remote()?, compare, swap)
             }
-            What::Nop => gdsync::WorkRequest::nop(),
+            Opcode::Nop => gdsync::WorkRequest::nop(),
         };
         let request = request.wr_id(self.wr_id);
         take(if self.signaled { request } else { request.unsignaled() })
     }
 
     fn made(
-        what: What,
+        opcode: Opcode,
         slices: Vec<Py<Slice>>,
         remote: Option<&RemoteMemory>,
         wr_id: u64,
         signaled: bool,
     ) -> Self {
         let slices = slices.iter().map(|slice| slice.get().inner.clone()).collect();
-        WorkRequest { what, slices, remote: remote.map(|remote| remote.inner), signaled, wr_id }
+        WorkRequest { opcode, slices, remote: remote.map(|remote| remote.inner), signaled, wr_id }
     }
 }
 
@@ -168,25 +167,25 @@ impl WorkRequest {
     #[staticmethod]
     #[pyo3(signature = (*slices, wr_id=0, signaled=true))]
     fn send(slices: Vec<Py<Slice>>, wr_id: u64, signaled: bool) -> Self {
-        Self::made(What::Send, slices, None, wr_id, signaled)
+        Self::made(Opcode::Send, slices, None, wr_id, signaled)
     }
 
     #[staticmethod]
     #[pyo3(signature = (*slices, remote, wr_id=0, signaled=true))]
     fn write(slices: Vec<Py<Slice>>, remote: &RemoteMemory, wr_id: u64, signaled: bool) -> Self {
-        Self::made(What::Write, slices, Some(remote), wr_id, signaled)
+        Self::made(Opcode::Write, slices, Some(remote), wr_id, signaled)
     }
 
     #[staticmethod]
     #[pyo3(signature = (*slices, remote, wr_id=0, signaled=true))]
     fn read(slices: Vec<Py<Slice>>, remote: &RemoteMemory, wr_id: u64, signaled: bool) -> Self {
-        Self::made(What::Read, slices, Some(remote), wr_id, signaled)
+        Self::made(Opcode::Read, slices, Some(remote), wr_id, signaled)
     }
 
     #[staticmethod]
     #[pyo3(signature = (result, *, remote, add, wr_id=0, signaled=true))]
     fn fetch_add(result: Py<Slice>, remote: &RemoteMemory, add: u64, wr_id: u64, signaled: bool) -> Self {
-        Self::made(What::FetchAdd(add), vec![result], Some(remote), wr_id, signaled)
+        Self::made(Opcode::FetchAdd(add), vec![result], Some(remote), wr_id, signaled)
     }
 
     #[staticmethod]
@@ -199,18 +198,18 @@ impl WorkRequest {
         wr_id: u64,
         signaled: bool,
     ) -> Self {
-        Self::made(What::CompareSwap(compare, swap), vec![result], Some(remote), wr_id, signaled)
+        Self::made(Opcode::CompareSwap(compare, swap), vec![result], Some(remote), wr_id, signaled)
     }
 
     #[staticmethod]
     #[pyo3(signature = (*, wr_id=0, signaled=true))]
     fn nop(wr_id: u64, signaled: bool) -> Self {
-        Self::made(What::Nop, Vec::new(), None, wr_id, signaled)
+        Self::made(Opcode::Nop, Vec::new(), None, wr_id, signaled)
     }
 
     fn __repr__(&self) -> String {
         let bytes: u64 = self.slices.iter().map(|slice| slice.len() as u64).sum();
-        format!("<gdsync.WorkRequest {:?} of {bytes} bytes, wr_id {}>", self.what, self.wr_id)
+        format!("<gdsync.WorkRequest {:?} of {bytes} bytes, wr_id {}>", self.opcode, self.wr_id)
     }
 }
 
@@ -234,7 +233,7 @@ impl QueuePair {
         trigger: Option<&Trigger>,
     ) -> Result<Self, Failure> {
         py.detach(|| {
-            // Only those that are not given.
+            // Creates only the missing ones.
             let own = |given: Option<&CompletionQueue>, depth: u32| match given {
                 Some(given) => Ok(given.inner.clone()),
                 None => CompletionQueue::on(&pd.device, depth.max(1)).map(|queue| queue.inner),
@@ -289,5 +288,45 @@ impl QueuePair {
     fn __repr__(&self) -> String {
         let state = self.failure().map_or(String::new(), |cause| format!(", failed: {cause}"));
         format!("<gdsync.QueuePair {:#x}{state}>", self.inner.number())
+    }
+}
+
+/// A word that releases sends of queue pairs, for which the card waits (docs/card-trigger.md).
+#[pyclass(frozen, module = "gdsync")]
+pub(crate) struct Trigger {
+    pub(crate) inner: gdsync::Trigger,
+}
+
+#[pymethods]
+impl Trigger {
+    #[new]
+    #[pyo3(signature = (pd, *, master=None))]
+    fn new(py: Python<'_>, pd: &ProtectionDomain, master: Option<u32>) -> Result<Self, Failure> {
+        py.detach(|| {
+            let trigger = gdsync::Trigger::new(&pd.inner)?;
+            let inner = match master {
+                Some(sends) => trigger.with_master(MasterConfig::default().sends(sends))?,
+                None => trigger,
+            };
+            Ok(Trigger { inner })
+        })
+    }
+
+    #[getter]
+    fn address(&self) -> u64 {
+        self.inner.address()
+    }
+
+    #[staticmethod]
+    fn word_of(ticket: u64) -> u64 {
+        gdsync::Trigger::word_of(ticket)
+    }
+
+    fn release(&self, py: Python<'_>, ticket: u64) -> Result<(), Failure> {
+        Ok(py.detach(|| self.inner.release(ticket))?)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gdsync.Trigger at {:#x}>", self.inner.address())
     }
 }

@@ -1,7 +1,6 @@
-//! Registered memory: regions, slices, words, and what a remote side has to know.
+//! Registered memory: regions, slices, words, and remote keys.
 
 use crate::errors::Failure;
-use crate::shared::Shared;
 use crate::tensor::Memory;
 use gdsync::memop::{GpuWord32, GpuWord64, Word32, Word64};
 use gdsync::verbs::CachedRegion;
@@ -10,12 +9,12 @@ use pyo3::types::{PyBytes, PyDict, PySlice};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Memory that is registered with a card.
+/// Memory registered with a card.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct MemoryRegion {
     memory: Memory,
     region: CachedRegion,
-    /// What was registered; none where the memory was allocated here.
+    /// The registered object; `None` if the memory was allocated here.
     tensor: Option<Py<PyAny>>,
 }
 
@@ -25,10 +24,10 @@ impl MemoryRegion {
     }
 }
 
-/// The bytes that `[a:b]` names.
+/// Returns the bytes of `[a:b]`.
 ///
 /// # Errors
-/// A step.
+/// A step other than 1.
 pub(crate) fn range_of(slice: &Bound<'_, PySlice>, len: usize) -> Result<Range<usize>, Failure> {
     let indices = slice.indices(len as isize)?;
     if indices.step != 1 {
@@ -119,16 +118,23 @@ pub(crate) fn gpu_interface<'py>(py: Python<'py>, memory: &Memory) -> PyResult<B
     }
 }
 
+/// A segment and its team.
+#[derive(Clone)]
+pub(crate) struct SegmentHandle {
+    pub(crate) segment: gdsync_notify::Segment,
+    pub(crate) team: gdsync_notify::Team,
+}
+
 /// A part of registered memory, for a work request.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Slice {
     pub(crate) inner: gdsync::Slice,
-    /// The segment that it is a part of.
-    pub(crate) segment: Option<Shared>,
+    /// The segment to which it belongs.
+    pub(crate) segment: Option<SegmentHandle>,
 }
 
 impl Slice {
-    pub(crate) fn new(inner: gdsync::Slice, segment: Option<Shared>) -> Self {
+    pub(crate) fn new(inner: gdsync::Slice, segment: Option<SegmentHandle>) -> Self {
         Slice { inner, segment }
     }
 }
@@ -145,7 +151,7 @@ impl Slice {
     }
 }
 
-/// What a remote side has to know to reach memory: `str()` of it travels, `RemoteMemory(text)` reads it.
+/// Address, length and key of remote memory: send `str()` of it, and parse it by `RemoteMemory(text)`.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct RemoteMemory {
     pub(crate) inner: gdsync::RemoteMemory,
@@ -208,10 +214,10 @@ impl Word {
     }
 }
 
-/// A value for a word of 32 bits.
+/// Converts a value for a 32-bit word.
 ///
 /// # Errors
-/// One that does not fit.
+/// A value that does not fit.
 pub(crate) fn narrow(value: u64) -> Result<u32, Failure> {
     u32::try_from(value)
         .map_err(|_| Failure::invalid(format!("{value} does not fit a word of 32 bits: use word64")))

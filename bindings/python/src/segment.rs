@@ -2,8 +2,7 @@
 
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
-use crate::region::{self, Slice, Word};
-use crate::shared::Shared;
+use crate::region::{self, SegmentHandle, Slice, Word};
 use crate::tensor::Memory;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice};
@@ -13,22 +12,22 @@ use std::ops::Range;
 /// This rank's part of a segment.
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Segment {
-    pub(crate) shared: Shared,
+    pub(crate) handle: SegmentHandle,
     memory: Memory,
-    /// What was registered; none where the memory was allocated here.
+    /// The registered object; `None` if the memory was allocated here.
     tensor: Option<Py<PyAny>>,
 }
 
 impl Segment {
-    pub(crate) fn new(shared: Shared, memory: Memory, tensor: Option<Py<PyAny>>) -> Self {
-        Segment { shared, memory, tensor }
+    pub(crate) fn new(handle: SegmentHandle, memory: Memory, tensor: Option<Py<PyAny>>) -> Self {
+        Segment { handle, memory, tensor }
     }
 
     fn segment(&self) -> &gdsync_notify::Segment {
-        &self.shared.segment
+        &self.handle.segment
     }
 
-    /// `None` is all of them, a number is one, `range(a, b)` are those.
+    /// Parses notification numbers: `None` for all, a number, or `range(a, b)`.
     fn ids(&self, ids: Option<&Bound<'_, PyAny>>) -> Result<Range<u32>, Failure> {
         let Some(ids) = ids else { return Ok(0..self.segment().notifications()) };
         if let Ok(id) = ids.extract::<u32>() {
@@ -53,7 +52,7 @@ impl Segment {
 
     fn __getitem__(&self, range: &Bound<'_, PySlice>) -> Result<Slice, Failure> {
         let range = region::range_of(range, self.segment().len())?;
-        Ok(Slice::new(self.segment().slice(range)?, Some(self.shared.clone())))
+        Ok(Slice::new(self.segment().slice(range)?, Some(self.handle.clone())))
     }
 
     #[getter]
@@ -75,7 +74,7 @@ impl Segment {
     ) -> Result<Bound<'py, PyBytes>, Failure> {
         let nbytes = nbytes.unwrap_or_else(|| self.segment().len().saturating_sub(offset));
         let bytes = py.detach(|| {
-            // The range is checked before anything of its length is allocated.
+            // Check the range before allocating its length.
             self.segment().slice(offset..offset.saturating_add(nbytes))?;
             let mut bytes = vec![0; nbytes];
             self.segment().read(offset, &mut bytes)?;
@@ -96,7 +95,7 @@ impl Segment {
         Word::new(&self.memory, offset, true)
     }
 
-    /// The lowest notification of these that is set, once one is.
+    /// Waits until one of the notifications is set, and returns the lowest.
     #[pyo3(signature = (ids=None, timeout=None))]
     fn wait(
         &self,
@@ -148,13 +147,13 @@ impl Segment {
 
     fn __repr__(&self) -> String {
         let (len, count, place) = (self.segment().len(), self.segment().notifications(), self.memory.place());
-        let (rank, size) = (self.shared.team.rank(), self.shared.team.size());
+        let (rank, size) = (self.handle.team.rank(), self.handle.team.size());
         format!("<gdsync.Segment of {len} bytes and {count} notifications in {place}, rank {rank} of {size}>")
     }
 }
 
 impl Segment {
-    /// The data without the notifications behind it.
+    /// Restricts an interface to the data, without the notifications.
     fn cut<'py>(&self, interface: Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
         interface.set_item("shape", (self.segment().len(),))?;
         Ok(interface)

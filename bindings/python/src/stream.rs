@@ -1,8 +1,8 @@
-//! Streams: software ones, and those of CUDA that other libraries have made.
+//! Streams: software ones, and CUDA streams of other libraries.
 
 use crate::backend::{Backend, on};
 use crate::batch::Batch;
-use crate::errors::{Failure, Kind};
+use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::{self, Limit};
 use crate::owner::{self, Owner};
 use gdsync::cuda;
@@ -19,13 +19,13 @@ pub(crate) struct Stream {
     pub(crate) backend: Arc<Backend>,
 }
 
-/// A stream of another library, and its GPU where the object says it.
+/// A stream of another library, and its GPU if known.
 struct Handle {
     raw: u64,
     gpu: Option<u32>,
 }
 
-/// The handle of a stream of torch (`cuda_stream`), CuPy (`ptr`), or cuda-python (`__cuda_stream__`), or a
+/// Returns the handle of a stream of torch (`cuda_stream`), CuPy (`ptr`) or cuda-python (`__cuda_stream__`), or a
 /// number.
 ///
 /// # Errors
@@ -44,7 +44,7 @@ fn handle_of(object: &Bound<'_, PyAny>) -> Result<Handle, Failure> {
         }
     }
     if let Ok(protocol) = object.getattr("__cuda_stream__") {
-        // A method, or in older releases a property: the version of the protocol, and the handle.
+        // A method (a property in older releases): the protocol's version and the handle.
         let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
         let (_version, raw): (u32, u64) = pair.extract()?;
         return Ok(Handle { raw, gpu });
@@ -67,17 +67,17 @@ impl Stream {
         };
         let Handle { raw, gpu } = handle_of(object)?;
         if let Some(ordinal) = gpu {
-            // A default stream is that of the context that is current.
-            cuda::context(ordinal)?
-                .bind_to_thread()
-                .map_err(|error| Failure::Of(Kind::DeviceError, format!("cuCtxSetCurrent: {error}")))?;
+            // A default stream belongs to the current context.
+            cuda::context(ordinal)?.bind_to_thread().map_err(|error| {
+                Failure::Of(ExceptionClass::DeviceError, format!("cuCtxSetCurrent: {error}"))
+            })?;
         } else {
-            // Says where there is no driver.
+            // Fails if there is no driver.
             cuda::device_count()?;
         }
         let owner = Owner::new(object.clone());
-        // SAFETY: the object says that this is the handle of its stream, and `owner` keeps the object; of a
-        // plain number the program promises the same. Contexts that torch and CuPy use are primary ones.
+        // SAFETY: the object promises that this is the handle of its stream, and `owner` keeps the object; for a plain
+        // number the program promises it. torch and CuPy use primary contexts.
         let stream = unsafe { CudaStream::from_raw(raw as CUstream, owner) }?;
         Ok(Stream { backend: Arc::new(Backend::Cuda(gdsync::Stream::with_options(stream, options)?)) })
     }
@@ -110,14 +110,14 @@ impl Stream {
         let Backend::Soft(stream) = &*self.backend else {
             let text =
                 "launch runs Python on a software stream: on a CUDA stream, launch kernels by torch or CuPy";
-            return Err(Failure::Of(Kind::Unsupported, text.to_owned()));
+            return Err(Failure::Of(ExceptionClass::Unsupported, text.to_owned()));
         };
         let kernel = Owner::around(kernel);
         stream.launch(move || {
-            // While the interpreter ends, nothing of Python runs any more.
+            // No Python runs while the interpreter ends.
             let result = Python::try_attach(|py| kernel.call(py).map_err(|error| error.to_string()));
             if let Some(Err(text)) = result {
-                // The stream contains it, and fails with this text, as an illegal access fails a GPU's.
+                // The stream catches it and fails with this text, as after an illegal access on a GPU.
                 panic::resume_unwind(Box::new(text));
             }
         })?;

@@ -2,12 +2,12 @@
 
 use crate::bootstrap::Bootstrap;
 use crate::device::ProtectionDomain;
-use crate::errors::{Failure, Kind};
+use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::{self, Limit};
 use crate::owner;
 use crate::queue::Queue;
+use crate::region::SegmentHandle;
 use crate::segment::Segment;
-use crate::shared::Shared;
 use crate::tensor::{self, Memory};
 use gdsync::cuda;
 use gdsync_notify::{ConnectionKind, SegmentMemory, TeamConfig};
@@ -103,9 +103,9 @@ impl Team {
         let memory = match segment.memory() {
             SegmentMemory::Host(region) => Memory::Host(region.memory().clone()),
             SegmentMemory::Gpu(region) => Memory::Gpu(region.memory().clone(), gpu.unwrap_or_default()),
-            other => return Err(Failure::Of(Kind::Unsupported, format!("the memory {other:?}"))),
+            other => return Err(Failure::Of(ExceptionClass::Unsupported, format!("the memory {other:?}"))),
         };
-        Ok(Segment::new(Shared { segment, team: self.inner.clone() }, memory, None))
+        Ok(Segment::new(SegmentHandle { segment, team: self.inner.clone() }, memory, None))
     }
 
     #[pyo3(signature = (tensor, notifications=0))]
@@ -120,8 +120,8 @@ impl Team {
             }
         });
         let segment = segment.map_err(|failure| tensor::explain(&memory, failure))?;
-        let shared = Shared { segment, team: self.inner.clone() };
-        Ok(Segment::new(shared, memory, Some(tensor.clone().unbind())))
+        let handle = SegmentHandle { segment, team: self.inner.clone() };
+        Ok(Segment::new(handle, memory, Some(tensor.clone().unbind())))
     }
 
     #[pyo3(signature = (index=0))]

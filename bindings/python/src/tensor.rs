@@ -1,4 +1,4 @@
-//! Memory of Python objects, as the library names it.
+//! The memory of Python objects, and DLPack capsules (DLPack 1.0, `dlpack.h`).
 
 use crate::errors::Failure;
 use crate::owner::Owner;
@@ -7,7 +7,10 @@ use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::sys;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyTuple};
+use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
+use std::slice;
 
 /// Memory of the host, or of a GPU.
 #[derive(Clone, Debug)]
@@ -17,10 +20,10 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// The memory of an array, a tensor or a buffer, which is kept until its last use has passed.
+    /// Returns the memory of an array, a tensor or a buffer, kept until its last use has passed.
     ///
     /// # Errors
-    /// What cannot be registered, with the reason (`_tensors.py`).
+    /// Memory that cannot be registered, with the reason (`_tensors.py`).
     pub(crate) fn of(tensor: &Bound<'_, PyAny>) -> Result<Self, Failure> {
         static DESCRIBE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let describe = DESCRIBE.import(tensor.py(), "gdsync._tensors", "describe")?;
@@ -30,9 +33,8 @@ impl Memory {
         let Some(gpu) = gpu else {
             let base = NonNull::new(address as *mut u8)
                 .ok_or_else(|| Failure::invalid("the tensor has the address 0"))?;
-            // SAFETY: the tensor's protocol says that the memory is there, writable, as long as the object,
-            // which `owner` keeps. Other code that accesses it is Python's libraries, of which this side's
-            // accesses are those of a device.
+            // SAFETY: the tensor's protocol guarantees writable memory as long as the object, which `owner` keeps. To
+            // other code, that of Python libraries, accesses of this side are those of a device.
             return Ok(Memory::Host(unsafe { PinnedMemory::from_raw(base, len, owner) }));
         };
         let ordinal = match u32::try_from(gpu) {
@@ -40,8 +42,8 @@ impl Memory {
             Err(_) => ordinal_of(address)?,
         };
         let context = cuda::context(ordinal)?;
-        // SAFETY: the tensor's protocol says that this is memory of the GPU as long as the object, which
-        // `owner` keeps; the primary context reaches all memory of its GPU.
+        // SAFETY: the tensor's protocol guarantees memory of the GPU as long as the object, which `owner` keeps; the
+        // primary context reaches all memory of its GPU.
         let memory = unsafe { GpuMemory::from_raw(&context, address, len, owner) }?;
         Ok(Memory::Gpu(memory, ordinal))
     }
@@ -110,8 +112,8 @@ impl Memory {
         }
     }
 
-    /// What NumPy (`__array_interface__`) and CuPy or PyTorch (`__cuda_array_interface__`) take: the
-    /// memory as bytes.
+    /// Returns the array interface of NumPy (`__array_interface__`), CuPy and PyTorch (`__cuda_array_interface__`):
+    /// bytes.
     pub(crate) fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyDict>> {
         let interface = pyo3::types::PyDict::new(py);
         interface.set_item("shape", (self.len(),))?;
@@ -122,7 +124,7 @@ impl Memory {
     }
 }
 
-/// The GPU whose memory is at an address.
+/// Returns the GPU whose memory is at an address.
 fn ordinal_of(address: u64) -> Result<u32, Failure> {
     // Initialises the driver.
     cuda::device_count()?;
@@ -136,7 +138,7 @@ fn ordinal_of(address: u64) -> Result<u32, Failure> {
     }
 }
 
-/// Whether memory is of CUDA's virtual memory management, as that of torch's expandable segments.
+/// Returns true for memory of CUDA's virtual memory management, such as torch's expandable segments.
 fn is_virtual(address: u64) -> bool {
     let mut legacy = 1i32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
@@ -145,7 +147,7 @@ fn is_virtual(address: u64) -> bool {
     result == sys::CUresult::CUDA_SUCCESS && legacy & 0xff == 0
 }
 
-/// Says of memory that a card refuses what the setting is that helps.
+/// Adds the helpful setting to a card's refusal of memory.
 pub(crate) fn explain(memory: &Memory, failure: Failure) -> Failure {
     match memory {
         Memory::Gpu(gpu, _) if is_virtual(gpu.address()) => failure.with_hint(
@@ -153,4 +155,84 @@ pub(crate) fn explain(memory: &Memory, failure: Failure) -> Failure {
         ),
         _ => failure,
     }
+}
+
+const NAME: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
+const READ_ONLY: u64 = 1;
+
+/// `DLTensor`.
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// The start of `DLManagedTensorVersioned`; a `DLManagedTensor` starts with its tensor.
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    manager: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// The supported major version.
+const MAJOR: u32 = 1;
+
+/// The result for `_tensors.py`: the address, the shape, the strides in elements or None, an element's size in bytes,
+/// whether the tensor is read-only, and its device.
+type Described<'py> = (u64, Bound<'py, PyTuple>, Option<Bound<'py, PyTuple>>, u64, bool, i32, i32);
+
+/// # Errors
+/// A capsule of another name, such as a consumed one, or of a newer major version.
+#[pyfunction]
+pub(crate) fn _dlpack<'py>(capsule: &Bound<'py, PyCapsule>) -> Result<Described<'py>, Failure> {
+    let py = capsule.py();
+    let (tensor, read_only) = if capsule.is_valid_checked(Some(VERSIONED)) {
+        let managed = capsule.pointer_checked(Some(VERSIONED))?.cast::<Versioned>();
+        // SAFETY: by the protocol, a capsule of this name points to a `DLManagedTensorVersioned`, which lives
+        // as long as the capsule; its first field says which major version that is.
+        let major = unsafe { (*managed.as_ptr()).major };
+        if major != MAJOR {
+            let text = format!("the tensor exports version {major} of DLPack, and {MAJOR} is known here");
+            return Err(Failure::invalid(text));
+        }
+        // SAFETY: as above; the layout is that of version 1.
+        unsafe { (&(*managed.as_ptr()).tensor, (*managed.as_ptr()).flags & READ_ONLY != 0) }
+    } else if capsule.is_valid_checked(Some(NAME)) {
+        let managed = capsule.pointer_checked(Some(NAME))?.cast::<Tensor>();
+        // SAFETY: by the protocol, a capsule of this name points to a `DLManagedTensor`, which begins with a
+        // `DLTensor` and lives as long as the capsule.
+        (unsafe { managed.as_ref() }, false)
+    } else {
+        return Err(Failure::invalid("the capsule of the tensor is none of DLPack's, or was consumed"));
+    };
+    let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
+    let numbers = |at: *const i64| {
+        if at.is_null() || dimensions == 0 {
+            return Vec::new();
+        }
+        // SAFETY: by the protocol, shape and strides have `ndim` entries, which live as long as the tensor.
+        unsafe { slice::from_raw_parts(at, dimensions) }.to_vec()
+    };
+    let strides = match tensor.strides.is_null() {
+        true => None,
+        false => Some(PyTuple::new(py, numbers(tensor.strides))?),
+    };
+    let item = (u64::from(tensor.bits) * u64::from(tensor.lanes)).div_ceil(8);
+    let address = (tensor.data as u64).wrapping_add(tensor.byte_offset);
+    let shape = PyTuple::new(py, numbers(tensor.shape))?;
+    Ok((address, shape, strides, item, read_only, tensor.device_type, tensor.device_id))
 }

@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures and helpers of the tests."""
 
 import gc
 
@@ -24,7 +24,7 @@ def pair(pd):
 
 @pytest.fixture
 def collect():
-    """Has everything released that can be."""
+    """Releases everything that can be released."""
 
     def run():
         for _ in range(3):

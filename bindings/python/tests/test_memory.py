@@ -1,4 +1,4 @@
-"""Tensors as they are: what is registered without a copy, what is kept, and what is refused."""
+"""Tensors as they are: registration without a copy, lifetimes, and refusals."""
 
 import array
 import mmap
@@ -10,7 +10,7 @@ import pytest
 
 
 class Exporter:
-    """A tensor of another library: an array that only DLPack shows."""
+    """A tensor of another library: an array that only DLPack exposes."""
 
     def __init__(self, array, device=None):
         self.array, self.device = array, device
@@ -23,7 +23,7 @@ class Exporter:
 
 
 class CudaArray:
-    """What claims to be memory of a GPU."""
+    """An object that claims to be memory of a GPU."""
 
     def __init__(self, **interface):
         self.__cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3} | interface
@@ -211,6 +211,6 @@ def test_ten_thousand_registrations_leave_nothing(pd, collect):
 
 
 def resident():
-    """Bytes of this process in memory."""
+    """Returns the resident bytes of this process."""
     with open("/proc/self/statm") as numbers:
         return int(numbers.read().split()[1]) * mmap.PAGESIZE

@@ -44,7 +44,7 @@ def test_examples(example):
 
 
 def members(tree):
-    """Names of classes and functions of the stub, with their arguments."""
+    """Returns the stub's classes and functions with their arguments."""
     found = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):

@@ -167,7 +167,7 @@ def test_persistent_requests(pd, pair):
         gdsync.start_all([receive, send, write], stream)
         gdsync.wait_all([receive, send, write], stream)
     stream.synchronize(30)
-    # The starts before the last were waited for by the stream.
+    # The stream waited for the starts before the last.
     assert receive.complete(30).nbytes == 10
     assert send.complete(30).error is None and write.complete(30).error is None
     assert region.read(32, 10) == b"persistent" and region.read(60, 4) == b"pers"

@@ -53,7 +53,7 @@ def test_other_threads_run_while_one_waits(pd):
     word, stream = pd.allocate(4).word32(0), gdsync.Stream()
     with stream.batch() as b:
         b.wait_value(word, 1)
-    # The wait ends by what this thread does, which needs the GIL.
+    # This thread ends the wait, for which it needs the GIL.
     threading.Timer(0.2, word.store, (1,)).start()
     stream.synchronize(30)
 

@@ -29,7 +29,7 @@ pub enum BootstrapError {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong, and what it should be.
+        /// The problem and the expected value.
         reason: String,
     },
     /// A rank outside the job.
@@ -59,12 +59,12 @@ pub enum BootstrapError {
         /// Its value.
         value: String,
     },
-    /// The folder of the job's socket is not safe, or cannot be made.
+    /// The folder of the job's socket is not safe or cannot be created.
     #[error("cannot use the folder {} for the job's socket: {reason}", .path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         reason: String,
     },
     /// The key cannot be used.
@@ -78,7 +78,7 @@ pub enum BootstrapError {
         /// The address of rank 0.
         address: String,
     },
-    /// Rank 0 has another key than this process.
+    /// Rank 0 and this process have different keys.
     #[error(
         "the process at {address} has another key, so it is not rank 0 of this job: give all processes the same GDSYNC_KEY or GDSYNC_KEY_FILE, or, on one host, the same XDG_RUNTIME_DIR or TMPDIR"
     )]
@@ -129,7 +129,7 @@ pub enum BootstrapError {
     OtherSize {
         /// That rank.
         rank: u32,
-        /// The size it was given.
+        /// The size that it was given.
         given: u32,
         /// The size that this process was given.
         size: u32,
@@ -137,14 +137,14 @@ pub enum BootstrapError {
     /// Too many bytes for an exchange.
     #[error("{given} bytes are more than the {limit} of {what}: exchange them in several steps")]
     TooLong {
-        /// What is too long.
+        /// The unit that is too long.
         what: &'static str,
         /// Bytes given.
         given: usize,
         /// Bytes allowed.
         limit: usize,
     },
-    /// Not one part for each rank.
+    /// The number of parts is not that of the ranks.
     #[error("{given} parts for {size} ranks: give one for each rank, this one included")]
     Parts {
         /// Parts given.
@@ -157,7 +157,7 @@ pub enum BootstrapError {
     Protocol {
         /// That rank.
         rank: u32,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// The connection with a rank failed.
@@ -173,7 +173,7 @@ pub enum BootstrapError {
     Program {
         /// Bytes of each rank.
         bytes: usize,
-        /// What it said.
+        /// Its error.
         reason: String,
     },
     /// An earlier exchange failed.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Longest path of a socket: `sockaddr_un` has 108 bytes, and the last one is zero (unix(7)).
 const MAX_PATH: usize = 107;
 
-/// The socket of the job with that hash of its name, in the user's own folder.
+/// Returns the socket of the job with that hash of its name, in the user's own folder.
 pub(super) fn socket_path(base: &Path, name_hash: u64) -> Result<PathBuf, BootstrapError> {
     let refused = |path: PathBuf, reason: String| BootstrapError::Folder { path, reason };
     let path = private_folder(base).map_err(|FolderError { path, reason }| refused(path, reason))?;
@@ -24,7 +24,7 @@ pub(super) fn socket_path(base: &Path, name_hash: u64) -> Result<PathBuf, Bootst
     Ok(socket)
 }
 
-/// A socket's name in a folder, removed on drop.
+/// A socket's path, removed on drop.
 #[derive(Debug)]
 pub(super) struct Name(PathBuf);
 
@@ -36,8 +36,7 @@ impl Drop for Name {
     }
 }
 
-/// Listens there. Replaces a socket that an earlier job of that name left behind; fails if a job
-/// still listens.
+/// Listens at the path. Replaces a socket that an earlier job of that name left behind; fails if a job still listens.
 pub(super) fn listen(path: &Path) -> io::Result<(UnixListener, Name)> {
     let bound = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

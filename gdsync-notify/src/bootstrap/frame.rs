@@ -1,23 +1,21 @@
-//! Messages between the processes of a job, as bytes. Parsing is pure and strict. Over TCP they
-//! follow the exchange of keys ([`gdsync_auth`]).
+//! Messages between a job's processes, parsed strictly. Over TCP they follow the exchange of keys ([`gdsync_auth`]).
 //!
-//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, length of the
-//! payload 4; big endian), then the payload.
+//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, payload's length 4; big endian) and a
+//! payload.
 
-/// First bytes of every frame; the last one is the version.
+/// The first bytes of every frame; the last one is the version.
 const MAGIC: [u8; 8] = *b"gdsboot\x02";
-/// Bytes before the payload.
 pub(super) const HEADER: usize = 24;
-/// Bytes of a hello's payload: the hash of the job's name.
+/// Size of a hello's payload: the hash of the job's name.
 pub(super) const HELLO_BYTES: usize = 8;
-/// Most bytes that one rank gives to an exchange.
+/// Most bytes of one rank's contribution.
 pub(super) const MAX_PART: usize = 1 << 20;
-/// Most bytes that an exchange comes to.
+/// Most bytes of an exchange.
 pub(super) const MAX_ALL: usize = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// A rank joins: `number` is the job's size, the payload the hash of its name.
     Hello = 1,
     /// All ranks have joined.
@@ -32,24 +30,30 @@ pub(super) enum Kind {
     Parts = 6,
 }
 
-impl Kind {
-    fn from_byte(byte: u8) -> Option<Kind> {
-        [Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop, Kind::Parts]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+impl FrameKind {
+    fn from_byte(byte: u8) -> Option<FrameKind> {
+        [
+            FrameKind::Hello,
+            FrameKind::Welcome,
+            FrameKind::Part,
+            FrameKind::All,
+            FrameKind::Stop,
+            FrameKind::Parts,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
-    pub(super) kind: Kind,
-    /// The sender.
+    pub(super) kind: FrameKind,
     pub(super) rank: u32,
     pub(super) number: u32,
     pub(super) payload: Vec<u8>,
 }
 
-/// The reason why bytes are no valid message.
+/// The reason why bytes are not a valid message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) String);
 
@@ -80,7 +84,6 @@ impl Reader {
         Reader { buffer: Vec::new(), limit }
     }
 
-    /// Sets the longest payload of the next frames.
     pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
@@ -89,8 +92,8 @@ impl Reader {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next frame; `None` if it is incomplete. Malformed bytes are refused as early as
-    /// possible, so the reader keeps at most a header and the limit.
+    /// Returns the next frame; `None` if it is incomplete. Malformed bytes are refused as early as possible, so the
+    /// reader keeps at most a header and the limit.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Malformed> {
         let bytes = &self.buffer;
         let magic = bytes.len().min(MAGIC.len());
@@ -98,7 +101,7 @@ impl Reader {
             return Err(Malformed("its messages are not those of this version of gdsync".to_owned()));
         }
         let Some(header) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
-        let kind = Kind::from_byte(header[8]).filter(|_| header[9..12] == [0; 3]);
+        let kind = FrameKind::from_byte(header[8]).filter(|_| header[9..12] == [0; 3]);
         let kind =
             kind.ok_or_else(|| Malformed(format!("there is no frame of kind {:02x?}", &header[8..12])))?;
         let (rank, number, len) = (word(header, 12), word(header, 16), word(header, 20) as usize);
@@ -116,7 +119,7 @@ fn word(bytes: &[u8; HEADER], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Lengths and bytes, one after the other.
+/// Encodes a list as lengths and bytes.
 pub(super) fn encode_list(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len() + 4).sum());
     for part in parts {
@@ -126,7 +129,7 @@ pub(super) fn encode_list(parts: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// A list of exactly `count` parts.
+/// Decodes a list of exactly `count` parts.
 pub(super) fn decode_list(mut bytes: &[u8], count: u32) -> Result<Vec<Vec<u8>>, Malformed> {
     let short = || Malformed(format!("a list of {count} parts ends before them"));
     let mut parts = Vec::new();
@@ -140,7 +143,7 @@ pub(super) fn decode_list(mut bytes: &[u8], count: u32) -> Result<Vec<Vec<u8>>, 
     if bytes.is_empty() { Ok(parts) } else { Err(Malformed(format!("{} bytes behind a list", bytes.len()))) }
 }
 
-/// Why a job cannot go on.
+/// The reason why a job stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// These ranks have ended.
@@ -186,13 +189,20 @@ mod tests {
     use proptest::prelude::*;
 
     fn frame() -> impl Strategy<Value = Frame> {
-        let kinds = [Kind::Hello, Kind::Welcome, Kind::Part, Kind::All, Kind::Stop, Kind::Parts];
+        let kinds = [
+            FrameKind::Hello,
+            FrameKind::Welcome,
+            FrameKind::Part,
+            FrameKind::All,
+            FrameKind::Stop,
+            FrameKind::Parts,
+        ];
         let kinds = prop::sample::select(kinds.to_vec());
         (kinds, any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..100))
             .prop_map(|(kind, rank, number, payload)| Frame { kind, rank, number, payload })
     }
 
-    /// All frames, and how it ends, of bytes that come in such pieces.
+    /// Returns all frames of bytes that arrive in such pieces, and the end.
     fn read(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Frame>, Result<(), Malformed>) {
         let (mut reader, mut frames, mut rest) = (Reader::new(limit), Vec::new(), bytes);
         let mut pieces = pieces.iter().copied().cycle();

@@ -5,7 +5,7 @@ use super::frame::{Reader, Stop, decode_list, encode_list};
 /// Longest payload of a message, small enough for the fuzzer to reach it.
 const LIMIT: usize = 200;
 
-/// Reads the bytes of a connection, which come in pieces of the first byte's length.
+/// Parses the bytes of a connection in pieces of the first byte's length.
 pub fn messages(bytes: &[u8]) {
     let Some((piece, bytes)) = bytes.split_first() else { return };
     let (mut reader, mut position) = (Reader::new(LIMIT), 0);
@@ -26,7 +26,7 @@ pub fn messages(bytes: &[u8]) {
     }
 }
 
-/// Reads the payloads that have a form of their own: a list of so many parts, and the end of a job.
+/// Parses the structured payloads: a list of parts, and a stop.
 pub fn payloads(bytes: &[u8]) {
     let Some((count, bytes)) = bytes.split_first() else { return };
     if let Ok(parts) = decode_list(bytes, u32::from(*count)) {

@@ -1,14 +1,12 @@
-//! The rank of this process in its job, from the environment that the launcher set.
+//! The process's rank in its job, from the launcher's environment.
 
 use super::error::BootstrapError;
 use gdsync_auth::{Key, KeyVariables};
 use std::ffi::OsString;
 
-/// Environment variables with the key that the processes of a job prove to each other at
-/// `GDSYNC_ROOT`: the key itself, or the path of a file with it.
+/// Environment variables with the key that processes prove at `GDSYNC_ROOT`: the key itself, or its file's path.
 pub const KEY_VARIABLES: KeyVariables = KeyVariables { key: "GDSYNC_KEY", file: "GDSYNC_KEY_FILE" };
 
-/// Most processes of a job.
 const MAX_SIZE: u32 = 1 << 14;
 
 /// Where the processes of a job meet.
@@ -31,31 +29,30 @@ pub struct Job {
     key: Option<Key>,
 }
 
-/// Variables with the rank, and with the number of processes in order of preference.
+/// The variable with the rank, and those with the number of processes in order of preference.
 type Launcher = (&'static str, &'static [&'static str]);
 
 /// gdsync's own first, so that they override the launcher's.
 const LAUNCHERS: [Launcher; 6] = [
     ("GDSYNC_RANK", &["GDSYNC_SIZE"]),
     ("OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"]),
-    // PMIx gives the size by a call only; launchers that use it set a variable of their own.
+    // PMIx has the size in a call only; launchers that use it set their own variable.
     ("PMIX_RANK", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "GDSYNC_SIZE"]),
     ("PMI_RANK", &["PMI_SIZE"]),
     ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]),
     (TORCHRUN, &["WORLD_SIZE"]),
 ];
 
-/// The variable of torchrun, and of programs that start themselves for torch.distributed. Of the launchers the
-/// last: its names are the least its own.
+/// The variable of torchrun and torch.distributed programs; last, because its names are the least specific.
 const TORCHRUN: &str = "RANK";
 
-/// Variables with the number of hosts of a launcher's job.
+/// Variables with a launcher's number of hosts.
 const HOSTS: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
-/// Variables with the number of its processes on this host.
+/// Variables with the number of processes on this host.
 const ON_THIS_HOST: [&str; 2] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
 impl Job {
-    /// A process of a job that the program describes itself.
+    /// Describes a process of a job without a launcher.
     ///
     /// # Errors
     /// [`BootstrapError::Rank`] if the rank is not below the size, or the size above 16384.
@@ -74,25 +71,23 @@ impl Job {
         Ok(Job { rank, size, meeting, name, key: None })
     }
 
-    /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and
-    /// `GDSYNC_SIZE`, or the variables of Open MPI (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx
-    /// (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI), Slurm (`SLURM_PROCID`,
-    /// `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`) or torchrun (`RANK`, `WORLD_SIZE`).
+    /// Reads the launcher's description: rank and size from `GDSYNC_RANK` and `GDSYNC_SIZE`, or the variables of Open
+    /// MPI (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI), Slurm
+    /// (`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`) or torchrun (`RANK`, `WORLD_SIZE`).
     ///
-    /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens, and prove the key of
-    /// [`KEY_VARIABLES`] there. On one host this is not needed: they meet under the job's name, from
-    /// `GDSYNC_JOB` or from the launcher. Of torchrun that is its run, `MASTER_ADDR` and `MASTER_PORT`; where it
-    /// has started processes on other hosts, too, they meet at the port behind `MASTER_PORT`, which torch listens at.
+    /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens, and prove the key of [`KEY_VARIABLES`]
+    /// there. On one host they need neither: they meet under the job's name, from `GDSYNC_JOB` or from the launcher.
+    /// For torchrun the name is its run, `MASTER_ADDR` and `MASTER_PORT`; if it has started processes on other hosts,
+    /// they meet at the port after `MASTER_PORT`, at which torch listens.
     ///
     /// # Errors
-    /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`],
-    /// [`BootstrapError::Rank`], [`BootstrapError::Key`]; [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`]
-    /// without `GDSYNC_ROOT`.
+    /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`], [`BootstrapError::Rank`],
+    /// [`BootstrapError::Key`]; [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`] without `GDSYNC_ROOT`.
     pub fn from_env() -> Result<Self, BootstrapError> {
         Self::from_lookup(|name| std::env::var_os(name))
     }
 
-    /// As [`Self::from_env`], from an environment that the caller gives.
+    /// As [`Self::from_env`], from the caller's environment.
     ///
     /// # Errors
     /// As [`Self::from_env`].
@@ -111,7 +106,6 @@ impl Job {
             }
             None => {
                 on_one_host(rank_name, size, &get)?;
-                // A single process meets no other.
                 if name.is_none() && size > 1 {
                     return Err(BootstrapError::NoJobName);
                 }
@@ -122,35 +116,33 @@ impl Job {
         Ok(Job { key, ..Self::named(rank, size, meeting, name.unwrap_or_default())? })
     }
 
-    /// The same process with this key. Processes that meet at [`Meeting::Root`] prove it to each
-    /// other. Without one they need an address that only this host reaches, and have the key of
-    /// their user.
+    /// Sets the key that processes prove to each other at [`Meeting::Root`]. Without one they need an address that only
+    /// this host reaches, and use their user's key.
     #[must_use]
     pub fn with_key(self, key: Key) -> Self {
         Job { key: Some(key), ..self }
     }
 
-    /// Its rank, counted from 0.
+    /// The rank, counted from 0.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// Processes of the job.
+    /// The number of processes.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// Where they meet.
+    /// The meeting point.
     pub fn meeting(&self) -> &Meeting {
         &self.meeting
     }
 
-    /// The key that it was given.
     pub(super) fn key(&self) -> Option<&Key> {
         self.key.as_ref()
     }
 
-    /// Distinguishes processes of this job from those of others: FNV-1a of its name.
+    /// Identifies the job: FNV-1a of its name.
     pub(super) fn name_hash(&self) -> u64 {
         self.name
             .bytes()
@@ -189,7 +181,6 @@ fn checked_root(root: OsString) -> Result<String, BootstrapError> {
     Err(BootstrapError::Variable { name: "GDSYNC_ROOT", value: root, reason })
 }
 
-/// The name that the processes of this job share, and that no other job has.
 fn job_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
     let value =
         |name: &str| Some(get(name)?.to_string_lossy().into_owned()).filter(|value| !value.is_empty());
@@ -201,7 +192,7 @@ fn job_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
         .or_else(|| value("PMI_JOBID"))
 }
 
-/// The name of a run of torchrun: a restart is another one.
+/// Returns the name of a torchrun run; a restart has another.
 fn torchrun_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
     let value = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
     value("GDSYNC_JOB").filter(|name| !name.is_empty()).or_else(|| {
@@ -212,8 +203,8 @@ fn torchrun_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
     })
 }
 
-/// Whether torchrun has started processes on other hosts: it says how many are here. Programs that set the variables
-/// themselves may leave that out; then a host's own name for itself is one host.
+/// Returns true if torchrun has started processes on other hosts, according to its count of local ones. Programs that
+/// set the variables themselves may omit that; then a loopback address means one host.
 fn is_on_several_hosts(size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Result<bool, BootstrapError> {
     const HERE: &str = "LOCAL_WORLD_SIZE";
     match (get(HERE), get("MASTER_ADDR")) {
@@ -226,7 +217,7 @@ fn is_on_several_hosts(size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Re
     }
 }
 
-/// Rank 0's host, and the port behind torch's own.
+/// Returns rank 0's host and the port after torch's own.
 fn torchrun_root(get: &impl Fn(&str) -> Option<OsString>) -> Result<Meeting, BootstrapError> {
     let (Some(address), Some(port)) = (get("MASTER_ADDR"), get("MASTER_PORT")) else {
         return Err(BootstrapError::NoJobName);
@@ -244,8 +235,7 @@ fn torchrun_root(get: &impl Fn(&str) -> Option<OsString>) -> Result<Meeting, Boo
     }
 }
 
-/// Refuses to meet on this host if the launcher has put processes on others. The launcher's counts
-/// are not those of `GDSYNC_RANK`.
+/// Refuses to meet on this host if the launcher, but not `GDSYNC_RANK`, has placed processes on others.
 fn on_one_host(rank: &str, size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Result<(), BootstrapError> {
     if rank == "GDSYNC_RANK" {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A connection between two processes of a job, with a deadline for every wait.
+//! A connection between two processes of a job; every wait has a deadline.
 
 use super::frame::{Frame, Malformed, Reader};
 use gdsync_auth::{Exchange, ExchangeError};
@@ -17,19 +17,18 @@ impl Socket for UnixStream {}
 
 pub(super) struct Link {
     socket: Box<dyn Socket>,
-    /// What is left to do until both processes have proven the job's key.
+    /// The exchange of keys, until it is done.
     exchange: Option<Exchange>,
     reader: Reader,
 }
 
-/// Why a message cannot be sent or received.
+/// The reason why a message cannot be sent or received.
 #[derive(Debug)]
 pub(super) enum LinkError {
-    /// The other process has closed it, or has ended.
+    /// The other process has closed it or has ended.
     Closed,
     TimedOut,
     Malformed(Malformed),
-    /// The other process has another key.
     OtherKey,
     Io(io::Error),
 }
@@ -56,17 +55,17 @@ impl From<io::Error> for LinkError {
 }
 
 impl Link {
-    /// Over a non-blocking socket that no other user can reach; `limit` is the longest payload.
+    /// Uses a non-blocking socket that no other user can reach; `limit` is the longest payload.
     pub(super) fn new(socket: Box<dyn Socket>, limit: usize) -> Self {
         Link { socket, exchange: None, reader: Reader::new(limit) }
     }
 
-    /// As [`Self::new`], over a socket that others can reach: an exchange of keys comes first.
+    /// As [`Self::new`], over a socket that others can reach, after an exchange of keys.
     pub(super) fn with_exchange(socket: Box<dyn Socket>, exchange: Exchange, limit: usize) -> Self {
         Link { exchange: Some(exchange), ..Link::new(socket, limit) }
     }
 
-    /// Goes on with the exchange of keys. True once it is done.
+    /// Continues the exchange of keys. Returns true once it is done.
     fn prove(&mut self) -> Result<bool, LinkError> {
         if let Some(exchange) = &mut self.exchange {
             if !exchange.advance(&mut *self.socket)? {
@@ -110,7 +109,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next frame, if it has arrived.
+    /// Returns the next frame if it has arrived.
     pub(super) fn try_receive(&mut self) -> Result<Option<Frame>, LinkError> {
         if !self.prove()? {
             return Ok(None);
@@ -130,7 +129,6 @@ impl Link {
         }
     }
 
-    /// Waits for the next frame.
     pub(super) fn receive(&mut self, deadline: Instant) -> Result<Frame, LinkError> {
         loop {
             if let Some(frame) = self.try_receive()? {
@@ -144,8 +142,7 @@ impl Link {
     }
 }
 
-/// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`), or has failed, and returns
-/// true for each such file. All false at the deadline.
+/// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`) or has failed: true for each such file.
 pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Instant) -> io::Result<Vec<bool>> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -1,11 +1,9 @@
-//! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP
-//! or a socket of the host.
+//! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP or a local socket.
 //!
-//! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but
-//! do not use MPI, have to exchange a few bytes before their cards can carry the rest: endpoints of
-//! queue pairs, addresses and keys of memory. This module exchanges such small strings among all
-//! ranks ([`Bootstrap::all_gather`], [`Bootstrap::all_to_all`]), and has barriers. Everything passes through rank 0, so it is
-//! not meant for data.
+//! Programs that run under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but without MPI, must
+//! exchange a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of memory.
+//! This module exchanges such small strings among all ranks ([`Bootstrap::all_gather`], [`Bootstrap::all_to_all`]), and
+//! has barriers. All messages pass through rank 0, so it is not meant for data.
 //!
 //! ```no_run
 //! use gdsync_notify::bootstrap::{Bootstrap, Job};
@@ -22,13 +20,11 @@
 //! ```
 //!
 //! # Trust
-//! On one host the processes meet at a socket that only their user can reach. At
-//! [`Meeting::Root`] each connection proves a key before any of its messages count
-//! ([`gdsync_auth`], which says what that promises): the key of [`KEY_VARIABLES`], or, if only this
-//! host reaches the address, the user's own. A process without the key cannot take a rank's place
-//! or end the job, and silent connections keep no rank from joining. Messages that follow are
-//! parsed strictly, but neither authenticated nor encrypted: between hosts they are as safe as the
-//! network.
+//! On one host the processes meet at a socket that only their user can reach. At [`Meeting::Root`] each connection
+//! proves a key before any of its messages count ([`gdsync_auth`] documents the guarantees): the key of
+//! [`KEY_VARIABLES`], or, if only this host reaches the address, the user's own. A process without the key cannot take
+//! a rank's place or end the job, and silent connections keep no rank from joining. Later messages are parsed strictly,
+//! but neither authenticated nor encrypted: between hosts they are as safe as the network.
 
 mod error;
 mod folder;
@@ -38,42 +34,38 @@ mod frame;
 pub mod fuzzing;
 mod job;
 mod link;
-mod program;
 mod rendezvous;
 
 pub use error::BootstrapError;
 pub use gdsync_auth::{Key, KeyError};
 pub use job::{Job, KEY_VARIABLES, Meeting};
 
-use frame::{Frame, Kind, MAX_ALL, MAX_PART, decode_list, encode_list};
+use frame::{Frame, FrameKind, MAX_ALL, MAX_PART, decode_list, encode_list};
 use gdsync_auth::base_folder;
 use link::{Link, wait};
-use program::AllGather;
 use rendezvous::{GRACE, failed, protocol, send_stop, stop_of, stopped};
 use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The connections of a process with the others of its job.
+/// A process's connections to the others of its job.
 ///
-/// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on
-/// the next exchange, so all later ones fail with [`BootstrapError::Broken`].
+/// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on the next exchange,
+/// so all later ones fail with [`BootstrapError::Broken`].
 pub struct Bootstrap {
     rank: u32,
     size: u32,
     role: Role,
-    /// Number of the next exchange.
     number: u32,
     timeout: Duration,
     broken: bool,
 }
 
 enum Role {
-    /// Rank 0, with the others in their order; there are none in a job of one process.
+    /// Rank 0, with its connections to the others in rank order.
     Root(Vec<Link>),
-    /// Any other rank, with its connection to rank 0.
     Member(Box<Link>),
-    /// Any rank, of processes that exchange by means of their own.
+    /// Any rank of processes that exchange by their own means.
     Program(AllGather),
 }
 
@@ -84,8 +76,7 @@ impl fmt::Debug for Bootstrap {
 }
 
 impl Bootstrap {
-    /// Meets the other processes of the job: returns when all of them have joined. `timeout` holds
-    /// for that, and for each later exchange.
+    /// Meets the other processes of the job: returns when all have joined. `timeout` limits that, and each later exchange.
     ///
     /// # Errors
     /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get
@@ -107,11 +98,11 @@ impl Bootstrap {
         Bootstrap { rank, size, role, number: 0, timeout, broken: false }
     }
 
-    /// A job whose ranks are threads of this process: one value for each, in their order.
+    /// Creates a job whose ranks are threads of this process, and returns a value for each, in rank order.
     ///
     /// # Errors
-    /// [`BootstrapError::Rank`] for a size of 0 or above 16384, [`BootstrapError::Connection`] if
-    /// the system has no sockets left.
+    /// [`BootstrapError::Rank`] for a size of 0 or above 16384, [`BootstrapError::Connection`] if the system has no
+    /// sockets left.
     pub fn threads(size: u32, timeout: Duration) -> Result<Vec<Self>, BootstrapError> {
         // Checks the size.
         Job::new(0, size, Meeting::Local(String::new()))?;
@@ -129,11 +120,10 @@ impl Bootstrap {
         Ok(members)
     }
 
-    /// A rank of processes that exchange bytes by means of their own, such as an MPI: no launcher is asked, and no
-    /// socket opened. `all_gather` is called by all ranks alike, on the thread that uses this value. It is given a
-    /// block, as long on every rank, and has to fill the second slice with the blocks of all ranks in their order,
-    /// as `MPI_Allgather` of bytes does. Its `Err` says why it could not. How long it waits is its own matter;
-    /// `timeout` is what a [`Team`](crate::Team) takes from here.
+    /// Creates a rank of processes that exchange bytes by their own means, such as MPI, without a launcher or sockets. All
+    /// ranks call `all_gather` alike, on the thread that uses this value. It receives a block, of the same length on every
+    /// rank, and fills the second slice with the blocks of all ranks in rank order, as `MPI_Allgather` of bytes does. Its
+    /// `Err` is the reason of a failure. It determines how long it waits; a [`Team`](crate::Team) uses `timeout`.
     ///
     /// ```
     /// use gdsync_notify::bootstrap::{Bootstrap, BootstrapError};
@@ -149,8 +139,8 @@ impl Bootstrap {
     /// ```
     ///
     /// # Errors
-    /// [`BootstrapError::Rank`] for a rank that is not below the size, or a size above 16384. What `all_gather`
-    /// fails with is [`BootstrapError::Program`] of the exchange.
+    /// [`BootstrapError::Rank`] for a rank that is not below the size, or a size above 16384. Exchanges report failures
+    /// of `all_gather` as [`BootstrapError::Program`].
     pub fn with_all_gather(
         rank: u32,
         size: u32,
@@ -167,28 +157,27 @@ impl Bootstrap {
         self.rank
     }
 
-    /// Processes of the job.
+    /// The number of processes.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// How long an exchange waits for the other ranks. That of rank 0 decides.
+    /// How long an exchange waits for the other ranks. Rank 0's value decides.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Sends bytes to all ranks, and returns those of all ranks in their order. A rank may send 1
-    /// MiB, all ranks together 256 MiB.
+    /// Sends bytes to all ranks, and returns those of all in rank order. A rank may send 1 MiB, all ranks together 256 MiB.
     ///
     /// # Errors
-    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the
-    /// missing ranks; [`BootstrapError::Broken`].
+    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the missing ranks;
+    /// [`BootstrapError::Broken`].
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        self.exchange(Kind::Part, bytes)
+        self.exchange(FrameKind::Part, bytes)
     }
 
-    /// Sends to each rank the bytes that are for it, in the order of the ranks, and returns those that each rank has
-    /// for this one. A rank may send 1 MiB to all ranks together, with 4 bytes for each of them.
+    /// Sends to each rank its bytes, in rank order, and returns those from each rank. A rank may send 1 MiB to all
+    /// ranks together, which includes 4 bytes for each of them.
     ///
     /// ```
     /// use gdsync_notify::bootstrap::{Bootstrap, BootstrapError};
@@ -218,15 +207,15 @@ impl Bootstrap {
         if parts.len() != self.size as usize {
             return Err(BootstrapError::Parts { given: parts.len(), size: self.size });
         }
-        self.exchange(Kind::Parts, &encode_list(parts))
+        self.exchange(FrameKind::Parts, &encode_list(parts))
     }
 
-    fn exchange(&mut self, kind: Kind, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    fn exchange(&mut self, kind: FrameKind, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         if self.broken {
             return Err(BootstrapError::Broken);
         }
         let size = self.size as usize;
-        let all = if kind == Kind::Part { bytes.len().saturating_mul(size) } else { bytes.len() };
+        let all = if kind == FrameKind::Part { bytes.len().saturating_mul(size) } else { bytes.len() };
         for (what, given, limit) in [("one rank", bytes.len(), MAX_PART), ("all ranks", all, MAX_ALL)] {
             if given > limit {
                 return Err(BootstrapError::TooLong { what, given, limit });
@@ -235,7 +224,7 @@ impl Bootstrap {
         let (rank, exchange) = (self.rank, (kind, self.number));
         let result = match &mut self.role {
             Role::Root(links) => gather(links, exchange, bytes, self.timeout),
-            Role::Program(gather) => program::exchange(gather, self.size, exchange, bytes)
+            Role::Program(gather) => gather_by_program(gather, self.size, exchange, bytes)
                 .and_then(|parts| Ok(Answers::new(kind, parts)?.of(rank).to_vec())),
             Role::Member(link) => contribute(link, (rank, self.size), exchange, bytes, self.timeout),
         };
@@ -253,19 +242,19 @@ impl Bootstrap {
     }
 }
 
-/// What the ranks get, of the contributions of all.
+/// The results of an exchange.
 enum Answers {
-    /// All get all of them.
+    /// All contributions for all ranks.
     Same(Vec<Vec<u8>>),
-    /// Each gets those that are for it.
+    /// Each rank's own list.
     Each(Vec<Vec<Vec<u8>>>),
 }
 
 impl Answers {
     /// # Errors
-    /// A rank has not contributed what it should.
-    fn new(kind: Kind, parts: Vec<Vec<u8>>) -> Result<Self, BootstrapError> {
-        if kind == Kind::Part {
+    /// A rank's contribution is malformed.
+    fn new(kind: FrameKind, parts: Vec<Vec<u8>>) -> Result<Self, BootstrapError> {
+        if kind == FrameKind::Part {
             return Ok(Answers::Same(parts));
         }
         let size = parts.len();
@@ -277,7 +266,6 @@ impl Answers {
         Ok(Answers::Each(all))
     }
 
-    /// What a rank gets.
     fn of(&self, rank: u32) -> &[Vec<u8>] {
         match self {
             Answers::Same(parts) => parts,
@@ -289,7 +277,7 @@ impl Answers {
 /// Rank 0's side of an exchange.
 fn gather(
     links: &mut [Link],
-    (kind, number): (Kind, u32),
+    (kind, number): (FrameKind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -302,7 +290,7 @@ fn gather(
             if given > MAX_ALL {
                 return Err(BootstrapError::TooLong { what: "all ranks", given, limit: MAX_ALL });
             }
-            let frame = Frame { kind: Kind::All, rank: 0, number, payload };
+            let frame = Frame { kind: FrameKind::All, rank: 0, number, payload };
             link.send(&frame, deadline).map_err(|error| failed(rank, error, timeout))?;
         }
         Ok(answers.of(0).to_vec())
@@ -315,13 +303,13 @@ fn gather(
 
 fn gather_parts(
     links: &mut [Link],
-    (kind, number): (Kind, u32),
+    (kind, number): (FrameKind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let mut parts: Vec<Option<Vec<u8>>> = vec![None; links.len()];
-    // Those that may have sent something.
+    // Links that may be readable.
     let mut ready: Vec<usize> = (0..links.len()).collect();
     loop {
         for &i in &ready {
@@ -356,7 +344,7 @@ fn gather_parts(
 fn contribute(
     link: &mut Link,
     (rank, size): (u32, u32),
-    (kind, number): (Kind, u32),
+    (kind, number): (FrameKind, u32),
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -365,10 +353,66 @@ fn contribute(
     // Rank 0 may have stopped the job and ended: its message is then still in the socket.
     let sent = link.send(&part, deadline);
     match (link.receive(deadline), sent) {
-        (Ok(frame), _) if frame.kind == Kind::All && frame.number == number => {
+        (Ok(frame), _) if frame.kind == FrameKind::All && frame.number == number => {
             decode_list(&frame.payload, size).map_err(|malformed| protocol(0, &malformed.0))
         }
         (Ok(frame), _) => Err(stopped(frame, timeout)),
         (Err(_), Err(error)) | (Err(error), Ok(())) => Err(failed(0, error, timeout)),
     }
+}
+
+/// The program's all-gather of equal blocks.
+type AllGather = Box<dyn FnMut(&[u8], &mut [u8]) -> Result<(), String> + Send>;
+
+/// Size of the header of a contribution: the exchange's kind and number, and the length.
+const PROGRAM_HEADER: usize = 12;
+
+fn program_header((kind, number): (FrameKind, u32), length: usize) -> [u8; PROGRAM_HEADER] {
+    let mut bytes = [0; PROGRAM_HEADER];
+    bytes[0] = kind as u8;
+    bytes[4..8].copy_from_slice(&number.to_be_bytes());
+    bytes[8..].copy_from_slice(&(length as u32).to_be_bytes());
+    bytes
+}
+
+/// Returns the contributions of all ranks. The program exchanges blocks of one length: first headers with the lengths,
+/// then blocks of the longest contribution's length.
+fn gather_by_program(
+    gather: &mut AllGather,
+    size: u32,
+    exchange: (FrameKind, u32),
+    bytes: &[u8],
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let size = size as usize;
+    let mut all = |own: &[u8], all: &mut [u8]| {
+        gather(own, all).map_err(|reason| BootstrapError::Program { bytes: own.len(), reason })
+    };
+    let own = program_header(exchange, bytes.len());
+    let mut headers = vec![0; PROGRAM_HEADER * size];
+    all(&own, &mut headers)?;
+    let (headers, _) = headers.as_chunks::<PROGRAM_HEADER>();
+    let length = |(rank, said): (u32, &[u8; PROGRAM_HEADER])| {
+        if said[..8] != own[..8] {
+            return Err(protocol(rank, "another exchange than this rank: call the same in the same order"));
+        }
+        let length = said[8..].iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+        if length > MAX_PART {
+            return Err(protocol(rank, &format!("a length of {length} bytes")));
+        }
+        Ok(length)
+    };
+    let lengths = (0..).zip(headers).map(length).collect::<Result<Vec<usize>, _>>()?;
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    if longest == 0 {
+        return Ok(vec![Vec::new(); size]);
+    }
+    let given = longest.saturating_mul(size);
+    if given > MAX_ALL {
+        return Err(BootstrapError::TooLong { what: "all ranks", given, limit: MAX_ALL });
+    }
+    let mut block = bytes.to_vec();
+    block.resize(longest, 0);
+    let mut blocks = vec![0; given];
+    all(&block, &mut blocks)?;
+    Ok(blocks.chunks(longest).zip(lengths).map(|(block, length)| block[..length].to_vec()).collect())
 }

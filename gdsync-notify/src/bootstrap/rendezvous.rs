@@ -2,7 +2,7 @@
 
 use super::error::BootstrapError;
 use super::folder;
-use super::frame::{Frame, HELLO_BYTES, Kind, MAX_ALL, MAX_PART, Stop};
+use super::frame::{Frame, FrameKind, HELLO_BYTES, MAX_ALL, MAX_PART, Stop};
 use super::job::{Job, Meeting};
 use super::link::{Link, LinkError, Socket, wait};
 use gdsync_auth::{Exchange, Key, Limits, Unproven};
@@ -13,13 +13,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How much longer than rank 0 the others wait, so that it is rank 0 that names the late ranks.
+/// How much longer the others wait than rank 0, so that rank 0 names the late ranks.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// Time between two attempts to reach rank 0, which may not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
-/// What a proof of the key is for.
 const PURPOSE: &[u8] = b"the bootstrap of a job 1";
-/// How long rank 0 tries to send a refusal.
 const REFUSAL: Duration = Duration::from_secs(1);
 
 pub(super) enum Listener {
@@ -42,7 +40,7 @@ impl Listener {
         }
     }
 
-    /// The next connection, and the host that it comes from.
+    /// Returns the next connection and its source host.
     fn accept(&self) -> io::Result<(Option<IpAddr>, Link)> {
         Ok(match self {
             Listener::Tcp { listener, key } => {
@@ -54,12 +52,12 @@ impl Listener {
         })
     }
 
-    /// How many connections may be there that have sent no hello.
+    /// Limits of connections that have sent no hello.
     fn limits(&self) -> Limits {
         let limits = Limits::default();
         match self {
             Listener::Tcp { .. } => limits,
-            // All are of this host and this user.
+            // All come from this host and user.
             Listener::Unix { .. } => Limits { of_source: limits.most, ..limits },
         }
     }
@@ -76,8 +74,8 @@ pub(super) fn unix(socket: UnixStream) -> io::Result<Box<dyn Socket>> {
     Ok(Box::new(socket))
 }
 
-/// The key that processes prove to each other where rank 0 has the address `at`. The user's own
-/// serves only on this host: others do not have it.
+/// Returns the key that processes prove to each other if rank 0 has the address `at`. The user's own key serves only on
+/// this host, because others do not have it.
 fn key_at(at: IpAddr, root: &str, job: &Job, base: &Path) -> Result<Key, BootstrapError> {
     match job.key() {
         Some(key) => Ok(key.clone()),
@@ -86,7 +84,6 @@ fn key_at(at: IpAddr, root: &str, job: &Job, base: &Path) -> Result<Key, Bootstr
     }
 }
 
-/// Listens, for rank 0.
 pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError> {
     let refused = |address: String| move |source: io::Error| BootstrapError::Listen { address, source };
     match job.meeting() {
@@ -106,7 +103,7 @@ pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError>
     }
 }
 
-/// Rank 0 admits all others, until the deadline. The links are in the order of the ranks, from 1.
+/// Rank 0 admits all others until the deadline. Returns the links in rank order, from 1.
 pub(super) fn gather(listener: Listener, job: &Job, timeout: Duration) -> Result<Vec<Link>, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let mut joined: Vec<Option<Link>> = (1..job.size()).map(|_| None).collect();
@@ -118,7 +115,7 @@ pub(super) fn gather(listener: Listener, job: &Job, timeout: Duration) -> Result
         return Err(error);
     }
     let mut links: Vec<Link> = joined.into_iter().flatten().collect();
-    let welcome = Frame { kind: Kind::Welcome, rank: 0, number: job.size(), payload: Vec::new() };
+    let welcome = Frame { kind: FrameKind::Welcome, rank: 0, number: job.size(), payload: Vec::new() };
     for (rank, link) in (1..).zip(&mut links) {
         link.set_limit(MAX_PART);
         link.send(&welcome, until.max(deadline)).map_err(|error| failed(rank, error, timeout))?;
@@ -126,7 +123,6 @@ pub(super) fn gather(listener: Listener, job: &Job, timeout: Duration) -> Result
     Ok(links)
 }
 
-/// Admits ranks until all have joined.
 fn admit_all(
     listener: &Listener,
     job: &Job,
@@ -174,8 +170,7 @@ fn admit_all(
                     }
                 }
                 Err(error) => {
-                    // The process has closed it meanwhile; or no file descriptor is free, and the
-                    // connection stays queued.
+                    // The process has closed it, or no file descriptor is free and the connection stays queued.
                     tracing::debug!(%error, "a connection was not taken");
                     std::thread::sleep(RETRY);
                 }
@@ -185,8 +180,7 @@ fn admit_all(
     Ok(())
 }
 
-/// A rank that has joined sends nothing until all have: its link is readable only if it has ended
-/// or breaks the protocol.
+/// Checks a joined rank's readable link. The rank must be silent until all have joined, so it has ended or is at fault.
 fn is_silent(link: &mut Link, rank: u32, timeout: Duration) -> Result<(), BootstrapError> {
     match link.try_receive() {
         Ok(None) => Ok(()),
@@ -203,7 +197,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
         send_stop(&mut link, &Stop::Refused(reason.to_owned()), Instant::now() + REFUSAL);
         Ok(())
     };
-    if kind != Kind::Hello || payload != job.name_hash().to_be_bytes() {
+    if kind != FrameKind::Hello || payload != job.name_hash().to_be_bytes() {
         return turn_away("the process is of another job: check GDSYNC_JOB and GDSYNC_ROOT");
     }
     let size = job.size();
@@ -224,7 +218,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
     }
 }
 
-/// Any other rank connects to rank 0, and waits until all have joined.
+/// Connects another rank to rank 0, and waits until all have joined.
 pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let path = match job.meeting() {
@@ -248,7 +242,7 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
         }
     };
     let hello = Frame {
-        kind: Kind::Hello,
+        kind: FrameKind::Hello,
         rank: job.rank(),
         number: job.size(),
         payload: job.name_hash().to_be_bytes().to_vec(),
@@ -256,9 +250,11 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
     loop {
         let source = match try_once() {
             Ok(mut link) => {
-                // A listener that closes after the connection was an earlier job's, or had no place.
+                // A listener that closes after the connection was an earlier job's or had no room.
                 match link.send(&hello, deadline).and_then(|()| link.receive(deadline + GRACE)) {
-                    Ok(Frame { kind: Kind::Welcome, number, .. }) if number == job.size() => return Ok(link),
+                    Ok(Frame { kind: FrameKind::Welcome, number, .. }) if number == job.size() => {
+                        return Ok(link);
+                    }
                     Ok(frame) => return Err(stopped(frame, timeout)),
                     Err(LinkError::OtherKey) => return Err(BootstrapError::OtherKey { address }),
                     Err(LinkError::Closed) if Instant::now() < deadline => {
@@ -277,14 +273,13 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
     }
 }
 
-/// Why rank 0 was not reached.
 enum Attempt {
-    /// It may succeed later.
+    /// A later attempt may succeed.
     Failed(io::Error),
     Hopeless(BootstrapError),
 }
 
-/// Connects to rank 0, and returns the address at which it was reached.
+/// Connects to rank 0, and returns its address.
 fn connect_tcp(root: &str, deadline: Instant) -> io::Result<(IpAddr, Box<dyn Socket>)> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in root.to_socket_addrs()? {
@@ -297,7 +292,6 @@ fn connect_tcp(root: &str, deadline: Instant) -> io::Result<(IpAddr, Box<dyn Soc
     Err(last)
 }
 
-/// The message to the others about an error.
 pub(super) fn stop_of(error: &BootstrapError) -> Stop {
     match error {
         BootstrapError::Gone { ranks } => Stop::Gone(ranks.clone()),
@@ -306,17 +300,17 @@ pub(super) fn stop_of(error: &BootstrapError) -> Stop {
     }
 }
 
-/// Sends a stop if it can: the other process may have ended.
+/// Sends a stop if possible: the other process may have ended.
 pub(super) fn send_stop(link: &mut Link, stop: &Stop, deadline: Instant) {
-    let frame = Frame { kind: Kind::Stop, rank: 0, number: 0, payload: stop.encode() };
+    let frame = Frame { kind: FrameKind::Stop, rank: 0, number: 0, payload: stop.encode() };
     if let Err(error) = link.send(&frame, deadline) {
         tracing::debug!(?error, "a rank did not get the message that the job stops");
     }
 }
 
-/// The error for a message of rank 0 that was not the expected one.
+/// Returns the error for an unexpected message of rank 0.
 pub(super) fn stopped(frame: Frame, timeout: Duration) -> BootstrapError {
-    if frame.kind != Kind::Stop {
+    if frame.kind != FrameKind::Stop {
         return protocol(0, &format!("a frame {:?} of number {} was not expected", frame.kind, frame.number));
     }
     match Stop::decode(&frame.payload) {

@@ -1,8 +1,8 @@
-//! What is reduced, and how.
+//! Types and operations of reductions, and reduction by the CPU.
 
 use std::fmt;
 
-/// Declares values with their names.
+/// Declares an enum with the names of its values.
 macro_rules! named {
     ($(#[$about:meta])* $values:ident { $($(#[$doc:meta])* $value:ident = $name:literal,)* }) => {
         $(#[$about])*
@@ -11,7 +11,7 @@ macro_rules! named {
         pub enum $values { $($(#[$doc])* $value,)* }
 
         impl $values {
-            /// All of them.
+            /// All values.
             pub const ALL: [$values; [$($name),*].len()] = [$($values::$value),*];
         }
 
@@ -24,7 +24,7 @@ macro_rules! named {
 }
 
 named! {
-    /// The numbers of a reduction, in the byte order of the host.
+    /// The type of a reduction's numbers, in the byte order of the host.
     Element {
         /// 32-bit floating point.
         F32 = "f32",
@@ -50,7 +50,7 @@ named! {
 }
 
 impl Element {
-    /// Bytes of a number.
+    /// The size of a number.
     pub fn bytes(self) -> usize {
         match self {
             Element::I8 | Element::U8 => 1,
@@ -60,56 +60,56 @@ impl Element {
         }
     }
 
-    /// A floating-point number.
+    /// Returns true for floating-point numbers.
     pub(crate) fn is_float(self) -> bool {
         matches!(self, Element::F32 | Element::F64)
     }
 }
 
 named! {
-    /// What a reduction makes of two numbers: the same bits in either order of the two, on the CPU and on GPUs. Sums and products of
-    /// integers wrap around. Of a number and NaN, minimum and maximum are the number; -0 is less than +0. A result that is
-    /// not a number is one NaN, without sign and payload: `0x7fc00000`, `0x7ff8000000000000`. Logical operations take any number but 0
-    /// for true, and give 1 or 0.
+    /// The operation of a reduction. The result has the same bits in either order of the operands, on the CPU and on
+    /// GPUs. Sums and products of integers wrap around. The minimum or maximum of a number and NaN is the number; -0 is
+    /// less than +0. A NaN result has one form, without sign and payload: `0x7fc00000`, `0x7ff8000000000000`. Logical
+    /// operations take any number but 0 as true, and return 1 or 0.
     Operation {
-        /// Their sum.
+        /// The sum.
         Sum = "sum",
-        /// Their product.
+        /// The product.
         Product = "product",
         /// The lesser.
         Min = "min",
         /// The greater.
         Max = "max",
-        /// Whether both are true.
+        /// True if both are.
         LogicalAnd = "logical_and",
-        /// Whether one is true.
+        /// True if at least one is.
         LogicalOr = "logical_or",
-        /// Whether exactly one is true.
+        /// True if exactly one is.
         LogicalXor = "logical_xor",
-        /// The bits that both have.
+        /// Bitwise and.
         BitAnd = "bit_and",
-        /// The bits that one has.
+        /// Bitwise or.
         BitOr = "bit_or",
-        /// The bits that exactly one has.
+        /// Bitwise exclusive or.
         BitXor = "bit_xor",
     }
 }
 
 impl Operation {
-    /// Whether there is such a reduction: floating-point numbers have neither bits nor truth, as MPI has it.
+    /// Returns true if the reduction exists: as in MPI, floating-point numbers have neither logical nor bitwise operations.
     pub fn is_defined_for(self, element: Element) -> bool {
         use Operation::*;
         !element.is_float() || matches!(self, Sum | Product | Min | Max)
     }
 }
 
-/// The NaN that reductions give.
+/// The NaN of 32-bit reductions.
 pub(crate) const NAN_32: u32 = 0x7fc0_0000;
-/// The same of 64 bits.
+/// The NaN of 64-bit reductions.
 pub(crate) const NAN_64: u64 = 0x7ff8_0000_0000_0000;
 
-/// Reduces `other` into `into`, number by number, by the CPU. Of a reduction that is
-/// [not defined](Operation::is_defined_for), nothing changes; nor do bytes behind the last number that both have whole.
+/// Reduces `other` into `into`, number by number, on the CPU. An [undefined](Operation::is_defined_for) reduction
+/// changes nothing, and neither do bytes behind the last number that is whole in both.
 ///
 /// ```
 /// use gdsync_notify::collective::{Element, Operation, combine};
@@ -145,8 +145,8 @@ pub fn combine(element: Element, operation: Operation, into: &mut [u8], other: &
             }
         };
     }
-    // The bits of a NaN that arithmetic gives depend on the processor and on the order of the operands, as does the lesser
-    // of -0 and +0 by `min`. Numbers that are equal differ in the sign of 0 at most.
+    // The bits of an arithmetic NaN depend on the processor and the order of the operands, and so does the sign of `min` of
+    // -0 and +0. Equal numbers differ in the sign of 0 at most.
     macro_rules! float {
         ($number:ty, $nan:expr) => {{
             const NAN: $number = <$number>::from_bits($nan);
@@ -271,7 +271,7 @@ mod tests {
         for element in [Element::F32, Element::F64] {
             for operation in [Operation::Sum, Operation::Product, Operation::Min, Operation::Max] {
                 let all = special(element);
-                // Enough of each, for the loop that has several numbers at a time and for that of the last ones.
+                // Long enough for a vectorized loop and its remainder.
                 for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
                     let (mut found, mut turned) = (one.repeat(21), other.repeat(21));
                     combine(element, operation, &mut found, &turned.clone());

@@ -61,10 +61,10 @@ pub enum CollectiveError {
         /// The numbers.
         element: Element,
     },
-    /// A reduction that makes no sense of its numbers.
+    /// A reduction that is not defined for its type.
     #[error("there is no {operation} of {element}: take integers, or sum, product, min or max")]
     Undefined {
-        /// What was to be made of them.
+        /// The operation.
         operation: Operation,
         /// The numbers.
         element: Element,
@@ -79,10 +79,10 @@ pub enum CollectiveError {
         /// The numbers.
         element: Element,
     },
-    /// A reduction on a GPU's stream, and the plan has no kernel, as its segment is in host memory.
+    /// A reduction on a GPU's stream, of a plan without a kernel, because its segment is in host memory.
     #[error("the plan reduces in host memory, and no GPU was named: make it by Collectives::reduce_on")]
     NoKernel,
-    /// A reduction on a stream that is not known to cudarc.
+    /// A reduction on a stream that cudarc has not created.
     #[error("the reduction's kernel needs a stream of cudarc: make it by CudaStream::new")]
     RawStream,
     /// A reduction on a stream of another GPU than the plan's.
@@ -91,12 +91,12 @@ pub enum CollectiveError {
         Gpu::from_device(*.stream), Gpu::from_device(*.kernel)
     )]
     OtherGpu {
-        /// That of the stream.
+        /// The stream's GPU.
         stream: i32,
-        /// That of the plan.
+        /// The plan's GPU.
         kernel: i32,
     },
-    /// A reduction could not reach its memory: the output of a round is not there.
+    /// A reduction could not reach its memory, so the output of a round is missing.
     #[error(
         "the reduction of an earlier round could not reach its memory; the log has the cause: end the job"
     )]
@@ -109,7 +109,7 @@ pub enum CollectiveError {
         /// Members of the team.
         ranks: u32,
     },
-    /// A rank that takes part in the plan has been dropped from the team, or replaced.
+    /// A rank of the plan has been dropped from the team, or replaced.
     #[error(
         "rank {rank}, which took part in this plan, has died, and the team has gone on: make a new segment, and new plans on it"
     )]
@@ -120,7 +120,7 @@ pub enum CollectiveError {
     /// A round was posted in part.
     #[error("an earlier round of this plan was posted in part: make a new segment, and new plans on it")]
     Broken,
-    /// The stream has not taken the round.
+    /// The stream has not accepted the round.
     #[error("round {round} cannot be posted: {source}")]
     Post {
         /// The round.

@@ -3,7 +3,7 @@
 use crate::collective::element::{Element, NAN_32, NAN_64, Operation};
 use crate::collective::error::CollectiveError;
 use crate::error::NotifyError;
-use crate::part::SegmentMemory;
+use crate::memory::SegmentMemory;
 use crate::segment::Segment;
 use gdsync::cuda::{self, CudaError};
 use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg};
@@ -12,10 +12,10 @@ use gdsync::stream::CudaStream;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// `reduce(result, own, others, block, ranks, place, count)`: number `i` of `result` is made of number `i` of a block of each
-/// rank, in their order. That of this rank lies at `own`, the others `block` bytes apart from `others` on. Threads take numbers
-/// as far apart as there are threads. `{type}` is the number's type in memory, `{register}` that of a register which holds it,
-/// `{bytes}` its length, and `{act}` what makes `%v1` of `%v1` and `%v2`.
+/// `reduce(result, own, others, block, ranks, place, count)`: number `i` of `result` is reduced from number `i` of each
+/// rank's block, in rank order. This rank's block is at `own`, the others are `block` bytes apart from `others` on.
+/// Threads take numbers at a stride of the number of threads. `{type}` is a number's type in memory, `{register}` the
+/// type of its register, `{bytes}` its size, and `{act}` computes `%v1` from `%v1` and `%v2`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -58,12 +58,12 @@ NEXT:
 ";
 
 const THREADS: u32 = 256;
-/// More blocks of threads than any GPU runs at a time.
+/// More thread blocks than any GPU runs at a time.
 const MOST_BLOCKS: u32 = 1024;
 
-/// The text of the kernel for a type and an operation that is defined for it.
+/// Returns the kernel's PTX for a type and an operation that is defined for it.
 fn text(element: Element, operation: Operation) -> String {
-    // PTX has no arithmetic of 8 bits: short integers are worked on as those of 32, and stored by their low bits.
+    // PTX has no 8-bit arithmetic: short integers are computed in 32 bits and stored by their low bits.
     let (kind, register) = match element {
         Element::F32 => ("f32", "f32"),
         Element::F64 => ("f64", "f64"),
@@ -96,7 +96,7 @@ fn text(element: Element, operation: Operation) -> String {
         Operation::LogicalOr => logical("or"),
         Operation::LogicalXor => logical("xor"),
     };
-    // As the CPU: one NaN. Of -0 and +0, `min` and `max` know the lesser.
+    // One NaN, as on the CPU. PTX's `min` and `max` order -0 before +0.
     let act = match element {
         Element::F32 => format!("{act} setp.nan.f32 %p5, %v1, %v1; @%p5 mov.f32 %v1, 0f{NAN_32:08X};"),
         Element::F64 => format!("{act} setp.nan.f64 %p5, %v1, %v1; @%p5 mov.f64 %v1, 0d{NAN_64:016X};"),
@@ -106,12 +106,11 @@ fn text(element: Element, operation: Operation) -> String {
     text.replace("{bytes}", &element.bytes().to_string()).replace("{act}", &act)
 }
 
-/// Where the blocks of a round are: offsets in the segment.
+/// The offsets of a round's blocks in the segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
-    /// Of this rank.
     pub(crate) own: usize,
-    /// Of the others, each at its place.
+    /// The other ranks' blocks, by rank.
     pub(crate) others: usize,
     pub(crate) result: usize,
 }
@@ -141,8 +140,8 @@ pub struct ReductionKernel {
 }
 
 impl ReductionKernel {
-    /// The kernel for a kind of numbers and an operation. Where the context has not loaded it yet, the driver loads it
-    /// now, and waits for blocked streams of the context.
+    /// Returns the kernel for a type and an operation. If the context has not loaded it yet, the driver loads it now
+    /// and waits for blocked streams of the context.
     ///
     /// # Errors
     /// [`CollectiveError::Undefined`]; [`CollectiveError::Notify`] with an error of the driver.
@@ -175,16 +174,16 @@ impl ReductionKernel {
         }
     }
 
-    /// Enqueues the reduction of `bytes` bytes at the address `other` into those at `into`, both as the GPU sees them.
-    /// Bytes behind the last whole number stay.
+    /// Enqueues the reduction of `bytes` bytes at the GPU address `other` into those at `into`. Bytes behind the last
+    /// whole number stay.
     ///
     /// # Errors
     /// [`CollectiveError::RawStream`], [`CollectiveError::OtherGpu`], [`CollectiveError::Notify`] with an error of the
     /// driver. Nothing is enqueued then.
     ///
     /// # Safety
-    /// Both addresses are those of memory of so many bytes that the GPU reaches, aligned to the numbers; they do not
-    /// overlap, and the memory stays until the stream has passed.
+    /// Both addresses point to that many bytes that the GPU reaches, aligned to the numbers; they do not overlap, and
+    /// the memory stays until the stream has passed.
     pub unsafe fn reduce(
         &self,
         stream: &CudaStream,
@@ -194,13 +193,13 @@ impl ReductionKernel {
     ) -> Result<(), CollectiveError> {
         let count = (bytes / self.element.bytes()) as u64;
         let block = bytes as u64;
-        // Of two ranks, this one is the first, and the kernel looks for the other's block behind one of its own.
+        // With two ranks, this one first: the kernel skips one block at `others`.
         let at = [into, into, other.wrapping_sub(block)];
         Ok(launch_on(&self.function, self.check(stream)?, at, (block, 2, 0), count)?)
     }
 
-    /// Enqueues a copy of `bytes` bytes from one address to another, as [`Self::reduce`]: from host memory to host memory, too,
-    /// which the driver's own copies do on the calling thread.
+    /// Enqueues a copy of `bytes` bytes, as [`Self::reduce`]; also from host memory to host memory, which the driver's
+    /// own copies do on the calling thread.
     ///
     /// # Errors
     /// As [`Self::reduce`].
@@ -215,21 +214,20 @@ impl ReductionKernel {
         bytes: usize,
     ) -> Result<(), CollectiveError> {
         let count = (bytes / self.element.bytes()) as u64;
-        // Of one rank, the reduction is its block.
+        // The reduction of one rank's block is the block.
         Ok(launch_on(&self.function, self.check(stream)?, [into, from, from], (bytes as u64, 1, 0), count)?)
     }
 }
 
-/// The kernel of a plan, and where a GPU has its segment.
+/// The kernel of a plan, and its segment's address.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     kernel: ReductionKernel,
-    /// The GPU's address of the segment.
     base: u64,
 }
 
 impl Kernel {
-    /// Loads it, where no plan has yet ([`load`]).
+    /// Loads the kernel if no plan has yet ([`load`]).
     pub(crate) fn new(
         context: &Arc<CudaContext>,
         segment: &Segment,
@@ -243,12 +241,11 @@ impl Kernel {
         Ok(Kernel { kernel: ReductionKernel::new(context, element, operation)?, base })
     }
 
-    /// Refuses a stream on which it cannot be launched.
     pub(crate) fn check(&self, stream: &CudaStream) -> Result<(), CollectiveError> {
         self.kernel.check(stream).map(drop)
     }
 
-    /// Enqueues the reduction of a round. What the caller posts behind it names the segment.
+    /// Enqueues the reduction of a round. The caller then posts a batch that keeps the segment.
     pub(crate) fn launch(
         &self,
         stream: &CudaStream,
@@ -263,18 +260,17 @@ impl Kernel {
     }
 }
 
-/// A kernel that a context has loaded.
 struct Loaded {
     of: (usize, Element, Operation),
     function: CudaFunction,
 }
 
-/// All kernels that are loaded. They stay, and their contexts with them.
+/// All loaded kernels. They stay, and keep their contexts.
 static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
 
-/// The kernel for a type and an operation, which the first plan of a context loads. The driver waits for blocked
-/// streams then, and at the first launch, which is here, too. The stream of that launch is the only one that is made:
-/// streams share the GPU's channels in the order in which they are made, and those that wait for each other may not.
+/// Returns the kernel for a type and an operation, which a context's first plan loads. The driver waits for blocked
+/// streams then and at the first launch, which is done here. Only one stream is created for that launch: streams share
+/// the GPU's channels in the order of their creation, and streams that wait for each other must not share one.
 fn load(
     context: &Arc<CudaContext>,
     element: Element,
@@ -308,8 +304,8 @@ fn launch_on(
     let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
     let mut launch = stream.launch_builder(function);
     launch.arg(&result).arg(&own).arg(&others).arg(&block).arg(&ranks).arg(&place).arg(&count);
-    // SAFETY: the arguments are those of the kernel. It touches `count` numbers of the blocks. Those of a plan lie inside of
-    // the segment, aligned to their length, which is kept until the stream has passed: the batch behind this names it. For
+    // SAFETY: the arguments match the kernel, which touches `count` numbers of the blocks. Those of a plan are inside
+    // the segment, aligned to their size, and the batch behind keeps the segment until the stream has passed. For
     // others, the caller of `ReductionKernel::reduce` promises as much.
     let launched = unsafe { launch.launch(config) };
     launched.map(drop).map_err(|error| CudaError::call("cuLaunchKernel", error.0).into())

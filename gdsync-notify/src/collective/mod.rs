@@ -1,5 +1,6 @@
-//! Collectives in the order of streams: barrier, all-gather, all-to-all, reduce-scatter and broadcast among the members of a team,
-//! by notified writes. The CPU makes a [`Plan`] once, with all ranks, and posts its rounds ahead; streams ring the card and wait.
+//! Collectives in the order of streams: barrier, all-gather, all-to-all, reduce-scatter and broadcast among a team's
+//! members, by notified writes. The CPU creates a [`Plan`] once, with all ranks, and posts rounds ahead; streams ring the
+//! card and wait.
 //!
 //! ```
 //! use gdsync::{Device, ProtectionDomain, SoftStream, Stream};
@@ -41,19 +42,18 @@
 //! ```
 //!
 //! # Memory operations of a round
-//! A message takes two, for the doorbell, and what it is waited for one; on a GPU that needs one, each wait a flush besides.
+//! A message takes two operations for the doorbell, and one for its wait, plus a flush on GPUs that need one.
 //!
 //! | collective of N ranks | operations of a rank |
 //! |---|---|
 //! | [`Collective::Barrier`] | 3 ⌈log2 N⌉ |
 //! | [`Collective::AllGather`] | 3 (N - 1); of at most 1 KiB among 16 ranks or more 3 ⌈log2 N⌉ |
 //! | [`Collective::AllToAll`] | 3 N; of at most 1 KiB among 16 ranks or more 3 ⌈log2 N⌉ + 3 |
-//! | [`Collective::ReduceScatter`] | as the all-gather, and the reduction: a kernel and one operation behind it on a GPU |
+//! | [`Collective::ReduceScatter`] | as the all-gather, and the reduction: on a GPU by a kernel and one operation |
 //! | [`Collective::Broadcast`] | 3 for each rank that it sends to, at most ⌈log2 N⌉, and 3 for the one that it receives from |
 //!
-//! One operation more in 64 batches tells the CPU how far the stream is.
+//! Once in 64 batches, one more operation reports the stream's progress to the CPU.
 
-mod agree;
 mod element;
 mod error;
 #[allow(unsafe_code)]
@@ -79,43 +79,42 @@ use parking_lot::Mutex;
 use shape::ALIGNMENT;
 use std::sync::Arc;
 
-/// Makes [`Plan`]s in a segment, one behind the other. A cheap handle.
+/// Creates [`Plan`]s in a segment, one behind the other. A cheap handle.
 ///
-/// The segment, its data and its notifications, belongs to the plans from here on: the program reads and writes only their
-/// inputs and outputs. Streams on which plans of one queue are posted take turns, as with all sends: give each stream a queue,
-/// and a `Collectives`, of its own.
+/// The segment's data and notifications belong to the plans from then on: the program accesses only inputs and outputs.
+/// Streams that post plans of one queue take turns, as with all sends: give each stream its own queue and `Collectives`.
 #[derive(Clone, Debug)]
 pub struct Collectives {
     queue: Queue,
     segment: Segment,
     gpu: Option<Arc<CudaContext>>,
-    /// The bytes and notifications that plans have.
+    /// The bytes and notifications in use.
     taken: Arc<Mutex<(usize, u32)>>,
 }
 
 impl Collectives {
-    /// Plans that send by this queue and lie in this segment. All ranks do this alike.
+    /// Creates plans that send by this queue and use this segment. All ranks do this alike.
     ///
     /// # Errors
     /// [`CollectiveError::OtherTeam`].
     pub fn new(queue: &Queue, segment: &Segment) -> Result<Self, CollectiveError> {
-        if !segment.is_of(&queue.team.life) {
+        if !segment.is_of(&queue.team.liveness) {
             return Err(CollectiveError::OtherTeam);
         }
         Ok(Collectives { queue: queue.clone(), segment: segment.clone(), gpu: None, taken: Arc::default() })
     }
 
-    /// Reductions of plans that are made from here on can be posted on streams of this GPU, although the segment is in host
-    /// memory: their kernel reads and writes it there. (With a segment in GPU memory, they are posted on streams of its GPU.)
+    /// Lets reductions of later plans run on streams of this GPU although the segment is in host memory: their kernel
+    /// reads and writes it there. (With a segment in GPU memory, they run on streams of its GPU.)
     pub fn reduce_on(self, gpu: &Arc<CudaContext>) -> Self {
         Collectives { gpu: Some(gpu.clone()), ..self }
     }
 
-    /// Makes a plan. All members of the team call this in the same order, with the same collective. It takes
-    /// [`Collective::bytes`] and [`Collective::notifications`] of what the segment has left, for good.
+    /// Creates a plan. All members of the team call this in the same order, with the same collective. It permanently
+    /// takes [`Collective::bytes`] and [`Collective::notifications`] of the segment's rest.
     ///
-    /// No stream of the GPU may be blocked in a wait during the call if the plan reduces on a GPU: that loads a kernel, for
-    /// which the driver waits ([`gdsync::cuda`]).
+    /// If the plan reduces on a GPU, no stream of the GPU may be blocked in a wait during the call: that loads a
+    /// kernel, for which the driver waits ([`gdsync::cuda`]).
     ///
     /// # Errors
     /// [`CollectiveError::Bytes`], [`CollectiveError::Notifications`], [`CollectiveError::TooLong`],

@@ -1,16 +1,16 @@
-//! A collective among the ranks of a team, made once, and posted once for each round.
+//! Plans: collectives that the ranks of a team agree on once and post once per round.
 
-use crate::collective::agree::{Agreed, Place, agree};
 use crate::collective::error::CollectiveError;
 use crate::collective::kernel::{Blocks, Kernel};
 use crate::collective::reduce::{CollectiveStream, Reducer, Reduction};
 use crate::collective::schedule::{Area, Copy, Program, Step};
 use crate::collective::shape::{Collective, Layout};
 use crate::error::NotifyError;
-use crate::life::State;
-use crate::operation::Operation;
+use crate::handshake::share_outcome;
+use crate::liveness::RankState;
+use crate::notifications::PHASES;
+use crate::queue::Operation;
 use crate::queue::Queue;
-use crate::release::PHASES;
 use crate::segment::Segment;
 use crate::word::NotificationWord;
 use gdsync::cudarc::driver::CudaContext;
@@ -19,23 +19,23 @@ use gdsync::{Batch, Stream};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Requests that a round gives to a stream at a time. Queues take more: 128 by default.
+/// Requests that a round posts at a time. Queues hold more: 128 by default.
 const REQUESTS: usize = 64;
-/// In a long message, one request in this many is completed by itself, so that the queue's room comes back.
+/// In a long message, one request in this many is signaled, so that room in the queue returns.
 const COMPLETE_EVERY: usize = 32;
 
 /// A [`Collective`] that the members of a team have agreed on. A cheap handle.
 ///
-/// [`Self::post`] posts a round on a stream; the ranks post the same plans in the same order. Rounds use two halves of the
-/// plan's memory in turn, so that no rank needs to ask another whether it has read what it got. For that, what the program
-/// does with them stands between two rounds, in the order of the stream:
+/// [`Self::post`] posts a round on a stream; the ranks post the same plans in the same order. Rounds alternate between
+/// two halves of the plan's memory, so that no rank asks another whether it has read its data. Therefore the program
+/// uses them between two rounds, in the order of the stream:
 ///
-/// - [`Self::output`] of round `r` is used behind round `r`, and in front of round `r + 1`, which lets the others overwrite it;
-/// - [`Self::input`] of round `r` is written behind round `r - 1`, and in front of round `r`. It keeps its content until round
-///   `r + 1` has been passed.
+/// - [`Self::output`] of round `r` is used behind round `r` and before round `r + 1`, which lets the others overwrite it;
+/// - [`Self::input`] of round `r` is written behind round `r - 1` and before round `r`. It keeps its content until
+///   round `r + 1` has been passed.
 #[derive(Clone, Debug)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -46,24 +46,21 @@ struct Inner {
     collective: Collective,
     queue: Queue,
     segment: Segment,
-    /// The ranks that take part.
     members: Vec<u32>,
-    /// The place of this rank among them.
     own: u32,
     program: Program,
-    /// Of the members, where the plan lies in their part of the segment, and its first notification there.
-    places: Vec<Place>,
-    /// This rank's own words.
+    /// For each member, the plan's location in its part of the segment.
+    locations: Vec<Location>,
     words: Vec<NotificationWord>,
     reducer: Option<Arc<Reducer>>,
     round: AtomicU64,
-    /// A round was posted in part. Held while a round is posted.
+    /// True if a round was posted in part. Locked while a round is posted.
     is_broken: Mutex<bool>,
 }
 
 impl Plan {
-    /// All members call this together. The plan lies behind so many bytes of the own part of the segment, and notifications.
-    /// Reductions on streams of a GPU in host memory need that GPU.
+    /// Creates the plan together with all members, behind so many bytes and notifications of this rank's part of the
+    /// segment. `gpu` is the GPU of reductions in host memory.
     pub(crate) fn new(
         queue: &Queue,
         segment: &Segment,
@@ -81,14 +78,14 @@ impl Plan {
             }
             _ => Ok(None),
         };
-        let (Agreed { members, own, places }, kernel) = agree(queue, segment, at, &collective, kernel)?;
+        let (Agreed { members, own, locations }, kernel) = agree(queue, segment, at, &collective, kernel)?;
         let ranks = members.len() as u32;
         let ids = at.1..at.1 + collective.notifications(ranks);
         segment.expect_from_all(ids.clone())?;
         let words = ids.map(|id| Ok(segment.notification(id)?.named(collective.to_string())));
         let reducer = reduced.map(|(block, element, operation)| {
-            let segment = segment.clone();
-            Arc::new(Reducer::new(segment, (element, operation), block, (ranks, own), kernel))
+            let (segment, has_failed) = (segment.clone(), AtomicBool::default());
+            Arc::new(Reducer { segment, element, operation, block, ranks, own, kernel, has_failed })
         });
         let inner = Inner {
             collective,
@@ -97,7 +94,7 @@ impl Plan {
             own,
             program: collective.program(&members, own),
             members,
-            places,
+            locations,
             words: words.collect::<Result<_, NotifyError>>()?,
             reducer,
             round: AtomicU64::new(0),
@@ -106,28 +103,28 @@ impl Plan {
         Ok(Plan { inner: Arc::new(inner) })
     }
 
-    /// What it does.
+    /// The collective.
     pub fn collective(&self) -> Collective {
         self.inner.collective
     }
 
-    /// The ranks that take part, in the order of blocks.
+    /// The participating ranks, in the order of blocks.
     pub fn members(&self) -> &[u32] {
         &self.inner.members
     }
 
-    /// The segment in which input and output lie.
+    /// The segment of input and output.
     pub fn segment(&self) -> &Segment {
         &self.inner.segment
     }
 
-    /// The round that is posted next, from 0 on.
+    /// The number of the next round, from 0 on.
     pub fn round(&self) -> u64 {
         self.inner.round.load(Ordering::Acquire)
     }
 
-    /// The bytes of the segment that are this rank's input of a round: of an all-gather its block, of an all-to-all and a
-    /// reduce-scatter a block for each member, of a broadcast the bytes of the root, empty on others.
+    /// Returns the segment's bytes of this rank's input of a round: for an all-gather its block, for an all-to-all and
+    /// a reduce-scatter a block for each member, for a broadcast the root's bytes, empty on other ranks.
     pub fn input(&self, round: u64) -> Range<usize> {
         let Inner { collective, members, own, .. } = &*self.inner;
         let (ranks, block) = (members.len(), collective.block());
@@ -143,8 +140,8 @@ impl Plan {
         start..start + blocks * block
     }
 
-    /// The bytes of the segment that are this rank's output of a round: a block of each member, the block that
-    /// was made of those of all, or the bytes of the root.
+    /// Returns the segment's bytes of this rank's output of a round: each member's block, the reduced block, or the root's
+    /// bytes.
     pub fn output(&self, round: u64) -> Range<usize> {
         let Inner { collective, members, .. } = &*self.inner;
         let blocks = match collective {
@@ -156,16 +153,16 @@ impl Plan {
         start..start + blocks * collective.block()
     }
 
-    /// Posts the next round on a stream, and returns how many memory operations that took. Waits for room in the queue and
-    /// in the stream, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout) each.
+    /// Posts the next round on a stream, and returns the number of its memory operations. Waits for room in the queue
+    /// and in the stream, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout) each.
     ///
-    /// The stream waits for the other ranks. When one of them is dead, it goes on: [`Self::check`] says so.
+    /// The stream waits for the other ranks. If one of them dies, the stream goes on, and [`Self::check`] reports it.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`], while a member is dead and not dropped; [`CollectiveError::Ended`]
-    /// afterwards; [`CollectiveError::NoKernel`], [`CollectiveError::RawStream`], [`CollectiveError::OtherGpu`],
-    /// [`CollectiveError::Enqueue`], of a reduction; [`CollectiveError::Post`]; as [`Queue::prepare`]. After an error the same round may be posted again,
-    /// unless it was posted in part: then that is [`CollectiveError::Broken`].
+    /// [`NotifyError::PeerDead`] while a member is dead and not dropped, and [`CollectiveError::Ended`] afterwards;
+    /// [`CollectiveError::NoKernel`], [`CollectiveError::RawStream`], [`CollectiveError::OtherGpu`] and
+    /// [`CollectiveError::Enqueue`] of a reduction; [`CollectiveError::Post`]; as [`Queue::prepare`]. After an error
+    /// the same round may be posted again, unless it was posted in part: then that is [`CollectiveError::Broken`].
     pub fn post<B: CollectiveStream>(&self, stream: &Stream<B>) -> Result<usize, CollectiveError> {
         let inner = &*self.inner;
         let mut is_broken = inner.is_broken.lock();
@@ -173,8 +170,8 @@ impl Plan {
         let round = self.round();
         let reduction = inner.reduction(round);
         reduction.iter().try_for_each(|one| stream.check_reduction(one))?;
-        let mut posted = Given { round, operations: 0, has_begun: false };
-        let given = inner.give(round, |batch| posted.post(stream, batch, inner.queue.team.timeout));
+        let mut posted = PostedRound { round, operations: 0, has_begun: false };
+        let given = inner.post_steps(round, |batch| posted.post(stream, batch, inner.queue.team.timeout));
         let done = given.and_then(|()| match reduction {
             Some(reduction) => posted.reduce(stream, inner, &reduction),
             None => Ok(()),
@@ -185,25 +182,24 @@ impl Plan {
         Ok(posted.operations)
     }
 
-    /// Whether the rounds that streams have passed were whole: after a stream was synchronized, this says whether the
-    /// outputs of its rounds are what the collective says.
+    /// Checks the rounds that streams have passed: `Ok`, once a stream is synchronized, means that its outputs are
+    /// complete.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released;
-    /// [`CollectiveError::Ended`] after the team has gone on without it; [`CollectiveError::Reduction`].
+    /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released; [`CollectiveError::Ended`]
+    /// after the team has gone on without it; [`CollectiveError::Reduction`].
     pub fn check(&self) -> Result<(), CollectiveError> {
         self.inner.check_usable(*self.inner.is_broken.lock())
     }
 }
 
-/// What a stream was given of a round.
-struct Given {
+struct PostedRound {
     round: u64,
     operations: usize,
     has_begun: bool,
 }
 
-impl Given {
+impl PostedRound {
     fn post<B: CollectiveStream>(
         &mut self,
         stream: &Stream<B>,
@@ -229,7 +225,7 @@ impl Given {
             return Ok(());
         }
         self.has_begun = true;
-        // A word of the segment is set once more to what the stream has waited for. No rank sets it before this rank's next round.
+        // Store the awaited value again: this batch keeps the segment. No rank sets the word before this rank's next round.
         let word = Batch::new();
         let named = match plan.words.get(plan.word(self.round, 0) as usize) {
             Some(NotificationWord::Host(one)) => word.write_value32(one, phase(self.round)),
@@ -247,35 +243,32 @@ impl Given {
 
 impl Inner {
     fn layout(&self) -> &Layout {
-        &self.places[self.own as usize].layout
+        &self.locations[self.own as usize].layout
     }
 
-    /// This rank's notifications.
     fn ids(&self) -> Range<u32> {
-        let first = self.places[self.own as usize].first_word;
+        let first = self.locations[self.own as usize].first_word;
         first..first + self.words.len() as u32
     }
 
-    /// Words of a rank for one round.
     fn words_of_round(&self) -> u32 {
         self.words.len() as u32 / 2
     }
 
     fn check_usable(&self, is_broken: bool) -> Result<(), CollectiveError> {
         if let Some(rank) = self.segment.released_for(self.ids()) {
-            return Err(match self.queue.team.life.state(rank) {
-                State::Dead(cause) => NotifyError::PeerDead { rank, cause }.into(),
-                State::Alive | State::Dropped(_) => CollectiveError::Ended { rank },
+            return Err(match self.queue.team.liveness.state(rank) {
+                RankState::Dead(cause) => NotifyError::PeerDead { rank, cause }.into(),
+                RankState::Alive | RankState::Dropped(_) => CollectiveError::Ended { rank },
             });
         }
-        self.queue.team.life.check_all()?;
+        self.queue.team.liveness.check_none_dead()?;
         if self.reducer.as_ref().is_some_and(|one| one.has_failed()) {
             return Err(CollectiveError::Reduction);
         }
         if is_broken { Err(CollectiveError::Broken) } else { Ok(()) }
     }
 
-    /// The reduction of a round, if there is one.
     fn reduction(&self, round: u64) -> Option<Reduction> {
         let (layout, own) = (self.layout(), self.own);
         let blocks = Blocks {
@@ -286,8 +279,8 @@ impl Inner {
         self.reducer.clone().map(|reducer| Reduction { reducer, blocks })
     }
 
-    /// Prepares the steps of a round, and hands them on in pieces.
-    fn give(
+    /// Prepares the steps of a round and posts them in batches.
+    fn post_steps(
         &self,
         round: u64,
         mut post: impl FnMut(Batch) -> Result<(), CollectiveError>,
@@ -335,7 +328,7 @@ impl Inner {
             return Ok(batch);
         }
         let start = self.layout().at(copy.from.0, round, copy.from.1);
-        let offset = self.places[to as usize].layout.at(copy.to.0, round, copy.to.1) as u64;
+        let offset = self.locations[to as usize].layout.at(copy.to.0, round, copy.to.1) as u64;
         let from = self.segment.slice(start..start + len)?;
         let rank = self.members[to as usize];
         let write = Operation::Write { from: &from, rank, to: &self.segment, offset };
@@ -343,7 +336,7 @@ impl Inner {
     }
 
     fn set(&self, batch: Batch, round: u64, to: u32, word: u32) -> Result<Batch, CollectiveError> {
-        let id = self.places[to as usize].first_word + self.word(round, word);
+        let id = self.locations[to as usize].first_word + self.word(round, word);
         let rank = self.members[to as usize];
         let notify = Operation::Notify { rank, to: &self.segment, id, value: phase(round) };
         Ok(batch.send(self.queue.prepare_one(notify, true)?))
@@ -361,8 +354,90 @@ impl Inner {
     }
 }
 
-/// The value of words in a round: of the rounds that set the same word, each has another than the one before, so that no word
-/// needs to be cleared.
+/// Returns a round's value of words. Successive uses of a word have different values, so no word needs clearing.
 fn phase(round: u64) -> u32 {
     PHASES[(round / 2 % 2) as usize]
+}
+
+/// A plan's location in a rank's part of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Location {
+    pub(crate) layout: Layout,
+    pub(crate) first_word: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    pub(crate) members: Vec<u32>,
+    /// This rank's index among them.
+    pub(crate) own: u32,
+    pub(crate) locations: Vec<Location>,
+}
+
+/// Agrees on a plan with all members of the team. The plan lies behind `at` bytes and notifications of this rank's part
+/// of the segment; `prepare` creates what else this rank needs. A failure on one rank is an error on all.
+pub(crate) fn agree<T>(
+    queue: &Queue,
+    segment: &Segment,
+    at: (usize, u32),
+    collective: &Collective,
+    prepare: impl FnOnce() -> Result<T, CollectiveError>,
+) -> Result<(Agreed, T), CollectiveError> {
+    let team = &queue.team;
+    let members = team.liveness.members();
+    let whole = team.liveness.check_none_dead().map_err(CollectiveError::from);
+    let prepared =
+        whole.and_then(|()| check_local(segment, &members, at, collective)).and_then(|()| prepare());
+    let described = prepared.map(|done| (done, format!("{} {} {collective}", at.0, at.1)));
+    let (done, lines) = share_outcome(described, |line| team.exchange(line))?;
+    let ranks = members.len() as u32;
+    let locate = |rank: u32| {
+        let line = lines.get(rank as usize).and_then(Option::as_deref).unwrap_or_default();
+        parse_location(line, collective, ranks).ok_or_else(|| NotifyError::Mismatch {
+            rank,
+            what: "as the next collective",
+            theirs: line.splitn(3, ' ').last().unwrap_or_default().to_owned(),
+            ours: collective.to_string(),
+        })
+    };
+    let locations = members.iter().map(|rank| locate(*rank)).collect::<Result<Vec<_>, _>>()?;
+    let own = members.iter().position(|rank| *rank == team.rank).unwrap_or(0) as u32;
+    Ok((Agreed { members, own, locations }, done))
+}
+
+/// Checks what concerns this rank alone.
+fn check_local(
+    segment: &Segment,
+    members: &[u32],
+    (from, first): (usize, u32),
+    collective: &Collective,
+) -> Result<(), CollectiveError> {
+    collective.check(members)?;
+    if let Collective::ReduceScatter { element, .. } = *collective {
+        let address = segment.remote(segment.rank())?.data.addr;
+        if !address.is_multiple_of(element.bytes() as u64) {
+            return Err(CollectiveError::Unaligned { address, element });
+        }
+    }
+    let ranks = members.len() as u32;
+    let (needed, size) = (collective.bytes(ranks), segment.len());
+    if from.checked_add(needed).is_none_or(|end| end > size) {
+        return Err(CollectiveError::Bytes { needed, from, size });
+    }
+    let (needed, count) = (collective.notifications(ranks), segment.notifications());
+    if first.checked_add(needed).is_none_or(|end| end > count) {
+        return Err(CollectiveError::Notifications { needed, from: first, count });
+    }
+    match (first..first + needed).find(|id| segment.is_expected_from_all(*id)) {
+        Some(id) => Err(CollectiveError::Taken { id }),
+        None => Ok(()),
+    }
+}
+
+/// Parses another rank's location of the plan. Returns `None` if its plan differs.
+fn parse_location(line: &str, collective: &Collective, ranks: u32) -> Option<Location> {
+    let mut fields = line.splitn(3, ' ');
+    let (bytes, words) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let layout = Layout::new(collective, ranks, bytes);
+    (fields.next()? == collective.to_string()).then_some(Location { layout, first_word: words })
 }

@@ -1,5 +1,4 @@
-//! Reductions: of a block from each rank one is made. The order is that of the ranks, on the CPU and on GPUs, so that sums of
-//! floating-point numbers are the same everywhere, bit for bit.
+//! Reductions of blocks in rank order, on the CPU and on GPUs, so that floating-point sums are bit-identical everywhere.
 
 use crate::collective::element::{Element, Operation, combine};
 use crate::collective::error::CollectiveError;
@@ -15,34 +14,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes that the CPU reduces at a time.
 const PIECE: usize = 32 * 1024;
 
-/// The reduction of a plan.
 #[derive(Debug)]
 pub(crate) struct Reducer {
-    segment: Segment,
-    element: Element,
-    operation: Operation,
-    /// Bytes of a block.
-    block: usize,
-    ranks: u32,
-    /// The place of this rank among them.
-    own: u32,
-    kernel: Option<Kernel>,
-    /// A reduction of the CPU could not reach the memory.
-    has_failed: AtomicBool,
+    pub(super) segment: Segment,
+    pub(super) element: Element,
+    pub(super) operation: Operation,
+    pub(super) block: usize,
+    pub(super) ranks: u32,
+    pub(super) own: u32,
+    pub(super) kernel: Option<Kernel>,
+    /// True if a reduction by the CPU could not reach its memory.
+    pub(super) has_failed: AtomicBool,
 }
 
 impl Reducer {
-    pub(crate) fn new(
-        segment: Segment,
-        (element, operation): (Element, Operation),
-        block: usize,
-        (ranks, own): (u32, u32),
-        kernel: Option<Kernel>,
-    ) -> Self {
-        Reducer { segment, element, operation, block, ranks, own, kernel, has_failed: AtomicBool::new(false) }
-    }
-
-    /// Whether a reduction of the CPU could not reach its memory.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }
@@ -67,7 +52,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// [`Self::run`] where no caller takes the error.
+    /// Calls [`Self::run`] and records an error.
     fn run_noting(&self, blocks: Blocks) {
         if let Err(error) = self.run(blocks) {
             tracing::error!(%error, "a reduction could not reach its memory");
@@ -76,16 +61,15 @@ impl Reducer {
     }
 }
 
-/// Streams that can reduce: software streams and [`Cpu`] by the CPU, CUDA's by a kernel.
+/// Streams that can reduce: software streams and [`Cpu`] by the CPU, CUDA streams by a kernel.
 pub trait CollectiveStream: MemOpStream {
-    /// Refuses what [`Self::reduce`] cannot do.
+    /// Refuses reductions that [`Self::reduce`] cannot perform.
     #[doc(hidden)]
     fn check_reduction(&self, _: &Reduction) -> Result<(), CollectiveError> {
         Ok(())
     }
 
-    /// Reduces, in the order of the stream. Returns whether something of the stream has to name the segment behind it, so that
-    /// the memory is kept until then.
+    /// Reduces in the order of the stream. Returns true if a later operation of the stream must keep the segment.
     #[doc(hidden)]
     fn reduce(&self, reduction: &Reduction) -> Result<bool, CollectiveError>;
 }

@@ -1,54 +1,53 @@
-//! What each rank of a collective does in a round: the messages that it sends, and the words that it waits for.
+//! Schedules of collectives: the messages that each rank sends in a round, and the words for which it waits.
 //!
-//! A message is a number of copies of blocks into the memory of another rank, and then a word that is set there.
+//! A message copies blocks into another rank's memory and then sets a word there.
 //!
 //! # Why rounds may follow each other
-//! Rounds use two sets of memory and of words in turn. A round that begins overwrites what the round before the last has
-//! used, and no rank confirms that it may: what a rank has waited for says so.
+//! Rounds alternate between two sets of memory and words. A round overwrites what the last but one has used. No rank
+//! confirms that it may, because the waits of the round between imply it.
 //!
-//! - All but [`Way::Tree`]: a rank that has passed round `r` has heard, perhaps by way of others, of every rank in that round.
-//!   So every rank has begun round `r`, and, as streams keep their order, has passed round `r - 1`, and has read its output if
-//!   its stream does that before it begins the next round. All messages of round `r - 1` have thus arrived: what they were
-//!   written from is free, and the words that they set have been seen. A rank writes and sets in round `r + 1` only what belongs
-//!   to the set of round `r - 1`.
-//! - [`Way::Tree`]: information flows only away from the root, so a rank confirms each round to the one that sends to it (its
-//!   parent), behind its wait for the data. Before a rank sends in round `r + 1`, it waits for the confirmations of round `r` of
-//!   those it sends to (its children), and then confirms `r + 1` to its own parent. A confirmation of round `r` says of a rank
-//!   that round `r` has arrived, that its stream has begun round `r`, and so has read the output of round `r - 1`, and that all
-//!   that it forwarded in round `r - 1` has arrived, as it has waited for these confirmations before. So the memory of round
-//!   `r - 1` is free there, and what the parent has sent in round `r` from is free behind its round `r + 1`.
+//! - All but [`Algorithm::BinomialTree`]: a rank that has passed round `r` has heard, perhaps through others, from
+//!   every rank in that round. So every rank has begun round `r`; because streams keep their order, it has passed round
+//!   `r - 1`, and has read its output if its stream does that before the next round. All messages of round `r - 1` have
+//!   thus arrived: their sources are free, and the words that they set have been seen. In round `r + 1` a rank writes
+//!   only to the set of round `r - 1`.
+//! - [`Algorithm::BinomialTree`]: information flows only away from the root, so a rank confirms each round to its parent
+//!   behind its wait for the data. Before a rank sends in round `r + 1`, it waits for its children's confirmations of round
+//!   `r`, and then confirms `r + 1` to its own parent. A confirmation of round `r` means that round `r` has arrived at the
+//!   child; that the child's stream has begun round `r`, and so has read the output of round `r - 1`; and that all that the
+//!   child forwarded in round `r - 1` has arrived, because it has waited for these confirmations. So the memory of round `r
+//!   - 1` is free there, and the parent's source of round `r` is free behind its round `r + 1`.
 //!
-//! `schedule_tests.rs` runs this in random order, with messages that are read and arrive as late as they may.
+//! `schedule_tests.rs` simulates this in random order, with messages that are read and arrive as late as allowed.
 
-/// How blocks get from rank to rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// In step `k` each rank sets a word at the rank `2^k` behind it.
-    Barrier,
+pub(crate) enum Algorithm {
+    /// Dissemination barrier: in step `k` each rank sets a word at the rank `2^k` behind it.
+    Dissemination,
     /// Each rank writes its block to all others.
-    Gather,
-    /// In step `k` each rank writes the blocks that it has, up to `2^k`, to the rank `2^k` before it.
-    GatherBySteps,
+    DirectGather,
+    /// Bruck's all-gather: in step `k` each rank writes its blocks, up to `2^k`, to the rank `2^k` before it.
+    BruckGather,
     /// Each rank writes a block to each.
-    Exchange,
-    /// A block for the rank `d` behind goes by steps of `2^k`, one for each bit of `d`, the lowest first.
-    ExchangeBySteps,
-    /// As [`Way::Exchange`]; what arrives is reduced behind the last step, with the own block.
-    Reduce,
-    /// As [`Way::ExchangeBySteps`], and so.
-    ReduceBySteps,
-    /// A binomial tree from the root.
-    Tree,
+    DirectExchange,
+    /// Bruck's all-to-all: a block for the rank at distance `d` takes a step of `2^k` for each bit `k` of `d`, the
+    /// lowest first.
+    BruckExchange,
+    /// As [`Algorithm::DirectExchange`]; arrived blocks are reduced with this rank's behind the last step.
+    DirectReduce,
+    /// As [`Algorithm::BruckExchange`], with that reduction.
+    BruckReduce,
+    BinomialTree,
 }
 
-/// The memory of a plan, in blocks.
+/// An area of a plan's memory, in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Area {
     Input,
     Output,
-    /// Blocks on their way to another rank.
+    /// Blocks that are forwarded to another rank.
     Transit,
-    /// Blocks to be reduced, by the rank that they are from.
+    /// Blocks to reduce, by source rank.
     Arrived,
 }
 
@@ -57,7 +56,7 @@ impl Area {
     pub(crate) const ALL: [Area; 4] = [Area::Input, Area::Output, Area::Transit, Area::Arrived];
 }
 
-/// Blocks in a row.
+/// A copy of consecutive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
     pub(crate) from: (Area, u32),
@@ -65,67 +64,67 @@ pub(crate) struct Copy {
     pub(crate) blocks: u32,
 }
 
-/// A step of a rank. Ranks are given by their place among the members of the team.
+/// A step of a rank. Ranks are indices among the members of the team.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Writes to a rank, then sets its word.
     Send { to: u32, copies: Vec<Copy>, word: u32 },
-    /// Waits until a rank has set the word in this round.
+    /// Waits until the word is set in this round.
     Wait { word: u32 },
-    /// Waits until a rank has set the word in the round before. The first round skips it.
+    /// Waits until the word is set in the last round; skipped in the first.
     WaitForLast { word: u32 },
 }
 
 /// The steps of a rank, in the order of its stream.
 pub(crate) type Program = Vec<Step>;
 
-/// Steps by powers of two until all ranks are reached.
+/// Returns the number of steps by powers of two that reach all ranks.
 fn steps(ranks: u32) -> u32 {
     ranks.next_power_of_two().trailing_zeros()
 }
 
-impl Way {
-    /// Words of a rank for one round.
+impl Algorithm {
+    /// The words of a rank per round.
     pub(crate) fn words(self, ranks: u32) -> u32 {
         match self {
-            Way::Barrier | Way::GatherBySteps => steps(ranks),
-            // That of a rank, by its place.
-            Way::Gather | Way::Exchange | Way::Reduce => ranks,
-            // And one for the own block.
-            Way::ExchangeBySteps | Way::ReduceBySteps => steps(ranks) + 1,
-            // The parent's, and one for each child.
-            Way::Tree => 1 + steps(ranks),
+            Algorithm::Dissemination | Algorithm::BruckGather => steps(ranks),
+            // One per rank.
+            Algorithm::DirectGather | Algorithm::DirectExchange | Algorithm::DirectReduce => ranks,
+            // And one for this rank's block.
+            Algorithm::BruckExchange | Algorithm::BruckReduce => steps(ranks) + 1,
+            // The parent's, and one per child.
+            Algorithm::BinomialTree => 1 + steps(ranks),
         }
     }
 
-    /// Blocks of an area for one round.
     pub(crate) fn blocks(self, area: Area, ranks: u32) -> u32 {
         match (self, area) {
-            (Way::Gather | Way::GatherBySteps, Area::Output) => ranks,
-            (Way::Exchange | Way::ExchangeBySteps, Area::Input | Area::Output) => ranks,
-            (Way::Reduce | Way::ReduceBySteps, Area::Input | Area::Arrived) => ranks,
-            (Way::ExchangeBySteps | Way::ReduceBySteps, Area::Transit) => transits(ranks).count() as u32,
-            (Way::Tree | Way::Reduce | Way::ReduceBySteps, Area::Output) => 1,
+            (Algorithm::DirectGather | Algorithm::BruckGather, Area::Output) => ranks,
+            (Algorithm::DirectExchange | Algorithm::BruckExchange, Area::Input | Area::Output) => ranks,
+            (Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Input | Area::Arrived) => ranks,
+            (Algorithm::BruckExchange | Algorithm::BruckReduce, Area::Transit) => {
+                transits(ranks).count() as u32
+            }
+            (Algorithm::BinomialTree | Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Output) => 1,
             _ => 0,
         }
     }
 }
 
-/// What a rank does in each round.
-pub(crate) fn program(way: Way, ranks: u32, own: u32, root: u32) -> Program {
-    match way {
-        Way::Barrier => barrier(ranks, own),
-        Way::Gather => gather(ranks, own),
-        Way::GatherBySteps => gather_by_steps(ranks, own),
-        Way::Exchange => exchange(ranks, own, Area::Output),
-        Way::ExchangeBySteps => exchange_by_steps(ranks, own, Area::Output),
-        Way::Reduce => exchange(ranks, own, Area::Arrived),
-        Way::ReduceBySteps => exchange_by_steps(ranks, own, Area::Arrived),
-        Way::Tree => tree(ranks, own, root),
+pub(crate) fn program(algorithm: Algorithm, ranks: u32, own: u32, root: u32) -> Program {
+    match algorithm {
+        Algorithm::Dissemination => barrier(ranks, own),
+        Algorithm::DirectGather => gather(ranks, own),
+        Algorithm::BruckGather => bruck_gather(ranks, own),
+        Algorithm::DirectExchange => exchange(ranks, own, Area::Output),
+        Algorithm::BruckExchange => bruck_exchange(ranks, own, Area::Output),
+        Algorithm::DirectReduce => exchange(ranks, own, Area::Arrived),
+        Algorithm::BruckReduce => bruck_exchange(ranks, own, Area::Arrived),
+        Algorithm::BinomialTree => tree(ranks, own, root),
     }
 }
 
-/// The other ranks, beginning with the next, so that not all send to the same one first.
+/// Returns the other ranks, starting with the next, so that not all send to the same one first.
 fn others(ranks: u32, own: u32) -> impl Iterator<Item = u32> + Clone {
     (1..ranks).map(move |distance| (own + distance) % ranks)
 }
@@ -146,7 +145,7 @@ fn gather(ranks: u32, own: u32) -> Program {
     sends.chain(waits).collect()
 }
 
-fn gather_by_steps(ranks: u32, own: u32) -> Program {
+fn bruck_gather(ranks: u32, own: u32) -> Program {
     let step = |k: u32| {
         let there = 1u32 << k;
         let count = there.min(ranks - there);
@@ -157,7 +156,7 @@ fn gather_by_steps(ranks: u32, own: u32) -> Program {
     (0..steps(ranks)).flat_map(step).collect()
 }
 
-/// The own block goes to this rank itself, unless it is reduced from where it is.
+/// Returns this rank if its block is copied, too; reductions read it from the input.
 fn stays(own: u32, into: Area) -> Option<u32> {
     (into == Area::Output).then_some(own)
 }
@@ -169,33 +168,34 @@ fn exchange(ranks: u32, own: u32, into: Area) -> Program {
     sends.chain(all().map(|word| Step::Wait { word })).collect()
 }
 
-/// The blocks that arrive and go on: by which step, and how far from their origin they go.
+/// Returns the forwarded blocks: the step in which each arrives, and its distance.
 fn transits(ranks: u32) -> impl Iterator<Item = (u32, u32)> {
-    let of_step = move |k: u32| (1..ranks).filter(move |far| far >> k & 1 != 0 && far >> (k + 1) != 0);
-    (0..steps(ranks)).flat_map(move |k| of_step(k).map(move |far| (k, far)))
+    let of_step =
+        move |k: u32| (1..ranks).filter(move |distance| distance >> k & 1 != 0 && distance >> (k + 1) != 0);
+    (0..steps(ranks)).flat_map(move |k| of_step(k).map(move |distance| (k, distance)))
 }
 
-fn exchange_by_steps(ranks: u32, own: u32, into: Area) -> Program {
-    let places: Vec<_> = transits(ranks).collect();
-    let place = |k: u32, far: u32| {
-        // Ascending, as `transits` makes them.
-        places.binary_search(&(k, far)).map_or(0, |place| place as u32)
+fn bruck_exchange(ranks: u32, own: u32, into: Area) -> Program {
+    let slots: Vec<_> = transits(ranks).collect();
+    let slot = |k: u32, distance: u32| {
+        // Ascending order, as from `transits`.
+        slots.binary_search(&(k, distance)).map_or(0, |slot| slot as u32)
     };
     let step = |k: u32| {
         let to = (own + (1u32 << k)) % ranks;
-        let copy = |far: u32| {
-            let before = far & ((1 << k) - 1);
+        let copy = |distance: u32| {
+            let before = distance & ((1 << k) - 1);
             let from = match before.checked_ilog2() {
-                None => (Area::Input, (own + far) % ranks),
-                Some(last) => (Area::Transit, place(last, far)),
+                None => (Area::Input, (own + distance) % ranks),
+                Some(last) => (Area::Transit, slot(last, distance)),
             };
-            let to = match far >> (k + 1) {
-                0 => (into, (to + ranks - far) % ranks),
-                _ => (Area::Transit, place(k, far)),
+            let to = match distance >> (k + 1) {
+                0 => (into, (to + ranks - distance) % ranks),
+                _ => (Area::Transit, slot(k, distance)),
             };
             Copy { from, to, blocks: 1 }
         };
-        let copies = in_rows((1..ranks).filter(|far| far >> k & 1 != 0).map(copy));
+        let copies = in_rows((1..ranks).filter(|distance| distance >> k & 1 != 0).map(copy));
         [Step::Send { to, copies, word: k }, Step::Wait { word: k }]
     };
     let word = steps(ranks);
@@ -207,27 +207,27 @@ fn exchange_by_steps(ranks: u32, own: u32, into: Area) -> Program {
 }
 
 fn tree(ranks: u32, own: u32, root: u32) -> Program {
-    // Places counted from the root. A rank's parent is without its lowest bit.
-    let place = (own + ranks - root) % ranks;
-    let rank = |place: u32| (place + root) % ranks;
-    let depth = if place == 0 { steps(ranks) } else { place.trailing_zeros() };
+    // Ranks counted from the root. The parent's number lacks the lowest set bit.
+    let number = (own + ranks - root) % ranks;
+    let rank = |number: u32| (number + root) % ranks;
+    let depth = if number == 0 { steps(ranks) } else { number.trailing_zeros() };
     // The largest subtree first.
-    let children = || (0..depth).rev().filter(move |bit| place + (1 << bit) < ranks);
+    let children = || (0..depth).rev().filter(move |bit| number + (1 << bit) < ranks);
     let data = Copy { from: (Area::Output, 0), to: (Area::Output, 0), blocks: 1 };
     let confirmed = children().map(|bit| Step::WaitForLast { word: 1 + bit });
     let sends =
-        children().map(|bit| Step::Send { to: rank(place + (1 << bit)), copies: vec![data], word: 0 });
-    let is_root = place == 0;
+        children().map(|bit| Step::Send { to: rank(number + (1 << bit)), copies: vec![data], word: 0 });
+    let is_root = number == 0;
     let arrival = (!is_root).then_some(Step::Wait { word: 0 });
     let confirmation = (!is_root).then(|| Step::Send {
-        to: rank(place & (place - 1)),
+        to: rank(number & (number - 1)),
         copies: Vec::new(),
-        word: 1 + place.trailing_zeros(),
+        word: 1 + number.trailing_zeros(),
     });
     arrival.into_iter().chain(confirmed).chain(sends).chain(confirmation).collect()
 }
 
-/// Puts copies of neighbours together.
+/// Joins copies of consecutive blocks.
 fn in_rows(copies: impl Iterator<Item = Copy>) -> Vec<Copy> {
     let mut rows: Vec<Copy> = Vec::new();
     for copy in copies {

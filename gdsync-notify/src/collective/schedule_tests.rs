@@ -1,25 +1,24 @@
-//! Schedules are run on paper: streams of all ranks step in random order, and messages are read from their source and arrive
-//! as late as the order of a connection allows. The content of each block is who made it, for whom, and in which round.
+//! Simulates schedules: streams of all ranks step in random order, and messages are read from their source and arrive
+//! as late as the order of a connection allows. A block's content is its source, its destination and its round.
 
-use super::schedule::{Area, Program, Step, Way, program};
+use super::schedule::{Algorithm, Area, Program, Step, program};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Made by a rank, for a place, in a round.
+/// The source, destination and round of a block.
 type Content = Option<(u32, u32, u64)>;
 
-const WAYS: [Way; 8] = [
-    Way::Barrier,
-    Way::Gather,
-    Way::GatherBySteps,
-    Way::Exchange,
-    Way::ExchangeBySteps,
-    Way::Reduce,
-    Way::ReduceBySteps,
-    Way::Tree,
+const ALGORITHMS: [Algorithm; 8] = [
+    Algorithm::Dissemination,
+    Algorithm::DirectGather,
+    Algorithm::BruckGather,
+    Algorithm::DirectExchange,
+    Algorithm::BruckExchange,
+    Algorithm::DirectReduce,
+    Algorithm::BruckReduce,
+    Algorithm::BinomialTree,
 ];
 
-/// What goes through a connection.
 enum Parcel {
     Block { from: (Area, u64, u32), to: (Area, u64, u32) },
     Word { word: u32, round: u64 },
@@ -27,38 +26,38 @@ enum Parcel {
 
 struct Rank {
     program: Program,
-    /// Of each area, of both sets.
+    /// By area and set.
     memory: [[Vec<Content>; 2]; Area::COUNT],
-    /// Of both sets, the newest round that has set it.
+    /// By set and word, the newest round that has set it.
     words: [Vec<Option<u64>>; 2],
     round: u64,
     at: usize,
-    /// Steps more or less often than others.
+    /// The rank's relative speed.
     weight: u64,
 }
 
 struct Model {
-    way: Way,
+    algorithm: Algorithm,
     root: u32,
     rounds: u64,
-    /// Sets of memory: 2, but where a test shows that fewer are not enough.
+    /// Sets of memory: 2, except where a test shows that fewer do not suffice.
     sets: u64,
     ranks: Vec<Rank>,
-    /// Of each pair of ranks: from, to.
+    /// By source and destination rank.
     wires: Vec<VecDeque<Parcel>>,
     random: u64,
 }
 
 impl Model {
-    fn new(way: Way, count: u32, root: u32, rounds: u64, sets: u64, seed: u64) -> Model {
+    fn new(algorithm: Algorithm, count: u32, root: u32, rounds: u64, sets: u64, seed: u64) -> Model {
         let mut model =
-            Model { way, root, rounds, sets, ranks: Vec::new(), wires: Vec::new(), random: seed | 1 };
+            Model { algorithm, root, rounds, sets, ranks: Vec::new(), wires: Vec::new(), random: seed | 1 };
         for own in 0..count {
-            let area = |area: Area| vec![None; way.blocks(area, count) as usize];
-            let words = vec![None; way.words(count) as usize];
+            let area = |area: Area| vec![None; algorithm.blocks(area, count) as usize];
+            let words = vec![None; algorithm.words(count) as usize];
             let weight = 1 << (model.next() % 6);
             model.ranks.push(Rank {
-                program: program(way, count, own, root),
+                program: program(algorithm, count, own, root),
                 memory: Area::ALL.map(|one| [area(one), area(one)]),
                 words: [words.clone(), words],
                 round: 0,
@@ -70,7 +69,6 @@ impl Model {
         model
     }
 
-    /// xorshift64.
     fn next(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -78,12 +76,12 @@ impl Model {
         self.random >> 11
     }
 
-    /// Runs to the end. What went wrong, if something did.
+    /// Runs to the end, or to an error.
     fn run(mut self) -> Result<(), String> {
         let count = self.ranks.len();
         (0..count).for_each(|rank| self.fill(rank));
         let mut idle = 0;
-        // The wires that something is on.
+        // Connections with messages.
         let mut busy: Vec<usize> = Vec::new();
         while self.ranks.iter().any(|rank| rank.round < self.rounds) || !busy.is_empty() {
             let chosen = self.next() as usize % (count + busy.len());
@@ -109,38 +107,41 @@ impl Model {
         Ok(())
     }
 
-    /// The input of the next round.
     fn fill(&mut self, own: usize) {
-        let (way, sets, ranks) = (self.way, self.sets, self.ranks.len());
+        let (algorithm, sets, ranks) = (self.algorithm, self.sets, self.ranks.len());
         let rank = &mut self.ranks[own];
         let (round, set) = (rank.round, (rank.round % sets) as usize);
         let mut put = |area: Area, block: usize, to: u32| {
             rank.memory[area as usize][set][block] = Some((own as u32, to, round));
         };
-        match way {
-            Way::Gather | Way::GatherBySteps => put(Area::Output, own, 0),
-            Way::Exchange | Way::ExchangeBySteps | Way::Reduce | Way::ReduceBySteps => {
+        match algorithm {
+            Algorithm::DirectGather | Algorithm::BruckGather => put(Area::Output, own, 0),
+            Algorithm::DirectExchange
+            | Algorithm::BruckExchange
+            | Algorithm::DirectReduce
+            | Algorithm::BruckReduce => {
                 (0..ranks).for_each(|to| put(Area::Input, to, to as u32));
             }
-            Way::Tree if own as u32 == self.root => put(Area::Output, 0, 0),
-            Way::Barrier | Way::Tree => {}
+            Algorithm::BinomialTree if own as u32 == self.root => put(Area::Output, 0, 0),
+            Algorithm::Dissemination | Algorithm::BinomialTree => {}
         }
     }
 
-    /// The output of the round that a rank has passed.
+    /// Checks the output of the round that a rank has passed.
     fn check(&self, own: usize) -> Result<(), String> {
         let rank = &self.ranks[own];
         let (round, set) = (rank.round, (rank.round % self.sets) as usize);
-        let is_reduced = matches!(self.way, Way::Reduce | Way::ReduceBySteps);
+        let is_reduced = matches!(self.algorithm, Algorithm::DirectReduce | Algorithm::BruckReduce);
         let area = if is_reduced { Area::Arrived } else { Area::Output };
         let blocks = (0..).zip(&rank.memory[area as usize][set]);
-        // The own block is reduced from where it is.
+        // This rank's block is reduced from the input.
         for (block, content) in blocks.filter(|(block, _)| !is_reduced || *block != own as u32) {
-            let expected = match self.way {
-                Way::Exchange | Way::ExchangeBySteps | Way::Reduce | Way::ReduceBySteps => {
-                    (block, own as u32, round)
-                }
-                Way::Tree => (self.root, 0, round),
+            let expected = match self.algorithm {
+                Algorithm::DirectExchange
+                | Algorithm::BruckExchange
+                | Algorithm::DirectReduce
+                | Algorithm::BruckReduce => (block, own as u32, round),
+                Algorithm::BinomialTree => (self.root, 0, round),
                 _ => (block, 0, round),
             };
             if *content != Some(expected) {
@@ -150,14 +151,14 @@ impl Model {
         // No rank passes a barrier that another has not reached.
         let behind = self.ranks.iter().position(|other| other.round < round);
         match behind {
-            Some(other) if self.way != Way::Tree => {
+            Some(other) if self.algorithm != Algorithm::BinomialTree => {
                 Err(format!("rank {own} has passed round {round}, which rank {other} has not begun"))
             }
             _ => Ok(()),
         }
     }
 
-    /// The next step of a rank's stream; false where it has to wait.
+    /// Takes the next step of a rank's stream; false if it must wait.
     fn step(&mut self, own: usize, busy: &mut Vec<usize>) -> Result<bool, String> {
         let (sets, count) = (self.sets, self.ranks.len());
         let rank = &mut self.ranks[own];
@@ -184,7 +185,7 @@ impl Model {
             }
             Some(_) => {}
             None => {
-                // What a stream does with the output, and then with the next input.
+                // The stream reads the output and then writes the next input.
                 self.check(own)?;
                 let rank = &mut self.ranks[own];
                 (rank.round, rank.at) = (round + 1, 0);
@@ -196,7 +197,6 @@ impl Model {
         Ok(true)
     }
 
-    /// The next of a connection arrives.
     fn deliver(&mut self, wire: usize) {
         let (from, to) = (wire / self.ranks.len(), wire % self.ranks.len());
         match self.wires[wire].pop_front() {
@@ -213,7 +213,7 @@ impl Model {
 }
 
 impl Rank {
-    /// As the wait for a phase: the word has the value of exactly that round, or that of four rounds away.
+    /// As a wait for a phase: the word has the value of exactly that round or of one four rounds away.
     fn has_seen(&self, word: u32, round: u64) -> bool {
         let found = self.words[(round % 2) as usize][word as usize];
         found.is_some_and(|newest| newest / 2 % 2 == round / 2 % 2)
@@ -224,19 +224,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_block_ends_where_it_must(way in prop::sample::select(&WAYS[..]), ranks in 1u32..=33, root: u32, seed: u64) {
-        let outcome = Model::new(way, ranks, root % ranks, 7, 2, seed).run();
-        prop_assert!(outcome.is_ok(), "{:?} of {}: {}", way, ranks, outcome.unwrap_err());
+    fn every_block_ends_where_it_must(algorithm in prop::sample::select(&ALGORITHMS[..]), ranks in 1u32..=33, root: u32, seed: u64) {
+        let outcome = Model::new(algorithm, ranks, root % ranks, 7, 2, seed).run();
+        prop_assert!(outcome.is_ok(), "{:?} of {}: {}", algorithm, ranks, outcome.unwrap_err());
     }
 }
 
 #[test]
 fn one_set_of_memory_is_not_enough() {
-    for way in WAYS.into_iter().filter(|way| *way != Way::Barrier) {
-        let fails = |seed: u64| Model::new(way, 5, 1, 7, 1, seed * 0x9e37_79b9_7f4a_7c15).run().is_err();
+    for algorithm in ALGORITHMS.into_iter().filter(|algorithm| *algorithm != Algorithm::Dissemination) {
+        let fails =
+            |seed: u64| Model::new(algorithm, 5, 1, 7, 1, seed * 0x9e37_79b9_7f4a_7c15).run().is_err();
         assert!(
             (1..200).any(fails),
-            "{way:?}: the model would not see a block that is overwritten too early"
+            "{algorithm:?}: the model would not see a block that is overwritten too early"
         );
     }
 }
@@ -244,7 +245,7 @@ fn one_set_of_memory_is_not_enough() {
 #[test]
 fn a_tree_needs_its_confirmations() {
     let fails = |seed: u64| {
-        let mut model = Model::new(Way::Tree, 5, 1, 7, 2, seed * 0x9e37_79b9_7f4a_7c15);
+        let mut model = Model::new(Algorithm::BinomialTree, 5, 1, 7, 2, seed * 0x9e37_79b9_7f4a_7c15);
         for rank in &mut model.ranks {
             rank.program.retain(|step| !matches!(step, Step::WaitForLast { .. }));
         }
@@ -258,21 +259,21 @@ fn messages_are_as_few_as_promised() {
     for ranks in 1..=33u32 {
         let steps = ranks.next_power_of_two().trailing_zeros() as usize;
         for own in 0..ranks {
-            let count = |way| {
-                let steps = program(way, ranks, own, 0);
+            let count = |algorithm| {
+                let steps = program(algorithm, ranks, own, 0);
                 let sends = steps.iter().filter(|step| matches!(step, Step::Send { .. })).count();
                 (sends, steps.len() - sends)
             };
             let others = ranks as usize - 1;
-            assert_eq!(count(Way::Barrier), (steps, steps));
-            assert_eq!(count(Way::Gather), (others, others));
-            assert_eq!(count(Way::GatherBySteps), (steps, steps));
-            // The own block goes to this rank itself.
-            assert_eq!(count(Way::Exchange), (others + 1, others + 1));
-            assert_eq!(count(Way::ExchangeBySteps), (steps + 1, steps + 1));
-            assert_eq!(count(Way::Reduce), (others, others));
-            assert_eq!(count(Way::ReduceBySteps), (steps, steps));
-            let (sends, waits) = count(Way::Tree);
+            assert_eq!(count(Algorithm::Dissemination), (steps, steps));
+            assert_eq!(count(Algorithm::DirectGather), (others, others));
+            assert_eq!(count(Algorithm::BruckGather), (steps, steps));
+            // This rank's block is copied, too.
+            assert_eq!(count(Algorithm::DirectExchange), (others + 1, others + 1));
+            assert_eq!(count(Algorithm::BruckExchange), (steps + 1, steps + 1));
+            assert_eq!(count(Algorithm::DirectReduce), (others, others));
+            assert_eq!(count(Algorithm::BruckReduce), (steps, steps));
+            let (sends, waits) = count(Algorithm::BinomialTree);
             assert!(sends <= steps + 1 && waits <= steps + 1, "{ranks} {own}: {sends} {waits}");
         }
     }

@@ -1,51 +1,51 @@
-//! What a collective does, and how much memory and how many notifications its plan takes.
+//! The collectives, and the memory and notifications of their plans.
 
 use crate::collective::element::{Element, Operation};
 use crate::collective::error::CollectiveError;
-use crate::collective::schedule::{self, Area, Program, Way};
+use crate::collective::schedule::{self, Algorithm, Area, Program};
 use std::fmt;
 
-/// Most bytes of a block: those of one message of a card.
+/// Largest block: one message of a card.
 const MOST: usize = 1 << 30;
-/// What the areas of a plan begin at multiples of: a cache line.
+/// Alignment of a plan's areas: a cache line.
 pub(crate) const ALIGNMENT: usize = 64;
-/// From so many ranks on, small blocks go by way of other ranks.
+/// Smallest number of ranks at which Bruck's algorithms carry small blocks.
 const RANKS_BY_STEPS: u32 = 16;
-/// The largest of the small blocks.
+/// Size of the largest small block.
 const BYTES_BY_STEPS: usize = 1024;
 
-/// What all ranks of a [`Plan`](crate::collective::Plan) do together. Lengths are in bytes; blocks are in the order of
+/// A collective of all ranks of a [`Plan`](crate::collective::Plan). Lengths are in bytes; blocks are in the order of
 /// [`Team::members`](crate::Team::members).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Collective {
     /// No stream passes it before the streams of all ranks have reached it.
     Barrier,
-    /// The block of each rank comes to all. The output has a block for each rank; the own one is the input.
+    /// Each rank's block goes to all. The output has a block for each rank; this rank's is the input.
     AllGather {
-        /// Bytes of a rank.
+        /// The size of a rank's block.
         block: usize,
     },
     /// A block from each rank to each: block `j` of rank `i`'s input becomes block `i` of rank `j`'s output.
     AllToAll {
-        /// Bytes from one rank to another.
+        /// The size of a block from one rank to another.
         block: usize,
     },
-    /// Of a block from each rank to each one is made, number by number: the output of rank `j` is the sum, or another
-    /// [`Operation`], of the blocks `j` of all ranks' inputs, in the order of the ranks.
+    /// Blocks from each rank to each are reduced, number by number: the output of rank `j` is the sum, or another
+    /// [`Operation`], of the blocks `j` of all ranks' inputs, in rank order.
     ReduceScatter {
-        /// Bytes of a block: whole numbers.
+        /// The size of a block: a multiple of a number's.
         block: usize,
-        /// The numbers.
+        /// The type of the numbers.
         element: Element,
-        /// What is made of them.
+        /// The operation.
         operation: Operation,
     },
-    /// The bytes of one rank come to all. The input of that rank is its output.
+    /// One rank's bytes go to all. The input of that rank is its output.
     Broadcast {
-        /// The rank whose bytes they are.
+        /// The sending rank.
         root: u32,
-        /// Bytes.
+        /// The number of bytes.
         len: usize,
     },
 }
@@ -65,17 +65,17 @@ impl fmt::Display for Collective {
 }
 
 impl Collective {
-    /// Bytes of a segment that a plan among so many ranks takes on each. A plan begins at a multiple of 64.
+    /// Returns the bytes of a segment that a plan takes on each of so many ranks. A plan begins at a multiple of 64.
     pub fn bytes(&self, ranks: u32) -> usize {
         Layout::new(self, ranks, 0).end
     }
 
-    /// Notifications of a segment that a plan among so many ranks takes on each.
+    /// Returns the notifications of a segment that a plan takes on each of so many ranks.
     pub fn notifications(&self, ranks: u32) -> u32 {
-        2 * self.way(ranks).words(ranks)
+        2 * self.algorithm(ranks).words(ranks)
     }
 
-    /// Bytes of a block.
+    /// The size of a block.
     pub(crate) fn block(&self) -> usize {
         match *self {
             Collective::Barrier => 0,
@@ -86,18 +86,17 @@ impl Collective {
         }
     }
 
-    /// How blocks get from rank to rank.
-    pub(crate) fn way(&self, ranks: u32) -> Way {
+    pub(crate) fn algorithm(&self, ranks: u32) -> Algorithm {
         let by_steps = ranks >= RANKS_BY_STEPS && self.block() <= BYTES_BY_STEPS;
         match self {
-            Collective::Barrier => Way::Barrier,
-            Collective::AllGather { .. } if by_steps => Way::GatherBySteps,
-            Collective::AllGather { .. } => Way::Gather,
-            Collective::AllToAll { .. } if by_steps => Way::ExchangeBySteps,
-            Collective::AllToAll { .. } => Way::Exchange,
-            Collective::ReduceScatter { .. } if by_steps => Way::ReduceBySteps,
-            Collective::ReduceScatter { .. } => Way::Reduce,
-            Collective::Broadcast { .. } => Way::Tree,
+            Collective::Barrier => Algorithm::Dissemination,
+            Collective::AllGather { .. } if by_steps => Algorithm::BruckGather,
+            Collective::AllGather { .. } => Algorithm::DirectGather,
+            Collective::AllToAll { .. } if by_steps => Algorithm::BruckExchange,
+            Collective::AllToAll { .. } => Algorithm::DirectExchange,
+            Collective::ReduceScatter { .. } if by_steps => Algorithm::BruckReduce,
+            Collective::ReduceScatter { .. } => Algorithm::DirectReduce,
+            Collective::Broadcast { .. } => Algorithm::BinomialTree,
         }
     }
 
@@ -106,10 +105,15 @@ impl Collective {
             Collective::Broadcast { root, .. } => members.iter().position(|rank| rank == root),
             _ => None,
         };
-        schedule::program(self.way(members.len() as u32), members.len() as u32, own, root.unwrap_or(0) as u32)
+        schedule::program(
+            self.algorithm(members.len() as u32),
+            members.len() as u32,
+            own,
+            root.unwrap_or(0) as u32,
+        )
     }
 
-    /// Refuses what no plan can be made for.
+    /// Refuses collectives for which no plan can be created.
     pub(crate) fn check(&self, members: &[u32]) -> Result<(), CollectiveError> {
         let bytes = self.block();
         if bytes > MOST {
@@ -130,23 +134,22 @@ impl Collective {
     }
 }
 
-/// Where the areas of a plan lie in a segment. Each is there twice, for rounds in turn.
+/// The layout of a plan's areas in a segment. Each area exists twice, for alternate rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     block: usize,
-    /// Where each begins, by [`Area`], and how long one of the two is.
+    /// By [`Area`], its start and the size of one copy.
     areas: [(usize, usize); Area::COUNT],
-    /// The end of the last.
     pub(crate) end: usize,
 }
 
 impl Layout {
-    /// From a multiple of [`ALIGNMENT`] on.
+    /// Lays the areas out from `start`, a multiple of [`ALIGNMENT`].
     pub(crate) fn new(collective: &Collective, ranks: u32, start: usize) -> Self {
-        let (block, way) = (collective.block(), collective.way(ranks));
+        let (block, algorithm) = (collective.block(), collective.algorithm(ranks));
         let mut end = start;
         let areas = Area::ALL.map(|area| {
-            let half = (way.blocks(area, ranks) as usize * block).next_multiple_of(ALIGNMENT);
+            let half = (algorithm.blocks(area, ranks) as usize * block).next_multiple_of(ALIGNMENT);
             let first = end;
             end += 2 * half;
             (first, half)
@@ -154,7 +157,6 @@ impl Layout {
         Layout { block, areas, end }
     }
 
-    /// Where a block begins in a round.
     pub(crate) fn at(&self, area: Area, round: u64, block: u32) -> usize {
         let (first, half) = self.areas[area as usize];
         first + (round % 2) as usize * half + block as usize * self.block

@@ -1,38 +1,34 @@
-//! How the survivors agree on the ranks that the team drops: pure, without I/O.
+//! The survivors' agreement on the ranks that the team drops: a pure state machine without I/O.
 //!
-//! Every survivor proposes the set of ranks that it has found dead, to all that are not in it, and
-//! proposes anew when the set grows. A survivor decides once every rank that is not in its set has
-//! proposed the same set. It announces the decision, and a rank that hears of one takes it over.
+//! Every survivor sends the set of ranks that it has found dead to all ranks outside the set, and again when the set grows.
+//! Once every rank outside its set has proposed the same set, it decides and announces that. A receiver adopts the
+//! decision.
 //!
 //! # Why all survivors decide the same, whichever ranks die meanwhile
-//! A rank proposes a set only after it has cut its connections with the ranks of that set and has
-//! read all that they had sent. So it has either taken over a decision of theirs, and proposes
-//! nothing more, or it never will. Let a survivor decide a set `T`: then every rank outside `T` has
-//! proposed `T`, undecided at that time, and takes over no decision of a rank inside `T` any more.
-//! Proposals only grow and end with a decision, so any decision that a rank outside `T` makes by
-//! itself is a set that contains `T`. If it is larger, it contains no survivor that has decided
-//! `T`, as such a rank never proposed it. The argument needs no bound on the time of messages. It
-//! needs that a rank that is found dead is cut off, which the connections do.
+//! A rank proposes a set only after it has cut its connections to the ranks of that set and has read all that they had
+//! sent. So it either has adopted a decision of theirs, and proposes nothing more, or never will. Let a survivor decide a
+//! set `T`: then every rank outside `T` has proposed `T`, undecided at that time, and adopts no decision of a rank inside
+//! `T` any more. Proposals only grow and end with a decision, so any decision that a rank outside `T` makes alone is a
+//! superset of `T`. A larger set contains no survivor that has decided `T`, because such a rank never proposed it. The
+//! argument needs no bound on message delays. It needs that a rank found dead is cut off, which the connections do.
 
-use crate::life::RankSet;
+use crate::liveness::RankSet;
 
-/// What a rank says to the others.
+/// A rank's message to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Proposal {
-    /// Agreements before this one.
+    /// The number of earlier agreements.
     pub(crate) epoch: u32,
-    /// The set is decided.
     pub(crate) is_decided: bool,
-    /// The ranks to be dropped, with those that were dropped before.
+    /// The ranks to drop, and those that were dropped before.
     pub(crate) dead: RankSet,
 }
 
-/// The end of an agreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// All survivors drop these ranks.
     Drop(RankSet),
-    /// That rank has found this one dead.
+    /// Rank `by` has found this one dead.
     Expelled { by: u32 },
 }
 
@@ -40,11 +36,10 @@ pub(crate) enum Outcome {
 pub(crate) struct Agreement {
     own: u32,
     epoch: u32,
-    /// The newest of each rank in this epoch.
+    /// Each rank's newest proposal of this epoch.
     heard: Vec<Option<Proposal>>,
-    /// Those of later epochs, in the order in which they came.
+    /// Proposals of later epochs in the order of their arrival.
     later: Vec<(u32, Proposal)>,
-    /// What this rank has proposed last in this epoch.
     proposed: Option<RankSet>,
 }
 
@@ -57,14 +52,14 @@ impl Agreement {
         self.epoch
     }
 
-    /// A rank has said that. Ranks that are cut off say nothing.
+    /// Takes a proposal. Those of ranks that are cut off are ignored.
     pub(crate) fn hear(&mut self, from: u32, proposal: Proposal) {
         if self.proposed.as_ref().is_some_and(|dead| dead.contains(&from)) {
             return;
         }
         if proposal.epoch == self.epoch {
             let known = &mut self.heard[from as usize];
-            // A decision is the last word of a rank.
+            // A decision is final.
             if !known.as_ref().is_some_and(|known| known.is_decided) {
                 *known = Some(proposal);
             }
@@ -73,23 +68,21 @@ impl Agreement {
         }
     }
 
-    /// The first rank that others have found dead, with one that says so, among those for which
-    /// `is_news`.
+    /// Returns the first rank with `is_news` that others have found dead, and one rank that reports it.
     pub(crate) fn reported(&self, is_news: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
         let said = (0..).zip(&self.heard).filter_map(|(by, said)| Some((by, said.as_ref()?)));
         said.flat_map(|(by, said)| said.dead.iter().map(move |rank| (*rank, by)))
             .find(|(rank, _)| *rank != self.own && is_news(*rank))
     }
 
-    /// Ranks outside `dead` that have said nothing yet in this epoch.
+    /// Returns the ranks outside `dead` that have proposed nothing in this epoch.
     pub(crate) fn silent(&self, dead: &RankSet) -> Vec<u32> {
         let silent = (0..).zip(&self.heard).filter(|(rank, said)| said.is_none() && *rank != self.own);
         silent.map(|(rank, _)| rank).filter(|rank| !dead.contains(rank)).collect()
     }
 
-    /// One step of a rank that takes part. `dead` are the ranks that it has found dead, all of them
-    /// cut off and heard to the end. Returns what it says now to all ranks outside that set, and
-    /// the end, once it is reached; the next epoch begins then.
+    /// Takes a step. `dead` are the ranks that this one has found dead, all of them cut off and read to the end.
+    /// Returns the message to all ranks outside that set, and the result once it is known; then the next epoch begins.
     pub(crate) fn step(&mut self, dead: &RankSet) -> (Option<Proposal>, Option<Outcome>) {
         let epoch = self.epoch;
         let decided = self.heard.iter().flatten().find(|said| said.is_decided).map(|said| said.dead.clone());
@@ -129,7 +122,6 @@ impl Agreement {
         self.begin(self.epoch + 1);
     }
 
-    /// Begins a later epoch.
     pub(crate) fn begin(&mut self, epoch: u32) {
         let later = std::mem::take(&mut self.later);
         *self = Agreement::new(self.own, self.heard.len() as u32, epoch);

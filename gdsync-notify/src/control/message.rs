@@ -1,88 +1,85 @@
-//! Messages of control connections, as bytes: a header of 12 bytes (kind 1, zero 3, epoch 4, number
-//! 4; little endian), then the payload. Parsing is pure and strict.
+//! The wire format of control messages: a header of 12 bytes (kind 1, zero 3, epoch 4, number 4; little endian), then
+//! the payload. Parsing is pure and strict.
 
 use super::agreement::Proposal;
-use crate::life::RankSet;
+use crate::liveness::RankSet;
 
-/// Bytes before the payload.
 const HEADER: usize = 12;
-/// Most bytes that one rank gives to an exchange.
-pub(super) const MAX_PART: usize = 500;
+/// Most bytes of a rank's contribution to an exchange.
+pub(super) const MAX_CONTRIBUTION: usize = 500;
 
-const PART: u8 = 1;
+const CONTRIBUTION: u8 = 1;
 const PROPOSAL: u8 = 2;
 const DECISION: u8 = 3;
-const REFUSAL: u8 = 4;
+const WITHDRAWAL: u8 = 4;
 const DEAD: u8 = 5;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// A rank's contribution to an exchange.
-    Part(Part),
-    /// A rank's word in the agreement on dead ranks.
+    Contribution(Contribution),
+    /// A rank's proposal in the agreement on dead ranks.
     Proposal(Proposal),
-    /// A rank takes part in no exchange of that epoch any more: it has seen a death.
-    Refusal { epoch: u32 },
-    /// A rank has found others dead.
+    /// The sender has seen a death and takes no part in exchanges of that epoch any more.
+    Withdrawal { epoch: u32 },
+    /// The sender has found ranks dead.
     Dead { epoch: u32, dead: RankSet },
 }
 
-/// A rank's contribution to an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
-    /// Agreements before the exchange.
+pub(super) struct Contribution {
+    /// The number of agreements before the exchange.
     pub(super) epoch: u32,
-    /// Exchanges of the epoch before this one.
+    /// The number of earlier exchanges in the epoch.
     pub(super) number: u32,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Bytes of the longest message in a team of that size.
 pub(super) fn longest(size: u32) -> usize {
-    HEADER + MAX_PART.max(size.div_ceil(64) as usize * 8)
+    HEADER + MAX_CONTRIBUTION.max(size.div_ceil(64) as usize * 8)
 }
 
 impl Message {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, epoch, number) = match self {
-            Message::Part(part) => (PART, part.epoch, part.number),
+            Message::Contribution(contribution) => (CONTRIBUTION, contribution.epoch, contribution.number),
             Message::Proposal(said) => (if said.is_decided { DECISION } else { PROPOSAL }, said.epoch, 0),
-            Message::Refusal { epoch } => (REFUSAL, *epoch, 0),
+            Message::Withdrawal { epoch } => (WITHDRAWAL, *epoch, 0),
             Message::Dead { epoch, .. } => (DEAD, *epoch, 0),
         };
         let mut bytes = vec![kind, 0, 0, 0];
         bytes.extend(epoch.to_le_bytes());
         bytes.extend(number.to_le_bytes());
         match self {
-            Message::Part(part) => bytes.extend(&part.bytes),
+            Message::Contribution(contribution) => bytes.extend(&contribution.bytes),
             Message::Proposal(said) => bytes.extend(encode_set(&said.dead)),
-            Message::Refusal { .. } => {}
+            Message::Withdrawal { .. } => {}
             Message::Dead { dead, .. } => bytes.extend(encode_set(dead)),
         }
         bytes
     }
 
-    /// `None` where the bytes are no message of a team of that size.
+    /// Returns `None` if the bytes are no message of a team of that size.
     pub(super) fn decode(bytes: &[u8], size: u32) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<HEADER>()?;
         let [kind, 0, 0, 0, e0, e1, e2, e3, n0, n1, n2, n3] = *header else { return None };
         let (epoch, number) = (u32::from_le_bytes([e0, e1, e2, e3]), u32::from_le_bytes([n0, n1, n2, n3]));
         match (kind, number) {
-            (PART, _) if payload.len() <= MAX_PART => {
-                Some(Message::Part(Part { epoch, number, bytes: payload.to_vec() }))
+            (CONTRIBUTION, _) if payload.len() <= MAX_CONTRIBUTION => {
+                Some(Message::Contribution(Contribution { epoch, number, bytes: payload.to_vec() }))
             }
             (PROPOSAL | DECISION, 0) => {
                 let dead = decode_set(payload, size)?;
                 Some(Message::Proposal(Proposal { epoch, is_decided: kind == DECISION, dead }))
             }
             (DEAD, 0) => Some(Message::Dead { epoch, dead: decode_set(payload, size)? }),
-            (REFUSAL, 0) if payload.is_empty() => Some(Message::Refusal { epoch }),
+            (WITHDRAWAL, 0) if payload.is_empty() => Some(Message::Withdrawal { epoch }),
             _ => None,
         }
     }
 }
 
-/// The bytes of a set of ranks: one bit for each rank, in words of 64, little endian, without zeroes at the end.
+/// Encodes a set of ranks as a bitmap in words of 64 bits, little endian, without zero words at the end.
 fn encode_set(set: &RankSet) -> Vec<u8> {
     let words = set.last().map_or(0, |last| *last as usize / 64 + 1);
     let mut bytes = vec![0; words * 8];
@@ -90,7 +87,7 @@ fn encode_set(set: &RankSet) -> Vec<u8> {
     bytes
 }
 
-/// The set of ranks below `size` that the bytes are; `None` where they are no such set.
+/// Decodes a set of ranks below `size`. Returns `None` for any other bytes.
 fn decode_set(bytes: &[u8], size: u32) -> Option<RankSet> {
     let (words, []) = bytes.as_chunks::<8>() else { return None };
     let is_canonical = words.last().is_none_or(|word| *word != [0; 8]);
@@ -108,16 +105,21 @@ mod tests {
     const SIZE: u32 = 200;
 
     fn message() -> impl Strategy<Value = Message> {
-        let part = (any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..=MAX_PART));
+        let contribution =
+            (any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..=MAX_CONTRIBUTION));
         let said = (any::<u32>(), any::<bool>(), prop::collection::vec(0..SIZE, 0..10));
         let dead = (any::<u32>(), prop::collection::vec(0..SIZE, 0..10));
         prop_oneof![
             dead.prop_map(|(epoch, dead)| Message::Dead { epoch, dead: dead.into_iter().collect() }),
-            part.prop_map(|(epoch, number, bytes)| Message::Part(Part { epoch, number, bytes })),
+            contribution.prop_map(|(epoch, number, bytes)| Message::Contribution(Contribution {
+                epoch,
+                number,
+                bytes
+            })),
             said.prop_map(|(epoch, is_decided, dead)| {
                 Message::Proposal(Proposal { epoch, is_decided, dead: dead.into_iter().collect() })
             }),
-            any::<u32>().prop_map(|epoch| Message::Refusal { epoch }),
+            any::<u32>().prop_map(|epoch| Message::Withdrawal { epoch }),
         ]
     }
 

@@ -1,225 +1,211 @@
-//! The control connections of a team: exchanges of short texts among all ranks, the agreement on
-//! dead ranks, and probes that find those.
+//! A team's control connections: exchanges of short texts, the agreement on dead ranks, and the probes that find them.
 
 pub(crate) mod agreement;
-mod hub;
-mod letters;
-mod mesh;
+mod dc;
 mod message;
-mod watch;
+mod probe;
+mod rc;
 
-pub(crate) use watch::Watch;
+pub(crate) use probe::ControlOptions;
 
 use crate::bootstrap::BootstrapError;
-use crate::error::{DeathCause, NotifyError};
-use crate::life::{Life, RankSet, State};
+use crate::error::{DeathCause, NotifyError, Result};
+use crate::liveness::{Liveness, RankSet, RankState};
 use agreement::{Agreement, Outcome};
+use dc::DcTransport;
 use gdsync::qp::DcTarget;
 use gdsync::verbs::DcAddress;
 use gdsync::{Access, Endpoint, ProtectionDomain, QueuePairConfig};
-use hub::Hub;
-use letters::Letter;
-use mesh::Mesh;
-use message::{MAX_PART, Message, Part};
+use message::{Contribution, MAX_CONTRIBUTION, Message};
+use probe::ProbeTurn;
+use rc::{Encoded, RcTransport};
 use std::collections::VecDeque;
 use std::time::Duration;
-use watch::Turn;
 
-/// The parts of an exchange, `None` of ranks that were dropped.
-pub(crate) type Parts = Vec<Option<Vec<u8>>>;
+/// The contributions to an exchange; `None` for ranks that were dropped.
+pub(crate) type Contributions = Vec<Option<Vec<u8>>>;
 
-/// What a look at the control connections has found.
+/// The results of polling a transport.
 #[derive(Debug, Default)]
-struct News {
-    /// Of each rank in the order in which it sent them.
+struct Events {
+    /// Received messages, in order for each rank.
     arrived: Vec<(u32, Message)>,
     dead: Vec<(u32, DeathCause)>,
-    /// Messages have arrived elsewhere, or never will.
+    /// True if messages have arrived at other ranks, or never will.
     has_sent: bool,
 }
 
-/// What carries messages and probes.
 #[derive(Debug)]
-enum Wires {
-    /// A connection with each rank.
-    Each(Box<Mesh>),
-    Dynamic(Box<Hub>),
+enum Transport {
+    Rc(Box<RcTransport>),
+    Dc(Box<DcTransport>),
 }
 
-/// The control connections of one rank.
 #[derive(Debug)]
 pub(crate) struct Control {
     rank: u32,
-    wires: Wires,
-    watch: Watch,
+    transport: Transport,
+    options: ControlOptions,
     agreement: Agreement,
-    /// Of each rank, the parts of exchanges that have arrived.
-    parts: Vec<VecDeque<Part>>,
-    /// What ranks have said of deaths that they have found, with their epochs.
+    /// For each rank, its contributions that have arrived.
+    contributions: Vec<VecDeque<Contribution>>,
+    /// Reported deaths: the reporting rank, its epoch, and the dead ranks.
     reports: VecDeque<(u32, u32, RankSet)>,
-    /// Of each rank, the newest epoch of whose exchanges it takes no part any more.
-    refused: Vec<Option<u32>>,
-    /// The next exchange of this epoch.
+    /// For each rank, the newest epoch from whose exchanges it has withdrawn.
+    withdrawn: Vec<Option<u32>>,
+    /// The number of the next exchange of this epoch.
     number: u32,
-    /// An exchange of this epoch has failed: the ranks may disagree on the next.
+    /// True if an exchange of this epoch has failed, so that the ranks may disagree on the next.
     is_broken: bool,
-    /// What ranks have said, or the epoch, has changed since it was thought of.
-    is_fresh: bool,
-    /// Something has changed since an exchange looked.
-    is_new: bool,
-    /// A rank that the exchange waited for when it looked last.
+    /// True if a message has arrived, or the epoch has changed, since the last evaluation.
+    has_heard: bool,
+    /// True if something has changed since an exchange was last tried.
+    has_progress: bool,
+    /// A rank that the exchange was waiting for when it was last tried.
     waits_for: Option<u32>,
 }
 
 impl Control {
-    /// Unconnected. `config` is that of the team's queue pairs. There is a connection for each rank; or DC, where the other
-    /// ranks have `dynamic` access to this one's memory by its target, which serves the team's queues, too.
+    /// Creates unconnected queue pairs with the team's `config`: RC, or, if `dynamic` is given, DC, where it is the
+    /// access that other ranks have through this rank's target. The target also serves the team's queues.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'static>,
         dynamic: Option<Access>,
         (rank, size): (u32, u32),
-        watch: Watch,
-    ) -> Result<Self, NotifyError> {
-        let place = (rank, size);
-        let wires = match dynamic {
-            None => Wires::Each(Box::new(Mesh::new(pd, config, place, watch)?)),
-            Some(access) => Wires::Dynamic(Box::new(Hub::new(pd, config, access, place, watch.connect)?)),
+        options: ControlOptions,
+    ) -> Result<Self> {
+        let position = (rank, size);
+        let transport = match dynamic {
+            None => Transport::Rc(Box::new(RcTransport::new(pd, config, position, options)?)),
+            Some(access) => {
+                Transport::Dc(Box::new(DcTransport::new(pd, config, access, position, options.connect)?))
+            }
         };
         Ok(Control {
             rank,
-            wires,
-            watch,
+            transport,
+            options,
             agreement: Agreement::new(rank, size, 0),
-            parts: vec![VecDeque::new(); size as usize],
+            contributions: vec![VecDeque::new(); size as usize],
             reports: VecDeque::new(),
-            refused: vec![None; size as usize],
+            withdrawn: vec![None; size as usize],
             number: 0,
             is_broken: false,
-            is_fresh: false,
-            is_new: false,
+            has_heard: false,
+            has_progress: false,
             waits_for: None,
         })
     }
 
-    /// The endpoint of the connection to a rank; `None` for this rank itself, and where connections
-    /// are dynamic.
-    pub(crate) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>, NotifyError> {
-        match &self.wires {
-            Wires::Each(mesh) => mesh.endpoint(rank),
-            Wires::Dynamic(_) => Ok(None),
+    /// Returns the endpoint for a rank; `None` for this rank itself, and with DC.
+    pub(crate) fn endpoint(&self, rank: u32) -> Result<Option<Endpoint>> {
+        match &self.transport {
+            Transport::Rc(rc) => rc.endpoint(rank),
+            Transport::Dc(_) => Ok(None),
         }
     }
 
-    /// Where what other ranks send and write arrives, if connections are dynamic.
+    /// The DC target that receives other ranks' messages and writes.
     pub(crate) fn target(&self) -> Option<&DcTarget> {
-        match &self.wires {
-            Wires::Each(_) => None,
-            Wires::Dynamic(hub) => Some(hub.target()),
+        match &self.transport {
+            Transport::Rc(_) => None,
+            Transport::Dc(dc) => Some(dc.target()),
         }
     }
 
-    pub(crate) fn connect(&mut self, rank: u32, remote: &Endpoint) -> Result<(), NotifyError> {
-        let options = self.watch.connect;
-        match &mut self.wires {
-            Wires::Each(mesh) => mesh.connect(rank, remote, options),
-            Wires::Dynamic(_) => Ok(()),
+    pub(crate) fn connect(&mut self, rank: u32, remote: &Endpoint) -> Result<()> {
+        let options = self.options.connect;
+        match &mut self.transport {
+            Transport::Rc(rc) => rc.connect(rank, remote, options),
+            Transport::Dc(_) => Ok(()),
         }
     }
 
-    /// Connects to a rank's target. Returns its address, for the team's queues; none where connections
-    /// are not dynamic.
+    /// Sets a rank's DC target. Returns its address for the team's queues; `None` with RC.
     pub(crate) fn connect_to_target(
         &mut self,
         rank: u32,
         (remote, key): (&Endpoint, u64),
-    ) -> Result<Option<DcAddress>, NotifyError> {
-        let Wires::Dynamic(hub) = &mut self.wires else { return Ok(None) };
-        let address = hub.address(remote, key, self.watch.connect)?;
-        hub.connect(rank, address.clone());
+    ) -> Result<Option<DcAddress>> {
+        let Transport::Dc(dc) = &mut self.transport else { return Ok(None) };
+        let address = dc.address(remote, key, self.options.connect)?;
+        dc.connect(rank, address.clone());
         Ok(Some(address))
     }
 
-    /// Makes a new connection in the place of that with a dropped rank. It is left alone until the
-    /// rank is alive again. Returns its endpoint, unless connections are dynamic.
-    pub(crate) fn renew(
-        &mut self,
-        pd: &ProtectionDomain,
-        rank: u32,
-    ) -> Result<Option<Endpoint>, NotifyError> {
-        self.parts[rank as usize].clear();
-        self.refused[rank as usize] = None;
-        self.is_fresh = true;
-        let Wires::Each(mesh) = &mut self.wires else { return Ok(None) };
-        mesh.renew(pd, rank)?;
-        mesh.endpoint(rank)
+    /// Replaces the connection to a dropped rank, unused until the rank is alive. Returns its endpoint, or `None` with DC.
+    pub(crate) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<Option<Endpoint>> {
+        self.contributions[rank as usize].clear();
+        self.withdrawn[rank as usize] = None;
+        self.has_heard = true;
+        let Transport::Rc(rc) = &mut self.transport else { return Ok(None) };
+        rc.renew(pd, rank)?;
+        rc.endpoint(rank)
     }
 
-    /// Agreements so far.
     pub(crate) fn epoch(&self) -> u32 {
         self.agreement.epoch()
     }
 
-    /// The members of the team have changed by another way than the agreement on the dead: those whose
-    /// connections were made anew are connected, on both sides.
+    /// Begins an epoch after new processes have joined and both sides have connected.
     pub(crate) fn begin_epoch(&mut self, epoch: u32) {
         self.agreement.begin(epoch);
-        (self.number, self.is_broken, self.is_fresh) = (0, false, true);
-        if let Wires::Each(mesh) = &mut self.wires {
-            let arrived = mesh.begin();
-            self.take(arrived);
+        (self.number, self.is_broken, self.has_heard) = (0, false, true);
+        if let Transport::Rc(rc) = &mut self.transport {
+            let arrived = rc.begin();
+            self.handle(arrived);
         }
     }
 
-    /// Time between two looks that is short beside that between two probes.
-    pub(crate) fn look_period(&self) -> Duration {
-        self.watch.period / 4
+    pub(crate) fn poll_period(&self) -> Duration {
+        self.options.period / 4
     }
 
-    /// Takes what has arrived, sends what waits, probes, and finds the dead. Ranks that `life` says
-    /// are dead are cut off.
-    pub(crate) fn poll(&mut self, life: &Life) {
-        let News { arrived, dead, has_sent } = self.wires.poll(self.watch.period, life);
-        self.is_new |= has_sent;
-        let died = |(rank, cause)| life.died(rank, cause).then_some(rank);
+    /// Takes arrived messages, sends waiting ones, probes, finds dead ranks, and cuts off those that `liveness` has as
+    /// dead.
+    pub(crate) fn poll(&mut self, liveness: &Liveness) {
+        let Events { arrived, dead, has_sent } = self.transport.poll(self.options.period, liveness);
+        self.has_progress |= has_sent;
+        let died = |(rank, cause)| liveness.mark_dead(rank, cause).then_some(rank);
         let found: RankSet = dead.into_iter().filter_map(died).collect();
-        self.take(arrived);
+        self.handle(arrived);
         if !found.is_empty() {
-            self.is_fresh = true;
-            self.report(found, life);
+            self.has_heard = true;
+            self.report(found, liveness);
         }
-        if life.first_dead().is_some() {
-            for rank in life.set_of(|state| matches!(state, State::Dead(_))) {
+        if liveness.first_dead().is_some() {
+            for rank in liveness.ranks_in(|state| matches!(state, RankState::Dead(_))) {
                 self.cut_off(rank);
             }
         }
-        if !std::mem::take(&mut self.is_fresh) {
+        if !std::mem::take(&mut self.has_heard) {
             return;
         }
-        self.is_new = true;
-        while let Some((rank, by)) = self.next_reported(life) {
-            life.died(rank, DeathCause::Reported { by });
+        self.has_progress = true;
+        while let Some((rank, by)) = self.next_reported(liveness) {
+            liveness.mark_dead(rank, DeathCause::Reported { by });
             self.cut_off(rank);
         }
         let epoch = self.agreement.epoch();
-        let withdrawn = (0..).zip(&self.refused).filter(|(_, of)| of.is_some_and(|of| of >= epoch));
-        life.set_withdrawn(withdrawn.map(|(rank, _)| rank).collect());
+        let withdrawn = (0..).zip(&self.withdrawn).filter(|(_, of)| of.is_some_and(|of| of >= epoch));
+        liveness.set_withdrawn(withdrawn.map(|(rank, _)| rank).collect());
     }
 
-    /// Tells the others of deaths that this rank has found, where not every rank finds each by itself.
-    fn report(&mut self, dead: RankSet, life: &Life) {
-        if Turn::reports(self.parts.len() as u32) {
+    /// Reports deaths that this rank has found, in teams where not every rank probes every other.
+    fn report(&mut self, dead: RankSet, liveness: &Liveness) {
+        if ProbeTurn::reports(self.contributions.len() as u32) {
             let epoch = self.agreement.epoch();
-            self.tell(&Message::Dead { epoch, dead }, &life.lost());
+            self.send_to_all(&Message::Dead { epoch, dead }, &liveness.not_alive());
         }
     }
 
-    /// The next rank that lives as far as this one knows, and is dead as another one says.
-    fn next_reported(&mut self, life: &Life) -> Option<(u32, u32)> {
+    /// Returns the next rank that is alive as far as this one knows but reported dead, and the reporting rank.
+    fn next_reported(&mut self, liveness: &Liveness) -> Option<(u32, u32)> {
         let epoch = self.agreement.epoch();
-        let is_news = |rank: u32| rank != self.rank && life.is_alive(rank);
+        let is_news = |rank: u32| rank != self.rank && liveness.is_alive(rank);
         while let Some((by, of, dead)) = self.reports.front() {
-            // One of an earlier epoch may be of a process whose place another one has taken.
+            // A report of an earlier epoch may concern a process that has been replaced.
             let rank = dead.iter().copied().find(|rank| *of >= epoch && is_news(*rank));
             if let Some(rank) = rank {
                 return Some((rank, *by));
@@ -230,197 +216,185 @@ impl Control {
     }
 
     fn cut_off(&mut self, rank: u32) {
-        let News { arrived, has_sent, .. } = self.wires.cut(rank);
-        self.is_new |= has_sent;
-        self.take(arrived);
+        let Events { arrived, has_sent, .. } = self.transport.cut(rank);
+        self.has_progress |= has_sent;
+        self.handle(arrived);
     }
 
-    fn take(&mut self, arrived: Vec<(u32, Message)>) {
-        self.is_fresh |= !arrived.is_empty();
+    fn handle(&mut self, arrived: Vec<(u32, Message)>) {
+        self.has_heard |= !arrived.is_empty();
         for (rank, message) in arrived {
             match message {
-                Message::Part(part) => self.parts[rank as usize].push_back(part),
+                Message::Contribution(new) => self.contributions[rank as usize].push_back(new),
                 Message::Proposal(said) => {
-                    self.refused[rank as usize] = Some(said.epoch);
+                    self.withdrawn[rank as usize] = Some(said.epoch);
                     self.agreement.hear(rank, said);
                 }
-                Message::Refusal { epoch } => self.refused[rank as usize] = Some(epoch),
+                Message::Withdrawal { epoch } => self.withdrawn[rank as usize] = Some(epoch),
                 Message::Dead { epoch, dead } => self.reports.push_back((rank, epoch, dead)),
             }
         }
     }
 
-    /// Sends to every rank outside a set.
-    fn tell(&mut self, message: &Message, outside: &RankSet) {
-        let others = (0..self.parts.len() as u32).filter(|rank| !outside.contains(rank));
-        match &mut self.wires {
-            Wires::Each(mesh) => {
-                let letter = Letter::new(message.encode());
-                others.for_each(|rank| mesh.send(rank, &letter));
+    fn send_to_all(&mut self, message: &Message, outside: &RankSet) {
+        let others = (0..self.contributions.len() as u32).filter(|rank| !outside.contains(rank));
+        match &mut self.transport {
+            Transport::Rc(rc) => {
+                let encoded = Encoded::new(message.encode());
+                others.for_each(|rank| rc.send(rank, &encoded));
             }
-            Wires::Dynamic(hub) => others.for_each(|rank| hub.send(rank, message.clone())),
+            Transport::Dc(dc) => others.for_each(|rank| dc.send(rank, message.clone())),
         }
     }
 
-    /// What this rank had sent is lost, as another one is dead: waits for it end, here, too.
-    pub(crate) fn withdraw(&mut self, life: &Life) {
+    /// Withdraws from the epoch: a death has cost this rank requests, so waits for them must end.
+    pub(crate) fn withdraw(&mut self, liveness: &Liveness) {
         let epoch = self.agreement.epoch();
-        self.refused[self.rank as usize] = Some(epoch);
-        self.is_fresh = true;
-        self.tell(&Message::Refusal { epoch }, &life.lost());
-        self.poll(life);
+        self.withdrawn[self.rank as usize] = Some(epoch);
+        self.has_heard = true;
+        self.send_to_all(&Message::Withdrawal { epoch }, &liveness.not_alive());
+        self.poll(liveness);
     }
 
-    /// Sends this rank's part of the next exchange. Bytes beyond 500 are left out.
-    pub(crate) fn begin_exchange(&mut self, bytes: &[u8], life: &Life) -> Result<(), NotifyError> {
-        if let Err(dead) = life.check_all() {
-            // Others may have that rank's part already, and would wait for this rank's.
-            let refusal = Message::Refusal { epoch: self.agreement.epoch() };
-            self.tell(&refusal, &life.lost());
-            self.poll(life);
+    /// Sends this rank's contribution to the next exchange, truncated to [`MAX_CONTRIBUTION`] bytes.
+    pub(crate) fn begin_exchange(&mut self, bytes: &[u8], liveness: &Liveness) -> Result<()> {
+        if let Err(dead) = liveness.check_none_dead() {
+            // Others may have the dead rank's contribution and would wait for this rank's.
+            let withdrawal = Message::Withdrawal { epoch: self.agreement.epoch() };
+            self.send_to_all(&withdrawal, &liveness.not_alive());
+            self.poll(liveness);
             return Err(dead);
         }
         if self.is_broken {
             return Err(BootstrapError::Broken.into());
         }
-        let bytes = bytes[..bytes.len().min(MAX_PART)].to_vec();
-        let part = Part { epoch: self.agreement.epoch(), number: self.number, bytes };
-        self.parts[self.rank as usize].push_back(part.clone());
-        self.tell(&Message::Part(part), &life.lost());
-        self.is_new = true;
+        let bytes = bytes[..bytes.len().min(MAX_CONTRIBUTION)].to_vec();
+        let contribution = Contribution { epoch: self.agreement.epoch(), number: self.number, bytes };
+        self.contributions[self.rank as usize].push_back(contribution.clone());
+        self.send_to_all(&Message::Contribution(contribution), &liveness.not_alive());
+        self.has_progress = true;
         Ok(())
     }
 
-    /// The parts of all ranks, `None` for those that were dropped, once all have arrived and the
-    /// own one has arrived everywhere. `None` before that.
-    pub(crate) fn try_exchange(&mut self, life: &Life) -> Result<Option<Parts>, NotifyError> {
-        self.poll(life);
-        // Many looks find nothing: a rank that waits looks often, and there may be many ranks.
-        if !std::mem::take(&mut self.is_new) {
-            return Ok(None);
-        }
-        if self.waits_on(life) {
+    /// Returns all contributions (`None` for dropped ranks) once they, and this rank's everywhere, have arrived.
+    pub(crate) fn try_exchange(&mut self, liveness: &Liveness) -> Result<Option<Contributions>> {
+        self.poll(liveness);
+        // Waiting ranks poll often and mostly find nothing, and there may be many ranks.
+        if !std::mem::take(&mut self.has_progress) || self.waits_on(liveness) {
             return Ok(None);
         }
         let at = (self.agreement.epoch(), self.number);
-        let (mut is_complete, any_dead) = (true, life.first_dead().is_some());
-        for (rank, parts) in (0..).zip(&mut self.parts) {
-            // What exchanges of earlier epochs have left.
-            while parts.front().is_some_and(|part| part.epoch < at.0) {
-                parts.pop_front();
+        let any_dead = liveness.first_dead().is_some();
+        for (rank, contributions) in (0..).zip(&mut self.contributions) {
+            // Leftovers of earlier epochs.
+            while contributions.front().is_some_and(|oldest| oldest.epoch < at.0) {
+                contributions.pop_front();
             }
             if any_dead
-                && parts.is_empty()
-                && let State::Dead(cause) = life.state(rank)
+                && contributions.is_empty()
+                && let RankState::Dead(cause) = liveness.state(rank)
             {
                 return Err(NotifyError::PeerDead { rank, cause });
             }
         }
-        let missing = self.missing(life);
+        let missing = self.missing(liveness);
         self.waits_for = missing.first().copied();
-        for rank in missing {
-            is_complete = false;
-            // A rank that has seen a death before does not come.
-            if self.refused[rank as usize].is_some_and(|epoch| epoch >= at.0) {
-                life.check_all()?;
-            }
+        // A rank that has withdrawn does not contribute.
+        if missing.iter().any(|rank| self.withdrawn[*rank as usize].is_some_and(|epoch| epoch >= at.0)) {
+            liveness.check_none_dead()?;
         }
-        if !is_complete {
+        if !missing.is_empty() {
             return Ok(None);
         }
-        let take = |(rank, parts): (u32, &mut VecDeque<Part>)| match parts.pop_front() {
-            _ if matches!(life.state(rank), State::Dropped(_)) => Ok(None),
-            Some(part) if (part.epoch, part.number) == at => Ok(Some(part.bytes)),
+        let take = |(rank, queue): (u32, &mut VecDeque<Contribution>)| match queue.pop_front() {
+            _ if matches!(liveness.state(rank), RankState::Dropped(_)) => Ok(None),
+            Some(oldest) if (oldest.epoch, oldest.number) == at => Ok(Some(oldest.bytes)),
             found => {
-                let found = found.map(|part| (part.epoch, part.number));
+                let found = found.map(|oldest| (oldest.epoch, oldest.number));
                 let reason = format!("it is at exchange {found:?}, and this rank at {at:?}");
                 Err(NotifyError::Elsewhere { rank, reason })
             }
         };
-        let all = (0..).zip(&mut self.parts).map(take).collect::<Result<Vec<_>, _>>()?;
+        let all = (0..).zip(&mut self.contributions).map(take).collect::<Result<Vec<_>, _>>()?;
         self.number += 1;
         Ok(Some(all))
     }
 
-    /// Whether the exchange still waits for the rank that was missing at its last look, and nothing has happened that ends
-    /// it: then no other rank needs a look.
-    fn waits_on(&self, life: &Life) -> bool {
-        self.waits_for.is_some_and(|rank| self.is_missing(rank, life))
-            && life.first_dead().is_none()
-            && self.refused.iter().all(Option::is_none)
+    /// Returns true if the exchange still waits for the rank that was missing at the last try, and nothing has happened
+    /// that ends it; then no other rank needs a check.
+    fn waits_on(&self, liveness: &Liveness) -> bool {
+        self.waits_for.is_some_and(|rank| self.is_missing(rank, liveness))
+            && liveness.first_dead().is_none()
+            && self.withdrawn.iter().all(Option::is_none)
     }
 
-    /// The living ranks that an exchange waits for: for their parts, or until this one's has arrived there. (A
-    /// rank that has ended after its part arrived has taken part.)
-    pub(crate) fn missing(&self, life: &Life) -> Vec<u32> {
-        (0..self.parts.len() as u32).filter(|rank| self.is_missing(*rank, life)).collect()
+    /// Returns the living ranks that an exchange waits for: for their contributions, or until this rank's has arrived
+    /// there. (A rank that has ended after its contribution arrived has taken part.)
+    pub(crate) fn missing(&self, liveness: &Liveness) -> Vec<u32> {
+        (0..self.contributions.len() as u32).filter(|rank| self.is_missing(*rank, liveness)).collect()
     }
 
-    fn is_missing(&self, rank: u32, life: &Life) -> bool {
-        let has_part = !self.parts[rank as usize].is_empty();
-        !(has_part && self.wires.is_flushed(rank)) && life.is_alive(rank)
+    fn is_missing(&self, rank: u32, liveness: &Liveness) -> bool {
+        let has_part = !self.contributions[rank as usize].is_empty();
+        !(has_part && self.transport.is_flushed(rank)) && liveness.is_alive(rank)
     }
 
-    /// No exchange succeeds in this epoch any more.
     pub(crate) fn give_up_exchanges(&mut self) {
         self.is_broken = true;
     }
 
-    /// One step of the agreement on the dead ranks. `None` before its end.
-    pub(crate) fn try_agree(&mut self, life: &Life) -> Option<Outcome> {
-        self.poll(life);
-        let (said, outcome) = self.agreement.step(&life.lost());
+    /// Takes a step of the agreement on dead ranks. Returns `None` before its end.
+    pub(crate) fn try_agree(&mut self, liveness: &Liveness) -> Option<Outcome> {
+        self.poll(liveness);
+        let (said, outcome) = self.agreement.step(&liveness.not_alive());
         if let Some(said) = said {
             let outside = said.dead.clone();
-            self.tell(&Message::Proposal(said), &outside);
+            self.send_to_all(&Message::Proposal(said), &outside);
         }
         let outcome = outcome?;
         if matches!(outcome, Outcome::Drop(_)) {
-            (self.number, self.is_broken, self.is_fresh) = (0, false, true);
+            (self.number, self.is_broken, self.has_heard) = (0, false, true);
         }
-        // What was said goes out now.
-        self.poll(life);
+        self.poll(liveness);
         Some(outcome)
     }
 
-    /// The ranks that take no part yet in the agreement.
-    pub(crate) fn silent(&self, life: &Life) -> Vec<u32> {
-        self.agreement.silent(&life.lost())
+    pub(crate) fn silent(&self, liveness: &Liveness) -> Vec<u32> {
+        self.agreement.silent(&liveness.not_alive())
     }
 
-    /// The living ranks at which not everything has arrived that was sent there.
-    pub(crate) fn unflushed(&self, life: &Life) -> Vec<u32> {
-        let waits = |rank: &u32| !self.wires.is_flushed(*rank) && life.is_alive(*rank);
-        (0..self.parts.len() as u32).filter(waits).collect()
+    /// Returns the living ranks at which not every message has arrived.
+    pub(crate) fn unflushed(&self, liveness: &Liveness) -> Vec<u32> {
+        let waits = |rank: &u32| !self.transport.is_flushed(*rank) && liveness.is_alive(*rank);
+        (0..self.contributions.len() as u32).filter(waits).collect()
     }
 }
 
-impl Wires {
-    /// Takes what has arrived, sends what waits, probes, and finds the dead.
-    fn poll(&mut self, period: Duration, life: &Life) -> News {
+impl Transport {
+    fn poll(&mut self, period: Duration, liveness: &Liveness) -> Events {
         match self {
-            Wires::Each(mesh) => mesh.poll(),
-            Wires::Dynamic(hub) => {
-                // Of a dropped rank: cut off before it was dropped; perhaps another process takes its place.
-                let dropped = life.dropped();
-                hub.poll(period, |rank| !dropped.contains(&rank))
+            Transport::Rc(rc) => rc.poll(),
+            Transport::Dc(dc) => {
+                // A dropped rank has been cut off; another process may be taking its place.
+                let dropped = liveness.dropped();
+                dc.poll(period, |rank| !dropped.contains(&rank))
             }
         }
     }
 
     /// Cuts a dead rank off. Returns what had arrived before.
-    fn cut(&mut self, rank: u32) -> News {
+    fn cut(&mut self, rank: u32) -> Events {
         match self {
-            Wires::Each(mesh) => mesh.cut(rank),
-            Wires::Dynamic(hub) => hub.cut(rank),
+            Transport::Rc(rc) => rc.cut(rank),
+            Transport::Dc(dc) => dc.cut(rank),
         }
     }
 
-    /// Every message has arrived at the rank's memory.
+    /// Returns true if every message has arrived in the rank's memory.
     fn is_flushed(&self, rank: u32) -> bool {
         match self {
-            Wires::Each(mesh) => mesh.is_flushed(rank),
-            Wires::Dynamic(hub) => hub.is_flushed(rank),
+            Transport::Rc(rc) => rc.is_flushed(rank),
+            Transport::Dc(dc) => dc.is_flushed(rank),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Processes of a job that meet, and those that do not.
+//! Jobs whose processes meet, and jobs whose processes do not.
 
 use crate::ranks::{LONG, Ranks, ended_well};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Key, Meeting};
@@ -9,14 +9,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-/// The timeout of tests in which a rank is late.
+/// The time-out of tests with a late rank.
 const SHORT: Duration = Duration::from_millis(1500);
 
 fn part(rank: u32, round: usize) -> Vec<u8> {
     (0..(rank as usize + 1) * round * 37 % 5000).map(|i| (i * 7 + round + rank as usize) as u8).collect()
 }
 
-/// Exchanges of changing lengths, all of them checked.
+/// Makes exchanges of varying lengths and checks them.
 fn exchange(bootstrap: &mut Bootstrap, rounds: usize) {
     for round in 0..rounds {
         let all = bootstrap.all_gather(&part(bootstrap.rank(), round)).unwrap();
@@ -42,7 +42,7 @@ fn processes_meet_on_one_host_and_exchange() {
     Ranks::new(module_path!(), "processes_meet_on_one_host_and_exchange", 5).run("exchange");
 }
 
-/// Ranks that are threads, and exchange by a table that they share.
+/// Ranks as threads that exchange through a shared table.
 fn by_a_table(size: u32) -> Vec<Bootstrap> {
     let table = Arc::new((Mutex::new(vec![Vec::new(); size as usize]), Barrier::new(size as usize)));
     let rank = |rank: u32| {
@@ -66,7 +66,7 @@ fn ranks_exchange_by_means_of_their_own() {
             scope.spawn(move || exchange(&mut one, 20));
         }
     });
-    // Ranks that call different exchanges learn of it.
+    // Ranks that call different exchanges get an error.
     let errors: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = by_a_table(2)
             .into_iter()
@@ -126,7 +126,7 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
     };
     let first = spawn(0, None);
     let connect = || connect(&root);
-    // A connection that stays silent, one that speaks HTTP, and one that announces a long payload.
+    // A silent connection, one that speaks HTTP, and one that announces a long payload.
     let silent = connect();
     let mut browser = connect();
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -158,7 +158,7 @@ fn connect(root: &str) -> TcpStream {
     }
 }
 
-/// The bytes of a hello, as any process can make them that knows the job's name.
+/// The bytes of a hello of a process that knows the job's name.
 fn hello(job: &str, rank: u32, size: u32) -> Vec<u8> {
     let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
@@ -188,7 +188,7 @@ fn a_stranger_that_knows_the_jobs_name_neither_ends_the_job_nor_takes_a_rank() {
     let others: Vec<_> = (1..3).map(spawn).collect();
     ended_well(first);
     others.into_iter().for_each(|child| _ = ended_well(child));
-    // Only this host reaches the address, so they had the key of their user.
+    // Only this host reaches the address, so they had their user's key.
     let key = ranks.user_folder().join("key");
     assert_eq!(std::fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
     std::fs::remove_file(key).unwrap();
@@ -233,7 +233,7 @@ fn ranks_with_different_keys_do_not_meet() {
         let mut command = ranks.command(rank, &rank.to_string());
         command.env("GDSYNC_ROOT", &root).env("GDSYNC_KEY", key).spawn().unwrap()
     };
-    // Rank 0 listens for as long as it waits.
+    // Rank 0 listens as long as it waits.
     let children = [spawn(0, "the key of rank 0"), spawn(1, "the key of rank 1")];
     children.into_iter().for_each(|child| _ = ended_well(child));
 }
@@ -260,7 +260,7 @@ fn a_rank_that_never_comes_is_named_on_all_that_came() {
         return;
     }
     let ranks = Ranks::new(module_path!(), "a_rank_that_never_comes_is_named_on_all_that_came", 4);
-    // The members first, so that they are not late themselves.
+    // The members first, so that they are not late.
     let children: Vec<_> = [1, 3, 0].into_iter().map(|rank| ranks.spawn(rank, "wait")).collect();
     children.into_iter().for_each(|child| _ = ended_well(child));
 }
@@ -355,7 +355,7 @@ fn a_rank_that_is_there_twice_is_turned_away() {
     }
     let ranks = Ranks::new(module_path!(), "a_rank_that_is_there_twice_is_turned_away", 3);
     let zero = ranks.spawn(0, "first");
-    // Either of the two may be the first; exactly one joins.
+    // Either may be first; exactly one joins.
     let (mut one, mut other) = (ranks.spawn(1, "late"), ranks.spawn(1, "late"));
     while one.try_wait().unwrap().is_none() && other.try_wait().unwrap().is_none() {
         std::thread::sleep(Duration::from_millis(5));
@@ -428,7 +428,7 @@ fn one_process_is_a_job_and_long_parts_are_refused() {
     assert_eq!(alone.all_gather(&vec![3; 1 << 20]).unwrap(), [vec![3; 1 << 20]]);
     let error = alone.all_to_all(&[vec![], vec![]]).unwrap_err();
     assert_eq!(error.to_string(), "2 parts for 1 ranks: give one for each rank, this one included");
-    // The length of the part counts.
+    // The part's header counts, too.
     let error = alone.all_to_all(&[vec![0; (1 << 20) - 3]]).unwrap_err();
     assert!(matches!(error, BootstrapError::TooLong { given: 1_048_577, limit: 1_048_576, .. }), "{error}");
     assert_eq!(alone.all_to_all(&[vec![5; (1 << 20) - 4]]).unwrap(), [vec![5; (1 << 20) - 4]]);

@@ -1,4 +1,4 @@
-//! Collectives on software streams, between ranks that are threads, and processes.
+//! Collectives on software streams, between ranks as threads and as processes.
 
 use crate::death::{be_killed, team};
 use crate::ranks::{LONG, Ranks, config, domain, ended_well, on_threads};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// What a rank has for another in a round: bytes that differ by both and by the round, and from each other.
+/// A rank's bytes for another in a round; they differ by source, destination, round and index.
 fn bytes(from: u32, to: u32, round: u64, len: usize) -> Vec<u8> {
     pattern::bytes((u64::from(from) * 131 + u64::from(to) * 61 + round * 29) as u8, len)
 }
@@ -40,7 +40,7 @@ pub(crate) fn numbers(from: u32, to: u32, round: u64, len: usize, element: Eleme
     pattern::spread(&bytes(from, to, round, len / element.bytes()), &table)
 }
 
-/// Of lists of numbers of equal length, the reduction in their order. (Unit tests compare `combine` with arithmetic.)
+/// Reduces lists of numbers of equal length in their order. (Unit tests compare `combine` with arithmetic.)
 fn reduced(all: Vec<Vec<u8>>, element: Element, operation: Operation) -> Vec<u8> {
     let fold = |mut one: Vec<u8>, other: Vec<u8>| {
         combine(element, operation, &mut one, &other);
@@ -53,7 +53,7 @@ fn concat(ranks: impl Iterator<Item = u32>, block: impl Fn(u32) -> Vec<u8>) -> V
     ranks.map(block).collect::<Vec<_>>().concat()
 }
 
-/// What a rank gives into a round, and what it gets.
+/// A rank's input and expected output of a round.
 pub(crate) fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>) {
     let all = plan.members().iter().copied();
     match plan.collective() {
@@ -77,7 +77,7 @@ pub(crate) fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>)
     }
 }
 
-/// Plans on a segment that holds just them.
+/// Plans on a segment of exactly their size.
 pub(crate) fn plans(team: &Team, queue: u32, all: &[Collective]) -> Vec<Plan> {
     let size = team.members().len() as u32;
     let segment = team.allocate(total(all, size), notifications(all, size)).unwrap();
@@ -93,7 +93,7 @@ pub(crate) fn notifications(all: &[Collective], size: u32) -> u32 {
     all.iter().map(|what| what.notifications(size)).sum()
 }
 
-/// The rounds and places that were wrong.
+/// Counts wrong rounds and offsets.
 #[derive(Clone, Default)]
 struct Wrong(Arc<AtomicU32>);
 
@@ -107,7 +107,7 @@ impl Wrong {
     }
 }
 
-/// A round: the stream fills the input, and checks the output behind it. `delay` is waited before and behind.
+/// Posts a round: the stream fills the input and checks the output, with `delay` before and after the plan.
 fn round(stream: &Stream<SoftStream>, plan: &Plan, rank: u32, wrong: &Wrong, delay: Option<Duration>) {
     let round = plan.round();
     let (input, expected) = contents(plan, rank, round);
@@ -138,13 +138,13 @@ fn synchronize(stream: &Stream<SoftStream>) {
     assert!(stream.synchronize_timeout(LONG).unwrap(), "the stream is stuck: {:?}", stream.oldest_wait());
 }
 
-/// Before its plans are dropped, a rank waits until the others have written all that they write there.
+/// Waits until the others have finished their writes to this rank, before its plans are dropped.
 fn leave(team: &Team, queues: u32) {
     (0..queues).for_each(|queue| team.queue(queue).unwrap().flush(LONG).unwrap());
     team.barrier().unwrap();
 }
 
-/// Reductions with each operation and with each kind of number, of these lengths in turn.
+/// Reductions with each operation and type, with these lengths in turn.
 pub(crate) fn reductions(blocks: &[usize]) -> Vec<Collective> {
     let pairs = Element::ALL
         .into_iter()
@@ -159,13 +159,13 @@ pub(crate) fn reductions(blocks: &[usize]) -> Vec<Collective> {
     kinds.zip(blocks.iter().cycle()).map(of).collect()
 }
 
-/// Short and long blocks, of odd lengths, too.
+/// Short and long blocks, some of odd lengths.
 fn all_kinds(size: u32) -> Vec<Collective> {
     let blocks = [0, 1, 24, 1024, 5000];
     let of_block = |block| [Collective::AllGather { block }, Collective::AllToAll { block }];
     let of_root = |root| Collective::Broadcast { root, len: 777 * root as usize };
     let roots = [0, size / 2, size - 1].map(of_root);
-    // Among many ranks a block that is too long for steps goes the way that 40,000 bytes go among fewer.
+    // Among many ranks a block too long for Bruck's algorithms takes the same path as 40,000 bytes among fewer.
     let long = if size < 16 { 40_000 } else { 5000 };
     let reductions = reductions(&[1000, long, 64]);
     let first = [Collective::Barrier].into_iter().chain(reductions);
@@ -231,7 +231,7 @@ fn two_streams_have_collectives_of_their_own() {
         let pairs = [0, 1].map(|queue| (plans(team, queue, &kinds), soft()));
         let wrong = Wrong::default();
         for at in 0..200usize {
-            // The ranks hand their streams work in different orders.
+            // The ranks post in different orders.
             let (plans, stream) = &pairs[(at + team.rank() as usize) % 2];
             plans.iter().for_each(|plan| round(stream, plan, team.rank(), &wrong, None));
         }
@@ -265,7 +265,7 @@ fn operations_are_as_few_as_promised() {
             let (plans, stream) = (plans(team, 0, &kinds), soft());
             for (plan, (what, most)) in plans.iter().zip(&expected) {
                 let operations: Vec<_> = (0..4).map(|_| plan.post(&stream).unwrap()).collect();
-                // Where connections are dynamic, messages share a queue pair. Now and then one tells how far the stream is.
+                // With DC, messages share a queue pair. A batch sometimes reports the stream's progress.
                 assert!(
                     operations.iter().sum::<usize>() <= 4 * most + 1,
                     "{what}: {operations:?}, not {most}"
@@ -289,7 +289,7 @@ fn is_elsewhere(error: &CollectiveError) -> bool {
 fn what_cannot_be_is_refused_on_all_ranks() {
     on_threads(3, &config(), |team| {
         let gather = Collective::AllGather { block: 100 };
-        // One rank has too few bytes; then too few notifications.
+        // One rank has too few bytes, then too few notifications.
         let (len, count) = (gather.bytes(3), gather.notifications(3));
         let is_short = team.rank() == 1;
         let error = refused(team, &team.allocate(len - usize::from(is_short), count).unwrap(), gather);
@@ -307,7 +307,7 @@ fn what_cannot_be_is_refused_on_all_ranks() {
             error => assert!(!is_short && is_elsewhere(&error), "{error}"),
         }
         let segment = team.allocate(len, count).unwrap();
-        // One rank makes another plan.
+        // One rank creates another plan.
         let what = if is_short { Collective::AllGather { block: 99 } } else { gather };
         let error = refused(team, &segment, what).to_string();
         let expected = if is_short {
@@ -330,7 +330,7 @@ fn what_cannot_be_is_refused_on_all_ranks() {
         let bits = Collective::ReduceScatter { block: 16, element, operation: Operation::BitOr };
         let error = refused(team, &segment, bits);
         assert!(error.to_string().starts_with("there is no bit_or of f64: take integers"), "{error}");
-        // All that was refused has taken nothing; another on the same segment takes what has an owner.
+        // Refused plans have taken nothing; another `Collectives` on the same segment takes owned notifications.
         let collectives = Collectives::new(&team.queue(0).unwrap(), &segment).unwrap();
         let plan = collectives.plan(gather).unwrap();
         let error = refused(team, &segment, gather);
@@ -355,7 +355,7 @@ fn a_segment_of_another_team_is_refused() {
     assert!(matches!(error, CollectiveError::OtherTeam), "{error}");
 }
 
-/// Until a member is dead: the time-out of the transport is 2.1 s, the rest is for a busy machine.
+/// Time until a member is dead: the transport's time-out is 2.1 s, the rest is for a busy machine.
 const WITHIN: Duration = Duration::from_secs(15);
 const VICTIM: u32 = 2;
 
@@ -375,7 +375,7 @@ fn a_death_in_the_middle_of_rounds_ends_the_waits_of_all_others() {
         }
         return;
     };
-    // A queue for a stream that is ended by the death, and one to begin anew.
+    // A queue for the stream that the death ends, and one to start over.
     let team = team(2);
     let kinds = [
         Collective::AllToAll { block: 5000 },
@@ -389,7 +389,7 @@ fn a_death_in_the_middle_of_rounds_ends_the_waits_of_all_others() {
     for at in 0.. {
         let plan = &plans_of_all[at % kinds.len()];
         if role == "die" && at == 101 {
-            // Behind what it has posted so far, and in front of a barrier.
+            // After the earlier rounds and before a barrier.
             stream.launch(|| be_killed()).unwrap();
         }
         if let Err(error) = plan.post(&stream) {
@@ -419,7 +419,7 @@ fn a_death_in_the_middle_of_rounds_ends_the_waits_of_all_others() {
         let is_ended = |error: &CollectiveError| matches!(error, CollectiveError::Ended { rank: VICTIM });
         assert!(errors.iter().all(is_ended), "{errors:?}");
     }
-    // The survivors go on with a new segment and new plans.
+    // The survivors continue with a new segment and new plans.
     let (plans, stream) = (plans(&team, 1, &kinds), soft());
     assert_eq!(plans[0].members(), [0, 1, 3]);
     for _ in 0..50 {

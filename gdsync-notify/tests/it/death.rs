@@ -1,4 +1,4 @@
-//! Ranks that are killed while others wait for them: on the CPU, on streams, and in kernels.
+//! Ranks that are killed while others wait for them on the CPU, on streams and in kernels.
 
 use crate::notify_device::{Kernels, LIBRARY, SOURCE, kernels};
 use crate::notify_rig::Rank;
@@ -16,8 +16,8 @@ use std::process::Output;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The time-out of the transport, 4.096 µs * 2^16, eight times, is 2.1 s on hardware, and 0.1 s at the speed of the
-/// ranks' cards. The rest is for a busy machine.
+/// The transport's time-out, 4.096 µs * 2^16 * 8, is 2.1 s on hardware and 0.1 s at the speed of the ranks' cards. The
+/// rest is for a busy machine.
 const WITHIN: Duration = Duration::from_secs(15);
 const VICTIM: u32 = 2;
 
@@ -26,9 +26,9 @@ pub(crate) fn team(queues: u32) -> Team {
     Team::new(&domain(), bootstrap, config().queues(queues)).unwrap()
 }
 
-/// Ends this process as a signal does that no process survives.
+/// Ends this process by SIGKILL.
 pub(crate) fn be_killed() -> ! {
-    // SAFETY: a signal to this very process.
+    // SAFETY: a signal to this process.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     unreachable!("the signal ends the process")
 }
@@ -43,12 +43,12 @@ fn is_dead<T: std::fmt::Debug>(result: Result<T, NotifyError>) {
     }
 }
 
-/// Starts three ranks, of which one kills itself in its role, and asserts that the others pass.
+/// Starts three ranks, one of which kills itself in its role, and asserts that the others pass.
 fn three(test: &'static str) {
     three_in(test, &[]);
 }
 
-/// The same, with variables of the environment.
+/// As [`three`], with environment variables.
 fn three_in(test: &'static str, environment: &[(&str, &str)]) {
     let ranks = Ranks::new(module_path!(), test, 3);
     let spawn = |rank, role| {
@@ -59,13 +59,13 @@ fn three_in(test: &'static str, environment: &[(&str, &str)]) {
     let outputs = children.map(|child| child.wait_with_output().unwrap());
     let [.., dead] = &outputs;
     assert_eq!(dead.status.signal(), Some(libc::SIGKILL), "{dead:?}");
-    // A rank that fails is a death for the other: both have their say.
+    // A rank that fails is dead for the other: print the output of both.
     let text = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let said = outputs.each_ref().map(text).join("\n");
     assert!(outputs[..VICTIM as usize].iter().all(|output| output.status.success()), "{said}");
 }
 
-/// A rank that waits on the CPU in one way, and the time that this takes.
+/// Waits on the CPU in one way, and measures the time.
 fn ended_by_death(wait: impl FnOnce() -> Result<(), NotifyError>) {
     let started = Instant::now();
     is_dead(wait());
@@ -87,12 +87,12 @@ fn a_wait_for_a_notification_ends_with_the_death_of_its_sender() {
     }
     // This rank sends nothing to the dead one.
     ended_by_death(|| segment.notify_waitsome(5..6, LONG).map(drop));
-    // Any rank may set those; and a range is ended by the one that is dead.
+    // Any rank may set those; and the dead one ends a range.
     ended_by_death(|| segment.notify_waitsome(0..1, LONG).map(drop));
     ended_by_death(|| segment.notify_waitsome(4..6, LONG).map(drop));
     is_dead(segment.check_notification(5));
     assert_eq!(segment.notify_reset(5).unwrap(), 0, "a release is no notification");
-    // One of a rank that lives is waited for.
+    // A living rank's notification is waited for.
     assert_eq!(segment.notify_waitsome(3..4, Duration::from_millis(50)).unwrap(), None);
     segment.check_notification(3).unwrap();
     let queue = team.queue(0).unwrap();
@@ -101,7 +101,7 @@ fn a_wait_for_a_notification_ends_with_the_death_of_its_sender() {
     assert_eq!(segment.notify_waitsome(2..3, LONG).unwrap(), Some(2));
     assert_eq!(segment.notify_waitsome(2..6, LONG).unwrap(), Some(2), "what is there comes first");
     assert_eq!(segment.notify_reset(2).unwrap(), 7);
-    // Whatever else would wait for the dead rank.
+    // All other calls that would wait for the dead rank.
     is_dead(queue.flush(LONG));
     is_dead(queue.flush_rank(VICTIM, LONG));
     is_dead(queue.ping(VICTIM, LONG));
@@ -111,11 +111,11 @@ fn a_wait_for_a_notification_ends_with_the_death_of_its_sender() {
     assert_eq!(team.dead().iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [VICTIM]);
     assert_eq!(team.shrink().unwrap(), [VICTIM]);
     assert_eq!((team.members(), team.dead().len()), (vec![0, 1], 0));
-    // Nothing of the range can come; then something may.
+    // No notification of the range can arrive; then one may.
     is_dead(segment.notify_waitsome(5..6, LONG));
     assert_eq!(segment.notify_waitsome(0..6, Duration::from_millis(50)).unwrap(), None);
     team.barrier().unwrap();
-    // The value of released words is one as any other where nothing is released.
+    // The value of released words is an ordinary one where nothing is released.
     queue.notify(1 - team.rank(), &segment, 4, 0x9d5d_ead1).unwrap();
     assert_eq!(segment.notify_waitsome(4..6, LONG).unwrap(), Some(4));
     assert_eq!(segment.notify_reset(4).unwrap(), 0x9d5d_ead1);
@@ -138,11 +138,11 @@ fn reads_atomics_and_registered_memory_end_with_a_death_as_writes_do() {
     if role == "die" {
         be_killed();
     }
-    // The stream's wait is for a word that is not behind the data.
+    // The stream waits for a word without data in front of it.
     let seen = Word32::new(&memory, 4092).unwrap();
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     post_wait(&stream, &segment, VICTIM, &seen);
-    // To the dead one, until that is known, and to the other rank.
+    // To the dead one until that is known, and to the other rank.
     for _ in 0..20 {
         _ = queue.fetch_add(&old, VICTIM, &segment, 8, 1);
         _ = queue.read(&read, VICTIM, &segment, 2048);
@@ -153,7 +153,7 @@ fn reads_atomics_and_registered_memory_end_with_a_death_as_writes_do() {
     is_dead(queue.fetch_add(&old, VICTIM, &segment, 8, 1));
     is_dead(queue.compare_swap(&old, VICTIM, &segment, 8, 0, 1));
     is_dead(queue.read(&read, VICTIM, &segment, 2048));
-    // A stream gets nothing new to do, whichever rank it is for.
+    // A stream gets no new work, for any rank.
     is_dead(queue.one(Operation::Read { into: &read, rank: other, of: &segment, offset: 2048 }).map(drop));
     is_dead(
         queue.one(Operation::FetchAdd { into: &old, rank: other, of: &segment, offset: 0, add: 1 }).map(drop),
@@ -189,7 +189,7 @@ fn a_rank_that_waits_for_one_that_has_given_up_is_not_left_waiting() {
         be_killed();
     }
     if team.rank() == 0 {
-        // Rank 1 lives, and sends nothing any more.
+        // Rank 1 lives but sends nothing any more.
         ended_by_death(|| segment.notify_waitsome(0..1, LONG).map(drop));
         is_dead(segment.check_notification(1));
     } else {
@@ -202,7 +202,7 @@ fn a_rank_that_waits_for_one_that_has_given_up_is_not_left_waiting() {
     team.barrier().unwrap();
 }
 
-/// Posts a wait for a notification of the victim and writes behind it.
+/// Posts a wait for the victim's notification, and writes after it.
 fn post_wait(stream: &Stream<SoftStream>, segment: &Segment, id: u32, after: &Word32) {
     let status = segment.notification_status(id).unwrap();
     let seen = after.clone();
@@ -214,7 +214,7 @@ fn post_wait(stream: &Stream<SoftStream>, segment: &Segment, id: u32, after: &Wo
 fn a_death_is_found_over_tcp() {
     let Some(role) = role() else {
         let addresses: Vec<_> = (1..=3).map(|host| format!("127.83.214.{host}:48314")).collect();
-        // A busy machine may not run a rank for as long as fast time-outs take, which cards see on one host only.
+        // A busy machine may suspend a rank for longer than fast time-outs, which cards of one host notice.
         let environment = [
             ("SOFTHCA_LISTEN", &*addresses.join(",")),
             ("SOFTHCA_KEY", "the key of this very test"),
@@ -234,7 +234,7 @@ fn a_death_is_found_over_tcp() {
     team.barrier().unwrap();
 }
 
-/// The state of a process: `T` where it is stopped.
+/// The state of a process: `T` if stopped.
 fn state_of(process: u32) -> char {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
@@ -252,7 +252,7 @@ fn a_rank_that_is_stopped_is_not_dead() {
             assert!(started.elapsed() < LONG, "it does not stop");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Longer than the transport's time-out, and than the time between two probes.
+        // Longer than the transport's time-out and the probe period.
         std::thread::sleep(Duration::from_millis(600));
         // SAFETY: a signal to a child that was not waited for.
         assert_eq!(unsafe { libc::kill(stopped as libc::pid_t, libc::SIGCONT) }, 0);
@@ -264,7 +264,7 @@ fn a_rank_that_is_stopped_is_not_dead() {
     team.barrier().unwrap();
     let queue = team.queue(0).unwrap();
     if role == "stop" {
-        // SAFETY: a signal to this very process.
+        // SAFETY: a signal to this process.
         unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
         (0..2).for_each(|to| queue.notify(to, &segment, 2, 1).unwrap());
     } else {
@@ -272,7 +272,7 @@ fn a_rank_that_is_stopped_is_not_dead() {
         assert_eq!(segment.notify_waitsome(0..3, LONG).unwrap(), Some(2));
     }
     queue.flush(LONG).unwrap();
-    // Before the barrier: a rank that has passed it may leave, and a rank that has left is dead.
+    // Before the barrier: a rank that has passed it may leave and then counts as dead.
     assert_eq!(team.dead(), []);
     team.barrier().unwrap();
 }
@@ -288,7 +288,7 @@ fn a_stream_is_released_with_a_status_that_is_read_behind_the_wait() {
     let memory = PinnedMemory::allocate(12).unwrap();
     let [named, any, branch] = [0, 4, 8].map(|at| Word32::new(&memory, at).unwrap());
     let [first, second, third] = [(); 3].map(|()| Stream::new(SoftStream::new().unwrap()).unwrap());
-    // Of this one, the rank's own notification comes before the death.
+    // Here the rank's notification arrives before its death.
     team.queue(1).unwrap().notify(team.rank(), &segment, 1, 7).unwrap();
     assert_eq!(segment.notify_waitsome(1..2, LONG).unwrap(), Some(1));
     team.barrier().unwrap();
@@ -315,10 +315,10 @@ fn a_stream_is_released_with_a_status_that_is_read_behind_the_wait() {
     assert_eq!((named.load(), any.load(), branch.load()), (1 << 31 | VICTIM, 1 << 31 | VICTIM, 1));
     is_dead(segment.check_notification(5));
     is_dead(segment.check_notification(0));
-    // What had come before the death is there.
+    // Notifications from before the death are there.
     assert_eq!(segment.notify_waitsome(0..2, LONG).unwrap(), Some(1));
     assert_eq!(segment.notify_reset(1).unwrap(), 7);
-    // A wait to come passes, too; once the rank is dropped, its status says so.
+    // A later wait is released, too; once the rank is dropped, its status shows that.
     post_wait(&first, &segment, 5, &named);
     assert!(first.synchronize_timeout(WITHIN).unwrap());
     assert_eq!(team.shrink().unwrap(), [VICTIM]);
@@ -346,7 +346,7 @@ fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
     let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
     let config = config().queue_pair(QueuePairConfig::default().send_depth(8));
     let team = Team::new(&domain(), bootstrap, config).unwrap();
-    // A rank may be three rounds behind the one before it.
+    // A rank may be three rounds behind its predecessor.
     let segment = team.allocate(64, 4).unwrap();
     let (queue, next) = (team.queue(0).unwrap(), (team.rank() + 1) % 3);
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
@@ -371,7 +371,7 @@ fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
             let arrival = segment.notification(round % 4).unwrap();
             match stream.post_timeout(Batch::new().send(send).wait_notification(&arrival), LONG) {
                 Ok(_) => None,
-                // Prepared before its queue pair was ended.
+                // Prepared before its queue pair was aborted.
                 Err(error) if !team.dead().is_empty() => {
                     Some(queue.flush(LONG).expect_err(&error.to_string()))
                 }
@@ -411,13 +411,13 @@ fn a_kernel_that_waits_for_a_dead_rank_is_told() {
     assert_eq!(kernels.waitsome(&job, 0..1, LONG), (Ended::PeerDead, VICTIM));
     assert!(started.elapsed() < WITHIN, "{:?}", started.elapsed());
     assert_eq!(kernels.reset(&job, 5), (Ended::Ok, 0));
-    // What was posted to the dead rank fails; a detached queue says why.
+    // Requests to the dead rank fail; a detached queue reports the cause.
     assert_eq!(kernels.quiet(&job, 0, LONG), Ended::Ok);
     is_dead(rank.queue.detach_device(LONG).unwrap().flush(LONG));
     assert_eq!(team.shrink().unwrap(), [VICTIM]);
     assert_eq!(kernels.waitsome(&job, 5..6, LONG), (Ended::PeerDead, VICTIM));
     assert_eq!(kernels.waitsome(&job, 0..6, Duration::from_millis(20)).0, Ended::TimedOut);
-    // A queue that is attached now knows the dropped rank no more.
+    // A queue attached now excludes the dropped rank.
     let queue = team.queue(0).unwrap().attach_device(&Cpu::new(), &Default::default()).unwrap();
     let mut later = job;
     later.queue = queue.data();

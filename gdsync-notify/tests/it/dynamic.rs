@@ -1,4 +1,4 @@
-//! Teams whose queues reach their ranks by DC: the tests of other connections again, and what is different.
+//! Teams whose queues reach their ranks by DC: other tests again, and the differences.
 
 use crate::ranks::{CONNECTIONS, LONG, Prepare, config, domain, each_on_a_thread};
 use gdsync::queue::{FailureCause, Syndrome};
@@ -14,7 +14,7 @@ fn dynamic() -> TeamConfig {
     config().connections(ConnectionKind::Dynamic)
 }
 
-/// All ranks of a team, for one thread. With one queue pair for all ranks.
+/// All ranks of a team, for one thread, with one queue pair for all ranks.
 fn in_one_hand(size: u32, notifications: u32) -> Vec<(Team, Segment)> {
     let pd = domain();
     each_on_a_thread(size, |bootstrap| {
@@ -24,8 +24,7 @@ fn in_one_hand(size: u32, notifications: u32) -> Vec<(Team, Segment)> {
     })
 }
 
-/// Three ranks, as far as tests use them: the first, whose requests tests watch; the second, which refuses writes
-/// as its memory is gone; and the third.
+/// Three ranks: the first, whose requests tests observe; the second, which refuses writes, its memory gone; and the third.
 fn with_a_rank_that_refuses(notifications: u32) -> ((Team, Segment), Team, (Team, Segment)) {
     let teams: [_; 3] = in_one_hand(3, notifications).try_into().unwrap();
     let [first, (second, memory), third] = teams;
@@ -33,15 +32,15 @@ fn with_a_rank_that_refuses(notifications: u32) -> ((Team, Segment), Team, (Team
     (first, second, third)
 }
 
-/// Runs other tests again, over DC.
+/// Runs other tests again over DC.
 fn again(tests: &[&str]) {
     if std::env::var_os(CONNECTIONS).is_some() {
         return;
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
-    // Kernels drive no queue pairs of DC.
+    // Kernels drive no DC queue pairs.
     command.args(tests).args(["--skip", "kernel", "--skip", "gpu_", "--skip", "dynamic::", "--nocapture"]);
-    // What they write to stderr may be a line SKIPPED.
+    // Their stderr may contain a line SKIPPED.
     let output = command.env(CONNECTIONS, "dynamic").stderr(Stdio::inherit()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && !said.contains(" 0 passed"), "{tests:?}: {}\n{said}", output.status);
@@ -82,7 +81,7 @@ fn what_one_rank_refuses_costs_the_others_nothing() {
     }
     queue.flush_rank(2, LONG).unwrap();
     (0..40).for_each(|id| assert_eq!(third.1.notify_reset(id).unwrap(), id + 1, "once, and not twice"));
-    // It stays failed, and the others are served.
+    // The rank stays failed, and the others are served.
     for _ in 0..2 {
         is_refused(queue.flush_rank(1, LONG));
         is_refused(queue.notify(1, segment, 0, 1));
@@ -112,7 +111,7 @@ fn what_one_rank_refuses_has_no_atomic_of_the_others_executed_twice() {
     }
     queue.notify(2, segment, 0, 1).unwrap();
     queue.flush_rank(2, LONG).unwrap();
-    // Behind all of them, as a request behind a read or an atomic is.
+    // After all of them, as a request after a read or an atomic is.
     assert_eq!(third.1.notify_reset(0).unwrap(), 1);
     let number = |segment: &Segment, at| {
         let mut bytes = [0; 8];
@@ -133,7 +132,7 @@ fn a_write_is_done_again_whether_its_rank_looks_or_not() {
     let queue = first.0.queue(0).unwrap();
     queue.write(&first.1.slice(..8).unwrap(), 1, &first.1, 0).unwrap();
     queue.notify(2, &first.1, 0, 7).unwrap();
-    // The caller does nothing more: the team's thread does.
+    // The team's thread recovers the queue without the caller.
     assert_eq!(third.1.notify_waitsome(0..1, LONG).unwrap(), Some(0));
     drop(second);
 }
@@ -149,7 +148,7 @@ fn what_a_stream_was_given_behind_a_refused_write_is_done_again() {
     let behind = queue
         .two(Operation::WriteNotify { from: &from, rank: 2, to: segment, offset: 8, id: 0, value: 7 })
         .unwrap();
-    // Never posted: it is not done at all.
+    // Never posted, so never executed.
     let held = queue.one(Operation::Notify { rank: 2, to: segment, id: 1, value: 5 }).unwrap();
     stream.post(behind.into_iter().fold(Batch::new().send(refused), Batch::send)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
@@ -178,7 +177,7 @@ fn what_a_stream_has_waited_for_behind_a_refused_write_is_told_as_lost() {
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     is_refused(queue.flush_rank(2, LONG));
     assert_eq!(third.1.notify_reset(0).unwrap(), 0);
-    // It is told once, and what comes later arrives.
+    // It is reported once, and later requests arrive.
     queue.flush_rank(2, LONG).unwrap();
     let send = queue.one(Operation::Notify { rank: 2, to: segment, id: 1, value: 8 }).unwrap();
     stream.post(Batch::new().send(send)).unwrap();
@@ -223,13 +222,12 @@ fn ranks_with_other_connections_are_told_on_all() {
     );
 }
 
-/// What the ranks of a team of that size make on their card, for each of them: its objects have numbers in
-/// turn.
+/// Counts the objects that each rank of a team of that size creates on its card, by their consecutive numbers.
 fn objects_of_a_rank(size: u32, kind: ConnectionKind) -> u32 {
     let pd = domain();
     let number = || QueuePair::new(&pd, QueuePairConfig::default()).unwrap().number();
     let before = number();
-    // What is made for the second number.
+    // The objects of one queue pair.
     let own = number() - before;
     let before = number();
     let teams = each_on_a_thread(size, |bootstrap| {
@@ -242,7 +240,7 @@ fn objects_of_a_rank(size: u32, kind: ConnectionKind) -> u32 {
 
 #[test]
 fn what_a_rank_needs_does_not_grow_with_the_team() {
-    // Other tests make objects on their card, too.
+    // Other tests create objects on their card, too.
     if !alone(module_path!(), "what_a_rank_needs_does_not_grow_with_the_team", &[]) {
         return;
     }
@@ -256,7 +254,7 @@ fn what_a_rank_needs_does_not_grow_with_the_team() {
 fn sixty_four_ranks_write_to_each_other() {
     const SIZE: u32 = 64;
     let pd = domain();
-    // 4.096 µs * 2^20, eight times: as many threads may starve one on a busy machine.
+    // 4.096 µs * 2^20 * 8, because so many threads may starve one on a busy machine.
     let patient = ConnectOptions::default().timeout(20);
     each_on_a_thread(SIZE, |bootstrap| {
         let team = Team::new(&pd, bootstrap, dynamic().connect(patient)).unwrap();
@@ -264,7 +262,7 @@ fn sixty_four_ranks_write_to_each_other() {
         let queue = team.queue(0).unwrap();
         segment.write(8 * own as usize, &u64::from(own * 7 + 1).to_ne_bytes()).unwrap();
         let from = segment.slice(8 * own as usize..8 * own as usize + 8).unwrap();
-        // To itself, to neighbours, and far away: each queue pair turns from one to the other.
+        // To itself, to neighbours, and far away: each queue pair changes targets.
         let steps = [0, 1, 2, 17, 32];
         for to in steps.map(|step| (own + step) % SIZE) {
             queue.write_notify(&from, to, &segment, 8 * u64::from(own), own, to + 1).unwrap();

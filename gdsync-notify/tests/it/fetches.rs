@@ -18,7 +18,7 @@ fn number(segment: &Segment, offset: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Places for the results of atomics.
+/// Offsets of the results of atomics.
 fn results(segment: &Segment, first: usize, count: usize) -> Vec<Slice> {
     (0..count).map(|at| segment.slice(first + 8 * at..first + 8 * at + 8).unwrap()).collect()
 }
@@ -59,8 +59,7 @@ fn every_rank_reads_from_every_rank() {
 fn what_stands_behind_a_read_does_not_overtake_it() {
     const ROUNDS: u64 = 200;
     on_threads(2, &config(), |team| {
-        // Of the other rank, the first 4096 bytes are read, and then overwritten; what was read is written back
-        // behind them.
+        // Reads the other rank's first 4096 bytes, overwrites them, and writes the read bytes back after them.
         let segment = team.allocate(3 * 4096, 1).unwrap();
         let (queue, other) = (team.queue(0).unwrap(), 1 - team.rank());
         let [old, new] = [0, 1].map(|at| segment.slice((1 + at) * 4096..(2 + at) * 4096).unwrap());
@@ -106,7 +105,7 @@ fn sums_of_many_ranks_are_exact() {
         queue.flush(LONG).unwrap();
         team.barrier().unwrap();
         assert_eq!(number(&segment, 0), (ADDS * SIZE as usize) as u64);
-        // What this rank has fetched of each counter rises: its atomics are in order.
+        // The values fetched from each counter rise: atomics are in order.
         let of = |rank: usize| (0..ADDS).map(move |at| 8 * (1 + rank * ADDS + at));
         for rank in 0..SIZE as usize {
             let all: Vec<_> = of(rank).map(|offset| number(&segment, offset)).collect();
@@ -115,7 +114,7 @@ fn sums_of_many_ranks_are_exact() {
         fetched.lock().unwrap().extend(of(0).map(|offset| number(&segment, offset)));
         team.barrier().unwrap();
     });
-    // Of rank 0's counter each value was fetched once.
+    // Each value of rank 0's counter was fetched once.
     let mut fetched = fetched.into_inner().unwrap();
     fetched.sort_unstable();
     assert!(fetched.into_iter().eq(0..(ADDS * SIZE as usize) as u64));
@@ -145,11 +144,11 @@ fn one_of_many_ranks_swaps() {
     });
 }
 
-/// Each round a stream counts at all ranks, reads a block of the next rank, and passes both on.
+/// In each round a stream counts at all ranks, reads a block of the next rank, and passes both on.
 fn on_a_stream<S: MemOpStream>(team: &Team, stream: &Stream<S>, rounds: u64) {
     let (own, size) = (team.rank(), team.size());
     let next = (own + 1) % size;
-    // The counter, results, what others read, and what is read from them.
+    // The counter, results, data for others, and data read from them.
     let segment = team.allocate(4096, 0).unwrap();
     let queue = team.queue(0).unwrap();
     segment.write(1024, &[own as u8 + 1; 1024]).unwrap();
@@ -172,7 +171,7 @@ fn on_a_stream<S: MemOpStream>(team: &Team, stream: &Stream<S>, rounds: u64) {
         let waits = (0..size).flat_map(|rank| queue.prepare_waits(rank).unwrap());
         stream.post(waits.fold(batch, Batch::wait)).unwrap();
         assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
-        // Behind the waits everything is there.
+        // After the waits everything is there.
         let mut found = [0; 1024];
         segment.read(2048, &mut found).unwrap();
         assert_eq!(found, [next as u8 + 1; 1024]);
@@ -196,7 +195,7 @@ fn on_a_stream<S: MemOpStream>(team: &Team, stream: &Stream<S>, rounds: u64) {
     stream.post(waits.into_iter().fold(Batch::new().send(swap), Batch::wait)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     assert_eq!((number(&segment, 0), number(&segment, 8)), (9, rounds * u64::from(size)));
-    // A read that was prepared and dropped holds up nothing.
+    // A prepared and dropped read delays nothing.
     drop(queue.one(Operation::Read { into: &block, rank: next, of: &segment, offset: 1024 }).unwrap());
     queue.write(&block, own, &segment, 1024).unwrap();
     queue.flush(LONG).unwrap();
@@ -218,7 +217,7 @@ fn the_cpu_as_a_stream_reads_and_counts() {
 #[test]
 fn a_short_queue_takes_any_number_of_reads_and_atomics() {
     let short = config().queue_pair(gdsync::QueuePairConfig::default().send_depth(4));
-    // Fewer under way at a time than the queue takes.
+    // Fewer in flight at a time than the queue holds.
     let short = short.connect(ConnectOptions::default().max_reads(1));
     on_threads(2, &short, |team| {
         let segment = team.allocate(8 + 8 * 200, 0).unwrap();
@@ -230,7 +229,7 @@ fn a_short_queue_takes_any_number_of_reads_and_atomics() {
         queue.flush(LONG).unwrap();
         team.barrier().unwrap();
         assert_eq!(number(&segment, 0), 600);
-        // Each result of a read comes behind that of the atomic in front, for the same place.
+        // Each read's result follows that of the preceding atomic at the same address.
         let found: Vec<_> = (0..200).map(|at| number(&segment, 8 + 8 * at)).collect();
         assert_eq!(found, (1..=200).map(|count| 3 * count).collect::<Vec<_>>());
         team.barrier().unwrap();
@@ -252,7 +251,7 @@ fn wrong_arguments_are_named_and_send_nothing() {
         let error = queue.read(&ten, 1, segment, offset).unwrap_err();
         assert!(matches!(error, NotifyError::OutOfSegment { rank: 1, len: 10, size: 100, .. }), "{error}");
     }
-    // The notifications behind the data are no data.
+    // The notifications after the data are no data.
     for offset in [96, 104, u64::MAX - 7] {
         for result in [
             queue.fetch_add(&eight, 1, segment, offset, 1),

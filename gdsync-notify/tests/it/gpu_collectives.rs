@@ -37,7 +37,7 @@ fn ranks(rig: &Rig, size: u32, on_gpu: impl Fn(u32) -> bool + Sync, kinds: &[Col
     })
 }
 
-/// A round of each plan of all ranks: the outputs that are wrong.
+/// Runs a round of each plan of all ranks. Returns the wrong outputs.
 fn round(ranks: &[Rank]) -> Vec<String> {
     let rounds: Vec<u64> = ranks[0].plans.iter().map(Plan::round).collect();
     for rank in ranks {
@@ -46,7 +46,7 @@ fn round(ranks: &[Rank]) -> Vec<String> {
             rank.segment.write(plan.input(*round).start, &input).unwrap();
         }
     }
-    // The CPU hands all of it over ahead.
+    // The CPU posts all of it ahead.
     std::thread::scope(|scope| {
         for rank in ranks {
             scope.spawn(|| rank.plans.iter().for_each(|plan| _ = plan.post(&rank.stream).unwrap()));
@@ -109,7 +109,7 @@ fn every_byte_is_right_in_host_memory_and_in_both() {
 fn every_byte_is_right_by_steps_on_a_gpu() {
     const NAME: &str = "every_byte_is_right_by_steps_on_a_gpu";
     let Some(rig) = Rig::new(NAME) else { return };
-    // 17 streams wait for each other: those that share a channel of the GPU would do so for ever.
+    // 17 streams wait for each other: those that shared a channel of the GPU would never end.
     let channels = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|count| count.parse().ok());
     if channels.unwrap_or(8) < 32 {
         return skipped(NAME, "17 streams want CUDA_DEVICE_MAX_CONNECTIONS=32");
@@ -126,7 +126,7 @@ fn every_byte_is_right_by_steps_on_a_gpu() {
 fn kernels_fill_and_use_what_collectives_move() {
     let Some(rig) = Rig::new("kernels_fill_and_use_what_collectives_move") else { return };
     const ROUNDS: u32 = 200;
-    // 16 words of each rank come to all; a kernel makes the next input from an output, with no CPU between.
+    // 16 words of each rank go to all; a kernel makes the next input from an output, without the CPU.
     let kinds = [Collective::AllGather { block: 64 }];
     let ranks = ranks(&rig, 2, |_| true, &kinds);
     std::thread::scope(|scope| {
@@ -137,7 +137,7 @@ fn kernels_fill_and_use_what_collectives_move() {
                 for at in 0..ROUNDS {
                     let round = plan.round();
                     let input = (memory(&rank.segment), plan.input(round).start);
-                    // `fill` sets word `i` to the value and `i`, `add` adds to each.
+                    // `fill` sets word `i` to the value plus `i`, `add` adds to each.
                     rig.launch_at(&rank.stream, &rig.fill, input, at * 1000 + rank.team.rank());
                     plan.post(&rank.stream).unwrap();
                     let other = plan.output(round).start + 64 * (1 - rank.team.rank() as usize);
@@ -174,7 +174,7 @@ fn memory(segment: &Segment) -> &GpuMemory {
 fn a_dead_rank_releases_collectives_of_gpu_streams() {
     let Some(rig) = Rig::new("a_dead_rank_releases_collectives_of_gpu_streams") else { return };
     let kinds = [Collective::AllToAll { block: 64 }, Collective::Barrier];
-    // The rank that dies has host memory: CUDA frees GPU memory only when the streams of the context have passed.
+    // The dying rank has host memory: CUDA frees GPU memory only when the context's streams have passed.
     let mut ranks = ranks(&rig, 3, |rank| rank != 2, &kinds);
     (0..3).for_each(|_| assert_eq!(round(&ranks), [""; 0]));
     let third = ranks.pop();
@@ -228,7 +228,7 @@ fn a_kernel_reduces_as_the_cpu_does() {
         into.write(0, &[&one[..], &end].concat()).unwrap();
         other.write(0, &[&two[..], &end].concat()).unwrap();
         let kernel = ReductionKernel::new(&rig.context, element, operation).unwrap();
-        // SAFETY: memory of so many bytes, which stays until the stream is idle, below.
+        // SAFETY: memory of that size, which stays until the stream is idle, below.
         unsafe {
             kernel.reduce(&stream, into.address(), other.address(), BYTES).unwrap();
             kernel.copy(&stream, copied.address(), into.address(), BYTES).unwrap();
@@ -282,7 +282,7 @@ fn a_kernel_gives_the_bits_of_the_cpu_for_zeros_and_nans() {
                     memory
                 };
                 let (into, from) = (memory(one), memory(other));
-                // SAFETY: memory of so many bytes, which stays until the stream is idle, below.
+                // SAFETY: memory of that size, which stays until the stream is idle, below.
                 unsafe { kernel.reduce(&stream, into.address(), from.address(), one.len()) }.unwrap();
                 stream.synchronize().unwrap();
                 into.read(0, &mut found).unwrap();

@@ -1,5 +1,4 @@
-//! Notified writes between segments in GPU memory, and between GPU and host memory. Skipped, with a
-//! message, where there is no GPU.
+//! Notified writes between segments in GPU and host memory. Skipped, with a message, where there is no GPU.
 
 use crate::notify_rig::{self, Job};
 use crate::ranks::{Prepare, each_on_a_thread};
@@ -111,8 +110,7 @@ fn kernels_of_two_streams_pass_data_to_and_fro() {
     };
     rig.launch(&streams[0], &rig.fill, &memories[0], 0);
     for round in 0..ROUNDS {
-        // One rank adds 1 and sends, the other adds 2 and sends back: an early notification, or
-        // late data, makes a wrong sum.
+        // One rank adds 1 and sends, another adds 2 and sends back: an early notification or late data makes a wrong sum.
         rig.launch(&streams[0], &rig.add, &memories[0], 1);
         streams[0].post(put(0, round)).unwrap();
         let arrival = ranks[1].segment.notification(0).unwrap();
@@ -153,8 +151,7 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
             }
             ranks[0].queue.flush(LONG).unwrap();
         });
-        // A later notification may overwrite an earlier one; the last one must be taken, and none
-        // twice.
+        // A later notification may overwrite an earlier one; the last one must be taken, and none twice.
         let mut before = 0;
         while before < LAST {
             assert_eq!(ranks[1].segment.notify_waitsome(0..NOTIFICATIONS, LONG).unwrap(), Some(3));
@@ -168,12 +165,12 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
 #[test]
 fn a_dead_rank_releases_waits_in_gpu_memory() {
     let Some(rig) = Rig::new("a_dead_rank_releases_waits_in_gpu_memory") else { return };
-    // The third rank dies. Its segment is in host memory: CUDA frees GPU memory only when the
-    // streams of the context have passed, and here one of them waits for that death.
+    // The third rank dies. Its segment is in host memory: CUDA frees GPU memory only when the context's streams have
+    // passed, and here one of them waits for that death.
     let [one, other, third] = ranks(&rig, [true, true, false], 16);
     let stream = rig.stream();
     one.segment.expect_from(5..8, 2).unwrap();
-    // What comes before the death stays.
+    // Notifications from before the death stay.
     third.queue.notify(0, &one.segment, 6, 7).unwrap();
     third.queue.flush(LONG).unwrap();
     let behind = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
@@ -250,7 +247,7 @@ fn kernels_write_to_each_other_and_notify() {
     let Some(rig) = Rig::new(test) else { return };
     let Some(module) = rig.compile(test, "notify.cu") else { return };
     const SLOT: usize = 600;
-    // 96 threads of the widest group each have a word, and two notifications.
+    // 96 threads of the widest group each have a word and two notifications.
     const NOTIFICATIONS: u32 = 192;
     let cases = [
         ([true, true, true], DoorbellPath::Auto, true),
@@ -258,8 +255,8 @@ fn kernels_write_to_each_other_and_notify() {
         ([false, false, false], DoorbellPath::Auto, true),
         ([false, false, false], DoorbellPath::Proxy, false),
     ];
-    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card
-    // writes to host memory alone.
+    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card writes only to host
+    // memory.
     for (on_gpu, path, near) in
         cases.into_iter().filter(|(on_gpu, ..)| !is_sanitized() || *on_gpu == [false; 3])
     {
@@ -296,8 +293,7 @@ fn kernels_write_to_each_other_and_notify() {
             let grid = (made.len() as u32, 1, 1);
             let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
             launch.arg(&address);
-            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is
-            // synchronized.
+            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is synchronized.
             unsafe { launch.launch(config) }.unwrap();
             drop(launch);
             assert!(stream.synchronize_timeout(LONG * 3).unwrap(), "{kernel} does not end: {stream:?}");

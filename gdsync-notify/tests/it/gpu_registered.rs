@@ -1,5 +1,4 @@
-//! Segments over GPU memory that the program has, and reads and atomics there. Skipped, with a message, where
-//! there is no GPU.
+//! Segments over the program's GPU memory, and reads and atomics there. Skipped, with a message, where there is no GPU.
 
 use crate::ranks::{Prepare, each_on_a_thread};
 use gdsync::Batch;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Keeps memory of the program, and counts when it is dropped.
+/// Owns memory of the program, and counts its drops.
 struct Owner {
     _memory: GpuMemory,
     releases: Arc<AtomicU32>,
@@ -24,7 +23,7 @@ impl Drop for Owner {
     }
 }
 
-/// Memory as of another library, and how often it was released.
+/// Memory as from another library, and the number of its releases.
 fn tensor(rig: &Rig, len: usize) -> (GpuMemory, Arc<AtomicU32>) {
     let (memory, releases) = (rig.memory(len), Arc::<AtomicU32>::default());
     let address = memory.address();
@@ -66,7 +65,7 @@ fn registered_gpu_memory_is_written_read_and_notified() {
             let mut found = vec![0; LEN];
             receiver.read(LEN, &mut found).unwrap();
             assert!(found == bytes, "from {from} to {to}");
-            // Back again, by a read.
+            // Back by a read.
             sender.write(0, &vec![0; LEN]).unwrap();
             queue.read(&slice, to as u32, sender, LEN as u64).unwrap();
             queue.flush(LONG).unwrap();
@@ -94,7 +93,7 @@ fn streams_of_a_gpu_wait_read_and_count_in_registered_memory() {
     let (old, block) = (segment.slice(8..16).unwrap(), segment.slice(1024..2048).unwrap());
     ranks[1].1.write(2048, &[7; 1024]).unwrap();
     for round in 0..ROUNDS {
-        // The stream counts at the other rank, reads from it, notifies itself behind both, and waits.
+        // The stream counts at the other rank, reads from it, notifies itself after both, and waits.
         let add =
             queue.one(Operation::FetchAdd { into: &old, rank: 1, of: segment, offset: 0, add: 2 }).unwrap();
         let read = queue.one(Operation::Read { into: &block, rank: 1, of: segment, offset: 2048 }).unwrap();

@@ -1,5 +1,5 @@
-//! Notified writes between kernels, and between streams, of different GPUs: a rank to a GPU. Where
-//! there is one GPU, two ranks have it. Skipped, and said so, where there is none.
+//! Notified writes between kernels, and between streams, of different GPUs, a rank per GPU. With one GPU, two ranks
+//! share it; skipped, with a message, where there is none.
 
 use crate::notify_rig::{self, Job};
 use crate::ranks::{Prepare, each_on_a_thread};
@@ -18,7 +18,7 @@ fn kernels_on_two_gpus_write_to_each_other_and_notify() {
     let test = "kernels_on_two_gpus_write_to_each_other_and_notify";
     let Some(rigs) = Rig::two(test) else { return };
     const SLOT: usize = 600;
-    // 96 threads of the widest group each have a word, and two notifications.
+    // 96 threads of the widest group each have a word and two notifications.
     const NOTIFICATIONS: u32 = 192;
     let [Some(first), Some(second)] = rigs.each_ref().map(|rig| rig.compile(test, "notify.cu")) else {
         return;
@@ -43,7 +43,7 @@ fn kernels_on_two_gpus_write_to_each_other_and_notify() {
             notify_rig::Rank::new(&team, segments, &*rig.stream(), (path, Some(&rig.context)))
         });
         let streams = rigs.each_ref().map(Rig::stream);
-        // A job to a page: each GPU has its own.
+        // A job per page: each GPU has its own.
         let jobs = made.iter().map(|_| PinnedMemory::allocate(size_of::<Job>()).unwrap());
         let jobs: Vec<PinnedMemory> = jobs.collect();
         let addresses = [0, 1].map(|at| cuda::pin(&rigs[at].context, &jobs[at]).unwrap());
@@ -51,8 +51,8 @@ fn kernels_on_two_gpus_write_to_each_other_and_notify() {
             [("all_to_all_warp", 32u32), ("all_to_all_block", 96), ("together_block", 96)]
         {
             let functions = modules.each_ref().map(|module| module.load_function(kernel).unwrap());
-            // The driver loads a kernel when it is first launched, which must not have to wait for the
-            // other rank's: so no round first.
+            // The driver loads a kernel at its first launch, which must not wait for the other rank's; so no round
+            // comes first.
             for rounds in [0, 20] {
                 // Every slot is empty before any kernel writes.
                 for (rank, job) in made.iter().zip(&jobs) {
@@ -64,8 +64,7 @@ fn kernels_on_two_gpus_write_to_each_other_and_notify() {
                     let block = (threads, 1, 1);
                     let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: block, shared_mem_bytes: 0 };
                     launch.arg(&addresses[at]);
-                    // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream
-                    // is synchronized.
+                    // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is synchronized.
                     unsafe { launch.launch(config) }.unwrap();
                 }
                 for (stream, job) in streams.iter().zip(&jobs) {
@@ -108,8 +107,7 @@ fn streams_of_two_gpus_wait_for_each_others_notifications() {
     };
     rigs[0].launch(&streams[0], &rigs[0].fill, &memory(0), 0);
     for round in 0..ROUNDS {
-        // One rank's GPU adds 1 and sends, the other's adds 2 and sends back: an early notification,
-        // or late data, makes a wrong sum.
+        // One GPU adds 1 and sends, another adds 2 and sends back: an early notification or late data makes a wrong sum.
         for (from, to) in [(0, 1), (1, 0)] {
             rigs[from].launch(&streams[from], &rigs[from].add, &memory(from), 1 + from as u32);
             let (queue, segment, _) = &made[from];

@@ -1,4 +1,4 @@
-//! Teams of many ranks in one process: each a thread, with a stream of its own.
+//! Teams of many ranks in one process, each a thread with its own stream.
 
 use crate::ranks::{Prepare, domain, each_within};
 use gdsync::{Batch, SoftStream, Stream};
@@ -6,11 +6,11 @@ use gdsync_notify::{ConnectionKind, NotifyError, Operation, Team, TeamConfig, Wa
 use gdsync_test_support::process::alone;
 use std::time::Duration;
 
-/// Nothing here takes longer, however busy the machine is.
+/// Upper limit of any wait, on however busy a machine.
 const LONG: Duration = Duration::from_secs(300);
 /// Bytes of a message.
 const BLOCK: usize = 64;
-/// Ranks that a batch sends to: queues have room for the requests.
+/// Ranks to which a batch sends: queues have room for the requests.
 const TO_AT_ONCE: usize = 32;
 
 /// The message of a round.
@@ -18,14 +18,14 @@ fn message(from: u32, to: u32, round: u32) -> [u8; BLOCK] {
     std::array::from_fn(|at| (from * 31 + to * 17 + round * 101 + at as u32 * 7) as u8)
 }
 
-/// In each round every rank writes a message to every other, and its stream waits for those of all others. Rounds take
-/// turns with two halves of the memory: who has heard from all in one round has been read by all in the last.
+/// In each round every rank writes a message to every other, and its stream waits for those of all others. Rounds alternate
+/// between two halves of the memory: a rank that has heard from all in one round has been read by all in the last.
 fn all_to_all(team: &Team, rounds: u32) {
     let (own, size) = (team.rank(), team.size());
     let half = size as usize * BLOCK;
     let (outbox, inbox) = (team.allocate(2 * half, 0).unwrap(), team.allocate(2 * half, 2 * size).unwrap());
     let (queue, stream) = (team.queue(0).unwrap(), Stream::new(SoftStream::new().unwrap()).unwrap());
-    // Not all begin with the same one.
+    // Ranks start with different ones.
     let others: Vec<u32> = (1..size).map(|distance| (own + distance) % size).collect();
     for round in 0..rounds {
         let base = (round % 2) as usize * half;
@@ -78,14 +78,13 @@ fn a_hundred_ranks_write_to_each_other() {
     play(100, 3, &TeamConfig::default().connections(ConnectionKind::Each));
 }
 
-/// Teams of more than 16 ranks have dynamic connections by default. `GDSYNC_TEST_RANKS` is the number of ranks: the matrix of
-/// `.ci/rotation` has 256.
+/// Teams of more than 16 ranks use DC by default. `GDSYNC_TEST_RANKS` is the number of ranks: 256 in `.ci/rotation`.
 #[test]
 fn ranks_with_dynamic_connections_write_to_each_other() {
     let ranks = std::env::var("GDSYNC_TEST_RANKS").map_or(64, |ranks| ranks.parse().unwrap());
     if alone(module_path!(), "ranks_with_dynamic_connections_write_to_each_other", &[]) {
-        // Its hundreds of threads yield to those of the tests beside it, which do not wait so long for each other.
-        // SAFETY: the call has no preconditions. It is for this thread, and those that it starts.
+        // Its hundreds of threads yield to other tests, which do not wait so long for each other.
+        // SAFETY: the call has no preconditions. It applies to this thread and those that it starts.
         let _ = unsafe { libc::nice(10) };
         play(ranks, 1, &TeamConfig::default());
     }

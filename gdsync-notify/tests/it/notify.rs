@@ -1,4 +1,4 @@
-//! Notified writes between ranks that are threads, and processes.
+//! Notified writes between ranks as threads and as processes.
 
 use crate::ranks::{LONG, Prepare, Ranks, config, domain, each_on_a_thread, ended_well, on_threads};
 use gdsync::memop::{Condition, Word32};
@@ -27,8 +27,7 @@ fn wait(segment: &Segment, ids: std::ops::Range<u32>) -> u32 {
     segment.notify_waitsome(ids, LONG).unwrap().unwrap_or_else(|| panic!("no notification came"))
 }
 
-/// Lengths and bytes that both sides compute: some messages are empty, some a few words, some span
-/// packets.
+/// Lengths and bytes that both sides compute: some messages are empty, some a few words, some span packets.
 fn message(from: u32, to: u32, round: usize, most: usize) -> Vec<u8> {
     let seed = (from as usize * 31 + to as usize * 17 + round * 101) * 2_654_435_761 % 1_000_003;
     let len = match seed % 5 {
@@ -42,12 +41,11 @@ fn message(from: u32, to: u32, round: usize, most: usize) -> Vec<u8> {
 const SLOT: usize = 20_000;
 const GUARD: u8 = 0xa5;
 
-/// Every rank writes to every rank, itself included, in many rounds. Notification `r` announces a
-/// message of rank `r`: its value is the length plus one. Notification `size + r` confirms that
-/// rank `r` has read its message.
+/// Every rank writes to every rank, itself included, in many rounds. Notification `r` announces a message of rank `r`:
+/// its value is the length plus one. Notification `size + r` confirms that rank `r` has read its message.
 fn all_to_all(team: &Team, rounds: usize) {
     let (own, size) = (team.rank(), team.size());
-    // A slot for each rank, in both.
+    // Both have a slot for each rank.
     let outbox = team.allocate(SLOT * size as usize, 0).unwrap();
     let inbox = team.allocate(SLOT * size as usize, 2 * size).unwrap();
     let queue = team.queue(0).unwrap();
@@ -102,8 +100,7 @@ fn nothing_is_lost_or_early_where_packets_are() {
     const TEST: &str = "nothing_is_lost_or_early_where_packets_are";
     if role().is_some() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        // 4.096 µs * 2^15, eight times, is a second: cards answer within that even on a busy
-        // machine.
+        // 4.096 µs * 2^15 * 8 is a second, within which cards answer even on a busy machine.
         let config = config().connect(ConnectOptions::default().timeout(15));
         let team = Team::new(&domain(), bootstrap, config).unwrap();
         all_to_all(&team, 6);
@@ -119,13 +116,11 @@ fn nothing_is_lost_or_early_where_packets_are() {
     children.into_iter().for_each(|child| _ = ended_well(child));
 }
 
-/// A ring on streams: each rank sends to the next and checks what arrives from the previous one.
-/// Streams do all of it; the CPU prepares.
+/// A ring on streams, prepared by the CPU: each rank sends to the next and checks messages from the previous one.
 fn ring(team: &Team, rounds: u32) {
     let (own, size) = (team.rank(), team.size());
     let (next, before) = ((own + 1) % size, (own + size - 1) % size);
-    // Two halves in turn, so that a message does not overwrite the one before it; the reader
-    // confirms each half.
+    // Two halves in turn, so that no message overwrites the one before it; the reader confirms each half.
     let segment = team.allocate(4 * 1024, 4).unwrap();
     let queue = team.queue(1).unwrap();
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
@@ -281,7 +276,7 @@ fn what_cannot_be_is_refused_with_the_limit() {
         ),
         "{error}"
     );
-    // Nothing of that was sent.
+    // None of that was sent.
     queue.flush(LONG).unwrap();
     assert_eq!(teams[1].1.notify_waitsome(0..3, Duration::ZERO).unwrap(), None);
 }

@@ -1,5 +1,4 @@
-//! Notified writes by kernels, here threads of the CPU: every rank to every rank, in turns with the
-//! CPU, and refusals.
+//! Notified writes by kernels, here CPU threads: every rank to every rank, in turn with the CPU, and refusals.
 
 use crate::notify_rig::{self, Job, Rank};
 use crate::ranks::{Prepare, on_threads};
@@ -21,13 +20,13 @@ const SHORT: Duration = Duration::from_millis(5);
 
 /// The source of the kernels.
 pub(crate) const SOURCE: &str = "kernels/notify.cu";
-/// The environment variable with the library of the kernels, in a process of a test that has compiled them.
+/// The environment variable with the kernels' library, set in the process of a test that has compiled them.
 pub(crate) const LIBRARY: &str = "GDSYNC_TEST_KERNELS";
 
 /// The kernels as functions for threads of this process.
 pub(crate) struct Kernels(Library);
 
-/// `None` without a C++ compiler: the test is skipped.
+/// Returns `None` without a C++ compiler: the test is skipped.
 pub(crate) fn kernels(test: &str) -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Result<Kernels, String>> = OnceLock::new();
     let get = || match std::env::var_os(LIBRARY) {
@@ -54,7 +53,7 @@ struct Request {
 type Run = unsafe extern "C" fn(*const Job) -> u32;
 type Call = unsafe extern "C" fn(*const Job, *const Request) -> i32;
 
-/// Every job is that of a [`Rank`] that the caller holds.
+/// Every job belongs to a [`Rank`] that the caller holds.
 impl Kernels {
     fn get<T>(&self, name: &str) -> libloading::Symbol<'_, T> {
         // SAFETY: each caller names the type that `notify.cu` has.
@@ -118,10 +117,10 @@ fn described(team: &Team, slot: usize, path: DoorbellPath) -> Rank {
     Rank::new(team, segments(team, slot), &Cpu::new(), (path, None))
 }
 
-/// A device whose atomic operations are not the host's, as a GPU's behind PCIe.
+/// A device whose atomic operations are not atomic for the host, as with a GPU on PCIe.
 struct OverBus(Cpu);
 
-// SAFETY: it does what the stream inside does, and claims less.
+// SAFETY: it forwards to the stream inside and claims less.
 unsafe impl MemOpStream for OverBus {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps { host_atomics: false, ..self.0.caps() }
@@ -132,7 +131,7 @@ unsafe impl MemOpStream for OverBus {
     }
 
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.0.submit(ops) }
     }
 
@@ -172,7 +171,7 @@ fn every_rank_writes_to_every_rank() {
             let job = rank.job(rounds, SLOT, LONG);
             assert_eq!(job.inbox.flags, u32::from(!is_atomic));
             assert_eq!(kernels.run("run_all_to_all", &job), 0, "line of notify.cu; {size} ranks, {path:?}");
-            // A rank that has finished would overwrite what the others may still check.
+            // A rank that has finished would overwrite data that the others may still check.
             team.barrier().unwrap();
             assert_eq!(kernels.run("run_together", &job), 0, "line of notify.cu; {size} ranks, {path:?}");
             // All blocks of both kernels have completed, to each rank.
@@ -195,7 +194,7 @@ fn the_cpu_and_kernels_take_turns_and_talk_to_each_other() {
         let (own, other) = (team.rank(), 1 - team.rank());
         for round in 1..30u32 {
             let queue = team.queue(0).unwrap();
-            // The kernel of one side writes to the CPU of the other, which answers; then they swap.
+            // One side's kernel writes to the other's CPU, which answers; then they swap.
             if round % 2 == own {
                 let rank =
                     Rank::new(team, (outbox.clone(), inbox.clone()), &Cpu::new(), (DoorbellPath::Auto, None));
@@ -292,8 +291,7 @@ fn what_cannot_be_is_refused_and_waits_end() {
         let progress = rank.queue.queue_pair(0).unwrap().progress().unwrap();
         assert_eq!((progress.reserved, progress.completed), (0, 0), "nothing was posted");
 
-        // What is allowed works to the last byte. The lowest notification is found, stays set until
-        // it is taken, and is taken once.
+        // Allowed accesses work to the last byte. The lowest notification stays set until it is taken, and is taken once.
         assert_eq!(kernels.call("call_notify", &job, Request { id: 1, value: 9, ..good }), Ended::Ok);
         assert_eq!(kernels.call("call_write_notify", &job, good), Ended::Ok);
         assert_eq!(
@@ -322,7 +320,7 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         let error = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap_err();
         assert!(matches!(error, NotifyError::Post { rank: 1, .. }), "{error}");
         drop(prepared);
-        // On a busy machine, what is flushed first takes longer than the team waits.
+        // On a busy machine, the first flush takes longer than the team waits.
         let attach = || loop {
             match queue.attach_device(&device, &DeviceQueueOptions::default()) {
                 Err(NotifyError::TimedOut { .. }) => {}
@@ -337,8 +335,7 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         queue.notify(1 - team.rank(), &inbox, 0, 1).unwrap();
         assert_eq!(inbox.notify_waitsome(0..1, LONG).unwrap(), Some(0));
         queue.flush(LONG).unwrap();
-        // One queue pair is attached already: those that were attached before it are detached
-        // again.
+        // One queue pair is attached already: those attached before it are detached again.
         let lent = queue.queue_pair(1).unwrap().attach_device(&device, &Default::default()).unwrap();
         assert!(attach().is_err());
         drop(lent);
@@ -351,7 +348,7 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
 #[test]
 fn a_dead_rank_is_told_to_the_kernel_and_then_to_the_cpu() {
     let Some(kernels) = kernels("a_dead_rank_is_told_to_the_kernel_and_then_to_the_cpu") else { return };
-    // 4.096 µs * 2^8, twice.
+    // 4.096 µs * 2^8 * 2.
     let quick = ConnectOptions::default().timeout(8).retry_count(1);
     on_threads(2, &TeamConfig::default().connect(quick), |team| {
         let rank = described(team, 64, DoorbellPath::Direct);

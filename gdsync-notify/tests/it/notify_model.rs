@@ -1,5 +1,4 @@
-//! Random notified writes between ranks, by the CPU and by streams, against a model of their
-//! memory.
+//! Random notified writes between ranks, by the CPU and by streams, against a model of their memory.
 
 use crate::ranks::{LONG, Prepare, config, domain, each_on_a_thread};
 use gdsync::{Batch, QueuePairConfig, SoftStream, Stream};
@@ -9,8 +8,7 @@ use std::time::Duration;
 
 const SIZE: u32 = 3;
 const LEN: usize = 300;
-/// Notifications that are set at random, and behind them one for each sender, which says that a run
-/// of operations is over.
+/// Random notifications, followed by one for each sender that marks the end of its run of operations.
 const IDS: u32 = 5;
 
 #[derive(Clone, Debug)]
@@ -22,7 +20,7 @@ enum Op {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A rank does so to another, or itself, in a run.
+    /// An operation of a rank on another, or itself, in a run.
     Run {
         from: u32,
         to: u32,
@@ -90,7 +88,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// What it does in a run, and behind it the word that says so.
+    /// Performs a run, and sets the word that marks its end.
     fn run(&self, to: u32, by_stream: bool, ops: &[Op]) {
         let segment = &self.segment;
         let slice = |start: usize, len: usize| segment.slice(start..start + len).unwrap();
@@ -177,7 +175,7 @@ fn apply(models: &mut [Model], from: usize, to: usize, op: &Op) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// When the word behind a run is there, everything of the run is there.
+    /// When the word that ends a run is there, all of the run is there.
     #[test]
     fn ranks_do_what_a_model_of_their_memory_does(steps in prop::collection::vec(step(), 1..25)) {
         let ranks = ranks();

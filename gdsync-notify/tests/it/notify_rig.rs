@@ -32,10 +32,10 @@ impl Job {
     }
 }
 
-/// The content of slots that no rank has written to.
+/// The content of slots to which no rank has written.
 pub(crate) const GUARD: u8 = 0xa5;
 
-/// One rank: its segments, and their descriptions for kernels. Kernels end before it is dropped.
+/// One rank's segments and their descriptions for kernels. Kernels end before it is dropped.
 pub(crate) struct Rank {
     pub(crate) team: Team,
     pub(crate) inbox: Segment,
@@ -45,7 +45,7 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// Attaches queue 0 of the team, and describes two segments.
+    /// Attaches queue 0 of the team and describes two segments.
     pub(crate) fn new(
         team: &Team,
         (outbox, inbox): (Segment, Segment),

@@ -1,4 +1,4 @@
-//! Ranks of one job: threads, or processes, in which a test runs itself again once for each rank.
+//! Ranks of one job: threads, or processes in which a test reruns itself once for each rank.
 
 use gdsync::{PreparedSend, ProtectionDomain};
 use gdsync_notify::bootstrap::Bootstrap;
@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-/// Nothing here takes longer, however busy the machine is.
+/// Upper limit of any wait, on however busy a machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Operations for batches, with as many sends as each has.
+/// Prepares operations of one or two sends.
 pub(crate) trait Prepare {
     fn one(&self, operation: Operation<'_>) -> Result<PreparedSend, NotifyError>;
     fn two(&self, operation: Operation<'_>) -> Result<[PreparedSend; 2], NotifyError>;
@@ -35,27 +35,26 @@ pub(crate) fn domain() -> ProtectionDomain {
     ProtectionDomain::new(&pair::device()).unwrap()
 }
 
-/// Names the kind of the connections under test: `each`, which is the default, or `dynamic`.
+/// The variable with the kind of connections under test: `each` (default) or `dynamic`.
 pub(crate) const CONNECTIONS: &str = "GDSYNC_TEST_CONNECTIONS";
 
-/// The configuration of a team of the kind under test.
+/// The configuration of a team with that kind.
 pub(crate) fn config() -> TeamConfig {
     let kind = match std::env::var(CONNECTIONS).as_deref() {
         Err(_) | Ok("each") => ConnectionKind::Each,
         Ok("dynamic") => ConnectionKind::Dynamic,
         other => panic!("{CONNECTIONS} is {other:?}, neither each nor dynamic"),
     };
-    // Of several ranks, some share a queue pair.
+    // Some of several ranks share a queue pair.
     TeamConfig::default().connections(kind).initiators(2)
 }
 
-/// Runs a function for every rank, on a thread each, and returns the results in the order of the
-/// ranks.
+/// Runs a function for every rank, each on a thread, and returns the results in rank order.
 pub(crate) fn each_on_a_thread<T: Send>(size: u32, rank: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
     each_within(LONG, size, rank)
 }
 
-/// As [`each_on_a_thread`], for ranks that wait so long for each other.
+/// As [`each_on_a_thread`], with that time-out.
 pub(crate) fn each_within<T: Send>(
     patience: Duration,
     size: u32,
@@ -68,7 +67,7 @@ pub(crate) fn each_within<T: Send>(
     })
 }
 
-/// Every rank of a team on a thread.
+/// Runs every rank of a team on a thread.
 pub(crate) fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + Sync) {
     each_on_a_thread(size, |bootstrap| {
         let team = Team::new(&domain(), bootstrap, config.clone()).unwrap();
@@ -77,7 +76,7 @@ pub(crate) fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + 
     });
 }
 
-/// Variables of launchers that this test may itself run under.
+/// Variables of launchers under which this test may run.
 const LAUNCHERS: [&str; 14] = [
     "GDSYNC_KEY",
     "GDSYNC_KEY_FILE",
@@ -95,7 +94,7 @@ const LAUNCHERS: [&str; 14] = [
     "SLURM_NTASKS",
 ];
 
-/// A job of processes, and the folder where they meet. Its folders are empty at the end.
+/// A job of processes and the folder where they meet, which is empty at the end.
 pub(crate) struct Ranks {
     module: &'static str,
     test: &'static str,
@@ -110,7 +109,7 @@ impl Ranks {
         Ranks { module, test, folder: Folder::new("ranks"), size }
     }
 
-    /// The process of a rank, with a role. Its cards' time-outs run 20 times as fast: tests of ranks that die wait for them.
+    /// The process of a rank with a role. Its cards' time-outs run 20 times as fast, because tests of deaths wait for them.
     pub(crate) fn command(&self, rank: u32, role: &str) -> Command {
         let mut command = again(self.module, self.test, role);
         LAUNCHERS.into_iter().for_each(|name| _ = command.env_remove(name));
@@ -126,7 +125,7 @@ impl Ranks {
         self.folder.path().file_name().unwrap().to_str().unwrap().to_owned()
     }
 
-    /// The only folder that its processes make.
+    /// The only folder that its processes create.
     pub(crate) fn user_folder(&self) -> PathBuf {
         std::fs::read_dir(self.folder.path()).unwrap().next().unwrap().unwrap().path()
     }
@@ -154,7 +153,7 @@ impl Drop for Ranks {
     }
 }
 
-/// Waits for a process, asserts that its test has passed, and returns what it wrote.
+/// Waits for a process, asserts that its test has passed, and returns its output.
 pub(crate) fn ended_well(child: Child) -> String {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));

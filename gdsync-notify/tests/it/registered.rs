@@ -1,5 +1,4 @@
-//! Segments over memory that the program has: written, notified, kept as long as it is used, and beside
-//! segments that ranks have allocated.
+//! Segments over the program's memory: written, notified, kept while in use, and mixed with allocated parts.
 
 use crate::ranks::{LONG, Prepare, config, domain, each_on_a_thread, on_threads};
 use gdsync::memop::{Condition, Word32};
@@ -13,13 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Memory of another library, and how often it was released.
+/// Memory of another library, and the number of its releases.
 struct Tensor {
     words: Arc<[SharedU64]>,
     releases: Arc<AtomicU32>,
 }
 
-/// What keeps it.
+/// Its owner.
 struct Owner {
     _words: Arc<[SharedU64]>,
     releases: Arc<AtomicU32>,
@@ -36,12 +35,12 @@ impl Tensor {
         Tensor { words: (0..words).map(|_| SharedU64::new(0)).collect(), releases: Arc::default() }
     }
 
-    /// Bytes of it, from a byte on. The tensor counts when they are released.
+    /// A range of its bytes. The tensor counts their release.
     fn memory(&self, start: usize, len: usize) -> PinnedMemory {
         assert!(start + len <= size_of_val(&self.words[..]));
         let owner = Owner { _words: self.words.clone(), releases: self.releases.clone() };
         let base: NonNull<u8> = NonNull::from(&self.words[..]).cast();
-        // SAFETY: inside of the words (asserted), which are shared, and which the owner keeps.
+        // SAFETY: inside the shared words (asserted), which the owner keeps.
         unsafe { PinnedMemory::from_raw(base.add(start), len, owner) }
     }
 
@@ -49,7 +48,7 @@ impl Tensor {
         self.releases.load(Ordering::Relaxed)
     }
 
-    /// Returns when all of so many owners are dropped, each of them once.
+    /// Returns when that many owners are dropped, each once.
     fn released(&self, owners: u32) {
         let started = Instant::now();
         while self.releases() < owners && started.elapsed() < LONG {
@@ -60,7 +59,7 @@ impl Tensor {
     }
 }
 
-/// The key by which the local card knows a segment's data.
+/// The lkey of a segment's data.
 fn key(segment: &Segment) -> u32 {
     match segment.memory() {
         SegmentMemory::Host(region) => region.lkey(),
@@ -85,8 +84,7 @@ fn ranks_write_and_notify_between_registered_and_allocated_parts() {
     const SIZE: u32 = 4;
     on_threads(SIZE, &config(), |team| {
         let own = team.rank();
-        // Rank 1 has allocated its part, the others register: at a page of their own, at any byte, and
-        // with room behind.
+        // Rank 1 has allocated its part; the others register at a page of their own, at any byte, and with room after it.
         let tensor = Tensor::new(SLOT * 2 * SIZE as usize / 8 + 100);
         let len = (2 * SIZE as usize) * SLOT + 10 * own as usize;
         let segment = match own {
@@ -114,7 +112,7 @@ fn ranks_write_and_notify_between_registered_and_allocated_parts() {
             queue.flush(LONG).unwrap();
             team.barrier().unwrap();
         }
-        // Of the neighbour's part the length counts, and not this rank's.
+        // The neighbour's length counts, not this rank's.
         let (next, of_next) = ((own + 1) % SIZE, len - 10 * own as usize + 10 * ((own + 1) % SIZE) as usize);
         let last = segment.slice(..8).unwrap();
         queue.write(&last, next, &segment, of_next as u64 - 8).unwrap();
@@ -129,7 +127,7 @@ fn ranks_write_and_notify_between_registered_and_allocated_parts() {
     });
 }
 
-/// Each rank's stream sends to the next, waits for what the one before has sent, and passes on what came.
+/// Each rank's stream sends to the next, waits for the previous one's message, and passes it on.
 fn ring_on<S: gdsync::memop::MemOpStream>(team: &Team, stream: &Stream<S>, rounds: u32) {
     let (own, size) = (team.rank(), team.size());
     let tensor = Tensor::new(16);
@@ -222,7 +220,7 @@ fn memory_is_kept_until_the_last_use_by_card_and_stream() {
         })
         .unwrap();
     stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).send(send)).unwrap();
-    // A wait of the stream names a notification, which has memory of its own; the CPU's write the data.
+    // The stream's wait refers to a notification, which has its own memory; the CPU's write refers to the data.
     cpu.write(&segment.slice(..64).unwrap(), 0, &target, 0).unwrap();
     drop(segment);
     cpu.flush(LONG).unwrap();
@@ -299,7 +297,7 @@ fn collectives_take_registered_memory() {
             assert_eq!(found[..], expected);
         }
         queue.flush(LONG).unwrap();
-        // A GPU adds whole words.
+        // A GPU adds aligned words.
         let odd = team.register(&tensor.memory(4, bytes), notifications).unwrap();
         let error = Collectives::new(&queue, &odd).unwrap().plan(what).unwrap_err();
         assert!(matches!(error, CollectiveError::Unaligned { element: Element::U64, .. }), "{error}");

@@ -1,4 +1,4 @@
-//! Teams of which a rank is killed at a random moment, and whose survivors go on.
+//! Teams with a rank that is killed at a random moment, and survivors that go on.
 
 use crate::death::{be_killed, team};
 use crate::ranks::{LONG, Prepare, Ranks, config, domain, ended_well};
@@ -14,23 +14,23 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 const SIZE: u32 = 8;
-/// Bytes of a slot of a segment; a message may be shorter.
+/// Size of a segment's slot; a message may be shorter.
 const SLOT: usize = 200;
-/// Bytes of a segment: of even rounds a slot for each rank, and of odd rounds.
+/// Size of a segment: a slot for each rank, for even rounds and for odd rounds.
 const LEN: usize = 2 * SIZE as usize * SLOT;
 /// Rounds before the death, with a new process, and after deaths.
 const BEFORE: u32 = 1;
 const REPLACED: u32 = 2;
 const AFTER: u32 = 3;
 
-/// `GDSYNC_DEATH_RUNS`: how many ranks die, each in a team of its own (default: 2). If it is set,
-/// the survivors do 1,000 rounds each time, else 100.
+/// `GDSYNC_DEATH_RUNS`: the number of deaths, each in its own team (default: 2). If it is set, the survivors do 1,000
+/// rounds each time, else 100.
 fn runs() -> (u32, u32) {
     let runs = std::env::var("GDSYNC_DEATH_RUNS").ok().and_then(|runs| runs.parse().ok());
     runs.map_or((2, 100), |runs| (runs, 1000))
 }
 
-/// A random number that differs from run to run.
+/// Returns a random number that differs between runs.
 fn seed() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     (now.as_nanos() as u64)
@@ -39,7 +39,7 @@ fn seed() -> u64 {
         .wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// A rank is dead: the round cannot be ended.
+/// A rank is dead, so the round cannot be completed.
 struct Dead;
 
 fn unless_dead<T>(result: Result<T, NotifyError>) -> Result<T, Dead> {
@@ -59,19 +59,19 @@ struct Rank {
     team: Team,
     outbox: Segment,
     inbox: Segment,
-    /// Ranks with an odd number let a stream write and wait.
+    /// True for odd ranks, whose stream writes and waits.
     stream: Option<Stream<SoftStream>>,
-    /// Messages that a stream has found wrong.
+    /// Wrong messages that a stream has found.
     wrong: Arc<AtomicU32>,
 }
 
-/// Where the message of a rank in a round lies, and the number of its notification: even and odd
-/// rounds differ, so that no message overwrites one that is still being read.
+/// Returns the offset of a rank's message in a round, and its notification. Even and odd rounds differ, so that no
+/// message overwrites one that is still being read.
 fn slot(of: u32, round: u32) -> u32 {
     of + (round % 2) * SIZE
 }
 
-/// Asserts that a message is right, and that nothing lies behind it.
+/// Asserts that a message is right and that nothing follows it.
 fn is_right(inbox: &Segment, from: u32, own: u32, phase: u32, round: u32) -> bool {
     let expected = message(from, own, phase, round);
     let mut bytes = vec![0; expected.len()];
@@ -86,9 +86,9 @@ impl Rank {
         Rank::of(team, outbox, inbox)
     }
 
-    /// A new process in the place of one that was killed.
+    /// A new process in the place of a killed one.
     fn in_place() -> Rank {
-        // It registers memory where the one before had allocated.
+        // It registers memory where its predecessor had allocated.
         let memory = PinnedMemory::allocate(LEN).unwrap();
         let plans = [
             PartPlan::Host { len: LEN, notifications: 0 },
@@ -169,7 +169,7 @@ impl Rank {
             // A queue pair to a rank that has died since is in the error state.
             Err(error) => match error.source {
                 PostFailure::Queue(QueueError::State(_)) => return Err(Dead),
-                // It was shared with that rank, and is back.
+                // It was shared with that rank and is recovered.
                 PostFailure::Queue(QueueError::Order(OrderError::Stale { .. })) => return Err(Dead),
                 other => panic!("{other}"),
             },
@@ -177,7 +177,7 @@ impl Rank {
         let (inbox, wrong, froms) = (self.inbox.clone(), self.wrong.clone(), members.clone());
         let check = move || {
             for from in froms {
-                // A status of 0 says that the message has come.
+                // A status of 0 means that the message has arrived.
                 let status = inbox.notification_status(slot(from, round)).unwrap().load();
                 if status == 0 && !is_right(&inbox, from, own, phase, round) {
                     wrong.fetch_add(1, Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl Rank {
         Ok(())
     }
 
-    /// From the death of a rank to a new begin. Another death may prevent that.
+    /// Recovers from a rank's death. Another death may interrupt that.
     fn begin_anew(&self) -> Result<(), Dead> {
         if let Some(stream) = &self.stream {
             assert!(stream.synchronize_timeout(LONG).unwrap(), "it stands at: {:?}", stream.oldest_wait());
@@ -204,13 +204,13 @@ impl Rank {
         unless_dead(self.team.barrier())
     }
 
-    /// Goes on after a death, until so many rounds are done without another.
+    /// Continues after a death until so many rounds pass without another.
     fn go_on(&self, rounds: u32) {
         loop {
             if self.begin_anew().is_err() {
                 continue;
             }
-            // All survivors are of the same team, so their messages are those of the same phase.
+            // All survivors are in the same team, so their messages belong to the same phase.
             let phase = AFTER + SIZE - self.team.members().len() as u32;
             if (0..rounds).all(|round| self.round(phase, round).is_ok()) {
                 return;
@@ -230,7 +230,7 @@ impl Rank {
     }
 }
 
-/// The bootstrap in which survivors and a new process meet.
+/// The bootstrap where survivors and a new process meet.
 fn meet_again() -> Bootstrap {
     let rank = Job::from_env().unwrap().rank();
     let job = Job::new(rank, SIZE, Meeting::Local("again".to_owned())).unwrap();
@@ -245,8 +245,8 @@ fn die_later(delay: u32) {
     });
 }
 
-/// One rank. The role is a list of numbers: how many rounds the survivors do; a rank that is killed
-/// after some microseconds; and perhaps another, killed some microseconds after it has seen that.
+/// One rank. The role is a list of numbers: the survivors' rounds; a rank that is killed after some microseconds; and
+/// perhaps another, killed some microseconds after it has seen that.
 fn live_or_die(role: &str) {
     let numbers: Vec<u32> = role.split(',').map(|number| number.parse().unwrap()).collect();
     let (rounds, victims) = (numbers[0], numbers[1..].as_chunks::<2>().0);
@@ -264,7 +264,7 @@ fn live_or_die(role: &str) {
     rank.end();
 }
 
-/// Starts eight ranks, of which some are killed, and asserts that the others pass.
+/// Starts eight ranks, some of which are killed, and asserts that the others pass.
 fn run(test: &'static str, rounds: u32, victims: &[(u32, u32)]) {
     let ranks = Ranks::new(module_path!(), test, SIZE);
     let victim = |(rank, delay): &(u32, u32)| format!(",{rank},{delay}");
@@ -333,7 +333,7 @@ fn a_new_process_takes_the_place_of_a_killed_one() {
             if rank.team.rank() == VICTIM {
                 die_later(50_000);
             }
-            // None where connections are dynamic.
+            // `None` with DC.
             let number = |to| rank.queue().queue_pair(to).ok().map(QueuePair::number);
             let numbers: Vec<_> = (0..SIZE).map(number).collect();
             let error = rank.team.replace(Bootstrap::threads(1, LONG).unwrap().remove(0)).unwrap_err();

@@ -1,7 +1,7 @@
 """GPUDirect Async for Python: RDMA in the order of CUDA streams.
 
-The CPU prepares writes, sends and waits; a CUDA stream rings the card and waits for it. Tensors are
-registered as they are. Without a card or a GPU, a software card and software streams stand in.
+The CPU prepares writes, sends and waits; a CUDA stream rings the card and waits for it. Tensors are registered as they
+are. Without a card or a GPU, a software card and software streams take their place.
 """
 
 import atexit as _atexit
@@ -48,7 +48,7 @@ from ._gdsync import (
 from ._threads import run_ranks
 from ._tool import command, doctor, explain
 
-# What the library drops later finds no interpreter that could release it.
+# Objects that the library drops later find no interpreter to release them.
 _atexit.register(_end)
 
 __all__ = [

@@ -1,7 +1,7 @@
 """GPUDirect Async for Python: RDMA in the order of CUDA streams.
 
-Lengths and offsets are in bytes, times in seconds; ``timeout=None`` waits without a limit. Calls that wait release the
-GIL and end with an exception when a signal's handler raises one, as Ctrl-C does. Objects may be used by several threads.
+Lengths and offsets are in bytes, times in seconds; ``timeout=None`` waits without a limit. Waiting calls release the
+GIL and end with an exception when a signal handler raises one, as for Ctrl-C. Objects may be used by several threads.
 """
 
 from typing import Any, Awaitable, Callable, Iterable, Optional, Sequence, TypeVar, Union
@@ -16,54 +16,54 @@ class Device:
     """A card."""
 
     def __init__(self, name: Optional[str] = None) -> None:
-        """Opens the card of that name (``devices()``); without one, the software card.
+        """Opens the card of that name (``devices()``), or the software card.
 
-        Raises ``Unsupported`` where there is no such card, or none of the system's libraries.
+        Raises ``Unsupported`` if there is no such card, or if the system's libraries are missing.
         """
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name."""
 
     @property
     def is_software(self) -> bool:
-        """Whether it is a software card."""
+        """True for a software card."""
 
 
 def devices() -> list[str]:
-    """The names of the cards of this machine, software first."""
+    """Returns the names of this machine's cards, software first."""
 
 
 class ProtectionDomain:
     """Memory and queue pairs of one card that may be used together."""
 
     def __init__(self, device: Optional[Device] = None) -> None:
-        """A domain of the card; without one, of the software card."""
+        """Creates a domain of the card, or of the software card."""
 
     def register(self, tensor: Any, *, remote: bool = True) -> MemoryRegion:
         """Registers the memory of a tensor, an array or a buffer, without a copy.
 
         The tensor has DLPack, ``__cuda_array_interface__`` or the buffer protocol. It is kept until the card and
-        streams have done their last work with it. ``remote`` says whether other sides may read and write it. To
-        register memory again that is registered is cheap.
+        streams have finished with it. ``remote`` permits other sides to read and write it. Registering memory again is
+        cheap.
 
         Raises ``InvalidArgument`` for a tensor that is not contiguous, is read-only, or has no bytes, ``Unsupported``
-        for one on a device that is no CUDA GPU, ``DeviceError`` where the card refuses.
+        for one on a device other than a CUDA GPU, ``DeviceError`` if the card refuses.
         """
 
     def allocate(self, nbytes: int, *, remote: bool = True, gpu: Optional[int] = None) -> MemoryRegion:
-        """Allocates zeroed memory, of the host or of that GPU, and registers it."""
+        """Allocates zeroed memory of the host or of that GPU, and registers it."""
 
     @property
     def registrations(self) -> tuple[int, int, int]:
-        """Registrations held, requests that one at hand has served, and requests that had to register."""
+        """Registrations held, requests served by an existing one, and requests that had to register."""
 
 
 class MemoryRegion:
     """Registered memory. ``region[a:b]`` is a part of it, in bytes.
 
-    Where it is the host's, ``numpy.asarray(region)`` shows it as bytes, without a copy; where it is a GPU's,
-    ``cupy.asarray(region)`` and ``torch.as_tensor(region, device="cuda")`` do.
+    ``numpy.asarray(region)`` shows host memory as bytes, without a copy; ``cupy.asarray(region)`` and
+    ``torch.as_tensor(region, device="cuda")`` show GPU memory.
     """
 
     def __len__(self) -> int: ...
@@ -72,7 +72,7 @@ class MemoryRegion:
 
     @property
     def tensor(self) -> Any:
-        """What was registered; None where the memory was allocated here."""
+        """The registered object; None if the memory was allocated here."""
 
     @property
     def address(self) -> int:
@@ -80,19 +80,19 @@ class MemoryRegion:
 
     @property
     def remote(self) -> RemoteMemory:
-        """What a remote side has to know to reach it."""
+        """The address, length and key for a remote side."""
 
     def word32(self, offset: int) -> Word:
-        """The 32-bit word at an offset that is a multiple of 4, for a stream to wait for or to write."""
+        """Returns the 32-bit word at an offset that is a multiple of 4, for a stream to wait for or to write."""
 
     def word64(self, offset: int) -> Word:
-        """The 64-bit word at an offset that is a multiple of 8."""
+        """Returns the 64-bit word at an offset that is a multiple of 8."""
 
     def read(self, offset: int = 0, nbytes: Optional[int] = None) -> bytes:
-        """A copy of the bytes, by the CPU, in the order of no stream."""
+        """Copies bytes out by the CPU, not in the order of any stream."""
 
     def write(self, offset: int, data: Union[bytes, bytearray]) -> None:
-        """Copies bytes in, by the CPU, in the order of no stream."""
+        """Copies bytes in by the CPU, not in the order of any stream."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -108,10 +108,10 @@ class Slice:
 
 
 class RemoteMemory:
-    """What one side has to know to reach memory of the other: ``str()`` of it travels by any channel."""
+    """Address, length and key of another side's memory: send ``str()`` of it over any channel."""
 
     def __init__(self, text: str) -> None:
-        """From what ``str()`` of it was on the other side."""
+        """Parses ``str()`` of the other side's object."""
 
     def __len__(self) -> int: ...
 
@@ -122,10 +122,10 @@ class Word:
     """A word of registered memory, for a stream to wait for or to write."""
 
     def load(self) -> int:
-        """Its value now."""
+        """Returns its value."""
 
     def store(self, value: int) -> None:
-        """Sets its value, by the CPU."""
+        """Sets its value by the CPU."""
 
 
 # -- Streams and batches
@@ -138,28 +138,28 @@ class Stream:
         """Wraps a stream of torch or CuPy, an object with ``cuda_stream``, ``ptr`` or ``__cuda_stream__``, or a raw
         handle; without one, starts a software stream.
 
-        The object is kept as long as this one. ``always_signal`` has every batch say when the stream has passed it,
-        which takes an operation more, and lets the stream be asked after its library has destroyed it.
+        The object is kept as long as this one. ``always_signal`` makes every batch report when the stream has passed
+        it, which takes one more operation and permits queries after the stream's library has destroyed it.
         """
 
     def batch(self, *, queue: int = 0, merged: bool = True, timeout: Optional[float] = 30.0) -> Batch:
-        """A batch for this stream, to be posted at the end of a ``with`` block.
+        """Returns a batch for this stream, posted at the end of a ``with`` block.
 
-        ``queue`` is that of teams by which it sends: streams that send need one each. ``merged`` says whether
-        operations may share memory operations. ``timeout`` is how long its calls wait for room.
+        ``queue`` is the teams' queue for its sends: each stream that sends needs its own. ``merged`` permits operations
+        to share memory operations. ``timeout`` is how long its calls wait for room.
         """
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
-        """Returns when the stream has performed everything. Raises ``TimedOut``, with the wait at which it stands,
+        """Returns when the stream has performed everything. Raises ``TimedOut`` with the wait that blocks the stream,
         and ``StreamFailed``."""
 
     def synchronize_async(self, timeout: Optional[float] = None) -> Awaitable[None]:
         """``synchronize`` for asyncio."""
 
     def launch(self, kernel: Callable[[], Any]) -> None:
-        """Runs a callable in the order of a software stream, as a kernel would run. An exception fails the stream.
+        """Runs a callable in the order of a software stream, like a kernel. An exception fails the stream.
 
-        Raises ``Unsupported`` on a CUDA stream: kernels are launched there by torch or CuPy.
+        Raises ``Unsupported`` on a CUDA stream, where torch or CuPy launch kernels.
         """
 
     @property
@@ -168,7 +168,7 @@ class Stream:
 
     @property
     def oldest_wait(self) -> Optional[str]:
-        """The wait at which the stream stands, in words."""
+        """The wait that blocks the stream, as text."""
 
     @property
     def cuda_stream(self) -> Optional[int]:
@@ -178,8 +178,8 @@ class Stream:
 class Batch:
     """Operations that a stream performs in order. Each method adds one; the end of a ``with`` block posts them.
 
-    An exception in the block drops the batch: nothing is posted, and its sends leave their queues. What ``post`` could
-    not post stays in the batch.
+    An exception in the block drops the batch: nothing is posted, and its sends leave their queues. Operations that
+    ``post`` could not post stay in the batch.
     """
 
     def __enter__(self) -> Batch: ...
@@ -191,7 +191,7 @@ class Batch:
     def write(
         self, source: Slice, rank: int, offset: int = 0, *, to: Optional[Segment] = None, queue: Optional[int] = None
     ) -> None:
-        """Writes the slice into a rank's part of a segment, from an offset on: of ``to``, or of the slice's own."""
+        """Writes the slice into a rank's part of ``to``, or of the slice's own segment, from an offset on."""
 
     def write_notify(
         self,
@@ -204,17 +204,17 @@ class Batch:
         to: Optional[Segment] = None,
         queue: Optional[int] = None,
     ) -> None:
-        """``write``, then ``notify``: who sees the notification sees the data."""
+        """``write``, then ``notify``: a reader that sees the notification sees the data."""
 
     def notify(
         self, segment: Segment, rank: int, id: int = 0, value: int = 1, *, queue: Optional[int] = None
     ) -> None:
-        """Sets a notification of a rank, to a value that is not 0, after what the queue has written there before."""
+        """Sets a notification of a rank to a value other than 0, after all earlier writes of the queue to that rank."""
 
     def read(
         self, into: Slice, rank: int, offset: int = 0, *, of: Optional[Segment] = None, queue: Optional[int] = None
     ) -> None:
-        """Reads from a rank's part of a segment into the slice. The stream sees the bytes behind ``wait_writes``."""
+        """Reads from a rank's part of a segment into the slice. The stream sees the bytes after ``wait_writes``."""
 
     def fetch_add(
         self,
@@ -226,7 +226,8 @@ class Batch:
         of: Optional[Segment] = None,
         queue: Optional[int] = None,
     ) -> None:
-        """Adds to the 64-bit number at an offset of a rank's part; what it was comes into the slice of 8 bytes."""
+        """Adds to the 64-bit number at an offset of a rank's part, and fetches its old value into the slice of 8 bytes.
+        """
 
     def compare_swap(
         self,
@@ -239,83 +240,85 @@ class Batch:
         of: Optional[Segment] = None,
         queue: Optional[int] = None,
     ) -> None:
-        """Replaces the 64-bit number at an offset of a rank's part where it is ``compare``; what it was comes into
-        the slice of 8 bytes."""
+        """Replaces the 64-bit number at an offset of a rank's part if it equals ``compare``, and fetches its old value
+        into the slice of 8 bytes."""
 
     def wait_notification(self, segment: Segment, id: int) -> None:
-        """Waits until a notification of this rank is set, and clears it. What follows sees what came before it."""
+        """Waits until a notification of this rank is set, and clears it. Later operations see the data written before
+        it."""
 
     def wait_writes(self, segment: Segment, rank: int, *, queue: Optional[int] = None) -> None:
-        """Waits until everything posted to a rank so far has arrived, and what was read from it is here."""
+        """Waits until all earlier requests to a rank have arrived, and data read from it is here."""
 
     def send(self, queue_pair: QueuePair, request: WorkRequest) -> None:
-        """Rings the card for a request of a queue pair, which is prepared now."""
+        """Rings the doorbell for a request of a queue pair, which is prepared now."""
 
     def wait(self, queue: CompletionQueue) -> None:
-        """Waits for the next completion of a queue that no other wait is for. The CPU still has to poll it."""
+        """Waits for the next completion of a queue that no other wait has. The CPU still polls it."""
 
     def wait_value(self, word: Word, value: int, condition: str = "geq") -> None:
-        """Waits until a word is ``eq``, ``geq`` (cyclically), ``and`` (has a bit) or ``nor`` (lacks a bit) the value."""
+        """Waits until a word is ``eq``, ``geq`` (cyclically), ``and`` (has a bit) or ``nor`` (lacks a bit) the value.
+        """
 
     def write_value(self, word: Word, value: int) -> None:
         """Writes a word."""
 
     def barrier(self) -> None:
-        """Orders memory accesses before it with those behind it."""
+        """Orders earlier memory accesses before later ones."""
 
     def post(self) -> tuple[int, int]:
-        """Posts what was added. Returns the memory operations and submissions that it took.
+        """Posts the operations. Returns the memory operations and submissions that this took.
 
-        Raises ``TimedOut`` where the stream has no room within the batch's time, ``StreamFailed``, and what the
-        stream refuses.
+        Raises ``TimedOut`` if the stream has no room within the batch's time, ``StreamFailed``, and errors of the
+        stream.
         """
 
     @property
     def posted(self) -> Optional[tuple[int, int]]:
-        """What the last post has returned."""
+        """The result of the last post."""
 
 
 class Graph:
     """A CUDA graph with places for batches."""
 
     def launch(self, stream: Stream, *batches: Batch, timeout: Optional[float] = 30.0) -> None:
-        """Launches it, with a fresh batch for each place, of the shape of the one that was captured there."""
+        """Launches the graph with a new batch for each place, of the shape of the captured one."""
 
     @property
     def batches(self) -> int:
-        """How many places it has."""
+        """The number of places."""
 
 
 def capture(stream: Stream, steps: Iterable[Batch]) -> Graph:
-    """Captures a CUDA stream: a graph of what ``steps``, a generator as a rule, enqueues on it while it runs, with a
-    place for each batch that it yields. Nothing is performed, and the batches stay as they are."""
+    """Captures a CUDA stream into a graph of the work that ``steps``, usually a generator, enqueues on it, with a place
+    for each batch that it yields. Nothing is performed, and the batches stay as they are."""
 
 
 # -- Teams
 
 
 class Bootstrap:
-    """A rank of a job that has met the others. A team is made of it."""
+    """A rank of a job that has met the others. It becomes a team."""
 
     @staticmethod
     def from_env(timeout: Optional[float] = 30.0) -> Bootstrap:
-        """As torchrun, mpirun or srun has started this process, or ``GDSYNC_RANK`` and ``GDSYNC_SIZE`` say.
+        """Meets the others as described by torchrun, mpirun or srun, or by ``GDSYNC_RANK`` and ``GDSYNC_SIZE``.
 
-        ``GDSYNC_ROOT=host:port`` says where the ranks meet, which processes of one host need not have.
+        ``GDSYNC_ROOT=host:port`` is the meeting point, which processes of one host do not need.
         """
 
     @staticmethod
     def join(
         rank: int, size: int, address: str, *, key: Optional[bytes] = None, timeout: Optional[float] = 30.0
     ) -> Bootstrap:
-        """Meets the others at ``host:port``, where rank 0 listens, or on this host under a name that only they have.
+        """Meets the others at ``host:port``, where rank 0 listens, or on this host under a name that only they use.
 
-        ``key`` is what they prove to each other; an address that other hosts reach needs one.
+        They prove ``key`` to each other; an address that other hosts reach requires one.
         """
 
     @staticmethod
     def threads(size: int, timeout: Optional[float] = 30.0) -> list[Bootstrap]:
-        """Ranks that are threads of this process, one value for each."""
+        """Returns ranks for threads of this process."""
 
     @property
     def rank(self) -> int: ...
@@ -331,9 +334,9 @@ class Bootstrap:
 
 
 class Team:
-    """Ranks that write into each other's segments. All make it together.
+    """Ranks that write into each other's segments, connected by a call of all ranks.
 
-    To ranks that still write to it, a rank that leaves is dead: ranks ``flush``, and meet at a ``barrier``, before they
+    A rank that leaves is dead to ranks that still write to it, so ranks ``flush`` and meet at a ``barrier`` before they
     drop their team.
     """
 
@@ -365,27 +368,27 @@ class Team:
 
     @property
     def dead(self) -> list[tuple[int, str]]:
-        """The ranks that are dead and not dropped, and how this rank knows."""
+        """The ranks that are dead and not dropped, with the cause."""
 
     def allocate(self, nbytes: int, notifications: int = 0, *, gpu: Optional[int] = None) -> Segment:
-        """Allocates this rank's part of a segment, of the host or of that GPU. All ranks call this or ``register``, in
-        the same order; their lengths may differ."""
+        """Allocates this rank's part of a segment on the host or that GPU. All ranks call this or ``register`` in the
+        same order; their lengths may differ."""
 
     def register(self, tensor: Any, notifications: int = 0) -> Segment:
         """Makes a tensor this rank's part of a segment, without a copy, as ``ProtectionDomain.register`` does."""
 
     def queue(self, index: int = 0) -> Queue:
-        """A queue, for posts by the CPU."""
+        """Returns a queue for posts by the CPU."""
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it. It flushes nothing."""
+        """Returns when all ranks have called it. It does not flush."""
 
     def flush(self, timeout: Optional[float] = None) -> None:
-        """Returns when everything posted, by all queues to all ranks, has arrived, also what streams still have to
+        """Returns when all posts of all queues to all ranks have arrived, including those that streams have yet to
         reach."""
 
     def shrink(self) -> list[int]:
-        """Goes on without the dead ranks: all survivors call it, and get the ranks that were dropped."""
+        """Continues without the dead ranks: all survivors call it and get the dropped ranks."""
 
     def wait(self, segment: Segment, ids: Optional[Ids] = None, timeout: Optional[float] = None) -> Awaitable[int]:
         """``Segment.wait`` for asyncio."""
@@ -394,8 +397,8 @@ class Team:
 class Segment:
     """Memory of which every rank has a part, with notifications: words that are 0 until a rank sets them.
 
-    ``segment[a:b]`` is a part of this rank's, in bytes. ``numpy.asarray``, ``cupy.asarray`` and ``torch.as_tensor`` show
-    it without a copy.
+    ``segment[a:b]`` is a part of this rank's, in bytes. ``numpy.asarray``, ``cupy.asarray`` and ``torch.as_tensor``
+    show it without a copy.
     """
 
     def __len__(self) -> int: ...
@@ -404,43 +407,43 @@ class Segment:
 
     @property
     def notifications(self) -> int:
-        """Notifications of this rank, numbered from 0."""
+        """The number of this rank's notifications, which count from 0."""
 
     @property
     def tensor(self) -> Any:
-        """What was registered; None where the memory was allocated."""
+        """The registered object; None if the memory was allocated."""
 
     def read(self, offset: int = 0, nbytes: Optional[int] = None) -> bytes:
-        """A copy of bytes of this rank's part, by the CPU."""
+        """Copies bytes out of this rank's part, by the CPU."""
 
     def write(self, offset: int, data: Union[bytes, bytearray]) -> None:
         """Copies bytes into this rank's part, by the CPU."""
 
     def word32(self, offset: int) -> Word:
-        """A 32-bit word of this rank's part."""
+        """Returns a 32-bit word of this rank's part."""
 
     def word64(self, offset: int) -> Word:
-        """A 64-bit word of this rank's part."""
+        """Returns a 64-bit word of this rank's part."""
 
     def wait(self, ids: Optional[Ids] = None, timeout: Optional[float] = None) -> int:
-        """Waits until a notification is set, one of ``ids`` or any, and returns the lowest such number. It stays set
-        until ``reset``.
+        """Waits until a notification of ``ids``, or any, is set, and returns the lowest such number. It stays set until
+        ``reset``.
 
-        Raises ``TimedOut``; ``PeerDead`` where a rank that might set it is dead; ``Unsupported`` where a GPU shows the
-        CPU no order: let a stream wait.
+        Raises ``TimedOut``; ``PeerDead`` if a rank that might set it is dead; ``Unsupported`` if a GPU does not order
+        writes for the CPU: let a stream wait.
         """
 
     def wait_async(self, ids: Optional[Ids] = None, timeout: Optional[float] = None) -> Awaitable[int]:
         """``wait`` for asyncio."""
 
     def reset(self, id: int) -> int:
-        """Clears a notification, and returns what it was: 0 where it was not set."""
+        """Clears a notification and returns its old value; 0 if it was not set."""
 
     def expect_from(self, ids: Ids, rank: Optional[int]) -> None:
-        """Says which rank sets these notifications (None: any): its death alone ends waits for them."""
+        """Declares which rank sets these notifications (None: any): only its death ends waits for them."""
 
     def check(self, id: int) -> None:
-        """Raises ``PeerDead`` where a stream's wait for this notification was ended because a rank is dead."""
+        """Raises ``PeerDead`` if a stream's wait for this notification was ended because a rank is dead."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -450,7 +453,7 @@ class Segment:
 
 
 class Queue:
-    """A queue of a team, for posts by the CPU. ``timeout`` is how long a post waits for room."""
+    """A team's queue for posts by the CPU. ``timeout`` is how long a post waits for room."""
 
     @property
     def index(self) -> int: ...
@@ -493,7 +496,7 @@ class Queue:
         of: Optional[Segment] = None,
         timeout: Optional[float] = None,
     ) -> None:
-        """Adds to a 64-bit number of a rank; what it was comes into the slice."""
+        """Adds to a 64-bit number of a rank and fetches its old value into the slice."""
 
     def compare_swap(
         self,
@@ -506,34 +509,34 @@ class Queue:
         of: Optional[Segment] = None,
         timeout: Optional[float] = None,
     ) -> None:
-        """Replaces a 64-bit number of a rank where it is ``compare``; what it was comes into the slice."""
+        """Replaces a 64-bit number of a rank if it equals ``compare``, and fetches its old value into the slice."""
 
     def flush(self, rank: Optional[int] = None, timeout: Optional[float] = None) -> None:
-        """Returns when everything posted, to a rank or to all, has arrived. Raises ``PeerDead`` and ``TimedOut``."""
+        """Returns when all posts to a rank or to all have arrived. Raises ``PeerDead`` and ``TimedOut``."""
 
 
 class Plan:
-    """A collective that all ranks have agreed on, with a segment of its own. Each round is posted on a stream."""
+    """A collective that all ranks have agreed on, with its own segment. Each round is posted on a stream."""
 
     @property
     def segment(self) -> Segment:
-        """Where input and output lie."""
+        """The segment of input and output."""
 
     @property
     def round(self) -> int:
-        """The round that is posted next."""
+        """The next round."""
 
     def input(self, round: Optional[int] = None) -> tuple[int, int]:
-        """The first byte and the end of this rank's input of a round, in the segment; of the next one by default."""
+        """Returns the first byte and the end of this rank's input of a round (default: the next) in the segment."""
 
     def output(self, round: Optional[int] = None) -> tuple[int, int]:
-        """The first byte and the end of this rank's output of a round."""
+        """Returns the first byte and the end of this rank's output of a round."""
 
     def post(self, stream: Stream) -> int:
-        """Posts the next round on a stream. Returns its memory operations."""
+        """Posts the next round on a stream. Returns the number of its memory operations."""
 
     def check(self) -> None:
-        """Raises ``PeerDead`` where a member is dead, and waits of streams were ended."""
+        """Raises ``PeerDead`` if a member is dead and waits of streams were ended."""
 
 
 def plan(
@@ -547,39 +550,39 @@ def plan(
     queue: int = 0,
     gpu: Optional[int] = None,
 ) -> Plan:
-    """Makes a plan with all ranks of a team: ``barrier``, ``all_gather``, ``all_to_all``, ``broadcast`` or
-    ``reduce_scatter`` of blocks of so many bytes, in memory of the host or of a GPU."""
+    """Creates a plan with all ranks of a team: ``barrier``, ``all_gather``, ``all_to_all``, ``broadcast`` or
+    ``reduce_scatter`` of blocks of ``block`` bytes, in memory of the host or of a GPU."""
 
 
 def run_ranks(size: int, rank: Callable[[Team], T], *, queues: int = 1, timeout: float = 30.0) -> list[T]:
-    """Runs ``rank(team)`` in threads, each a rank of one team on the software card, and returns what each has returned."""
+    """Runs ``rank(team)`` in threads, each a rank of one team on the software card, and returns their results."""
 
 
 # -- Queue pairs
 
 
 class CompletionQueue:
-    """Where work completes."""
+    """A completion queue."""
 
     def __init__(self, pd: ProtectionDomain, entries: int = 256) -> None:
-        """A queue with a completion channel, so that waits sleep."""
+        """Creates a queue with a completion channel, so that waits sleep."""
 
     def poll(self) -> Optional[Completion]:
-        """The next completion, if there is one."""
+        """Returns the next completion, if there is one."""
 
     def wait(self, timeout: Optional[float] = None) -> Completion:
-        """The next completion, once there is one."""
+        """Waits for the next completion."""
 
     def wait_async(self, timeout: Optional[float] = None) -> Awaitable[Completion]:
-        """``wait`` for asyncio. A wait that is cancelled loses no completion."""
+        """``wait`` for asyncio. A canceled wait loses no completion."""
 
 
 class Completion:
-    """How a work request ended."""
+    """The completion of a work request."""
 
     @property
     def wr_id(self) -> int:
-        """The number that the program gave it."""
+        """The program's number."""
 
     @property
     def kind(self) -> str:
@@ -594,11 +597,11 @@ class Completion:
 
     @property
     def error(self) -> Optional[str]:
-        """Why it failed, if it did."""
+        """The error, if it failed."""
 
 
 class WorkRequest:
-    """What a queue pair is asked to do."""
+    """A work request of a queue pair."""
 
     @staticmethod
     def send(*slices: Slice, wr_id: int = 0, signaled: bool = True) -> WorkRequest:
@@ -616,17 +619,17 @@ class WorkRequest:
     def fetch_add(
         result: Slice, *, remote: RemoteMemory, add: int, wr_id: int = 0, signaled: bool = True
     ) -> WorkRequest:
-        """Adds to 8 remote bytes, as one step."""
+        """Adds to 8 remote bytes atomically."""
 
     @staticmethod
     def compare_swap(
         result: Slice, *, remote: RemoteMemory, compare: int, swap: int, wr_id: int = 0, signaled: bool = True
     ) -> WorkRequest:
-        """Replaces 8 remote bytes where they are ``compare``, as one step."""
+        """Replaces 8 remote bytes atomically if they equal ``compare``."""
 
     @staticmethod
     def nop(*, wr_id: int = 0, signaled: bool = True) -> WorkRequest:
-        """Does nothing but complete."""
+        """Only completes."""
 
 
 class QueuePair:
@@ -642,14 +645,14 @@ class QueuePair:
         recv_cq: Optional[CompletionQueue] = None,
         trigger: Optional[Trigger] = None,
     ) -> None:
-        """With completion queues of its own, where none are given; with a trigger, that word releases its sends."""
+        """Creates missing completion queues; with a trigger, that word releases its sends."""
 
     @property
     def endpoint(self) -> str:
-        """What the other side has to know, to be sent by any channel."""
+        """The endpoint for the other side, over any channel."""
 
     def connect(self, endpoint: str) -> None:
-        """Connects with the other side's endpoint. Both sides do this."""
+        """Connects to the other side's endpoint. Both sides do this."""
 
     def post_recv(self, *slices: Slice, wr_id: int = 0) -> None:
         """Posts a receive."""
@@ -665,26 +668,26 @@ class QueuePair:
 
     @property
     def failure(self) -> Optional[str]:
-        """Why it has failed, if it has."""
+        """The cause of a failure."""
 
 
 class Trigger:
     """A word that releases sends of queue pairs, for which the card waits."""
 
     def __init__(self, pd: ProtectionDomain, *, master: Optional[int] = None) -> None:
-        """``master`` has one queue wait for the word, for that many sends. Raises ``Unsupported`` where the card waits
-        for no words."""
+        """``master`` makes one queue wait for the word, for that many sends. Raises ``Unsupported`` if the card cannot
+        wait for words."""
 
     @property
     def address(self) -> int:
-        """Where the word is."""
+        """The word's address."""
 
     @staticmethod
     def word_of(ticket: int) -> int:
-        """What the word holds, as a native number, once a ticket is released."""
+        """Returns the word's value, as a native number, once a ticket is released."""
 
     def release(self, ticket: int) -> None:
-        """Releases a ticket and all below it, by the CPU."""
+        """Releases a ticket and all below it by the CPU."""
 
 
 class Persistent:
@@ -700,11 +703,11 @@ class Persistent:
     def receive(queue_pair: QueuePair, *slices: Slice) -> Persistent: ...
 
     def complete(self, timeout: Optional[float] = None) -> Completion:
-        """How the oldest start ended, once it has."""
+        """Waits for the oldest start's completion and returns it."""
 
     @property
     def is_active(self) -> bool:
-        """Whether a start has not completed."""
+        """True if a start has not completed."""
 
 
 def start_all(requests: Sequence[Persistent], stream: Stream, timeout: Optional[float] = 30.0) -> None:
@@ -712,39 +715,39 @@ def start_all(requests: Sequence[Persistent], stream: Stream, timeout: Optional[
 
 
 def wait_all(requests: Sequence[Persistent], stream: Stream, timeout: Optional[float] = 30.0) -> None:
-    """Has a stream wait for requests that were started, in one batch."""
+    """Lets a stream wait for started requests, in one batch."""
 
 
 # -- The command
 
 
 def command() -> str:
-    """The path of the command ``gdsync`` that this package carries."""
+    """Returns the path of this package's command ``gdsync``."""
 
 
 def doctor() -> dict[str, Any]:
-    """What of this machine works for GPUDirect, what does not, and what to do about it: the row of
-    ``gdsync doctor --json``."""
+    """Returns what works for GPUDirect on this machine, what does not, and remedies: the row of ``gdsync doctor
+    --json``."""
 
 
 def explain(batch: str, *, collect_from: Optional[int] = None) -> dict[str, Any]:
-    """What a stream will do for a batch, and what it costs: the row of ``gdsync explain --json``. ``batch`` is the text
-    that the command reads, one operation to a line."""
+    """Returns a stream's operations for a batch and their cost: the row of ``gdsync explain --json``. ``batch`` is the
+    text that the command reads, one operation per line."""
 
 
 # -- Exceptions
 
 
 class Error(Exception):
-    """Whatever gdsync refuses, or fails at."""
+    """The base class of gdsync's exceptions."""
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument that cannot be, with the reason."""
+    """An invalid argument, with the reason."""
 
 
 class Unsupported(Error):
-    """The machine, the card, the GPU or the stream cannot do it."""
+    """The machine, the card, the GPU or the stream does not support it."""
 
 
 class WouldBlock(Error):
@@ -752,7 +755,7 @@ class WouldBlock(Error):
 
 
 class TimedOut(Error, TimeoutError):
-    """The time that the call was given has passed."""
+    """The call's time has passed."""
 
 
 class PeerDead(Error):
@@ -765,12 +768,12 @@ class PeerDead(Error):
 
 
 class ConnectionFailed(Error, ConnectionError):
-    """A connection has failed, or cannot be made."""
+    """A connection has failed or cannot be established."""
 
 
 class DeviceError(Error):
-    """The card's libraries, or the CUDA driver, refuse."""
+    """The card's libraries or the CUDA driver refuse."""
 
 
 class StreamFailed(Error):
-    """The stream has failed for good."""
+    """The stream has failed permanently."""

@@ -7,12 +7,12 @@ from typing import Any, Callable, Optional
 
 from ._errors import TimedOut
 
-# Seconds that a wait stays on its thread: a cancelled one is there for that long.
+# Seconds that a wait occupies its thread, even if it is canceled.
 _SLICE = 0.05
 
 
 async def awaitable(call: Callable[..., Any], args: tuple[Any, ...], timeout: Optional[float]) -> Any:
-    """``call(*args, seconds)``, repeated until it does not raise ``TimedOut``, or until the time has passed."""
+    """Repeats ``call(*args, seconds)`` until it does not raise ``TimedOut``, or until the time has passed."""
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
     while True:
@@ -27,7 +27,7 @@ async def awaitable(call: Callable[..., Any], args: tuple[Any, ...], timeout: Op
                     "give a longer timeout, or None to wait without a limit"
                 ) from None
         except asyncio.CancelledError:
-            # What the thread takes at this moment, such as a completion, is not lost.
+            # Do not lose what the thread takes at this moment, such as a completion.
             try:
                 return await short
             except TimedOut:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """Whatever gdsync refuses, or fails at."""
+    """The base class of gdsync's exceptions."""
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument that cannot be, with the reason."""
+    """An invalid argument, with the reason."""
 
 
 class Unsupported(Error):
-    """The machine, the card, the GPU or the stream cannot do it."""
+    """The machine, the card, the GPU or the stream does not support it."""
 
 
 class WouldBlock(Error):
@@ -20,7 +20,7 @@ class WouldBlock(Error):
 
 
 class TimedOut(Error, TimeoutError):
-    """The time that the call was given has passed."""
+    """The call's time has passed."""
 
 
 class PeerDead(Error):
@@ -39,12 +39,12 @@ class PeerDead(Error):
 
 
 class ConnectionFailed(Error, ConnectionError):
-    """A connection has failed, or cannot be made."""
+    """A connection has failed or cannot be established."""
 
 
 class DeviceError(Error):
-    """The card's libraries, or the CUDA driver, refuse."""
+    """The card's libraries or the CUDA driver refuse."""
 
 
 class StreamFailed(Error):
-    """The stream has failed for good."""
+    """The stream has failed permanently."""

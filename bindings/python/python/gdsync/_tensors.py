@@ -1,4 +1,4 @@
-"""What gdsync registers: where the memory of an object is, and what keeps it."""
+"""The memory of Python objects for registration: its address, and its owner."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ._errors import InvalidArgument, Unsupported
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _OTHERS = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 11: "pinned ROCm", 14: "oneAPI", 15: "WebGPU"}
 
-# Address, bytes, the GPU (None is the host, -1 is to be asked of the driver), and what keeps the memory.
+# Address, bytes, the GPU (None: the host, -1: ask the driver), and the owner.
 Memory = tuple[int, int, Optional[int], object]
 
 
 def describe(tensor: Any) -> Memory:
-    """The memory of an array, a tensor or a buffer, or the reason why it cannot be registered."""
+    """Returns the memory of an array, a tensor or a buffer, or raises the reason why it cannot be registered."""
     kind, index = _device(tensor)
     interface = getattr(tensor, "__cuda_array_interface__", None)
     if interface is not None:
@@ -74,13 +74,13 @@ def _from_buffer(tensor: Any, view: memoryview) -> Memory:
         raise _read_only(tensor)
     if view.nbytes == 0:
         raise _empty(tensor)
-    # It holds the export of the buffer: a bytearray cannot be resized, nor a mapping be closed meanwhile.
+    # Holds the buffer's export, so that a bytearray cannot be resized or a mapping closed meanwhile.
     held = (ctypes.c_char * view.nbytes).from_buffer(view)
     return ctypes.addressof(held), view.nbytes, None, held
 
 
 def _from_dlpack(tensor: Any, kind: int) -> Memory:
-    # -1: the exporter orders nothing. The card looks when a batch says so.
+    # -1: the exporter adds no synchronization; batches order the card's accesses.
     stream = {"stream": -1} if kind in (_CUDA, _CUDA_MANAGED) else {}
     try:
         capsule = tensor.__dlpack__(max_version=(1, 1), **stream)
@@ -93,7 +93,7 @@ def _from_dlpack(tensor: Any, kind: int) -> Memory:
     for extent in shape:
         count *= extent
     gpu = index if kind in (_CUDA, _CUDA_MANAGED) else None
-    # The capsule keeps the memory, and gives it back when it is released, as no consumer has renamed it.
+    # The capsule keeps the memory and returns it when released, because no consumer has renamed it.
     return _checked(tensor, address, count, readonly, gpu, (tensor, capsule))
 
 
@@ -106,7 +106,7 @@ def _checked(tensor: Any, address: int, size: int, readonly: bool, gpu: Optional
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
-    """Whether the last index runs fastest, without gaps. Strides count in the unit of ``item``."""
+    """Returns true if the last index runs fastest, without gaps. Strides are in units of ``item``."""
     expected = item
     for extent, stride in zip(reversed(shape), reversed(strides)):
         if extent != 1 and stride != expected:

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: for tests, and to try things."""
+"""Ranks as threads of one process, for tests and experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._gdsync import Bootstrap, Team
 def run_ranks(size: int, rank: Callable[[Team], Any], *, queues: int = 1, timeout: float = 30.0) -> list[Any]:
     """Runs ``rank(team)`` in ``size`` threads, each a rank of one team on the software card.
 
-    Returns what each rank has returned. Raises what the first of them has raised.
+    Returns the ranks' results. Raises the first exception of a rank.
     """
     results: list[Any] = [None] * size
     errors: list[Optional[BaseException]] = [None] * size
@@ -21,7 +21,7 @@ def run_ranks(size: int, rank: Callable[[Team], Any], *, queues: int = 1, timeou
         try:
             results[bootstrap.rank] = rank(Team(bootstrap, queues=queues))
         except BaseException as error:
-            # The frames hold the team, and the other ranks wait for a rank as long as its team is there.
+            # The frames hold the team, and other ranks wait for a rank as long as its team exists.
             traceback.clear_frames(error.__traceback__)
             errors[bootstrap.rank] = error
 

@@ -1,4 +1,4 @@
-"""What the command ``gdsync`` says, as data."""
+"""The output of the command ``gdsync``, as data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ._errors import Error, InvalidArgument
 
 
 def command() -> str:
-    """The path of the command ``gdsync`` that this package carries."""
+    """Returns the path of this package's command ``gdsync``."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "_command", "gdsync")
 
 
 def doctor() -> dict[str, Any]:
-    """What of this machine works for GPUDirect, what does not, and what to do about it.
+    """Returns what works for GPUDirect on this machine, what does not, and remedies.
 
     The keys are those of the row that ``gdsync doctor --json`` prints.
     """
-    # 1 says that something is to be mended.
+    # 1: something needs repair.
     return _json(["doctor", "--json"], None, Error, good=(0, 1))
 
 

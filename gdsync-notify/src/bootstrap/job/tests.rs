@@ -137,7 +137,7 @@ fn the_environment_gives_a_key_or_says_what_is_wrong_with_it() {
     assert!(absent.starts_with("GDSYNC_KEY_FILE: the key file /nowhere/key"), "{absent}");
 }
 
-/// What torchrun sets for rank 1 of 4, all on this host.
+/// torchrun's variables for rank 1 of 4, all on this host.
 const TORCHRUN_HERE: [(&str, &str); 7] = [
     ("RANK", "1"),
     ("WORLD_SIZE", "4"),

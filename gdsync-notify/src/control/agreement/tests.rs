@@ -4,10 +4,9 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// Ranks, and what is on its way from each to each.
+/// Ranks, and the proposals in flight between each two.
 struct World {
     ranks: Vec<Agreement>,
-    /// Ranks that have ended.
     ended: Vec<bool>,
     /// `found[a][b]`: rank `a` has found rank `b` dead.
     found: Vec<RankSet>,
@@ -27,8 +26,7 @@ impl World {
         }
     }
 
-    /// The rank ends. Of what it has sent to each other rank, `keep` decides how much still
-    /// arrives.
+    /// The rank ends. `keep` decides how many of its proposals to each other rank still arrive.
     fn kill(&mut self, rank: usize, mut keep: impl FnMut() -> usize) {
         self.ended[rank] = true;
         for wire in &mut self.wires[rank] {
@@ -45,7 +43,7 @@ impl World {
         is_some
     }
 
-    /// `at` cuts `rank` off: it reads all that has arrived first.
+    /// `at` cuts `rank` off, after it has read all arrived messages.
     fn find(&mut self, at: usize, rank: usize) -> bool {
         if self.found[at].contains(&(rank as u32)) {
             return false;
@@ -100,7 +98,7 @@ proptest! {
                 _ => _ = world.step(a),
             }
         }
-        // Now nothing ends any more, every death is found, and every message arrives.
+        // From now on no rank ends, every death is found, and every message arrives.
         loop {
             let mut moved = false;
             for a in 0..n {

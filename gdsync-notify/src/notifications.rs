@@ -1,80 +1,73 @@
-//! Waits for notifications of dead ranks: the awaited word is released, with a status beside it.
+//! The notifications of this rank's part of a segment, and the release of waits for notifications of dead ranks.
 //!
-//! A stream can wait for one word only, so a wait ends by a value in the word. The value
-//! [`RELEASED`] is no notification as long as the status of the notification is not 0: readers look
-//! at the status when they find it. The status is written before the word is released, and cleared
-//! after the word is.
+//! A stream can wait for one word only, so a value in the word ends the wait. The value [`RELEASED`] is no notification
+//! while the notification's status is not 0; readers that find the value check the status. The status is written before
+//! the word is released, and cleared after the word is.
 
-use crate::error::NotifyError;
-use crate::life::{Life, State};
-use crate::word::Words;
+use crate::error::{NotifyError, Result};
+use crate::liveness::{Liveness, RankState};
+use crate::word::NotificationWords;
 use gdsync::PinnedMemory;
 use gdsync::memop::Word32;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The value of a word whose waits are released: `GDSYNC_NOTIFY_RELEASED`.
+/// The value of a released word: `GDSYNC_NOTIFY_RELEASED`.
 pub(crate) const RELEASED: u32 = 0x9d5d_ead1;
-/// Of a status: the rank in the low bits is dead. `GDSYNC_NOTIFY_PEER_DEAD`.
+/// Status bit: the rank in the low bits is dead. `GDSYNC_NOTIFY_PEER_DEAD`.
 pub(crate) const PEER_DEAD: u32 = 1 << 31;
-/// Of a status: the team has dropped the rank. `GDSYNC_NOTIFY_DROPPED`.
+/// Status bit: the team has dropped the rank. `GDSYNC_NOTIFY_DROPPED`.
 pub(crate) const DROPPED: u32 = 1 << 30;
-/// Of a status: the rank.
 const RANK: u32 = DROPPED - 1;
 /// The sender of a notification that any rank may set.
 pub(crate) const ANY: u32 = u32::MAX;
-/// The sender of a notification of a collective, in which all ranks take part: the death of any rank releases it, for good,
-/// whatever it was set to.
+/// The sender of a collective's notification, which the death of any rank releases for good, whatever its value.
 pub(crate) const ALL: u32 = u32::MAX - 1;
-/// What notifications of collectives are set to, in turn. A stream waits for the bit; a release has both.
+/// The values of collectives' notifications, used in turn. A stream waits for the bit, and [`RELEASED`] has both bits.
 pub(crate) const PHASES: [u32; 2] = [1, 1 << 4];
 const _: () = assert!(RELEASED & PHASES[0] != 0 && RELEASED & PHASES[1] != 0 && PHASES[0] & PHASES[1] == 0);
 
-/// The notifications of one rank's part of a segment, their senders, and their statuses.
+/// The notifications of this rank's part of a segment, their senders and their statuses.
 #[derive(Debug)]
-pub(crate) struct Releases {
-    words: Words,
+pub(crate) struct Notifications {
+    words: NotificationWords,
     senders: Vec<AtomicU32>,
-    /// A word for each notification.
     statuses: PinnedMemory,
-    /// Held while statuses change.
-    turn: Mutex<()>,
+    update: Mutex<()>,
 }
 
-/// What a reader has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Lookup {
     /// The lowest notification that is set.
-    Found(u32),
-    /// None is set, and that rank, which is dead, might set one.
+    Set(u32),
+    /// None is set, and this dead rank might have set one.
     Dead(u32),
-    Nothing,
+    None,
 }
 
-impl Releases {
-    pub(crate) fn new(words: Words, count: u32) -> Result<Self, NotifyError> {
+impl Notifications {
+    pub(crate) fn new(words: NotificationWords, count: u32) -> Result<Self> {
         let bytes = (count as usize * size_of::<u32>()).max(size_of::<u32>());
-        Ok(Releases {
+        Ok(Notifications {
             words,
             senders: (0..count).map(|_| AtomicU32::new(ANY)).collect(),
             statuses: PinnedMemory::allocate(bytes).map_err(NotifyError::Memory)?,
-            turn: Mutex::default(),
+            update: Mutex::default(),
         })
     }
 
-    /// A status for each notification, for kernels.
     pub(crate) fn statuses(&self) -> &PinnedMemory {
         &self.statuses
     }
 
-    pub(crate) fn status_word(&self, id: u32) -> Result<Word32, NotifyError> {
+    pub(crate) fn status_word(&self, id: u32) -> Result<Word32> {
         Ok(Word32::new(&self.statuses, id as usize * size_of::<u32>())?)
     }
 
-    /// Of a notification that is released: the rank, and whether the team has dropped it.
+    /// Returns the dead rank of a released notification, and whether the team has dropped it.
     pub(crate) fn status(&self, id: u32) -> Option<(u32, bool)> {
-        // Acquire: pairs with `update`, as the loads of words do.
+        // Acquire: pairs with `update`, as loads of the words do.
         let status = self.statuses.words32()[id as usize].load(Ordering::Acquire);
         (status != 0).then_some((status & RANK, status & DROPPED != 0))
     }
@@ -83,30 +76,28 @@ impl Releases {
         Some(self.senders[id as usize].load(Ordering::Relaxed)).filter(|sender| *sender < ALL)
     }
 
-    /// Whether a notification belongs to a collective.
-    pub(crate) fn is_of_all(&self, id: u32) -> bool {
+    pub(crate) fn is_collective(&self, id: u32) -> bool {
         self.senders[id as usize].load(Ordering::Relaxed) == ALL
     }
 
-    /// Says which rank sets these notifications, or [`ANY`], or [`ALL`].
+    /// Sets the rank that sets these notifications, or [`ANY`] or [`ALL`].
     pub(crate) fn set_sender(&self, ids: Range<u32>, sender: u32) {
         for id in ids {
             self.senders[id as usize].store(sender, Ordering::Relaxed);
         }
     }
 
-    /// Releases the notifications that dead ranks were to set, and, while a rank is dead and not
-    /// dropped, those that any rank may set, and those of ranks that have withdrawn. Takes back the release of others, but of
-    /// collectives. Returns whether some are released.
-    pub(crate) fn update(&self, life: &Life) -> bool {
-        let _turn = self.turn.lock();
-        let any = life.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
-        let status_of = |ended: &Option<(u32, State)>| match ended {
+    /// Releases the notifications of dead and withdrawn ranks, and, while a rank is dead and not dropped, those that any
+    /// rank may set. Reverts the release of all others except collectives'. Returns true if some are released.
+    pub(crate) fn update(&self, liveness: &Liveness) -> bool {
+        let _update = self.update.lock();
+        let any = liveness.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
+        let status_of = |ended: &Option<(u32, RankState)>| match ended {
             None => 0,
-            Some((rank, State::Dropped(_))) => PEER_DEAD | DROPPED | rank,
+            Some((rank, RankState::Dropped(_))) => PEER_DEAD | DROPPED | rank,
             Some((rank, _)) => PEER_DEAD | rank,
         };
-        let of_senders: Vec<u32> = life.ended_waits().iter().map(status_of).collect();
+        let of_senders: Vec<u32> = liveness.wait_enders().iter().map(status_of).collect();
         let (mut released, mut restored, mut of_all) = (Vec::new(), Vec::new(), Vec::new());
         for ((id, status), sender) in (0..).zip(self.statuses.words32()).zip(&self.senders) {
             let sender = sender.load(Ordering::Relaxed);
@@ -140,13 +131,13 @@ impl Releases {
         !released.is_empty()
     }
 
-    /// Whether a value that was taken from a notification is a release.
+    /// Returns true if a value taken from a notification is a release.
     pub(crate) fn is_release(&self, id: u32, value: u32) -> bool {
         value == RELEASED && self.status(id).is_some()
     }
 
-    /// Looks at a range of notifications, by their values.
-    pub(crate) fn look(&self, ids: Range<u32>, value: impl Fn(u32) -> u32) -> Look {
+    /// Evaluates a range of notifications by their values.
+    pub(crate) fn lookup(&self, ids: Range<u32>, value: impl Fn(u32) -> u32) -> Lookup {
         let (mut dead, mut dropped, count) = (None, None, ids.len());
         let mut of_dropped = 0;
         for id in ids {
@@ -158,17 +149,17 @@ impl Releases {
                         dropped = dropped.or(Some(rank));
                         of_dropped += 1;
                     }
-                    // Perhaps the release was taken back between the two loads.
-                    None if value(id) == RELEASED => return Look::Found(id),
+                    // The release may have been reverted between the two loads.
+                    None if value(id) == RELEASED => return Lookup::Set(id),
                     None => {}
                 },
-                _ => return Look::Found(id),
+                _ => return Lookup::Set(id),
             }
         }
-        // The others of the range may still come while not all of them are of dropped ranks.
+        // Others of the range may still arrive unless all senders were dropped.
         match dead.or(dropped.filter(|_| of_dropped == count)) {
-            Some(rank) => Look::Dead(rank),
-            None => Look::Nothing,
+            Some(rank) => Lookup::Dead(rank),
+            None => Lookup::None,
         }
     }
 }

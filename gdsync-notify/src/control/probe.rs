@@ -1,64 +1,62 @@
-//! When connections are probed, and which of them.
+//! Time-outs and periods of probes, and the ranks to probe.
 
 use gdsync::ConnectOptions;
 use std::time::{Duration, SystemTime};
 
-/// The unit of a connection's time-out code.
 const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
-/// A control connection is not given up sooner: busy machines answer late.
+/// Shortest time after which a control connection fails: busy machines answer late.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// In teams of more ranks, each probes a few of the others at a time.
+/// Ranks of the largest team in which each rank probes all others at a time.
 const MOST_WITH_ALL: u32 = 64;
-/// So many.
+/// Ranks that each rank probes at a time in larger teams.
 const PROBED: u32 = 8;
 
-/// How control connections are made and watched, so that a dead rank is found within the time after
-/// which the team's own connections give up.
+/// The options of control connections, which find a dead rank before the team's own connections fail.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Watch {
+pub(crate) struct ControlOptions {
     pub(crate) connect: ConnectOptions,
-    /// Time between two probes.
     pub(crate) period: Duration,
 }
 
-impl Watch {
+impl ControlOptions {
     pub(crate) fn of(team: ConnectOptions) -> Self {
         let attempt = |code: u8| TIMEOUT_UNIT * (1 << code.min(31));
-        // A receiver that takes its messages late is not dead.
+        // A receiver without posted receives is not dead.
         let team = team.rnr_retry(7);
         let (timeout, retries) = (team.timeout, team.retry_count);
         // IB specification, 9.7.6.1.3: a time-out of 0 never ends.
         if timeout == 0 {
-            return Watch { connect: team, period: SHORTEST };
+            return ControlOptions { connect: team, period: SHORTEST };
         }
-        // One attempt less than the team's connections: a death is met by the probe after it.
+        // One attempt fewer than the team's connections: the first probe after a death finds it.
         if retries >= 3 && attempt(timeout) * u32::from(retries) >= SHORTEST {
-            return Watch { connect: team.retry_count(retries - 1), period: attempt(timeout) * 3 / 4 };
+            return ControlOptions {
+                connect: team.retry_count(retries - 1),
+                period: attempt(timeout) * 3 / 4,
+            };
         }
         let limit = attempt(timeout) * (u32::from(retries) + 1);
         let shortest = (1..31).find(|code| attempt(*code) * 8 >= SHORTEST).unwrap_or(31);
         let code = (shortest..31).take_while(|code| attempt(*code) * 9 <= limit).last().unwrap_or(shortest);
-        Watch { connect: team.timeout(code).retry_count(7), period: attempt(code) * 3 / 4 }
+        ControlOptions { connect: team.timeout(code).retry_count(7), period: attempt(code) * 3 / 4 }
     }
 }
 
-/// The ranks that a rank probes in a period.
 ///
-/// In a team of up to 64 ranks it probes all others. In a larger one it probes eight, evenly spaced, and the
-/// next eight in the next period. The periods of all ranks are those of the clock, so each rank is probed by eight
-/// others in every period, as far as the clocks of their hosts agree. Who finds a dead rank tells the others
-/// ([`Turn::reports`]).
+/// In a team of up to 64 ranks these are all others. In a larger one they are eight, evenly spaced, and the next eight
+/// in the next period. Periods follow the clock, so each rank is probed by eight others in every period as far as the
+/// hosts' clocks agree. A rank that finds a death reports it ([`ProbeTurn::reports`]).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turn {
+pub(super) struct ProbeTurn {
     own: u32,
     size: u32,
-    /// Of the ranks behind this one, those whose distance leaves this remainder.
+    /// The distances from this rank, minus 1, modulo the stride, that are probed.
     remainder: u32,
-    /// Distance between two ranks that are probed.
+    /// Distance between two probed ranks.
     stride: u32,
 }
 
-impl Turn {
+impl ProbeTurn {
     pub(super) fn now((own, size): (u32, u32), period: Duration) -> Self {
         let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self::at((own, size), clock.as_nanos() / period.as_nanos().max(1))
@@ -66,21 +64,19 @@ impl Turn {
 
     fn at((own, size): (u32, u32), number: u128) -> Self {
         let stride = Self::stride(size);
-        // Below the stride.
         let remainder = (number % u128::from(stride)) as u32;
-        Turn { own, size, remainder, stride }
+        ProbeTurn { own, size, remainder, stride }
     }
 
     fn stride(size: u32) -> u32 {
         if size <= MOST_WITH_ALL { 1 } else { (size - 1).div_ceil(PROBED) }
     }
 
-    /// Whether ranks tell each other of deaths that they find, as not every rank finds each by itself.
+    /// Returns true if ranks report deaths, because not every rank probes every other.
     pub(super) fn reports(size: u32) -> bool {
         Self::stride(size) > 1
     }
 
-    /// Whether another rank is probed.
     pub(super) fn probes(self, rank: u32) -> bool {
         let distance = (rank + self.size - self.own) % self.size;
         distance != 0 && (distance - 1) % self.stride == self.remainder
@@ -98,33 +94,33 @@ mod tests {
         };
         for (timeout, retries) in (1..24).flat_map(|timeout| (0..8).map(move |retries| (timeout, retries))) {
             let team = ConnectOptions::default().timeout(timeout).retry_count(retries).rnr_retry(0);
-            let watch = Watch::of(team);
-            // A probe may be late by the time between two looks.
-            let latest = whole(watch.connect) + watch.period * 5 / 4;
+            let options = ControlOptions::of(team);
+            // A probe may be late by the poll period.
+            let latest = whole(options.connect) + options.period * 5 / 4;
             let limit = whole(team).max(Duration::from_millis(1300));
-            assert!(latest <= limit, "{timeout} {retries}: {latest:?} {watch:?}");
-            // One lost packet, or one late answer, is no death.
-            assert!(watch.connect.retry_count >= 2 && whole(watch.connect) >= SHORTEST, "{watch:?}");
-            assert_eq!(watch.connect.rnr_retry, 7);
+            assert!(latest <= limit, "{timeout} {retries}: {latest:?} {options:?}");
+            // One lost packet or late answer is no death.
+            assert!(options.connect.retry_count >= 2 && whole(options.connect) >= SHORTEST, "{options:?}");
+            assert_eq!(options.connect.rnr_retry, 7);
         }
-        assert_eq!(Watch::of(ConnectOptions::default().timeout(0)).connect.timeout, 0);
+        assert_eq!(ControlOptions::of(ConnectOptions::default().timeout(0)).connect.timeout, 0);
     }
 
     #[test]
     fn every_rank_is_probed_in_every_period_by_all_or_by_several() {
         for size in [2, 3, 64, 65, 66, 100, 512, 1000] {
-            let stride = Turn::stride(size);
+            let stride = ProbeTurn::stride(size);
             for number in 0..u128::from(stride) + 1 {
                 let by = |rank| {
                     (0..size)
-                        .filter(move |own| Turn::at((*own, size), number).probes(rank))
+                        .filter(move |own| ProbeTurn::at((*own, size), number).probes(rank))
                         .collect::<Vec<_>>()
                 };
                 for rank in (0..size).step_by(1 + size as usize / 9) {
                     let (by, expected) = (by(rank), if size <= 64 { size - 1 } else { PROBED });
                     assert!(!by.contains(&rank));
                     assert!(by.len() as u32 + 1 >= expected && by.len() as u32 <= expected, "{size}: {by:?}");
-                    // They do not sit next to each other: a host that goes takes neighbours along.
+                    // They are not adjacent, because a host that fails takes adjacent ranks along.
                     let near = by.windows(2).filter(|pair| pair[1] - pair[0] < stride);
                     assert!(near.count() <= 1, "{size} {stride}: {by:?}");
                 }
@@ -135,14 +131,14 @@ mod tests {
     #[test]
     fn every_rank_probes_every_other_in_turn() {
         for size in [2, 64, 65, 200] {
-            let periods = u128::from(Turn::stride(size));
-            assert_eq!(periods > 1, Turn::reports(size));
+            let periods = u128::from(ProbeTurn::stride(size));
+            assert_eq!(periods > 1, ProbeTurn::reports(size));
             for rank in (0..size).filter(|rank| *rank != 7 % size) {
                 let own = (7 % size, size);
-                let times = (1000..1000 + periods).filter(|number| Turn::at(own, *number).probes(rank));
+                let times = (1000..1000 + periods).filter(|number| ProbeTurn::at(own, *number).probes(rank));
                 assert_eq!(times.count(), 1, "{rank} of {size}");
             }
-            assert!(!Turn::now((1, size), Duration::ZERO).probes(1), "not itself");
+            assert!(!ProbeTurn::now((1, size), Duration::ZERO).probes(1), "not itself");
         }
     }
 }
