@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A transport of messages on gdsync's C interface, as a runtime may have it, and a program on it. docs/runtime-authors.md explains it
+ * A transport of messages on gdsync's C interface, as a runtime may have it, and a program on it. docs/c-abi.md explains it
  * step by step.
  *
  *     cc -o transport transport.c $(pkg-config --cflags --libs gdsync)

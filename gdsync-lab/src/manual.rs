@@ -60,29 +60,29 @@ A file for the timeline of the process, `%p` in its name being the number of the
 GDSYNC_TRACE_GPU
 `1` has the timeline say when GPUs perform what their streams are given, by events of CUDA, which take time on the GPU.
 GDSYNC_STATUS
-`off` or `0`: the process does not answer `gdsync top`, and has no thread for that (docs/top.md).
+`off` or `0`: the process does not answer `gdsync top`, and has no thread for that (docs/trace.md).
 NO_COLOR
 Nothing is colored. Without it, terminals are.
 CLICOLOR_FORCE
 Everything is colored, also in a pipe.
 SOFTHCA_CLOCK | pingpong devices bench bench-net soak soft
-How many times as fast as hardware's the time-outs of software cards run, 1 to 20: the same in all processes of a job (docs/faults.md).
+How many times as fast as hardware's the time-outs of software cards run, 1 to 20: the same in all processes of a job (docs/liberties.md).
 SOFTHCA_DEVICES | pingpong devices bench bench-net soak soft
 Software cards: how many, or their link layers, such as `ib,roce`.
 SOFTHCA_FAULTS | pingpong devices bench bench-net soak soft
-Faults that software cards inject: a plan as in docs/faults.md.
+Faults that software cards inject: a plan as in docs/liberties.md.
 SOFTHCA_LIBERTIES | pingpong devices bench bench-net soak soft
 What software cards do at random that specifications allow: a seed, and words (docs/liberties.md).
 SOFTHCA_LISTEN | pingpong devices bench bench-net soak soft
-Addresses of software cards that talk over TCP, such as `192.0.2.1` (docs/hosts.md).
+Addresses of software cards that talk over TCP, such as `192.0.2.1` (docs/clusters.md).
 SOFTHCA_KEY, SOFTHCA_KEY_FILE | pingpong devices bench bench-net soak soft
 The key that software cards of several hosts share, or the file that has it.
 SOFTHCA_OBJECTS | pingpong devices bench bench-net soak soft
-The most queue pairs, memory regions and other objects of a kind that a software card has, from 16 on (docs/faults.md).
+The most queue pairs, memory regions and other objects of a kind that a software card has, from 16 on (docs/liberties.md).
 SOFTHCA_WAITS | pingpong devices bench bench-net soak soft
-What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/waits.md).
+What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/card-trigger.md).
 GDSYNC_KEY, GDSYNC_KEY_FILE | pingpong bench-net
-The key that the server and the client of two hosts share, or the file that has it (docs/hosts.md).
+The key that the server and the client of two hosts share, or the file that has it (docs/clusters.md).
 GDSYNC_RANK, GDSYNC_SIZE, GDSYNC_JOB, GDSYNC_ROOT | pingpong bench-net
 A job of two processes, if no launcher such as mpirun or srun describes it: rank 0 is the server, rank 1 the client.
 SOFTHCA_LOG | soft

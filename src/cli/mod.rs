@@ -186,7 +186,7 @@ pub struct SoftOptions {
     /// Devices: how many, or their link layers, such as `ib,roce`
     #[arg(long, value_name = "LIST", default_value = "1", value_parser = values::soft_devices)]
     pub devices: SoftDevices,
-    /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/faults.md);
+    /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/liberties.md);
     /// SOFTHCA_FAULTS does the same
     #[arg(long, value_name = "PLAN")]
     pub faults: Option<FaultPlan>,
@@ -276,7 +276,7 @@ pub struct SoakOptions {
     /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub hca: Option<Hca>,
-    /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds, made of the seed]
+    /// Faults that the cards inject: a plan as in docs/liberties.md, or `none` [default: all kinds, made of the seed]
     #[arg(long, value_name = "PLAN", value_parser = values::soak_faults)]
     pub faults: Option<String>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words

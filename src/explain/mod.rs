@@ -17,7 +17,7 @@ use std::io::{self, Read};
 use std::process::ExitCode;
 
 /// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync bench memops`,
-/// `docs/gpu-results.md`): a write to host memory; a satisfied wait for host memory; a barrier. That GPU has no flush,
+/// `docs/results.md`): a write to host memory; a satisfied wait for host memory; a barrier. That GPU has no flush,
 /// which counts as a barrier.
 const WRITE_US: f64 = 0.63;
 const WAIT_US: f64 = 1.0;

@@ -1,6 +1,6 @@
 //! libgdrapi for C and C++: the interface of gdrcopy's library, version 2.6, on the CPU mappings of
 //! [`gdsync_gdr`]. Programs that use gdrcopy run without its kernel module where the memory allows.
-//! [docs/gdrapi.md](https://github.com/gdsync/gdsync/blob/main/docs/gdrapi.md) lists the symbols and
+//! [docs/gpu-memory.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-memory.md) lists the symbols and
 //! what is different.
 //!
 //! Layers, bottom up: `types` are the structs of the header; `log` is the log on stderr; `error`

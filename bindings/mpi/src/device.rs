@@ -92,7 +92,7 @@ pub(crate) fn domain() -> Result<&'static Domain, Failure> {
 }
 
 /// By default where a repeated message costs more than telling the other side: an mlx5 card repeats after 10 µs at the
-/// least. The software card is asked for less work by repeating (docs/gpu-results.md).
+/// least. The software card is asked for less work by repeating (docs/results.md).
 fn holds_sends(asked: Option<&str>, waits: bool, is_software: bool) -> Result<bool, Failure> {
     match asked {
         None => Ok(waits && !is_software),

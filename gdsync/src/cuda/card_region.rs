@@ -21,7 +21,7 @@ pub(crate) trait CardBuffer: Send + Sync {
 }
 
 /// From here on, the driver reads GPU memory faster than the CPU does through a mapping: 780 bytes a microsecond,
-/// against six to begin with (docs/gpu-results.md). The CPU's stores are always faster.
+/// against six to begin with (docs/results.md). The CPU's stores are always faster.
 const READ_BY_DRIVER: usize = 4096;
 
 /// GPU memory that a card has registered. It is kept until the card drops this.

@@ -11,7 +11,7 @@ use std::{fmt, io};
 /// The location of memory that a card and a stream share.
 ///
 /// A GPU waits for a word in its memory in a fifth of the time that it takes for a word of the host's
-/// ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a CPU takes about two
+/// ([docs/results.md](https://github.com/gdsync/gdsync/blob/main/docs/results.md)), but a CPU takes about two
 /// microseconds to read one. So put a completion queue into GPU memory if mostly streams wait for it, and into host
 /// memory if the CPU polls it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 //!
 //! A [`FaultPlan`] is a seed and a list of [`Rule`]s, each an [`Action`] and its conditions. [`str::parse`]
 //! reads and `Display` writes its text form
-//! ([docs/faults.md](https://github.com/gdsync/gdsync/blob/main/docs/faults.md)), so that a failed run can be
+//! ([docs/liberties.md](https://github.com/gdsync/gdsync/blob/main/docs/liberties.md)), so that a failed run can be
 //! repeated. [`FAULTS_VARIABLE`] in the environment applies a plan to every card of the process, as
 //! [`set_faults`] does.
 //!

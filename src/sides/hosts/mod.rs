@@ -88,7 +88,7 @@ fn check_card(options: &SideOptions, is_same_host: bool) -> Result<(), Failure> 
     if is_same_host || !hca::is_software(options.hca.as_ref()) || softhca::fabric::is_tcp() {
         return Ok(());
     }
-    Err("the software card of this side reaches no other host: set SOFTHCA_LISTEN to an address of this host, and SOFTHCA_KEY_FILE, on both (docs/hosts.md); or name a card of the system's by --hca".into())
+    Err("the software card of this side reaches no other host: set SOFTHCA_LISTEN to an address of this host, and SOFTHCA_KEY_FILE, on both (docs/clusters.md); or name a card of the system's by --hca".into())
 }
 
 /// The client: has the server take part in the runs of all sizes.

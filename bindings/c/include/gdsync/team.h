@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * Teams: ranks that write into each other's memory, with notifications, by the CPU and in the order of streams. And how the
- * processes of a job meet, by their launcher's environment or by the program's own all-gather. docs/runtime-authors.md begins
+ * processes of a job meet, by their launcher's environment or by the program's own all-gather. docs/c-abi.md begins
  * with a transport that is made of it.
  *
  * Functions that return an int return 0 or a positive errno; those that return a pointer return NULL and set errno; those that

@@ -99,7 +99,7 @@ fn programs_of_the_upstream_dialect_are_served() {
     }
 }
 
-/// The example of docs/runtime-authors.md, by ranks that are processes.
+/// The example of docs/c-abi.md, by ranks that are processes.
 #[test]
 fn a_transport_of_the_example_carries_every_byte() {
     let test = "a_transport_of_the_example_carries_every_byte";

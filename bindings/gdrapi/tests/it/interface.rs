@@ -115,15 +115,15 @@ fn the_library_has_the_headers_symbols_and_no_others() {
 
 #[test]
 fn the_documentation_names_every_symbol() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/gdrapi.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/gpu-memory.md");
     let Ok(text) = std::fs::read_to_string(path) else {
         return skipped(
             "the_documentation_names_every_symbol",
-            "a packaged crate comes without docs/gdrapi.md",
+            "a packaged crate comes without docs/gpu-memory.md",
         );
     };
     for name in declared() {
-        assert!(text.contains(&format!("| `{name}` |")), "docs/gdrapi.md says nothing of {name}");
+        assert!(text.contains(&format!("| `{name}` |")), "docs/gpu-memory.md says nothing of {name}");
     }
 }
 
