@@ -1,8 +1,10 @@
-//! Collectives in stream order: each round of each is checked to the last byte, then as many are posted ahead and timed.
+//! Collectives in stream order: each round of each is checked to the last byte, then as many are posted ahead and
+//! timed.
 //!
-//! `cargo run --release --example collectives` has four threads as ranks (`--ranks N`); under `mpirun` or `srun` each process
-//! is one. On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--gpu 0,1`
-//! or `--gpu all` with ranks that take these GPUs in turn, `--system` on the system's first mlx5 card, `--rounds N` of each, `--size BYTES` of a block.
+//! `cargo run --release --example collectives` has four threads as ranks (`--ranks N`); under `mpirun` or `srun` each
+//! process is one. On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--gpu 0,1`
+//! or `--gpu all` with ranks that take these GPUs in turn, `--system` on the system's first mlx5 card, `--rounds N`
+//! of each, `--size BYTES` of a block.
 
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync::verbs::provider;

@@ -1,10 +1,10 @@
-//! Sparse results, sent by the threads that find them: one kernel looks through a million numbers,
-//! and each thread sends the even ones that it meets, into the receiver's next free slot. The CPU
-//! does nothing meanwhile, and no thread collects.
+//! Sparse results, sent by the threads that find them: one kernel looks through a million numbers, and each thread
+//! sends the even ones that it meets, into the receiver's next free slot. The CPU does nothing meanwhile, and no
+//! thread collects.
 //!
-//! `cargo run --release --example find_even -- --gpu 0` compiles the kernel by NVRTC and runs it on
-//! a GPU. Without `--gpu`, a C++ compiler makes the same source into a function for threads of the
-//! CPU. The card is the software card.
+//! `cargo run --release --example find_even -- --gpu 0` compiles the kernel by NVRTC and runs it on a GPU. Without
+//! `--gpu`, a C++ compiler makes the same source into a function for threads of the CPU. The card is the software
+//! card.
 
 mod device;
 
@@ -53,8 +53,8 @@ fn numbers() -> Vec<u64> {
     (0..NUMBERS as u64).map(mixed).map(|x| if x >> 8 & 63 == 0 { (x & !1) | 2 } else { x | 1 }).collect()
 }
 
-/// Sender and receiver, and the receiver's memory: a slot for each number at most, and behind them
-/// the word with the count.
+/// Sender and receiver, and the receiver's memory: a slot for each number at most, and behind them the word with the
+/// count.
 struct Sides {
     sender: QueuePair,
     _receiver: QueuePair,
@@ -79,8 +79,7 @@ impl Sides {
         Task { numbers, count: NUMBERS as u64, shared, slots, signal, rkey, unused: 0 }
     }
 
-    /// The receiver: waits for the count, and returns it with the time that took. `None` after a
-    /// time-out.
+    /// The receiver: waits for the count, and returns it with the time that took. `None` after a time-out.
     fn await_count(&self) -> Option<(usize, Duration)> {
         let start = Instant::now();
         loop {
@@ -148,8 +147,7 @@ fn on_gpu(ordinal: u32, sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> 
         launch.arg(&data).arg(&task);
         let config =
             LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the kernel's parameters; memory and queue pair live until the stream has passed
-        // it.
+        // SAFETY: the kernel's parameters; memory and queue pair live until the stream has passed it.
         unsafe { launch.launch(config) }?;
         stream.synchronize()?;
         receiver.join().map_err(|_| Failure::from("the receiver panicked"))
@@ -173,8 +171,7 @@ fn on_threads(sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> {
         let receiver = scope.spawn(|| sides.await_count());
         for thread in 0..u64::from(threads) {
             let (look, data, task) = (&look, &data, &task);
-            // SAFETY: memory and queue pair live until the scope has ended, and with it the
-            // threads.
+            // SAFETY: memory and queue pair live until the scope has ended, and with it the threads.
             scope.spawn(move || unsafe { look(data, task, thread, u64::from(threads)) });
         }
         receiver.join().map_err(|_| Failure::from("the receiver panicked"))

@@ -1,9 +1,9 @@
-//! A stencil on a grid that four ranks share: each iteration, every rank sends the edges of its
-//! part to its neighbours and computes, all of it enqueued on a stream. The grid is a torus of 2 by
-//! 2 ranks. It runs merged and plain, and the result is, bit by bit, that of one rank alone.
+//! A stencil on a grid that four ranks share: each iteration, every rank sends the edges of its part to its
+//! neighbours and computes, all of it enqueued on a stream. The grid is a torus of 2 by 2 ranks. It runs merged and
+//! plain, and the result is, bit by bit, that of one rank alone.
 //!
-//! `cargo run --example halo2d`, on software streams; `-- --gpu 0`, with CUDA streams that ring and
-//! wait, while the CPU computes; `-- --gpu 0,1` or `--gpu all` has the ranks take these GPUs in turn.
+//! `cargo run --example halo2d`, on software streams; `-- --gpu 0`, with CUDA streams that ring and wait, while the
+//! CPU computes; `-- --gpu 0,1` or `--gpu all` has the ranks take these GPUs in turn.
 
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync::memop::MemOpStream;
@@ -30,8 +30,7 @@ const WEST: usize = 2;
 const EAST: usize = 3;
 const OPPOSITE: [usize; 4] = [SOUTH, NORTH, EAST, WEST];
 
-/// The next value of a cell: the order of the additions is the same everywhere, so that the bits
-/// are.
+/// The next value of a cell: the order of the additions is the same everywhere, so that the bits are.
 fn next(cell: f64, around: [f64; 4]) -> f64 {
     let [north, south, west, east] = around;
     0.5 * cell + 0.125 * (north + south + west + east)
@@ -57,8 +56,7 @@ fn reference() -> Vec<f64> {
     grid
 }
 
-/// Memory of a rank: its part of the grid, the four edges that it sends, and the four that it
-/// receives.
+/// Memory of a rank: its part of the grid, the four edges that it sends, and the four that it receives.
 #[derive(Clone)]
 struct Part {
     memory: MemoryRegion,
@@ -113,8 +111,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// One exchange: four sends, what they have sent may be overwritten, what the neighbours sent
-    /// is here.
+    /// One exchange: four sends, what they have sent may be overwritten, what the neighbours sent is here.
     fn exchange(&self, merged: bool) -> Result<Batch, Failure> {
         let mut batch = Batch::with_capacity(12).merged(merged);
         for (side, neighbour) in self.neighbours.iter().enumerate() {
@@ -147,8 +144,7 @@ impl Rank {
         Ok(())
     }
 
-    /// All iterations. `compute` enqueues a kernel; returns the memory operations that the
-    /// exchanges took.
+    /// All iterations. `compute` enqueues a kernel; returns the memory operations that the exchanges took.
     fn run<B: MemOpStream>(
         &self,
         stream: &Stream<B>,
@@ -198,8 +194,7 @@ fn ranks() -> Result<Vec<Rank>, Failure> {
     Ok(ranks)
 }
 
-/// Runs all ranks, each on a thread with a stream of its own. Returns the grid, and the memory
-/// operations of all.
+/// Runs all ranks, each on a thread with a stream of its own. Returns the grid, and the memory operations of all.
 fn run(gpus: Option<&Gpus>, merged: bool) -> Result<(Vec<f64>, usize), Failure> {
     let ranks = ranks()?;
     let on_software = |rank: &Rank| -> Result<usize, Failure> {

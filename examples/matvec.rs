@@ -1,17 +1,15 @@
-//! GPUrdma's matrix-vector service: a client writes batches of vectors of 32 floats into the memory
-//! of a GPU, the server multiplies each by a matrix and writes the results back. Three drives, one
-//! after the other, on the same traffic: the CPU polls, launches, waits and posts; a stream waits
-//! and posts between kernels that are enqueued ahead; one kernel stays, and its blocks poll,
-//! multiply and post by themselves.
+//! GPUrdma's matrix-vector service: a client writes batches of vectors of 32 floats into the memory of a GPU, the
+//! server multiplies each by a matrix and writes the results back. Three drives, one after the other, on the same
+//! traffic: the CPU polls, launches, waits and posts; a stream waits and posts between kernels that are enqueued
+//! ahead; one kernel stays, and its blocks poll, multiply and post by themselves.
 //!
-//! `cargo run --release --example matvec -- --gpu 0`. Without `--gpu`, software streams and threads
-//! of the CPU are in the GPU's place, and the times say nothing about GPUs. `--pieces N` cuts each
-//! batch into N messages, each way (30, as GPUrdma's blocks; 4 without a GPU); `--rounds N` are
-//! measured at each size; `--results host` writes results to the host's memory, whence a software
-//! card sends them sooner.
+//! `cargo run --release --example matvec -- --gpu 0`. Without `--gpu`, software streams and threads of the CPU are in
+//! the GPU's place, and the times say nothing about GPUs. `--pieces N` cuts each batch into N messages, each way (30,
+//! as GPUrdma's blocks; 4 without a GPU); `--rounds N` are measured at each size; `--results host` writes results to
+//! the host's memory, whence a software card sends them sooner.
 //!
-//! The card is the software card: one thread carries every message of both sides. That, not a link,
-//! is what limits large batches and many pieces here.
+//! The card is the software card: one thread carries every message of both sides. That, not a link, is what limits
+//! large batches and many pieces here.
 
 #[path = "matvec/client.rs"]
 mod client;

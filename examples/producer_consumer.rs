@@ -1,6 +1,6 @@
-//! A producer's kernel fills a buffer, the network carries it, a consumer's kernel uses it: round
-//! after round, on two streams, with no CPU synchronisation in between. Credits flow back the same
-//! way, so the producer never overwrites what the consumer still reads.
+//! A producer's kernel fills a buffer, the network carries it, a consumer's kernel uses it: round after round, on two
+//! streams, with no CPU synchronisation in between. Credits flow back the same way, so the producer never overwrites
+//! what the consumer still reads.
 //!
 //! `cargo run --example producer_consumer`
 

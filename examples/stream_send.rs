@@ -1,5 +1,4 @@
-//! A stream sends and waits for the arrival; the CPU only prepares. Needs no hardware, no GPU and
-//! no `unsafe`.
+//! A stream sends and waits for the arrival; the CPU only prepares. Needs no hardware, no GPU and no `unsafe`.
 //!
 //! `cargo run --example stream_send`
 

@@ -1,4 +1,5 @@
-//! The same rounds twice, for their timeline: with the CPU between kernel and network, and without it (docs/trace.md).
+//! The same rounds twice, for their timeline: with the CPU between kernel and network, and without it
+//! (docs/trace.md).
 //!
 //! `cargo build --release --examples && gdsync trace -- target/release/examples/timeline`
 

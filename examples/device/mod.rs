@@ -1,5 +1,5 @@
-//! Compiles the kernels of the examples at run time: for a GPU by NVRTC, or for the CPU's threads by
-//! a C++ compiler. The device header is text in the program, so nothing has to be installed for it.
+//! Compiles the kernels of the examples at run time: for a GPU by NVRTC, or for the CPU's threads by a C++ compiler.
+//! The device header is text in the program, so nothing has to be installed for it.
 
 use gdsync::cudarc::driver::{CudaContext, CudaModule};
 use gdsync::device::{headers, nvrtc};

@@ -54,8 +54,8 @@ impl Client {
         })
     }
 
-    /// One batch; its results are right if they are `computed`. Returns the time from the first
-    /// post to the last result.
+    /// One batch; its results are right if they are `computed`. Returns the time from the first post to the last
+    /// result.
     pub(crate) fn round(
         &self,
         links: &[&QueuePair],
@@ -65,8 +65,7 @@ impl Client {
         computed: bool,
         stop: &AtomicBool,
     ) -> Result<Duration, Failure> {
-        // A software card naps when it has had nothing to do for a while: it is woken before the
-        // time is taken.
+        // A software card naps when it has had nothing to do for a while: it is woken before the time is taken.
         for link in links {
             link.post_send(WorkRequest::write_inline(&[], targets.arrived))?;
         }

@@ -236,8 +236,8 @@ impl Machine for Gpu {
         Ok(Memory::Host(region))
     }
 
-    /// Completions where the kernel polls. Requests stay with the host: it is the software card, a
-    /// CPU, that reads them.
+    /// Completions where the kernel polls. Requests stay with the host: it is the software card, a CPU, that reads
+    /// them.
     fn placement(&self) -> QueuePlacement {
         let gpu = u32::try_from(self.context.ordinal()).ok().filter(|_| self.unmapped.is_empty());
         QueuePlacement::HOST.completions(gpu.map_or(Placement::Host, Placement::Gpu))
@@ -254,8 +254,7 @@ impl Machine for Gpu {
         let count = u32::try_from(*vectors)?;
         launch.arg(&addresses[0]).arg(&addresses[1]).arg(&addresses[2]).arg(&count);
         let blocks = vectors.div_ceil(VECTORS_OF_BLOCK);
-        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream
-        // before it drops it.
+        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it drops it.
         unsafe { launch.launch(grid(blocks)?) }?;
         Ok(())
     }
@@ -282,9 +281,8 @@ impl Machine for Gpu {
         let address = cuda::pin(&self.context, &list)?;
         let mut launch = self.launch_on()?.launch_builder(&self.serve);
         launch.arg(&address).arg(&service);
-        // SAFETY: the kernel's parameters; the list lives until the stream has passed it, the rest
-        // is the caller's. All blocks run at once: there are no more of them than the GPU has
-        // processors.
+        // SAFETY: the kernel's parameters; the list lives until the stream has passed it, the rest is the caller's.
+        // All blocks run at once: there are no more of them than the GPU has processors.
         unsafe { launch.launch(grid(qps.len() * service.sharers as usize)?) }?;
         Ok(self.stream.synchronize()?)
     }

@@ -61,16 +61,14 @@ pub(crate) struct Server<M> {
     joined: Memory,
     client_results: RemoteMemory,
     client_arrived: RemoteMemory,
-    /// For the CPU and the stream, which send all pieces by one queue pair: a stream then rings
-    /// once for all.
+    /// For the CPU and the stream, which send all pieces by one queue pair: a stream then rings once for all.
     single: Link,
     /// For the kernel: each block has its own.
     links: Vec<Link>,
 }
 
 impl<M: Machine> Server<M> {
-    /// For batches of up to `vectors`. `near`: results are written to the kernels' own memory, else
-    /// to the host's.
+    /// For batches of up to `vectors`. `near`: results are written to the kernels' own memory, else to the host's.
     pub(crate) fn new(
         machine: M,
         pd: &ProtectionDomain,
@@ -254,8 +252,8 @@ impl<M: Machine> Server<M> {
             sharers,
             unused: 0,
         };
-        // SAFETY: all of it is this server's and its client's, which outlive the call; the queue
-        // pairs are handed over.
+        // SAFETY: all of it is this server's and its client's, which outlive the call; the queue pairs are handed
+        // over.
         unsafe { self.machine.serve(&qps, service)? };
         let [status, error] = [0, 1].map(|at: usize| failure[at].load(Ordering::Acquire));
         if status != 0 {

@@ -12,8 +12,8 @@ pub(crate) const SIDE: usize = 32;
 /// Bytes of a vector.
 pub(crate) const VECTOR: usize = SIDE * size_of::<f32>();
 
-/// An element of the matrix. All numbers are small and whole, so that sums are exact in any order,
-/// and results are compared bit by bit.
+/// An element of the matrix. All numbers are small and whole, so that sums are exact in any order, and results are
+/// compared bit by bit.
 pub(crate) fn coefficient(row: usize, column: usize) -> f32 {
     ((row * 5 + column * 3) % 13) as f32 - 6.0
 }
@@ -23,8 +23,8 @@ pub(crate) fn matrix() -> Vec<u8> {
     (0..SIDE * SIDE).flat_map(|at| coefficient(at / SIDE, at % SIDE).to_ne_bytes()).collect()
 }
 
-/// An element of an input vector. Two sets of vectors take turns, so that results of the round
-/// before are not taken for this one's.
+/// An element of an input vector. Two sets of vectors take turns, so that results of the round before are not taken
+/// for this one's.
 pub(crate) fn input(set: usize, vector: usize, element: usize) -> f32 {
     ((vector * 31 + element * 17 + set * 7) % 23) as f32 - 11.0
 }

@@ -1,12 +1,11 @@
-//! A ring under an MPI launcher, without MPI: each rank sends to the next one and receives from the
-//! one before, for many rounds. A stream rings the card and waits; the CPU prepares rounds ahead,
-//! and checks every byte of every round.
+//! A ring under an MPI launcher, without MPI: each rank sends to the next one and receives from the one before, for
+//! many rounds. A stream rings the card and waits; the CPU prepares rounds ahead, and checks every byte of every
+//! round.
 //!
-//! `mpirun -n 4 target/release/examples/ring`, or `srun`; alone, `cargo run --release --example
-//! ring` starts four processes itself. On software streams and the software card; `--gpu N` with
-//! CUDA streams and GPU memory, `--gpu 0,1` and `--gpu all` with a rank to each of these GPUs (and alone
-//! as many processes, `mpirun`'s ranks take the list in turn), `--system` on the system's first mlx5 card, `--rounds N` and
-//! `--size BYTES`.
+//! `mpirun -n 4 target/release/examples/ring`, or `srun`; alone, `cargo run --release --example ring` starts four
+//! processes itself. On software streams and the software card; `--gpu N` with CUDA streams and GPU memory,
+//! `--gpu 0,1` and `--gpu all` with a rank to each of these GPUs (and alone as many processes, `mpirun`'s ranks take
+//! the list in turn), `--system` on the system's first mlx5 card, `--rounds N` and `--size BYTES`.
 
 use gdsync::cuda::{self, GpuList, GpuMemory, Gpus};
 use gdsync::memop::MemOpStream;
@@ -100,8 +99,8 @@ fn content(rank: u32, round: usize, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i * 13 + i / 251 + seed) as u8).collect()
 }
 
-/// A rank, connected with its neighbours. Its memory: `WINDOW` places to send from, and twice as
-/// many to receive into, so that the neighbour may be a window ahead.
+/// A rank, connected with its neighbours. Its memory: `WINDOW` places to send from, and twice as many to receive
+/// into, so that the neighbour may be a window ahead.
 struct Ring {
     memory: Memory,
     next: QueuePair,
@@ -128,8 +127,7 @@ impl Ring {
             QueuePair::new(&pd, QueuePairConfig::default())?,
         );
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
-        // What a rank's neighbours connect to: the next one to its first queue pair, the one before
-        // to its second.
+        // What a rank's neighbours connect to: the next one to its first queue pair, the one before to its second.
         let own = format!("{} {}", next.endpoint()?, before.endpoint()?);
         let all = bootstrap.all_gather(own.as_bytes())?;
         let endpoint = |rank: u32, which: usize| -> Result<Endpoint, Failure> {

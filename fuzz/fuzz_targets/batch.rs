@@ -1,5 +1,5 @@
-//! The batch compiler: any sequence of words and bytes, for any backend, becomes operations that
-//! the backend takes and that do to memory what the sequence says.
+//! The batch compiler: any sequence of words and bytes, for any backend, becomes operations that the backend takes
+//! and that do to memory what the sequence says.
 #![no_main]
 
 use gdsync::{Batch, PinnedMemory, Stream};
@@ -65,8 +65,7 @@ unsafe impl MemOpStream for Model {
                     assert!(addr.get() % 8 == 0 && self.caps.ops_64_bit);
                     self.store(addr, &value.to_ne_bytes());
                 }
-                // The wait is `Geq` with the value that the word holds at this point of the
-                // sequence.
+                // The wait is `Geq` with the value that the word holds at this point of the sequence.
                 MemOp::Wait32 { addr, value, .. } => assert_eq!(u32::from_ne_bytes(self.load(addr)), value),
                 MemOp::Wait64 { addr, value, .. } => {
                     assert!(self.caps.ops_64_bit);

@@ -1,5 +1,5 @@
-//! Bytes of a connection from another process: the exchange of keys, the packets of cards, the
-//! messages of a job's bootstrap. The first byte says which.
+//! Bytes of a connection from another process: the exchange of keys, the packets of cards, the messages of a job's
+//! bootstrap. The first byte says which.
 #![no_main]
 
 use gdsync_auth::{Exchange, Key};

@@ -6,9 +6,9 @@
 //! | answer | the side that listened | magic (8), its random number (32), its code (32) |
 //! | proof | the side that connected | its code (32) |
 //!
-//! A code is HMAC-SHA256 under the key over the role of its sender, the context (the purpose, and
-//! what else both sides know of the connection), and both random numbers. The side that listens
-//! reads exactly these bytes, so what follows them is the connection's own.
+//! A code is HMAC-SHA256 under the key over the role of its sender, the context (the purpose, and what else both
+//! sides know of the connection), and both random numbers. The side that listens reads exactly these bytes, so what
+//! follows them is the connection's own.
 
 use super::key::{CODE_BYTES, Key};
 use super::source::fill;
@@ -67,8 +67,8 @@ enum Step {
     Nothing,
 }
 
-/// One side of an exchange over a connection. It never waits: the caller calls
-/// [`Self::advance`] again when the connection is ready.
+/// One side of an exchange over a connection. It never waits: the caller calls [`Self::advance`] again when the
+/// connection is ready.
 pub struct Exchange {
     key: Key,
     context: Vec<u8>,
@@ -93,8 +93,8 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    /// The side that connected. Both sides give the same context: the purpose of the connection,
-    /// and what both know of it, such as addresses.
+    /// The side that connected. Both sides give the same context: the purpose of the connection, and what both know
+    /// of it, such as addresses.
     ///
     /// # Errors
     /// The operating system's, if it gives no random bytes.
@@ -120,9 +120,8 @@ impl Exchange {
         Ok(Exchange { key: key.clone(), context: context.to_vec(), own, step, incoming, outgoing })
     }
 
-    /// Does what is possible without waiting, on a connection that does not block. True once the
-    /// other side has proven the key and has been sent the own proof; from then on the connection's
-    /// bytes are the caller's.
+    /// Does what is possible without waiting, on a connection that does not block. True once the other side has
+    /// proven the key and has been sent the own proof; from then on the connection's bytes are the caller's.
     ///
     /// # Errors
     /// [`ExchangeError`]. The connection is of no use then.
@@ -175,8 +174,8 @@ impl Exchange {
         }
     }
 
-    /// Takes bytes of the awaited message, at most as many as are missing. Strangers are refused at
-    /// their first wrong byte.
+    /// Takes bytes of the awaited message, at most as many as are missing. Strangers are refused at their first wrong
+    /// byte.
     fn take(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
         self.incoming.extend_from_slice(bytes);
         let opens = matches!(self.step, Step::Hello | Step::Answer);

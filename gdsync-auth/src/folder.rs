@@ -15,8 +15,8 @@ pub struct FolderError {
     pub reason: String,
 }
 
-/// The folder of this user inside `base`. Makes it if there is none, and refuses one that other
-/// users can reach: in a folder that all users share, another user could prepare what is in it.
+/// The folder of this user inside `base`. Makes it if there is none, and refuses one that other users can reach: in a
+/// folder that all users share, another user could prepare what is in it.
 ///
 /// # Errors
 /// [`FolderError`].
@@ -46,16 +46,16 @@ pub fn private_folder(base: &Path) -> Result<PathBuf, FolderError> {
 
 /// The folder that holds such folders: that of the user's session, or the one for temporary files.
 ///
-/// Processes of one user find the same folder whether or not they belong to a session: without
-/// `XDG_RUNTIME_DIR`, the place is tried that it names by convention.
+/// Processes of one user find the same folder whether or not they belong to a session: without `XDG_RUNTIME_DIR`, the
+/// place is tried that it names by convention.
 pub fn base_folder() -> PathBuf {
     let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = PathBuf::from(format!("/run/user/{}", own_user()));
     session.into_iter().chain([usual]).find(|path| is_own(path)).unwrap_or_else(std::env::temp_dir)
 }
 
-/// Whether a path leads to a folder of this user. That of a session may be inherited from another
-/// user, who could replace what is in it.
+/// Whether a path leads to a folder of this user. That of a session may be inherited from another user, who could
+/// replace what is in it.
 fn is_own(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == own_user())
 }

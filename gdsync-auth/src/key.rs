@@ -114,8 +114,8 @@ impl Key {
         code.iter().take(16).fold(0, |number, byte| number << 8 | u128::from(*byte))
     }
 
-    /// The code of a message under this key. Roles keep codes of different uses apart; lengths
-    /// before the parts keep messages apart whose parts are cut differently.
+    /// The code of a message under this key. Roles keep codes of different uses apart; lengths before the parts keep
+    /// messages apart whose parts are cut differently.
     pub(crate) fn code(&self, role: u8, context: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut code = self.keyed.clone();
         code.update(b"gdsync-auth 1");

@@ -64,8 +64,8 @@ impl Key {
             .map_err(|problem| KeyError::Content { path: path.to_owned(), problem: Box::new(problem) })
     }
 
-    /// The key of this user on this host. If there is none, it is made, in a folder that only the
-    /// user can reach. All processes of the user that share [`base_folder`](crate::base_folder) have it.
+    /// The key of this user on this host. If there is none, it is made, in a folder that only the user can reach. All
+    /// processes of the user that share [`base_folder`](crate::base_folder) have it.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -101,8 +101,8 @@ impl Key {
     }
 }
 
-/// Makes a key at a path, unless another process has done so meanwhile. The file has its content
-/// when it gets its name, so that no process reads half of a key.
+/// Makes a key at a path, unless another process has done so meanwhile. The file has its content when it gets its
+/// name, so that no process reads half of a key.
 fn make(path: &Path) -> io::Result<()> {
     let mut random = [0; RANDOM_BYTES];
     fill(&mut random)?;

@@ -13,8 +13,7 @@ pub struct Limits {
     pub of_source: usize,
     /// How long a connection may take.
     pub time: Duration,
-    /// How long a connection keeps its place when another one needs it. A process of the job proves
-    /// itself in less.
+    /// How long a connection keeps its place when another one needs it. A process of the job proves itself in less.
     pub grace: Duration,
 }
 
@@ -33,9 +32,9 @@ struct Waiting<S, T> {
 
 /// Connections whose proof is awaited, numbered in the order in which they came.
 ///
-/// When a source has too many, its oldest makes room for the next; when all have too many, the
-/// oldest of the source that has the most does. So connections that stay silent keep no other one
-/// out for longer than [`Limits::grace`], and a process that is refused tries again.
+/// When a source has too many, its oldest makes room for the next; when all have too many, the oldest of the source
+/// that has the most does. So connections that stay silent keep no other one out for longer than [`Limits::grace`],
+/// and a process that is refused tries again.
 pub struct Unproven<S, T> {
     limits: Limits,
     waiting: BTreeMap<u64, Waiting<S, T>>,

@@ -64,12 +64,11 @@ impl Context {
         Ok(Gpu::from_device(device))
     }
 
-    /// The context that is current for this thread if it is one of this GPU, else the GPU's primary
-    /// context, which is made if there is none, and stays as long as the process.
+    /// The context that is current for this thread if it is one of this GPU, else the GPU's primary context, which is
+    /// made if there is none, and stays as long as the process.
     ///
     /// # Safety
-    /// A context of this GPU that is current stays alive until the value and its copies are used no
-    /// more.
+    /// A context of this GPU that is current stays alive until the value and its copies are used no more.
     pub(crate) unsafe fn current_or_primary(gpu: Gpu) -> Result<Self, DriverError> {
         driver::initialise()?;
         let current = Context(current()?);
@@ -82,8 +81,7 @@ impl Context {
             return Ok(*known);
         }
         let mut made = std::ptr::null_mut();
-        // SAFETY: `made` is a valid place; the driver checks the device. Never released: the
-        // context stays.
+        // SAFETY: `made` is a valid place; the driver checks the device. Never released: the context stays.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut made, gpu.device()) })?;
         primary.insert(gpu, Context(made));
         Ok(Context(made))

@@ -8,8 +8,7 @@ use gdsync_sys::host::page_size;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// The first CUDA driver whose dma-bufs can be mapped by the CPU, as `cuDriverGetVersion` counts:
-/// 13.3.
+/// The first CUDA driver whose dma-bufs can be mapped by the CPU, as `cuDriverGetVersion` counts: 13.3.
 pub(crate) const OLDEST_DRIVER: u32 = 13_030;
 
 /// Says whether a driver's dma-bufs can be mapped, before one is made.

@@ -52,8 +52,8 @@ impl DriverError {
     /// The error of a call that returned `result`.
     pub fn call(call: &'static str, result: sys::CUresult) -> Self {
         let mut name = std::ptr::null();
-        // SAFETY: the driver's library can be loaded (checked first). `name` is a valid place; it
-        // receives a static string, or null for an unknown code.
+        // SAFETY: the driver's library can be loaded (checked first). `name` is a valid place; it receives a static
+        // string, or null for an unknown code.
         let known = unsafe {
             sys::is_culib_present()
                 && sys::cuGetErrorName(result, &mut name) == sys::CUresult::CUDA_SUCCESS
@@ -77,8 +77,8 @@ pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DriverErro
     if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(DriverError::call(call, result)) }
 }
 
-/// Loads and initialises the driver. Every other call of the driver needs this first; later calls
-/// cost a load of a flag.
+/// Loads and initialises the driver. Every other call of the driver needs this first; later calls cost a load of a
+/// flag.
 ///
 /// # Errors
 /// [`DriverError::NoDriver`], [`DriverError::TooOld`], or [`DriverError::Call`].
@@ -103,8 +103,7 @@ pub fn initialise() -> Result<(), DriverError> {
 
 fn loaded_version() -> Result<i32, DriverError> {
     let mut found = 0;
-    // SAFETY: `found` is a valid place; the library is loaded (the callers'), and this function
-    // needs no `cuInit`.
+    // SAFETY: `found` is a valid place; the library is loaded (the callers'), and this function needs no `cuInit`.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
     Ok(found)
 }

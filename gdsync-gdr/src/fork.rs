@@ -1,8 +1,8 @@
 //! Whether this process is still the one that made a mapping.
 //!
-//! A child has its parent's files and this library's memory, but not the mappings, and a request
-//! that undoes something would undo it for the parent. So a child's copies of them are dead: every
-//! access is an error, and dropping one undoes nothing.
+//! A child has its parent's files and this library's memory, but not the mappings, and a request that undoes
+//! something would undo it for the parent. So a child's copies of them are dead: every access is an error, and
+//! dropping one undoes nothing.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,8 +14,7 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A number that differs in every child. Children of vfork(2) or of a raw clone(2) keep their
-/// parent's.
+/// A number that differs in every child. Children of vfork(2) or of a raw clone(2) keep their parent's.
 #[inline]
 pub(crate) fn generation() -> u32 {
     FORKS.load(Ordering::Relaxed)

@@ -45,8 +45,8 @@ impl Gdrdrv {
         ((self.version >> 16) as u16, self.version as u16)
     }
 
-    /// True where pinned memory stays until it is unpinned, even if CUDA frees it first. Before
-    /// protocol 2.5 it does not.
+    /// True where pinned memory stays until it is unpinned, even if CUDA frees it first. Before protocol 2.5 it does
+    /// not.
     pub(crate) fn keeps_memory(&self) -> bool {
         if self.version < raw::WITH_PIN_BUFFER_V2 {
             return false;

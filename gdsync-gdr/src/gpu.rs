@@ -5,8 +5,7 @@ use cudarc::driver::sys;
 use std::ffi::CStr;
 use std::fmt;
 
-/// Room for a name, or for a PCI address (`cuDeviceGetPCIBusId` wants at least 13 bytes), and the
-/// zero behind it.
+/// Room for a name, or for a PCI address (`cuDeviceGetPCIBusId` wants at least 13 bytes), and the zero behind it.
 const TEXT: usize = 256;
 
 /// A GPU of this machine, by the driver's number for it.
@@ -28,8 +27,8 @@ impl Gpu {
         Ok(Gpu(device))
     }
 
-    /// The GPU of a device handle. Calls on a handle that the driver does not know are
-    /// [`DriverError::Call`]; without a driver, they are [`DriverError::NoDriver`].
+    /// The GPU of a device handle. Calls on a handle that the driver does not know are [`DriverError::Call`]; without
+    /// a driver, they are [`DriverError::NoDriver`].
     pub fn from_device(device: sys::CUdevice) -> Self {
         Gpu(device)
     }
@@ -37,8 +36,7 @@ impl Gpu {
     /// The GPU whose memory lies at an address.
     ///
     /// # Errors
-    /// [`DriverError::Call`] where the driver does not know the address; and as
-    /// [`driver::initialise`].
+    /// [`DriverError::Call`] where the driver does not know the address; and as [`driver::initialise`].
     pub(crate) fn of_address(address: u64) -> Result<Self, DriverError> {
         driver::initialise()?;
         let mut ordinal = -1i32;
@@ -131,8 +129,7 @@ impl Gpu {
             .is_ok_and(|value| value != 0)
     }
 
-    /// True where CPU and GPU keep each other's caches coherent, so that the CPU may cache the
-    /// GPU's memory.
+    /// True where CPU and GPU keep each other's caches coherent, so that the CPU may cache the GPU's memory.
     pub(crate) fn is_coherent(self) -> bool {
         use sys::CUdevice_attribute as A;
         self.attribute(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)

@@ -1,5 +1,4 @@
-//! The operating system's kernel, as far as mappings need it: a trait, so that tests can replace
-//! kernel modules.
+//! The operating system's kernel, as far as mappings need it: a trait, so that tests can replace kernel modules.
 
 use std::ffi::CString;
 use std::io;
@@ -17,12 +16,12 @@ pub(crate) trait Kernel: Send + Sync {
     /// A request whose structure the kernel reads and writes.
     ///
     /// # Safety
-    /// The request's structure is as long as `argument`, and pointers in it are to memory that the
-    /// request may read and write.
+    /// The request's structure is as long as `argument`, and pointers in it are to memory that the request may read
+    /// and write.
     unsafe fn ioctl(&self, fd: i32, request: u64, argument: &mut [u8]) -> io::Result<()>;
 
-    /// Maps `len` bytes of a file, readable and writable, at an address of the kernel's choice.
-    /// Children do not inherit the mapping.
+    /// Maps `len` bytes of a file, readable and writable, at an address of the kernel's choice. Children do not
+    /// inherit the mapping.
     fn mmap(&self, fd: i32, len: usize, offset: u64) -> io::Result<NonNull<u8>>;
 
     /// Unmaps.
@@ -72,8 +71,7 @@ impl Kernel for System {
         }
         // SAFETY: mapped just now, `len` bytes.
         if unsafe { libc::madvise(at, len, libc::MADV_DONTFORK) } != 0 {
-            // Children inherit the pages. That is harmless: `Mapping` refuses them access all the
-            // same.
+            // Children inherit the pages. That is harmless: `Mapping` refuses them access all the same.
             tracing::debug!(error = %io::Error::last_os_error(), "children inherit a mapping");
         }
         NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())

@@ -1,13 +1,13 @@
-//! CPU mappings of GPU memory: the CPU loads from and stores to it over the bus. A few bytes take a
-//! fraction of a microsecond, where a copy by the driver takes several.
+//! CPU mappings of GPU memory: the CPU loads from and stores to it over the bus. A few bytes take a fraction of a
+//! microsecond, where a copy by the driver takes several.
 //!
-//! [`Mapping::pin`] maps GPU memory by its address, as gdrcopy's `gdr_pin_buffer` and `gdr_map` do,
-//! but also without gdrcopy's kernel module where the memory allows. The CUDA driver is loaded at
-//! run time: this crate builds, and its tests run, on machines without one.
+//! [`Mapping::pin`] maps GPU memory by its address, as gdrcopy's `gdr_pin_buffer` and `gdr_map` do, but also without
+//! gdrcopy's kernel module where the memory allows. The CUDA driver is loaded at run time: this crate builds, and its
+//! tests run, on machines without one.
 //!
 //! # Backends
-//! There are three ([`MappingBackend`]). [`Mapping::pin`] takes the first that works, or the one
-//! that the environment variable `GDSYNC_MAPPING` names (`gdrdrv`, `dma-buf`, `nvrm`).
+//! There are three ([`MappingBackend`]). [`Mapping::pin`] takes the first that works, or the one that the environment
+//! variable `GDSYNC_MAPPING` names (`gdrdrv`, `dma-buf`, `nvrm`).
 //!
 //! | backend | needs | maps |
 //! |---|---|---|
@@ -35,14 +35,14 @@
 //! A machine without a GPU tries the same on host memory: [`Mapping::stand_in`].
 //!
 //! # Order
-//! [`Mapping::copy_to`] ends with a store fence, [`Mapping::copy_from`] begins with a full fence: a
-//! thread's copies take effect in program order, and the GPU sees a store after a copy (a doorbell,
-//! a flag) after the copy. Between threads, and between CPU and GPU, a word that is stored last and
-//! loaded first orders what is stored before and loaded after.
+//! [`Mapping::copy_to`] ends with a store fence, [`Mapping::copy_from`] begins with a full fence: a thread's copies
+//! take effect in program order, and the GPU sees a store after a copy (a doorbell, a flag) after the copy. Between
+//! threads, and between CPU and GPU, a word that is stored last and loaded first orders what is stored before and
+//! loaded after.
 //!
 //! # Fork
-//! A child process does not inherit its parent's mappings: every copy is [`MappingError::Forked`]
-//! there, and dropping a mapping undoes nothing.
+//! A child process does not inherit its parent's mappings: every copy is [`MappingError::Forked`] there, and dropping
+//! a mapping undoes nothing.
 
 mod context;
 mod copy;

@@ -43,9 +43,9 @@ impl Mapped {
 
 /// Pages of a device, or of a stand-in, that the CPU can load from and store to.
 ///
-/// All access is by copies, which may run at the same time as other threads' and as the GPU's. A
-/// byte that is written meanwhile is read old or new, independently of its neighbours; an aligned
-/// word of up to 8 bytes is read whole ([`Mapping::copy_to`]).
+/// All access is by copies, which may run at the same time as other threads' and as the GPU's. A byte that is written
+/// meanwhile is read old or new, independently of its neighbours; an aligned word of up to 8 bytes is read whole
+/// ([`Mapping::copy_to`]).
 ///
 /// # Example
 /// ```
@@ -74,8 +74,7 @@ pub struct Mapping {
     mapped: ManuallyDrop<Mapped>,
 }
 
-// SAFETY: an address of pages that `mapped` keeps; the copies that access them tolerate concurrent
-// accesses.
+// SAFETY: an address of pages that `mapped` keeps; the copies that access them tolerate concurrent accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -119,32 +118,29 @@ impl Mapping {
         self.mapped.info
     }
 
-    /// The CPU's address of the first byte, valid as long as the mapping in the process that made
-    /// it. The bytes there change at any time: access them by atomics, volatile accesses or raw
-    /// copies, and fence as [`Mapping::copy_to`] does.
+    /// The CPU's address of the first byte, valid as long as the mapping in the process that made it. The bytes there
+    /// change at any time: access them by atomics, volatile accesses or raw copies, and fence as [`Mapping::copy_to`]
+    /// does.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Copies in, from `offset` on, and drains the bytes to the GPU (`sfence`), which sees them
-    /// before anything that this thread stores later. 1, 2, 4 or 8 bytes at an offset that is a
-    /// multiple of their number are one store.
+    /// Copies in, from `offset` on, and drains the bytes to the GPU (`sfence`), which sees them before anything that
+    /// this thread stores later. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one store.
     ///
     /// # Errors
     /// [`MappingError::OutOfBounds`], [`MappingError::Freed`], [`MappingError::Forked`].
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappingError> {
         let to = self.place(offset, from.len())?;
-        // SAFETY: inside the pages (checked), in which no Rust object lies; the processor has the
-        // kernel (`best`).
+        // SAFETY: inside the pages (checked), in which no Rust object lies; the processor has the kernel (`best`).
         unsafe { copy::store(self.stores, to, from.as_ptr(), from.len()) };
         Ok(())
     }
 
-    /// Copies out, from `offset` on, after a full fence (`mfence`): it sees what this thread stored
-    /// before. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one load. The
-    /// copy is not ordered with loads of this thread from other memory: to read data after a flag,
-    /// copy the flag first.
+    /// Copies out, from `offset` on, after a full fence (`mfence`): it sees what this thread stored before. 1, 2, 4
+    /// or 8 bytes at an offset that is a multiple of their number are one load. The copy is not ordered with loads of
+    /// this thread from other memory: to read data after a flag, copy the flag first.
     ///
     /// # Errors
     /// As [`Mapping::copy_to`].
@@ -156,9 +152,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// As [`Mapping::copy_to`], by a kernel of the caller's choice. On
-    /// [`Caching::Device`](crate::Caching::Device) memory any other than [`StoreKernel::Volatile`]
-    /// may fault.
+    /// As [`Mapping::copy_to`], by a kernel of the caller's choice. On [`Caching::Device`](crate::Caching::Device)
+    /// memory any other than [`StoreKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`].
@@ -172,9 +167,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// As [`Mapping::copy_from`], by a kernel of the caller's choice. On
-    /// [`Caching::Device`](crate::Caching::Device) memory any other than [`LoadKernel::Volatile`]
-    /// may fault.
+    /// As [`Mapping::copy_from`], by a kernel of the caller's choice. On [`Caching::Device`](crate::Caching::Device)
+    /// memory any other than [`LoadKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_from`], and [`MappingError::NoKernel`].

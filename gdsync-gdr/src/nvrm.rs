@@ -1,9 +1,9 @@
 //! Mappings by the resource manager of NVIDIA's driver, which needs no other kernel module.
 //!
-//! CUDA exports the memory; a client of the resource manager that this module makes imports it and
-//! maps it through the GPU's device file, as CUDA does for its own mappings. The import holds a
-//! reference, so the memory stays if CUDA frees it first. The interface is not stable: drivers
-//! other than the known ones are refused unless this backend is asked for by name.
+//! CUDA exports the memory; a client of the resource manager that this module makes imports it and maps it through
+//! the GPU's device file, as CUDA does for its own mappings. The import holds a reference, so the memory stays if
+//! CUDA frees it first. The interface is not stable: drivers other than the known ones are refused unless this
+//! backend is asked for by name.
 
 use crate::error::Refusal;
 use crate::info::{Caching, MappingBackend};
@@ -54,8 +54,7 @@ pub(crate) fn check(kernel: &Arc<dyn Kernel>, any_driver: bool) -> Result<(), Re
     }
 }
 
-/// The first number of the first word that is a version: `580` of `580.159.04`, also amid a
-/// sentence.
+/// The first number of the first word that is a version: `580` of `580.159.04`, also amid a sentence.
 fn major_version(text: &str) -> Option<u32> {
     text.split_whitespace().find_map(|word| {
         let parts: Vec<&str> = word.split('.').collect();
@@ -65,8 +64,8 @@ fn major_version(text: &str) -> Option<u32> {
     })
 }
 
-/// Maps memory that CUDA exported, all of it: `size` bytes. The GPU has that PCI address, as `cuDeviceGetPCIBusId` gives
-/// it; with `any_driver`, drivers that are not in [`KNOWN`] are tried, too.
+/// Maps memory that CUDA exported, all of it: `size` bytes. The GPU has that PCI address, as `cuDeviceGetPCIBusId`
+/// gives it; with `any_driver`, drivers that are not in [`KNOWN`] are tried, too.
 pub(crate) fn map(
     kernel: &Arc<dyn Kernel>,
     (bus, any_driver): (&str, bool),

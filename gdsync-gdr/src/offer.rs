@@ -34,9 +34,8 @@ impl GdrdrvModule {
 }
 
 impl MappingBackend {
-    /// Whether the machine has what the backend needs on at least one GPU, as far as that can be
-    /// said without memory to map. `by_name`: nvrm counts, too, on drivers on which it is not known
-    /// to work.
+    /// Whether the machine has what the backend needs on at least one GPU, as far as that can be said without memory
+    /// to map. `by_name`: nvrm counts, too, on drivers on which it is not known to work.
     ///
     /// # Errors
     /// [`Refusal`] with what is missing. A stand-in is always refused: it maps no GPU memory.

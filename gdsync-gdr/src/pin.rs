@@ -13,26 +13,23 @@ use std::os::fd::AsFd;
 const VARIABLE: &str = "GDSYNC_MAPPING";
 
 impl Mapping {
-    /// Maps GPU memory by the first backend that can, or by the one that `GDSYNC_MAPPING` names.
-    /// gdrdrv and dma-buf map what `cuMemAlloc` gave (gdrdrv the GPU's pages of 64 KiB that hold
-    /// it, dma-buf the CPU's), nvrm only what was allocated exportable: by `cuMemCreate` with
-    /// handles of POSIX file descriptors.
+    /// Maps GPU memory by the first backend that can, or by the one that `GDSYNC_MAPPING` names. gdrdrv and dma-buf
+    /// map what `cuMemAlloc` gave (gdrdrv the GPU's pages of 64 KiB that hold it, dma-buf the CPU's), nvrm only what
+    /// was allocated exportable: by `cuMemCreate` with handles of POSIX file descriptors.
     ///
-    /// If the memory is freed while it is mapped: dma-buf and nvrm hold a reference of their own,
-    /// so the mapping stays, and only it sees what it stores. So does gdrdrv where its module maps
-    /// persistently (2.5 and newer, on drivers that can); else every access is
-    /// [`MappingError::Freed`] from then on. (An access during the free gets SIGBUS: this catches a
-    /// mistake, and is no way to work.)
+    /// If the memory is freed while it is mapped: dma-buf and nvrm hold a reference of their own, so the mapping
+    /// stays, and only it sees what it stores. So does gdrdrv where its module maps persistently (2.5 and newer, on
+    /// drivers that can); else every access is [`MappingError::Freed`] from then on. (An access during the free gets
+    /// SIGBUS: this catches a mistake, and is no way to work.)
     ///
     /// # Errors
-    /// [`MappingError::Unavailable`] with the reason of each backend that was tried,
-    /// [`MappingError::Refused`] where the environment names one, [`MappingError::UnknownBackend`].
+    /// [`MappingError::Unavailable`] with the reason of each backend that was tried, [`MappingError::Refused`] where
+    /// the environment names one, [`MappingError::UnknownBackend`].
     pub fn pin(memory: &GpuRange) -> Result<Self, MappingError> {
         MappingBackend::first(|backend, by_name| Self::by(backend, by_name, memory))
     }
 
-    /// As [`Mapping::pin`], by this backend. nvrm tries drivers, too, on which it is not known to
-    /// work.
+    /// As [`Mapping::pin`], by this backend. nvrm tries drivers, too, on which it is not known to work.
     ///
     /// # Errors
     /// [`MappingError::Refused`].
@@ -81,9 +78,8 @@ fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapp
 }
 
 impl MappingBackend {
-    /// What `attempt` makes by the first backend with which it is not [`MappingError::Refused`]. If
-    /// the environment (`GDSYNC_MAPPING`) names a backend, that is the only one, and `attempt`'s
-    /// second argument is true.
+    /// What `attempt` makes by the first backend with which it is not [`MappingError::Refused`]. If the environment
+    /// (`GDSYNC_MAPPING`) names a backend, that is the only one, and `attempt`'s second argument is true.
     ///
     /// # Errors
     /// [`MappingError::Unavailable`], [`MappingError::UnknownBackend`], and those of `attempt`.

@@ -27,23 +27,22 @@ pub(crate) struct Exported {
 }
 
 impl GpuRange {
-    /// `len` bytes from `address` on, of memory that may be freed while it is mapped: then accesses
-    /// fail ([`GpuRange::kept`]).
+    /// `len` bytes from `address` on, of memory that may be freed while it is mapped: then accesses fail
+    /// ([`GpuRange::kept`]).
     ///
     /// # Safety
-    /// The range is memory that the context reaches, of that GPU, and is not given to another use
-    /// while it is mapped. The context stays alive until the value and its copies are used no more.
+    /// The range is memory that the context reaches, of that GPU, and is not given to another use while it is mapped.
+    /// The context stays alive until the value and its copies are used no more.
     pub unsafe fn new(context: Context, gpu: Gpu, address: u64, len: usize) -> Self {
         GpuRange { context, gpu, address, len, kept: false }
     }
 
-    /// As [`GpuRange::new`], in the context that is current for this thread if it is one of the
-    /// memory's GPU, else in the GPU's primary context, which is made if there is none and then
-    /// stays as long as the process.
+    /// As [`GpuRange::new`], in the context that is current for this thread if it is one of the memory's GPU, else in
+    /// the GPU's primary context, which is made if there is none and then stays as long as the process.
     ///
     /// # Errors
-    /// [`DriverError::NoDriver`], [`DriverError::TooOld`]; [`DriverError::Call`] where the driver
-    /// does not know the address.
+    /// [`DriverError::NoDriver`], [`DriverError::TooOld`]; [`DriverError::Call`] where the driver does not know the
+    /// address.
     ///
     /// # Safety
     /// If the driver knows the address: as [`GpuRange::new`], for the context that is current.
@@ -53,8 +52,8 @@ impl GpuRange {
         Ok(unsafe { Self::new(Context::current_or_primary(gpu)?, gpu, address, len) })
     }
 
-    /// Whether the caller keeps the memory as long as it is mapped. If so, accesses need not ask
-    /// first whether it was freed.
+    /// Whether the caller keeps the memory as long as it is mapped. If so, accesses need not ask first whether it was
+    /// freed.
     pub fn kept(self, kept: bool) -> Self {
         GpuRange { kept, ..self }
     }
@@ -79,8 +78,8 @@ impl GpuRange {
         self.len == 0
     }
 
-    /// A dma-buf of the memory: its file descriptor, and the offset of the first byte in it. It
-    /// spans whole pages of the host, as the driver demands; the memory itself need not.
+    /// A dma-buf of the memory: its file descriptor, and the offset of the first byte in it. It spans whole pages of
+    /// the host, as the driver demands; the memory itself need not.
     ///
     /// # Errors
     /// [`DriverError::Call`] where the driver makes none.
@@ -128,9 +127,8 @@ impl GpuRange {
         Ok(Exported { fd, size, offset: (self.address - base) as usize })
     }
 
-    /// Makes the driver's synchronous copies to and from this memory finish before they return, as
-    /// memory needs that others than the driver look at. Kinds of memory without that attribute are
-    /// copied synchronously anyway.
+    /// Makes the driver's synchronous copies to and from this memory finish before they return, as memory needs that
+    /// others than the driver look at. Kinds of memory without that attribute are copied synchronously anyway.
     pub(crate) fn synchronise_copies(&self) {
         let Ok(_entered) = self.context.enter() else { return };
         let on: libc::c_uint = 1;
@@ -143,8 +141,8 @@ impl GpuRange {
     }
 }
 
-/// The whole pages that hold `len` bytes from `address` on: first address and length. None where
-/// they leave the address space.
+/// The whole pages that hold `len` bytes from `address` on: first address and length. None where they leave the
+/// address space.
 fn whole_pages(address: u64, len: u64, page: u64) -> Option<(u64, u64)> {
     let first = address - address % page;
     let end = address.checked_add(len)?.checked_next_multiple_of(page)?;
@@ -157,8 +155,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// For pages of every size that hosts have: the registered address and the offset agree
-        /// within a page, as the kernel demands.
+        /// For pages of every size that hosts have: the registered address and the offset agree within a page, as the
+        /// kernel demands.
         #[test]
         fn a_dma_buf_spans_whole_pages_around_the_memory(address: u64, len in 1u64..1 << 40, shift in 12u32..22) {
             let page = 1u64 << shift;

@@ -8,9 +8,8 @@ use gdsync_sys::host::page_size;
 use std::io;
 
 impl Mapping {
-    /// A mapping of `len` zeroed bytes of *host* memory, to try on a machine without a GPU what
-    /// copies to and from GPU memory. It behaves as write-combining memory does, except for its
-    /// speed.
+    /// A mapping of `len` zeroed bytes of *host* memory, to try on a machine without a GPU what copies to and from
+    /// GPU memory. It behaves as write-combining memory does, except for its speed.
     ///
     /// # Errors
     /// [`MappingError::NoHostMemory`].

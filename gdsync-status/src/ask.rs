@@ -46,8 +46,8 @@ pub struct Process {
 
 type Answer = (u32, Result<Status, AskError>);
 
-/// Asks all processes of this user. Up to 256 of them have `within` together: as much for one that does not answer as for
-/// many. In the order of their numbers.
+/// Asks all processes of this user. Up to 256 of them have `within` together: as much for one that does not answer as
+/// for many. In the order of their numbers.
 ///
 /// # Errors
 /// The list of names cannot be read.

@@ -10,11 +10,11 @@
 //!
 //! # What is promised
 //! - A process answers only its own user, and only its own user is asked: the kernel says who is at the other side of
-//!   a socket. The socket has an abstract name: nothing lies in a file system, and the kernel takes the name away when
-//!   the process ends, however it ends. Processes see each other in one network namespace.
+//!   a socket. The socket has an abstract name: nothing lies in a file system, and the kernel takes the name away
+//!   when the process ends, however it ends. Processes see each other in one network namespace.
 //! - Who asks trusts no answer: see [`decode`]. Processes that are stopped cost who asks a bounded time, together.
-//! - A process reads nothing of who asks, and takes a second for an answer at most. Its own end, and the end of a source,
-//!   wait for none who asks.
+//! - A process reads nothing of who asks, and takes a second for an answer at most. Its own end, and the end of a
+//!   source, wait for none who asks.
 //! - The child of a fork answers for what it has published itself, and for nothing of its parent.
 
 #[deny(unsafe_code)]

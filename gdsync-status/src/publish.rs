@@ -26,7 +26,8 @@ pub trait Source: Send + Sync {
     fn add_to(&self, status: &mut Status, kept: &mut Kept);
 }
 
-/// What a source has used and would drop: it is dropped once no source is being asked. Dropping it may unpublish a source.
+/// What a source has used and would drop: it is dropped once no source is being asked. Dropping it may unpublish a
+/// source.
 pub struct Kept {
     used: Vec<Arc<dyn Any + Send + Sync>>,
     until: Instant,
@@ -42,7 +43,8 @@ impl Kept {
         self.used.push(used);
     }
 
-    /// How long a source may still wait for a lock: `most`, or what is left of the time that all sources have together.
+    /// How long a source may still wait for a lock: `most`, or what is left of the time that all sources have
+    /// together.
     pub fn patience(&self, most: Duration) -> Duration {
         self.until.saturating_duration_since(Instant::now()).min(most)
     }
@@ -66,8 +68,8 @@ struct Publisher {
     server: Option<Server>,
 }
 
-/// What one process has registered. The child of a fork has one of its own: in the copy of its parent's, another thread
-/// may have held the lock, and that thread is not there.
+/// What one process has registered. The child of a fork has one of its own: in the copy of its parent's, another
+/// thread may have held the lock, and that thread is not there.
 struct Registry {
     process: u32,
     publisher: Mutex<Publisher>,
@@ -83,7 +85,8 @@ fn registered() -> Option<&'static Mutex<Publisher>> {
 }
 
 fn find(newest: *const Registry, process: u32) -> Option<&'static Mutex<Publisher>> {
-    // SAFETY: registries are made by `Box::into_raw` below, and never freed; what one has beside its lock never changes.
+    // SAFETY: registries are made by `Box::into_raw` below, and never freed; what one has beside its lock never
+    // changes.
     let registry = |at: *const Registry| unsafe { at.as_ref::<'static>() };
     let mut all = std::iter::successors(registry(newest), |one| registry(one.before));
     all.find(|one| one.process == process).map(|one| &one.publisher)

@@ -1,5 +1,5 @@
-//! The thread that answers. What those who ask do keeps the program from nothing: an answer has a limit of time, and the
-//! end of the server ends it at once.
+//! The thread that answers. What those who ask do keeps the program from nothing: an answer has a limit of time, and
+//! the end of the server ends it at once.
 
 use crate::name;
 use gdsync_sys::{local, thread};
@@ -62,8 +62,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // What a source has kept may be the last of them, and the thread itself drops that. Then the thread ends by itself,
-        // behind the answer.
+        // What a source has kept may be the last of them, and the thread itself drops that. Then the thread ends by
+        // itself, behind the answer.
         let is_own = thread.thread().id() == std::thread::current().id();
         // SAFETY: a plain system call. It ends the thread's wait, and refuses those who ask.
         unsafe { libc::shutdown(self.shared.listener.as_raw_fd(), libc::SHUT_RDWR) };

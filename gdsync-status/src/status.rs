@@ -140,7 +140,8 @@ pub struct Wait {
     pub what: String,
     /// Two waits with the same words and the same mark are the same wait.
     pub mark: u64,
-    /// How long it has waited, where that is known: by a single answer of streams, and of acknowledgements, it is not.
+    /// How long it has waited, where that is known: by a single answer of streams, and of acknowledgements, it is
+    /// not.
     pub time: Option<Duration>,
     /// Numbers of the queue pairs of the process whose completion is awaited, [`MOST_NAMED`] at most.
     pub queue_pairs: Vec<u32>,

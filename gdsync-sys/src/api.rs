@@ -1,8 +1,7 @@
 //! The table of verbs entry points: the one seam between gdsync and what drives the card.
 //!
-//! Safe code calls through a [`VerbsApi`] only, which says that its maker has vouched for the table.
-//! The table itself, [`VerbsTable`], is plain data: the code that fills one vouches for it by an
-//! `unsafe` call.
+//! Safe code calls through a [`VerbsApi`] only, which says that its maker has vouched for the table. The table
+//! itself, [`VerbsTable`], is plain data: the code that fills one vouches for it by an `unsafe` call.
 
 use crate::mlx5dv::{
     mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in, mlx5dv_obj,
@@ -27,11 +26,11 @@ pub enum Provider {
     System,
 }
 
-/// A table of entry points that behaves as [`VerbsApi::new`] demands, so that safe code may use it.
-/// Its entries are reached as those of the [`VerbsTable`] are, and cannot be changed.
+/// A table of entry points that behaves as [`VerbsApi::new`] demands, so that safe code may use it. Its entries are
+/// reached as those of the [`VerbsTable`] are, and cannot be changed.
 ///
-/// [`crate::system::load`] makes one, and so does the software card of the `softhca` crate. Any
-/// other is made from a table, which is an `unsafe` call:
+/// [`crate::system::load`] makes one, and so does the software card of the `softhca` crate. Any other is made from a
+/// table, which is an `unsafe` call:
 ///
 /// ```compile_fail,E0133
 /// use gdsync_sys::{VerbsApi, api::VerbsTable};
@@ -60,11 +59,10 @@ impl VerbsApi {
     /// Vouches for a table.
     ///
     /// # Safety
-    /// For the rest of the process, each entry does what the conventions of [`VerbsTable`] and the
-    /// manual page of its C function say, whenever it is called as that page allows, from any
-    /// thread: what it returns is null or valid for as long as the page says; what it reports
-    /// (counts, sizes, addresses of queues, names that end with a zero) is true; and it keeps no
-    /// memory of its caller beyond what the page says. No entry unwinds.
+    /// For the rest of the process, each entry does what the conventions of [`VerbsTable`] and the manual page of its
+    /// C function say, whenever it is called as that page allows, from any thread: what it returns is null or valid
+    /// for as long as the page says; what it reports (counts, sizes, addresses of queues, names that end with a zero)
+    /// is true; and it keeps no memory of its caller beyond what the page says. No entry unwinds.
     pub const unsafe fn new(table: VerbsTable) -> Self {
         VerbsApi { table }
     }
@@ -97,21 +95,19 @@ macro_rules! table {
 }
 
 table! {
-    /// Entry points of libibverbs and libmlx5, as C function pointers. Plain data: [`VerbsApi`] is what
-    /// safe code takes.
+    /// Entry points of libibverbs and libmlx5, as C function pointers. Plain data: [`VerbsApi`] is what safe code
+    /// takes.
     ///
-    /// Conventions are those of the C libraries: a function that returns a pointer returns null and
-    /// sets `errno` on failure; one that returns an `int` returns 0, or a positive errno (or -1 with
-    /// `errno` set). Ownership, lifetime and threading rules are those of the manual page of the
-    /// function of the same name.
+    /// Conventions are those of the C libraries: a function that returns a pointer returns null and sets `errno` on
+    /// failure; one that returns an `int` returns 0, or a positive errno (or -1 with `errno` set). Ownership,
+    /// lifetime and threading rules are those of the manual page of the function of the same name.
     ///
-    /// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a
-    /// private symbol behind a macro, the provider supplies a function with the documented behaviour.
+    /// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a private
+    /// symbol behind a macro, the provider supplies a function with the documented behaviour.
     VerbsTable {
         /// What filled the table.
         provider: Provider,
-        /// Objects made by commands. The in-process software card has none; libraries before rdma-core 21
-        /// lack them.
+        /// Objects made by commands. The in-process software card has none; libraries before rdma-core 21 lack them.
         devx: Option<DevxApi>,
     }
     required {
@@ -121,8 +117,7 @@ table! {
         open_device(device: *mut ibv_device) -> *mut ibv_context;
         close_device(context: *mut ibv_context) -> c_int;
         query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
-        /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the
-        /// struct first.
+        /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the struct first.
         query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int;
         query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
         alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
@@ -140,8 +135,8 @@ table! {
         destroy_cq(cq: *mut ibv_cq) -> c_int;
         create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
         destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
-        /// Blocks unless `fd` of the channel is non-blocking. Queues are armed by their record and their
-        /// register, by the program that consumes their entries: see [`crate::prm::doorbell::CqArm`].
+        /// Blocks unless `fd` of the channel is non-blocking. Queues are armed by their record and their register, by
+        /// the program that consumes their entries: see [`crate::prm::doorbell::CqArm`].
         get_cq_event(
             channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void
         ) -> c_int;
@@ -166,9 +161,9 @@ table! {
         mlx5dv_init_obj(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int;
     }
     optional {
-        /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a
-        /// negative errno. `flags` is 0, `entry_size` the size of an entry. Private symbol behind an
-        /// inline function; libraries before rdma-core 32 lack it.
+        /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a negative errno.
+        /// `flags` is 0, `entry_size` the size of an entry. Private symbol behind an inline function; libraries
+        /// before rdma-core 32 lack it.
         query_gid_table(
             context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: size_t, flags: u32,
             entry_size: size_t
@@ -177,12 +172,11 @@ table! {
         reg_dmabuf_mr(
             pd: *mut ibv_pd, offset: u64, length: size_t, iova: u64, fd: c_int, access: c_int
         ) -> *mut ibv_mr;
-        /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system
-        /// provider has them, from rdma-core 24 on.
+        /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system provider has them,
+        /// from rdma-core 24 on.
         qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex;
-        /// A command about the device as a whole, in the device's own language
-        /// (`mlx5dv_devx_general_cmd`). The in-process software card has QUERY_HCA_CAP only; libraries
-        /// before rdma-core 21 lack it.
+        /// A command about the device as a whole, in the device's own language (`mlx5dv_devx_general_cmd`). The
+        /// in-process software card has QUERY_HCA_CAP only; libraries before rdma-core 21 lack it.
         ///
         /// It fails with EREMOTEIO where the device refuses the command: see [`DevxApi`].
         devx_general_cmd(
@@ -193,12 +187,10 @@ table! {
 }
 
 table! {
-    /// Entry points of libmlx5's DEVX: objects made by commands of the device
-    /// ([`crate::prm::command`]).
+    /// Entry points of libmlx5's DEVX: objects made by commands of the device ([`crate::prm::command`]).
     ///
-    /// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then
-    /// begins with a status and a syndrome. Older kernels have other numbers for that: an answer with a
-    /// status is the device's.
+    /// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then begins with a
+    /// status and a syndrome. Older kernels have other numbers for that: an answer with a status is the device's.
     DevxApi {}
     required {
         obj_create(

@@ -5,8 +5,8 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs code of the program, which must leave what it shares with the caller usable, or the caller
-/// must not use that again.
+/// Runs code of the program, which must leave what it shares with the caller usable, or the caller must not use that
+/// again.
 ///
 /// ```
 /// use gdsync_sys::contain::contain;
@@ -20,8 +20,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub fn contain<T>(code: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|payload| {
         let message = message(&*payload);
-        // The payload's drop is code of the program, too. If it panics, its own payload is leaked:
-        // dropping that could go on so for ever.
+        // The payload's drop is code of the program, too. If it panics, its own payload is leaked: dropping that
+        // could go on so for ever.
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
             std::mem::forget(another);
         }

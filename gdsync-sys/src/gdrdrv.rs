@@ -1,8 +1,7 @@
-//! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to
-//! 2.6.
+//! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to 2.6.
 //!
-//! Facts are those of gdrcopy's header `gdrdrv.h` and of what its module does with them. Field
-//! names are the header's.
+//! Facts are those of gdrcopy's header `gdrdrv.h` and of what its module does with them. Field names are the
+//! header's.
 
 #![allow(missing_docs, reason = "paddings say what they are by their names")]
 
@@ -81,8 +80,7 @@ macro_rules! parameters {
 pub(crate) use parameters;
 
 parameters! {
-    /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Tokens other than 0 are refused by modules that map
-    /// persistently.
+    /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Tokens other than 0 are refused by modules that map persistently.
     PinBuffer {
         /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
         addr: u64,

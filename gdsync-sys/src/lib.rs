@@ -2,10 +2,9 @@
 //!
 //! Three layers make up the project; this crate is the lowest.
 //!
-//! 1. `gdsync-sys`: wire formats ([`prm`]), C types ([`verbs`], [`mlx5dv`]), requests to NVIDIA's
-//!    kernel modules that map GPU memory ([`gdrdrv`], [`nvrm`]), and the table of entry points
-//!    ([`VerbsApi`]) that a *provider* fills: the system's libibverbs and libmlx5 ([`system`]), or
-//!    the software card of the `softhca` crate.
+//! 1. `gdsync-sys`: wire formats ([`prm`]), C types ([`verbs`], [`mlx5dv`]), requests to NVIDIA's kernel modules that
+//!    map GPU memory ([`gdrdrv`], [`nvrm`]), and the table of entry points ([`VerbsApi`]) that a *provider* fills:
+//!    the system's libibverbs and libmlx5 ([`system`]), or the software card of the `softhca` crate.
 //! 2. `gdsync`: the safe library, which knows only the table.
 //! 3. `gdsync-cli`: the command-line tool.
 //!

@@ -1,7 +1,7 @@
 //! Types and constants of libmlx5's direct verbs that gdsync uses.
 //!
-//! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; checked like those of
-//! [`crate::verbs`], and documented like those.
+//! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; checked like those of [`crate::verbs`], and
+//! documented like those.
 
 #![allow(
     non_camel_case_types,
@@ -159,8 +159,7 @@ pub const MLX5DV_OBJ_PD: u64 = 1 << 6;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct mlx5dv_cq_init_attr {
-    /// Which of the fields below are set. Without the compression bit, entries are never
-    /// compressed.
+    /// Which of the fields below are set. Without the compression bit, entries are never compressed.
     pub comp_mask: u64,
     pub cqe_comp_res_format: u8,
     pub flags: u32,
@@ -198,16 +197,14 @@ pub const MLX5DV_DCTYPE_DCI: u32 = 2;
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
 /// Results of reads and atomics do, too, where not every send writes an entry.
 pub const MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
-/// Not of libmlx5, which refuses it, and where only a command makes such a queue pair: the in-process
-/// software card makes one that may release the sends of others
-/// ([`CreateQp::master`](crate::prm::command::encode::CreateQp)).
+/// Not of libmlx5, which refuses it, and where only a command makes such a queue pair: the in-process software card
+/// makes one that may release the sends of others ([`CreateQp::master`](crate::prm::command::encode::CreateQp)).
 pub const SOFTWARE_QP_CREATE_MASTER: u32 = 1 << 30;
 /// As [`SOFTWARE_QP_CREATE_MASTER`]: one whose sends a master may release
 /// ([`CreateQp::slave_send`](crate::prm::command::encode::CreateQp)).
 pub const SOFTWARE_QP_CREATE_SLAVE_SEND: u32 = 1 << 31;
 
-/// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`:
-/// driver 1).
+/// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`: driver 1).
 const RES_TYPE_MLX5: u64 = 1 << 32;
 /// The allocator is asked for a queue pair's rings.
 pub const MLX5DV_RES_TYPE_QP: u64 = RES_TYPE_MLX5 | 1;

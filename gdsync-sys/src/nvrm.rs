@@ -1,10 +1,8 @@
-//! The resource manager of NVIDIA's kernel driver: the few requests that map GPU memory for the
-//! CPU.
+//! The resource manager of NVIDIA's kernel driver: the few requests that map GPU memory for the CPU.
 //!
-//! Facts are those of the open kernel modules: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`,
-//! `ctrl0000unix.h`, `cl0080.h`. It is no stable interface: known to be so in driver 580.
-//! Structures are named by what they are for, with the header's name beside; so are fields, where the
-//! names differ.
+//! Facts are those of the open kernel modules: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`, `ctrl0000unix.h`,
+//! `cl0080.h`. It is no stable interface: known to be so in driver 580. Structures are named by what they are for,
+//! with the header's name beside; so are fields, where the names differ.
 
 #![allow(missing_docs, reason = "fields without a line have the header's name")]
 
@@ -66,8 +64,7 @@ pub fn status_name(status: u32) -> &'static str {
     }
 }
 
-/// Most objects that are imported at a time
-/// (`NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_MAX_OBJECTS`).
+/// Most objects that are imported at a time (`NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_MAX_OBJECTS`).
 const MAX_OBJECTS: usize = 128;
 
 parameters! {
@@ -126,8 +123,7 @@ parameters! {
         status: u32,
     }
 
-    /// `nv_ioctl_nvos33_parameters_with_fd`: makes a file mappable, by one `mmap` at offset 0 of
-    /// exactly this length.
+    /// `nv_ioctl_nvos33_parameters_with_fd`: makes a file mappable, by one `mmap` at offset 0 of exactly this length.
     MapMemory {
         /// `hClient`.
         client: u32,

@@ -1,5 +1,4 @@
-//! How a thread waits for memory that another thread, a card or a process writes, without occupying
-//! a core.
+//! How a thread waits for memory that another thread, a card or a process writes, without occupying a core.
 
 use crate::wake::{self, Helper};
 use std::sync::OnceLock;
@@ -8,13 +7,12 @@ use std::time::{Duration, Instant};
 
 /// Spins for a moment, then naps. The naps grow up to a limit.
 ///
-/// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer
-/// process. On a machine with few cores, a spinning thread occupies the core that the writer needs,
-/// so it spins only briefly.
+/// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer process. On a
+/// machine with few cores, a spinning thread occupies the core that the writer needs, so it spins only briefly.
 ///
-/// Each nap that ends occupies a core for a moment. Where more than eight threads of the process nap at a
-/// time, each naps longer, up to 32 ms, so that all of them together wake as often as eight do.
-/// A nap beside memory ([`Pause::pause_at`]) still ends with the write.
+/// Each nap that ends occupies a core for a moment. Where more than eight threads of the process nap at a time, each
+/// naps longer, up to 32 ms, so that all of them together wake as often as eight do. A nap beside memory
+/// ([`Pause::pause_at`]) still ends with the write.
 ///
 /// ```
 /// use gdsync_sys::pause::Pause;
@@ -66,9 +64,8 @@ impl Pause {
         }
     }
 
-    /// As [`Self::pause`], beside a word of memory: a nap ends as soon as a software card of this process
-    /// writes to the word. `is_there` looks at the memory once more before a nap; returns
-    /// whether it has found what is awaited.
+    /// As [`Self::pause`], beside a word of memory: a nap ends as soon as a software card of this process writes to
+    /// the word. `is_there` looks at the memory once more before a nap; returns whether it has found what is awaited.
     ///
     /// With `helper`, the thread serves a card that it waits for, instead of spinning.
     pub fn pause_at(
@@ -142,8 +139,8 @@ impl Drop for Napping {
     }
 }
 
-/// Asks the system how many cores there are, so that no wait has to ask: the question reads files and
-/// allocates. The answer is kept for the life of the process.
+/// Asks the system how many cores there are, so that no wait has to ask: the question reads files and allocates. The
+/// answer is kept for the life of the process.
 pub fn prepare() {
     spin_time();
 }

@@ -46,8 +46,8 @@ pub enum LoadError {
     },
 }
 
-/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the
-/// process: libibverbs has threads and callbacks of its own and must not be unloaded.
+/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the process:
+/// libibverbs has threads and callbacks of its own and must not be unloaded.
 ///
 /// # Errors
 /// [`LoadError`]. Nothing is remembered of a failure: a later call tries again.
@@ -64,8 +64,8 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
     // The software card may stand behind these libraries.
     crate::wake::find();
     let table = fill(LIBIBVERBS, LIBMLX5)?;
-    // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and those of
-    // `inline`, which call them: they do what their manual pages say.
+    // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and those of `inline`, which
+    // call them: they do what their manual pages say.
     Ok(API.get_or_init(|| unsafe { VerbsApi::new(table) }))
 }
 
@@ -77,8 +77,8 @@ struct Loaded {
 
 impl Loaded {
     fn open(name: &'static str, package: &'static str) -> Result<Self, LoadError> {
-        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts
-        // another library of that name on the search path has replaced rdma-core knowingly.
+        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts another library of
+        // that name on the search path has replaced rdma-core knowingly.
         let library = unsafe { Library::new(name) };
         match library {
             Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
@@ -99,9 +99,8 @@ impl Loaded {
     }
 }
 
-/// A table of functions. Each line names a library, the prefix that its symbols have before the
-/// fields' names, the release that brought them, and the fields; those of `optional` may be
-/// missing.
+/// A table of functions. Each line names a library, the prefix that its symbols have before the fields' names, the
+/// release that brought them, and the fields; those of `optional` may be missing.
 macro_rules! table {
     (
         $table:ident { $($given:ident: $value:expr,)* }
@@ -119,9 +118,9 @@ macro_rules! table {
 fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, LoadError> {
     let verbs = Loaded::open(libibverbs, PACKAGE)?;
     let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
-    // SAFETY: each field has the type that the header of that library declares for the function of
-    // that name (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's
-    // Debian symbol files; of a symbol with several versions, `dlsym` finds the newest.
+    // SAFETY: each field has the type that the header of that library declares for the function of that name
+    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; of a
+    // symbol with several versions, `dlsym` finds the newest.
     Ok(unsafe {
         table! {
             VerbsTable {

@@ -7,8 +7,9 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Starts a thread. Returns once the thread has what the C library's allocator gives each thread at its first use, and what it
-/// allocates where a thread waits for a lock of `parking_lot` first: the note that the thread's entry is to be destroyed.
+/// Starts a thread. Returns once the thread has what the C library's allocator gives each thread at its first use,
+/// and what it allocates where a thread waits for a lock of `parking_lot` first: the note that the thread's entry is
+/// to be destroyed.
 ///
 /// The allocator maps and unmaps memory for that. Open MPI, UCX and libfabric write over the code of `munmap` and its
 /// like while they start, when no thread may run it: they rely on the program, which has started no other thread yet.

@@ -1,9 +1,9 @@
 //! Types and constants of libibverbs that gdsync uses.
 //!
-//! Source of every layout: `libibverbs/verbs.h` of rdma-core (versions 39 to 65; these structs are
-//! part of the library's stable ABI and did not change in that range, but for fields added at the
-//! end of [`ibv_port_attr`]). `tests/it/layout.rs` compares them with the installed header, where
-//! there is one, and with a record of its answers.
+//! Source of every layout: `libibverbs/verbs.h` of rdma-core (versions 39 to 65; these structs are part of the
+//! library's stable ABI and did not change in that range, but for fields added at the end of [`ibv_port_attr`]).
+//! `tests/it/layout.rs` compares them with the installed header, where there is one, and with a record of its
+//! answers.
 //!
 //! C enums are plain integers here: a library may return a value that its header did not have yet.
 //!
@@ -98,8 +98,8 @@ pub struct ibv_cq_init_attr_ex {
     pub channel: *mut ibv_comp_channel,
     /// Completion vector, less than `num_comp_vectors`.
     pub comp_vector: u32,
-    /// Fields that `read_*` of the extended queue may be asked for; the mlx5 provider asks that
-    /// only known bits are set.
+    /// Fields that `read_*` of the extended queue may be asked for; the mlx5 provider asks that only known bits are
+    /// set.
     pub wc_flags: u64,
     pub comp_mask: u32,
     pub flags: u32,

@@ -1,19 +1,19 @@
 //! Threads of this process that rest beside memory, and those that write it.
 //!
-//! A store to memory wakes no thread. A software card that polls doorbell registers, and a thread that
-//! polls a completion entry, therefore rest in short naps, and what was stored is found when the nap ends.
-//! Where the writer is another thread of the process, it can do better: it says here that it has written.
+//! A store to memory wakes no thread. A software card that polls doorbell registers, and a thread that polls a
+//! completion entry, therefore rest in short naps, and what was stored is found when the nap ends. Where the writer
+//! is another thread of the process, it can do better: it says here that it has written.
 //!
 //! - A thread that polls a word rests in [`rest`]; a card says [`wrote`] of each range that it has written.
 //! - A card registers its *bell* by [`add_bell`], and says [`card_rests`] while its thread sleeps; what rings a
 //!   doorbell register says [`rung`].
 //!
-//! All of this is about time alone: every rest has an end of its own, and who rests looks again. So a
-//! program that says nothing, or a writer outside of the process, costs a nap and nothing else.
+//! All of this is about time alone: every rest has an end of its own, and who rests looks again. So a program that
+//! says nothing, or a writer outside of the process, costs a nap and nothing else.
 //!
-//! The state is one of the whole process. A process may hold several copies of this crate (the software
-//! card's preload library has one, the program another): each uses the table that a library exports under
-//! the name [`EXPORTED`], or else its own.
+//! The state is one of the whole process. A process may hold several copies of this crate (the software card's
+//! preload library has one, the program another): each uses the table that a library exports under the name
+//! [`EXPORTED`], or else its own.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
@@ -71,14 +71,14 @@ impl Place {
         }
     }
 
-    /// Two threads that come and go at one moment may leave the word of one of them: the other one's rest then
-    /// ends by itself.
+    /// Two threads that come and go at one moment may leave the word of one of them: the other one's rest then ends
+    /// by itself.
     fn leave(&self) {
         self.resting.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Wakes who rests beside what was written. Others of its memory, such as the entries of a completion queue
-    /// that come before the one that is awaited, wake no thread.
+    /// Wakes who rests beside what was written. Others of its memory, such as the entries of a completion queue that
+    /// come before the one that is awaited, wake no thread.
     fn wrote(&self, first: usize, last: usize) {
         if self.resting.load(Ordering::Acquire) == 0 {
             return;
@@ -123,8 +123,8 @@ impl Table {
     }
 
     fn bells(&self) -> impl Iterator<Item = &'static Bell> {
-        // SAFETY: only `add_bell` stores there, and only such references. Libraries that have software cards
-        // are never unloaded: the cards' threads run in them.
+        // SAFETY: only `add_bell` stores there, and only such references. Libraries that have software cards are
+        // never unloaded: the cards' threads run in them.
         self.bells.iter().map_while(|bell| unsafe { bell.load(Ordering::Acquire).as_ref() })
     }
 
@@ -160,9 +160,9 @@ impl Table {
         group.fetch_add(1, Ordering::Relaxed);
         place.enter(address);
         let turn = place.turn.load(Ordering::Acquire);
-        // Either this look finds what was written, or the writer finds this thread resting: one fence comes
-        // between its write and its look, this one between the announcement and this look. If the writer has
-        // changed the turn since it was read, the futex does not sleep.
+        // Either this look finds what was written, or the writer finds this thread resting: one fence comes between
+        // its write and its look, this one between the announcement and this look. If the writer has changed the turn
+        // since it was read, the futex does not sleep.
         fence(Ordering::SeqCst);
         let found = is_there();
         if !found {
@@ -201,15 +201,15 @@ fn exported() -> Option<&'static Table> {
     let name = std::ffi::CString::new(EXPORTED).ok()?;
     // SAFETY: a name that ends with 0; the default scope.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: the name has the version of this layout, so who exports it exports such a table, a static. Its
-    // fields are atomics. The library stays loaded, as it has a software card (`Table::rung`).
+    // SAFETY: the name has the version of this layout, so who exports it exports such a table, a static. Its fields
+    // are atomics. The library stays loaded, as it has a software card (`Table::rung`).
     unsafe { found.cast::<Table>().as_ref() }
 }
 
 /// The calling thread has stored to a word that may be a doorbell register. A card that rests is woken.
 ///
-/// With `lends_itself`, the thread holds no lock, and may be kept for some microseconds: the card may
-/// do its work on this thread at once, instead of waking its own.
+/// With `lends_itself`, the thread holds no lock, and may be kept for some microseconds: the card may do its work on
+/// this thread at once, instead of waking its own.
 ///
 /// Where no card rests this is two loads ([`find`]). It has no fence: a card that falls asleep at this moment may
 /// miss the store, and finds it after its nap.
@@ -282,8 +282,8 @@ pub fn wrote(address: usize, len: usize) {
     table().wrote(address, len);
 }
 
-/// Rests until a card of this process writes to `address`, for `longest` at most; not at all if
-/// `is_there`, which looks at the memory once more. Returns what that found.
+/// Rests until a card of this process writes to `address`, for `longest` at most; not at all if `is_there`, which
+/// looks at the memory once more. Returns what that found.
 ///
 /// It may return early for no reason, as [`std::thread::park`] does.
 pub fn rest(address: usize, longest: Duration, is_there: impl FnOnce() -> bool) -> bool {
@@ -301,8 +301,8 @@ mod futex {
             tv_nsec: longest.subsec_nanos().into(),
         };
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: a word that lives during the call, and a valid time. Whatever ends the sleep, the caller
-        // looks again.
+        // SAFETY: a word that lives during the call, and a valid time. Whatever ends the sleep, the caller looks
+        // again.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, &raw const time) };
     }
 
@@ -322,8 +322,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    /// Rests beside `beside` until `wake` has been called often enough to end that. True if it was the wake-up
-    /// that ended it.
+    /// Rests beside `beside` until `wake` has been called often enough to end that. True if it was the wake-up that
+    /// ended it.
     fn woken(table: &Table, beside: usize, wake: impl Fn()) -> bool {
         let (ended, started) = (AtomicBool::new(false), Instant::now());
         std::thread::scope(|scope| {

@@ -13,8 +13,8 @@ pub struct Summary {
     pub messages: u64,
     /// Processes.
     pub processes: u64,
-    /// Records that processes have dropped: their parts were full, or could not be written; and records of no kind that
-    /// this version knows.
+    /// Records that processes have dropped: their parts were full, or could not be written; and records of no kind
+    /// that this version knows.
     pub dropped: u64,
     /// Parts without their end: of processes that a signal has ended, or whose file was cut.
     pub cut_off: u64,
@@ -30,8 +30,8 @@ pub(crate) struct Track {
 /// When an event was, and how it is drawn.
 #[derive(Clone, Copy)]
 pub(crate) enum Time {
-    /// What lasted, from one time until another. A moment lasts 1 ns here, the clock's unit: arrows begin and end
-    /// at what lasts.
+    /// What lasted, from one time until another. A moment lasts 1 ns here, the clock's unit: arrows begin and end at
+    /// what lasts.
     Slice(u64, u64),
     /// The begin of what has an end of its own.
     Begin(u64),

@@ -8,18 +8,17 @@ use std::path::{Path, PathBuf};
 
 /// Environment variable that asks for a trace, as a file or as a folder.
 ///
-/// - A file: the process writes its trace there when it ends. `%p` in the name stands for the number of the
-///   process. Where another process holds the file, or another copy of the library in this one, the name
-///   gets `.` and the number behind it. Until the end, the records are beside it, in a file with `.part`
-///   behind the name.
+/// - A file: the process writes its trace there when it ends. `%p` in the name stands for the number of the process.
+///   Where another process holds the file, or another copy of the library in this one, the name gets `.` and the
+///   number behind it. Until the end, the records are beside it, in a file with `.part` behind the name.
 /// - A folder, which exists, or whose name ends with `/`: the process writes a part there, for
 ///   [`merge`](crate::merge).
 ///
 /// An empty value asks for nothing.
 pub const TRACE_VARIABLE: &str = "GDSYNC_TRACE";
 
-/// Environment variable that has a trace say when a GPU performed what its streams were given: `1`. The events of CUDA that
-/// tell so take the GPU time, and the CPU (docs/trace.md has figures).
+/// Environment variable that has a trace say when a GPU performed what its streams were given: `1`. The events of
+/// CUDA that tell so take the GPU time, and the CPU (docs/trace.md has figures).
 pub const GPU_VARIABLE: &str = "GDSYNC_TRACE_GPU";
 
 /// The end of the names of parts.

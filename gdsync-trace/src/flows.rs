@@ -69,8 +69,8 @@ impl Flows {
         Some(Known { queue: (process, card, doorbell.qpn()), index: doorbell.index() })
     }
 
-    /// The doorbell that an operation of a batch is, if it is one. A GPU may know the register by another address: then the
-    /// number of the queue pair decides.
+    /// The doorbell that an operation of a batch is, if it is one. A GPU may know the register by another address:
+    /// then the number of the queue pair decides.
     pub(crate) fn known_of_batch(&self, process: usize, register: u64, value: u64) -> Option<Known> {
         let by_number = || {
             let doorbell = Doorbell::from_raw(value);

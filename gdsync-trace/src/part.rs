@@ -1,7 +1,7 @@
 //! Parts: the records of one process, or of one copy of this library in it, in a file.
 //!
-//! A part is a [`Front`], and [`Record`]s. The last one, [`Kind::End`], says how many are before it and
-//! how many were dropped; the part of a process that was killed has none.
+//! A part is a [`Front`], and [`Record`]s. The last one, [`Kind::End`], says how many are before it and how many were
+//! dropped; the part of a process that was killed has none.
 
 use crate::destination::{Destination, naming};
 use crate::read::read;
@@ -61,8 +61,8 @@ impl Part {
         }
     }
 
-    /// Ends the part, and makes the trace of it where it is to be one. `dropped`: records that were not
-    /// even appended.
+    /// Ends the part, and makes the trace of it where it is to be one. `dropped`: records that were not even
+    /// appended.
     ///
     /// # Errors
     /// The file cannot be written; the part stays then.

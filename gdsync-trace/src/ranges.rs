@@ -1,5 +1,5 @@
-//! What lasts, as ranges of NVTX: profilers such as Nsight Systems show them, whether a trace is recorded or not. Without the
-//! feature `nvtx`, nothing.
+//! What lasts, as ranges of NVTX: profilers such as Nsight Systems show them, whether a trace is recorded or not.
+//! Without the feature `nvtx`, nothing.
 
 use crate::record::Kind;
 

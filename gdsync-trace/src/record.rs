@@ -39,10 +39,11 @@ kinds! {
         PreparedWait = 5, "prepare wait";
         /// The CPU posted a receive: the queue, and its `wr_id`.
         PostedReceive = 6, "post receive";
-        /// The CPU submitted memory operations to a stream: the stream, how many, and the submission's number in the process.
+        /// The CPU submitted memory operations to a stream: the stream, how many, and the submission's number in the
+        /// process.
         Posted = 7, "post";
-        /// One of the operations of the [`Kind::Posted`] that ends after it rings: register, doorbell, and the submission's
-        /// number.
+        /// One of the operations of the [`Kind::Posted`] that ends after it rings: register, doorbell, and the
+        /// submission's number.
         PostedDoorbell = 8, "post doorbell";
         /// The CPU rang: register and doorbell.
         Rung = 9, "ring by the CPU";
@@ -71,7 +72,8 @@ kinds! {
         Completed = 19, "complete";
         /// The last record of a part: records before it, and records dropped.
         End = 20, "end";
-        /// A GPU performed a submission, by events of CUDA: the stream, how many operations, and the submission's number.
+        /// A GPU performed a submission, by events of CUDA: the stream, how many operations, and the submission's
+        /// number.
         Performed = 21, "memory operations";
     }
 }

@@ -1,10 +1,10 @@
 //! Recording: whether there is a trace, the buffers of threads, and their end.
 //!
 //! # Invariants
-//! - [`STATE`] is `OFF` or `ON` once a first event has asked; it returns to `OFF` when the process ends, and in the child of a
-//!   `fork`.
-//! - A buffer is locked by its thread alone, except at the end of the process. A thread that finds its
-//!   buffer locked drops the event: it never waits, and what it calls may record, too.
+//! - [`STATE`] is `OFF` or `ON` once a first event has asked; it returns to `OFF` when the process ends, and in the
+//!   child of a `fork`.
+//! - A buffer is locked by its thread alone, except at the end of the process. A thread that finds its buffer locked
+//!   drops the event: it never waits, and what it calls may record, too.
 //! - Locks are taken in this order: the list of buffers, a buffer, the part.
 
 use crate::destination::Destination;
@@ -155,7 +155,8 @@ impl Drop for Span {
     }
 }
 
-/// Names the calling thread in the trace, by at most 16 bytes. Without it, the thread has the name that the system knows.
+/// Names the calling thread in the trace, by at most 16 bytes. Without it, the thread has the name that the system
+/// knows.
 pub fn name_thread(name: impl FnOnce() -> String) {
     event(Kind::ThreadName, || thread_name(&name(), true));
 }
@@ -227,7 +228,8 @@ impl Drop for Own {
         if IS_FORKED.load(Ordering::Relaxed) {
             return;
         }
-        // While it is in the list: the process may end meanwhile, and its handler writes the buffers that it finds there.
+        // While it is in the list: the process may end meanwhile, and its handler writes the buffers that it finds
+        // there.
         flush(&mut self.buffer.records.lock());
         BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
     }

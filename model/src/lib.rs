@@ -1,5 +1,4 @@
-//! What the models share: loom in the place of `gdsync/src/util/sync.rs`, and models that must
-//! fail.
+//! What the models share: loom in the place of `gdsync/src/util/sync.rs`, and models that must fail.
 
 pub mod sync {
     //! As `gdsync/src/util/sync.rs`, on loom.
@@ -22,8 +21,7 @@ pub fn holds(what: &str, model: impl Fn() + Sync + Send + 'static) {
     println!("holds: {what}");
 }
 
-/// A model with its protection taken away: loom must find what goes wrong, or the model that holds
-/// proves nothing.
+/// A model with its protection taken away: loom must find what goes wrong, or the model that holds proves nothing.
 pub fn breaks(what: &str, model: impl Fn() + Sync + Send + 'static) {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));

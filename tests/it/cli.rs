@@ -98,8 +98,7 @@ fn doorbells_go_the_way_that_is_asked_for() {
     assert!(table.lines().next().unwrap().contains("doorbells proxy (asked for)"), "{table}");
 }
 
-/// `scripts/test-system` runs this on libmlx5; the software card of the process has no such
-/// commands, and says so.
+/// `scripts/test-system` runs this on libmlx5; the software card of the process has no such commands, and says so.
 #[test]
 fn queues_are_made_by_verbs_or_by_commands() {
     assert_eq!(json(&["pingpong", "--queues", "verbs", "--iters", "20", "--json"])["queues"], "verbs");
@@ -336,8 +335,7 @@ fn gids_are_listed_with_the_one_that_connections_use() {
     assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing:?}");
 }
 
-/// Kills the other process of a pingpong once that is `ready`; the first then has to end with an error
-/// soon.
+/// Kills the other process of a pingpong once that is `ready`; the first then has to end with an error soon.
 fn kill_peer(options: &[&str], ready: impl Fn(u32)) {
     let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
     let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

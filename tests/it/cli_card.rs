@@ -1,5 +1,4 @@
-//! What the command measures where the card itself waits: sends that a word releases, and waits that
-//! it collects.
+//! What the command measures where the card itself waits: sends that a word releases, and waits that it collects.
 
 use gdsync_test_support::command::{gdsync, json, run, succeeds, text};
 use gdsync_test_support::on_system;

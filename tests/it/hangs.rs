@@ -15,8 +15,7 @@ fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
     command.spawn().unwrap()
 }
 
-/// A pingpong that fails: it ends, and both sides name one of these causes, and nothing that only
-/// follows.
+/// A pingpong that fails: it ends, and both sides name one of these causes, and nothing that only follows.
 fn fails(options: &[&str], environment: &[(&str, &str)], causes: &[&str]) {
     let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
     let what = format!("{options:?} with {environment:?}");
@@ -101,8 +100,8 @@ fn a_message_that_is_lost_for_good_ends_a_pingpong() {
 /// How fast the time-outs of the cards run. Retries of a pingpong last for half a second on hardware.
 const FAST: (&str, &str) = ("SOFTHCA_CLOCK", "20");
 
-/// Stops the other process of a pingpong, which is at work, for longer than retries last, and has it go on; again, while
-/// the pingpong runs, up to so many times. Returns how the pingpong ended.
+/// Stops the other process of a pingpong, which is at work, for longer than retries last, and has it go on; again,
+/// while the pingpong runs, up to so many times. Returns how the pingpong ended.
 fn with_stops(times: u32, options: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let arguments = [&["pingpong", "--check=false", "--warmup", "0"], options].concat();
     let mut parent = start(&arguments, environment);

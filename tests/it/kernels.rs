@@ -1,5 +1,4 @@
-//! The kernels: every way of compiling them works, and the committed PTX of `gdsync pingpong` is that
-//! of its source.
+//! The kernels: every way of compiling them works, and the committed PTX of `gdsync pingpong` is that of its source.
 
 #[path = "../../examples/device/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the examples use the rest")]

@@ -42,8 +42,8 @@ fn parse(path: &Path) -> Value {
     trace
 }
 
-/// What every trace keeps: rows have names, begins and ends are balanced, slices of a row nest, arrows have both ends, in
-/// the order of time, within slices.
+/// What every trace keeps: rows have names, begins and ends are balanced, slices of a row nest, arrows have both
+/// ends, in the order of time, within slices.
 fn assert_well_formed(trace: &Value) {
     let mut named = BTreeSet::new();
     let mut open: BTreeMap<Row, i64> = BTreeMap::new();
@@ -359,8 +359,8 @@ fn the_status_is_the_commands() {
     }
 }
 
-/// Waits until a process has written a buffer of records to its part, below a folder for temporary files: it has been at
-/// work for a while then. On a busy machine no number of seconds says that.
+/// Waits until a process has written a buffer of records to its part, below a folder for temporary files: it has been
+/// at work for a while then. On a busy machine no number of seconds says that.
 fn wait_for_records(temporary: &Path) {
     let files = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
     let has_records = |part: std::fs::DirEntry| part.metadata().is_ok_and(|part| part.len() > 64 << 10);

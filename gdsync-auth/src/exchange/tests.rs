@@ -46,8 +46,7 @@ fn key(byte: u8) -> Key {
 /// A bit of the bytes that one side sends: the message's side, the byte, the bit.
 type Flip = (bool, usize, u32);
 
-/// Runs an exchange to its end, one bit of which may change on the way. Whether each side holds it
-/// for proven.
+/// Runs an exchange to its end, one bit of which may change on the way. Whether each side holds it for proven.
 fn meet(near: &mut Exchange, far: &mut Exchange, at_most: usize, flip: Option<Flip>) -> [bool; 2] {
     let (mut one, mut other) = (end(at_most), end(at_most));
     let mut sent = [0usize; 2];

@@ -1,8 +1,7 @@
 //! Lines of 64 bytes on aarch64.
 //!
-//! In assembly, because the compiler must neither merge, split nor move these accesses. Normal
-//! non-cacheable memory, which is what write-combining is there, takes any alignment; device memory
-//! is copied by words only.
+//! In assembly, because the compiler must neither merge, split nor move these accesses. Normal non-cacheable memory,
+//! which is what write-combining is there, takes any alignment; device memory is copied by words only.
 
 use super::kernels::{LoadKernel, StoreKernel};
 use std::arch::asm;

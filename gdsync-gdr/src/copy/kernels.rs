@@ -4,8 +4,8 @@ use crate::info::Caching;
 use std::fmt;
 use std::str::FromStr;
 
-/// Declares the kernels of a direction: their names, and whether this processor has them. The fastest for write-combining memory
-/// stands first.
+/// Declares the kernels of a direction: their names, and whether this processor has them. The fastest for
+/// write-combining memory stands first.
 macro_rules! kernels {
     ($(#[$about:meta])* $type:ident { $($(#[$doc:meta])* $kernel:ident = $name:literal if $has:expr,)* }) => {
         $(#[$about])*
@@ -77,8 +77,8 @@ kernels! {
 }
 
 kernels! {
-    /// How bytes are loaded from a mapping. [`Mapping::copy_from`](crate::Mapping::copy_from) takes the best one of this
-    /// processor.
+    /// How bytes are loaded from a mapping. [`Mapping::copy_from`](crate::Mapping::copy_from) takes the best one of
+    /// this processor.
     LoadKernel {
         /// Streaming loads of 64 bytes (x86, AVX-512).
         Avx512 = "avx512" if has("avx512f") && has("sse4.1"),

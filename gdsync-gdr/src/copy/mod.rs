@@ -1,16 +1,16 @@
 //! Copying into and out of memory behind a bus.
 //!
-//! A mapping of GPU memory is write-combining as a rule: stores gather in a buffer until a line of
-//! 64 bytes is full or a fence drains it; loads are not cached, and each is a round trip over the
-//! bus. So stores are best wide and non-temporal, and loads few: a streaming load (MOVNTDQA)
-//! fetches a whole line where an ordinary one fetches 8 bytes.
+//! A mapping of GPU memory is write-combining as a rule: stores gather in a buffer until a line of 64 bytes is full
+//! or a fence drains it; loads are not cached, and each is a round trip over the bus. So stores are best wide and
+//! non-temporal, and loads few: a streaming load (MOVNTDQA) fetches a whole line where an ordinary one fetches 8
+//! bytes.
 //!
 //! # Order
-//! [`store`] ends with a store fence (`sfence`, `dsb st`): when it returns, its bytes are on their
-//! way to the GPU, before anything that this thread stores later (a doorbell, a flag). [`load`]
-//! begins with a full fence (`mfence`, `dsb sy`): it sees what this thread stored before, and
-//! empties the buffers of earlier streaming loads. 1, 2, 4 or 8 bytes at an address that is a
-//! multiple of their number are one access by every kernel, so a flag is never seen in halves.
+//! [`store`] ends with a store fence (`sfence`, `dsb st`): when it returns, its bytes are on their way to the GPU,
+//! before anything that this thread stores later (a doorbell, a flag). [`load`] begins with a full fence (`mfence`,
+//! `dsb sy`): it sees what this thread stored before, and empties the buffers of earlier streaming loads. 1, 2, 4 or
+//! 8 bytes at an address that is a multiple of their number are one access by every kernel, so a flag is never seen
+//! in halves.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -41,8 +41,7 @@ fn is_word(address: usize, len: usize) -> bool {
 /// Copies into a mapping, and fences.
 ///
 /// # Safety
-/// The processor has the kernel; `from` is readable and `to` writable for `len` bytes, and they do
-/// not overlap.
+/// The processor has the kernel; `from` is readable and `to` writable for `len` bytes, and they do not overlap.
 #[inline]
 pub(crate) unsafe fn store(kernel: StoreKernel, to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's.
@@ -59,12 +58,11 @@ pub(crate) unsafe fn store(kernel: StoreKernel, to: *mut u8, from: *const u8, le
     barrier::drain();
 }
 
-/// Copies out of write-combined memory by the best kernel of this processor, after a full fence.
-/// Loads the blocks of 16 bytes that hold the first and the last byte of `from` whole.
+/// Copies out of write-combined memory by the best kernel of this processor, after a full fence. Loads the blocks of
+/// 16 bytes that hold the first and the last byte of `from` whole.
 ///
 /// # Safety
-/// Those blocks and what lies between them are readable, and `to` is writable for `len` bytes; they
-/// do not overlap.
+/// Those blocks and what lies between them are readable, and `to` is writable for `len` bytes; they do not overlap.
 pub unsafe fn load_combined(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's; the processor has the kernel (`best`).
     unsafe { load(LoadKernel::best(Caching::WriteCombining), to, from, len) };
@@ -73,9 +71,8 @@ pub unsafe fn load_combined(to: *mut u8, from: *const u8, len: usize) {
 /// Copies out of a mapping, after a fence.
 ///
 /// # Safety
-/// The processor has the kernel; `from` is readable and `to` writable for `len` bytes, and they do
-/// not overlap. The blocks of 16 bytes that hold the first and the last byte of `from` are
-/// readable, too.
+/// The processor has the kernel; `from` is readable and `to` writable for `len` bytes, and they do not overlap. The
+/// blocks of 16 bytes that hold the first and the last byte of `from` are readable, too.
 #[inline]
 pub(crate) unsafe fn load(kernel: LoadKernel, to: *mut u8, from: *const u8, len: usize) {
     barrier::full();
@@ -114,8 +111,7 @@ unsafe fn store_lines(kernel: StoreKernel, to: *mut u8, from: *const u8, len: us
     let _ = kernel;
 }
 
-/// Whole lines by the kernel, what is before and after by blocks of 16 bytes, of which only some
-/// bytes may be wanted.
+/// Whole lines by the kernel, what is before and after by blocks of 16 bytes, of which only some bytes may be wanted.
 ///
 /// # Safety
 /// As [`load`].
@@ -154,8 +150,8 @@ unsafe fn load_blocks(mut to: *mut u8, from: *const u8, len: usize) {
     let (mut skip, mut left) = (skip, len);
     while left > 0 {
         let wanted = left.min(BLOCK - skip);
-        // SAFETY: the block is aligned and holds a wanted byte, so it is readable (the caller's);
-        // so many bytes are left at `to`.
+        // SAFETY: the block is aligned and holds a wanted byte, so it is readable (the caller's); so many bytes are
+        // left at `to`.
         unsafe {
             let bytes = wide::load_block(block);
             to.copy_from_nonoverlapping(bytes.as_ptr().add(skip), wanted);

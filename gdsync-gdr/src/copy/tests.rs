@@ -38,8 +38,7 @@ proptest! {
         arena.0.copy_from_slice(&pattern(8192, seed));
         for kernel in LoadKernel::available() {
             let mut out = vec![GUARD; skew + len + 64];
-            // SAFETY: the processor has it; both ranges are inside, of two objects, the source with
-            // 256 bytes around.
+            // SAFETY: the processor has it; both ranges are inside, of two objects, the source with 256 bytes around.
             unsafe { load(kernel, out.as_mut_ptr().add(skew), arena.0.as_ptr().add(START + offset), len) };
             prop_assert!(out[..skew].iter().all(|byte| *byte == GUARD), "{kernel}: before");
             prop_assert!(out[skew..skew + len] == arena.0[START + offset..][..len], "{kernel}, {len} at {offset}");

@@ -1,8 +1,8 @@
 //! Lines of 64 bytes on x86-64.
 //!
-//! In assembly, because the compiler must neither merge, split nor move these accesses, and has the
-//! AVX-512 intrinsics only since Rust 1.89. Only the low halves of registers are named as
-//! clobbered: the surrounding code is compiled for SSE2 and keeps nothing above them.
+//! In assembly, because the compiler must neither merge, split nor move these accesses, and has the AVX-512
+//! intrinsics only since Rust 1.89. Only the low halves of registers are named as clobbered: the surrounding code is
+//! compiled for SSE2 and keeps nothing above them.
 
 use super::kernels::{LoadKernel, StoreKernel};
 use std::arch::asm;
@@ -11,8 +11,7 @@ macro_rules! lines {
     ($(#[$doc:meta])* $name:ident, $($line:literal),+; $($last:literal)?) => {
         $(#[$doc])*
         unsafe fn $name(to: *mut u8, from: *const u8, lines: usize) {
-            // SAFETY: the caller's: the processor has the instructions, and the ranges are
-            // accessible.
+            // SAFETY: the caller's: the processor has the instructions, and the ranges are accessible.
             unsafe {
                 asm!(
                     "2:",

@@ -180,8 +180,7 @@ fn several_mappings_share_the_memory_and_are_dropped_independently() {
     second.copy_from(9, &mut seen).unwrap();
     assert_eq!(&seen, b"shared");
     drop(first);
-    // `ask` is set (see `map_as`), and still nothing says that the memory may go: the import holds
-    // it.
+    // `ask` is set (see `map_as`), and still nothing says that the memory may go: the import holds it.
     assert_eq!(second.copy_to(0, &[1]), Ok(()));
     assert!(matches!(second.copy_to(4096, &[1]), Err(MappingError::OutOfBounds { .. })));
     drop(second);

@@ -55,13 +55,12 @@ fn a_kernel_that_the_processor_lacks_is_refused() {
     assert!(error.contains(&load.unwrap().to_string()) && error.contains("memcpy"), "{error}");
 }
 
-/// The exit status of a child that has its parent's mapping: 0 if every access is refused, and
-/// dropping it unmaps nothing.
+/// The exit status of a child that has its parent's mapping: 0 if every access is refused, and dropping it unmaps
+/// nothing.
 fn in_child(memory: Mapping) -> i32 {
     let refused = memory.copy_to(0, &[1]) == Err(MappingError::Forked)
         && memory.copy_from(0, &mut [0]) == Err(MappingError::Forked);
-    // SAFETY: maps over what would be unmapped by mistake, at the address that the child does not
-    // have.
+    // SAFETY: maps over what would be unmapped by mistake, at the address that the child does not have.
     let fresh = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         libc::mmap(memory.as_ptr().cast(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
@@ -83,8 +82,7 @@ fn in_child(memory: Mapping) -> i32 {
 fn a_child_does_not_inherit_it() {
     let memory = Mapping::stand_in(4096).unwrap();
     memory.copy_to(0, &[7]).unwrap();
-    // SAFETY: the child does nothing that allocates, and leaves without running anything of the
-    // test harness.
+    // SAFETY: the child does nothing that allocates, and leaves without running anything of the test harness.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let code = in_child(memory);

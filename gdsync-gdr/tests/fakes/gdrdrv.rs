@@ -152,8 +152,8 @@ impl Gdrdrv {
         self.pins.get(&handle).ok_or_else(|| errno(libc::EINVAL))
     }
 
-    /// Rounds to GPU pages, as the module does; remembers what the address was, which only whole
-    /// pages may be mapped with.
+    /// Rounds to GPU pages, as the module does; remembers what the address was, which only whole pages may be mapped
+    /// with.
     fn pin(&mut self, fd: i32, addr: u64, size: u64) -> io::Result<u64> {
         if addr == 0 {
             return Err(errno(libc::EINVAL));
@@ -195,8 +195,8 @@ impl Gdrdrv {
         }
     }
 
-    /// CUDA frees the memory: the addresses of the mappings that go with it, unless the memory is
-    /// pinned persistently.
+    /// CUDA frees the memory: the addresses of the mappings that go with it, unless the memory is pinned
+    /// persistently.
     pub(super) fn free_memory(&mut self) -> Vec<usize> {
         let mut gone = Vec::new();
         for pin in self.pins.values_mut().filter(|_| !self.persistent) {

@@ -1,8 +1,7 @@
 //! Fake kernel modules that behave as the sources of the real ones say, over memory that exists.
 //!
-//! The GPU's memory is a memfd, so that mappings of it are real and share bytes. Anything that a
-//! module would have to clean up after its user is a mistake of the user's, and noted
-//! ([`Fake::end`]).
+//! The GPU's memory is a memfd, so that mappings of it are real and share bytes. Anything that a module would have to
+//! clean up after its user is a mistake of the user's, and noted ([`Fake::end`]).
 
 mod gdrdrv;
 mod nvrm;
@@ -172,8 +171,7 @@ impl State {
         Ok(NonNull::new(at.cast()).unwrap())
     }
 
-    /// Takes pages away, as a module does when their memory is freed: an access ends the test by a
-    /// signal.
+    /// Takes pages away, as a module does when their memory is freed: an access ends the test by a signal.
     fn zap(&mut self, at: usize) {
         let (len, _) = self.maps[&at];
         // SAFETY: mapped by us; whether it is still used is what the test is about.

@@ -4,8 +4,7 @@ use std::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Address vector of a datagram: `struct mlx5_wqe_av`, 48 bytes (a datagram segment is nothing
-/// else).
+/// Address vector of a datagram: `struct mlx5_wqe_av`, 48 bytes (a datagram segment is nothing else).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct AddressVector {
@@ -97,8 +96,8 @@ impl AddressVector {
         }
     }
 
-    /// The same address with the queue pair (24 bits are used) and the Q_Key of one datagram: an
-    /// address handle has neither.
+    /// The same address with the queue pair (24 bits are used) and the Q_Key of one datagram: an address handle has
+    /// neither.
     pub fn with_destination(self, qpn: u32, qkey: u32) -> Self {
         let dqp_dct = U32::new(EXTENDED_AV | qpn & 0xff_ffff);
         AddressVector { qkey: U32::new(qkey), dqp_dct, ..self }
@@ -109,8 +108,8 @@ impl AddressVector {
         self.dqp_dct.get() & EXTENDED_AV != 0
     }
 
-    /// The fields of the global route, whether the bit says that there is one or not: on RoCE,
-    /// where every packet has one, libmlx5 leaves the bit 0.
+    /// The fields of the global route, whether the bit says that there is one or not: on RoCE, where every packet has
+    /// one, libmlx5 leaves the bit 0.
     pub fn route(&self) -> GrhFields {
         let word = self.grh_gid_fl.get();
         GrhFields {
@@ -156,8 +155,7 @@ mod tests {
 
     #[test]
     fn address_vector_bytes() {
-        // mlx5dv.h, struct mlx5_wqe_av; bit 31 of dqp_dct and bit 30 of grh_gid_fl as libmlx5 sets
-        // them.
+        // mlx5dv.h, struct mlx5_wqe_av; bit 31 of dqp_dct and bit 30 of grh_gid_fl as libmlx5 sets them.
         let grh =
             GrhFields { traffic_class: 7, hop_limit: 64, gid_index: 3, flow_label: 0x12345, gid: [0xee; 16] };
         let fields = AddressFields {

@@ -1,5 +1,4 @@
-//! Completion-queue entries (CQEs) of 64 bytes: `struct mlx5_cqe64` and its error form `struct
-//! mlx5_err_cqe`.
+//! Completion-queue entries (CQEs) of 64 bytes: `struct mlx5_cqe64` and its error form `struct mlx5_err_cqe`.
 
 use super::wqe::Opcode;
 use super::{UnknownCode, getters, wire_codes};
@@ -11,8 +10,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 pub const CQE_SIZE: usize = 64;
 /// Bit of `op_own` that says which lap of the ring an entry belongs to.
 pub const OWNER_BIT: u8 = 1;
-/// `op_own` of an entry that no card has written, with owner bit 1: the value that a stream waiting
-/// for owner 0 waits past.
+/// `op_own` of an entry that no card has written, with owner bit 1: the value that a stream waiting for owner 0 waits
+/// past.
 pub const OP_OWN_INVALID: u8 = 0xf1;
 /// Offset of the last 32-bit word: WQE counter, signature, `op_own`.
 pub const LAST_DWORD: usize = 60;
@@ -79,16 +78,16 @@ wire_codes! {
     }
 }
 
-/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes
-/// (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the kernel).
+/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the
+/// kernel).
 pub const L3_GRH: u8 = 0;
 /// [`PathFields::level_or_l3_type`] on Ethernet: an IPv6 header, in 40 bytes.
 pub const L3_IPV6: u8 = 1;
 /// [`PathFields::level_or_l3_type`] on Ethernet: an IPv4 header, in the last 20 of 40 bytes.
 pub const L3_IPV4: u8 = 2;
 
-/// Where a message came from: what a responder entry says beside the remote queue pair. Of messages of
-/// connections only the LID is said.
+/// Where a message came from: what a responder entry says beside the remote queue pair. Of messages of connections
+/// only the LID is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathFields {
     /// Source LID; 0 on Ethernet.
@@ -124,8 +123,7 @@ pub struct Cqe64 {
     pub(super) op_own: u8,
 }
 
-/// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside
-/// `timestamp`.
+/// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside `timestamp`.
 const VENDOR_SYNDROME: usize = 54;
 /// Offset of the syndrome in an error entry (`mlx5_err_cqe.syndrome`).
 const SYNDROME: usize = 55;
@@ -166,8 +164,7 @@ impl Cqe64 {
         }
     }
 
-    /// A work request failed: `opcode` is [`CqeOpcode::RequesterError`] or
-    /// [`CqeOpcode::ResponderError`].
+    /// A work request failed: `opcode` is [`CqeOpcode::RequesterError`] or [`CqeOpcode::ResponderError`].
     pub fn error(
         opcode: CqeOpcode,
         wqe_opcode: u8,
@@ -191,8 +188,7 @@ impl Cqe64 {
         Cqe64 { op_own: self.op_own & !OWNER_BIT | u8::from(owner), ..self }
     }
 
-    /// The same entry with the time of the card's clock. An error entry has none: the bytes are its
-    /// syndromes.
+    /// The same entry with the time of the card's clock. An error entry has none: the bytes are its syndromes.
     pub fn with_timestamp(self, clock: u64) -> Self {
         if self.is_error() { self } else { Cqe64 { timestamp: U64::new(clock), ..self } }
     }
@@ -202,8 +198,8 @@ impl Cqe64 {
         Self::blank(CqeOpcode::Resize, 0, 0, 0)
     }
 
-    /// The same entry with the user's index of the queue pair in `srqn_uidx` (24 bits are used):
-    /// what CQE version 1 finds a queue pair by.
+    /// The same entry with the user's index of the queue pair in `srqn_uidx` (24 bits are used): what CQE version 1
+    /// finds a queue pair by.
     pub fn with_user_index(self, index: u32) -> Self {
         Cqe64 { srqn_uidx: U32::new(index & 0xff_ffff), ..self }
     }

@@ -1,7 +1,7 @@
 //! Doorbell records and doorbell registers.
 //!
-//! A *record* is a word of host memory that says how far a queue has been filled (or emptied); a
-//! *register* is a word of a UAR page (user access region) whose store makes the card look.
+//! A *record* is a word of host memory that says how far a queue has been filled (or emptied); a *register* is a word
+//! of a UAR page (user access region) whose store makes the card look.
 
 use super::getters;
 
@@ -54,9 +54,9 @@ impl Doorbell {
         Doorbell(raw)
     }
 
-    /// A doorbell for [`UAR_NO_RECORD`]: its index is the producer index, one past the last block
-    /// that is announced, in the place of that of the last WQE. (`doca_gpu_dev_verbs_prepare_db` and
-    /// `submit_db_no_dbr` of DOCA GPUNetIO; no more than the two fields is set.)
+    /// A doorbell for [`UAR_NO_RECORD`]: its index is the producer index, one past the last block that is announced,
+    /// in the place of that of the last WQE. (`doca_gpu_dev_verbs_prepare_db` and `submit_db_no_dbr` of DOCA
+    /// GPUNetIO; no more than the two fields is set.)
     pub fn without_record(producer: u16, qpn: u32) -> Self {
         Doorbell((u64::from(producer) << 40 | u64::from(qpn & 0xff_ffff) << 8).to_be())
     }
@@ -76,8 +76,8 @@ getters! { Doorbell, self:
     qpn -> u32 { self.words().1 >> 8 }
 }
 
-/// What arms a completion queue: word [`DBR_CQ_ARM`] of its record, and then, with the queue's
-/// number, the doorbell at [`UAR_CQ_ARM`] (libmlx5, `mlx5_arm_cq`).
+/// What arms a completion queue: word [`DBR_CQ_ARM`] of its record, and then, with the queue's number, the doorbell
+/// at [`UAR_CQ_ARM`] (libmlx5, `mlx5_arm_cq`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CqArm(u32);
 
@@ -85,8 +85,8 @@ pub struct CqArm(u32);
 const ARM_SOLICITED_ONLY: u32 = 1 << 24;
 
 impl CqArm {
-    /// Arms for entries from the consumer index on (24 bits are used). `sequence` counts the events
-    /// of the queue, 2 bits.
+    /// Arms for entries from the consumer index on (24 bits are used). `sequence` counts the events of the queue, 2
+    /// bits.
     pub fn new(sequence: u8, solicited_only: bool, consumer_index: u32) -> Self {
         let command = if solicited_only { ARM_SOLICITED_ONLY } else { 0 };
         CqArm(u32::from(sequence & 3) << 28 | command | consumer_index & 0xff_ffff)
@@ -136,8 +136,7 @@ mod tests {
 
     #[test]
     fn arming_bytes() {
-        // libmlx5, mlx5_arm_cq: sn << 28 | command | consumer index; the doorbell is that and the
-        // queue's number.
+        // libmlx5, mlx5_arm_cq: sn << 28 | command | consumer index; the doorbell is that and the queue's number.
         let arm = CqArm::new(2, true, 0x0102_0304);
         assert_eq!(arm.record().to_ne_bytes(), [0x21, 2, 3, 4]);
         assert_eq!(arm.doorbell(0x0a_0b0c).to_ne_bytes(), [0x21, 2, 3, 4, 0, 0x0a, 0x0b, 0x0c]);

@@ -1,5 +1,4 @@
-//! Bit fields of the device's commands: big endian, counted from the most significant bit of the
-//! first byte.
+//! Bit fields of the device's commands: big endian, counted from the most significant bit of the first byte.
 
 /// A field of a structure: its first bit, and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +44,7 @@ impl Field {
         self.get(bytes) != 0
     }
 
-    /// Stores a value, of which as many bits are taken as the field has. Bits beyond the end are
-    /// left out.
+    /// Stores a value, of which as many bits are taken as the field has. Bits beyond the end are left out.
     pub fn put(self, bytes: &mut [u8], value: impl Into<u64>) {
         let value = value.into();
         for (i, bit) in (self.at..self.at + self.width).rev().enumerate() {

@@ -1,9 +1,8 @@
-//! The card's wire formats: what mlx5 hardware reads from send and receive queues and writes to
-//! completion queues.
+//! The card's wire formats: what mlx5 hardware reads from send and receive queues and writes to completion queues.
 //!
-//! Pure data, no FFI. Fields are private and big endian, as the card has them; getters and
-//! constructors speak host order. Sources: `providers/mlx5/mlx5dv.h` of rdma-core, and the
-//! Programmer's Reference Manual (PRM) where the header is silent.
+//! Pure data, no FFI. Fields are private and big endian, as the card has them; getters and constructors speak host
+//! order. Sources: `providers/mlx5/mlx5dv.h` of rdma-core, and the Programmer's Reference Manual (PRM) where the
+//! header is silent.
 
 mod av;
 pub mod command;

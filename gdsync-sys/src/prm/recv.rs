@@ -1,10 +1,9 @@
-//! Receive work-queue entries: a scatter list of data segments, ended early by
-//! [`DataSeg::terminator`].
+//! Receive work-queue entries: a scatter list of data segments, ended early by [`DataSeg::terminator`].
 
 use super::wqe::{DataSeg, SEGMENT};
 
-/// Bytes from one entry of a receive queue to the next: room for the segments, rounded up to a
-/// power of two. No more than 2^31, which is past what any card has.
+/// Bytes from one entry of a receive queue to the next: room for the segments, rounded up to a power of two. No more
+/// than 2^31, which is past what any card has.
 pub fn stride(max_segments: u32) -> u32 {
     max_segments.clamp(1, 1 << 27).next_power_of_two() * SEGMENT as u32
 }
@@ -16,9 +15,8 @@ pub fn segments(entry: &[u8]) -> impl Iterator<Item = DataSeg> {
     whole.take_while(|segment| !segment.is_terminator())
 }
 
-/// Bytes from one entry of a shared receive queue to the next: room for the link and the segments, at
-/// least 32, rounded up to a power of two (libmlx5 `srq.c`, `mlx5_alloc_srq_buf`; the driver's
-/// `mlx5_ib_create_srq`).
+/// Bytes from one entry of a shared receive queue to the next: room for the link and the segments, at least 32,
+/// rounded up to a power of two (libmlx5 `srq.c`, `mlx5_alloc_srq_buf`; the driver's `mlx5_ib_create_srq`).
 pub fn linked_stride(max_segments: u32) -> u32 {
     ((max_segments.min(1 << 26) + 1) * SEGMENT as u32).next_power_of_two().max(2 * SEGMENT as u32)
 }
@@ -35,8 +33,8 @@ pub fn link(next: u16) -> [u8; SEGMENT] {
     bytes
 }
 
-/// An entry of a shared receive queue: the index of the entry after it, and its segments. It begins
-/// with `struct mlx5_wqe_srq_next_seg`, 16 bytes with the index in bytes 2 and 3.
+/// An entry of a shared receive queue: the index of the entry after it, and its segments. It begins with
+/// `struct mlx5_wqe_srq_next_seg`, 16 bytes with the index in bytes 2 and 3.
 pub fn linked(entry: &[u8]) -> (u16, impl Iterator<Item = DataSeg>) {
     let next = entry.get(2..4).map_or(0, |index| u16::from_be_bytes([index[0], index[1]]));
     (next, segments(entry.get(SEGMENT..).unwrap_or(&[])))

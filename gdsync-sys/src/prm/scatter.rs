@@ -1,10 +1,10 @@
-//! Scatter-to-CQE: small data inside completion entries, in place of the memory that a receive or a
-//! read names. Programs ask for it per queue pair, and libmlx5 by default
-//! (`MLX5_QP_FLAG_SCATTER_CQE`); who polls the entry copies the data to the memory.
+//! Scatter-to-CQE: small data inside completion entries, in place of the memory that a receive or a read names.
+//! Programs ask for it per queue pair, and libmlx5 by default (`MLX5_QP_FLAG_SCATTER_CQE`); who polls the entry
+//! copies the data to the memory.
 //!
 //! An entry of 64 bytes has room for 32 at its start, where the fields of a path are otherwise
-//! (`MLX5_INLINE_SCATTER_32` of libmlx5's `mlx5.h`, and `cq.c` for the place). An entry of 128 bytes has
-//! room for 64 in the half before its fields (`MLX5_INLINE_SCATTER_64`).
+//! (`MLX5_INLINE_SCATTER_32` of libmlx5's `mlx5.h`, and `cq.c` for the place). An entry of 128 bytes has room for 64
+//! in the half before its fields (`MLX5_INLINE_SCATTER_64`).
 
 use super::cqe::Cqe64;
 use zerocopy::IntoBytes;
@@ -19,8 +19,8 @@ pub const SCATTER_LONG_BYTES: usize = 64;
 const SCATTER_64: u8 = 1 << 3;
 
 impl Cqe64 {
-    /// The same entry with data inside: the bytes that its byte count says, at most [`SCATTER_BYTES`].
-    /// More are left out.
+    /// The same entry with data inside: the bytes that its byte count says, at most [`SCATTER_BYTES`]. More are left
+    /// out.
     pub fn with_data(mut self, data: &[u8]) -> Self {
         let count = data.len().min(SCATTER_BYTES);
         self.as_mut_bytes()[..count].copy_from_slice(&data[..count]);

@@ -1,8 +1,8 @@
 //! Segments of a work request that changes a memory key (user-mode memory registration, UMR).
 //!
-//! The request is a control segment whose immediate names the key, [`UmrCtrlSeg`],
-//! [`KeyContextSeg`], and the new translation in entries of 16 bytes: [`DataSeg`](super::wqe::DataSeg)s,
-//! or one [`StridedHeader`] and its [`StridedEntry`]s.
+//! The request is a control segment whose immediate names the key, [`UmrCtrlSeg`], [`KeyContextSeg`], and the new
+//! translation in entries of 16 bytes: [`DataSeg`](super::wqe::DataSeg)s, or one [`StridedHeader`] and its
+//! [`StridedEntry`]s.
 
 use super::getters;
 use std::mem::offset_of;
@@ -84,8 +84,8 @@ pub struct UmrCtrlSeg {
 }
 
 impl UmrCtrlSeg {
-    /// Changes the attributes in `mask`, and the translation to one of that many entries of 16 bytes;
-    /// 0 leaves it as it is.
+    /// Changes the attributes in `mask`, and the translation to one of that many entries of 16 bytes; 0 leaves it as
+    /// it is.
     pub fn new(flags: UmrFlags, mask: KeyMask, entries: u16) -> Self {
         UmrCtrlSeg {
             flags: flags.bits(),
@@ -171,8 +171,8 @@ impl KeyContextSeg {
     }
 }
 
-/// Begins a translation of blocks that repeat: `struct mlx5_wqe_umr_repeat_block_seg`, 16 bytes. Where
-/// other entries have their key, it has [`StridedHeader::OPERATION`].
+/// Begins a translation of blocks that repeat: `struct mlx5_wqe_umr_repeat_block_seg`, 16 bytes. Where other entries
+/// have their key, it has [`StridedHeader::OPERATION`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StridedHeader {

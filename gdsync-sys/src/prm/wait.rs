@@ -9,18 +9,16 @@
 //! | [`Kind::Time`] | WAIT, 2 | 3 | [`WaitDataSeg`] without key and address |
 //! | [`Kind::SendEnable`] | SEND_EN, 0 | 2 | [`IndexSeg`]: the new producer index, the queue pair |
 //!
-//! A queue executes nothing behind a WAIT before it is met. WAIT for data runs on ordinary queue
-//! pairs; SEND_EN needs queue pairs that commands have made with `cd_master` and `cd_slave_send`
-//! ([`super::command::qpc`]). Capabilities: `wait_on_data`, `wait_on_time` and `cd` of
-//! [`super::command::cap`].
+//! A queue executes nothing behind a WAIT before it is met. WAIT for data runs on ordinary queue pairs; SEND_EN needs
+//! queue pairs that commands have made with `cd_master` and `cd_slave_send` ([`super::command::qpc`]). Capabilities:
+//! `wait_on_data`, `wait_on_time` and `cd` of [`super::command::cap`].
 //!
-//! Sources. Layout and codes: DPDK's `mlx5_prm.h` (`mlx5_wqe_wseg`, `mlx5_wqe_qseg`,
-//! `MLX5_WAIT_COND_*`), `mlx5_txpp.c` and `mlx5_crypto_gcm.c`; UCC's `tl_mlx5_wqe.c`. What is compared
-//! with what ([`WaitDataSeg::is_met`], [`word`]): the device code of NVIDIA's LDO library (2025), which
-//! waits for one counter both ways: by a loop that reads it as a big-endian number until it is at
-//! least a threshold, and by WAIT with operation *bigger*, inverted, and that threshold. So the value
-//! stands on the left: *value bigger than word*. DPDK's wait for a time agrees: *value cyclic smaller
-//! than clock*.
+//! Sources. Layout and codes: DPDK's `mlx5_prm.h` (`mlx5_wqe_wseg`, `mlx5_wqe_qseg`, `MLX5_WAIT_COND_*`),
+//! `mlx5_txpp.c` and `mlx5_crypto_gcm.c`; UCC's `tl_mlx5_wqe.c`. What is compared with what ([`WaitDataSeg::is_met`],
+//! [`word`]): the device code of NVIDIA's LDO library (2025), which waits for one counter both ways: by a loop that
+//! reads it as a big-endian number until it is at least a threshold, and by WAIT with operation *bigger*, inverted,
+//! and that threshold. So the value stands on the left: *value bigger than word*. DPDK's wait for a time agrees: *value
+//! cyclic smaller than clock*.
 
 use super::wqe::{CtrlFlags, CtrlSeg, Opcode};
 use super::{UnknownCode, getters, wire_codes};
@@ -61,11 +59,11 @@ const INVERT: u32 = 0x10;
 /// Bits of an address that hold the action: words are aligned to 8 bytes.
 const ACTION: u64 = 7;
 
-/// The number that the card compares, of a native word in memory; and the native word of a number,
-/// as which a program, a stream or a kernel stores it.
+/// The number that the card compares, of a native word in memory; and the native word of a number, as which a
+/// program, a stream or a kernel stores it.
 ///
-/// Big endian, like all that WQEs hold. This is the only place that says so: for a card with another
-/// order, change this line.
+/// Big endian, like all that WQEs hold. This is the only place that says so: for a card with another order, change
+/// this line.
 pub const fn word(native: u64) -> u64 {
     u64::from_be(native)
 }
@@ -139,8 +137,8 @@ pub struct WaitDataSeg {
 }
 
 impl WaitDataSeg {
-    /// Waits for a word of 8 bytes at `addr`, a multiple of 8 (lower bits are dropped), of the region
-    /// with that local key. Only the bits of `mask` are compared.
+    /// Waits for a word of 8 bytes at `addr`, a multiple of 8 (lower bits are dropped), of the region with that local
+    /// key. Only the bits of `mask` are compared.
     pub fn new(
         (operation, inverted): (WaitOperation, bool),
         lkey: u32,
@@ -159,8 +157,8 @@ impl WaitDataSeg {
         }
     }
 
-    /// Waits until the word has reached a number, in a sequence that may wrap: `word(..)` of it is
-    /// `ticket`, or ahead by less than 2^63.
+    /// Waits until the word has reached a number, in a sequence that may wrap: `word(..)` of it is `ticket`, or ahead
+    /// by less than 2^63.
     pub fn reached(lkey: u32, addr: u64, ticket: u64) -> Self {
         let condition = (WaitOperation::CyclicBigger, true);
         WaitDataSeg::new(condition, lkey, addr, WaitAction::Retry, ticket, u64::MAX)
@@ -184,9 +182,9 @@ impl WaitDataSeg {
 
     /// Whether it is met by a number, which is [`word`] of what memory holds, or a time.
     ///
-    /// A lap of the cyclic comparisons has as many numbers as the mask has bits up to its highest:
-    /// DPDK waits for times that wrap at a power of two below 2^64 that way. (A comment in public code
-    /// calls the two operations *signed*. For a full mask and numbers below 2^63, that is the same.)
+    /// A lap of the cyclic comparisons has as many numbers as the mask has bits up to its highest: DPDK waits for
+    /// times that wrap at a power of two below 2^64 that way. (A comment in public code calls the two operations *signed*.
+    /// For a full mask and numbers below 2^63, that is the same.)
     ///
     /// # Errors
     /// [`UnknownCode`]: the operation.
@@ -238,11 +236,11 @@ pub struct IndexSeg {
 }
 
 impl IndexSeg {
-    /// WAIT: `index` counts all entries that the card has ever written to completion queue `number`,
-    /// from 0 on, and names the last one awaited; the card compares 24 bits.
+    /// WAIT: `index` counts all entries that the card has ever written to completion queue `number`, from 0 on, and
+    /// names the last one awaited; the card compares 24 bits.
     ///
-    /// SEND_EN: `index` is one past the last 64-byte block that queue pair `number` may execute; the
-    /// card compares 16 bits.
+    /// SEND_EN: `index` is one past the last 64-byte block that queue pair `number` may execute; the card compares 16
+    /// bits.
     pub fn new(index: u32, number: u32) -> Self {
         IndexSeg { reserved: U64::ZERO, index: U32::new(index), number: U32::new(number) }
     }
@@ -258,8 +256,8 @@ getters! { IndexSeg, self:
 /// Bits of the index of a completion queue that the card compares (`MLX5_CQ_INDEX_WIDTH` of DPDK).
 pub const CQ_INDEX: u32 = 0xff_ffff;
 
-/// Whether a completion queue to which the card has written `produced` entries has the entry `index`:
-/// cyclically, in 24 bits.
+/// Whether a completion queue to which the card has written `produced` entries has the entry `index`: cyclically, in
+/// 24 bits.
 pub fn has_entry(produced: u32, index: u32) -> bool {
     let behind = produced.wrapping_sub(1).wrapping_sub(index) & CQ_INDEX;
     behind <= CQ_INDEX / 2

@@ -1,8 +1,7 @@
 //! Segments of send work-queue entries (WQEs).
 //!
-//! A WQE is a control segment and what its opcode asks for, in units of 16 bytes; it takes as many
-//! 64-byte basic blocks of the send queue as it needs, and may wrap around the queue's end between
-//! any two of them.
+//! A WQE is a control segment and what its opcode asks for, in units of 16 bytes; it takes as many 64-byte basic
+//! blocks of the send queue as it needs, and may wrap around the queue's end between any two of them.
 
 pub use super::av::{AddressFields, AddressVector, GrhFields};
 use super::{UnknownCode, getters, wire_codes};
@@ -93,8 +92,8 @@ pub struct CtrlSeg {
 }
 
 impl CtrlSeg {
-    /// A control segment. `index` counts basic blocks, `ds` 16-byte units with this segment (6 bits
-    /// are used); `imm` is the immediate as it travels, big endian.
+    /// A control segment. `index` counts basic blocks, `ds` 16-byte units with this segment (6 bits are used); `imm`
+    /// is the immediate as it travels, big endian.
     pub fn new(opcode: Opcode, index: u16, qpn: u32, ds: u8, flags: CtrlFlags, imm: [u8; 4]) -> Self {
         CtrlSeg {
             opmod_idx_opcode: U32::new(u32::from(index) << 8 | opcode as u32),
@@ -114,8 +113,7 @@ impl CtrlSeg {
         self
     }
 
-    /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one
-    /// native word.
+    /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one native word.
     pub fn doorbell(&self) -> u64 {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.as_bytes()[..8]);
@@ -141,8 +139,7 @@ getters! { CtrlSeg, self:
     ds -> u8 { self.qpn_ds.get() as u8 & MAX_DS }
     /// Fence, completion and event flags. Bits without a name are kept.
     flags -> CtrlFlags { CtrlFlags::from_bits_retain(self.fm_ce_se) }
-    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an
-    /// event.
+    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an event.
     completion_mode -> u8 { self.fm_ce_se >> 2 & 3 }
     /// Fence mode, bits 7:5.
     fence_mode -> u8 { self.fm_ce_se >> 5 }
@@ -222,8 +219,7 @@ pub struct DataSeg {
 }
 
 impl DataSeg {
-    /// An element. A byte count of 0 means 2^31 to the card (PRM), so the builder of a WQE leaves
-    /// empty elements out.
+    /// An element. A byte count of 0 means 2^31 to the card (PRM), so the builder of a WQE leaves empty elements out.
     pub fn new(byte_count: u32, lkey: u32, addr: u64) -> Self {
         DataSeg { byte_count: U32::new(byte_count), lkey: U32::new(lkey), addr: U64::new(addr) }
     }
@@ -248,8 +244,7 @@ getters! { DataSeg, self:
     addr -> u64 { self.addr.get() }
 }
 
-/// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded
-/// to 16 bytes in all.
+/// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded to 16 bytes in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InlineSeg {

@@ -1,7 +1,6 @@
 //! Accesses by instructions of aarch64.
 //!
-//! A load only reads (`readonly`); every other block may change any memory, for all that the
-//! compiler knows.
+//! A load only reads (`readonly`); every other block may change any memory, for all that the compiler knows.
 
 use super::copy::LINE;
 use super::fenced::fenced;
@@ -148,8 +147,8 @@ compare_exchange!(
 /// Copies lines of 64 bytes.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they
-/// overlap, `to` comes first. `lines` is not 0.
+/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to` comes
+/// first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
     const _: () = assert!(LINE == 64);

@@ -1,5 +1,5 @@
-//! Accesses by the atomics of `std`, for what cannot follow assembly: Miri, sanitizers, fuzzers, and
-//! processors without blocks of their own.
+//! Accesses by the atomics of `std`, for what cannot follow assembly: Miri, sanitizers, fuzzers, and processors
+//! without blocks of their own.
 
 use super::copy::LINE;
 use std::sync::atomic::Ordering::Relaxed;
@@ -74,8 +74,8 @@ exchange!(u64, AtomicU64, swap_u64, add_u64, compare_exchange_u64);
 /// Copies lines of 64 bytes, in the order of their addresses.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they
-/// overlap, `to` comes first.
+/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to` comes
+/// first.
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
     for at in (0..lines * LINE).step_by(size_of::<u64>()) {
         // SAFETY: the caller's.

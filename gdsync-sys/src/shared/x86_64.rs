@@ -1,7 +1,6 @@
 //! Accesses by instructions of x86-64.
 //!
-//! A load only reads (`readonly`); every other block may change any memory, for all that the
-//! compiler knows.
+//! A load only reads (`readonly`); every other block may change any memory, for all that the compiler knows.
 
 use super::copy::LINE;
 use super::fenced::fenced;
@@ -44,8 +43,7 @@ word!(u16, reg, load_u16 "movzx {v:e}, word ptr [{at}]", store_u16 "mov word ptr
 word!(u32, reg, load_u32 "mov {v:e}, dword ptr [{at}]", store_u32 "mov dword ptr [{at}], {v:e}");
 word!(u64, reg, load_u64 "mov {v}, qword ptr [{at}]", store_u64 "mov qword ptr [{at}], {v}");
 
-/// Exchanges of a word with a new value. The instructions are full fences, so that no ordering needs
-/// more.
+/// Exchanges of a word with a new value. The instructions are full fences, so that no ordering needs more.
 macro_rules! exchange {
     (
         $word:ty, $swap:ident $s:literal, $add:ident $a:literal, $compare_exchange:ident $c:literal
@@ -120,12 +118,12 @@ fn weaker(order: Ordering) -> Ordering {
 
 /// Copies lines of 64 bytes, in the order of their addresses.
 ///
-/// Its loads are as wide as the processor has them: of memory behind a bus, each costs a round trip.
-/// Its stores are of 16 aligned bytes, none of which crosses a cache line, so that their order holds.
+/// Its loads are as wide as the processor has them: of memory behind a bus, each costs a round trip. Its stores are
+/// of 16 aligned bytes, none of which crosses a cache line, so that their order holds.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they
-/// overlap, `to` comes first. `lines` is not 0.
+/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to` comes
+/// first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
     const _: () = assert!(LINE == 64);
@@ -143,8 +141,7 @@ pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
 /// As [`move_lines`]; the processor has AVX, and the system keeps its registers.
 #[inline]
 unsafe fn move_lines_avx(to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: the caller's. The upper halves of the registers are cleared again, as code of SSE2
-    // wants them.
+    // SAFETY: the caller's. The upper halves of the registers are cleared again, as code of SSE2 wants them.
     unsafe {
         asm!(
             "2:",
@@ -214,8 +211,8 @@ mod tests {
             let loops: [unsafe fn(*mut u8, *const u8, usize); 2] = [move_lines, move_lines_sse2];
             for move_lines in loops {
                 let mut to = Aligned([0; 256]);
-                // SAFETY: 4 lines at most, from 300 bytes, of which the first `offset` are left out,
-                // to 256 aligned ones.
+                // SAFETY: 4 lines at most, from 300 bytes, of which the first `offset` are left out, to 256 aligned
+                // ones.
                 unsafe { move_lines(to.0.as_mut_ptr(), from[offset..].as_ptr(), lines) };
                 assert_eq!(to.0[..lines * LINE], from[offset..offset + lines * LINE]);
                 assert!(to.0[lines * LINE..].iter().all(|byte| *byte == 0));

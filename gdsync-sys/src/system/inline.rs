@@ -1,5 +1,4 @@
-//! Functions that libibverbs has only inline, in its header: they call the provider through `struct
-//! verbs_context`.
+//! Functions that libibverbs has only inline, in its header: they call the provider through `struct verbs_context`.
 
 use crate::verbs::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use libc::{c_int, c_void, size_t};
@@ -10,8 +9,8 @@ type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
 type AllocParentDomain =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
 
-/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended
-/// operations are found by their distance from the `ibv_context` at its end.
+/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended operations are found
+/// by their distance from the `ibv_context` at its end.
 #[repr(C)]
 struct VerbsContextEnd {
     alloc_parent_domain: Option<AllocParentDomain>,
@@ -33,8 +32,7 @@ const _: () = {
     assert!(context - offset_of!(VerbsContextEnd, alloc_parent_domain) == 26 * size_of::<usize>());
 };
 
-/// The extended operation at `offset` of [`VerbsContextEnd`], where the library has it
-/// (`verbs_get_ctx_op`).
+/// The extended operation at `offset` of [`VerbsContextEnd`], where the library has it (`verbs_get_ctx_op`).
 ///
 /// # Safety
 /// `context` is null or valid; `T` is the type of that field.
@@ -120,8 +118,7 @@ mod tests {
 
     unsafe extern "C" fn found_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
         assert!(attr.is_null());
-        // A provider's thread domain begins with its context; the tests hand out the context's own
-        // address for it.
+        // A provider's thread domain begins with its context; the tests hand out the context's own address for it.
         context.cast()
     }
 
@@ -139,8 +136,7 @@ mod tests {
 
     /// A library without operations, whose struct has that size.
     fn bare(size: usize) -> Box<VerbsContextEnd> {
-        // SAFETY: all-zero bytes are a valid value of this plain C struct: no operation, no
-        // context.
+        // SAFETY: all-zero bytes are a valid value of this plain C struct: no operation, no context.
         let mut end: Box<VerbsContextEnd> = Box::new(unsafe { std::mem::zeroed() });
         end.context.abi_compat = usize::MAX as *mut c_void;
         end.sz = size;
@@ -159,8 +155,7 @@ mod tests {
     /// What the three functions answer: true where the provider's own was called.
     fn answers(end: &mut VerbsContextEnd) -> [bool; 3] {
         let base: *mut VerbsContextEnd = end;
-        // SAFETY: the context lies inside `end`, which is valid and as large as its `sz` says, or
-        // larger.
+        // SAFETY: the context lies inside `end`, which is valid and as large as its `sz` says, or larger.
         unsafe {
             let context = &raw mut (*base).context;
             set_errno(0);

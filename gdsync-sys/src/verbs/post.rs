@@ -1,8 +1,7 @@
-//! Posting and polling as libibverbs' callers do it: the structs of `ibv_post_send`, `ibv_poll_cq`
-//! and `ibv_wr_*`.
+//! Posting and polling as libibverbs' callers do it: the structs of `ibv_post_send`, `ibv_poll_cq` and `ibv_wr_*`.
 //!
-//! gdsync posts and polls by itself; these are for comparing it with libmlx5. The functions are
-//! inline in C: they call the provider through [`ibv_context::ops`] and [`ibv_qp_ex`].
+//! gdsync posts and polls by itself; these are for comparing it with libmlx5. The functions are inline in C: they
+//! call the provider through [`ibv_context::ops`] and [`ibv_qp_ex`].
 
 use super::{ibv_ah, ibv_context, ibv_cq, ibv_qp};
 use libc::{c_int, c_uint, c_void, size_t};
@@ -102,8 +101,7 @@ pub const OPS_POST_SEND: usize = 25;
 /// # Safety
 /// The context is open, and was opened by the system's library.
 pub unsafe fn inline_functions(context: *mut ibv_context) -> Option<(PostSend, PollCq)> {
-    // SAFETY: an open context, as the caller promises; libibverbs fills these two with functions of
-    // these types.
+    // SAFETY: an open context, as the caller promises; libibverbs fills these two with functions of these types.
     unsafe {
         let ops = (*context).ops;
         Some((

@@ -1,10 +1,8 @@
-//! Our declarations of C structs and constants, compared with the installed headers by a C
-//! compiler, and with a record of what the headers of rdma-core 44 answered (`layout-x86_64.txt`)
-//! where there are none.
+//! Our declarations of C structs and constants, compared with the installed headers by a C compiler, and with a
+//! record of what the headers of rdma-core 44 answered (`layout-x86_64.txt`) where there are none.
 //!
-//! The first is skipped, saying so, where there is no compiler or no header;
-//! GDSYNC_REQUIRE_RDMA_HEADERS=1 makes that a failure. `GDSYNC_RECORD_LAYOUT=FILE` writes the
-//! record anew, from the headers that are installed.
+//! The first is skipped, saying so, where there is no compiler or no header; GDSYNC_REQUIRE_RDMA_HEADERS=1 makes that
+//! a failure. `GDSYNC_RECORD_LAYOUT=FILE` writes the record anew, from the headers that are installed.
 
 use crate::header::ask;
 use gdsync_sys::mlx5dv::*;
@@ -163,8 +161,8 @@ fn mlx5_structs() -> Vec<Expectation> {
     out
 }
 
-/// What the loader's own functions know about `struct verbs_context`, in pointers before the
-/// context (`system/inline.rs` asserts the same of its own declaration).
+/// What the loader's own functions know about `struct verbs_context`, in pointers before the context
+/// (`system/inline.rs` asserts the same of its own declaration).
 fn verbs_context() -> Vec<Expectation> {
     let distances = [("sz", 1), ("alloc_td", 24), ("dealloc_td", 25), ("alloc_parent_domain", 26)];
     let distance =
@@ -276,8 +274,7 @@ fn declarations_agree_with_the_installed_headers() {
     }
 }
 
-/// The structs that grow: ours must be at least as large as the library's, which writes as much as
-/// it knows.
+/// The structs that grow: ours must be at least as large as the library's, which writes as much as it knows.
 #[test]
 fn growing_structs_are_large_enough() {
     let sizes = [

@@ -1,8 +1,6 @@
-//! Our wire formats, compared byte by byte with those that C builds with the structs and setters of
-//! `mlx5dv.h`.
+//! Our wire formats, compared byte by byte with those that C builds with the structs and setters of `mlx5dv.h`.
 //!
-//! Skipped, saying so, where there is no compiler or no header; GDSYNC_REQUIRE_RDMA_HEADERS=1 makes
-//! that a failure.
+//! Skipped, saying so, where there is no compiler or no header; GDSYNC_REQUIRE_RDMA_HEADERS=1 makes that a failure.
 
 use crate::header::ask;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};

@@ -208,7 +208,8 @@ fn address(node: u32) -> String {
     }
 }
 
-/// The command line of a process, shortened: the program without its folder, and what follows. `?` for one that does not say.
+/// The command line of a process, shortened: the program without its folder, and what follows. `?` for one that does
+/// not say.
 fn name_of(pid: u32) -> String {
     let mut words = Vec::new();
     if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {

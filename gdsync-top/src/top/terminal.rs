@@ -111,7 +111,8 @@ mod tests {
         command.args(["--exact", test, "--nocapture"]).env(ROLE, "panics").env("TERM", "xterm");
         let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         drop(command);
-        // Beside it, as a terminal that is full takes no bytes. The end is an error: no process has the terminal any more.
+        // Beside it, as a terminal that is full takes no bytes. The end is an error: no process has the terminal any
+        // more.
         let reader = std::thread::spawn(move || {
             let mut seen = Vec::new();
             let _ = master.read_to_end(&mut seen);

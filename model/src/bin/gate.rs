@@ -1,7 +1,6 @@
 //! The gate between submitting operations and calls that wait for the GPU.
 //!
-//! `membarrier(2)` is the kernel's: the models take the gate that fences on both sides, which
-//! stands for it.
+//! `membarrier(2)` is the kernel's: the models take the gate that fences on both sides, which stands for it.
 
 #![allow(dead_code, reason = "the library uses more of its files than the models do")]
 
@@ -72,8 +71,7 @@ fn main() {
         world.collect();
         submitter.join().unwrap();
     });
-    // (No submitter here: one that finds the gate closed again and again makes loom's paths
-    // endless.)
+    // (No submitter here: one that finds the gate closed again and again makes loom's paths endless.)
     holds("two threads collect, one at a time", || {
         let world = World::new(false);
         let other = world.clone();

@@ -1,7 +1,7 @@
 //! Machines, as their files describe them.
 
-/// Two GPUs and two cards in pairs, each pair behind a switch of its own with ACS off, a processor
-/// for each; every module loaded. As half of a DGX.
+/// Two GPUs and two cards in pairs, each pair behind a switch of its own with ACS off, a processor for each; every
+/// module loaded. As half of a DGX.
 pub(crate) const DGX: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version:  gcc version 12.2.0\n
 /proc/driver/nvidia/params = ModifyDeviceFiles: 1\nEnableStreamMemOPs: 1\nRegistryDwords: "PeerMappingOverride=1;"\n
@@ -57,8 +57,8 @@ pub(crate) const DGX_LIBRARIES: &str = r#"{
   "software": {"says": [{"device": "softhca0", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "0.1.0"}]}
 }"#;
 
-/// A workstation of two processors: the card is in a slot of the other one, on Ethernet, with its
-/// interface down. Nothing was asked of libraries.
+/// A workstation of two processors: the card is in a slot of the other one, on Ethernet, with its interface down.
+/// Nothing was asked of libraries.
 pub(crate) const TWO_SOCKETS: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n
 /proc/driver/nvidia/params = RegistryDwords: ""\nEnableStreamMemOPs: 0\n
@@ -92,9 +92,8 @@ pci pci0000:00/0000:00:06.0 vendor=0x15b3 class=0x020700 numa=-1 driver=mlx5_cor
 card mlx5_0 pci0000:00/0000:00:06.0 fw=28.39.1002 state=2:_INIT phys=5:_LinkUp layer=InfiniBand
 "#;
 
-/// A GPU and a card behind switches, with every module loaded and the wrong parameters: ACS
-/// redirects, the IOMMU translates, a driver that knows nothing of peers; one bridge cannot be
-/// read.
+/// A GPU and a card behind switches, with every module loaded and the wrong parameters: ACS redirects, the IOMMU
+/// translates, a driver that knows nothing of peers; one bridge cannot be read.
 pub(crate) const WRONG: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n
 /proc/driver/nvidia/params = EnableStreamMemOPs: 0\nRegistryDwords: "PeerMappingOverride=0;RmMsg=1"\n

@@ -13,11 +13,10 @@ impl Tree {
     /// - `PATH = TEXT`: a file; `\n` in the text is a new line,
     /// - `PATH -> TARGET`: a symbolic link,
     /// - `PATH/`: a folder,
-    /// - `pci BRIDGES.../ADDRESS KEY=VALUE...`: a function on a bus, with `vendor`, `class`,
-    ///   `numa`; its IOMMU `group`; its `driver`; bytes of configuration space (`config`); the
-    ///   control register of its ACS (`acs`, in hexadecimal),
-    /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: an RDMA device of it, with `state`, `phys`,
-    ///   `layer`, `fw`.
+    /// - `pci BRIDGES.../ADDRESS KEY=VALUE...`: a function on a bus, with `vendor`, `class`, `numa`; its IOMMU
+    ///   `group`; its `driver`; bytes of configuration space (`config`); the control register of its ACS (`acs`, in
+    ///   hexadecimal),
+    /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: an RDMA device of it, with `state`, `phys`, `layer`, `fw`.
     pub(crate) fn build(description: &str) -> Tree {
         let tree = Tree(Folder::new("doctor"));
         for line in
@@ -86,8 +85,7 @@ impl Tree {
                 }
                 "config" => len = value.parse().unwrap(),
                 "acs" => {
-                    // Behind another capability, as on most bridges: advanced error reporting, then
-                    // ACS.
+                    // Behind another capability, as on most bridges: advanced error reporting, then ACS.
                     config[0x100..0x104].copy_from_slice(&0x1480_0001u32.to_le_bytes());
                     config[0x148..0x14c].copy_from_slice(&0x0001_000du32.to_le_bytes());
                     let control = u16::from_str_radix(value, 16).unwrap();

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
-/// A program of the workspace: in the folder that `GDSYNC_BIN_DIR` names, as a machine with a GPU has them, or else where
-/// cargo has built it. Cargo builds those of the package that is tested; another one that is missing is built here.
+/// A program of the workspace: in the folder that `GDSYNC_BIN_DIR` names, as a machine with a GPU has them, or else
+/// where cargo has built it. Cargo builds those of the package that is tested; another one that is missing is built
+/// here.
 pub fn program(name: &str) -> PathBuf {
     static BUILDS: Mutex<()> = Mutex::new(());
     if let Some(folder) = std::env::var_os("GDSYNC_BIN_DIR") {

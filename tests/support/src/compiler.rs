@@ -76,8 +76,7 @@ impl Compiler {
         command.arg("-L").arg(folder.path()).args(&self.libraries).output()
     }
 
-    /// Compiles a program of these lines and an empty `main`. `Err` says why that cannot be done
-    /// here.
+    /// Compiles a program of these lines and an empty `main`. `Err` says why that cannot be done here.
     pub fn probe(&self, lines: &str) -> Result<(), String> {
         let folder = Folder::new("probe");
         let source = folder.path().join(SOURCE);
@@ -166,8 +165,8 @@ impl Program {
         Self::printed(self.run(environment))
     }
 
-    /// The same under valgrind, where every access to freed memory, or to none, fails it. `None`
-    /// where valgrind is not installed.
+    /// The same under valgrind, where every access to freed memory, or to none, fails it. `None` where valgrind is
+    /// not installed.
     pub fn succeed_in_valgrind(&self, environment: &[(&str, &str)]) -> Option<String> {
         let valgrind = Command::new("valgrind").arg("--version").output().ok()?;
         let wrapper = ["valgrind", "--quiet", "--error-exitcode=9", "--undef-value-errors=no"];

@@ -55,8 +55,8 @@ pub fn load(source: &str) -> Result<Library, String> {
     build(source).map(|built| open(&built.path()))
 }
 
-/// Compiles a program, named from the workspace's folder, and runs it under ThreadSanitizer. Skips
-/// the test if that is not possible.
+/// Compiles a program, named from the workspace's folder, and runs it under ThreadSanitizer. Skips the test if that
+/// is not possible.
 pub fn run_sanitized(test: &str, source: &str, arguments: &[&str]) {
     let compiler = compiler(&["-fsanitize=thread"]);
     if let Err(why) = compiler.probe("#include <thread>") {

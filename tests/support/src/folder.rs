@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// An empty folder of its own in the system's temporary one. Dropping it removes it and its
-/// content.
+/// An empty folder of its own in the system's temporary one. Dropping it removes it and its content.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 

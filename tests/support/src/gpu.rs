@@ -14,8 +14,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and
-/// `crash()`.
+/// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and `crash()`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -39,8 +38,7 @@ const PTX: &str = r"
 .visible .entry crash() { trap; }
 ";
 
-/// Whether a slow tool watches: `scripts/gpu/tests sanitize` says how many messages are enough
-/// then.
+/// Whether a slow tool watches: `scripts/gpu/tests sanitize` says how many messages are enough then.
 pub fn is_sanitized() -> bool {
     std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some()
 }
@@ -48,8 +46,7 @@ pub fn is_sanitized() -> bool {
 /// A source of `kernels/`, and the compute capability that it is compiled for.
 type Compiled = (&'static str, (i32, i32));
 
-/// One test at a time: a stream that is blocked on purpose makes calls of others wait (see
-/// `gdsync::cuda`).
+/// One test at a time: a stream that is blocked on purpose makes calls of others wait (see `gdsync::cuda`).
 static ONE: Mutex<()> = Mutex::new(());
 
 /// The first GPU, two queue pairs and the kernels.
@@ -82,8 +79,8 @@ impl Rig {
         }
     }
 
-    /// The first two GPUs, each with queue pairs and kernels of its own; where there is one GPU, that
-    /// one twice. `None` without a GPU: the test is skipped.
+    /// The first two GPUs, each with queue pairs and kernels of its own; where there is one GPU, that one twice.
+    /// `None` without a GPU: the test is skipped.
     pub fn two(test: &str) -> Option<[Rig; 2]> {
         let first = Self::new(test)?;
         let gpus = "all".parse::<GpuList>().unwrap().resolve().unwrap();
@@ -119,8 +116,7 @@ impl Rig {
             context,
             _alone: alone,
         };
-        // Kernels are loaded at their first launch, which must not have to wait for a blocked
-        // stream.
+        // Kernels are loaded at their first launch, which must not have to wait for a blocked stream.
         let (scratch, stream) = (rig.memory(64), rig.stream());
         rig.launch(&stream, &rig.fill, &scratch, 1);
         rig.launch(&stream, &rig.add, &scratch, 1);
@@ -128,8 +124,8 @@ impl Rig {
         rig
     }
 
-    /// Compiles a source of `kernels/` for this GPU, and loads it. `None` without NVRTC: the test is
-    /// skipped, or fails if `GDSYNC_REQUIRE_NVRTC` is 1.
+    /// Compiles a source of `kernels/` for this GPU, and loads it. `None` without NVRTC: the test is skipped, or
+    /// fails if `GDSYNC_REQUIRE_NVRTC` is 1.
     pub fn compile(&self, test: &str, name: &'static str) -> Option<Arc<CudaModule>> {
         // Compiled once for all tests of a process: that takes a second or two.
         static COMPILED: LazyLock<Mutex<HashMap<Compiled, String>>> = LazyLock::new(Mutex::default);

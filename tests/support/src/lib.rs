@@ -1,8 +1,7 @@
-//! What the tests of this workspace share: processes of their own, compilers, folders, cards and
-//! GPUs.
+//! What the tests of this workspace share: processes of their own, compilers, folders, cards and GPUs.
 //!
-//! Each crate's tests ask for one level by a feature: none, `softhca` or `gdsync`. Unit tests use
-//! none of it, as a packaged crate runs them without this crate.
+//! Each crate's tests ask for one level by a feature: none, `softhca` or `gdsync`. Unit tests use none of it, as a
+//! packaged crate runs them without this crate.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
@@ -50,8 +49,8 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Whether the tests run on the card of the system's libraries (`scripts/test-system`), not on the
-/// software card of their own process.
+/// Whether the tests run on the card of the system's libraries (`scripts/test-system`), not on the software card of
+/// their own process.
 pub fn on_system() -> bool {
     match std::env::var("GDSYNC_TEST_PROVIDER").as_deref() {
         Err(_) | Ok("software") => false,
@@ -69,14 +68,13 @@ pub fn skipped_on_system(test: &str) -> bool {
     is_skipped
 }
 
-/// Writes to stderr that a test does not run. libtest captures macros' output only, so the line is
-/// seen, and `.ci/run` counts it.
+/// Writes to stderr that a test does not run. libtest captures macros' output only, so the line is seen, and
+/// `.ci/run` counts it.
 pub fn skipped(test: &str, why: &str) {
     std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
 }
 
-/// Skips a test that lacks a package, or fails it if the variable's value is 1: the packages are
-/// installed then.
+/// Skips a test that lacks a package, or fails it if the variable's value is 1: the packages are installed then.
 pub fn skipped_unless_required(variable: &str, test: &str, why: &str) {
     let required = std::env::var_os(variable).is_some_and(|value| value == "1");
     assert!(!required, "{test}: {why}, and {variable}=1");

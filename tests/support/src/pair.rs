@@ -1,9 +1,9 @@
 //! Two connected queue pairs, on the software card or on the system's.
 //!
-//! `GDSYNC_TEST_PROVIDER=system` runs every test that uses this on the first mlx5 device of the
-//! system's libraries, which may be a software card under them (`scripts/test-system`). With
-//! `GDSYNC_TEST_QUEUES=devx` commands of the device create the queues there. What only the software
-//! provider has (its diagnostics, several link layers in one process) its own tests check.
+//! `GDSYNC_TEST_PROVIDER=system` runs every test that uses this on the first mlx5 device of the system's libraries,
+//! which may be a software card under them (`scripts/test-system`). With `GDSYNC_TEST_QUEUES=devx` commands of the
+//! device create the queues there. What only the software provider has (its diagnostics, several link layers in one
+//! process) its own tests check.
 
 use crate::{on_system, skipped};
 use gdsync::cuda::{Placement, QueuePlacement};
@@ -73,8 +73,7 @@ pub fn completion_queue(device: &Device, entries: u32) -> Result<CompletionQueue
     )
 }
 
-/// Places the queues that a test leaves in host memory where `GDSYNC_TEST_PLACEMENT` says: `gpu` or
-/// `stand-in`.
+/// Places the queues that a test leaves in host memory where `GDSYNC_TEST_PLACEMENT` says: `gpu` or `stand-in`.
 fn placed(config: QueuePairConfig<'_>) -> QueuePairConfig<'_> {
     let everywhere = match std::env::var("GDSYNC_TEST_PLACEMENT").as_deref() {
         Err(_) | Ok("host") => return config,

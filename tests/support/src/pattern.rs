@@ -1,4 +1,5 @@
-//! Bytes that tests send and compare. This crate is optimized in tests' builds, too: the tests that use these loops are not.
+//! Bytes that tests send and compare. This crate is optimized in tests' builds, too: the tests that use these loops
+//! are not.
 
 use std::sync::LazyLock;
 

@@ -1,8 +1,7 @@
 //! Tests in processes of their own: the test binary runs one of its tests again.
 //!
-//! A test wants one if it sets environment variables, installs faults for every card of the
-//! process, counts the process's files, mappings, threads or memory, or has to be the first to use
-//! something.
+//! A test wants one if it sets environment variables, installs faults for every card of the process, counts the
+//! process's files, mappings, threads or memory, or has to be the first to use something.
 
 use std::process::{Command, Stdio};
 
@@ -15,8 +14,8 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// The arguments with which a test binary runs this test alone and uncaptured. `module` is the
-/// test's `module_path!()`.
+/// The arguments with which a test binary runs this test alone and uncaptured. `module` is the test's
+/// `module_path!()`.
 pub fn arguments(module: &str, test: &str) -> [String; 3] {
     // libtest's names lack the crate.
     let path = module.split_once("::").map_or(test.to_owned(), |(_, inner)| format!("{inner}::{test}"));
@@ -30,8 +29,8 @@ pub fn again(module: &str, test: &str, role: &str) -> Command {
     command
 }
 
-/// Runs the calling test again, alone in a process with these environment variables, and asserts
-/// that it passes there. Returns whether this is that process: `if !alone(...) { return; }`.
+/// Runs the calling test again, alone in a process with these environment variables, and asserts that it passes
+/// there. Returns whether this is that process: `if !alone(...) { return; }`.
 #[must_use]
 pub fn alone(module: &str, test: &str, environment: &[(&str, &str)]) -> bool {
     if role().is_some_and(|role| role == ALONE) {

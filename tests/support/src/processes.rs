@@ -33,8 +33,8 @@ pub fn children_of(parent: u32, count: usize) -> Vec<u32> {
     }
 }
 
-/// Waits until a process has sent so many packets, as it tells `gdsync top`. A card of the system's tells nothing: there
-/// the time is all that there is.
+/// Waits until a process has sent so many packets, as it tells `gdsync top`. A card of the system's tells nothing:
+/// there the time is all that there is.
 pub fn has_sent(process: u32, packets: u64) {
     if on_system() {
         return std::thread::sleep(Duration::from_secs(2));
@@ -65,7 +65,8 @@ pub fn has_taken(process: u32, signal: libc::c_int) {
     }
 }
 
-/// SIGINT and SIGHUP as a terminal's shell leaves them: jobs in the background ignore the one, those under nohup the other.
+/// SIGINT and SIGHUP as a terminal's shell leaves them: jobs in the background ignore the one, those under nohup the
+/// other.
 pub fn as_from_a_terminal(command: &mut Command) -> &mut Command {
     let default = || {
         for signal in [libc::SIGINT, libc::SIGHUP] {
@@ -93,8 +94,8 @@ pub fn is_running(pid: u32) -> bool {
     !matches!(status(&pid.to_string()).first().map(String::as_str), None | Some("Z" | "X"))
 }
 
-/// How a command has ended, and what it has said on stderr, which is piped. One that does not end
-/// within `limit` is killed, and the test fails.
+/// How a command has ended, and what it has said on stderr, which is piped. One that does not end within `limit` is
+/// killed, and the test fails.
 pub fn ends(mut child: Child, limit: Duration, what: &str) -> (ExitStatus, String) {
     let mut stderr = child.stderr.take().unwrap();
     let reader = std::thread::spawn(move || {

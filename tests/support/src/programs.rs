@@ -37,8 +37,7 @@ pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
     found
 }
 
-/// `gdsync soft --devices DEVICES -- PROGRAM`, in a process group of its own and with a temporary
-/// folder of its own.
+/// `gdsync soft --devices DEVICES -- PROGRAM`, in a process group of its own and with a temporary folder of its own.
 pub fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
     // It starts the other, which lies beside it.
     command::program("gdsync-soft");
@@ -135,8 +134,8 @@ pub fn run(command: Command) -> Ended {
     Running::start(command).end()
 }
 
-/// A TCP port that was free just now, below those that Linux chooses itself (32768 to 60999): another program's connection
-/// could take one of these before the server binds it.
+/// A TCP port that was free just now, below those that Linux chooses itself (32768 to 60999): another program's
+/// connection could take one of these before the server binds it.
 pub fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -148,9 +147,9 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Waits until a program listens on a TCP port, or none does any more. Nothing connects to it for
-/// that: the tools take the first who connects for their client. A server that has ended changes
-/// nothing any more, so that is an end, too.
+/// Waits until a program listens on a TCP port, or none does any more. Nothing connects to it for that: the tools
+/// take the first who connects for their client. A server that has ended changes nothing any more, so that is an end,
+/// too.
 pub fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
     let (place, end) = (format!(":{port:04X}"), Instant::now() + LIMIT);
     let listens = |table: &str| {
@@ -185,8 +184,8 @@ impl Pair {
         Pair::start_after(&[tool], devices, arguments, temporary, || {})
     }
 
-    /// The tool may stand behind a command that starts it. Does something between the server's
-    /// start and the client's.
+    /// The tool may stand behind a command that starts it. Does something between the server's start and the
+    /// client's.
     pub fn start_after(
         program: &[&Path],
         devices: &str,
@@ -235,8 +234,8 @@ const NO_CLOCK: &str = "Correlation coefficient";
 /// So often a tool that finds none is started.
 const ATTEMPTS: u32 = 5;
 
-/// Runs a tool as server and client with more in the environment; both must succeed. Returns how much they
-/// have left behind.
+/// Runs a tool as server and client with more in the environment; both must succeed. Returns how much they have left
+/// behind.
 pub fn leftover(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) -> usize {
     let Some(tool) = tool(test, name) else { return 0 };
     let mut program = vec![Path::new("/usr/bin/env")];

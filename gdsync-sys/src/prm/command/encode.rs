@@ -1,8 +1,7 @@
-//! Commands as a program gives them to the device: queues that are made, and a queue pair's
-//! transitions.
+//! Commands as a program gives them to the device: queues that are made, and a queue pair's transitions.
 //!
-//! What is not named stays 0: no scattering into completion entries, no compression, no signatures,
-//! pages as the user memory has them.
+//! What is not named stays 0: no scattering into completion entries, no compression, no signatures, pages as the user
+//! memory has them.
 
 use super::{ads, cap, cq, cqc, header, opcode, qp, qpc};
 use crate::prm::wqe::{AddressFields, AddressVector};
@@ -229,8 +228,7 @@ impl Transition {
         }
     }
 
-    /// The command, for queue pair `qpn`. To fail or to reset one takes no parameters: only a
-    /// header.
+    /// The command, for queue pair `qpn`. To fail or to reset one takes no parameters: only a header.
     pub fn encode(&self, qpn: u32) -> Vec<u8> {
         let bare = matches!(self, Transition::ToError | Transition::ToReset);
         let mut command = vec![0; if bare { header::BYTES } else { COMMAND }];

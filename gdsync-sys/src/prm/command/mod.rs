@@ -1,9 +1,7 @@
-//! The device's commands: opcodes, statuses, and where their fields are, in bits from the
-//! beginning.
+//! The device's commands: opcodes, statuses, and where their fields are, in bits from the beginning.
 //!
-//! Source: `mlx5_ifc.h` of rdma-core's mlx5 provider and of Linux
-//! (`include/linux/mlx5/mlx5_ifc.h`), whose names these are; completion queues: `cqc_bits` and
-//! `create_cq_in_bits` of the latter.
+//! Source: `mlx5_ifc.h` of rdma-core's mlx5 provider and of Linux (`include/linux/mlx5/mlx5_ifc.h`), whose names
+//! these are; completion queues: `cqc_bits` and `create_cq_in_bits` of the latter.
 //!
 //! Both sides use them: [`encode`] writes what a program asks for, the software card reads it.
 
@@ -41,11 +39,10 @@ pub mod opcode {
     pub const QUERY_LAG: u16 = 0x842;
     pub const CREATE_RMP: u16 = 0x90c;
 
-    /// What the kernel lets through as a general command, besides a range of its own:
-    /// QUERY_HCA_CAP, _ADAPTER, _ISSI, _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT,
-    /// _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT, _VNIC_ENV, _VPORT_COUNTER,
-    /// GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS, _LAG (the
-    /// kernel's `devx_is_general_cmd`).
+    /// What the kernel lets through as a general command, besides a range of its own: QUERY_HCA_CAP, _ADAPTER, _ISSI,
+    /// _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT, _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT,
+    /// _VNIC_ENV, _VPORT_COUNTER, GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS,
+    /// _LAG (the kernel's `devx_is_general_cmd`).
     pub const GENERAL: &[u16] = &[
         0x100, 0x101, 0x10a, 0x740, 0x750, 0x752, 0x754, 0x760, 0x762, 0x76f, 0x770, 0x80a, 0x80d, 0x822,
         0x824, 0x826, 0x842,
@@ -53,11 +50,10 @@ pub mod opcode {
     /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;
 
-    /// What the kernel takes for the creation of an object (`devx_is_obj_create_cmd`), and this
-    /// card has not: SRQ, XRC_SRQ, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD,
-    /// TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY, TIR, SQ, RQ, TIS, RQT, FLOW_TABLE,
-    /// _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT, MODIFY_HEADER_CONTEXT,
-    /// GENERAL_OBJECT.
+    /// What the kernel takes for the creation of an object (`devx_is_obj_create_cmd`), and this card has not: SRQ,
+    /// XRC_SRQ, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD, TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY,
+    /// TIR, SQ, RQ, TIS, RQT, FLOW_TABLE, _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT,
+    /// MODIFY_HEADER_CONTEXT, GENERAL_OBJECT.
     pub const CREATE_OTHERS: &[u16] = &[
         0x700, 0x705, 0x717, 0x771, 0x782, 0x806, 0x80e, 0x816, 0x827, 0x829, 0x900, 0x904, 0x908, 0x912,
         0x916, 0x930, 0x933, 0x936, 0x939, 0x93d, 0x940, 0xa00,
@@ -209,8 +205,8 @@ pub mod qpc {
     pub const DBR_UMEM_VALID: Field = Field::new(0x683, 1);
     pub const DBR_UMEM_ID: Field = Field::new(0x720, 32);
 
-    /// `cs_req` and `cs_res`: at most 32 bytes inside entries of 64 bytes
-    /// (`MLX5_REQ_SCAT_DATA32_CQE`, `MLX5_RES_SCAT_DATA32_CQE` of the kernel's `qp.h`).
+    /// `cs_req` and `cs_res`: at most 32 bytes inside entries of 64 bytes (`MLX5_REQ_SCAT_DATA32_CQE`,
+    /// `MLX5_RES_SCAT_DATA32_CQE` of the kernel's `qp.h`).
     pub const CS_REQ_32: u8 = 0x11;
     pub const CS_RES_32: u8 = 0x1;
     /// At most 64 bytes, in entries of 128: of reads and atomics, and of receives.
@@ -218,8 +214,8 @@ pub mod qpc {
     /// As [`CS_REQ_64`], of receives.
     pub const CS_RES_64: u8 = 0x2;
     /// `send_dbr_mode`: doorbells with a record; without one, rung by the program
-    /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)). (`enum doca_verbs_qp_send_dbr_mode`
-    /// of DOCA's `doca_verbs.h`.)
+    /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)). (`enum doca_verbs_qp_send_dbr_mode` of DOCA's
+    /// `doca_verbs.h`.)
     pub const DBR_RECORD: u8 = 0;
     pub const DBR_NONE: u8 = 1;
     /// `rq_type`: a receive queue of its own, and none.

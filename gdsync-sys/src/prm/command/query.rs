@@ -17,10 +17,10 @@ pub mod cap {
     pub const TYPE_ROCE: u64 = 4;
     pub const TYPE_QOS: u64 = 0xc;
     pub const TYPE_GENERAL_2: u64 = 0x20;
-    /// The types of features that a device may have none of: offloads of Ethernet (1) and IPoIB (5, 6),
-    /// steering (7, 8, 9), debugging (0xd), device memory (0xf), TLS (0x11), vDPA (0x13), events (0x14),
-    /// IPsec (0x15), cryptography (0x1a), header splitting (0x1d), PSP (0x1e), MACsec (0x1f), port
-    /// selection (0x25), virtualization (0x26), advanced RDMA (0x28).
+    /// The types of features that a device may have none of: offloads of Ethernet (1) and IPoIB (5, 6), steering (7,
+    /// 8, 9), debugging (0xd), device memory (0xf), TLS (0x11), vDPA (0x13), events (0x14), IPsec (0x15),
+    /// cryptography (0x1a), header splitting (0x1d), PSP (0x1e), MACsec (0x1f), port selection (0x25), virtualization
+    /// (0x26), advanced RDMA (0x28).
     pub const TYPES_OF_OPTIONS: [u64; 19] =
         [1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28];
 
@@ -71,22 +71,22 @@ pub mod cap {
     /// Ticks of the card's clock in a millisecond.
     pub const DEVICE_FREQUENCY_KHZ: Field = field(0x4e0, 32);
     pub const NUM_OF_UARS_PER_PAGE: Field = field(0x520, 32);
-    /// Work requests that wait for a word of memory, and for a time. (In `cmd_hca_cap` of Linux and of
-    /// DPDK's `mlx5_prm.h` alike.)
+    /// Work requests that wait for a word of memory, and for a time. (In `cmd_hca_cap` of Linux and of DPDK's
+    /// `mlx5_prm.h` alike.)
     pub const WAIT_ON_DATA: Field = field(0x68b, 1);
     pub const WAIT_ON_TIME: Field = field(0x68c, 1);
 
     /// Of the second part of the general capabilities (`cmd_hca_cap_2`; `CmdHcaCap2` of rdma-core's
-    /// `tests/mlx5_prm_structs.py`): queue pairs without a doorbell record of sends, rung by programs,
-    /// and how many there may be.
+    /// `tests/mlx5_prm_structs.py`): queue pairs without a doorbell record of sends, rung by programs, and how many
+    /// there may be.
     pub const SEND_DBR_MODE_NO_DBR_EXT: Field = field(0x2e1, 1);
     pub const LOG_MAX_SEND_DBR_LESS_QP_SQ: Field = field(0x2e3, 5);
 
     /// Of the RoCE capabilities.
     pub const QP_TS_FORMAT: Field = field(0x1e, 2);
 
-    /// Of the atomic capabilities. The mode in which requests of 8 bytes are answered, 1 for host order,
-    /// and whether there is that mode.
+    /// Of the atomic capabilities. The mode in which requests of 8 bytes are answered, 1 for host order, and whether
+    /// there is that mode.
     pub const ATOMIC_8B_ENDIANNESS_MODE: Field = field(0x40, 2);
     pub const SUPPORTED_ATOMIC_8B_ENDIANNESS_MODE_1: Field = field(0x46, 1);
     pub const ATOMIC_OPERATIONS: Field = field(0x90, 16);
@@ -98,8 +98,8 @@ pub mod cap {
     pub const SWAP_PCI_ATOMIC: Field = field(0x290, 16);
     pub const COMPARE_SWAP_PCI_ATOMIC: Field = field(0x2a0, 16);
 
-    /// Of the ODP capabilities: what may access on-demand memory, by transport service. The first bits are
-    /// send, receive, write, read, atomic, and receive of a shared queue.
+    /// Of the ODP capabilities: what may access on-demand memory, by transport service. The first bits are send,
+    /// receive, write, read, atomic, and receive of a shared queue.
     pub const ODP_RC: Field = field(0x80, 6);
     pub const ODP_UC: Field = field(0xa0, 6);
     pub const ODP_UD: Field = field(0xc0, 6);

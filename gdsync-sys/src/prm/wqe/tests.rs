@@ -3,8 +3,8 @@ use proptest::prelude::*;
 
 #[test]
 fn control_segment_bytes() {
-    // mlx5dv.h, struct mlx5_wqe_ctrl_seg: opmod<<24 | index<<8 | opcode; qpn<<8 | ds;
-    // signature, stream, fm_ce_se; imm.
+    // mlx5dv.h, struct mlx5_wqe_ctrl_seg: opmod<<24 | index<<8 | opcode; qpn<<8 | ds; signature, stream, fm_ce_se;
+    // imm.
     let flags = CtrlFlags::CQ_UPDATE | CtrlFlags::SOLICITED | CtrlFlags::FENCE;
     let ctrl = CtrlSeg::new(Opcode::SendImm, 0x1234, 0xabcdef, 0x3f, flags, [1, 2, 3, 4]);
     let bytes = [0x00, 0x12, 0x34, 0x0b, 0xab, 0xcd, 0xef, 0x3f, 0, 0, 0, 0x8a, 1, 2, 3, 4];
@@ -35,8 +35,7 @@ fn opcodes_are_those_of_the_header() {
 
 #[test]
 fn address_data_inline_and_atomic_bytes() {
-    // mlx5dv.h, structs mlx5_wqe_raddr_seg, mlx5_wqe_data_seg, mlx5_wqe_inl_data_seg,
-    // mlx5_wqe_atomic_seg.
+    // mlx5dv.h, structs mlx5_wqe_raddr_seg, mlx5_wqe_data_seg, mlx5_wqe_inl_data_seg, mlx5_wqe_atomic_seg.
     let raddr = RemoteAddrSeg::new(0x0102_0304_0506_0708, 0x1112_1314);
     assert_eq!(raddr.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0, 0, 0, 0]);
     let data = DataSeg::new(0x2122_2324, 0x3132_3334, 0x4142_4344_4546_4748);

@@ -26,8 +26,7 @@ fn a_completion_queues_command_is_as_the_device_reads_it() {
         ignore_overrun: true,
     }
     .encode();
-    // By hand, from `create_cq_in_bits` and `cqc_bits` of Linux' mlx5_ifc.h; byte, value. The
-    // context starts at byte 16.
+    // By hand, from `create_cq_in_bits` and `cqc_bits` of Linux' mlx5_ifc.h; byte, value. The context starts at byte 16.
     let mut expected = [0; COMMAND];
     expected[..2].copy_from_slice(&[0x04, 0x00]);
     expected[16] = 2;
