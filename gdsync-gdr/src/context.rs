@@ -7,34 +7,34 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Mutex, PoisonError};
 
-/// A context that is alive as long as the value is used.
+/// A context that stays alive as long as the value is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context(sys::CUcontext);
 
-// SAFETY: the driver allows a context to be used from any thread.
+// SAFETY: the driver allows use of a context from any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// A context is current for this thread; the one before is current again when this is dropped.
+/// A context that is current for this thread. Dropping it makes the previous context current again.
 #[must_use = "the context is current only as long as this value"]
 #[derive(Debug)]
 pub struct Entered {
     pushed: bool,
-    /// The thread that pushed the context pops it.
+    /// Only the thread that pushed the context may pop it.
     _thread: PhantomData<*const ()>,
 }
 
 impl Context {
-    /// The context of a raw handle.
+    /// Wraps a raw handle.
     ///
     /// # Safety
-    /// The context is alive, and stays so until the value and its copies are used no more.
+    /// The context stays alive as long as the value and its copies are used.
     pub unsafe fn from_raw(context: sys::CUcontext) -> Self {
         Context(context)
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn as_raw(self) -> sys::CUcontext {
         self.0
     }
@@ -52,7 +52,7 @@ impl Context {
         Ok(Entered { pushed, _thread: PhantomData })
     }
 
-    /// The context's GPU.
+    /// Returns the context's GPU.
     ///
     /// # Errors
     /// [`DriverError::Call`].
@@ -64,11 +64,11 @@ impl Context {
         Ok(Gpu::from_device(device))
     }
 
-    /// The context that is current for this thread if it is one of this GPU, else the GPU's primary context, which is
-    /// made if there is none, and stays as long as the process.
+    /// Returns the thread's current context if it belongs to this GPU, otherwise the GPU's primary context, which is
+    /// created if needed and never released.
     ///
     /// # Safety
-    /// A context of this GPU that is current stays alive until the value and its copies are used no more.
+    /// If the current context belongs to this GPU, it stays alive as long as the value and its copies are used.
     pub(crate) unsafe fn current_or_primary(gpu: Gpu) -> Result<Self, DriverError> {
         driver::initialise()?;
         let current = Context(current()?);
@@ -81,14 +81,14 @@ impl Context {
             return Ok(*known);
         }
         let mut made = std::ptr::null_mut();
-        // SAFETY: `made` is a valid place; the driver checks the device. Never released: the context stays.
+        // SAFETY: `made` is a valid place; the driver checks the device. The context is never released.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut made, gpu.device()) })?;
         primary.insert(gpu, Context(made));
         Ok(Context(made))
     }
 }
 
-/// The context that is current for this thread, or null.
+/// Returns the thread's current context, or null.
 fn current() -> Result<sys::CUcontext, DriverError> {
     let mut current = std::ptr::null_mut();
     // SAFETY: `current` is a valid place.
@@ -100,7 +100,7 @@ impl Drop for Entered {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: `popped` is a valid place. This pops what `enter` pushed.
+            // SAFETY: `popped` is a valid place. This pops the context that `enter` pushed.
             let result = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
             if let Err(error) = check("cuCtxPopCurrent", result) {
                 tracing::debug!(%error, "a CUDA context was not popped");

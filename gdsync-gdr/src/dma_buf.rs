@@ -8,10 +8,10 @@ use gdsync_sys::host::page_size;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// The first CUDA driver whose dma-bufs can be mapped by the CPU, as `cuDriverGetVersion` counts: 13.3.
+/// The first CUDA driver whose dma-bufs the CPU can map, in the format of `cuDriverGetVersion`: 13.3.
 pub(crate) const OLDEST_DRIVER: u32 = 13_030;
 
-/// Says whether a driver's dma-bufs can be mapped, before one is made.
+/// Checks whether the CPU can map a driver's dma-bufs, before one is created.
 pub(crate) fn check(driver: u32, supported: bool) -> Result<(), Refusal> {
     if driver < OLDEST_DRIVER {
         let reason = format!("it is of CUDA {}.{}", driver / 1000, driver % 1000 / 10);
@@ -24,7 +24,7 @@ pub(crate) fn check(driver: u32, supported: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Maps a dma-buf that begins `offset` bytes before the memory, whole pages of the CPU.
+/// Maps the whole CPU pages of a dma-buf; the memory begins `offset` bytes after the dma-buf's start.
 pub(crate) fn map(
     kernel: &Arc<dyn Kernel>,
     fd: OwnedFd,
@@ -39,7 +39,7 @@ pub(crate) fn map(
     )?;
     let pages = file.map(size, 0).map_err(|error| {
         let remedy = match error.raw_os_error() {
-            // 524 is the kernel's internal ENOTSUPP, which libc does not name.
+            // 524 is the kernel's internal ENOTSUPP, which libc lacks.
             Some(524 | libc::EOPNOTSUPP | libc::ENODEV) => {
                 "install a driver of CUDA 13.3 or newer, with open kernel modules"
             }

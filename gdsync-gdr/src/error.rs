@@ -5,7 +5,7 @@ use crate::info::MappingBackend;
 use std::fmt;
 use std::io;
 
-/// Why a backend does not work.
+/// The reason why a backend does not work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{step}: {reason} ({remedy})")]
 #[non_exhaustive]
@@ -14,22 +14,22 @@ pub struct Refusal {
     pub step: String,
     /// Its error.
     pub reason: String,
-    /// What would help.
+    /// The remedy.
     pub remedy: String,
 }
 
 impl Refusal {
-    /// A step that failed, for what reason, and what would help.
+    /// Creates a refusal from the failed step, the reason and the remedy.
     pub fn new(step: impl Into<String>, reason: impl fmt::Display, remedy: impl Into<String>) -> Self {
         Refusal { step: step.into(), reason: reason.to_string(), remedy: remedy.into() }
     }
 
-    /// A call of the CUDA driver that failed.
+    /// Creates the refusal for a failed call of the CUDA driver.
     pub(crate) fn driver(step: &str, error: DriverError) -> Self {
         Refusal::new(step, error, "see what the CUDA driver says of that error")
     }
 
-    /// A device file that does not open.
+    /// Creates the refusal for a device file that does not open.
     pub(crate) fn open(path: &str, error: &io::Error, missing: &str) -> Self {
         let remedy = match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => missing.to_owned(),
@@ -47,35 +47,35 @@ impl Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
-    /// The CUDA driver's.
+    /// An error of the CUDA driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// GPU memory to map could not be allocated.
     #[error("cannot allocate GPU memory to map: {reason}")]
     Allocation {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// One backend, asked for by name, does not work.
+    /// The requested backend does not work.
     #[error("{backend} cannot map GPU memory for the CPU: {refusal}")]
     Refused {
         /// The backend.
         backend: MappingBackend,
-        /// Why not.
+        /// The reason.
         refusal: Refusal,
     },
     /// No backend works.
     #[error("no way to map GPU memory for the CPU works here: {}", list(.tried))]
     Unavailable {
-        /// Each backend that was tried, and why it does not work.
+        /// Each tried backend, with its reason.
         tried: Vec<(MappingBackend, Refusal)>,
     },
     /// There is no such backend.
     #[error("{variable}: {reason}")]
     UnknownBackend {
-        /// The environment variable that names it.
+        /// The environment variable with its name.
         variable: &'static str,
-        /// The name, and those of the backends.
+        /// The name, and the names of the backends.
         reason: String,
     },
     /// A range lies outside the mapping.
@@ -88,10 +88,10 @@ pub enum MappingError {
         /// Length of the mapping.
         len: usize,
     },
-    /// The GPU memory was freed under the mapping.
+    /// The GPU memory was freed while mapped.
     #[error("the GPU memory was freed under its mapping: keep it until the mapping is dropped")]
     Freed,
-    /// The mapping is a parent process's.
+    /// The mapping belongs to a parent process.
     #[error("the mapping belongs to the process that made it, not to a child: map again after fork")]
     Forked,
     /// This processor lacks a copy kernel.
@@ -99,13 +99,13 @@ pub enum MappingError {
     NoKernel {
         /// The kernel's name.
         kernel: String,
-        /// Those that it has.
+        /// The available kernels.
         has: String,
     },
     /// Host memory for a stand-in cannot be mapped.
     #[error("cannot map {len} bytes of host memory in the place of a GPU's: {reason}")]
     NoHostMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// The operating system's error.
         reason: String,

@@ -1,19 +1,19 @@
-//! What mappings ask of a GPU. None of it needs a context.
+//! GPUs and their properties. No call needs a context.
 
 use crate::driver::{self, DriverError, check};
 use cudarc::driver::sys;
 use std::ffi::CStr;
 use std::fmt;
 
-/// Room for a name, or for a PCI address (`cuDeviceGetPCIBusId` wants at least 13 bytes), and the zero behind it.
+/// Room for a zero-terminated name or PCI address (`cuDeviceGetPCIBusId` needs at least 13 bytes).
 const TEXT: usize = 256;
 
-/// A GPU of this machine, by the driver's number for it.
+/// A GPU of this machine, identified by the driver's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gpu(sys::CUdevice);
 
 impl Gpu {
-    /// The GPU of that number.
+    /// Returns the GPU with that number.
     ///
     /// # Errors
     /// [`DriverError::NoDevice`], and as [`driver::device_count`].
@@ -27,16 +27,16 @@ impl Gpu {
         Ok(Gpu(device))
     }
 
-    /// The GPU of a device handle. Calls on a handle that the driver does not know are [`DriverError::Call`]; without
-    /// a driver, they are [`DriverError::NoDriver`].
+    /// Returns the GPU of a device handle. Calls on an unknown handle fail with [`DriverError::Call`], or with
+    /// [`DriverError::NoDriver`] without a driver.
     pub fn from_device(device: sys::CUdevice) -> Self {
         Gpu(device)
     }
 
-    /// The GPU whose memory lies at an address.
+    /// Returns the GPU whose memory contains an address.
     ///
     /// # Errors
-    /// [`DriverError::Call`] where the driver does not know the address; and as [`driver::initialise`].
+    /// [`DriverError::Call`] if the driver does not know the address; and as [`driver::initialise`].
     pub(crate) fn of_address(address: u64) -> Result<Self, DriverError> {
         driver::initialise()?;
         let mut ordinal = -1i32;
@@ -45,17 +45,17 @@ impl Gpu {
         check("cuPointerGetAttribute", unsafe {
             sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)
         })?;
-        // Where GPUs reach all of the host's memory, the driver knows that, too, as no GPU's.
+        // If GPUs can access all host memory, the driver knows host addresses, too, without a GPU.
         let host = |_| DriverError::call("cuPointerGetAttribute", sys::CUresult::CUDA_ERROR_INVALID_VALUE);
         Gpu::new(u32::try_from(ordinal).map_err(host)?)
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn device(self) -> sys::CUdevice {
         self.0
     }
 
-    /// Its name, such as `NVIDIA H200`.
+    /// Returns its name, such as `NVIDIA H200`.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -67,7 +67,7 @@ impl Gpu {
         })
     }
 
-    /// Its PCI address as Linux writes it: `0000:3b:00.0`, lower case.
+    /// Returns its PCI address in Linux notation, lower case: `0000:3b:00.0`.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -80,7 +80,7 @@ impl Gpu {
         Ok(address.to_lowercase())
     }
 
-    /// One of the driver's attributes of the GPU.
+    /// Returns a driver attribute of the GPU.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -92,8 +92,8 @@ impl Gpu {
         Ok(value)
     }
 
-    /// True where streams and kernels of this GPU can be given access to the memory of another one
-    /// (`cuDeviceCanAccessPeer`). A GPU is no peer of itself.
+    /// Returns true if streams and kernels of this GPU can be given access to another GPU's memory
+    /// (`cuDeviceCanAccessPeer`). A GPU is not a peer of itself.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -105,7 +105,7 @@ impl Gpu {
         Ok(can != 0)
     }
 
-    /// One of the driver's attributes of the way from this GPU to a peer.
+    /// Returns a driver attribute of the path from this GPU to a peer.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -123,13 +123,13 @@ impl Gpu {
         Ok(value)
     }
 
-    /// True where the driver makes dma-bufs of this GPU's memory.
+    /// Returns true if the driver exports this GPU's memory as dma-bufs.
     pub(crate) fn makes_dma_bufs(self) -> bool {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
             .is_ok_and(|value| value != 0)
     }
 
-    /// True where CPU and GPU keep each other's caches coherent, so that the CPU may cache the GPU's memory.
+    /// Returns true if CPU and GPU caches are coherent, so that the CPU may cache the GPU's memory.
     pub(crate) fn is_coherent(self) -> bool {
         use sys::CUdevice_attribute as A;
         self.attribute(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)
@@ -137,7 +137,7 @@ impl Gpu {
     }
 }
 
-/// `GPU 1 (NVIDIA H200)`; the number alone where the driver does not say the name.
+/// `GPU 1 (NVIDIA H200)`; the number alone if the driver does not return the name.
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU {}", self.0)?;
@@ -145,14 +145,14 @@ impl fmt::Display for Gpu {
     }
 }
 
-/// What a call writes as a zero-terminated string.
+/// Returns the zero-terminated string that a call writes.
 fn text(
     call: &'static str,
     fill: impl FnOnce(*mut libc::c_char, libc::c_int) -> sys::CUresult,
 ) -> Result<String, DriverError> {
     let mut bytes = [0u8; TEXT];
     check(call, fill(bytes.as_mut_ptr().cast(), TEXT as libc::c_int))?;
-    // Should the driver ever leave out the zero: nothing rather than a guess.
+    // Without a terminator, which the driver should never omit, the string is empty.
     Ok(CStr::from_bytes_until_nul(&bytes)
         .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
 }

@@ -1,9 +1,9 @@
-//! The backends by name, and what they say of a mapping.
+//! Backends, and the properties of a mapping.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What maps GPU memory for the CPU.
+/// Interfaces that map GPU memory for the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MappingBackend {
@@ -13,12 +13,12 @@ pub enum MappingBackend {
     DmaBuf,
     /// The resource manager of NVIDIA's driver.
     ResourceManager,
-    /// Host memory in the place of a GPU's ([`Mapping::stand_in`](crate::Mapping::stand_in)).
+    /// Host memory instead of GPU memory ([`Mapping::stand_in`](crate::Mapping::stand_in)).
     StandIn,
 }
 
 impl MappingBackend {
-    /// The backends for GPU memory, in the order in which they are tried.
+    /// The backends for GPU memory, in the order of trial.
     pub const ALL: [MappingBackend; 3] =
         [MappingBackend::Gdrdrv, MappingBackend::DmaBuf, MappingBackend::ResourceManager];
 }
@@ -37,7 +37,7 @@ impl fmt::Display for MappingBackend {
 impl FromStr for MappingBackend {
     type Err = String;
 
-    /// The name of a backend for GPU memory.
+    /// Parses the name of a backend for GPU memory.
     fn from_str(name: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|backend| backend.to_string() == name);
         known.ok_or_else(|| format!("{name} is no way to map GPU memory: there are gdrdrv, dma-buf and nvrm"))
@@ -48,9 +48,9 @@ impl FromStr for MappingBackend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Caching {
-    /// Stores gather in a buffer until a line is full or a fence drains it; loads are not cached.
+    /// Stores are combined in a buffer until a line is full or a fence drains it; loads are not cached.
     WriteCombining,
-    /// As ordinary memory: CPU and GPU are coherent (Grace Hopper and such).
+    /// Cached like ordinary memory: CPU and GPU are coherent (Grace Hopper).
     Cached,
     /// Device memory of Arm: aligned accesses of at most 8 bytes only.
     Device,
@@ -66,18 +66,18 @@ impl fmt::Display for Caching {
     }
 }
 
-/// What is mapped, and how.
+/// Properties of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MappingInfo {
     /// The backend that mapped it.
     pub backend: MappingBackend,
-    /// How the CPU's caches treat it.
+    /// Caching by the CPU.
     pub caching: Caching,
-    /// Bytes of a page, as the backend counts: what is mapped begins and ends at one.
+    /// Bytes of the backend's pages; mapped ranges are whole pages.
     pub page_size: usize,
     /// Bytes mapped, whole pages.
     pub mapped_size: usize,
-    /// Where in them the memory begins.
+    /// Offset of the memory in them.
     pub offset: usize,
 }

@@ -1,4 +1,4 @@
-//! A mapping of any backend, and the copies into and out of it.
+//! Mappings of any backend, and copies into and out of them.
 
 use crate::copy::{self, LoadKernel, StoreKernel};
 use crate::error::MappingError;
@@ -9,18 +9,18 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-/// What a backend keeps as long as pages are mapped. Dropping it undoes what made them mappable.
+/// A backend's resources while pages are mapped. Dropping them releases the memory.
 pub(crate) trait Hold: Send + Sync {
-    /// True where the GPU memory was freed under the mapping, and the pages with it.
+    /// Returns true if the GPU memory was freed while mapped, and the pages with it.
     fn freed(&self) -> bool {
         false
     }
 }
 
-/// A file that keeps its memory.
+/// A file that keeps its memory alive.
 impl Hold for File {}
 
-/// What a backend has mapped, in the order of drops.
+/// A backend's mapping, in drop order.
 pub(crate) struct Mapped {
     pub(crate) pages: Pages,
     pub(crate) hold: Box<dyn Hold>,
@@ -28,7 +28,7 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// `offset`: where in the pages the memory begins.
+    /// `offset` is the position of the memory in the pages.
     pub(crate) fn new(
         pages: Pages,
         hold: impl Hold + 'static,
@@ -41,10 +41,10 @@ impl Mapped {
     }
 }
 
-/// Pages of a device, or of a stand-in, that the CPU can load from and store to.
+/// Pages of a GPU, or of a stand-in, that the CPU can load from and store to.
 ///
-/// All access is by copies, which may run at the same time as other threads' and as the GPU's. A byte that is written
-/// meanwhile is read old or new, independently of its neighbours; an aligned word of up to 8 bytes is read whole
+/// All access is by copies, which may run concurrently with other threads' and the GPU's accesses. A concurrently
+/// written byte is read old or new, independently of its neighbours; an aligned word of up to 8 bytes is read whole
 /// ([`Mapping::copy_to`]).
 ///
 /// # Example
@@ -52,7 +52,7 @@ impl Mapped {
 /// use gdsync_gdr::Mapping;
 ///
 /// # fn main() -> Result<(), gdsync_gdr::MappingError> {
-/// // Host memory in the place of a GPU's; `Mapping::pin` maps a GPU's.
+/// // Host memory instead of GPU memory; `Mapping::pin` maps GPU memory.
 /// let mapping = Mapping::stand_in(4096)?;
 /// mapping.copy_to(128, b"payload")?;
 /// mapping.copy_to(0, &1u32.to_ne_bytes())?;
@@ -67,20 +67,20 @@ pub struct Mapping {
     len: usize,
     stores: StoreKernel,
     loads: LoadKernel,
-    /// The memory may be freed under the mapping: each access asks `Mapped::hold` first.
+    /// True if the memory may be freed while mapped: each access checks `Mapped::hold` first.
     ask: bool,
-    /// [`fork::generation`] of the process that mapped.
+    /// [`fork::generation`] of the process that created the mapping.
     process: u32,
     mapped: ManuallyDrop<Mapped>,
 }
 
-// SAFETY: an address of pages that `mapped` keeps; the copies that access them tolerate concurrent accesses.
+// SAFETY: `mapped` keeps the pages of the address; copies tolerate concurrent accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` bytes from `info.offset` on. `ask`: whether the memory may be freed under the mapping.
+    /// Creates a mapping of `len` bytes from `info.offset` on. `ask`: the memory may be freed while mapped.
     pub(crate) fn new(mapped: Mapped, len: usize, ask: bool) -> Result<Self, MappingError> {
         let Mapped { ref pages, info, .. } = mapped;
         if info.offset.checked_add(len).is_none_or(|end| end > pages.len) {
@@ -90,7 +90,7 @@ impl Mapping {
                 len: pages.len,
             });
         }
-        // SAFETY: inside the pages (checked).
+        // SAFETY: the address is inside the pages (checked).
         let base = unsafe { pages.at.add(info.offset) };
         Ok(Mapping {
             base,
@@ -103,57 +103,58 @@ impl Mapping {
         })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True where the length is 0.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What is mapped, and how.
+    /// Returns the mapping's properties.
     pub fn info(&self) -> MappingInfo {
         self.mapped.info
     }
 
-    /// The CPU's address of the first byte, valid as long as the mapping in the process that made it. The bytes there
-    /// change at any time: access them by atomics, volatile accesses or raw copies, and fence as [`Mapping::copy_to`]
-    /// does.
+    /// Returns the CPU address of the first byte, valid as long as the mapping, in the process that created it. The
+    /// bytes may change at any time: access them by atomics, volatile accesses or raw copies, with fences as in
+    /// [`Mapping::copy_to`].
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Copies in, from `offset` on, and drains the bytes to the GPU (`sfence`), which sees them before anything that
-    /// this thread stores later. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one store.
+    /// Copies into the mapping at `offset`, and drains the bytes to the GPU (`sfence`), which sees them before any
+    /// later store of this thread. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one store.
     ///
     /// # Errors
     /// [`MappingError::OutOfBounds`], [`MappingError::Freed`], [`MappingError::Forked`].
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappingError> {
         let to = self.place(offset, from.len())?;
-        // SAFETY: inside the pages (checked), in which no Rust object lies; the processor has the kernel (`best`).
+        // SAFETY: the range is inside the pages (checked), which contain no Rust objects; the processor has the
+        // kernel (`best`).
         unsafe { copy::store(self.stores, to, from.as_ptr(), from.len()) };
         Ok(())
     }
 
-    /// Copies out, from `offset` on, after a full fence (`mfence`): it sees what this thread stored before. 1, 2, 4
-    /// or 8 bytes at an offset that is a multiple of their number are one load. The copy is not ordered with loads of
-    /// this thread from other memory: to read data after a flag, copy the flag first.
+    /// Copies from the mapping at `offset`, after a full fence (`mfence`): the copy sees this thread's earlier
+    /// stores. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one load. The copy is not
+    /// ordered with this thread's loads from other memory: to read data after a flag, copy the flag first.
     ///
     /// # Errors
     /// As [`Mapping::copy_to`].
     #[inline]
     pub fn copy_from(&self, offset: usize, into: &mut [u8]) -> Result<(), MappingError> {
         let from = self.place(offset, into.len())?;
-        // SAFETY: as in `copy_to`; blocks of 16 bytes around do not leave the pages.
+        // SAFETY: as in `copy_to`; the surrounding blocks of 16 bytes are inside the pages.
         unsafe { copy::load(self.loads, into.as_mut_ptr(), from, into.len()) };
         Ok(())
     }
 
-    /// As [`Mapping::copy_to`], by a kernel of the caller's choice. On [`Caching::Device`](crate::Caching::Device)
-    /// memory any other than [`StoreKernel::Volatile`] may fault.
+    /// Like [`Mapping::copy_to`], with a given kernel. On [`Caching::Device`](crate::Caching::Device) memory any
+    /// kernel except [`StoreKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`].
@@ -167,8 +168,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// As [`Mapping::copy_from`], by a kernel of the caller's choice. On [`Caching::Device`](crate::Caching::Device)
-    /// memory any other than [`LoadKernel::Volatile`] may fault.
+    /// Like [`Mapping::copy_from`], with a given kernel. On [`Caching::Device`](crate::Caching::Device) memory any
+    /// kernel except [`LoadKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_from`], and [`MappingError::NoKernel`].
@@ -187,7 +188,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// The address of a range, if it may be accessed now.
+    /// Returns the address of a range, if it may be accessed now.
     #[inline]
     fn place(&self, offset: usize, count: usize) -> Result<*mut u8, MappingError> {
         let (len, end) = (self.len, offset.saturating_add(count));
@@ -207,7 +208,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.process == fork::generation() {
-            // SAFETY: dropped once, here, and `self` is used no more.
+            // SAFETY: dropped once, here; `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.mapped) };
         }
     }

@@ -1,4 +1,4 @@
-//! What a machine offers for mappings, asked without a context and without GPU memory.
+//! Mapping support of a machine, queried without a context and without GPU memory.
 
 use crate::driver;
 use crate::error::Refusal;
@@ -8,21 +8,21 @@ use crate::kernel::{self, File, Kernel};
 use crate::{dma_buf, gdrdrv, nvrm};
 use std::sync::Arc;
 
-/// The gdrdrv module that is loaded.
+/// The loaded gdrdrv module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GdrdrvModule {
-    /// Its protocol: major, minor.
+    /// Its protocol version: major, minor.
     pub version: (u16, u16),
-    /// Pinned memory stays if CUDA frees it first (`GDRDRV_ATTR_USE_PERSISTENT_MAPPING`).
+    /// True if pinned memory stays when CUDA frees it (`GDRDRV_ATTR_USE_PERSISTENT_MAPPING`).
     pub keeps_memory: bool,
 }
 
 impl GdrdrvModule {
-    /// Asks the module.
+    /// Queries the module.
     ///
     /// # Errors
-    /// [`Refusal`] where it is not loaded, or its protocol is not one that gdsync speaks.
+    /// [`Refusal`] if it is not loaded, or gdsync does not support its protocol.
     pub fn ask() -> Result<Self, Refusal> {
         Self::of(&kernel::system())
     }
@@ -34,11 +34,11 @@ impl GdrdrvModule {
 }
 
 impl MappingBackend {
-    /// Whether the machine has what the backend needs on at least one GPU, as far as that can be said without memory
-    /// to map. `by_name`: nvrm counts, too, on drivers on which it is not known to work.
+    /// Checks whether the machine supports the backend on at least one GPU, as far as can be determined without
+    /// memory to map. `by_name`: nvrm is accepted on unknown drivers, too.
     ///
     /// # Errors
-    /// [`Refusal`] with what is missing. A stand-in is always refused: it maps no GPU memory.
+    /// [`Refusal`] names what is missing. A stand-in is always refused: it maps no GPU memory.
     pub fn offered(self, by_name: bool) -> Result<(), Refusal> {
         self.offered_by(&kernel::system(), by_name, || {
             let count = driver::device_count().map_err(|error| Refusal::driver("count the GPUs", error))?;
@@ -46,7 +46,7 @@ impl MappingBackend {
         })
     }
 
-    /// As [`MappingBackend::offered`], on this GPU.
+    /// Like [`MappingBackend::offered`], for this GPU.
     ///
     /// # Errors
     /// As [`MappingBackend::offered`].
@@ -65,7 +65,7 @@ impl MappingBackend {
             MappingBackend::DmaBuf => {
                 let version = driver::version();
                 let version = version.map_err(|error| Refusal::driver("look at the driver", error))?;
-                // Before any GPU is asked: most drivers are too old, whatever their GPUs can do.
+                // Checked before any GPU is queried: most drivers are too old regardless of the GPU.
                 dma_buf::check(version, true)?;
                 dma_buf::check(version, makes_dma_bufs()?)
             }
@@ -120,7 +120,7 @@ mod tests {
         assert!(works(false).unwrap_err().reason.contains("610"));
         assert_eq!(works(true), Ok(()));
         fake.end();
-        // The driver's version is there, as in a container, but not its file.
+        // The driver's version file exists, as in a container, but not its device file.
         let fake = Fake::with_nvrm("580.159.04", Nvrm::new(&[0], 0));
         fake.state().no_open = Some((gdsync_sys::nvrm::CONTROL_PATH.to_owned(), libc::ENOENT));
         let refusal = offered(MappingBackend::ResourceManager, &fake.kernel(), false).unwrap_err();

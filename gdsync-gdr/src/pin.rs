@@ -1,4 +1,4 @@
-//! Mapping GPU memory, by the backend that the environment names or by the first that works.
+//! Mapping GPU memory by the backend that the environment names, or by the first that works.
 
 use crate::error::{MappingError, Refusal};
 use crate::info::MappingBackend;
@@ -9,27 +9,27 @@ use crate::{dma_buf, gdrdrv, nvrm};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 
-/// Environment variable that names the backend.
+/// Environment variable with the backend's name.
 const VARIABLE: &str = "GDSYNC_MAPPING";
 
 impl Mapping {
-    /// Maps GPU memory by the first backend that can, or by the one that `GDSYNC_MAPPING` names. gdrdrv and dma-buf
-    /// map what `cuMemAlloc` gave (gdrdrv the GPU's pages of 64 KiB that hold it, dma-buf the CPU's), nvrm only what
-    /// was allocated exportable: by `cuMemCreate` with handles of POSIX file descriptors.
+    /// Maps GPU memory by the first working backend, or by the one named by `GDSYNC_MAPPING`. gdrdrv and dma-buf map
+    /// memory from `cuMemAlloc` (gdrdrv the surrounding GPU pages of 64 KiB, dma-buf the CPU's pages), nvrm only
+    /// exportable memory: from `cuMemCreate` with handles of POSIX file descriptors.
     ///
-    /// If the memory is freed while it is mapped: dma-buf and nvrm hold a reference of their own, so the mapping
-    /// stays, and only it sees what it stores. So does gdrdrv where its module maps persistently (2.5 and newer, on
-    /// drivers that can); else every access is [`MappingError::Freed`] from then on. (An access during the free gets
-    /// SIGBUS: this catches a mistake, and is no way to work.)
+    /// If the memory is freed while mapped: dma-buf and nvrm hold a reference, so the mapping stays, and its stores
+    /// are visible only through it. The same holds for gdrdrv if its module maps persistently (2.5 and newer, with
+    /// drivers that support it); otherwise every later access fails with [`MappingError::Freed`]. (An access during
+    /// the free raises SIGBUS: the check detects a mistake, programs must not rely on it.)
     ///
     /// # Errors
-    /// [`MappingError::Unavailable`] with the reason of each backend that was tried, [`MappingError::Refused`] where
-    /// the environment names one, [`MappingError::UnknownBackend`].
+    /// [`MappingError::Unavailable`] with each tried backend's reason, [`MappingError::Refused`] if the environment
+    /// names a backend, [`MappingError::UnknownBackend`].
     pub fn pin(memory: &GpuRange) -> Result<Self, MappingError> {
         MappingBackend::first(|backend, by_name| Self::by(backend, by_name, memory))
     }
 
-    /// As [`Mapping::pin`], by this backend. nvrm tries drivers, too, on which it is not known to work.
+    /// Like [`Mapping::pin`], by this backend. nvrm tries unknown drivers, too.
     ///
     /// # Errors
     /// [`MappingError::Refused`].
@@ -78,8 +78,9 @@ fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapp
 }
 
 impl MappingBackend {
-    /// What `attempt` makes by the first backend with which it is not [`MappingError::Refused`]. If the environment
-    /// (`GDSYNC_MAPPING`) names a backend, that is the only one, and `attempt`'s second argument is true.
+    /// Returns the result of `attempt` with the first backend that is not [`MappingError::Refused`]. If the
+    /// environment (`GDSYNC_MAPPING`) names a backend, only that one is tried, and `attempt`'s second argument is
+    /// true.
     ///
     /// # Errors
     /// [`MappingError::Unavailable`], [`MappingError::UnknownBackend`], and those of `attempt`.
@@ -100,7 +101,7 @@ impl MappingBackend {
         Err(MappingError::Unavailable { tried })
     }
 
-    /// The backend that the environment names (`GDSYNC_MAPPING`).
+    /// Returns the backend that the environment names (`GDSYNC_MAPPING`).
     ///
     /// # Errors
     /// [`MappingError::UnknownBackend`].
@@ -108,7 +109,7 @@ impl MappingBackend {
         Self::named(std::env::var_os(VARIABLE))
     }
 
-    /// The backend that a variable names; none where it is empty.
+    /// Parses a variable's value; an empty value names no backend.
     fn named(value: Option<OsString>) -> Result<Option<Self>, MappingError> {
         let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
         let parsed = value.to_string_lossy().parse();

@@ -1,4 +1,4 @@
-//! Host memory in the place of a GPU's.
+//! Host memory as a replacement for GPU memory.
 
 use crate::error::MappingError;
 use crate::info::{Caching, MappingBackend};
@@ -8,8 +8,8 @@ use gdsync_sys::host::page_size;
 use std::io;
 
 impl Mapping {
-    /// A mapping of `len` zeroed bytes of *host* memory, to try on a machine without a GPU what copies to and from
-    /// GPU memory. It behaves as write-combining memory does, except for its speed.
+    /// Creates a mapping of `len` zeroed bytes of *host* memory, to test copies to and from GPU memory on a machine
+    /// without a GPU. Except for its speed, it behaves like write-combining memory.
     ///
     /// # Errors
     /// [`MappingError::NoHostMemory`].
@@ -21,13 +21,13 @@ impl Mapping {
             .checked_next_multiple_of(page)
             .filter(|size| i64::try_from(*size).is_ok())
             .ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
-        // SAFETY: a zero-terminated name.
+        // SAFETY: the name is zero-terminated.
         let fd = unsafe { libc::memfd_create(c"gdsync-stand-in".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(failed(io::Error::last_os_error()));
         }
         let file = File { kernel: kernel::system(), fd };
-        // SAFETY: our own file.
+        // SAFETY: the file is owned here.
         if unsafe { libc::ftruncate(fd, size as libc::off_t) } != 0 {
             return Err(failed(io::Error::last_os_error()));
         }

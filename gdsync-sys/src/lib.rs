@@ -1,4 +1,4 @@
-//! Raw interfaces of gdsync: no policy, no ownership.
+//! Raw interfaces of gdsync. All policy is in [`policy`]; nothing here owns verbs objects.
 //!
 //! Three layers make up the project; this crate is the lowest.
 //!
@@ -8,7 +8,7 @@
 //! 2. `gdsync`: the safe library, which knows only the table.
 //! 3. `gdsync-cli`: the command-line tool.
 //!
-//! Names of C types and fields are those of the C headers, so that they can be looked up there.
+//! C types and fields have the names of the C headers.
 
 pub mod api;
 pub mod barrier;
@@ -33,7 +33,7 @@ pub mod wake;
 
 pub use api::VerbsApi;
 
-/// The example of the crate's page, compiled and run.
+/// Compiles and runs the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

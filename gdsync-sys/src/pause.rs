@@ -1,17 +1,17 @@
-//! How a thread waits for memory that another thread, a card or a process writes, without occupying a core.
+//! Waiting for memory that another thread, a card or a process writes, without occupying a core.
 
 use crate::wake::{self, Helper};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Spins for a moment, then naps. The naps grow up to a limit.
+/// Spins briefly, then sleeps in growing intervals up to a limit.
 ///
 /// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer process. On a
-/// machine with few cores, a spinning thread occupies the core that the writer needs, so it spins only briefly.
+/// machine with few cores, a spinning thread occupies the core that the writer needs.
 ///
-/// Each nap that ends occupies a core for a moment. Where more than eight threads of the process nap at a time, each
-/// naps longer, up to 32 ms, so that all of them together wake as often as eight do. A nap beside memory
+/// Each wake-up occupies a core for a moment. If more than eight threads of the process sleep at the same time, each
+/// sleeps longer, up to 32 ms, so that all of them together wake as often as eight do. A sleep on a word of memory
 /// ([`Pause::pause_at`]) still ends with the write.
 ///
 /// ```
@@ -36,11 +36,11 @@ pub struct Pause {
 
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
-/// So many threads of a process may nap without prolonging each other's naps.
+/// Threads of a process that may sleep at the same time without prolonging each other's intervals.
 const FEW: u32 = 8;
-/// The longest nap, however many threads nap.
+/// Longest interval, however many threads sleep.
 const LONGEST_OF_MANY: Duration = Duration::from_millis(32);
-/// How long a thread does a card's work while it waits, before it naps.
+/// Longest time for which a waiting thread does a card's work before it sleeps.
 const HELP_TIME: Duration = Duration::from_micros(100);
 
 impl Pause {
@@ -50,12 +50,12 @@ impl Pause {
         Pause { started: Instant::now(), spins: 0, nap: SHORTEST_NAP }
     }
 
-    /// Time since the wait began.
+    /// Returns the time since the wait began.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Called between two looks at the memory.
+    /// Spins once or sleeps; called between two checks of the memory.
     pub fn pause(&mut self) {
         if !self.spins() {
             let napping = Napping::begin();
@@ -64,10 +64,10 @@ impl Pause {
         }
     }
 
-    /// As [`Self::pause`], beside a word of memory: a nap ends as soon as a software card of this process writes to
-    /// the word. `is_there` looks at the memory once more before a nap; returns whether it has found what is awaited.
+    /// Like [`Self::pause`], for a word of memory: the sleep ends as soon as a software card of this process writes
+    /// to the word. `is_there` checks the memory once more before the sleep; its result is returned.
     ///
-    /// With `helper`, the thread serves a card that it waits for, instead of spinning.
+    /// With `helper`, the thread works for the card that it waits for, instead of spinning.
     pub fn pause_at(
         &mut self,
         address: usize,
@@ -78,7 +78,7 @@ impl Pause {
             let elapsed = self.started.elapsed();
             if elapsed < HELP_TIME && helper.serve() {
                 if elapsed > spin_time() {
-                    // On few cores, who writes may wait for this one.
+                    // With few cores, the writer may wait for this one.
                     std::thread::yield_now();
                 }
                 return false;
@@ -94,10 +94,10 @@ impl Pause {
         found
     }
 
-    /// Whether it is too early to nap.
+    /// Returns true if it is too early to sleep.
     fn spins(&mut self) -> bool {
         self.spins = self.spins.wrapping_add(1);
-        // Reading the clock costs more than a look at the memory, so not every pause reads it.
+        // Reading the clock costs more than a check of the memory, so only every 32nd call reads it.
         if !self.spins.is_multiple_of(32) {
             std::hint::spin_loop();
             return true;
@@ -113,18 +113,18 @@ impl Pause {
     }
 }
 
-/// Threads of this process that nap.
+/// Sleeping threads of this process.
 static NAPPING: AtomicU32 = AtomicU32::new(0);
 
-/// A thread naps as long as this lives.
+/// A registration of a sleeping thread.
 struct Napping {
-    /// Threads that nap, this one included.
+    /// Sleeping threads, including this one.
     threads: u32,
 }
 
 impl Napping {
     fn begin() -> Self {
-        // Relaxed: the number decides on a length of time alone.
+        // Relaxed: the number only affects a length of time.
         Napping { threads: NAPPING.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
@@ -139,8 +139,8 @@ impl Drop for Napping {
     }
 }
 
-/// Asks the system how many cores there are, so that no wait has to ask: the question reads files and allocates. The
-/// answer is kept for the life of the process.
+/// Queries the number of cores, which is then kept for the life of the process, so that no wait has to: the query
+/// reads files and allocates.
 pub fn prepare() {
     spin_time();
 }
@@ -153,7 +153,7 @@ fn spin_time() -> Duration {
     })
 }
 
-/// Makes the calling thread's naps end on time: by default Linux may prolong them by 50 µs.
+/// Makes the calling thread's sleeps end on time: by default Linux may prolong them by 50 µs.
 pub fn use_fine_timers() {
     // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn many_threads_nap_longer_and_wake_no_more_often_together() {
         let length = |threads| {
-            // No thread of its own naps: the count is left as it is.
+            // No thread sleeps for this value: the count must not change.
             std::mem::ManuallyDrop::new(Napping { threads }).length(LONGEST_NAP)
         };
         assert!((1..=FEW).all(|threads| length(threads) == LONGEST_NAP));
@@ -192,7 +192,7 @@ mod tests {
             assert_ne!(NAPPING.load(Ordering::Relaxed), 0);
             napping.threads
         };
-        // Other tests nap meanwhile, each on a thread.
+        // Other tests sleep concurrently, each on one thread.
         assert!((0..10_000).all(|_| Napping::begin().threads < before + 1000));
     }
 }

@@ -1,4 +1,4 @@
-//! The table of entry points filled from the system's libibverbs and libmlx5, found at run time.
+//! The table of entry points of the system's libibverbs and libmlx5, loaded at run time.
 
 mod inline;
 
@@ -9,29 +9,29 @@ use std::error::Error;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, OnceLock};
 
-/// libibverbs, by the soname that has not changed since 2006.
+/// The soname of libibverbs, unchanged since 2006.
 const LIBIBVERBS: &str = "libibverbs.so.1";
-/// libmlx5, by its soname.
+/// The soname of libmlx5.
 const LIBMLX5: &str = "libmlx5.so.1";
-/// The Debian package of the providers, libmlx5 among them; it depends on that of libibverbs.
+/// The Debian package of the providers, including libmlx5; it depends on that of libibverbs.
 const PACKAGE: &str = "ibverbs-providers";
-/// What brought the oldest functions of libibverbs.
+/// The release with the oldest functions of libibverbs.
 const CLASSIC: &str = "libibverbs 1.1 (IBVERBS_1.1)";
 
-/// Why the system's libraries cannot be used.
+/// Reasons why the system's libraries cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// A library is not there, or does not load.
+    /// A library is missing or does not load.
     #[error(
         "{library} cannot be loaded ({reason}): install rdma-core (Debian, Ubuntu: apt-get install {package}; Fedora, RHEL: dnf install libibverbs)"
     )]
     Library {
         /// Its file name.
         library: &'static str,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         reason: String,
-        /// The Debian package that brings it.
+        /// The Debian package that contains it.
         package: &'static str,
     },
     /// A library lacks a function.
@@ -41,16 +41,16 @@ pub enum LoadError {
         library: &'static str,
         /// The function.
         symbol: &'static str,
-        /// The release that brought it, and its symbol version.
+        /// The release that introduced it, and its symbol version.
         since: &'static str,
     },
 }
 
-/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the process:
-/// libibverbs has threads and callbacks of its own and must not be unloaded.
+/// Returns the system's entry points. The first call that succeeds loads them for the life of the process: libibverbs
+/// has threads and callbacks and must not be unloaded.
 ///
 /// # Errors
-/// [`LoadError`]. Nothing is remembered of a failure: a later call tries again.
+/// [`LoadError`]. A later call tries again.
 pub fn load() -> Result<&'static VerbsApi, LoadError> {
     static API: OnceLock<VerbsApi> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
@@ -61,11 +61,11 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
     if let Some(api) = API.get() {
         return Ok(api);
     }
-    // The software card may stand behind these libraries.
+    // These libraries may run on the software card.
     crate::wake::find();
     let table = fill(LIBIBVERBS, LIBMLX5)?;
-    // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and those of `inline`, which
-    // call them: they do what their manual pages say.
+    // SAFETY: the entries are rdma-core's functions, in libraries that stay loaded, and those of `inline`, which call
+    // them: they do what their manual pages say.
     Ok(API.get_or_init(|| unsafe { VerbsApi::new(table) }))
 }
 
@@ -78,11 +78,11 @@ struct Loaded {
 impl Loaded {
     fn open(name: &'static str, package: &'static str) -> Result<Self, LoadError> {
         // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts another library of
-        // that name on the search path has replaced rdma-core knowingly.
+        // that name on the search path replaces rdma-core knowingly.
         let library = unsafe { Library::new(name) };
         match library {
             Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
-            // The linker's own words are the cause.
+            // The source is the linker's message.
             Err(error) => {
                 let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 Err(LoadError::Library { library: name, reason, package })
@@ -99,8 +99,8 @@ impl Loaded {
     }
 }
 
-/// A table of functions. Each line names a library, the prefix that its symbols have before the fields' names, the
-/// release that brought them, and the fields; those of `optional` may be missing.
+/// Fills a table of functions. Each line names a library, the prefix of its symbols before the fields' names, the
+/// release that introduced them, and the fields. Those of `optional` may be missing.
 macro_rules! table {
     (
         $table:ident { $($given:ident: $value:expr,)* }
@@ -118,8 +118,8 @@ macro_rules! table {
 fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, LoadError> {
     let verbs = Loaded::open(libibverbs, PACKAGE)?;
     let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
-    // SAFETY: each field has the type that the header of that library declares for the function of that name
-    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; of a
+    // SAFETY: each field has the type that the library's header declares for the function of that name
+    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; for a
     // symbol with several versions, `dlsym` finds the newest.
     Ok(unsafe {
         table! {
@@ -151,7 +151,7 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
     })
 }
 
-/// The release of rdma-core that brought commands in the device's own language.
+/// The release of rdma-core that introduced DEVX.
 const DEVX_SINCE: &str = "rdma-core 21 (MLX5_1.7)";
 
 fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_missing_symbol_is_named_with_its_version() {
-        // Every process has the C library, which has no verbs.
+        // Every process has the C library, which lacks the verbs.
         let error = fill("libc.so.6", "libc.so.6").unwrap_err();
         assert!(
             matches!(error, LoadError::Symbol { library: "libc.so.6", symbol: "ibv_get_device_list", .. }),
@@ -208,7 +208,7 @@ mod tests {
             Ok(api) => api,
             Err(error) => {
                 use std::io::Write;
-                // Past libtest's capture: a test that did not run must be seen.
+                // Bypasses libtest's capture, so that the skip is visible.
                 let line = format!("SKIPPED the_system_libraries_answer_where_they_are_installed: {error}\n");
                 return std::io::stderr().write_all(line.as_bytes()).unwrap();
             }

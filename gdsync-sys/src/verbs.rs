@@ -1,14 +1,13 @@
 //! Types and constants of libibverbs that gdsync uses.
 //!
-//! Source of every layout: `libibverbs/verbs.h` of rdma-core (versions 39 to 65; these structs are part of the
-//! library's stable ABI and did not change in that range, but for fields added at the end of [`ibv_port_attr`]).
-//! `tests/it/layout.rs` compares them with the installed header, where there is one, and with a record of its
-//! answers.
+//! Source of every layout: `libibverbs/verbs.h` of rdma-core, versions 39 to 65. The structs are part of the
+//! library's stable ABI and did not change in that range, except for fields added at the end of [`ibv_port_attr`].
+//! `tests/it/layout.rs` compares them with the installed header, if any, and with a recorded result.
 //!
-//! C enums are plain integers here: a library may return a value that its header did not have yet.
+//! C enums are plain integers here: a library may return values that are newer than the header.
 //!
-//! Documented here is what the name of a field or a constant and the manual page of its function do not say. Kernel
-//! handles, mutexes, conditions and counts of completed events are private to libibverbs.
+//! Comments add what names and manual pages do not say. Kernel handles, mutexes, conditions and counts of completed
+//! events are private to libibverbs.
 
 #![allow(
     non_camel_case_types,
@@ -49,7 +48,7 @@ pub struct ibv_cq {
     pub channel: *mut ibv_comp_channel,
     pub cq_context: *mut c_void,
     pub handle: u32,
-    /// Number of entries, less those that the library keeps to itself.
+    /// Number of entries, without those that the library reserves.
     pub cqe: c_int,
     pub mutex: pthread_mutex_t,
     pub cond: pthread_cond_t,
@@ -73,14 +72,14 @@ pub struct ibv_srq {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_srq_attr {
-    /// Receives that it holds.
+    /// Capacity in receives.
     pub max_wr: u32,
     pub max_sge: u32,
-    /// Number of receives below which it raises an event; 0 for none.
+    /// Number of receives below which an event is raised; 0 for none.
     pub srq_limit: u32,
 }
 
-/// Attributes of a new shared receive queue; the library writes what it granted.
+/// Attributes of a new shared receive queue; the library writes the granted values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_srq_init_attr {
@@ -98,8 +97,7 @@ pub struct ibv_cq_init_attr_ex {
     pub channel: *mut ibv_comp_channel,
     /// Completion vector, less than `num_comp_vectors`.
     pub comp_vector: u32,
-    /// Fields that `read_*` of the extended queue may be asked for; the mlx5 provider asks that only known bits are
-    /// set.
+    /// Fields that `read_*` of the extended queue may read; the mlx5 provider accepts known bits only.
     pub wc_flags: u64,
     pub comp_mask: u32,
     pub flags: u32,
@@ -139,7 +137,7 @@ pub struct ibv_qp_cap {
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
     pub max_recv_sge: u32,
-    /// Bytes that a send may carry inline.
+    /// Largest inline payload of a send, in bytes.
     pub max_inline_data: u32,
 }
 
@@ -161,7 +159,7 @@ pub struct ibv_qp_init_attr_ex {
     pub send_cq: *mut ibv_cq,
     pub recv_cq: *mut ibv_cq,
     pub srq: *mut ibv_srq,
-    /// Sizes; the library writes what it granted.
+    /// Sizes; the library writes the granted values.
     pub cap: ibv_qp_cap,
     pub qp_type: c_int,
     /// Non-zero: every send completes with an entry.
@@ -175,7 +173,7 @@ pub struct ibv_qp_init_attr_ex {
     pub rwq_ind_tbl: *mut c_void,
     pub rx_hash_conf: ibv_rx_hash_conf,
     pub source_qpn: u32,
-    /// Unused here (`ibv_wr_*` operations wanted).
+    /// Requested `ibv_wr_*` operations; unused here.
     pub send_ops_flags: u64,
 }
 
@@ -198,7 +196,7 @@ pub struct ibv_global_route {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_ah_attr {
-    /// Global route, used where `is_global` is 1.
+    /// Global route, used if `is_global` is 1.
     pub grh: ibv_global_route,
     pub dlid: u16,
     pub sl: u8,
@@ -238,7 +236,7 @@ pub struct ibv_qp_attr {
     pub alt_ah_attr: ibv_ah_attr,
     pub pkey_index: u16,
     pub alt_pkey_index: u16,
-    /// Ask for an event when the send queue has drained.
+    /// Requests an event when the send queue has drained.
     pub en_sqd_async_notify: u8,
     pub sq_draining: u8,
     /// Outstanding reads and atomics as initiator.
@@ -251,7 +249,7 @@ pub struct ibv_qp_attr {
     pub timeout: u8,
     /// Transport retries, 0 to 7.
     pub retry_cnt: u8,
-    /// RNR retries, 0 to 6, 7 for ever.
+    /// RNR retries, 0 to 6; 7 means without limit.
     pub rnr_retry: u8,
     pub alt_port_num: u8,
     pub alt_timeout: u8,
@@ -281,7 +279,7 @@ pub struct ibv_async_event {
     pub event_type: c_int,
 }
 
-/// The object of an [`ibv_async_event`]; the event type says which field holds.
+/// The object of an [`ibv_async_event`]; the event type determines the valid field.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_element {

@@ -1,60 +1,60 @@
-//! Threads of this process that rest beside memory, and those that write it.
+//! Wake-ups for threads that sleep until a memory word changes.
 //!
 //! A store to memory wakes no thread. A software card that polls doorbell registers, and a thread that polls a
-//! completion entry, therefore rest in short naps, and what was stored is found when the nap ends. Where the writer
-//! is another thread of the process, it can do better: it says here that it has written.
+//! completion entry, therefore sleep in short intervals and find a store when the interval ends. A writer in the same
+//! process can end the sleep early by reporting its write here:
 //!
-//! - A thread that polls a word rests in [`rest`]; a card says [`wrote`] of each range that it has written.
-//! - A card registers its *bell* by [`add_bell`], and says [`card_rests`] while its thread sleeps; what rings a
-//!   doorbell register says [`rung`].
+//! - A thread that polls a word sleeps in [`rest`]; a card calls [`wrote`] for each range that it has written.
+//! - A card registers a [`Bell`] with [`add_bell`], and calls [`card_rests`] around the sleep of its thread; a thread
+//!   that rings a doorbell register calls [`rung`].
 //!
-//! All of this is about time alone: every rest has an end of its own, and who rests looks again. So a program that
-//! says nothing, or a writer outside of the process, costs a nap and nothing else.
+//! Correctness does not depend on these calls: every sleep is bounded, and the sleeper re-checks the word. A program
+//! that reports nothing, or a writer in another process, costs one interval.
 //!
-//! The state is one of the whole process. A process may hold several copies of this crate (the software card's
-//! preload library has one, the program another): each uses the table that a library exports under the name
-//! [`EXPORTED`], or else its own.
+//! The state is per process. A process may contain several copies of this crate (one in the software card's preload
+//! library, one in the program): each copy uses the table that a library exports under the name [`EXPORTED`], or its
+//! own if there is none.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
-/// The symbol by which a library exports the table of the process. It ends with the table's version: another layout,
-/// or another meaning of a field, gets another name.
+/// The symbol under which a library exports the process's table. The name ends with the table's version: a change of
+/// the layout or of a field's meaning changes the name.
 pub const EXPORTED: &str = "GDSYNC_WAKE_2";
 
-/// What a copy of the software card answers.
+/// Entry points of a copy of the software card.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Bell {
-    /// A word was stored to ([`rung`]): its address, and whether the calling thread lends itself.
+    /// Reports a store ([`rung`]): the address of the word, and whether the calling thread may do the card's work.
     pub rung: extern "C" fn(address: usize, lends_itself: bool),
-    /// Does a bounded amount of work for the card that this thread has rung last, in the place of the card's own
-    /// thread. False if there is no such card, or if it works on that thread only.
+    /// Does a bounded amount of work for the card that this thread rang last, instead of the card's thread. Returns
+    /// false if there is no such card, or if the card works on its own thread only.
     pub serve: extern "C" fn() -> bool,
-    /// The thread serves no more.
+    /// Ends the calling thread's work for the card.
     pub leave: extern "C" fn(),
 }
 
-/// Most bells: one for each copy of the software card in a process.
+/// Most bells: one for each copy of the software card in the process.
 const BELLS: usize = 4;
-/// Places at which threads rest. A power of two.
+/// Buckets of sleeping threads. A power of two.
 const PLACES: usize = 4096;
-/// Places are counted in groups of so many, so that few of them are looked at for a write of many lines.
+/// Buckets of a group. Groups count their sleepers, so that a write of many lines need not check every bucket.
 const GROUP: usize = 64;
 const GROUPS: usize = PLACES / GROUP;
-/// Addresses of one place: a cache line, and a completion entry.
+/// Log2 of the bytes that map to one bucket: a cache line, and a completion entry.
 const LINE_SHIFT: usize = 6;
-/// In the place of an address: threads rest beside several.
+/// Stored instead of an address: the bucket's threads sleep on several words.
 const SEVERAL: usize = 0;
 
-/// Threads that rest beside some lines of memory.
+/// Threads that sleep on words of some cache lines.
 #[repr(C, align(64))]
 struct Place {
     resting: AtomicU32,
-    /// Changes with every write that is said; a futex.
+    /// Incremented by every reported write; a futex.
     turn: AtomicU32,
-    /// The word beside which they rest, or [`SEVERAL`].
+    /// The word that they sleep on, or [`SEVERAL`].
     beside: AtomicUsize,
 }
 
@@ -63,7 +63,7 @@ impl Place {
         Place { resting: AtomicU32::new(0), turn: AtomicU32::new(0), beside: AtomicUsize::new(SEVERAL) }
     }
 
-    /// Announces a thread.
+    /// Registers a sleeping thread.
     fn enter(&self, address: usize) {
         let others = self.resting.fetch_add(1, Ordering::AcqRel);
         if others == 0 || self.beside.load(Ordering::Relaxed) != address {
@@ -71,14 +71,14 @@ impl Place {
         }
     }
 
-    /// Two threads that come and go at one moment may leave the word of one of them: the other one's rest then ends
-    /// by itself.
+    /// If two threads enter and leave at the same time, the address of one of them may remain: the other thread then
+    /// sleeps until its time-out.
     fn leave(&self) {
         self.resting.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Wakes who rests beside what was written. Others of its memory, such as the entries of a completion queue that
-    /// come before the one that is awaited, wake no thread.
+    /// Wakes the threads that sleep on a word of the range. A write to other words of the same lines, such as the
+    /// completion entries before the awaited one, wakes nobody.
     fn wrote(&self, first: usize, last: usize) {
         if self.resting.load(Ordering::Acquire) == 0 {
             return;
@@ -91,20 +91,20 @@ impl Place {
     }
 }
 
-/// The state of a process: who rests, and where.
+/// The sleeping threads and the cards of a process.
 #[repr(C)]
 pub struct Table {
     bells: [AtomicPtr<Bell>; BELLS],
     cards_resting: AtomicU32,
-    /// At all places together.
+    /// Sleepers of all buckets.
     resting: AtomicU32,
-    /// At the places of each group.
+    /// Sleepers of each group.
     groups: [AtomicU32; GROUPS],
     places: [Place; PLACES],
 }
 
 impl Table {
-    /// A table at which no thread rests.
+    /// An empty table.
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Table {
         Table {
@@ -116,15 +116,15 @@ impl Table {
         }
     }
 
-    /// The number of a line's place.
+    /// Returns the index of a line's bucket.
     fn place_of(line: usize) -> usize {
-        // Fibonacci hashing: lines of one ring do not meet.
+        // Fibonacci hashing spreads the lines of a ring over different buckets.
         line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - PLACES.ilog2())
     }
 
     fn bells(&self) -> impl Iterator<Item = &'static Bell> {
-        // SAFETY: only `add_bell` stores there, and only such references. Libraries that have software cards are
-        // never unloaded: the cards' threads run in them.
+        // SAFETY: only `add_bell` stores there, and only `'static` references. Libraries with software cards are
+        // never unloaded, because the cards' threads run in them.
         self.bells.iter().map_while(|bell| unsafe { bell.load(Ordering::Acquire).as_ref() })
     }
 
@@ -137,7 +137,7 @@ impl Table {
     }
 
     fn wrote(&self, address: usize, len: usize) {
-        // Before the look at who rests: the other half is in `rest`.
+        // Orders the write before the check for sleepers. The other half is in `rest`.
         fence(Ordering::SeqCst);
         if self.resting.load(Ordering::Relaxed) == 0 || len == 0 {
             return;
@@ -160,9 +160,9 @@ impl Table {
         group.fetch_add(1, Ordering::Relaxed);
         place.enter(address);
         let turn = place.turn.load(Ordering::Acquire);
-        // Either this look finds what was written, or the writer finds this thread resting: one fence comes between
-        // its write and its look, this one between the announcement and this look. If the writer has changed the turn
-        // since it was read, the futex does not sleep.
+        // Either this check sees the write, or the writer sees this thread registered: the writer's fence is between
+        // its write and its check, this fence is between the registration and this check. If the writer has
+        // incremented the generation since it was read, the futex does not sleep.
         fence(Ordering::SeqCst);
         let found = is_there();
         if !found {
@@ -177,10 +177,10 @@ impl Table {
 
 static OWN: Table = Table::new();
 
-/// The table that [`rung`] looks at: this copy's own, until [`find`] has looked for another.
+/// The table that [`rung`] uses: this copy's own until [`find`] has looked for an exported one.
 static CURRENT: AtomicPtr<Table> = AtomicPtr::new((&raw const OWN).cast_mut());
 
-/// The table of this process.
+/// Returns the table of this process.
 fn table() -> &'static Table {
     static FOUND: OnceLock<&'static Table> = OnceLock::new();
     FOUND.get_or_init(|| {
@@ -190,50 +190,50 @@ fn table() -> &'static Table {
     })
 }
 
-/// Looks for the table that another library of the process exports. Before that, [`rung`] reaches cards of this copy
-/// alone. Every other function here does it first.
+/// Looks for the table that another library of the process exports. Until then, [`rung`] reaches only cards of this
+/// copy. Every other function here calls it first.
 pub fn find() {
     table();
 }
 
-/// The table that a library of the process exports.
+/// Returns the table that a library of the process exports.
 fn exported() -> Option<&'static Table> {
     let name = std::ffi::CString::new(EXPORTED).ok()?;
-    // SAFETY: a name that ends with 0; the default scope.
+    // SAFETY: the name is zero-terminated; `RTLD_DEFAULT` is a valid scope.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: the name has the version of this layout, so who exports it exports such a table, a static. Its fields
-    // are atomics. The library stays loaded, as it has a software card (`Table::rung`).
+    // SAFETY: the name contains the version of this layout, so the symbol is a static [`Table`], whose fields are
+    // atomics. The library stays loaded because it contains a software card (`Table::bells`).
     unsafe { found.cast::<Table>().as_ref() }
 }
 
-/// The calling thread has stored to a word that may be a doorbell register. A card that rests is woken.
+/// Reports that the calling thread has stored to a word that may be a doorbell register. Wakes a sleeping card.
 ///
-/// With `lends_itself`, the thread holds no lock, and may be kept for some microseconds: the card may do its work on
+/// With `lends_itself`, the caller holds no lock and can be delayed by some microseconds: the card may do its work on
 /// this thread at once, instead of waking its own.
 ///
-/// Where no card rests this is two loads ([`find`]). It has no fence: a card that falls asleep at this moment may
-/// miss the store, and finds it after its nap.
+/// If no card sleeps this costs two loads ([`find`]). There is no fence: a card that falls asleep concurrently may
+/// miss the store and finds it after its interval.
 #[inline]
 pub fn rung(address: usize, lends_itself: bool) {
-    // SAFETY: a static of this library, or of another one (`exported`).
+    // SAFETY: a static of this library, or of the one that exports the table (`exported`).
     let table = unsafe { &*CURRENT.load(Ordering::Acquire) };
     if lends_itself || table.cards_resting.load(Ordering::Relaxed) != 0 {
         table.bells().for_each(|bell| (bell.rung)(address, lends_itself));
     }
 }
 
-/// A thread that waits for what a card does, and may do its work meanwhile. It ends when this is dropped.
+/// A thread that does a card's work while it waits for the card, until this value is dropped.
 #[derive(Debug, Default)]
 pub struct Helper {
-    /// The bell of the card that it serves.
+    /// The bell of the card that the thread works for.
     serves: Option<&'static Bell>,
-    /// There was no card to serve: it does not ask again.
+    /// True once no card could be served; the thread does not ask again.
     refused: bool,
 }
 
 impl Helper {
-    /// Does some work of the card that this thread has rung last ([`rung`]). False if there is no such card, or if it
-    /// works on its own thread only; then it is false from there on.
+    /// Does some work of the card that this thread rang last ([`rung`]). Returns false, from then on, if there is no
+    /// such card or if it works on its own thread only.
     pub fn serve(&mut self) -> bool {
         if self.refused {
             return false;
@@ -247,7 +247,7 @@ impl Helper {
         serves.is_some()
     }
 
-    /// Leaves the card to its own thread.
+    /// Leaves the work to the card's own thread.
     pub fn leave(&mut self) {
         if let Some(bell) = self.serves.take() {
             (bell.leave)();
@@ -261,12 +261,12 @@ impl Drop for Helper {
     }
 }
 
-/// Has [`rung`] ask a copy of the card. False if there is no room: a process holds four copies at most.
+/// Registers a copy of the card for [`rung`]. Returns false if all four slots of the process are taken.
 pub fn add_bell(bell: &'static Bell) -> bool {
     table().add_bell(bell)
 }
 
-/// A card's thread goes to sleep (`true`), or has woken.
+/// Reports that a card's thread goes to sleep (`true`), or has woken up (`false`).
 pub fn card_rests(rests: bool) {
     let resting = &table().cards_resting;
     if rests {
@@ -276,16 +276,16 @@ pub fn card_rests(rests: bool) {
     };
 }
 
-/// A card has written `len` bytes from `address` on. Threads that rest beside them wake.
+/// Reports that a card has written `len` bytes at `address`. Wakes the threads that sleep on them.
 #[inline]
 pub fn wrote(address: usize, len: usize) {
     table().wrote(address, len);
 }
 
-/// Rests until a card of this process writes to `address`, for `longest` at most; not at all if `is_there`, which
-/// looks at the memory once more. Returns what that found.
+/// Sleeps until a card of this process writes to `address`, but at most `longest`. Does not sleep if `is_there`,
+/// which checks the memory once more, returns true. Returns the result of `is_there`.
 ///
-/// It may return early for no reason, as [`std::thread::park`] does.
+/// May return early without a reason, like [`std::thread::park`].
 pub fn rest(address: usize, longest: Duration, is_there: impl FnOnce() -> bool) -> bool {
     table().rest(address, longest, is_there)
 }
@@ -294,22 +294,21 @@ mod futex {
     use std::sync::atomic::AtomicU32;
     use std::time::Duration;
 
-    /// Sleeps while the word is `value`, for `longest` at most.
+    /// Sleeps while the word is `value`, but at most `longest`.
     pub(super) fn wait(word: &AtomicU32, value: u32, longest: Duration) {
         let time = libc::timespec {
             tv_sec: longest.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: longest.subsec_nanos().into(),
         };
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: a word that lives during the call, and a valid time. Whatever ends the sleep, the caller looks
-        // again.
+        // SAFETY: the word outlives the call, and the time is valid. Whatever ends the sleep, the caller re-checks.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, &raw const time) };
     }
 
-    /// Wakes all that sleep on the word.
+    /// Wakes all threads that sleep on the word.
     pub(super) fn wake(word: &AtomicU32) {
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: a word that lives during the call; it has no effect but to wake.
+        // SAFETY: the word outlives the call, which has no effect but to wake.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
     }
 }
@@ -322,8 +321,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    /// Rests beside `beside` until `wake` has been called often enough to end that. True if it was the wake-up that
-    /// ended it.
+    /// Sleeps on `beside` while the calling thread repeats `wake`. Returns true if a wake-up ended the sleep.
     fn woken(table: &Table, beside: usize, wake: impl Fn()) -> bool {
         let (ended, started) = (AtomicBool::new(false), Instant::now());
         std::thread::scope(|scope| {
@@ -346,7 +344,7 @@ mod tests {
         let table = Table::new();
         for at in [8, 0x1000, 0x7fff_1234_5678] {
             assert!(woken(&table, at, || table.wrote(at, 1)));
-            // A range that ends there, one that begins there, and one of more lines than there are places.
+            // Ranges that end and begin at the word, and one with more lines than there are buckets.
             assert!(woken(&table, at + 9000, || table.wrote(at, 9001)));
             assert!(woken(&table, at, || table.wrote(at, 9001)));
             assert!(woken(&table, at + (1 << 20), || table.wrote(at, 1 << 21)));
@@ -394,7 +392,7 @@ mod tests {
         let table = Table::new();
         assert!(table.rest(0x1000, LONG, || true));
         assert!(!table.rest(0x1000, Duration::from_micros(50), || false));
-        // A write between that look and the sleep: the futex finds another turn.
+        // A write between that check and the sleep: the futex finds another generation.
         assert!(!table.rest(0x1000, LONG, || {
             table.wrote(0xf00, 0x200);
             false

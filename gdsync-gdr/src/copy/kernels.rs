@@ -1,11 +1,11 @@
-//! The copy kernels by name, and which of them this processor has.
+//! Copy kernels, and their availability on this processor.
 
 use crate::info::Caching;
 use std::fmt;
 use std::str::FromStr;
 
-/// Declares the kernels of a direction: their names, and whether this processor has them. The fastest for
-/// write-combining memory stands first.
+/// Declares the kernels of a direction: their names, and whether this processor has them, the fastest for
+/// write-combining memory first.
 macro_rules! kernels {
     ($(#[$about:meta])* $type:ident { $($(#[$doc:meta])* $kernel:ident = $name:literal if $has:expr,)* }) => {
         $(#[$about])*
@@ -17,22 +17,22 @@ macro_rules! kernels {
             /// All kernels, of every processor, the fastest for write-combining memory first.
             pub const ALL: [$type; 6] = [$($type::$kernel),*];
 
-            /// The kernels that this processor has.
+            /// Returns the kernels of this processor.
             pub fn available() -> impl Iterator<Item = $type> {
                 Self::ALL.into_iter().filter(|kernel| kernel.is_available())
             }
 
-            /// True where this processor has the kernel.
+            /// Returns true if this processor has the kernel.
             pub(crate) fn is_available(self) -> bool {
                 match self { $($type::$kernel => $has),* }
             }
 
-            /// The best kernel of this processor for memory that is mapped with this caching.
+            /// Returns this processor's best kernel for memory that is mapped with this caching.
             pub(crate) fn best(caching: Caching) -> $type {
                 match caching {
                     Caching::WriteCombining => Self::available().next().unwrap_or($type::Volatile),
                     Caching::Cached => $type::Memcpy,
-                    // Wide and unaligned accesses may fault there.
+                    // Wide and unaligned accesses may fault.
                     Caching::Device => $type::Volatile,
                 }
             }
@@ -58,8 +58,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    /// How bytes are stored into a mapping. [`Mapping::copy_to`](crate::Mapping::copy_to) takes the best one of this
-    /// processor.
+    /// Kernels that store bytes into a mapping. [`Mapping::copy_to`](crate::Mapping::copy_to) uses this processor's
+    /// best one.
     StoreKernel {
         /// Non-temporal stores of 64 bytes (x86, AVX-512).
         Avx512 = "avx512" if has("avx512f"),
@@ -77,8 +77,8 @@ kernels! {
 }
 
 kernels! {
-    /// How bytes are loaded from a mapping. [`Mapping::copy_from`](crate::Mapping::copy_from) takes the best one of
-    /// this processor.
+    /// Kernels that load bytes from a mapping. [`Mapping::copy_from`](crate::Mapping::copy_from) uses this
+    /// processor's best one.
     LoadKernel {
         /// Streaming loads of 64 bytes (x86, AVX-512).
         Avx512 = "avx512" if has("avx512f") && has("sse4.1"),

@@ -1,16 +1,15 @@
-//! Copying into and out of memory behind a bus.
+//! Copies into and out of memory behind a bus.
 //!
-//! A mapping of GPU memory is write-combining as a rule: stores gather in a buffer until a line of 64 bytes is full
-//! or a fence drains it; loads are not cached, and each is a round trip over the bus. So stores are best wide and
-//! non-temporal, and loads few: a streaming load (MOVNTDQA) fetches a whole line where an ordinary one fetches 8
-//! bytes.
+//! Mappings of GPU memory are usually write-combining: stores gather in a buffer until a line of 64 bytes is full or
+//! a fence drains it; loads are not cached, and each is a round trip over the bus. Stores should therefore be wide
+//! and non-temporal, and loads few: a streaming load (MOVNTDQA) fetches a whole line, an ordinary one 8 bytes.
 //!
 //! # Order
 //! [`store`] ends with a store fence (`sfence`, `dsb st`): when it returns, its bytes are on their way to the GPU,
-//! before anything that this thread stores later (a doorbell, a flag). [`load`] begins with a full fence (`mfence`,
-//! `dsb sy`): it sees what this thread stored before, and empties the buffers of earlier streaming loads. 1, 2, 4 or
-//! 8 bytes at an address that is a multiple of their number are one access by every kernel, so a flag is never seen
-//! in halves.
+//! ahead of any later store of this thread (a doorbell, a flag). [`load`] begins with a full fence (`mfence`,
+//! `dsb sy`): it sees this thread's earlier stores, and empties the buffers of earlier streaming loads. Every kernel
+//! accesses 1, 2, 4 or 8 bytes at an address that is a multiple of their number in one piece, so a flag is never
+//! torn.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -29,10 +28,10 @@ use crate::info::Caching;
 use gdsync_sys::barrier;
 use gdsync_sys::shared::{load_word, load_words, store_word, store_words};
 
-/// Bytes of a line: what a wide kernel moves at a time.
+/// Bytes of a line, the unit of wide kernels.
 const LINE: usize = 64;
 
-/// Whether bytes are one aligned word, which every kernel accesses at once.
+/// Returns true if the bytes are one aligned word, which every kernel accesses in one piece.
 #[inline]
 fn is_word(address: usize, len: usize) -> bool {
     matches!(len, 1 | 2 | 4 | 8) && address.is_multiple_of(len)
@@ -58,11 +57,11 @@ pub(crate) unsafe fn store(kernel: StoreKernel, to: *mut u8, from: *const u8, le
     barrier::drain();
 }
 
-/// Copies out of write-combined memory by the best kernel of this processor, after a full fence. Loads the blocks of
-/// 16 bytes that hold the first and the last byte of `from` whole.
+/// Copies out of write-combined memory by this processor's best kernel, after a full fence. Loads the whole 16-byte
+/// blocks that contain the first and the last byte of `from`.
 ///
 /// # Safety
-/// Those blocks and what lies between them are readable, and `to` is writable for `len` bytes; they do not overlap.
+/// Those blocks and everything between them are readable, and `to` is writable for `len` bytes; they do not overlap.
 pub unsafe fn load_combined(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's; the processor has the kernel (`best`).
     unsafe { load(LoadKernel::best(Caching::WriteCombining), to, from, len) };
@@ -72,7 +71,7 @@ pub unsafe fn load_combined(to: *mut u8, from: *const u8, len: usize) {
 ///
 /// # Safety
 /// The processor has the kernel; `from` is readable and `to` writable for `len` bytes, and they do not overlap. The
-/// blocks of 16 bytes that hold the first and the last byte of `from` are readable, too.
+/// 16-byte blocks that contain the first and the last byte of `from` are readable, too.
 #[inline]
 pub(crate) unsafe fn load(kernel: LoadKernel, to: *mut u8, from: *const u8, len: usize) {
     barrier::full();
@@ -89,7 +88,7 @@ pub(crate) unsafe fn load(kernel: LoadKernel, to: *mut u8, from: *const u8, len:
     }
 }
 
-/// Whole lines by the kernel, what is before and after by words.
+/// Copies whole lines by the kernel, the bytes before and after them by words.
 ///
 /// # Safety
 /// As [`store`].
@@ -97,7 +96,7 @@ unsafe fn store_lines(kernel: StoreKernel, to: *mut u8, from: *const u8, len: us
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: the parts make up the whole; the destination of the lines is aligned.
+    // SAFETY: the parts make up the whole range; the side in the mapping is aligned for the lines.
     unsafe {
         store_words(to, from, head);
         if lines > 0 {
@@ -111,7 +110,7 @@ unsafe fn store_lines(kernel: StoreKernel, to: *mut u8, from: *const u8, len: us
     let _ = kernel;
 }
 
-/// Whole lines by the kernel, what is before and after by blocks of 16 bytes, of which only some bytes may be wanted.
+/// Copies whole lines by the kernel, the bytes before and after them by partly used 16-byte blocks.
 ///
 /// # Safety
 /// As [`load`].
@@ -120,7 +119,7 @@ unsafe fn load_lines(kernel: LoadKernel, to: *mut u8, from: *const u8, len: usiz
     let head = from.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: the parts make up the whole; the source of the lines is aligned.
+    // SAFETY: the parts make up the whole range; the side in the mapping is aligned for the lines.
     unsafe {
         load_blocks(to, from, head);
         if lines > 0 {
@@ -138,7 +137,7 @@ unsafe fn load_lines(_kernel: LoadKernel, to: *mut u8, from: *const u8, len: usi
     unsafe { load_words(to, from, len) };
 }
 
-/// Fewer bytes than a line, by aligned blocks of 16.
+/// Copies less than a line by aligned 16-byte blocks.
 ///
 /// # Safety
 /// As [`load`].
@@ -150,8 +149,8 @@ unsafe fn load_blocks(mut to: *mut u8, from: *const u8, len: usize) {
     let (mut skip, mut left) = (skip, len);
     while left > 0 {
         let wanted = left.min(BLOCK - skip);
-        // SAFETY: the block is aligned and holds a wanted byte, so it is readable (the caller's); so many bytes are
-        // left at `to`.
+        // SAFETY: the block is aligned and contains a requested byte, so it is readable (the caller's); `to` has room
+        // for `wanted` bytes.
         unsafe {
             let bytes = wide::load_block(block);
             to.copy_from_nonoverlapping(bytes.as_ptr().add(skip), wanted);

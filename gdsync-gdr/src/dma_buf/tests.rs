@@ -15,7 +15,7 @@ fn memory_in_a_dma_buf_is_mapped_with_its_offset() {
         assert_eq!(fake.gpu_reads(100, 4), b"here");
         fake.gpu_writes(5099, b"x");
         let mut seen = [0];
-        // The buffer holds the memory: it cannot be freed under the mapping.
+        // The dma-buf keeps the memory: it cannot be freed while mapped.
         mapping.copy_from(4999, &mut seen).unwrap();
         assert_eq!(&seen, b"x");
         drop(mapping);

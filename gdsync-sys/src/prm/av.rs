@@ -4,7 +4,7 @@ use std::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Address vector of a datagram: `struct mlx5_wqe_av`, 48 bytes (a datagram segment is nothing else).
+/// Address vector of a datagram: `struct mlx5_wqe_av`, 48 bytes, which is the whole datagram segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct AddressVector {
@@ -23,12 +23,12 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// The access key of a DC target, which stands in the place of the Q_Key.
+    /// Returns the access key of a DC target, which replaces the Q_Key.
     pub fn dc_key(&self) -> u64 {
         u64::from(self.qkey.get()) << 32 | u64::from(self.reserved.get())
     }
 
-    /// The same vector with the access key of a DC target.
+    /// Returns the vector with the access key of a DC target.
     pub fn with_dc_key(self, key: u64) -> Self {
         AddressVector { qkey: U32::new((key >> 32) as u32), reserved: U32::new(key as u32), ..self }
     }
@@ -39,7 +39,7 @@ const EXTENDED_AV: u32 = 1 << 31;
 /// Bit of `grh_gid_fl`: a global route is used.
 const GRH: u32 = 1 << 30;
 
-/// What an [`AddressVector`] says, in host order.
+/// The fields of an [`AddressVector`], in host order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressFields {
     /// Q_Key.
@@ -56,7 +56,7 @@ pub struct AddressFields {
     pub dlid: u16,
     /// Destination MAC (RoCE).
     pub mac: [u8; 6],
-    /// Global route, where there is one.
+    /// Global route, if any.
     pub grh: Option<GrhFields>,
 }
 
@@ -76,7 +76,7 @@ pub struct GrhFields {
 }
 
 impl AddressVector {
-    /// An extended (48-byte) address vector.
+    /// Creates an extended (48-byte) address vector.
     pub fn new(fields: &AddressFields) -> Self {
         let grh = fields.grh.unwrap_or_default();
         let grh_bit = if fields.grh.is_some() { GRH } else { 0 };
@@ -96,20 +96,19 @@ impl AddressVector {
         }
     }
 
-    /// The same address with the queue pair (24 bits are used) and the Q_Key of one datagram: an address handle has
-    /// neither.
+    /// Returns the vector with the queue pair (24 bits) and the Q_Key of a datagram, which address handles lack.
     pub fn with_destination(self, qpn: u32, qkey: u32) -> Self {
         let dqp_dct = U32::new(EXTENDED_AV | qpn & 0xff_ffff);
         AddressVector { qkey: U32::new(qkey), dqp_dct, ..self }
     }
 
-    /// Whether it says that it has 48 bytes. Without that bit, only the first 16 are there.
+    /// Returns true if the extended bit is set. Without it, only the first 16 bytes exist.
     pub fn is_extended(&self) -> bool {
         self.dqp_dct.get() & EXTENDED_AV != 0
     }
 
-    /// The fields of the global route, whether the bit says that there is one or not: on RoCE, where every packet has
-    /// one, libmlx5 leaves the bit 0.
+    /// Returns the fields of the global route, even if the bit for it is 0: on RoCE, where every packet has one,
+    /// libmlx5 leaves the bit 0.
     pub fn route(&self) -> GrhFields {
         let word = self.grh_gid_fl.get();
         GrhFields {
@@ -121,7 +120,7 @@ impl AddressVector {
         }
     }
 
-    /// What it says.
+    /// Returns its fields.
     pub fn fields(&self) -> AddressFields {
         AddressFields {
             qkey: self.qkey.get(),
@@ -155,7 +154,7 @@ mod tests {
 
     #[test]
     fn address_vector_bytes() {
-        // mlx5dv.h, struct mlx5_wqe_av; bit 31 of dqp_dct and bit 30 of grh_gid_fl as libmlx5 sets them.
+        // mlx5dv.h, struct mlx5_wqe_av; libmlx5 sets bit 31 of dqp_dct and bit 30 of grh_gid_fl.
         let grh =
             GrhFields { traffic_class: 7, hop_limit: 64, gid_index: 3, flow_label: 0x12345, gid: [0xee; 16] };
         let fields = AddressFields {
@@ -176,7 +175,7 @@ mod tests {
         assert_eq!(vector.as_bytes(), bytes);
         assert_eq!(vector.fields(), fields);
         assert!(vector.is_extended());
-        // On RoCE the bit of the route is 0, and its fields are there.
+        // On RoCE the route's bit is 0 although its fields are valid.
         bytes[28] = 0;
         let roce = AddressVector::read_from_bytes(&bytes).unwrap();
         assert_eq!((roce.fields().grh, roce.route()), (None, grh));
@@ -191,7 +190,7 @@ mod tests {
 
     #[test]
     fn an_access_key_takes_the_first_8_bytes() {
-        // mlx5dv.h, struct mlx5_wqe_av: `dc_key` is in a union with the Q_Key and the word behind it.
+        // mlx5dv.h, struct mlx5_wqe_av: `dc_key` shares a union with the Q_Key and the word after it.
         let vector = AddressVector::new(&AddressFields { dlid: 7, ..AddressFields::default() });
         let vector = vector.with_destination(0x12_3456, 0).with_dc_key(0x0102_0304_0506_0708);
         assert_eq!(vector.as_bytes()[..16], [1, 2, 3, 4, 5, 6, 7, 8, 0x80, 0x12, 0x34, 0x56, 0, 0, 0, 7]);

@@ -1,7 +1,7 @@
 //! Segments of send work-queue entries (WQEs).
 //!
-//! A WQE is a control segment and what its opcode asks for, in units of 16 bytes; it takes as many 64-byte basic
-//! blocks of the send queue as it needs, and may wrap around the queue's end between any two of them.
+//! A WQE is a control segment and its opcode's segments, in units of 16 bytes. It occupies whole 64-byte basic blocks
+//! of the send queue, and may wrap around the queue's end between any two of them.
 
 pub use super::av::{AddressFields, AddressVector, GrhFields};
 use super::{UnknownCode, getters, wire_codes};
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a basic block (`MLX5_SEND_WQE_BB`).
 pub const BASIC_BLOCK: usize = 64;
-/// Bytes of a segment unit, in which `ds` counts.
+/// Bytes of a segment unit, the unit of `ds`.
 pub const SEGMENT: usize = 16;
 /// Largest `ds`: the field has 6 bits.
 pub const MAX_DS: u8 = 63;
@@ -55,7 +55,7 @@ wire_codes! {
         Fmr = 0x19,
         /// Local invalidate.
         LocalInval = 0x1b,
-        /// Reads local memory and drops it.
+        /// Reads local memory and discards it.
         Dump = 0x23,
         /// User-mode memory registration.
         Umr = 0x25,
@@ -70,11 +70,11 @@ bitflags::bitflags! {
     pub struct CtrlFlags: u8 {
         /// Solicited event at the receiver (`MLX5_WQE_CTRL_SOLICITED`).
         const SOLICITED = 1 << 1;
-        /// A completion entry on success, too (`MLX5_WQE_CTRL_CQ_UPDATE`).
+        /// Writes a completion entry on success, too (`MLX5_WQE_CTRL_CQ_UPDATE`).
         const CQ_UPDATE = 2 << 2;
         /// Initiator small fence (`MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`).
         const FENCE_INITIATOR_SMALL = 1 << 5;
-        /// Fence: starts after all reads and atomics before it (`MLX5_WQE_CTRL_FENCE`).
+        /// Starts after all earlier reads and atomics (`MLX5_WQE_CTRL_FENCE`).
         const FENCE = 4 << 5;
     }
 }
@@ -92,8 +92,8 @@ pub struct CtrlSeg {
 }
 
 impl CtrlSeg {
-    /// A control segment. `index` counts basic blocks, `ds` 16-byte units with this segment (6 bits are used); `imm`
-    /// is the immediate as it travels, big endian.
+    /// Creates a control segment. `index` is in basic blocks, `ds` (6 bits) in 16-byte units including this segment;
+    /// `imm` is the immediate in wire order, big endian.
     pub fn new(opcode: Opcode, index: u16, qpn: u32, ds: u8, flags: CtrlFlags, imm: [u8; 4]) -> Self {
         CtrlSeg {
             opmod_idx_opcode: U32::new(u32::from(index) << 8 | opcode as u32),
@@ -105,7 +105,7 @@ impl CtrlSeg {
         }
     }
 
-    /// The same with a modifier of the opcode.
+    /// Returns the segment with an opcode modifier.
     #[must_use]
     pub fn with_opmod(mut self, opmod: u8) -> Self {
         let low = self.opmod_idx_opcode.get() & 0xff_ffff;
@@ -113,7 +113,7 @@ impl CtrlSeg {
         self
     }
 
-    /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one native word.
+    /// Returns the doorbell register's value that announces this WQE: its first 8 bytes, in one native word.
     pub fn doorbell(&self) -> u64 {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.as_bytes()[..8]);
@@ -137,13 +137,13 @@ getters! { CtrlSeg, self:
     qpn -> u32 { self.qpn_ds.get() >> 8 }
     /// Size of the WQE in 16-byte units.
     ds -> u8 { self.qpn_ds.get() as u8 & MAX_DS }
-    /// Fence, completion and event flags. Bits without a name are kept.
+    /// Fence, completion and event flags, including unknown bits.
     flags -> CtrlFlags { CtrlFlags::from_bits_retain(self.fm_ce_se) }
     /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an event.
     completion_mode -> u8 { self.fm_ce_se >> 2 & 3 }
     /// Fence mode, bits 7:5.
     fence_mode -> u8 { self.fm_ce_se >> 5 }
-    /// Immediate data, or the key to invalidate, as it travels.
+    /// Immediate data, or the key to invalidate, in wire order.
     imm -> [u8; 4] { self.imm }
 }
 
@@ -174,7 +174,7 @@ pub struct RemoteAddrSeg {
 }
 
 impl RemoteAddrSeg {
-    /// Remote address and key.
+    /// Creates a segment with remote address and key.
     pub fn new(addr: u64, rkey: u32) -> Self {
         RemoteAddrSeg { raddr: U64::new(addr), rkey: U32::new(rkey), reserved: U32::ZERO }
     }
@@ -187,7 +187,7 @@ getters! { RemoteAddrSeg, self:
     rkey -> u32 { self.rkey.get() }
 }
 
-/// The remote shared receive queue of a request of XRC: `struct mlx5_wqe_xrc_seg`, 16 bytes.
+/// XRC segment: `struct mlx5_wqe_xrc_seg`, 16 bytes; the remote shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct XrcSeg {
@@ -196,12 +196,12 @@ pub struct XrcSeg {
 }
 
 impl XrcSeg {
-    /// The queue's number, 24 bits.
+    /// Creates a segment with the queue's number, 24 bits.
     pub fn new(srqn: u32) -> Self {
         XrcSeg { xrc_srqn: U32::new(srqn & 0xff_ffff), reserved: [0; 12] }
     }
 
-    /// The queue's number.
+    /// Returns the queue's number.
     pub fn srqn(&self) -> u32 {
         self.xrc_srqn.get() & 0xff_ffff
     }
@@ -219,17 +219,17 @@ pub struct DataSeg {
 }
 
 impl DataSeg {
-    /// An element. A byte count of 0 means 2^31 to the card (PRM), so the builder of a WQE leaves empty elements out.
+    /// Creates an element. The card reads a byte count of 0 as 2^31 (PRM), so builders of WQEs omit empty elements.
     pub fn new(byte_count: u32, lkey: u32, addr: u64) -> Self {
         DataSeg { byte_count: U32::new(byte_count), lkey: U32::new(lkey), addr: U64::new(addr) }
     }
 
-    /// The element that ends a scatter list shorter than its place.
+    /// Creates the element that ends a scatter list early.
     pub fn terminator() -> Self {
         DataSeg::new(0, INVALID_LKEY, 0)
     }
 
-    /// True for [`DataSeg::terminator`].
+    /// Returns true for [`DataSeg::terminator`].
     pub(crate) fn is_terminator(&self) -> bool {
         self.byte_count.get() == 0 && self.lkey.get() == INVALID_LKEY
     }
@@ -252,17 +252,17 @@ pub struct InlineSeg {
 }
 
 impl InlineSeg {
-    /// A header for that many bytes (31 bits are used).
+    /// Creates a header for that many bytes (31 bits).
     pub fn new(byte_count: u32) -> Self {
         InlineSeg { byte_count: U32::new(byte_count | INLINE_FLAG) }
     }
 
-    /// Length of the data in bytes, without the header.
+    /// Returns the length of the data in bytes, without the header.
     pub fn byte_count(&self) -> u32 {
         self.byte_count.get() & !INLINE_FLAG
     }
 
-    /// Whether a segment that begins with these bytes is inline.
+    /// Returns true if a segment that begins with these bytes is inline.
     pub fn is_inline(first: [u8; 4]) -> bool {
         u32::from_be_bytes(first) & INLINE_FLAG != 0
     }
@@ -277,14 +277,14 @@ pub struct AtomicSeg {
 }
 
 impl AtomicSeg {
-    /// The value to swap in, or to add, and the one to compare with (0 for an addition).
+    /// Creates a segment with the value to swap in or to add, and the value to compare with (0 for an addition).
     pub fn new(swap_add: u64, compare: u64) -> Self {
         AtomicSeg { swap_add: U64::new(swap_add), compare: U64::new(compare) }
     }
 }
 
 getters! { AtomicSeg, self:
-    /// The value to swap in, or to add.
+    /// The value to swap in or to add.
     swap_add -> u64 { self.swap_add.get() }
     /// The value to compare with.
     compare -> u64 { self.compare.get() }

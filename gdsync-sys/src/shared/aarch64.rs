@@ -1,13 +1,13 @@
 //! Accesses by instructions of aarch64.
 //!
-//! A load only reads (`readonly`); every other block may change any memory, for all that the compiler knows.
+//! Loads only read (`readonly`); the compiler must assume that every other block changes any memory.
 
 use super::copy::LINE;
 use super::fenced::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
 
-/// A load and a store of one word. The processor loads ordinary memory from any address.
+/// Defines a load and a store of one word. The processor loads ordinary memory from any address.
 macro_rules! word {
     ($word:ty, $load:ident $l:literal, $store:ident $s:literal) => {
         /// # Safety
@@ -43,7 +43,7 @@ word!(u16, load_u16 "ldrh {v:w}, [{at}]", store_u16 "strh {v:w}, [{at}]");
 word!(u32, load_u32 "ldr {v:w}, [{at}]", store_u32 "str {v:w}, [{at}]");
 word!(u64, load_u64 "ldr {v:x}, [{at}]", store_u64 "str {v:x}, [{at}]");
 
-/// Exchanges of a word with a new value: `$update` makes `{new}` of `{old}` and `{v}`.
+/// Defines exchanges of a word: `$update` computes `{new}` from `{old}` and `{v}`.
 macro_rules! exchange {
     ($word:ty, $name:ident, $load:literal, $update:literal, $store:literal) => {
         /// # Safety
@@ -147,12 +147,12 @@ compare_exchange!(
 /// Copies lines of 64 bytes.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to` comes
-/// first. `lines` is not 0.
+/// `64 * lines` bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to`
+/// comes first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
     const _: () = assert!(LINE == 64);
-    // SAFETY: the caller's. A pair of 64-bit registers is loaded and stored as two words.
+    // SAFETY: the caller's. `ldp` and `stp` access a pair of 64-bit registers as two words.
     unsafe {
         asm!(
             "2:",

@@ -1,8 +1,8 @@
-//! Orderings of accesses that have none themselves.
+//! Fences for accesses that have no ordering themselves.
 
 use std::sync::atomic::{Ordering, fence};
 
-/// An access between the fences that give it its ordering.
+/// Performs an access between the fences of its ordering.
 #[inline(always)]
 pub(super) fn fenced<T>(order: Ordering, access: impl FnOnce() -> T) -> T {
     match order {

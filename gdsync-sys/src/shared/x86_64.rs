@@ -1,13 +1,13 @@
 //! Accesses by instructions of x86-64.
 //!
-//! A load only reads (`readonly`); every other block may change any memory, for all that the compiler knows.
+//! Loads only read (`readonly`); the compiler must assume that every other block changes any memory.
 
 use super::copy::LINE;
 use super::fenced::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
 
-/// A load and a store of one word. The processor loads from any address.
+/// Defines a load and a store of one word. The processor loads from any address.
 macro_rules! word {
     ($word:ty, $class:ident, $load:ident $l:literal, $store:ident $s:literal) => {
         /// # Safety
@@ -43,7 +43,7 @@ word!(u16, reg, load_u16 "movzx {v:e}, word ptr [{at}]", store_u16 "mov word ptr
 word!(u32, reg, load_u32 "mov {v:e}, dword ptr [{at}]", store_u32 "mov dword ptr [{at}], {v:e}");
 word!(u64, reg, load_u64 "mov {v}, qword ptr [{at}]", store_u64 "mov qword ptr [{at}], {v}");
 
-/// Exchanges of a word with a new value. The instructions are full fences, so that no ordering needs more.
+/// Defines exchanges of a word. The instructions are full fences, so stronger orderings need nothing more.
 macro_rules! exchange {
     (
         $word:ty, $swap:ident $s:literal, $add:ident $a:literal, $compare_exchange:ident $c:literal
@@ -111,19 +111,19 @@ exchange!(
     compare_exchange_u64 "lock cmpxchg qword ptr [{at}], {new}"
 );
 
-/// What the compiler has to be told, where the instruction is a full fence.
+/// Returns the ordering for the compiler's fences around an instruction that is a full fence itself.
 fn weaker(order: Ordering) -> Ordering {
     if order == Ordering::SeqCst { Ordering::AcqRel } else { order }
 }
 
 /// Copies lines of 64 bytes, in the order of their addresses.
 ///
-/// Its loads are as wide as the processor has them: of memory behind a bus, each costs a round trip. Its stores are
-/// of 16 aligned bytes, none of which crosses a cache line, so that their order holds.
+/// Loads are as wide as the processor allows, because each load from memory behind a bus costs a round trip. Stores
+/// are 16 aligned bytes, none of which crosses a cache line, so they stay in order.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to` comes
-/// first. `lines` is not 0.
+/// `64 * lines` bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to`
+/// comes first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
     const _: () = assert!(LINE == 64);
@@ -138,10 +138,10 @@ pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
 }
 
 /// # Safety
-/// As [`move_lines`]; the processor has AVX, and the system keeps its registers.
+/// As [`move_lines`]; the processor has AVX, and the system saves its registers.
 #[inline]
 unsafe fn move_lines_avx(to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: the caller's. The upper halves of the registers are cleared again, as code of SSE2 wants them.
+    // SAFETY: the caller's. `vzeroupper` clears the upper register halves, as SSE2 code expects.
     unsafe {
         asm!(
             "2:",
@@ -159,7 +159,7 @@ unsafe fn move_lines_avx(to: *mut u8, from: *const u8, lines: usize) {
             from = inout(reg) from => _,
             to = inout(reg) to => _,
             lines = inout(reg) lines => _,
-            // `vzeroupper` clears the upper halves of all.
+            // `vzeroupper` clears the upper halves of all registers.
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
             out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
             out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
@@ -211,8 +211,7 @@ mod tests {
             let loops: [unsafe fn(*mut u8, *const u8, usize); 2] = [move_lines, move_lines_sse2];
             for move_lines in loops {
                 let mut to = Aligned([0; 256]);
-                // SAFETY: 4 lines at most, from 300 bytes, of which the first `offset` are left out, to 256 aligned
-                // ones.
+                // SAFETY: at most 4 lines, from 300 bytes after an offset, to 256 aligned bytes.
                 unsafe { move_lines(to.0.as_mut_ptr(), from[offset..].as_ptr(), lines) };
                 assert_eq!(to.0[..lines * LINE], from[offset..offset + lines * LINE]);
                 assert!(to.0[lines * LINE..].iter().all(|byte| *byte == 0));

@@ -1,4 +1,5 @@
-//! Functions that libibverbs has only inline, in its header: they call the provider through `struct verbs_context`.
+//! Functions that libibverbs defines only inline, in its header: they call the provider through
+//! `struct verbs_context`.
 
 use crate::verbs::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use libc::{c_int, c_void, size_t};
@@ -9,8 +10,8 @@ type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
 type AllocParentDomain =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
 
-/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended operations are found
-/// by their distance from the `ibv_context` at its end.
+/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended operations are
+/// located by their distance from the `ibv_context` at its end.
 #[repr(C)]
 struct VerbsContextEnd {
     alloc_parent_domain: Option<AllocParentDomain>,
@@ -18,12 +19,12 @@ struct VerbsContextEnd {
     alloc_td: Option<AllocTd>,
     /// `modify_cq` down to `_ABI_placeholder3`.
     _older: [*mut c_void; 22],
-    /// Size of the whole struct, as the library was built.
+    /// Size of the whole struct in the library's build.
     sz: size_t,
     context: ibv_context,
 }
 
-// `infiniband/verbs.h`: how far before the context each operation stands, in pointers.
+// `infiniband/verbs.h`: distance of each operation before the context, in pointers.
 const _: () = {
     let context = offset_of!(VerbsContextEnd, context);
     assert!(context - offset_of!(VerbsContextEnd, sz) == size_of::<size_t>());
@@ -32,7 +33,7 @@ const _: () = {
     assert!(context - offset_of!(VerbsContextEnd, alloc_parent_domain) == 26 * size_of::<usize>());
 };
 
-/// The extended operation at `offset` of [`VerbsContextEnd`], where the library has it (`verbs_get_ctx_op`).
+/// Returns the extended operation at `offset` of [`VerbsContextEnd`], if the library has it (`verbs_get_ctx_op`).
 ///
 /// # Safety
 /// `context` is null or valid; `T` is the type of that field.
@@ -40,29 +41,29 @@ unsafe fn extended<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<
     if context.is_null() {
         return None;
     }
-    // SAFETY: valid, as the caller says. All ones say that a `verbs_context` surrounds it
+    // SAFETY: the caller guarantees a valid context. All ones mark a context inside a `verbs_context`
     // (`__VERBS_ABI_IS_EXTENDED`).
     if unsafe { (*context).abi_compat } as usize != usize::MAX {
         return None;
     }
     let end = context.cast::<u8>().wrapping_sub(offset_of!(VerbsContextEnd, context));
-    // SAFETY: `sz` is the field right before the context, there in every extended context.
+    // SAFETY: `sz` is the field directly before the context in every extended context.
     let size = unsafe { end.wrapping_add(offset_of!(VerbsContextEnd, sz)).cast::<size_t>().read() };
     if size < size_of::<VerbsContextEnd>() - offset {
         return None;
     }
-    // SAFETY: the struct reaches back at least to this field, as its size says.
+    // SAFETY: the struct extends at least to this field, as its size shows.
     unsafe { end.wrapping_add(offset).cast::<Option<T>>().read() }
 }
 
-/// The answer of a call that the provider does not have: null, and `errno`.
+/// Returns null and sets `errno`, for a call that the provider lacks.
 fn unsupported<T>() -> *mut T {
     // SAFETY: the calling thread's own errno.
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
     std::ptr::null_mut()
 }
 
-/// `ibv_alloc_td`, which C has only as an inline function.
+/// `ibv_alloc_td`, an inline function in C.
 pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
@@ -75,7 +76,7 @@ pub(super) unsafe extern "C" fn alloc_td(
     }
 }
 
-/// `ibv_dealloc_td`, which C has only as an inline function.
+/// `ibv_dealloc_td`, an inline function in C.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     if td.is_null() {
         return libc::EINVAL;
@@ -88,7 +89,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     }
 }
 
-/// `ibv_alloc_parent_domain`, which C has only as an inline function.
+/// `ibv_alloc_parent_domain`, an inline function in C.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -118,7 +119,7 @@ mod tests {
 
     unsafe extern "C" fn found_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
         assert!(attr.is_null());
-        // A provider's thread domain begins with its context; the tests hand out the context's own address for it.
+        // A provider's thread domain begins with its context; the tests return the context's address for it.
         context.cast()
     }
 
@@ -134,7 +135,7 @@ mod tests {
         context.cast()
     }
 
-    /// A library without operations, whose struct has that size.
+    /// Returns the struct of a library without operations, with that size.
     fn bare(size: usize) -> Box<VerbsContextEnd> {
         // SAFETY: all-zero bytes are a valid value of this plain C struct: no operation, no context.
         let mut end: Box<VerbsContextEnd> = Box::new(unsafe { std::mem::zeroed() });
@@ -143,7 +144,7 @@ mod tests {
         end
     }
 
-    /// One with all three.
+    /// Returns one with all three operations.
     fn equipped(size: usize) -> Box<VerbsContextEnd> {
         let mut end = bare(size);
         end.alloc_td = Some(found_td);
@@ -152,10 +153,10 @@ mod tests {
         end
     }
 
-    /// What the three functions answer: true where the provider's own was called.
+    /// Calls the three functions. Returns true for each that called the provider.
     fn answers(end: &mut VerbsContextEnd) -> [bool; 3] {
         let base: *mut VerbsContextEnd = end;
-        // SAFETY: the context lies inside `end`, which is valid and as large as its `sz` says, or larger.
+        // SAFETY: the context is inside `end`, which is valid and at least as large as its `sz` says.
         unsafe {
             let context = &raw mut (*base).context;
             set_errno(0);

@@ -46,15 +46,15 @@ pub struct ibv_device {
 #[repr(C)]
 pub struct ibv_context {
     pub device: *mut ibv_device,
-    /// `struct ibv_context_ops`: 32 function pointers (`OPS_*` are those that gdsync calls).
+    /// `struct ibv_context_ops`: 32 function pointers (`OPS_*` are the indices of those that gdsync calls).
     pub ops: [*mut c_void; 32],
     /// File descriptor of the uverbs device.
     pub cmd_fd: c_int,
-    /// File descriptor that becomes readable when an asynchronous event is there.
+    /// File descriptor that becomes readable on an asynchronous event.
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: pthread_mutex_t,
-    /// All ones where the context is embedded in a `struct verbs_context`.
+    /// All ones if the context is embedded in a `struct verbs_context`.
     pub abi_compat: *mut c_void,
 }
 

@@ -64,7 +64,7 @@ fn the_user_index_is_in_every_kind_of_entry() {
 
 #[test]
 fn the_time_is_in_entries_without_an_error() {
-    // mlx5dv.h: timestamp at 48, where struct mlx5_err_cqe has its syndromes.
+    // mlx5dv.h: timestamp at 48; struct mlx5_err_cqe has its syndromes there.
     let good = Cqe64::requester(Opcode::Send, 1, 2, 3).with_timestamp(0x0102_0304_0506_0708);
     assert_eq!(good.as_bytes()[48..56], [1, 2, 3, 4, 5, 6, 7, 8]);
     let bad = Cqe64::error(CqeOpcode::ResponderError, 0, 1, 2, Syndrome::WrFlush, 0);
