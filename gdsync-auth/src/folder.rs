@@ -1,22 +1,22 @@
-//! The folder that a user has for itself on a host.
+//! A user's private folder on a host.
 
 pub use gdsync_sys::local::own_user;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Why a folder cannot be used.
+/// The reason why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the folder {}: {reason}", .path.display())]
 pub struct FolderError {
     /// The folder.
     pub path: PathBuf,
-    /// What is wrong, and what to do.
+    /// The problem and its remedy.
     pub reason: String,
 }
 
-/// The folder of this user inside `base`. Makes it if there is none, and refuses one that other users can reach: in a
-/// folder that all users share, another user could prepare what is in it.
+/// Returns this user's folder inside `base`, which is created if necessary. Rejects folders that other users can
+/// access: in a shared folder, another user could have prepared the content.
 ///
 /// # Errors
 /// [`FolderError`].
@@ -29,7 +29,7 @@ pub fn private_folder(base: &Path) -> Result<PathBuf, FolderError> {
         }
         _ => {}
     }
-    // The entry itself, not the target of a link.
+    // The entry itself, not a link's target.
     let found = std::fs::symlink_metadata(&path).map_err(|error| refused(error.to_string()))?;
     if !found.is_dir() {
         return Err(refused("it is no folder: remove it, or choose another place by TMPDIR".to_owned()));
@@ -44,18 +44,18 @@ pub fn private_folder(base: &Path) -> Result<PathBuf, FolderError> {
     Ok(path)
 }
 
-/// The folder that holds such folders: that of the user's session, or the one for temporary files.
+/// Returns the parent of such folders: the user's session folder, or the folder for temporary files.
 ///
-/// Processes of one user find the same folder whether or not they belong to a session: without `XDG_RUNTIME_DIR`, the
-/// place is tried that it names by convention.
+/// Processes of one user find the same folder inside and outside of a session: without `XDG_RUNTIME_DIR`, its
+/// conventional value is tried.
 pub fn base_folder() -> PathBuf {
     let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = PathBuf::from(format!("/run/user/{}", own_user()));
     session.into_iter().chain([usual]).find(|path| is_own(path)).unwrap_or_else(std::env::temp_dir)
 }
 
-/// Whether a path leads to a folder of this user. That of a session may be inherited from another user, who could
-/// replace what is in it.
+/// Returns true if a path leads to a folder of this user. A session's folder may be inherited from another user, who
+/// could replace its content.
 fn is_own(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == own_user())
 }

@@ -1,4 +1,4 @@
-//! The key itself, and codes that only its holders can compute.
+//! The key, and codes that only its holders can compute.
 
 use super::folder::FolderError;
 use hmac::{Hmac, KeyInit, Mac};
@@ -7,37 +7,37 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Least bytes of a key: 128 bits, if they are random.
+/// Least bytes of a key: 128 bits if they are random.
 const SHORTEST_KEY: usize = 16;
 /// Most bytes of a key.
 pub(crate) const LONGEST_KEY: usize = 4096;
 /// Bytes of a code.
 pub(crate) const CODE_BYTES: usize = 32;
 
-/// How a user makes a key.
+/// Instructions to create a key.
 const RECIPE: &str = "`(umask 077; head -c 32 /dev/urandom | base64 > FILE)` makes one";
 
-/// Why there is no key.
+/// Reasons why there is no key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The key has too few bytes, or too many.
+    /// The key is too short or too long.
     #[error(
         "the key has {length} bytes, and must have {SHORTEST_KEY} to {LONGEST_KEY} random ones: {RECIPE}"
     )]
     Length {
-        /// Bytes of the key, without white space around them.
+        /// Bytes of the key, without surrounding white space.
         length: usize,
     },
-    /// An environment variable has an unusable key.
+    /// An environment variable contains an unusable key.
     #[error("{variable}: {problem}")]
     Variable {
         /// The variable.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: Box<KeyError>,
     },
-    /// Two variables give a key.
+    /// Two variables contain a key.
     #[error("{one} and {other} are both set: unset one of them")]
     Both {
         /// A variable.
@@ -45,7 +45,7 @@ pub enum KeyError {
         /// The other one.
         other: &'static str,
     },
-    /// The file with the key cannot be read.
+    /// The key file cannot be read.
     #[error("the key file {} cannot be read: {source}", .path.display())]
     Unreadable {
         /// The file.
@@ -69,31 +69,31 @@ pub enum KeyError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: Box<KeyError>,
     },
-    /// The user's folder, which holds the key of this host, cannot be used.
+    /// The user's folder for this host's key cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// A key cannot be made for this user.
+    /// A key cannot be created for this user.
     #[error("a key cannot be made at {}: {source}", .path.display())]
     NotMade {
-        /// Where it was to be.
+        /// The intended path.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// A secret that the processes of a job share.
+/// A shared secret of a job's processes.
 #[derive(Clone)]
 pub struct Key {
-    /// The start of every code.
+    /// The common start of all codes.
     keyed: Hmac<Sha256>,
 }
 
 impl Key {
-    /// A key of these bytes, without white space around them.
+    /// Creates a key from bytes, without surrounding white space.
     ///
     /// # Errors
     /// [`KeyError::Length`].
@@ -107,15 +107,15 @@ impl Key {
         Ok(Key { keyed })
     }
 
-    /// A number for a purpose and a text that only holders of the key can compute.
+    /// Returns a number for a purpose and a text that only holders of the key can compute.
     pub fn number(&self, purpose: &str, text: &[u8]) -> u128 {
         let code: [u8; CODE_BYTES] =
             self.code(b'n', purpose.as_bytes(), &[text]).finalize().into_bytes().into();
         code.iter().take(16).fold(0, |number, byte| number << 8 | u128::from(*byte))
     }
 
-    /// The code of a message under this key. Roles keep codes of different uses apart; lengths before the parts keep
-    /// messages apart whose parts are cut differently.
+    /// Returns the code of a message under this key. Roles separate codes of different uses; a length before each
+    /// part distinguishes different splits of the same bytes.
     pub(crate) fn code(&self, role: u8, context: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut code = self.keyed.clone();
         code.update(b"gdsync-auth 1");
@@ -138,7 +138,7 @@ impl PartialEq for Key {
 impl Eq for Key {}
 
 impl fmt::Debug for Key {
-    /// Not the bytes: they are secret.
+    /// Omits the bytes, which are secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(..)")
     }
@@ -148,7 +148,7 @@ impl fmt::Debug for Key {
 mod tests {
     use super::*;
 
-    /// RFC 4231, test case 2, against the primitive that the codes are made of.
+    /// Test case 2 of RFC 4231, for the primitive of the codes.
     #[test]
     fn the_primitive_is_hmac_of_sha256() {
         let mut mac = Hmac::<Sha256>::new_from_slice(b"Jefe").unwrap();

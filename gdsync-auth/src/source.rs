@@ -1,4 +1,4 @@
-//! Where a key comes from: a variable, a file, or the user's own on this host.
+//! Sources of a key: a variable, a file, or the user's key on this host.
 
 use super::folder;
 use super::key::{Key, KeyError, LONGEST_KEY};
@@ -11,25 +11,25 @@ use std::path::{Path, PathBuf};
 
 /// Name of the file with a user's key.
 const FILE: &str = "key";
-/// Bytes of randomness of a key that is made here.
+/// Random bytes of a new key.
 const RANDOM_BYTES: usize = 32;
-/// Most bytes that are read of a key file. White space around the key counts.
+/// Most bytes read from a key file, including white space.
 const MOST_READ: u64 = 2 * LONGEST_KEY as u64;
 
-/// The environment variables by which a user gives a program its key.
+/// Environment variables that supply a program's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyVariables {
-    /// Its value is the key.
+    /// Variable with the key.
     pub key: &'static str,
-    /// Its value is the path of a file with the key.
+    /// Variable with the path of a key file.
     pub file: &'static str,
 }
 
 impl KeyVariables {
-    /// The key that an environment gives. `None` if neither variable is set.
+    /// Reads the key from an environment. Returns `None` if neither variable is set.
     ///
     /// # Errors
-    /// [`KeyError`], with the name of the variable.
+    /// [`KeyError`], with the variable's name.
     pub fn read(&self, get: impl Fn(&str) -> Option<OsString>) -> Result<Option<Key>, KeyError> {
         let of = |variable| move |problem| KeyError::Variable { variable, problem: Box::new(problem) };
         match (get(self.key), get(self.file)) {
@@ -42,13 +42,13 @@ impl KeyVariables {
 }
 
 impl Key {
-    /// The key in a file, which only its user may reach.
+    /// Reads the key from a file that only its user may access.
     ///
     /// # Errors
     /// [`KeyError::Unreadable`], [`KeyError::Exposed`], [`KeyError::Content`].
     pub fn of_file(path: &Path) -> Result<Key, KeyError> {
         let unreadable = |source| KeyError::Unreadable { path: path.to_owned(), source };
-        // A FIFO would block until another process opens it.
+        // Opening a FIFO would block until another process opens it.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = file.map_err(unreadable)?;
         let facts = file.metadata().map_err(unreadable)?;
@@ -64,8 +64,8 @@ impl Key {
             .map_err(|problem| KeyError::Content { path: path.to_owned(), problem: Box::new(problem) })
     }
 
-    /// The key of this user on this host. If there is none, it is made, in a folder that only the user can reach. All
-    /// processes of the user that share [`base_folder`](crate::base_folder) have it.
+    /// Returns the user's key on this host. Creates it if necessary, in a folder that only the user can access. All
+    /// processes of the user with the same [`base_folder`](crate::base_folder) share it.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -73,7 +73,7 @@ impl Key {
         Key::of_user_in(&folder::base_folder())
     }
 
-    /// As [`Self::of_user`], in that folder of folders.
+    /// Like [`Self::of_user`], with another base folder.
     ///
     /// # Errors
     /// [`KeyError`].
@@ -101,8 +101,8 @@ impl Key {
     }
 }
 
-/// Makes a key at a path, unless another process has done so meanwhile. The file has its content when it gets its
-/// name, so that no process reads half of a key.
+/// Creates a key at a path, unless another process did meanwhile. The file is complete before it gets its name, so
+/// that no process reads a partial key.
 fn make(path: &Path) -> io::Result<()> {
     let mut random = [0; RANDOM_BYTES];
     fill(&mut random)?;
@@ -118,7 +118,7 @@ fn make(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Fills a buffer with random bytes of the kernel.
+/// Fills a buffer with random bytes from the kernel.
 pub(crate) fn fill(bytes: &mut [u8]) -> io::Result<()> {
     getrandom::fill(bytes)
         .map_err(|error| io::Error::other(format!("the kernel gives no random bytes: {error}")))

@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client side.
 
 use crate::name::{self, Holder};
 use crate::status::Status;
@@ -10,27 +10,27 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Where the kernel lists abstract names.
+/// The kernel's list of abstract names.
 const NAMES: &str = "/proc/net/unix";
-/// Processes that are asked at the same time: a part of the files that a process may have open.
+/// Processes queried at the same time: fewer than the files that a process may have open.
 const TOGETHER: usize = 256;
-/// Bytes that are read of one before the others have their turn.
+/// Bytes read from one process before the others have their turn.
 const TURN: usize = 64 << 10;
 
-/// Why a process did not say its status.
+/// Reasons why a process did not report its status.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
-    /// It is stopped, or too busy.
+    /// The process is stopped or too busy.
     #[error("it did not answer within {} ms: it is stopped, or busy", .within.as_millis())]
     Silent {
-        /// The time that it had.
+        /// The time limit.
         within: Duration,
     },
-    /// What it has answered cannot be read.
+    /// The answer cannot be decoded.
     #[error(transparent)]
     Answer(#[from] WireError),
-    /// Another error of the system.
+    /// Another system error.
     #[error("it cannot be asked: {0}")]
     System(#[source] io::Error),
 }
@@ -38,16 +38,16 @@ pub enum AskError {
 /// A process of this user.
 #[derive(Debug)]
 pub struct Process {
-    /// Its number, as the kernel gives it. Of a process of a PID namespace that this one does not see, 0.
+    /// Its process id; 0 for a process of an invisible PID namespace.
     pub pid: u32,
-    /// What it has said; of several copies of the library in the process, together.
+    /// Its status, merged from all copies of the library in the process.
     pub status: Result<Status, AskError>,
 }
 
 type Answer = (u32, Result<Status, AskError>);
 
-/// Asks all processes of this user. Up to 256 of them have `within` together: as much for one that does not answer as
-/// for many. In the order of their numbers.
+/// Queries all processes of this user, in the order of their ids. Up to 256 processes share the time limit `within`:
+/// one silent process costs as much as many.
 ///
 /// # Errors
 /// The list of names cannot be read.
@@ -59,7 +59,7 @@ pub fn ask_all(within: Duration) -> io::Result<Vec<Process>> {
             match (found.get_mut(&pid).map(|known| &mut known.status), status) {
                 (None, status) => _ = found.insert(pid, Process { pid, status }),
                 (Some(Ok(known)), Ok(more)) => join(known, more),
-                // One part that is seen is more than none.
+                // A part of the status is better than none.
                 (Some(known @ Err(_)), more) => *known = more,
                 (Some(Ok(_)), Err(_)) => {}
             }
@@ -75,7 +75,7 @@ fn join(known: &mut Status, more: Status) {
     known.stream_count = known.stream_count.saturating_add(more.stream_count);
 }
 
-/// Asks those who hold names, all at once. Processes of other users, and those that have ended, are left out.
+/// Queries the processes with these names, all at once. Skips processes of other users, and those that have ended.
 pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
     let mut answers = Vec::new();
     let mut asked = Vec::new();
@@ -92,14 +92,14 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
         let ready = match local::readable(&asked, left) {
             Ok(ready) => ready,
             Err(error) => {
-                // The same for all of them.
+                // The same error for all of them.
                 let again = || io::Error::new(error.kind(), error.to_string());
                 answers.extend(asked.drain(..).map(|one| (one.pid, Err(AskError::System(again())))));
                 break;
             }
         };
         let mut ready = ready.into_iter();
-        // As long as the list of answers, in the same order.
+        // `ready` has the same length and order.
         asked.retain_mut(|one| {
             if ready.next() != Some(true) {
                 return true;
@@ -119,7 +119,7 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
     answers
 }
 
-/// A process that is being asked.
+/// A pending query.
 struct Asked {
     pid: u32,
     socket: UnixStream,
@@ -133,16 +133,16 @@ impl AsFd for Asked {
 }
 
 impl Asked {
-    /// `None` of a process of another user, and of one that has ended; the error of one of this user that cannot be
-    /// asked.
+    /// Returns `None` for a process of another user or one that has ended; an error for one of this user that cannot
+    /// be queried.
     fn connect(name: &[u8], within: Duration) -> Option<Result<Asked, (u32, AskError)>> {
         let holder = Holder::of(name)?;
         let socket = match local::connect(name) {
             Ok(socket) => socket,
-            // It has ended since.
+            // The process has ended.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => return None,
             Err(_) if !holder.is_own() => return None,
-            // It has many askers and takes none of them.
+            // The process has many clients and accepts none.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 return Some(Err((holder.pid, AskError::Silent { within })));
             }
@@ -155,7 +155,7 @@ impl Asked {
         is_holder.then(|| Ok(Asked { pid, socket, bytes: Vec::new() }))
     }
 
-    /// Takes what has come, of what is too long one turn more than an answer may have at most. True at the end.
+    /// Reads available bytes; stops at most one turn beyond the limit of an answer. Returns true at the end.
     fn read(&mut self) -> io::Result<bool> {
         let mut part = [0; 16 << 10];
         let end = self.bytes.len() + TURN;
@@ -166,7 +166,7 @@ impl Asked {
                 Err(error) => match error.kind() {
                     ErrorKind::Interrupted => {}
                     ErrorKind::WouldBlock => return Ok(false),
-                    // It refuses, or has ended.
+                    // The process refuses, or has ended.
                     ErrorKind::ConnectionReset => {
                         self.bytes.clear();
                         return Ok(true);

@@ -1,7 +1,7 @@
-//! An answer as bytes: little-endian numbers, lists and texts behind their lengths.
+//! The encoding of a status: little-endian numbers; lists and texts with a length prefix.
 //!
-//! A reader trusts nothing: an answer is refused that is longer than [`LONGEST`], ends too early or too late, or has
-//! more of anything than the limits of [`crate::status`] allow. Characters that would steer a terminal are replaced.
+//! The decoder trusts nothing: it rejects input that is longer than [`LONGEST`], ends too early or too late, or
+//! exceeds a limit of [`crate::status`]. It replaces characters that would control a terminal.
 
 use crate::status::{
     Card, MOST_CARDS, MOST_NAMED, MOST_QUEUE_PAIRS, MOST_STREAMS, Peer, QueuePair, Status, Stream, Traffic,
@@ -9,23 +9,23 @@ use crate::status::{
 };
 use std::time::Duration;
 
-/// Bytes of an answer at most.
+/// Most bytes of an answer.
 pub const LONGEST: usize = 8 << 20;
-/// Bytes of a text at most.
+/// Most bytes of a text.
 pub(crate) const LONGEST_TEXT: usize = 400;
 
 const MAGIC: [u8; 8] = *b"gdstatus";
-/// Changes with every change of the format.
+/// Incremented with every change of the format.
 const VERSION: u32 = 1;
 
-/// Why bytes are no answer.
+/// Reasons why bytes are not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// They do not begin as an answer does.
+    /// They do not begin like an answer.
     #[error("it answers with something else than the status of gdsync")]
     Other,
-    /// Another version of the library has made it.
+    /// Another version of the library encoded it.
     #[error(
         "it answers in version {found}, and this is version {VERSION}: use the `gdsync top` of its own version"
     )]
@@ -33,16 +33,16 @@ pub enum WireError {
         /// The version.
         found: u32,
     },
-    /// A field is missing, too long, or has a value that it cannot have.
+    /// A field is missing, too long, or has an invalid value.
     #[error("its answer is broken: {what}")]
     Broken {
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
 }
 
-/// The character, or a mark in its place if it would steer a terminal: controls, and what is not seen and turns the
-/// direction of the text around it.
+/// Returns the character, or a replacement if it would control a terminal: control characters, and invisible ones
+/// that change the direction of surrounding text.
 pub fn printable(character: char) -> char {
     match character {
         '\u{ad}'
@@ -56,7 +56,7 @@ pub fn printable(character: char) -> char {
     }
 }
 
-/// An answer as bytes. What is over a limit is left out.
+/// Encodes a status. Omits everything over a limit.
 pub fn encode(status: &Status) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     VERSION.write(&mut out);
@@ -64,7 +64,7 @@ pub fn encode(status: &Status) -> Vec<u8> {
     out
 }
 
-/// The answer that bytes are.
+/// Decodes a status.
 ///
 /// # Errors
 /// [`WireError`].
@@ -81,15 +81,15 @@ pub fn decode(bytes: &[u8]) -> Result<Status, WireError> {
     if from.is_empty() { Ok(status) } else { Err(WireError::Broken { what: "more follows its end" }) }
 }
 
-/// What an answer is made of.
+/// A part of an answer.
 trait Wire: Sized {
     fn write(&self, out: &mut Vec<u8>);
 
-    /// Takes it from the front of the bytes.
+    /// Decodes it from the front of the bytes.
     fn read(from: &mut &[u8]) -> Result<Self, WireError>;
 }
 
-/// What stands in lists, and how often at most.
+/// List elements, and the longest list of them.
 trait Listed: Wire {
     const MOST: usize;
 }
@@ -110,7 +110,7 @@ macro_rules! numbers {
 
 numbers!(u16 u32 u64);
 
-/// Structures whose fields follow each other.
+/// Implements the encoding of structures: field after field.
 macro_rules! structures {
     ($($structure:ident { $($field:ident)* })*) => { $(
         impl Wire for $structure {
@@ -150,7 +150,7 @@ impl Listed for QueuePair {
     const MOST: usize = MOST_QUEUE_PAIRS;
 }
 
-/// Of a queue pair.
+/// Queue pair numbers.
 impl Listed for u32 {
     const MOST: usize = MOST_NAMED;
 }
@@ -192,7 +192,7 @@ impl Wire for Duration {
     }
 }
 
-/// Cut at the limit, between characters.
+/// Cut at the limit, at a character boundary.
 impl Wire for String {
     fn write(&self, out: &mut Vec<u8>) {
         let end = (0..=self.len().min(LONGEST_TEXT)).rev().find(|end| self.is_char_boundary(*end));
@@ -233,7 +233,7 @@ impl<T: Listed> Wire for Vec<T> {
         kept.iter().for_each(|item| item.write(out));
     }
 
-    /// Reserves nothing for what the bytes may not have.
+    /// Does not reserve memory for elements that the bytes may lack.
     fn read(from: &mut &[u8]) -> Result<Self, WireError> {
         let length = u32::read(from)? as usize;
         if length > T::MOST {

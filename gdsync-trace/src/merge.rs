@@ -1,4 +1,4 @@
-//! One trace of the parts of several processes.
+//! Merging of parts of several processes into one trace.
 
 use crate::chrome::Summary;
 use crate::destination::PART;
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why there is no trace.
+/// Reasons why there is no trace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MergeError {
@@ -17,7 +17,7 @@ pub enum MergeError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A file is no part of a trace.
@@ -25,7 +25,7 @@ pub enum MergeError {
     NoPart {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The trace cannot be written.
@@ -33,12 +33,12 @@ pub enum MergeError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// The parts in a folder, in the order of their names.
+/// Returns the parts in a folder, sorted by name.
 ///
 /// # Errors
 /// [`MergeError::Read`].
@@ -55,12 +55,12 @@ pub fn parts_in(folder: &Path) -> Result<Vec<PathBuf>, MergeError> {
     Ok(parts)
 }
 
-/// Merges parts into one Chrome trace at `out`. Their processes are of one host, and have one clock.
+/// Merges parts into one Chrome trace at `out`. Their processes ran on one host, with one clock.
 ///
-/// A part that was cut off counts with the records that are whole.
+/// A truncated part contributes its complete records.
 ///
 /// # Errors
-/// [`MergeError`]; the trace is not begun where a part cannot be read.
+/// [`MergeError`]; if a part cannot be read, the trace is not created.
 pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Summary, MergeError> {
     let all = parts.iter().map(|path| {
         let failed = |source| MergeError::Read { path: path.clone(), source };

@@ -1,7 +1,7 @@
-//! Parts: the records of one process, or of one copy of this library in it, in a file.
+//! Parts: files with the records of one process, or of one copy of this library in it.
 //!
-//! A part is a [`Front`], and [`Record`]s. The last one, [`Kind::End`], says how many are before it and how many were
-//! dropped; the part of a process that was killed has none.
+//! A part consists of a [`Front`] and [`Record`]s. The last one, [`Kind::End`], contains the numbers of records and
+//! of dropped records; the part of a killed process lacks it.
 
 use crate::destination::{Destination, naming};
 use crate::read::read;
@@ -13,15 +13,15 @@ use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 use zerocopy::IntoBytes;
 
-/// Most records of a part: 96 MiB. Those after it are dropped, and counted.
+/// Most records of a part: 96 MiB. Later ones are dropped and counted.
 pub const LIMIT: u64 = 1 << 21;
 
-/// A part that is being written.
+/// A part while it is written.
 #[derive(Debug)]
 pub(crate) struct Part {
     file: File,
     path: PathBuf,
-    /// The trace that is made of it at the end.
+    /// The trace to write at the end.
     trace: Option<PathBuf>,
     written: u64,
     dropped: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Makes the part of this process.
+    /// Creates the part of this process.
     pub(crate) fn open(to: Destination) -> io::Result<Part> {
         Part::with_limit(&to, &front(), LIMIT)
     }
@@ -42,7 +42,7 @@ impl Part {
         Ok(part)
     }
 
-    /// Appends records. What finds no room, or cannot be written, is counted as dropped.
+    /// Appends records. Records without room, and those that cannot be written, are counted as dropped.
     pub(crate) fn append(&mut self, records: &[Record]) {
         let room = usize::try_from(self.limit - self.written).unwrap_or(usize::MAX);
         let (kept, rest) = records.split_at(records.len().min(room));
@@ -52,7 +52,7 @@ impl Part {
             Err(error) => {
                 tracing::debug!(%error, "records of the trace cannot be written");
                 self.dropped += kept.len() as u64;
-                // What follows begins where a record may begin.
+                // The next record starts at a record's boundary.
                 let end = size_of::<Front>() as u64 + self.written * RECORD as u64;
                 if self.file.set_len(end).and(self.file.seek(io::SeekFrom::Start(end))).is_err() {
                     self.limit = self.written;
@@ -61,11 +61,11 @@ impl Part {
         }
     }
 
-    /// Ends the part, and makes the trace of it where it is to be one. `dropped`: records that were not even
-    /// appended.
+    /// Ends the part, and converts it to the trace, if one is requested. `dropped` is the number of records that were
+    /// never appended.
     ///
     /// # Errors
-    /// The file cannot be written; the part stays then.
+    /// The file cannot be written; the part is then kept.
     pub(crate) fn finish(mut self, dropped: u64) -> io::Result<()> {
         let words = [self.written, self.dropped + dropped, 0];
         let end = Record { at: 0, until: 0, kind: Kind::End as u32, thread: 0, words };
@@ -79,11 +79,11 @@ impl Part {
     }
 }
 
-/// Variables in which launchers say the rank, gdsync's own first: those that `gdsync-notify` reads.
+/// Variables with a launcher's rank, gdsync's own first; `gdsync-notify` reads the same ones.
 const RANKS: [&str; 6] =
     ["GDSYNC_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"];
 
-/// The front of this process's part: its number, its rank, its command line.
+/// Returns the header of this process's part: process id, rank, command line.
 fn front() -> Front {
     Front {
         magic: MAGIC,
@@ -98,7 +98,7 @@ fn rank(get: impl Fn(&str) -> Option<OsString>) -> u32 {
     rank.and_then(|text| text.to_str()?.parse().ok()).unwrap_or(NO_RANK)
 }
 
-/// The program without its folders, and its arguments.
+/// Returns the program's file name and its arguments.
 fn command_line(words: impl Iterator<Item = OsString>) -> String {
     let words = words.enumerate().map(|(position, word)| match Path::new(&word).file_name() {
         Some(name) if position == 0 => name.to_string_lossy().into_owned(),

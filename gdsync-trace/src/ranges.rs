@@ -1,9 +1,9 @@
-//! What lasts, as ranges of NVTX: profilers such as Nsight Systems show them, whether a trace is recorded or not.
-//! Without the feature `nvtx`, nothing.
+//! Spans as NVTX ranges, which profilers such as Nsight Systems show with or without a trace. Without the feature
+//! `nvtx` they do nothing.
 
 use crate::record::Kind;
 
-/// A range of the calling thread, which ends where this is dropped: by the thread that began it.
+/// A range of the calling thread. The same thread drops it to end the range.
 #[derive(Debug)]
 pub(crate) struct Range {
     #[cfg(feature = "nvtx")]
@@ -11,7 +11,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// No range.
+    /// Returns no range.
     #[inline(always)]
     pub(crate) fn none() -> Self {
         Range {
@@ -20,13 +20,13 @@ impl Range {
         }
     }
 
-    /// A range by the name of its kind, in the domain `gdsync`.
+    /// Begins a range with the name of its kind, in the domain `gdsync`.
     #[cfg(feature = "nvtx")]
     pub(crate) fn begin(kind: Kind) -> Self {
         Range { _range: names::of(kind).map(|name| names::domain().local_range(name)) }
     }
 
-    /// None, without the feature.
+    /// Returns no range: the feature is disabled.
     #[cfg(not(feature = "nvtx"))]
     #[inline(always)]
     pub(crate) fn begin(_kind: Kind) -> Self {
@@ -42,7 +42,7 @@ mod names {
     use std::ffi::CString;
     use std::sync::OnceLock;
 
-    /// A profiler gets to know the domain, and each name, once.
+    /// The domain and each name are registered once.
     pub(super) fn domain() -> &'static Domain {
         static DOMAIN: OnceLock<Domain> = OnceLock::new();
         DOMAIN.get_or_init(|| Domain::new(c"gdsync"))
@@ -55,7 +55,7 @@ mod names {
             Some(domain().register_string(name))
         };
         let names = NAMES.get_or_init(|| Kind::ALL.iter().map(register).collect());
-        // Their numbers begin at 1.
+        // Numbers of kinds begin at 1.
         *names.get((kind as usize).checked_sub(1)?)?
     }
 }

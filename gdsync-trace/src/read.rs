@@ -1,10 +1,10 @@
-//! Parts as they are read.
+//! Reading of parts.
 
 use crate::record::{Front, Kind, MAGIC, NO_RANK, RECORD, Record, unpadded};
 use std::io::{self, Read};
 use zerocopy::FromBytes;
 
-/// A part as it was read.
+/// The content of a part.
 #[derive(Debug)]
 pub(crate) struct ReadPart {
     pub(crate) pid: u32,
@@ -12,11 +12,11 @@ pub(crate) struct ReadPart {
     pub(crate) name: String,
     pub(crate) records: Vec<Record>,
     pub(crate) dropped: u64,
-    /// It has its end, and all of its records are of a known kind.
+    /// True if it has its end record, and only records of known kinds.
     pub(crate) is_whole: bool,
 }
 
-/// Why a file is no part.
+/// Reasons why a file is not a part.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoPart {
     #[error("it is no part of a gdsync trace of this version: its first bytes are not {:?}", String::from_utf8_lossy(&MAGIC))]
@@ -25,7 +25,7 @@ pub(crate) enum NoPart {
     Read(#[from] io::Error),
 }
 
-/// Reads a part. One that was cut off has the records that are whole.
+/// Reads a part. A truncated one yields its complete records.
 pub(crate) fn read(from: &mut impl Read) -> Result<ReadPart, NoPart> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)?;

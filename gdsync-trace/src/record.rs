@@ -1,8 +1,8 @@
-//! Records: what a thread notes of an event, and the front of a part.
+//! Records of events, and the header of a part.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Declares the kinds of records, each with its number, and with what traces and profilers call it.
+/// Declares the kinds of records, with their numbers, and their names in traces and profilers.
 macro_rules! kinds {
     ($(#[$about:meta])* $kinds:ident { $($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal;)* }) => {
         $(#[$about])*
@@ -14,7 +14,7 @@ macro_rules! kinds {
         impl $kinds {
             pub(crate) const ALL: [$kinds; [$($number),*].len()] = [$($kinds::$kind),*];
 
-            /// What traces and profilers call it.
+            /// Returns its name in traces and profilers.
             pub(crate) const fn name(self) -> &'static str {
                 match self { $($kinds::$kind => $name),* }
             }
@@ -23,15 +23,16 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// What happened. The numbers are those of the records; the words of each are listed here.
+    /// Kinds of events. The numbers are those of the records; each kind lists the content of a record's words.
     ///
-    /// A *queue* is a queue pair of a card: `node << 32 | number`, with the card's address in the fabric.
+    /// A *queue* is a queue pair of a card: `node << 32 | number`, where the node is the card's address in the
+    /// fabric.
     Kind {
-        /// The thread's name: 16 bytes, padded with zeros; then 1 if a program gave it, and 0 if the system did.
+        /// The thread's name: 16 bytes, padded with zeros; then 1 if the program set it, or 0 if it is the system's.
         ThreadName = 1, "name thread";
         /// A card's name: its node, and 16 bytes.
         CardName = 2, "name card";
-        /// A queue pair of the library was made: the address of its doorbell register's page, and the queue.
+        /// The library created a queue pair: the address of its doorbell register's page, and the queue.
         QueuePair = 3, "make queue pair";
         /// A send was prepared: the address of its doorbell register, and the doorbell.
         PreparedSend = 4, "prepare send";
@@ -39,17 +40,17 @@ kinds! {
         PreparedWait = 5, "prepare wait";
         /// The CPU posted a receive: the queue, and its `wr_id`.
         PostedReceive = 6, "post receive";
-        /// The CPU submitted memory operations to a stream: the stream, how many, and the submission's number in the
-        /// process.
+        /// The CPU submitted memory operations to a stream: the stream, their number, and the submission's number in
+        /// the process.
         Posted = 7, "post";
-        /// One of the operations of the [`Kind::Posted`] that ends after it rings: register, doorbell, and the
+        /// A doorbell among the operations of the [`Kind::Posted`] that ends after it: register, doorbell, and the
         /// submission's number.
         PostedDoorbell = 8, "post doorbell";
-        /// The CPU rang: register and doorbell.
+        /// The CPU rang a doorbell: register and doorbell.
         Rung = 9, "ring by the CPU";
-        /// A stream has come to a wait: address, value, and bits of the word.
+        /// A stream reached a wait: address, value, and bits of the word.
         WaitBegin = 10, "wait";
-        /// The wait is over; the words of its begin.
+        /// The wait ended; the words of its begin.
         WaitEnd = 11, "wait";
         /// A stream stored: address, value, and bits of the word.
         Stored = 12, "store";
@@ -57,7 +58,7 @@ kinds! {
         Kernel = 13, "kernel";
         /// The CPU waited until a stream was idle.
         Synchronize = 14, "synchronize";
-        /// The CPU took a completion: the queue pair's number, and the `wr_id`.
+        /// The CPU polled a completion: the queue pair's number, and the `wr_id`.
         Polled = 15, "poll";
         /// The card saw a doorbell: the queue, and the index of the WQE.
         DoorbellSeen = 16, "doorbell";
@@ -70,31 +71,31 @@ kinds! {
         /// The card wrote a completion entry: the queue, the number of the completion queue, and the entry's opcode
         /// `<< 16 |` the WQE's counter.
         Completed = 19, "complete";
-        /// The last record of a part: records before it, and records dropped.
+        /// The last record of a part: number of records before it, and of dropped records.
         End = 20, "end";
-        /// A GPU performed a submission, by events of CUDA: the stream, how many operations, and the submission's
-        /// number.
+        /// A GPU performed a submission, measured by CUDA events: the stream, the number of operations, and the
+        /// submission's number.
         Performed = 21, "memory operations";
     }
 }
 
 impl Kind {
-    /// The kind of a record's number.
+    /// Returns the kind with a number.
     pub(crate) fn of(number: u32) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u32 == number)
     }
 }
 
-/// What a thread notes of an event. Integers have the host's byte order: parts do not leave it.
+/// A record of an event. Integers have the host's byte order: parts do not leave the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Record {
-    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Begin, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) at: u64,
-    /// When it ended; of a moment, the same.
+    /// End; equal to the begin for a moment.
     pub(crate) until: u64,
     pub(crate) kind: u32,
-    /// The number of the thread (gettid(2)).
+    /// The thread's id (gettid(2)).
     pub(crate) thread: u32,
     pub(crate) words: [u64; 3],
 }
@@ -102,24 +103,24 @@ pub(crate) struct Record {
 /// Bytes of a record.
 pub(crate) const RECORD: usize = size_of::<Record>();
 
-/// The front of a part.
+/// The header of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Front {
     pub(crate) magic: [u8; 8],
     pub(crate) pid: u32,
-    /// Its rank in a job; [`NO_RANK`] of a process that is in none.
+    /// Its rank in a job, or [`NO_RANK`].
     pub(crate) rank: u32,
-    /// The command line, cut, padded with zeros.
+    /// The command line, truncated, padded with zeros.
     pub(crate) name: [u8; 48],
 }
 
-/// The first bytes of a part. They end with the version of the format.
+/// The first bytes of a part. The last one is the version of the format.
 pub(crate) const MAGIC: [u8; 8] = *b"gdsynct1";
-/// In the place of a rank.
+/// The rank of a process outside of a job.
 pub(crate) const NO_RANK: u32 = u32::MAX;
 
-/// Text as the bytes of a record: cut at a character's end, and padded with zeros.
+/// Encodes text as bytes of a record: truncated at a character boundary, padded with zeros.
 pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let mut len = text.len().min(N);
@@ -130,13 +131,13 @@ pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
     bytes
 }
 
-/// The text of such bytes. What is no UTF-8 becomes U+FFFD.
+/// Decodes such text. Invalid UTF-8 becomes U+FFFD.
 pub(crate) fn unpadded(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// Padded text as `N` words of a record.
+/// Encodes padded text as `N` words of a record.
 pub(crate) fn text_words<const N: usize>(text: &str) -> [u64; N] {
     let mut words = [0; N];
     let bytes: [u8; 24] = padded(text);

@@ -1,9 +1,9 @@
-//! What tests of several modules share.
+//! Helpers of several modules' tests.
 
 use crate::record::{Front, Kind, MAGIC, Record, padded};
 use std::path::PathBuf;
 
-/// A folder of a test's own, empty.
+/// Creates an empty folder for a test.
 pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("gdsync-trace-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);

@@ -1,4 +1,4 @@
-//! The events of some parts in the order of time, as rows and arrows.
+//! Conversion of parts to rows and arrows, in the order of time.
 
 use crate::chrome::{Chrome, Summary, Time, Track, Value};
 use crate::flows::{Flows, Known};
@@ -19,7 +19,7 @@ pub(crate) fn write(parts: Vec<ReadPart>, out: impl Write) -> io::Result<Summary
     Ok(summary)
 }
 
-/// Rows of cards and queue pairs have numbers from here on: no thread has one so high (`PID_MAX_LIMIT`, proc(5)).
+/// First number of rows of cards and queue pairs: above all thread ids (`PID_MAX_LIMIT`, proc(5)).
 const FIRST_ROW: u32 = 10_000_000;
 
 /// A process of the trace.
@@ -27,40 +27,40 @@ struct Process {
     pid: u32,
     name: String,
     rank: Option<u32>,
-    /// By the low 16 bits of the node, which is what the library knows.
+    /// Names by the low 16 bits of the node, which the library knows.
     cards: HashMap<u16, String>,
 }
 
-/// What happened, all of it.
+/// All events.
 struct Timeline {
     processes: Vec<Process>,
-    /// With the place of the process, by the time when each began.
+    /// Records with the index of their process, by begin.
     records: Vec<(usize, Record)>,
     summary: Summary,
 }
 
-/// A row that is no thread's, of the process at that place.
+/// A row that is not a thread's, of the process with that index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Row {
-    /// By its node.
+    /// Card by node.
     Card(usize, u32),
-    /// By its card's node, and its number.
+    /// Queue pair by card's node and number.
     QueuePair(usize, u32, u32),
     /// A stream that a GPU performs.
     Stream(usize, u64),
 }
 
-/// What is known while the events are written.
+/// State while events are written.
 #[derive(Default)]
 struct State {
     flows: Flows,
     rows: HashMap<Row, Track>,
     arrows: u64,
-    /// Waits that have begun.
+    /// Number of open waits.
     open: HashMap<Track, u64>,
-    /// Doorbells of submissions, by the place of the process and the submission's number.
+    /// Doorbells of submissions, by process index and submission number.
     submitted: HashMap<(usize, u64), Vec<Known>>,
-    /// When a GPU had performed the last submission of a stream.
+    /// End of a GPU stream's last submission.
     performed: HashMap<Track, u64>,
     ends_at: u64,
 }
@@ -85,7 +85,7 @@ impl Timeline {
         timeline
     }
 
-    /// The time of the first event.
+    /// Returns the time of the first event.
     fn begins_at(&self) -> u64 {
         self.records.first().map_or(0, |(_, record)| record.at)
     }
@@ -114,7 +114,7 @@ impl Timeline {
         Ok(self.summary)
     }
 
-    /// Writes the names of processes and threads, and notes those of cards.
+    /// Writes the names of processes and threads, and collects those of cards.
     fn name<W: Write>(&mut self, chrome: &mut Chrome<W>) -> io::Result<()> {
         for (position, process) in self.processes.iter().enumerate() {
             let name = match process.rank {
@@ -123,7 +123,7 @@ impl Timeline {
             };
             chrome.name_process(process.pid, &name, process.rank.unwrap_or(position as u32))?;
         }
-        // The last name that was given to a thread, or else its last one.
+        // The last name that the program gave to a thread, otherwise its last name.
         let mut threads: HashMap<Track, (bool, String)> = HashMap::new();
         for (place, record) in &self.records {
             let process = &mut self.processes[*place];
@@ -160,7 +160,7 @@ impl State {
         use Value::{Flag, Hex, Number, Text};
         let Record { at, until, words: [first, second, third], .. } = *record;
         let lasts = Time::Slice(at, until);
-        // Queues are `node << 32 | number` in the first word.
+        // The first word of events of queues is `node << 32 | number`.
         let (node, number) = ((first >> 32) as u32, first & 0xffff_ffff);
         let wqe = |of: Known| [("queue_pair", Hex(of.queue.2.into())), ("wqe", Number(of.index.into()))];
         let word = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
@@ -200,12 +200,12 @@ impl State {
             }
             Kind::Performed => {
                 let row = self.row(Row::Stream(place, first), process, chrome)?;
-                // What relates the clocks may change between two submissions, which follow each other.
+                // The relation of the clocks may change between two submissions, which follow each other.
                 let last = self.performed.entry(row).or_default();
                 let at = at.max(*last);
                 *last = until.max(at);
                 let until = *last;
-                // Which of the operations ring is known, and not when each did.
+                // The doorbells of the operations are known, but not their times.
                 for known in self.submitted.remove(&(place, third)).unwrap_or_default() {
                     self.flows.rung(known, (row, until));
                 }
@@ -290,7 +290,7 @@ impl State {
         }
     }
 
-    /// A row that is no thread's, which is named when it is first used.
+    /// Returns the track of a row that is not a thread's; names it at its first use.
     fn row<W: Write>(&mut self, row: Row, process: &Process, chrome: &mut Chrome<W>) -> io::Result<Track> {
         if let Some(track) = self.rows.get(&row) {
             return Ok(*track);
