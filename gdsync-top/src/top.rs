@@ -1,4 +1,4 @@
-//! `gdsync top`: what processes of this user do on software cards and with the library, and what they wait for.
+//! `gdsync top`: activity and waits of this user's processes on software cards and with the library.
 
 mod keys;
 mod sampler;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use terminal::Terminal;
 use view::View;
 
-/// The longest that a key or a signal waits for its effect.
+/// Longest delay of a key or a signal.
 const TICK: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
         );
     }
     signals::note_ends()?;
-    // The first look may fail: that is said before the screen changes.
+    // The first sample may fail: the error is reported before the screen changes.
     let mut sampler = Sampler::default();
     let first = sampler.look()?;
     let views = keep_looking(sampler, options.interval)?;
@@ -47,7 +47,7 @@ pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
     let result = show(&mut terminal, first, &views, options.interval);
     drop(terminal);
     if result.is_err() {
-        // A terminal that is gone fails first, and the signal that says so comes behind.
+        // If the terminal is gone, its error precedes the signal that reports it.
         std::thread::sleep(TICK);
     }
     match signals::ended_by() {
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Looks at processes on a thread of its own: one that does not answer holds up no key.
+/// Samples processes on a separate thread, so that a silent process does not delay keys.
 fn keep_looking(mut sampler: Sampler, interval: Duration) -> Result<Receiver<Result<View, String>>, Failure> {
     let (sender, views) = sync_channel(1);
     let look = move || {
@@ -71,7 +71,7 @@ fn keep_looking(mut sampler: Sampler, interval: Duration) -> Result<Receiver<Res
     Ok(views)
 }
 
-/// Shows views until a key, a signal or an error ends that.
+/// Shows views until a key, a signal or an error.
 fn show(
     terminal: &mut Terminal,
     first: View,

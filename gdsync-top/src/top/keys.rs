@@ -1,4 +1,4 @@
-//! Keys of a terminal in raw mode. (crossterm's events read a terminal that has gone away for ever.)
+//! Keys of a terminal in raw mode. (crossterm's events read a terminal that is gone endlessly.)
 
 use gdsync_sys::local::readable;
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// A key that does something.
+/// A key with a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Quit,
@@ -24,30 +24,30 @@ pub(super) enum Key {
 
 const ESC: u8 = 0x1b;
 const CONTROL_C: u8 = 3;
-/// Longer than any sequence of a key.
+/// Longer than any key's sequence.
 const LONGEST: usize = 32;
 
 /// The keyboard of a terminal.
 pub(super) struct Keys {
     terminal: File,
-    /// The first bytes of a sequence whose others have not come.
+    /// The first bytes of an incomplete sequence.
     begun: Vec<u8>,
 }
 
 impl Keys {
-    /// Keys from `terminal`.
+    /// Reads keys from `terminal`.
     pub(super) fn of(terminal: impl AsFd) -> io::Result<Self> {
         let terminal = File::from(terminal.as_fd().try_clone_to_owned()?);
         Ok(Keys { terminal, begun: Vec::new() })
     }
 
-    /// The keys that are pressed until `within` is over, or until a first one or a signal has come.
+    /// Returns the keys pressed within `within`; returns early after the first ones or a signal.
     ///
     /// # Errors
     /// The terminal is gone.
     pub(super) fn wait(&mut self, within: Duration) -> io::Result<Vec<Key>> {
         if readable(&[&self.terminal], within)? != [true] {
-            // Nothing follows it, so it is the key itself.
+            // Nothing follows, so it is the escape key.
             let is_escape = std::mem::take(&mut self.begun) == [ESC];
             return Ok(if is_escape { vec![Key::Quit] } else { Vec::new() });
         }
@@ -63,7 +63,7 @@ impl Keys {
         }
     }
 
-    /// The keys of the bytes that have come.
+    /// Returns the keys of the received bytes.
     fn take(&mut self) -> Vec<Key> {
         let mut keys = Vec::new();
         let mut rest = &self.begun[..];
@@ -77,17 +77,17 @@ impl Keys {
     }
 }
 
-/// The first key, if it does anything, and how many bytes it has. `None` if its end has not come.
+/// Returns the first key, if it has a function, and its length in bytes. `None` if it is incomplete.
 fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
         [] | [ESC] | [ESC, b'[' | b'O'] => None,
         [ESC, b'[' | b'O', rest @ ..] => {
-            // Parameters, and the byte that ends them.
+            // Parameters, and the final byte.
             let end = rest.iter().position(|byte| (0x40..=0x7e).contains(byte))?;
             Some((sequence(&rest[..end], rest[end]), end + 3))
         }
         [ESC, ESC, ..] => Some((Some(Key::Quit), 1)),
-        // With Alt.
+        // A key with Alt.
         [ESC, _, ..] => Some((None, 2)),
         [b'q' | CONTROL_C, ..] => Some((Some(Key::Quit), 1)),
         [b'p', ..] => Some((Some(Key::Pause), 1)),
@@ -97,7 +97,7 @@ fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
 }
 
 fn sequence(parameters: &[u8], last: u8) -> Option<Key> {
-    // Behind a semicolon are Shift, Alt and Control.
+    // Modifiers (Shift, Alt and Control) follow a semicolon.
     let number = parameters.split(|byte| *byte == b';').next().unwrap_or_default();
     Some(match (last, number) {
         (b'A', _) => Key::Up,
@@ -148,7 +148,7 @@ mod tests {
             Key::Home,
         ];
         assert_eq!(keys.wait(LONG).unwrap(), expected);
-        // Others: with Alt, a key of functions, a letter of several bytes.
+        // Others: with Alt, a function key, a letter of several bytes.
         terminal.write_all("\x1bq\x1b[15~µ\x1b\x1b[Z".as_bytes()).unwrap();
         assert_eq!(keys.wait(LONG).unwrap(), [Key::Quit]);
         assert_eq!(keys.wait(Duration::ZERO).unwrap(), []);
@@ -166,7 +166,7 @@ mod tests {
         terminal.write_all(b"\x1b").unwrap();
         assert_eq!(keys.wait(LONG).unwrap(), []);
         assert_eq!(keys.wait(Duration::ZERO).unwrap(), [Key::Quit]);
-        // What never ends is let go.
+        // A sequence without an end is dropped.
         terminal.write_all(&[&b"\x1b["[..], &[b'1'; 200]].concat()).unwrap();
         assert_eq!(keys.wait(LONG).unwrap(), []);
         terminal.write_all(b"s").unwrap();

@@ -1,4 +1,4 @@
-//! Looks at processes, and what two looks say together: rates, and for how long something waits.
+//! Samples processes, and derives rates and the duration of waits from two samples.
 
 use super::view::{self, View};
 use gdsync_cli::failure::Failure;
@@ -9,43 +9,42 @@ use std::io::Read;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-/// How long a process may take to answer. One that is stopped costs this at every look.
+/// Time limit of an answer. A stopped process costs this in every sample.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// Characters of a name at most.
+/// Most characters of a name.
 const LONGEST: usize = 32;
-/// Bytes of a command line that are read: processes may have very long ones.
+/// Most bytes read of a command line, which may be very long.
 const MOST: u64 = 4096;
 
-/// A card: process and address.
+/// Key of a card: process and address.
 type CardName = (u32, u32);
 
-/// What waits, in a process: a queue pair of a card, or a stream (the card is `None`); and the words and the mark of
-/// what it waits for.
+/// Key of a wait: process; card of a queue pair, or `None` for a stream; number; the wait's description and mark.
 type WaitName = (u32, Option<u32>, u64, String, u64);
 
-/// Remembers the last look.
+/// Takes samples, and keeps the last one.
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
     cards: HashMap<CardName, (u64, Traffic, Traffic)>,
-    /// When each wait was seen first.
+    /// Time at which each wait was first seen.
     waits: HashMap<WaitName, u64>,
     last_ns: Option<u64>,
-    /// Whose card is at an address.
+    /// Process of the card at each address.
     owners: HashMap<u32, (u32, String)>,
 }
 
 impl Sampler {
-    /// Asks all processes of the user.
+    /// Queries all processes of the user.
     pub(super) fn look(&mut self) -> Result<View, Failure> {
         let found = ask_all(WITHIN).map_err(|error| format!("processes cannot be listed: {error}"))?;
         let named = found.into_iter().map(|process| (name_of(process.pid), process)).collect();
         Ok(self.view(named))
     }
 
-    /// What is shown of answers, each with the name of its process.
+    /// Converts answers, each with the name of its process, to a view.
     pub(super) fn view(&mut self, found: Vec<(String, Process)>) -> View {
-        // A process that does not answer any more still has what it had.
+        // A process that does not answer keeps its cards.
         let mut owners = std::mem::take(&mut self.owners);
         owners.retain(|_, (pid, _)| {
             found.iter().any(|(_, process)| process.pid == *pid && process.status.is_err())
@@ -75,7 +74,7 @@ impl Sampler {
     }
 }
 
-/// What one process is seen with.
+/// The samples of one process.
 struct Looks<'a> {
     pid: u32,
     owners: &'a HashMap<u32, (u32, String)>,
@@ -112,7 +111,7 @@ impl Looks<'_> {
             let rate = |now: u64, of: fn(&Traffic) -> u64| {
                 let (then, before) = before?;
                 let seconds = at.saturating_sub(then) as f64 / 1e9;
-                // A card that has begun anew at the same address has counted less.
+                // A new card at the same address has smaller counters.
                 (seconds > 0.0).then(|| now.checked_sub(of(&before)).map(|count| count as f64 / seconds))?
             };
             view::Traffic {
@@ -170,7 +169,7 @@ impl Looks<'_> {
         })
     }
 
-    /// A wait with the peers of the queue pairs that complete it; `own` is the one that waits, if one does.
+    /// Returns a wait with the peers of the queue pairs that complete it; `own` is the waiting queue pair, if any.
     fn wait(
         &mut self,
         wait: &Wait,
@@ -208,24 +207,23 @@ fn address(node: u32) -> String {
     }
 }
 
-/// The command line of a process, shortened: the program without its folder, and what follows. `?` for one that does
-/// not say.
+/// Returns a process's shortened command line: the program without its folder, and its arguments. `?` if unknown.
 fn name_of(pid: u32) -> String {
     let mut words = Vec::new();
     if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
-        // A process that ends meanwhile has no words any more.
+        // A process that ends meanwhile has no command line any more.
         let _ = file.take(MOST).read_to_end(&mut words);
     }
     of_words(&String::from_utf8_lossy(&words))
 }
 
-/// The same of words with a zero behind each.
+/// Does the same for zero-terminated words.
 fn of_words(words: &str) -> String {
     let mut words = words.split('\0').filter(|word| !word.is_empty());
     let Some(program) = words.next() else { return "?".to_owned() };
     let program = program.rsplit('/').next().unwrap_or(program);
     let whole = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
-    // Names are shown on a terminal, and processes choose them.
+    // Processes choose their names, which are shown on a terminal.
     let mut name: String = whole.chars().map(printable).take(LONGEST + 1).collect();
     if name.chars().count() > LONGEST {
         name = name.chars().take(LONGEST - 1).chain(['…']).collect();

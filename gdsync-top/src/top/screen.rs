@@ -1,4 +1,4 @@
-//! The live view: what is on the screen, and what keys do.
+//! The live view: its screen and its keys.
 
 use super::keys::Key;
 use super::table::{Look, Order, lines};
@@ -12,10 +12,10 @@ use ratatui::widgets::Paragraph;
 use std::time::Duration;
 
 const KEYS: &str = "q quit   p pause   s sort   arrows, PgUp, PgDn, Home, End scroll";
-/// Columns that an arrow scrolls.
+/// Columns scrolled by an arrow key.
 const ASIDE: u16 = 8;
 
-/// What follows a key.
+/// The consequence of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     GoOn,
@@ -29,10 +29,10 @@ pub(super) struct Screen {
     has_colors: bool,
     is_paused: bool,
     order: Order,
-    /// First line and column that are shown.
+    /// First visible line and column.
     top: u16,
     left: u16,
-    /// Lines that the last frame had room for.
+    /// Lines of the last frame.
     room: u16,
 }
 
@@ -50,7 +50,7 @@ impl Screen {
         }
     }
 
-    /// Shows another view, unless it is paused.
+    /// Replaces the view, unless paused.
     pub(super) fn take(&mut self, view: View) {
         if !self.is_paused {
             self.view = view;
@@ -80,7 +80,7 @@ impl Screen {
         let [head, body, foot] = Layout::vertical(rows).areas(frame.area());
         let lines = lines(&self.view, self.order);
         self.room = body.height;
-        // No further than to the last line, and the last column.
+        // Scrolls at most to the last line and column.
         let height = u16::try_from(lines.len()).unwrap_or(u16::MAX);
         let width = lines.iter().map(|(_, line)| line.chars().count()).max().unwrap_or(0);
         let width = u16::try_from(width).unwrap_or(u16::MAX);
@@ -108,7 +108,7 @@ impl Screen {
         format!("gdsync top: {}; every {every:?}, by {by}{pause}", counted.join(", "))
     }
 
-    /// The terminal's own colors, but for what is to be looked at: red is legible on light and on dark.
+    /// Uses the terminal's colors except for alarms: red is legible on light and on dark backgrounds.
     fn style(&self, look: Look) -> Style {
         match look {
             Look::Header => Style::new().add_modifier(Modifier::BOLD),

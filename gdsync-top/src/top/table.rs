@@ -1,20 +1,20 @@
-//! A view as tables.
+//! Views as tables.
 
 use super::view::{Card, Peer, Process, QueuePair, Traffic, View, Wait};
 use gdsync_cli::text;
 
-/// From this time on, a wait is one to look at.
+/// Duration from which a wait is an alarm.
 const LONG_MS: f64 = 1000.0;
 
-/// How rows are sorted.
+/// Order of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Order {
     /// By process.
     #[default]
     Process,
-    /// The most bytes a second first, and the most work outstanding.
+    /// Highest rate first, then most outstanding work.
     Rate,
-    /// The longest wait first.
+    /// Longest wait first.
     Wait,
 }
 
@@ -36,12 +36,12 @@ impl Order {
     }
 }
 
-/// How a line is to look.
+/// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
     Header,
     Plain,
-    /// Something waits for long, or is wrong.
+    /// A long wait, or an error.
     Alarm,
 }
 
@@ -58,12 +58,12 @@ struct Row {
     is_alarm: bool,
 }
 
-/// The whole view in plain text.
+/// Formats the whole view as plain text.
 pub(super) fn whole(view: &View) -> String {
     lines(view, Order::default()).into_iter().map(|(_, line)| line + "\n").collect()
 }
 
-/// The whole view, line by line.
+/// Formats the whole view as lines.
 pub(super) fn lines(view: &View, order: Order) -> Vec<(Look, String)> {
     if view.processes.is_empty() {
         let none =
@@ -110,7 +110,7 @@ fn table(lines: &mut Vec<(Look, String)>, header: &[&str], mut rows: Vec<Row>, o
     lines.extend(looks.into_iter().zip(text.lines().map(str::to_owned)));
 }
 
-/// What the tables do not have.
+/// Adds errors and omissions below the tables.
 fn notes(view: &View, lines: &mut Vec<(Look, String)>) {
     let mut notes = Vec::new();
     for process in &view.processes {
@@ -152,7 +152,7 @@ fn card_row(process: &Process, card: &Card) -> Row {
     Row { cells, rate, waited_ms, is_alarm: card.is_busy }
 }
 
-/// Rates, or counts where there is no rate yet.
+/// Formats rates, or counts if there is no rate yet.
 fn traffic(traffic: &Traffic) -> String {
     match (traffic.packets_per_s, traffic.payload_bytes_per_s) {
         (Some(packets), Some(bytes)) => format!("{}, {}", text::rate(packets, "pkt"), text::rate(bytes, "B")),

@@ -1,4 +1,4 @@
-//! The terminal while the live view has it.
+//! The terminal during the live view.
 
 use gdsync_cli::failure::Failure;
 use ratatui::backend::CrosstermBackend;
@@ -11,9 +11,9 @@ use std::io::{Stdout, stdout};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
-/// The screen of the view. The terminal is as it was before once this is dropped, and after a panic.
+/// The live view's terminal. Dropping it, or a panic, restores the terminal.
 ///
-/// ratatui's own drop panics where stderr takes no bytes, as that of a terminal that is gone.
+/// ratatui's own drop panics if stderr accepts no bytes, as with a terminal that is gone.
 pub(super) struct Terminal(ManuallyDrop<ratatui::Terminal<CrosstermBackend<Stdout>>>);
 
 impl Terminal {
@@ -23,7 +23,7 @@ impl Terminal {
             restore();
             before(panic);
         }));
-        // In this order: whatever fails, what was done before is undone.
+        // In this order, so that a failure undoes earlier steps.
         enable_raw_mode()?;
         let made = execute!(stdout(), EnterAlternateScreen, Hide)
             .and_then(|()| ratatui::Terminal::new(CrosstermBackend::new(stdout())));
@@ -57,7 +57,7 @@ impl Drop for Terminal {
     }
 }
 
-/// A terminal that is gone cannot be restored, and need not be.
+/// Restores the terminal. Errors are ignored: a terminal that is gone cannot be restored.
 fn restore() {
     let _ = execute!(stdout(), LeaveAlternateScreen, Show);
     let _ = disable_raw_mode();
@@ -73,26 +73,26 @@ mod tests {
 
     const ROLE: &str = "GDSYNC_TEST_ROLE";
 
-    /// The master, and what programs on the terminal have. No other process that a test starts has them.
+    /// Returns master and slave, which no process started by another test inherits.
     fn open() -> (File, OwnedFd) {
         let master = File::options().read(true).write(true).open("/dev/ptmx").unwrap();
         let (fd, locked) = (master.as_raw_fd(), 0);
         let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: `locked` and `size` are of the types that the calls read; the last one opens a file.
+        // SAFETY: `locked` and `size` have the types that the calls read; the last call opens a file.
         let slave = unsafe {
             assert_eq!(libc::ioctl(fd, libc::TIOCSPTLCK, &raw const locked), 0);
             assert_eq!(libc::ioctl(fd, libc::TIOCSWINSZ, &raw const size), 0);
             libc::ioctl(fd, libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC)
         };
         assert!(slave >= 0, "{}", Error::last_os_error());
-        // SAFETY: it was just opened, and nothing else owns it.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         (master, unsafe { OwnedFd::from_raw_fd(slave) })
     }
 
     fn modes(terminal: &OwnedFd) -> [libc::tcflag_t; 4] {
         // SAFETY: all-zero bytes are a valid value of this plain C structure.
         let mut settings: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: a valid place.
+        // SAFETY: the pointer is valid.
         assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut settings) }, 0);
         [settings.c_iflag, settings.c_oflag, settings.c_cflag, settings.c_lflag]
     }
@@ -111,8 +111,8 @@ mod tests {
         command.args(["--exact", test, "--nocapture"]).env(ROLE, "panics").env("TERM", "xterm");
         let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         drop(command);
-        // Beside it, as a terminal that is full takes no bytes. The end is an error: no process has the terminal any
-        // more.
+        // Read concurrently, since a full terminal accepts no bytes. The end is an error: no process has the terminal
+        // any more.
         let reader = std::thread::spawn(move || {
             let mut seen = Vec::new();
             let _ = master.read_to_end(&mut seen);

@@ -1,21 +1,21 @@
-//! What is shown: plain data, as JSON has it.
+//! The displayed data, as printed in JSON.
 
 use serde::Serialize;
 
-/// Everything at one time.
+/// A sample of all processes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct View {
-    /// Seconds between the two looks of which rates are made.
+    /// Seconds between the two samples of the rates.
     pub(super) interval_s: f64,
     pub(super) processes: Vec<Process>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Process {
-    /// 0 for a process of a PID namespace that is not seen here.
+    /// 0 for a process of an invisible PID namespace.
     pub(super) pid: u32,
     pub(super) name: String,
-    /// Why it has not said what it does.
+    /// Reason why it did not report its status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) cards: Vec<Card>,
@@ -30,13 +30,13 @@ pub(super) struct Card {
     pub(super) address: String,
     pub(super) link: &'static str,
     pub(super) gid: String,
-    /// It was occupied for so long that it could not say more.
+    /// True if it was too busy to report.
     pub(super) is_busy: bool,
     pub(super) sent: Traffic,
     pub(super) received: Traffic,
-    /// Refusals received because the peer had no receive.
+    /// Received RNR NAKs: the peer had no receive.
     pub(super) not_ready_refusals: u64,
-    /// Refusals received because a request was out of sequence.
+    /// Received NAKs for requests out of sequence.
     pub(super) sequence_refusals: u64,
     pub(super) faults_injected: u64,
     /// Findings of its checker.
@@ -45,7 +45,7 @@ pub(super) struct Card {
     pub(super) queue_pairs_left_out: u32,
 }
 
-/// Since the card began; rates where the card was there at the look before.
+/// Traffic since the card's start; rates if the previous sample has the card.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Traffic {
     pub(super) packets: u64,
@@ -60,9 +60,9 @@ pub(super) struct QueuePair {
     pub(super) transport: String,
     pub(super) state: String,
     pub(super) peer: Option<Peer>,
-    /// Work requests that the card has read and not completed.
+    /// Work requests read but not completed by the card.
     pub(super) outstanding_requests: u32,
-    /// Blocks of 64 bytes that were rung and are not completed.
+    /// 64-byte blocks announced but not completed.
     pub(super) outstanding_blocks: u32,
     pub(super) resends: u64,
     pub(super) wait: Option<Wait>,
@@ -73,7 +73,7 @@ pub(super) struct QueuePair {
 pub(super) struct Peer {
     /// `LID 0x5 queue pair 0x40`.
     pub(super) address: String,
-    /// The process that has the card, if one of this user on this host has.
+    /// The card's process, if it belongs to this user on this host.
     pub(super) pid: Option<u32>,
     pub(super) process: Option<String>,
 }
@@ -81,20 +81,20 @@ pub(super) struct Peer {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Stream {
     pub(super) number: u64,
-    /// Waits for completions that are posted on it and not met.
+    /// Unmet waits for completions.
     pub(super) waits: u32,
     pub(super) wait: Wait,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Wait {
-    /// What is waited for.
+    /// The awaited event.
     pub(super) what: String,
     pub(super) waited_ms: f64,
-    /// It may have waited for longer: it is only known since when it was seen.
+    /// True if the wait may be longer: its begin was not seen.
     pub(super) is_at_least: bool,
-    /// Queue pairs of the process that complete what is waited for.
+    /// The process's queue pairs that complete the wait.
     pub(super) queue_pairs: Vec<u32>,
-    /// Who has to do something.
+    /// The sides that must act.
     pub(super) peers: Vec<Peer>,
 }

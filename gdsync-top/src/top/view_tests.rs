@@ -1,4 +1,4 @@
-//! Views of answers that were made up, and the screen that shows them.
+//! Views of made-up answers, and the screen that shows them.
 
 use super::keys::Key;
 use super::sampler::Sampler;
@@ -39,7 +39,8 @@ fn wait(what: &str, mark: u64, time: Option<Duration>, queue_pairs: Vec<u32>) ->
     Wait { what: what.to_owned(), mark, time, queue_pairs }
 }
 
-/// Two processes, each with a card; a queue pair and a stream of the first wait for the second. After two seconds.
+/// Returns the view of two processes, each with a card, after two seconds; a queue pair and a stream of the first
+/// wait for the second.
 fn view(sampler: &mut Sampler, mark: u64) -> View {
     let mut last = View::default();
     for (at, packets) in [(10, 100), (12, 2100)] {
