@@ -130,7 +130,7 @@ const PROGRAM: &str = "program";
 /// Prefixes of the variables for the libraries under test.
 const OURS: [&str; 3] = ["GDSYNC_", "GDS_", "GDRCOPY_"];
 
-/// A built program or library, in a folder of its own.
+/// A built program or library, in a separate folder.
 #[derive(Debug)]
 pub struct Program {
     folder: Folder,

@@ -1,6 +1,8 @@
-//! Two hosts on one machine: network namespaces connected by a cable.
+//! Free ports, and two hosts on one machine: network namespaces connected by a cable.
 
+use std::net::TcpListener;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Two network namespaces, each with an end of a cable. Dropping removes both. Needs root, and `ip` (iproute2).
@@ -17,8 +19,8 @@ impl Namespaces {
     /// # Errors
     /// The missing permission or feature.
     pub fn new() -> Result<Self, String> {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        static NEXT: AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let names = ["a", "b"].map(|side| format!("gdsync-{side}-{}-{number}", std::process::id()));
         let made = Namespaces { names };
         let [a, b] = &made.names;
@@ -81,4 +83,17 @@ fn ip(arguments: &[&str]) -> Result<String, String> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Returns a TCP port that was just free, below Linux's ephemeral range (32768 to 60999): an outgoing connection
+/// could take one of those before the server binds it.
+pub fn free_port() -> u16 {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let at = std::process::id().wrapping_mul(257).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (at % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

@@ -2,13 +2,12 @@
 
 use crate::command;
 use crate::folder::Folder;
+pub use crate::networks::free_port;
 use crate::skipped_unless_required;
 use std::io::Read;
-use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time limit of a program: much longer than any takes, also on a busy machine.
@@ -133,19 +132,6 @@ impl Drop for Running {
 /// Runs a program to its end.
 pub fn run(command: Command) -> Ended {
     Running::start(command).end()
-}
-
-/// Returns a TCP port that was just free, below Linux's ephemeral range (32768 to 60999): an outgoing connection
-/// could take one of those before the server binds it.
-pub fn free_port() -> u16 {
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let at = std::process::id().wrapping_mul(257).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (at % 20_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// Waits until a program listens on a TCP port, or none does any more, without connecting: the tools take the first
