@@ -1,8 +1,10 @@
 //! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to 2.6.
 //!
-//! Sources: gdrcopy's header `gdrdrv.h`, whose field names are used here, and the module's code.
+//! Sources: gdrcopy's header `gdrdrv.h`, whose field names are used here, and the module's code. Fields are inputs
+//! unless marked as outputs. A request `NAME` is the header's `GDRDRV_IOC_NAME`, its structure
+//! `struct GDRDRV_IOC_NAME_PARAMS`.
 
-#![allow(missing_docs, reason = "paddings say what they are by their names")]
+#![allow(missing_docs, reason = "items without a line have the header's name")]
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -36,23 +38,14 @@ pub(crate) const fn read_write(kind: u32, number: u32, size: u32) -> u64 {
     (3 << 30 | size << 16 | kind << 8 | number) as u64
 }
 
-/// `GDRDRV_IOC_PIN_BUFFER`.
 pub const PIN_BUFFER: u64 = read_write(TYPE, 1, size_of::<PinBuffer>() as u32);
-/// `GDRDRV_IOC_UNPIN_BUFFER`.
 pub const UNPIN_BUFFER: u64 = read_write(TYPE, 2, POINTER);
-/// `GDRDRV_IOC_GET_CB_FLAG`.
 pub const GET_CB_FLAG: u64 = read_write(TYPE, 3, POINTER);
-/// `GDRDRV_IOC_GET_INFO`.
 pub const GET_INFO: u64 = read_write(TYPE, 4, POINTER);
-/// `GDRDRV_IOC_GET_INFO_V2`.
 pub const GET_INFO_V2: u64 = read_write(TYPE, 5, POINTER);
-/// `GDRDRV_IOC_GET_ATTR`.
 pub const GET_ATTR: u64 = read_write(TYPE, 6, size_of::<GetAttr>() as u32);
-/// `GDRDRV_IOC_PIN_BUFFER_V2`.
 pub const PIN_BUFFER_V2: u64 = read_write(TYPE, 7, size_of::<PinBufferV2>() as u32);
-/// `GDRDRV_IOC_REQ_MAPPING_TYPE`.
 pub const REQ_MAPPING_TYPE: u64 = read_write(TYPE, 8, POINTER);
-/// `GDRDRV_IOC_GET_VERSION`.
 pub const GET_VERSION: u64 = read_write(TYPE, 255, POINTER);
 
 /// `gdr_mr_type_t`: not mapped; in a request: the module's default.
@@ -79,39 +72,31 @@ macro_rules! parameters {
 pub(crate) use parameters;
 
 parameters! {
-    /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Modules that map persistently reject tokens other than 0.
+    /// Modules that map persistently reject tokens other than 0.
     PinBuffer {
-        /// In: GPU address; a multiple of [`GPU_PAGE`] if it will be mapped.
+        /// GPU address; a multiple of [`GPU_PAGE`] if it will be mapped.
         addr: u64,
-        /// In: bytes.
         size: u64,
-        /// In: 0.
+        /// 0, like `va_space`.
         p2p_token: u64,
-        /// In: 0.
         va_space: u32,
         pad: u32,
         /// Out: handle of the pinned memory, and the page offset for `mmap`.
         handle: u64,
     }
 
-    /// `struct GDRDRV_IOC_UNPIN_BUFFER_PARAMS`.
     UnpinBuffer {
-        /// In.
         handle: u64,
     }
 
-    /// `struct GDRDRV_IOC_GET_CB_FLAG_PARAMS`.
     GetCbFlag {
-        /// In.
         handle: u64,
         /// Out: not 0 if the memory was freed while mapped.
         flag: u32,
         pad: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_INFO_PARAMS`.
     GetInfo {
-        /// In.
         handle: u64,
         /// Out: first GPU address pinned.
         va: u64,
@@ -129,9 +114,7 @@ parameters! {
         wc_mapping: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_INFO_V2_PARAMS`.
     GetInfoV2 {
-        /// In.
         handle: u64,
         /// Out: first GPU address pinned.
         va: u64,
@@ -148,37 +131,31 @@ parameters! {
         pad: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_ATTR_PARAMS`.
     GetAttr {
-        /// In: an `ATTR_` constant.
+        /// An `ATTR_` constant.
         attr: u32,
         /// Out.
         val: u32,
     }
 
-    /// `struct GDRDRV_IOC_PIN_BUFFER_V2_PARAMS`.
     PinBufferV2 {
-        /// In: GPU address; a multiple of [`GPU_PAGE`] if it will be mapped.
+        /// GPU address; a multiple of [`GPU_PAGE`] if it will be mapped.
         addr: u64,
-        /// In: bytes.
         size: u64,
-        /// In: 0, or 1 to use the BAR even if the GPU has a coherent link.
+        /// 0, or 1 to use the BAR even if the GPU has a coherent link.
         flags: u32,
         pad: u32,
         /// Out: as in [`PinBuffer`].
         handle: u64,
     }
 
-    /// `struct GDRDRV_IOC_REQ_MAPPING_TYPE_PARAMS`.
     ReqMappingType {
-        /// In.
         handle: u64,
-        /// In: one of the `MR_` constants.
+        /// One of the `MR_` constants.
         mapping_type: u32,
         pad: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_VERSION_PARAMS`.
     GetVersion {
         /// Out: the module's protocol version.
         gdrdrv_version: u32,

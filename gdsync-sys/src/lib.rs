@@ -17,21 +17,20 @@ pub mod contain;
 #[deny(unsafe_code)]
 pub mod gdrdrv;
 pub mod host;
-pub mod local;
 #[deny(unsafe_code)]
 pub mod mlx5dv;
 #[deny(unsafe_code)]
 pub mod nvrm;
-pub mod pause;
+pub mod policy;
 #[deny(unsafe_code)]
 pub mod prm;
 pub mod shared;
 pub mod system;
 pub mod thread;
 pub mod verbs;
-pub mod wake;
 
 pub use api::VerbsApi;
+pub use policy::{local, pause, wake};
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

@@ -2,7 +2,9 @@
 //!
 //! Sources: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`, `ctrl0000unix.h` and `cl0080.h` of the open kernel
 //! modules. The interface is not stable; it is verified with driver 580. Structures and fields are named by purpose,
-//! with the header's name beside where it differs.
+//! with the header's name where it differs: `client` is its `hClient` or `hRoot`, `parent` its `hObjectParent`,
+//! `device` its `hDevice`, `memory` its `hMemory`. Fields are inputs unless marked as outputs; `status` is an output.
+//! Requests are the header's `NV_ESC_RM_*`.
 
 #![allow(missing_docs, reason = "fields without a line have the header's name")]
 
@@ -15,15 +17,10 @@ pub const CONTROL_PATH: &str = "/dev/nvidiactl";
 /// `NV_IOCTL_MAGIC`.
 const TYPE: u32 = b'F' as u32;
 
-/// `NV_ESC_RM_FREE`.
 pub const FREE: u64 = read_write(TYPE, 0x29, size_of::<Free>() as u32);
-/// `NV_ESC_RM_CONTROL`.
 pub const CONTROL: u64 = read_write(TYPE, 0x2a, size_of::<Control>() as u32);
-/// `NV_ESC_RM_ALLOC`.
 pub const ALLOC: u64 = read_write(TYPE, 0x2b, size_of::<Alloc>() as u32);
-/// `NV_ESC_RM_MAP_MEMORY`.
 pub const MAP_MEMORY: u64 = read_write(TYPE, 0x4e, size_of::<MapMemory>() as u32);
-/// `NV_ESC_RM_UNMAP_MEMORY`.
 pub const UNMAP_MEMORY: u64 = read_write(TYPE, 0x4f, size_of::<UnmapMemory>() as u32);
 /// `NV_ESC_REGISTER_FD`: allows requests to the control file to name a GPU's file.
 pub const REGISTER_FD: u64 = read_write(TYPE, 201, size_of::<RegisterFd>() as u32);
@@ -78,11 +75,9 @@ parameters! {
     Alloc {
         /// `hRoot`: the client; 0 to create one.
         client: u32,
-        /// `hObjectParent`.
         parent: u32,
         /// `hObjectNew`, in and out: for 0 the resource manager chooses one.
         object: u32,
-        /// `hClass`.
         class: u32,
         /// `pAllocParms`.
         params: u64,
@@ -91,52 +86,41 @@ parameters! {
         /// `paramsSize`; 0 means the size of the class.
         params_size: u32,
         flags: u32,
-        /// `status`, out.
         status: u32,
         pad: u32,
     }
 
     /// `NVOS00_PARAMETERS`: frees an object and its descendants.
     Free {
-        /// `hRoot`.
         client: u32,
-        /// `hObjectParent`.
         parent: u32,
         /// `hObjectOld`.
         object: u32,
-        /// `status`, out.
         status: u32,
     }
 
     /// `NVOS54_PARAMETERS`: a command to an object.
     Control {
-        /// `hClient`.
         client: u32,
         /// `hObject`.
         object: u32,
         cmd: u32,
         flags: u32,
         params: u64,
-        /// `paramsSize`.
         params_size: u32,
-        /// `status`, out.
         status: u32,
     }
 
     /// `nv_ioctl_nvos33_parameters_with_fd`: makes a file mappable by one `mmap` at offset 0 of exactly this length.
     MapMemory {
-        /// `hClient`.
         client: u32,
-        /// `hDevice`.
         device: u32,
-        /// `hMemory`.
         memory: u32,
         pad: u32,
         offset: u64,
         length: u64,
         /// `pLinearAddress`, out: identifies the mapping for [`UnmapMemory`].
         address: u64,
-        /// `status`, out.
         status: u32,
         /// `flags`: 0 for read and write.
         flags: u32,
@@ -147,16 +131,12 @@ parameters! {
 
     /// `NVOS34_PARAMETERS`.
     UnmapMemory {
-        /// `hClient`.
         client: u32,
-        /// `hDevice`.
         device: u32,
-        /// `hMemory`.
         memory: u32,
         pad: u32,
         /// `pLinearAddress` of [`MapMemory`].
         address: u64,
-        /// `status`, out.
         status: u32,
         flags: u32,
     }
@@ -165,21 +145,16 @@ parameters! {
     DeviceParams {
         /// `deviceId`: instance.
         device_id: u32,
-        /// `hClientShare`.
         client_share: u32,
-        /// `hTargetClient`.
         target_client: u32,
-        /// `hTargetDevice`.
         target_device: u32,
         flags: u32,
         pad: u32,
-        /// `vaSpaceSize`.
         va_space_size: u64,
         /// `vaStartInternal`.
         va_start: u64,
         /// `vaLimitInternal`.
         va_limit: u64,
-        /// `vaMode`.
         va_mode: u32,
         pad2: u32,
     }

@@ -2,10 +2,12 @@
 //!
 //! Loads only read (`readonly`); the compiler must assume that every other block changes any memory.
 
-use super::copy::LINE;
-use super::fenced::fenced;
+use super::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
+
+/// Bytes of a line of [`move_lines`].
+pub(super) const LINE: usize = 64;
 
 /// Defines a load and a store of one word. The processor loads ordinary memory from any address.
 macro_rules! word {
@@ -151,7 +153,6 @@ compare_exchange!(
 /// comes first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
-    const _: () = assert!(LINE == 64);
     // SAFETY: the caller's. `ldp` and `stp` access a pair of 64-bit registers as two words.
     unsafe {
         asm!(

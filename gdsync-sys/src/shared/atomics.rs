@@ -1,8 +1,10 @@
 //! Accesses by `std`'s atomics, where assembly is not usable: Miri, sanitizers, fuzzers, and other processors.
 
-use super::copy::LINE;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Bytes of a line of [`move_lines`].
+pub(super) const LINE: usize = 64;
 
 /// Defines a load and a store of one word.
 macro_rules! word {

@@ -3,8 +3,6 @@
 use super::access;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Bytes per iteration of the inner loop.
-pub(super) const LINE: usize = 64;
 /// The widest store of the inner loop.
 const VECTOR: usize = 16;
 /// The widest single word.
@@ -105,15 +103,15 @@ pub unsafe fn store_word(to: *mut u8, from: *const u8, size: usize) {
 unsafe fn copy_up(to: *mut u8, from: *const u8, len: usize) {
     // Whole lines use wide loads: if the source is a WQE in GPU memory, each load costs a round trip on the bus.
     let head = to.align_offset(VECTOR);
-    let head = if len.saturating_sub(head) < LINE { len } else { head };
-    let lines = (len - head) / LINE;
+    let head = if len.saturating_sub(head) < access::LINE { len } else { head };
+    let lines = (len - head) / access::LINE;
     // SAFETY: the caller's: the parts make up the whole range, and the target of the lines is aligned.
     unsafe {
         words_up(to, from, 0, head);
         if lines > 0 {
             access::move_lines(to.add(head), from.add(head), lines);
         }
-        words_up(to, from, head + lines * LINE, len);
+        words_up(to, from, head + lines * access::LINE, len);
     }
 }
 

@@ -35,8 +35,6 @@ mod aarch64;
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, fuzzing, gdsync_sanitize))]
 mod atomics;
 mod copy;
-#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, fuzzing, gdsync_sanitize))))]
-mod fenced;
 #[cfg(all(target_arch = "x86_64", not(any(miri, fuzzing, gdsync_sanitize))))]
 mod x86_64;
 
@@ -68,6 +66,26 @@ fn of_store(order: Ordering) -> Ordering {
         Ordering::Relaxed | Ordering::SeqCst => order,
         _ => Ordering::Release,
     }
+}
+
+/// Performs an access between the fences of its ordering.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, fuzzing, gdsync_sanitize))))]
+#[inline(always)]
+fn fenced<T>(order: Ordering, access: impl FnOnce() -> T) -> T {
+    use std::sync::atomic::fence;
+
+    match order {
+        Ordering::Release | Ordering::AcqRel => fence(Ordering::Release),
+        Ordering::SeqCst => fence(Ordering::SeqCst),
+        _ => {}
+    }
+    let result = access();
+    match order {
+        Ordering::Acquire | Ordering::AcqRel => fence(Ordering::Acquire),
+        Ordering::SeqCst => fence(Ordering::SeqCst),
+        _ => {}
+    }
+    result
 }
 
 macro_rules! shared {

@@ -2,10 +2,12 @@
 //!
 //! Loads only read (`readonly`); the compiler must assume that every other block changes any memory.
 
-use super::copy::LINE;
-use super::fenced::fenced;
+use super::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
+
+/// Bytes of a line of [`move_lines`].
+pub(super) const LINE: usize = 64;
 
 /// Defines a load and a store of one word. The processor loads from any address.
 macro_rules! word {
@@ -126,7 +128,6 @@ fn weaker(order: Ordering) -> Ordering {
 /// comes first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
-    const _: () = assert!(LINE == 64);
     // SAFETY: the caller's; the processor has the instructions.
     unsafe {
         if std::arch::is_x86_feature_detected!("avx") {

@@ -317,7 +317,6 @@ fn every_declaration_is_compared() {
         include_str!("../../src/verbs.rs"),
         include_str!("../../src/verbs/constants.rs"),
         include_str!("../../src/verbs/device.rs"),
-        include_str!("../../src/verbs/domain.rs"),
         include_str!("../../src/verbs/post.rs"),
         include_str!("../../src/mlx5dv.rs")
     );

@@ -1,6 +1,6 @@
 //! Waiting for memory that another thread, a card or a process writes, without occupying a core.
 
-use crate::wake::{self, Helper};
+use super::wake::{self, Helper};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -31,23 +31,23 @@ use std::time::{Duration, Instant};
 pub struct Pause {
     started: Instant,
     spins: u32,
-    nap: Duration,
+    interval: Duration,
 }
 
-const SHORTEST_NAP: Duration = Duration::from_micros(20);
-const LONGEST_NAP: Duration = Duration::from_micros(500);
+const MIN_INTERVAL: Duration = Duration::from_micros(20);
+const MAX_INTERVAL: Duration = Duration::from_micros(500);
 /// Threads of a process that may sleep at the same time without prolonging each other's intervals.
-const FEW: u32 = 8;
+const UNSCALED_SLEEPERS: u32 = 8;
 /// Longest interval, however many threads sleep.
-const LONGEST_OF_MANY: Duration = Duration::from_millis(32);
+const MAX_SCALED_INTERVAL: Duration = Duration::from_millis(32);
 /// Longest time for which a waiting thread does a card's work before it sleeps.
-const HELP_TIME: Duration = Duration::from_micros(100);
+const CARD_WORK_TIME: Duration = Duration::from_micros(100);
 
 impl Pause {
     /// Begins the wait.
     #[expect(clippy::new_without_default, reason = "it reads the clock")]
     pub fn new() -> Self {
-        Pause { started: Instant::now(), spins: 0, nap: SHORTEST_NAP }
+        Pause { started: Instant::now(), spins: 0, interval: MIN_INTERVAL }
     }
 
     /// Returns the time since the wait began.
@@ -57,10 +57,10 @@ impl Pause {
 
     /// Spins once or sleeps; called between two checks of the memory.
     pub fn pause(&mut self) {
-        if !self.spins() {
-            let napping = Napping::begin();
-            std::thread::sleep(napping.length(self.nap));
-            self.napped();
+        if !self.should_spin() {
+            let sleeper = Sleeper::begin();
+            std::thread::sleep(sleeper.length(self.interval));
+            self.slept();
         }
     }
 
@@ -76,8 +76,8 @@ impl Pause {
     ) -> bool {
         if let Some(helper) = helper {
             let elapsed = self.started.elapsed();
-            if elapsed < HELP_TIME && helper.serve() {
-                if elapsed > spin_time() {
+            if elapsed < CARD_WORK_TIME && helper.serve() {
+                if elapsed > spin_limit() {
                     // With few cores, the writer may wait for this one.
                     std::thread::yield_now();
                 }
@@ -85,67 +85,71 @@ impl Pause {
             }
             helper.leave();
         }
-        if self.spins() {
+        if self.should_spin() {
             return false;
         }
-        let napping = Napping::begin();
-        let found = wake::rest(address, napping.length(self.nap), is_there);
-        self.napped();
+        let sleeper = Sleeper::begin();
+        let found = wake::rest(address, sleeper.length(self.interval), is_there);
+        self.slept();
         found
     }
 
     /// Returns true if it is too early to sleep.
-    fn spins(&mut self) -> bool {
+    fn should_spin(&mut self) -> bool {
         self.spins = self.spins.wrapping_add(1);
         // Reading the clock costs more than a check of the memory, so only every 32nd call reads it.
         if !self.spins.is_multiple_of(32) {
             std::hint::spin_loop();
             return true;
         }
-        self.started.elapsed() < spin_time()
+        self.started.elapsed() < spin_limit()
     }
 
-    fn napped(&mut self) {
+    fn slept(&mut self) {
         self.spins = u32::MAX - (u32::MAX % 32) - 1;
-        if self.started.elapsed() > self.nap * 20 {
-            self.nap = (self.nap * 2).min(LONGEST_NAP);
+        if self.started.elapsed() > self.interval * 20 {
+            self.interval = (self.interval * 2).min(MAX_INTERVAL);
         }
     }
 }
 
 /// Sleeping threads of this process.
-static NAPPING: AtomicU32 = AtomicU32::new(0);
+static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 
 /// A registration of a sleeping thread.
-struct Napping {
+struct Sleeper {
     /// Sleeping threads, including this one.
     threads: u32,
 }
 
-impl Napping {
+impl Sleeper {
     fn begin() -> Self {
         // Relaxed: the number only affects a length of time.
-        Napping { threads: NAPPING.fetch_add(1, Ordering::Relaxed) + 1 }
+        Sleeper { threads: SLEEPERS.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    fn length(&self, nap: Duration) -> Duration {
-        if self.threads <= FEW { nap } else { (nap * self.threads / FEW).min(LONGEST_OF_MANY) }
+    fn length(&self, interval: Duration) -> Duration {
+        if self.threads <= UNSCALED_SLEEPERS {
+            interval
+        } else {
+            (interval * self.threads / UNSCALED_SLEEPERS).min(MAX_SCALED_INTERVAL)
+        }
     }
 }
 
-impl Drop for Napping {
+impl Drop for Sleeper {
     fn drop(&mut self) {
-        NAPPING.fetch_sub(1, Ordering::Relaxed);
+        SLEEPERS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Queries the number of cores, which is then kept for the life of the process, so that no wait has to: the query
 /// reads files and allocates.
 pub fn prepare() {
-    spin_time();
+    spin_limit();
 }
 
-fn spin_time() -> Duration {
+fn spin_limit() -> Duration {
     static TIME: OnceLock<Duration> = OnceLock::new();
     *TIME.get_or_init(|| {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -169,30 +173,32 @@ mod tests {
         while pause.elapsed() < Duration::from_millis(40) {
             pause.pause();
         }
-        assert!(pause.nap > SHORTEST_NAP && pause.nap <= LONGEST_NAP);
+        assert!(pause.interval > MIN_INTERVAL && pause.interval <= MAX_INTERVAL);
     }
 
     #[test]
     fn many_threads_nap_longer_and_wake_no_more_often_together() {
         let length = |threads| {
             // No thread sleeps for this value: the count must not change.
-            std::mem::ManuallyDrop::new(Napping { threads }).length(LONGEST_NAP)
+            std::mem::ManuallyDrop::new(Sleeper { threads }).length(MAX_INTERVAL)
         };
-        assert!((1..=FEW).all(|threads| length(threads) == LONGEST_NAP));
+        assert!((1..=UNSCALED_SLEEPERS).all(|threads| length(threads) == MAX_INTERVAL));
         let often = |threads: u32| f64::from(threads) / length(threads).as_secs_f64();
-        assert!((FEW + 1..=512).all(|threads| often(threads) <= often(FEW) * 1.001));
-        assert!((FEW..5000).all(|threads| length(threads) <= length(threads + 1)));
-        assert_eq!((length(512), length(5000)), (LONGEST_OF_MANY, LONGEST_OF_MANY));
+        assert!(
+            (UNSCALED_SLEEPERS + 1..=512).all(|threads| often(threads) <= often(UNSCALED_SLEEPERS) * 1.001)
+        );
+        assert!((UNSCALED_SLEEPERS..5000).all(|threads| length(threads) <= length(threads + 1)));
+        assert_eq!((length(512), length(5000)), (MAX_SCALED_INTERVAL, MAX_SCALED_INTERVAL));
     }
 
     #[test]
     fn a_nap_that_has_ended_is_not_counted() {
         let before = {
-            let napping = Napping::begin();
-            assert_ne!(NAPPING.load(Ordering::Relaxed), 0);
-            napping.threads
+            let sleeper = Sleeper::begin();
+            assert_ne!(SLEEPERS.load(Ordering::Relaxed), 0);
+            sleeper.threads
         };
         // Other tests sleep concurrently, each on one thread.
-        assert!((0..10_000).all(|_| Napping::begin().threads < before + 1000));
+        assert!((0..10_000).all(|_| Sleeper::begin().threads < before + 1000));
     }
 }

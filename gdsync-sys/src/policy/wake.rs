@@ -39,54 +39,58 @@ pub struct Bell {
 /// Most bells: one for each copy of the software card in the process.
 const BELLS: usize = 4;
 /// Buckets of sleeping threads. A power of two.
-const PLACES: usize = 4096;
+const BUCKETS: usize = 4096;
 /// Buckets of a group. Groups count their sleepers, so that a write of many lines need not check every bucket.
-const GROUP: usize = 64;
-const GROUPS: usize = PLACES / GROUP;
+const GROUP_BUCKETS: usize = 64;
+const GROUPS: usize = BUCKETS / GROUP_BUCKETS;
 /// Log2 of the bytes that map to one bucket: a cache line, and a completion entry.
-const LINE_SHIFT: usize = 6;
+const LOG_LINE: usize = 6;
 /// Stored instead of an address: the bucket's threads sleep on several words.
-const SEVERAL: usize = 0;
+const SEVERAL_WORDS: usize = 0;
 
 /// Threads that sleep on words of some cache lines.
 #[repr(C, align(64))]
-struct Place {
-    resting: AtomicU32,
+struct Bucket {
+    sleepers: AtomicU32,
     /// Incremented by every reported write; a futex.
-    turn: AtomicU32,
-    /// The word that they sleep on, or [`SEVERAL`].
-    beside: AtomicUsize,
+    generation: AtomicU32,
+    /// The word that they sleep on, or [`SEVERAL_WORDS`].
+    address: AtomicUsize,
 }
 
-impl Place {
-    const fn new() -> Place {
-        Place { resting: AtomicU32::new(0), turn: AtomicU32::new(0), beside: AtomicUsize::new(SEVERAL) }
+impl Bucket {
+    const fn new() -> Bucket {
+        Bucket {
+            sleepers: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            address: AtomicUsize::new(SEVERAL_WORDS),
+        }
     }
 
     /// Registers a sleeping thread.
     fn enter(&self, address: usize) {
-        let others = self.resting.fetch_add(1, Ordering::AcqRel);
-        if others == 0 || self.beside.load(Ordering::Relaxed) != address {
-            self.beside.store(if others == 0 { address } else { SEVERAL }, Ordering::Release);
+        let others = self.sleepers.fetch_add(1, Ordering::AcqRel);
+        if others == 0 || self.address.load(Ordering::Relaxed) != address {
+            self.address.store(if others == 0 { address } else { SEVERAL_WORDS }, Ordering::Release);
         }
     }
 
     /// If two threads enter and leave at the same time, the address of one of them may remain: the other thread then
     /// sleeps until its time-out.
     fn leave(&self) {
-        self.resting.fetch_sub(1, Ordering::AcqRel);
+        self.sleepers.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Wakes the threads that sleep on a word of the range. A write to other words of the same lines, such as the
     /// completion entries before the awaited one, wakes nobody.
     fn wrote(&self, first: usize, last: usize) {
-        if self.resting.load(Ordering::Acquire) == 0 {
+        if self.sleepers.load(Ordering::Acquire) == 0 {
             return;
         }
-        let beside = self.beside.load(Ordering::Relaxed);
-        if beside == SEVERAL || (first..=last).contains(&beside) {
-            self.turn.fetch_add(1, Ordering::Release);
-            futex::wake(&self.turn);
+        let address = self.address.load(Ordering::Relaxed);
+        if address == SEVERAL_WORDS || (first..=last).contains(&address) {
+            self.generation.fetch_add(1, Ordering::Release);
+            futex::wake(&self.generation);
         }
     }
 }
@@ -95,12 +99,12 @@ impl Place {
 #[repr(C)]
 pub struct Table {
     bells: [AtomicPtr<Bell>; BELLS],
-    cards_resting: AtomicU32,
+    sleeping_cards: AtomicU32,
     /// Sleepers of all buckets.
-    resting: AtomicU32,
+    sleepers: AtomicU32,
     /// Sleepers of each group.
     groups: [AtomicU32; GROUPS],
-    places: [Place; PLACES],
+    buckets: [Bucket; BUCKETS],
 }
 
 impl Table {
@@ -109,17 +113,17 @@ impl Table {
     pub const fn new() -> Table {
         Table {
             bells: [const { AtomicPtr::new(std::ptr::null_mut()) }; BELLS],
-            cards_resting: AtomicU32::new(0),
-            resting: AtomicU32::new(0),
+            sleeping_cards: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
             groups: [const { AtomicU32::new(0) }; GROUPS],
-            places: [const { Place::new() }; PLACES],
+            buckets: [const { Bucket::new() }; BUCKETS],
         }
     }
 
     /// Returns the index of a line's bucket.
-    fn place_of(line: usize) -> usize {
+    fn bucket_of(line: usize) -> usize {
         // Fibonacci hashing spreads the lines of a ring over different buckets.
-        line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - PLACES.ilog2())
+        line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - BUCKETS.ilog2())
     }
 
     fn bells(&self) -> impl Iterator<Item = &'static Bell> {
@@ -139,52 +143,52 @@ impl Table {
     fn wrote(&self, address: usize, len: usize) {
         // Orders the write before the check for sleepers. The other half is in `rest`.
         fence(Ordering::SeqCst);
-        if self.resting.load(Ordering::Relaxed) == 0 || len == 0 {
+        if self.sleepers.load(Ordering::Relaxed) == 0 || len == 0 {
             return;
         }
         let (first, last) = (address, address + (len - 1));
-        let lines = first >> LINE_SHIFT..=last >> LINE_SHIFT;
+        let lines = first >> LOG_LINE..=last >> LOG_LINE;
         if lines.end() - lines.start() >= GROUPS {
-            let groups = self.groups.iter().zip(self.places.chunks(GROUP));
-            let resting = groups.filter(|(resting, _)| resting.load(Ordering::Relaxed) != 0);
-            resting.flat_map(|(_, places)| places).for_each(|place| place.wrote(first, last));
+            let groups = self.groups.iter().zip(self.buckets.chunks(GROUP_BUCKETS));
+            let occupied = groups.filter(|(sleepers, _)| sleepers.load(Ordering::Relaxed) != 0);
+            occupied.flat_map(|(_, buckets)| buckets).for_each(|bucket| bucket.wrote(first, last));
         } else {
-            lines.for_each(|line| self.places[Self::place_of(line)].wrote(first, last));
+            lines.for_each(|line| self.buckets[Self::bucket_of(line)].wrote(first, last));
         }
     }
 
-    fn rest(&self, address: usize, longest: Duration, is_there: impl FnOnce() -> bool) -> bool {
-        let at = Self::place_of(address >> LINE_SHIFT);
-        let (place, group) = (&self.places[at], &self.groups[at / GROUP]);
-        self.resting.fetch_add(1, Ordering::Relaxed);
+    fn rest(&self, address: usize, timeout: Duration, is_there: impl FnOnce() -> bool) -> bool {
+        let at = Self::bucket_of(address >> LOG_LINE);
+        let (bucket, group) = (&self.buckets[at], &self.groups[at / GROUP_BUCKETS]);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
         group.fetch_add(1, Ordering::Relaxed);
-        place.enter(address);
-        let turn = place.turn.load(Ordering::Acquire);
+        bucket.enter(address);
+        let generation = bucket.generation.load(Ordering::Acquire);
         // Either this check sees the write, or the writer sees this thread registered: the writer's fence is between
         // its write and its check, this fence is between the registration and this check. If the writer has
         // incremented the generation since it was read, the futex does not sleep.
         fence(Ordering::SeqCst);
         let found = is_there();
         if !found {
-            futex::wait(&place.turn, turn, longest);
+            futex::wait(&bucket.generation, generation, timeout);
         }
-        place.leave();
+        bucket.leave();
         group.fetch_sub(1, Ordering::Relaxed);
-        self.resting.fetch_sub(1, Ordering::Relaxed);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
         found
     }
 }
 
-static OWN: Table = Table::new();
+static LOCAL: Table = Table::new();
 
 /// The table that [`rung`] uses: this copy's own until [`find`] has looked for an exported one.
-static CURRENT: AtomicPtr<Table> = AtomicPtr::new((&raw const OWN).cast_mut());
+static CURRENT: AtomicPtr<Table> = AtomicPtr::new((&raw const LOCAL).cast_mut());
 
 /// Returns the table of this process.
 fn table() -> &'static Table {
     static FOUND: OnceLock<&'static Table> = OnceLock::new();
     FOUND.get_or_init(|| {
-        let found = exported().unwrap_or(&OWN);
+        let found = exported().unwrap_or(&LOCAL);
         CURRENT.store(std::ptr::from_ref(found).cast_mut(), Ordering::Release);
         found
     })
@@ -217,7 +221,7 @@ fn exported() -> Option<&'static Table> {
 pub fn rung(address: usize, lends_itself: bool) {
     // SAFETY: a static of this library, or of the one that exports the table (`exported`).
     let table = unsafe { &*CURRENT.load(Ordering::Acquire) };
-    if lends_itself || table.cards_resting.load(Ordering::Relaxed) != 0 {
+    if lends_itself || table.sleeping_cards.load(Ordering::Relaxed) != 0 {
         table.bells().for_each(|bell| (bell.rung)(address, lends_itself));
     }
 }
@@ -268,11 +272,11 @@ pub fn add_bell(bell: &'static Bell) -> bool {
 
 /// Reports that a card's thread goes to sleep (`true`), or has woken up (`false`).
 pub fn card_rests(rests: bool) {
-    let resting = &table().cards_resting;
+    let sleeping = &table().sleeping_cards;
     if rests {
-        resting.fetch_add(1, Ordering::SeqCst)
+        sleeping.fetch_add(1, Ordering::SeqCst)
     } else {
-        resting.fetch_sub(1, Ordering::SeqCst)
+        sleeping.fetch_sub(1, Ordering::SeqCst)
     };
 }
 
@@ -282,23 +286,23 @@ pub fn wrote(address: usize, len: usize) {
     table().wrote(address, len);
 }
 
-/// Sleeps until a card of this process writes to `address`, but at most `longest`. Does not sleep if `is_there`,
+/// Sleeps until a card of this process writes to `address`, but at most `timeout`. Does not sleep if `is_there`,
 /// which checks the memory once more, returns true. Returns the result of `is_there`.
 ///
 /// May return early without a reason, like [`std::thread::park`].
-pub fn rest(address: usize, longest: Duration, is_there: impl FnOnce() -> bool) -> bool {
-    table().rest(address, longest, is_there)
+pub fn rest(address: usize, timeout: Duration, is_there: impl FnOnce() -> bool) -> bool {
+    table().rest(address, timeout, is_there)
 }
 
 mod futex {
     use std::sync::atomic::AtomicU32;
     use std::time::Duration;
 
-    /// Sleeps while the word is `value`, but at most `longest`.
-    pub(super) fn wait(word: &AtomicU32, value: u32, longest: Duration) {
+    /// Sleeps while the word is `value`, but at most `timeout`.
+    pub(super) fn wait(word: &AtomicU32, value: u32, timeout: Duration) {
         let time = libc::timespec {
-            tv_sec: longest.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-            tv_nsec: longest.subsec_nanos().into(),
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
         };
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the word outlives the call, and the time is valid. Whatever ends the sleep, the caller re-checks.
@@ -321,12 +325,12 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    /// Sleeps on `beside` while the calling thread repeats `wake`. Returns true if a wake-up ended the sleep.
-    fn woken(table: &Table, beside: usize, wake: impl Fn()) -> bool {
+    /// Sleeps on `address` while the calling thread repeats `wake`. Returns true if a wake-up ended the sleep.
+    fn woken(table: &Table, address: usize, wake: impl Fn()) -> bool {
         let (ended, started) = (AtomicBool::new(false), Instant::now());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                table.rest(beside, LONG, || false);
+                table.rest(address, LONG, || false);
                 ended.store(true, Ordering::Release);
             });
             while !ended.load(Ordering::Acquire) && started.elapsed() < LONG {
@@ -334,7 +338,7 @@ mod tests {
                 std::thread::yield_now();
             }
         });
-        assert_eq!(table.resting.load(Ordering::Relaxed), 0);
+        assert_eq!(table.sleepers.load(Ordering::Relaxed), 0);
         assert!(table.groups.iter().all(|group| group.load(Ordering::Relaxed) == 0));
         started.elapsed() < LONG
     }
@@ -354,37 +358,37 @@ mod tests {
     #[test]
     fn threads_that_share_a_place_all_wake() {
         let table = Table::new();
-        let place = &table.places[Table::place_of(0x1000 >> LINE_SHIFT)];
-        place.enter(0x1008);
-        place.enter(0x1010);
+        let bucket = &table.buckets[Table::bucket_of(0x1000 >> LOG_LINE)];
+        bucket.enter(0x1008);
+        bucket.enter(0x1010);
         assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)), "beside others");
-        place.leave();
+        bucket.leave();
         assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)));
-        place.leave();
+        bucket.leave();
         assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)), "alone again");
     }
 
     #[test]
     fn what_is_written_elsewhere_wakes_no_thread() {
         let table = Table::new();
-        let at = Table::place_of(0x1000 >> LINE_SHIFT);
-        let place = &table.places[at];
-        table.resting.fetch_add(1, Ordering::Relaxed);
-        table.groups[at / GROUP].fetch_add(1, Ordering::Relaxed);
-        place.enter(0x1008);
-        let turn = || place.turn.load(Ordering::Relaxed);
-        let before = turn();
+        let at = Table::bucket_of(0x1000 >> LOG_LINE);
+        let bucket = &table.buckets[at];
+        table.sleepers.fetch_add(1, Ordering::Relaxed);
+        table.groups[at / GROUP_BUCKETS].fetch_add(1, Ordering::Relaxed);
+        bucket.enter(0x1008);
+        let generation = || bucket.generation.load(Ordering::Relaxed);
+        let before = generation();
         table.wrote(0x1000, 8);
         table.wrote(0x1009, 100_000);
         table.wrote(0, 0x1008);
-        assert_eq!(turn(), before);
+        assert_eq!(generation(), before);
         table.wrote(0x1000, 9);
-        assert_ne!(turn(), before);
+        assert_ne!(generation(), before);
         // More lines than there are groups.
-        let before = turn();
+        let before = generation();
         table.wrote(0x1000, 100_000);
-        assert_ne!(turn(), before);
-        place.leave();
+        assert_ne!(generation(), before);
+        bucket.leave();
     }
 
     #[test]
@@ -398,7 +402,7 @@ mod tests {
             false
         }));
         table.wrote(0x1000, 0);
-        assert_eq!(table.resting.load(Ordering::Relaxed), 0);
+        assert_eq!(table.sleepers.load(Ordering::Relaxed), 0);
     }
 
     extern "C" fn rung(_: usize, _: bool) {}
@@ -409,14 +413,14 @@ mod tests {
 
     #[test]
     fn a_bell_is_added_once_and_there_is_room_for_some() {
-        static BELLS_OF_TEST: [Bell; BELLS + 1] = [const { Bell { rung, serve: serves, leave } }; BELLS + 1];
+        static TEST_BELLS: [Bell; BELLS + 1] = [const { Bell { rung, serve: serves, leave } }; BELLS + 1];
         let table = Table::new();
         assert_eq!(table.bells().count(), 0);
-        for (before, bell) in BELLS_OF_TEST[..BELLS].iter().enumerate() {
+        for (before, bell) in TEST_BELLS[..BELLS].iter().enumerate() {
             assert_eq!(table.bells().count(), before);
             assert!(table.add_bell(bell) && table.add_bell(bell));
         }
-        assert!(!table.add_bell(&BELLS_OF_TEST[BELLS]));
-        assert!(table.bells().zip(&BELLS_OF_TEST).all(|(bell, expected)| std::ptr::eq(bell, expected)));
+        assert!(!table.add_bell(&TEST_BELLS[BELLS]));
+        assert!(table.bells().zip(&TEST_BELLS).all(|(bell, expected)| std::ptr::eq(bell, expected)));
     }
 }
