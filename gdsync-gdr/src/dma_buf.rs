@@ -1,7 +1,6 @@
 //! Mappings of dma-bufs, by `mmap`.
 
-use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend};
+use crate::backend::{Caching, MappingBackend, Refusal};
 use crate::kernel::{File, Kernel};
 use crate::mapping::Mapped;
 use gdsync_sys::host::page_size;

@@ -1,9 +1,8 @@
 //! Mappings by gdrdrv, gdrcopy's kernel module.
 
-use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend};
+use crate::backend::{Caching, MappingBackend, Refusal};
 use crate::kernel::{File, Kernel, Pages};
-use crate::mapping::{Hold, Mapped};
+use crate::mapping::{Mapped, Resources};
 use gdsync_sys::gdrdrv as raw;
 use gdsync_sys::host::page_size;
 use std::io;
@@ -158,7 +157,7 @@ impl Pinned {
     }
 }
 
-impl Hold for Pinned {
+impl Resources for Pinned {
     fn freed(&self) -> bool {
         if self.keeps {
             return false;

@@ -44,38 +44,29 @@
 //! A child process does not inherit its parent's mappings: its copies fail with [`MappingError::Forked`], and
 //! dropping a mapping there releases nothing.
 
-mod context;
+#[deny(unsafe_code)]
+mod backend;
 mod copy;
 #[deny(unsafe_code)]
 mod dma_buf;
 pub mod driver;
-#[deny(unsafe_code)]
-mod error;
 #[cfg(test)]
 #[path = "../tests/fakes/mod.rs"]
 mod fakes;
-mod fork;
 mod gdrdrv;
 mod gpu;
-#[deny(unsafe_code)]
-mod info;
 mod kernel;
 mod mapping;
 mod nvrm;
 #[deny(unsafe_code)]
-mod offer;
-#[deny(unsafe_code)]
 mod pin;
 mod range;
-mod stand_in;
 
-pub use context::{Context, Entered};
+pub use backend::{Caching, MappingBackend, MappingError, MappingInfo, Refusal};
 pub use copy::{LoadKernel, StoreKernel, load_combined};
 pub use cudarc;
-pub use error::{MappingError, Refusal};
 pub use gdsync_sys::host::page_size;
-pub use gpu::Gpu;
-pub use info::{Caching, MappingBackend, MappingInfo};
+pub use gpu::{Context, Entered, Gpu};
 pub use mapping::Mapping;
-pub use offer::GdrdrvModule;
+pub use pin::GdrdrvModule;
 pub use range::GpuRange;

@@ -1,16 +1,21 @@
-//! Mappings of any backend, and copies into and out of them.
+//! Mappings of any backend or of host memory, and copies into and out of them.
+//!
+//! A child has its parent's files and this library's memory, but not the mappings, and requests that release something
+//! would release it for the parent. In a child, accesses therefore fail, and drops release nothing.
 
+use crate::backend::{Caching, MappingBackend, MappingError, MappingInfo};
 use crate::copy::{self, LoadKernel, StoreKernel};
-use crate::error::MappingError;
-use crate::fork;
-use crate::info::{Caching, MappingBackend, MappingInfo};
-use crate::kernel::{File, Pages};
+use crate::kernel::{self, File, Pages};
+use gdsync_sys::host::page_size;
 use std::fmt;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A backend's resources while pages are mapped. Dropping them releases the memory.
-pub(crate) trait Hold: Send + Sync {
+pub(crate) trait Resources: Send + Sync {
     /// Returns true if the GPU memory was freed while mapped, and the pages with it.
     fn freed(&self) -> bool {
         false
@@ -18,12 +23,12 @@ pub(crate) trait Hold: Send + Sync {
 }
 
 /// A file that keeps its memory alive.
-impl Hold for File {}
+impl Resources for File {}
 
 /// A backend's mapping, in drop order.
 pub(crate) struct Mapped {
     pub(crate) pages: Pages,
-    pub(crate) hold: Box<dyn Hold>,
+    pub(crate) resources: Box<dyn Resources>,
     pub(crate) info: MappingInfo,
 }
 
@@ -31,13 +36,13 @@ impl Mapped {
     /// `offset` is the position of the memory in the pages.
     pub(crate) fn new(
         pages: Pages,
-        hold: impl Hold + 'static,
+        resources: impl Resources + 'static,
         (backend, caching): (MappingBackend, Caching),
         page_size: usize,
         offset: usize,
     ) -> Self {
         let info = MappingInfo { backend, caching, page_size, mapped_size: pages.len, offset };
-        Mapped { pages, hold: Box::new(hold), info }
+        Mapped { pages, resources: Box::new(resources), info }
     }
 }
 
@@ -67,9 +72,9 @@ pub struct Mapping {
     len: usize,
     stores: StoreKernel,
     loads: LoadKernel,
-    /// True if the memory may be freed while mapped: each access checks `Mapped::hold` first.
-    ask: bool,
-    /// [`fork::generation`] of the process that created the mapping.
+    /// True if the memory may be freed while mapped: each access checks `Mapped::resources` first.
+    check_freed: bool,
+    /// [`fork_generation`] of the process that created the mapping.
     process: u32,
     mapped: ManuallyDrop<Mapped>,
 }
@@ -80,8 +85,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Creates a mapping of `len` bytes from `info.offset` on. `ask`: the memory may be freed while mapped.
-    pub(crate) fn new(mapped: Mapped, len: usize, ask: bool) -> Result<Self, MappingError> {
+    /// Creates a mapping of `len` bytes from `info.offset` on. `check_freed`: the memory may be freed while mapped.
+    pub(crate) fn new(mapped: Mapped, len: usize, check_freed: bool) -> Result<Self, MappingError> {
         let Mapped { ref pages, info, .. } = mapped;
         if info.offset.checked_add(len).is_none_or(|end| end > pages.len) {
             return Err(MappingError::OutOfBounds {
@@ -97,10 +102,38 @@ impl Mapping {
             len,
             stores: StoreKernel::best(info.caching),
             loads: LoadKernel::best(info.caching),
-            ask,
-            process: fork::watch(),
+            check_freed,
+            process: watch_forks(),
             mapped: ManuallyDrop::new(mapped),
         })
+    }
+
+    /// Creates a mapping of `len` zeroed bytes of *host* memory, to test copies to and from GPU memory on a machine
+    /// without a GPU. Except for its speed, it behaves like write-combining memory.
+    ///
+    /// # Errors
+    /// [`MappingError::NoHostMemory`].
+    pub fn stand_in(len: usize) -> Result<Mapping, MappingError> {
+        let failed = |error: io::Error| MappingError::NoHostMemory { len, reason: error.to_string() };
+        let page = page_size();
+        let size = len
+            .max(1)
+            .checked_next_multiple_of(page)
+            .filter(|size| i64::try_from(*size).is_ok())
+            .ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
+        // SAFETY: the name is zero-terminated.
+        let fd = unsafe { libc::memfd_create(c"gdsync-stand-in".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let file = File { kernel: kernel::system(), fd };
+        // SAFETY: the file is owned here.
+        if unsafe { libc::ftruncate(fd, size as libc::off_t) } != 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let pages = file.map(size, 0).map_err(failed)?;
+        let kind = (MappingBackend::StandIn, Caching::WriteCombining);
+        Mapping::new(Mapped::new(pages, file, kind, page, 0), len, false)
     }
 
     /// Returns the length in bytes.
@@ -132,7 +165,7 @@ impl Mapping {
     /// [`MappingError::OutOfBounds`], [`MappingError::Freed`], [`MappingError::Forked`].
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappingError> {
-        let to = self.place(offset, from.len())?;
+        let to = self.checked_address(offset, from.len())?;
         // SAFETY: the range is inside the pages (checked), which contain no Rust objects; the processor has the
         // kernel (`best`).
         unsafe { copy::store(self.stores, to, from.as_ptr(), from.len()) };
@@ -147,7 +180,7 @@ impl Mapping {
     /// As [`Mapping::copy_to`].
     #[inline]
     pub fn copy_from(&self, offset: usize, into: &mut [u8]) -> Result<(), MappingError> {
-        let from = self.place(offset, into.len())?;
+        let from = self.checked_address(offset, into.len())?;
         // SAFETY: as in `copy_to`; the surrounding blocks of 16 bytes are inside the pages.
         unsafe { copy::load(self.loads, into.as_mut_ptr(), from, into.len()) };
         Ok(())
@@ -162,7 +195,7 @@ impl Mapping {
         if !kernel.is_available() {
             return Err(MappingError::no_kernel(kernel, StoreKernel::available()));
         }
-        let to = self.place(offset, from.len())?;
+        let to = self.checked_address(offset, from.len())?;
         // SAFETY: as in `copy_to`; the processor has the kernel (checked).
         unsafe { copy::store(kernel, to, from.as_ptr(), from.len()) };
         Ok(())
@@ -182,7 +215,7 @@ impl Mapping {
         if !kernel.is_available() {
             return Err(MappingError::no_kernel(kernel, LoadKernel::available()));
         }
-        let from = self.place(offset, into.len())?;
+        let from = self.checked_address(offset, into.len())?;
         // SAFETY: as in `copy_from`; the processor has the kernel (checked).
         unsafe { copy::load(kernel, into.as_mut_ptr(), from, into.len()) };
         Ok(())
@@ -190,15 +223,15 @@ impl Mapping {
 
     /// Returns the address of a range, if it may be accessed now.
     #[inline]
-    fn place(&self, offset: usize, count: usize) -> Result<*mut u8, MappingError> {
+    fn checked_address(&self, offset: usize, count: usize) -> Result<*mut u8, MappingError> {
         let (len, end) = (self.len, offset.saturating_add(count));
         if end > len {
             return Err(MappingError::OutOfBounds { start: offset, end, len });
         }
-        if self.process != fork::generation() {
+        if self.process != fork_generation() {
             return Err(MappingError::Forked);
         }
-        if self.ask && self.mapped.hold.freed() {
+        if self.check_freed && self.mapped.resources.freed() {
             return Err(MappingError::Freed);
         }
         Ok(self.base.as_ptr().wrapping_add(offset))
@@ -207,7 +240,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.process == fork::generation() {
+        if self.process == fork_generation() {
             // SAFETY: dropped once, here; `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.mapped) };
         }
@@ -219,3 +252,32 @@ impl fmt::Debug for Mapping {
         write!(f, "Mapping({:p}+{} by {})", self.base, self.len, self.mapped.info.backend)
     }
 }
+
+/// Number of forks between this process and its first ancestor with a mapping.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Returns a number that differs between a process and its children. Children of vfork(2) or a raw clone(2) keep
+/// their parent's number.
+#[inline]
+fn fork_generation() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Installs the fork handler, and returns [`fork_generation`].
+fn watch_forks() -> u32 {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler only adds to an atomic, which is allowed in a child.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            tracing::debug!("no memory for a fork handler: a child cannot be distinguished from its parent");
+        }
+    });
+    fork_generation()
+}
+
+#[cfg(test)]
+mod tests;

@@ -5,10 +5,9 @@
 //! stays if CUDA frees it first. The interface is not stable: unknown drivers are refused unless this backend is
 //! requested by name.
 
-use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend};
+use crate::backend::{Caching, MappingBackend, Refusal};
 use crate::kernel::{File, Kernel};
-use crate::mapping::{Hold, Mapped};
+use crate::mapping::{Mapped, Resources};
 use gdsync_sys::host::page_size;
 use gdsync_sys::nvrm as raw;
 use std::io;
@@ -81,13 +80,13 @@ pub(crate) fn map(
     for path in device_files(kernel, bus) {
         match client.map(kernel, &path, size) {
             Ok((device, address)) => {
-                let hold = Held { address, client, device };
-                let pages = hold.device.map(size, 0).map_err(|error| {
+                let resources = Imported { address, client, device };
+                let pages = resources.device.map(size, 0).map_err(|error| {
                     let remedy = "the GPU's BAR1 may be full (nvidia-smi -q -d MEMORY), or see the kernel's log (dmesg)";
                     Refusal::new(format!("map {path}"), error, remedy)
                 })?;
                 let kind = (MappingBackend::ResourceManager, Caching::WriteCombining);
-                return Ok(Mapped::new(pages, hold, kind, page_size(), 0));
+                return Ok(Mapped::new(pages, resources, kind, page_size(), 0));
             }
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
@@ -231,15 +230,15 @@ impl Drop for Client {
 }
 
 /// A mapping's resources in drop order, released after the pages are unmapped.
-struct Held {
+struct Imported {
     address: u64,
     client: Client,
     device: File,
 }
 
-impl Hold for Held {}
+impl Resources for Imported {}
 
-impl Drop for Held {
+impl Drop for Imported {
     fn drop(&mut self) {
         let mut unmap = raw::UnmapMemory {
             client: self.client.handle,

@@ -1,8 +1,7 @@
 //! Ranges of GPU memory, and their export by the driver.
 
-use crate::context::Context;
 use crate::driver::{DriverError, check};
-use crate::gpu::Gpu;
+use crate::gpu::{Context, Gpu};
 use cudarc::driver::sys;
 use gdsync_sys::host::page_size;
 use std::os::fd::{FromRawFd, OwnedFd};

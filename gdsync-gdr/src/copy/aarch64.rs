@@ -3,7 +3,7 @@
 //! In assembly, because the compiler must not merge, split or move these accesses. Normal non-cacheable memory, the
 //! equivalent of write-combining, allows any alignment; device memory is copied by words only.
 
-use super::kernels::{LoadKernel, StoreKernel};
+use super::{LoadKernel, StoreKernel};
 use std::arch::asm;
 
 /// # Safety

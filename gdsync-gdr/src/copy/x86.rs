@@ -4,7 +4,7 @@
 //! since Rust 1.89. Clobbers name only the registers' low halves: the surrounding code is compiled for SSE2 and keeps
 //! nothing above them.
 
-use super::kernels::{LoadKernel, StoreKernel};
+use super::{LoadKernel, StoreKernel};
 use std::arch::asm;
 
 macro_rules! lines {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::error::MappingError;
+use crate::backend::MappingError;
 use crate::fakes::{Fake, GPU, GPU_LEN, Gdrdrv as Module};
 use crate::mapping::Mapping;
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::error::MappingError;
+use crate::backend::MappingError;
 use crate::fakes::{EXPORTED, Fake, GPU_LEN, INSTANCE, Nvrm};
 use crate::mapping::Mapping;
 
