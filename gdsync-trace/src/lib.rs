@@ -28,10 +28,7 @@ mod chrome;
 #[allow(unsafe_code)]
 mod destination;
 mod flows;
-mod merge;
 mod part;
-mod ranges;
-mod read;
 mod record;
 #[allow(unsafe_code)]
 mod recorder;
@@ -41,8 +38,7 @@ mod timeline;
 
 pub use chrome::Summary;
 pub use destination::{GPU_VARIABLE, TRACE_VARIABLE};
-pub use merge::{MergeError, merge, parts_in};
-pub use part::LIMIT;
+pub use part::{LIMIT, MergeError, merge, parts_in};
 pub use record::Kind;
 pub use recorder::{Span, enabled, event, name_card, name_thread, now, span, span_of, span_since};
 

@@ -9,7 +9,6 @@
 
 use crate::destination::Destination;
 use crate::part::Part;
-use crate::ranges::Range;
 use crate::record::{Kind, Record, text_words};
 use gdsync_sys::contain::contain;
 use gdsync_sys::host::monotonic;
@@ -282,6 +281,63 @@ fn finish() {
     let Some(part) = PART.lock().take() else { return };
     if let Err(error) = part.finish(DROPPED.load(Ordering::Relaxed)) {
         tracing::warn!("the trace is not complete: {error}");
+    }
+}
+
+/// A range of the calling thread. The same thread drops it to end the range.
+#[derive(Debug)]
+struct Range {
+    #[cfg(feature = "nvtx")]
+    _range: Option<nvtx::domain::LocalRange<'static>>,
+}
+
+impl Range {
+    /// Returns no range.
+    #[inline(always)]
+    fn none() -> Self {
+        Range {
+            #[cfg(feature = "nvtx")]
+            _range: None,
+        }
+    }
+
+    /// Begins a range with the name of its kind, in the domain `gdsync`.
+    #[cfg(feature = "nvtx")]
+    fn begin(kind: Kind) -> Self {
+        Range { _range: names::of(kind).map(|name| names::domain().local_range(name)) }
+    }
+
+    /// Returns no range: the feature is disabled.
+    #[cfg(not(feature = "nvtx"))]
+    #[inline(always)]
+    fn begin(_kind: Kind) -> Self {
+        Range::none()
+    }
+}
+
+#[cfg(feature = "nvtx")]
+mod names {
+    use crate::record::Kind;
+    use nvtx::Domain;
+    use nvtx::domain::RegisteredString;
+    use std::ffi::CString;
+    use std::sync::OnceLock;
+
+    /// The domain and each name are registered once.
+    pub(super) fn domain() -> &'static Domain {
+        static DOMAIN: OnceLock<Domain> = OnceLock::new();
+        DOMAIN.get_or_init(|| Domain::new(c"gdsync"))
+    }
+
+    pub(super) fn of(kind: Kind) -> Option<RegisteredString<'static>> {
+        static NAMES: OnceLock<Vec<Option<RegisteredString<'static>>>> = OnceLock::new();
+        let register = |kind: &Kind| {
+            let name = CString::new(kind.name()).ok()?;
+            Some(domain().register_string(name))
+        };
+        let names = NAMES.get_or_init(|| Kind::ALL.iter().map(register).collect());
+        // Numbers of kinds begin at 1.
+        *names.get((kind as usize).checked_sub(1)?)?
     }
 }
 

@@ -2,8 +2,7 @@
 
 use crate::chrome::{Chrome, Summary, Time, Track, Value};
 use crate::flows::{Flows, Known};
-use crate::read::ReadPart;
-use crate::record::{Kind, Record, unpadded};
+use crate::record::{Kind, ReadPart, Record, unpadded};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::HashMap;

@@ -1,7 +1,6 @@
 //! Tests of the timeline, through its text.
 
-use crate::read::ReadPart;
-use crate::record::{Kind, Record, text_words};
+use crate::record::{Kind, ReadPart, Record, text_words};
 use crate::testing::record;
 use gdsync_sys::prm::doorbell::Doorbell;
 use serde_json::Value;
