@@ -10,8 +10,7 @@
 //! connection that both sides know), and both random numbers. The listener reads exactly these bytes; everything
 //! after them belongs to the connection's user.
 
-use super::key::{CODE_BYTES, Key};
-use super::source::fill;
+use super::key::{CODE_BYTES, Key, fill_random};
 use hmac::Mac;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -26,8 +25,8 @@ const OPENING_BYTES: usize = MAGIC.len() + RANDOM_BYTES;
 type Nonce = [u8; RANDOM_BYTES];
 
 /// The roles that codes are bound to.
-const CONNECTOR: u8 = b'c';
-const LISTENER: u8 = b'l';
+const ROLE_CONNECTOR: u8 = b'c';
+const ROLE_LISTENER: u8 = b'l';
 
 /// Reasons why a proof failed.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +114,7 @@ impl Exchange {
 
     fn awaiting(step: Step, key: &Key, context: &[u8]) -> io::Result<Self> {
         let mut own = [0; RANDOM_BYTES];
-        fill(&mut own)?;
+        fill_random(&mut own)?;
         let (incoming, outgoing) = (Vec::new(), Vec::new());
         Ok(Exchange { key: key.clone(), context: context.to_vec(), own, step, incoming, outgoing })
     }
@@ -130,7 +129,7 @@ impl Exchange {
             if !self.flush(connection)? {
                 return Ok(false);
             }
-            let missing = self.awaited().saturating_sub(self.incoming.len());
+            let missing = self.expected_length().saturating_sub(self.incoming.len());
             if missing == 0 {
                 return Ok(true);
             }
@@ -138,7 +137,7 @@ impl Exchange {
             match connection.read(&mut bytes[..missing]) {
                 Ok(0) => return Err(ExchangeError::Closed),
                 Ok(count) => self.take(&bytes[..count])?,
-                Err(error) if is_not_ready(&error) => return Ok(false),
+                Err(error) if would_block(&error) => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ExchangeError::of(error)),
             }
@@ -156,7 +155,7 @@ impl Exchange {
             match connection.write(&self.outgoing) {
                 Ok(0) => return Err(ExchangeError::Closed),
                 Ok(count) => drop(self.outgoing.drain(..count)),
-                Err(error) if is_not_ready(&error) => return Ok(false),
+                Err(error) if would_block(&error) => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ExchangeError::of(error)),
             }
@@ -165,7 +164,7 @@ impl Exchange {
     }
 
     /// Returns the length of the awaited message.
-    fn awaited(&self) -> usize {
+    fn expected_length(&self) -> usize {
         match self.step {
             Step::Hello => OPENING_BYTES,
             Step::Answer => OPENING_BYTES + CODE_BYTES,
@@ -182,7 +181,7 @@ impl Exchange {
         if opens && self.incoming.iter().zip(MAGIC).any(|(byte, expected)| *byte != expected) {
             return Err(ExchangeError::Stranger);
         }
-        if self.incoming.len() < self.awaited() {
+        if self.incoming.len() < self.expected_length() {
             return Ok(());
         }
         let message = std::mem::take(&mut self.incoming);
@@ -191,18 +190,18 @@ impl Exchange {
                 let theirs = nonce_of(&message)?;
                 self.outgoing.extend(MAGIC);
                 self.outgoing.extend(self.own);
-                self.outgoing.extend(self.code(LISTENER, &theirs, &self.own).finalize().into_bytes());
+                self.outgoing.extend(self.code(ROLE_LISTENER, &theirs, &self.own).finalize().into_bytes());
                 self.step = Step::Proof { theirs };
             }
             Step::Answer => {
                 let theirs = nonce_of(&message)?;
                 let code = message.get(OPENING_BYTES..).unwrap_or_default();
-                self.verify(LISTENER, &self.own, &theirs, code)?;
-                self.outgoing.extend(self.code(CONNECTOR, &self.own, &theirs).finalize().into_bytes());
+                self.verify(ROLE_LISTENER, &self.own, &theirs, code)?;
+                self.outgoing.extend(self.code(ROLE_CONNECTOR, &self.own, &theirs).finalize().into_bytes());
                 self.step = Step::Nothing;
             }
             Step::Proof { theirs } => {
-                self.verify(CONNECTOR, &theirs, &self.own, &message)?;
+                self.verify(ROLE_CONNECTOR, &theirs, &self.own, &message)?;
                 self.step = Step::Nothing;
             }
             Step::Nothing => {}
@@ -234,7 +233,7 @@ fn nonce_of(message: &[u8]) -> Result<Nonce, ExchangeError> {
 }
 
 /// Returns true if the connection is not established yet, or has no bytes or no room.
-fn is_not_ready(error: &io::Error) -> bool {
+fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected)
 }
 

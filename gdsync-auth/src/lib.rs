@@ -18,15 +18,11 @@
 #![deny(unsafe_code)]
 
 mod exchange;
-mod folder;
 mod key;
-mod source;
 mod unproven;
 
 pub use exchange::{Exchange, ExchangeError};
-pub use folder::{FolderError, base_folder, own_user, private_folder};
-pub use key::{Key, KeyError};
-pub use source::KeyVariables;
+pub use key::{FolderError, Key, KeyError, KeyVariables, base_folder, own_user, private_folder};
 pub use unproven::{Limits, Unproven};
 
 #[cfg(doctest)]

@@ -24,7 +24,7 @@ impl Default for Limits {
     }
 }
 
-struct Waiting<S, T> {
+struct Pending<S, T> {
     source: S,
     since: Instant,
     connection: T,
@@ -37,20 +37,20 @@ struct Waiting<S, T> {
 /// at most [`Limits::grace`]; a rejected process tries again.
 pub struct Unproven<S, T> {
     limits: Limits,
-    waiting: BTreeMap<u64, Waiting<S, T>>,
+    pending: BTreeMap<u64, Pending<S, T>>,
     next: u64,
 }
 
 impl<S, T> fmt::Debug for Unproven<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Unproven({} of {})", self.waiting.len(), self.limits.most)
+        write!(f, "Unproven({} of {})", self.pending.len(), self.limits.most)
     }
 }
 
 impl<S: Copy + Eq, T> Unproven<S, T> {
     /// Creates an empty table with these limits.
     pub fn new(limits: Limits) -> Self {
-        Unproven { limits, waiting: BTreeMap::new(), next: 0 }
+        Unproven { limits, pending: BTreeMap::new(), next: 0 }
     }
 
     /// Adds a connection, and returns its number. May drop another connection.
@@ -59,75 +59,75 @@ impl<S: Copy + Eq, T> Unproven<S, T> {
     /// The connection, if the connections to displace are younger than [`Limits::grace`].
     pub fn admit(&mut self, source: S, connection: T, now: Instant) -> Result<u64, T> {
         self.expire(now);
-        if let Some(number) = self.in_the_way(source) {
-            let since = self.waiting.get(&number).map(|waiting| waiting.since);
+        if let Some(number) = self.to_displace(source) {
+            let since = self.pending.get(&number).map(|pending| pending.since);
             if since.is_some_and(|since| now.saturating_duration_since(since) < self.limits.grace) {
                 return Err(connection);
             }
-            self.waiting.remove(&number);
+            self.pending.remove(&number);
         }
         let number = self.next;
         self.next += 1;
-        self.waiting.insert(number, Waiting { source, since: now, connection });
+        self.pending.insert(number, Pending { source, since: now, connection });
         Ok(number)
     }
 
     /// Returns the connection that has to make room for a new one of a source.
-    fn in_the_way(&self, source: S) -> Option<u64> {
-        let count = |of: S| self.waiting.values().filter(|waiting| waiting.source == of).count();
+    fn to_displace(&self, source: S) -> Option<u64> {
+        let count = |of: S| self.pending.values().filter(|pending| pending.source == of).count();
         let oldest = |of: &dyn Fn(S) -> bool| {
-            self.waiting.iter().find(|(_, waiting)| of(waiting.source)).map(|(number, _)| *number)
+            self.pending.iter().find(|(_, pending)| of(pending.source)).map(|(number, _)| *number)
         };
         if count(source) >= self.limits.of_source {
             return oldest(&|one| one == source);
         }
-        if self.waiting.len() < self.limits.most {
+        if self.pending.len() < self.limits.most {
             return None;
         }
-        let most = self.waiting.values().map(|waiting| count(waiting.source)).max()?;
+        let most = self.pending.values().map(|pending| count(pending.source)).max()?;
         oldest(&|one| count(one) == most)
     }
 
     /// Drops expired connections. Returns their number.
     pub fn expire(&mut self, now: Instant) -> usize {
-        let before = self.waiting.len();
-        self.waiting.retain(|_, waiting| now.saturating_duration_since(waiting.since) < self.limits.time);
-        before - self.waiting.len()
+        let before = self.pending.len();
+        self.pending.retain(|_, pending| now.saturating_duration_since(pending.since) < self.limits.time);
+        before - self.pending.len()
     }
 
     /// Returns the time at which the next connection expires.
     pub fn next_end(&self) -> Option<Instant> {
-        self.waiting.first_key_value().map(|(_, waiting)| waiting.since + self.limits.time)
+        self.pending.first_key_value().map(|(_, pending)| pending.since + self.limits.time)
     }
 
     /// Iterates over the connections with their numbers, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
-        self.waiting.iter().map(|(number, waiting)| (*number, &waiting.connection))
+        self.pending.iter().map(|(number, pending)| (*number, &pending.connection))
     }
 
     /// Returns the connection with a number.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        self.waiting.get_mut(&number).map(|waiting| &mut waiting.connection)
+        self.pending.get_mut(&number).map(|pending| &mut pending.connection)
     }
 
     /// Removes a connection that has proven itself or failed.
     pub fn take(&mut self, number: u64) -> Option<T> {
-        self.waiting.remove(&number).map(|waiting| waiting.connection)
+        self.pending.remove(&number).map(|pending| pending.connection)
     }
 
     /// Drops all connections.
     pub fn clear(&mut self) {
-        self.waiting.clear();
+        self.pending.clear();
     }
 
     /// Returns the number of connections.
     pub fn len(&self) -> usize {
-        self.waiting.len()
+        self.pending.len()
     }
 
     /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.pending.is_empty()
     }
 }
 

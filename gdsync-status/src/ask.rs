@@ -1,6 +1,6 @@
 //! The client side.
 
-use crate::name::{self, Holder};
+use crate::name::{self, NameOwner};
 use crate::status::Status;
 use crate::wire::{LONGEST, WireError, decode};
 use gdsync_sys::local;
@@ -11,11 +11,11 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// The kernel's list of abstract names.
-const NAMES: &str = "/proc/net/unix";
+const SOCKET_TABLE: &str = "/proc/net/unix";
 /// Processes queried at the same time: fewer than the files that a process may have open.
-const TOGETHER: usize = 256;
+const MAX_CONCURRENT: usize = 256;
 /// Bytes read from one process before the others have their turn.
-const TURN: usize = 64 << 10;
+const READ_BUDGET: usize = 64 << 10;
 
 /// Reasons why a process did not report its status.
 #[derive(Debug, thiserror::Error)]
@@ -52,9 +52,9 @@ type Answer = (u32, Result<Status, AskError>);
 /// # Errors
 /// The list of names cannot be read.
 pub fn ask_all(within: Duration) -> io::Result<Vec<Process>> {
-    let names = name::listed(&String::from_utf8_lossy(&std::fs::read(NAMES)?));
+    let names = name::listed(&String::from_utf8_lossy(&std::fs::read(SOCKET_TABLE)?));
     let mut found: BTreeMap<u32, Process> = BTreeMap::new();
-    for part in names.chunks(TOGETHER) {
+    for part in names.chunks(MAX_CONCURRENT) {
         for (pid, status) in ask(part, within) {
             match (found.get_mut(&pid).map(|known| &mut known.status), status) {
                 (None, status) => _ = found.insert(pid, Process { pid, status }),
@@ -80,7 +80,7 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
     let mut answers = Vec::new();
     let mut asked = Vec::new();
     for name in names {
-        match Asked::connect(name.as_bytes(), within) {
+        match Query::connect(name.as_bytes(), within) {
             Some(Ok(one)) => asked.push(one),
             Some(Err((pid, error))) => answers.push((pid, Err(error))),
             None => {}
@@ -120,45 +120,45 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
 }
 
 /// A pending query.
-struct Asked {
+struct Query {
     pid: u32,
     socket: UnixStream,
     bytes: Vec<u8>,
 }
 
-impl AsFd for Asked {
+impl AsFd for Query {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Asked {
+impl Query {
     /// Returns `None` for a process of another user or one that has ended; an error for one of this user that cannot
     /// be queried.
-    fn connect(name: &[u8], within: Duration) -> Option<Result<Asked, (u32, AskError)>> {
-        let holder = Holder::of(name)?;
+    fn connect(name: &[u8], within: Duration) -> Option<Result<Query, (u32, AskError)>> {
+        let owner = NameOwner::of(name)?;
         let socket = match local::connect(name) {
             Ok(socket) => socket,
             // The process has ended.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => return None,
-            Err(_) if !holder.is_own() => return None,
+            Err(_) if !owner.is_own() => return None,
             // The process has many clients and accepts none.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Some(Err((holder.pid, AskError::Silent { within })));
+                return Some(Err((owner.pid, AskError::Silent { within })));
             }
-            Err(error) => return Some(Err((holder.pid, AskError::System(error)))),
+            Err(error) => return Some(Err((owner.pid, AskError::System(error)))),
         };
         let peer = local::peer(&socket).ok().filter(|peer| peer.uid == local::own_user())?;
         let pid = u32::try_from(peer.pid).unwrap_or(0);
         // A forked child may hold the name of its parent, which has ended.
-        let is_holder = pid == 0 || holder.is_alive_as(pid);
-        is_holder.then(|| Ok(Asked { pid, socket, bytes: Vec::new() }))
+        let is_owner = pid == 0 || owner.is_alive_as(pid);
+        is_owner.then(|| Ok(Query { pid, socket, bytes: Vec::new() }))
     }
 
     /// Reads available bytes; stops at most one turn beyond the limit of an answer. Returns true at the end.
     fn read(&mut self) -> io::Result<bool> {
         let mut part = [0; 16 << 10];
-        let end = self.bytes.len() + TURN;
+        let end = self.bytes.len() + READ_BUDGET;
         while self.bytes.len() < end {
             match self.socket.read(&mut part) {
                 Ok(0) => return Ok(true),

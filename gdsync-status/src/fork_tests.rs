@@ -110,7 +110,7 @@ fn a_child_of_a_process_that_is_being_asked_is_held_up_by_no_lock() {
     let waits = publish(Arc::new(Waits(asked, parking_lot::Mutex::new(goes_on))));
     let mut waits = Some(waits);
     let own = std::process::id();
-    let asker = std::thread::spawn(move || streams_of(own));
+    let client = std::thread::spawn(move || streams_of(own));
     is_asked.recv().unwrap();
     // The status thread holds the lock now; the child keeps the client's socket until it ends.
     let (mut stay, mut end) = std::io::pipe().unwrap();
@@ -125,7 +125,7 @@ fn a_child_of_a_process_that_is_being_asked_is_held_up_by_no_lock() {
     // Others may query it as well, such as concurrent tests.
     drop(go_on);
     // The answer is complete although the child still has the socket.
-    assert_eq!(asker.join().unwrap(), Some(Vec::new()));
+    assert_eq!(client.join().unwrap(), Some(Vec::new()));
     end.write_all(&[1]).unwrap();
     succeeds(child);
     drop(waits);

@@ -10,7 +10,7 @@ use std::os::unix::net::SocketAddr;
 
 /// Most names with one process id: copies of the library in a process, and processes of several PID namespaces. Each
 /// takes the first free name.
-pub(crate) const PLACES: u32 = 64;
+pub(crate) const MAX_NAMES: u32 = 64;
 
 fn prefix() -> String {
     format!("gdsync-status/{}/", own_user())
@@ -26,19 +26,19 @@ pub(crate) fn own(place: u32) -> io::Result<SocketAddr> {
 
 /// The process that a name identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
+pub(crate) struct NameOwner {
     pub(crate) pid: u32,
     /// Its start time, in kernel ticks.
     start: u64,
 }
 
-impl Holder {
+impl NameOwner {
     /// Parses a name; `None` if this module did not create it.
     pub(crate) fn of(name: &[u8]) -> Option<Self> {
         let name = std::str::from_utf8(name).ok()?;
         let mut parts = name.split('/').skip(2);
         let (pid, start) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        Some(Holder { pid, start })
+        Some(NameOwner { pid, start })
     }
 
     /// Returns true if process `pid` exists and is the one that took the name.
@@ -97,16 +97,16 @@ mod tests {
     #[test]
     fn a_name_states_a_process_and_is_not_believed_of_another_one() {
         let address = own(3).unwrap();
-        let own = Holder::of(address.as_abstract_name().unwrap()).unwrap();
+        let own = NameOwner::of(address.as_abstract_name().unwrap()).unwrap();
         assert_eq!(own.pid, std::process::id());
         assert!(own.is_own() && own.is_alive_as(own.pid));
         // The id belongs to another process by now.
-        let before = Holder { start: own.start - 1, ..own };
+        let before = NameOwner { start: own.start - 1, ..own };
         assert!(!before.is_own() && !before.is_alive_as(own.pid));
-        assert!(!Holder { pid: u32::MAX, ..own }.is_own());
+        assert!(!NameOwner { pid: u32::MAX, ..own }.is_own());
         for name in ["gdsync-status/1/2", "gdsync-status/1/x/3/0", "gdsync-status/1/2/-3/0", "", "other"] {
-            assert_eq!(Holder::of(name.as_bytes()), None, "{name}");
+            assert_eq!(NameOwner::of(name.as_bytes()), None, "{name}");
         }
-        assert_eq!(Holder::of(b"gdsync-status/\xff/2/3/0"), None);
+        assert_eq!(NameOwner::of(b"gdsync-status/\xff/2/3/0"), None);
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of one write. The kernel's time limit applies to each message that it creates from a write; this is one
 /// message.
-const PART: usize = 16 << 10;
+const WRITE_SIZE: usize = 16 << 10;
 const STACK: usize = 256 << 10;
 /// Pause after an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -30,15 +30,15 @@ struct Shared {
     listener: UnixListener,
     make: fn() -> Vec<u8>,
     patience: Duration,
-    asker: Mutex<Asker>,
+    client: Mutex<Client>,
 }
 
 /// The current client.
 #[derive(Default)]
-struct Asker {
+struct Client {
     socket: Option<Arc<UnixStream>>,
     /// True once the server ends.
-    is_over: bool,
+    is_stopping: bool,
 }
 
 impl Server {
@@ -48,7 +48,7 @@ impl Server {
     }
 
     fn on(listener: UnixListener, make: fn() -> Vec<u8>, patience: Duration) -> io::Result<Self> {
-        let shared = Arc::new(Shared { listener, make, patience, asker: Mutex::default() });
+        let shared = Arc::new(Shared { listener, make, patience, client: Mutex::default() });
         let own = shared.clone();
         let serve = move || {
             block_signals();
@@ -67,13 +67,13 @@ impl Drop for Server {
         let is_own = thread.thread().id() == std::thread::current().id();
         // SAFETY: a plain system call, which ends the thread's `accept` and refuses new clients.
         unsafe { libc::shutdown(self.shared.listener.as_raw_fd(), libc::SHUT_RDWR) };
-        let mut asker = self.shared.asker.lock();
-        asker.is_over = true;
-        if !is_own && let Some(socket) = asker.socket.take() {
+        let mut client = self.shared.client.lock();
+        client.is_stopping = true;
+        if !is_own && let Some(socket) = client.socket.take() {
             // A client that is gone already is fine.
             let _ = socket.shutdown(Shutdown::Both);
         }
-        drop(asker);
+        drop(client);
         if !is_own {
             // It does not panic: sources are contained.
             let _ = thread.join();
@@ -82,7 +82,7 @@ impl Drop for Server {
 }
 
 fn listen() -> io::Result<UnixListener> {
-    for place in 0..name::PLACES {
+    for place in 0..name::MAX_NAMES {
         match UnixListener::bind_addr(&name::own(place)?) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {}
             result => return result,
@@ -127,14 +127,14 @@ impl Shared {
             return Err(io::Error::new(ErrorKind::PermissionDenied, format!("user {user} asks")));
         }
         let socket = Arc::new(socket);
-        let mut asker = self.asker.lock();
-        if asker.is_over {
+        let mut client = self.client.lock();
+        if client.is_stopping {
             return Ok(());
         }
-        asker.socket = Some(socket.clone());
-        drop(asker);
+        client.socket = Some(socket.clone());
+        drop(client);
         let result = write_within(&socket, &(self.make)(), self.patience);
-        self.asker.lock().socket = None;
+        self.client.lock().socket = None;
         result
     }
 }
@@ -150,7 +150,7 @@ fn write_within(mut socket: &UnixStream, bytes: &[u8], within: Duration) -> io::
             return Err(ErrorKind::TimedOut.into());
         }
         socket.set_write_timeout(Some(left))?;
-        match socket.write(&rest[..rest.len().min(PART)]) {
+        match socket.write(&rest[..rest.len().min(WRITE_SIZE)]) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(count) => rest = &rest[count..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -3,7 +3,7 @@
 use crate::ask::{AskError, ask};
 use crate::publish::{Kept, Published, Source, own, publish};
 use crate::status::{Card, Peer, QueuePair, Status, Stream, Traffic, Wait};
-use crate::wire::{LONGEST, LONGEST_TEXT, WireError, decode, encode};
+use crate::wire::{LONGEST, MAX_TEXT, WireError, decode, encode};
 use crate::{MOST_CARDS, MOST_STREAMS, ask_all, name};
 use parking_lot::Mutex;
 use proptest::collection::vec;
@@ -118,11 +118,11 @@ proptest! {
 #[test]
 fn what_is_over_a_limit_is_left_out_or_refused() {
     let wait = |what: &str| Wait { what: what.to_owned(), ..Wait::default() };
-    let long = Stream { wait: wait(&"µ".repeat(LONGEST_TEXT)), ..Stream::default() };
+    let long = Stream { wait: wait(&"µ".repeat(MAX_TEXT)), ..Stream::default() };
     let streams = vec![long; MOST_STREAMS + 1];
     let read = decode(&encode(&Status { streams, stream_count: 7, ..Status::default() })).unwrap();
     assert_eq!((read.streams.len(), read.stream_count), (MOST_STREAMS, 7));
-    assert_eq!(read.streams[0].wait.what, "µ".repeat(LONGEST_TEXT / 2));
+    assert_eq!(read.streams[0].wait.what, "µ".repeat(MAX_TEXT / 2));
 
     let stream = Stream { wait: wait("\x1b[2J\u{202e}"), ..Stream::default() };
     let read = decode(&encode(&Status { streams: vec![stream], ..Status::default() })).unwrap();

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Most bytes of an answer.
 pub const LONGEST: usize = 8 << 20;
 /// Most bytes of a text.
-pub(crate) const LONGEST_TEXT: usize = 400;
+pub(crate) const MAX_TEXT: usize = 400;
 
 const MAGIC: [u8; 8] = *b"gdstatus";
 /// Incremented with every change of the format.
@@ -90,8 +90,8 @@ trait Wire: Sized {
 }
 
 /// List elements, and the longest list of them.
-trait Listed: Wire {
-    const MOST: usize;
+trait ListItem: Wire {
+    const MAX_ITEMS: usize;
 }
 
 macro_rules! numbers {
@@ -138,21 +138,21 @@ structures! {
     Wait { what mark time queue_pairs }
 }
 
-impl Listed for Card {
-    const MOST: usize = MOST_CARDS;
+impl ListItem for Card {
+    const MAX_ITEMS: usize = MOST_CARDS;
 }
 
-impl Listed for Stream {
-    const MOST: usize = MOST_STREAMS;
+impl ListItem for Stream {
+    const MAX_ITEMS: usize = MOST_STREAMS;
 }
 
-impl Listed for QueuePair {
-    const MOST: usize = MOST_QUEUE_PAIRS;
+impl ListItem for QueuePair {
+    const MAX_ITEMS: usize = MOST_QUEUE_PAIRS;
 }
 
 /// Queue pair numbers.
-impl Listed for u32 {
-    const MOST: usize = MOST_NAMED;
+impl ListItem for u32 {
+    const MAX_ITEMS: usize = MOST_NAMED;
 }
 
 impl<const N: usize> Wire for [u8; N] {
@@ -195,7 +195,7 @@ impl Wire for Duration {
 /// Cut at the limit, at a character boundary.
 impl Wire for String {
     fn write(&self, out: &mut Vec<u8>) {
-        let end = (0..=self.len().min(LONGEST_TEXT)).rev().find(|end| self.is_char_boundary(*end));
+        let end = (0..=self.len().min(MAX_TEXT)).rev().find(|end| self.is_char_boundary(*end));
         let text = &self[..end.unwrap_or(0)];
         (text.len() as u16).write(out);
         out.extend(text.as_bytes());
@@ -203,7 +203,7 @@ impl Wire for String {
 
     fn read(from: &mut &[u8]) -> Result<Self, WireError> {
         let length = usize::from(u16::read(from)?);
-        if length > LONGEST_TEXT {
+        if length > MAX_TEXT {
             return Err(WireError::Broken { what: "a text is longer than 400 bytes" });
         }
         let (text, rest) =
@@ -226,9 +226,9 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-impl<T: Listed> Wire for Vec<T> {
+impl<T: ListItem> Wire for Vec<T> {
     fn write(&self, out: &mut Vec<u8>) {
-        let kept = &self[..self.len().min(T::MOST)];
+        let kept = &self[..self.len().min(T::MAX_ITEMS)];
         (kept.len() as u32).write(out);
         kept.iter().for_each(|item| item.write(out));
     }
@@ -236,7 +236,7 @@ impl<T: Listed> Wire for Vec<T> {
     /// Does not reserve memory for elements that the bytes may lack.
     fn read(from: &mut &[u8]) -> Result<Self, WireError> {
         let length = u32::read(from)? as usize;
-        if length > T::MOST {
+        if length > T::MAX_ITEMS {
             return Err(WireError::Broken { what: "a list is longer than it may be" });
         }
         (0..length).map(|_| T::read(from)).collect()

@@ -14,7 +14,7 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::{signals, text};
 use keys::Keys;
 use sampler::Sampler;
-use screen::{After, Screen};
+use screen::{KeyAction, Screen};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
@@ -28,10 +28,10 @@ const TICK: Duration = Duration::from_millis(100);
 pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
     if options.once {
         let mut sampler = Sampler::default();
-        sampler.look()?;
+        sampler.sample()?;
         std::thread::sleep(options.interval);
-        let view = sampler.look()?;
-        return text::print(options.json, &view, || table::whole(&view)).map(|()| ExitCode::SUCCESS);
+        let view = sampler.sample()?;
+        return text::print(options.json, &view, || table::to_text(&view)).map(|()| ExitCode::SUCCESS);
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(
@@ -41,8 +41,8 @@ pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
     signals::note_ends()?;
     // The first sample may fail: the error is reported before the screen changes.
     let mut sampler = Sampler::default();
-    let first = sampler.look()?;
-    let views = keep_looking(sampler, options.interval)?;
+    let first = sampler.sample()?;
+    let views = sample_periodically(sampler, options.interval)?;
     let mut terminal = Terminal::enter()?;
     let result = show(&mut terminal, first, &views, options.interval);
     drop(terminal);
@@ -57,12 +57,15 @@ pub(crate) fn run(options: &TopOptions) -> Result<ExitCode, Failure> {
 }
 
 /// Samples processes on a separate thread, so that a silent process does not delay keys.
-fn keep_looking(mut sampler: Sampler, interval: Duration) -> Result<Receiver<Result<View, String>>, Failure> {
+fn sample_periodically(
+    mut sampler: Sampler,
+    interval: Duration,
+) -> Result<Receiver<Result<View, String>>, Failure> {
     let (sender, views) = sync_channel(1);
     let look = move || {
         loop {
             std::thread::sleep(interval);
-            if sender.send(sampler.look().map_err(|error| error.to_string())).is_err() {
+            if sender.send(sampler.sample().map_err(|error| error.to_string())).is_err() {
                 return;
             }
         }
@@ -86,7 +89,7 @@ fn show(
         if signals::ended_by().is_some() {
             return Ok(());
         }
-        if keys.wait(TICK)?.into_iter().any(|key| screen.press(key) == After::Quit) {
+        if keys.wait(TICK)?.into_iter().any(|key| screen.press(key) == KeyAction::Quit) {
             return Ok(());
         }
         match views.try_recv() {

@@ -91,18 +91,18 @@ impl fmt::Display for Micros {
 }
 
 /// A trace while it is written.
-pub(crate) struct Chrome<W: Write> {
+pub(crate) struct TraceWriter<W: Write> {
     out: BufWriter<W>,
     /// The time of the trace's origin.
     base: u64,
     is_empty: bool,
 }
 
-impl<W: Write> Chrome<W> {
+impl<W: Write> TraceWriter<W> {
     pub(crate) fn begin(out: W, base: u64) -> io::Result<Self> {
         let mut out = BufWriter::new(out);
         out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-        Ok(Chrome { out, base, is_empty: true })
+        Ok(TraceWriter { out, base, is_empty: true })
     }
 
     pub(crate) fn end(mut self, summary: &Summary) -> io::Result<()> {
@@ -116,7 +116,7 @@ impl<W: Write> Chrome<W> {
         self.out.flush()
     }
 
-    fn item(&mut self, track: Track, phase: char, rest: fmt::Arguments<'_>) -> io::Result<()> {
+    fn write_item(&mut self, track: Track, phase: char, rest: fmt::Arguments<'_>) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.is_empty) { "" } else { "," };
         let Track { pid, tid } = track;
         write!(self.out, "{comma}\n{{\"ph\":\"{phase}\",\"pid\":{pid},\"tid\":{tid},{rest}}}")
@@ -138,7 +138,7 @@ impl<W: Write> Chrome<W> {
         let ts = Micros(at.saturating_sub(self.base));
         let (name, category) = (Quoted(name), Quoted(category));
         let rest = format_args!("\"ts\":{ts},\"cat\":{category},\"name\":{name}{more},\"args\":{{{list}}}");
-        self.item(track, phase, rest)
+        self.write_item(track, phase, rest)
     }
 
     /// Writes an event of a row.
@@ -179,15 +179,15 @@ impl<W: Write> Chrome<W> {
     pub(crate) fn name_process(&mut self, pid: u32, name: &str, position: u32) -> io::Result<()> {
         let track = Track { pid, tid: pid };
         let name = Quoted(name);
-        self.item(track, 'M', format_args!("\"name\":\"process_name\",\"args\":{{\"name\":{name}}}"))?;
+        self.write_item(track, 'M', format_args!("\"name\":\"process_name\",\"args\":{{\"name\":{name}}}"))?;
         let place = format_args!("\"name\":\"process_sort_index\",\"args\":{{\"sort_index\":{position}}}");
-        self.item(track, 'M', place)
+        self.write_item(track, 'M', place)
     }
 
     /// Writes the name of a row.
     pub(crate) fn name_track(&mut self, track: Track, name: &str) -> io::Result<()> {
         let name = Quoted(name);
-        self.item(track, 'M', format_args!("\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}"))
+        self.write_item(track, 'M', format_args!("\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}"))
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn what_is_written_is_json() {
         let (mut bytes, track) = (Vec::new(), Track { pid: 1, tid: 2 });
-        let mut chrome = Chrome::begin(&mut bytes, 1000).unwrap();
+        let mut chrome = TraceWriter::begin(&mut bytes, 1000).unwrap();
         chrome.name_process(1, "a \"program\"\t", 0).unwrap();
         let arguments = [("queue", Value::Hex(0x41)), ("bytes", Value::Number(8)), ("x", Value::Text("\\"))];
         chrome.event(track, Time::Slice(1500, 1500), ("posted", "post"), &arguments).unwrap();

@@ -24,7 +24,7 @@ pub const GPU_VARIABLE: &str = "GDSYNC_TRACE_GPU";
 /// File name extension of parts.
 pub(crate) const PART: &str = "part";
 /// Number of names to try for a part.
-const NAMES: u32 = 64;
+const MAX_ATTEMPTS: u32 = 64;
 
 /// The destination of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Destination {
 
     /// Opens the part: a file that no other process and no other copy of this library writes.
     pub(crate) fn open(&self, pid: u32) -> io::Result<Opened> {
-        for attempt in 0..NAMES {
+        for attempt in 0..MAX_ATTEMPTS {
             let (path, trace) = self.names(pid, attempt);
             let mut options = OpenOptions::new();
             options.read(true).write(true);
@@ -78,16 +78,16 @@ impl Destination {
             let file = match options.open(&path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                Err(error) => return Err(naming(&path, &error)),
+                Err(error) => return Err(with_path(&path, &error)),
             };
-            if !is_locked_now(&file).map_err(|error| naming(&path, &error))? {
+            if !try_lock(&file).map_err(|error| with_path(&path, &error))? {
                 continue;
             }
-            file.set_len(0).map_err(|error| naming(&path, &error))?;
+            file.set_len(0).map_err(|error| with_path(&path, &error))?;
             return Ok(Opened { file, path, trace });
         }
         let (path, _) = self.names(pid, 0);
-        Err(io::Error::other(format!("{} and {NAMES} names like it are taken", path.display())))
+        Err(io::Error::other(format!("{} and {MAX_ATTEMPTS} names like it are taken", path.display())))
     }
 
     /// Returns the paths of part and trace for an attempt.
@@ -97,17 +97,17 @@ impl Destination {
             Destination::File(path) => {
                 let trace = match attempt {
                     0 => path.clone(),
-                    1 => with_end(path, &pid.to_string()),
-                    _ => with_end(path, &format!("{pid}.{attempt}")),
+                    1 => append_extension(path, &pid.to_string()),
+                    _ => append_extension(path, &format!("{pid}.{attempt}")),
                 };
-                (with_end(&trace, PART), Some(trace))
+                (append_extension(&trace, PART), Some(trace))
             }
         }
     }
 }
 
 /// Locks a file until it is closed; returns false if another open file holds the lock.
-fn is_locked_now(file: &File) -> io::Result<bool> {
+fn try_lock(file: &File) -> io::Result<bool> {
     // SAFETY: the descriptor is open.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
         return Ok(true);
@@ -119,12 +119,12 @@ fn is_locked_now(file: &File) -> io::Result<bool> {
 }
 
 /// Returns the error with the file's name.
-pub(crate) fn naming(path: &Path, error: &io::Error) -> io::Error {
+pub(crate) fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// Appends `.` and an end to a path.
-fn with_end(path: &Path, end: &str) -> PathBuf {
+fn append_extension(path: &Path, end: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".");
     name.push(end);

@@ -39,7 +39,7 @@ pub(crate) struct Flows {
 
 /// A recognised doorbell: its queue pair, and the index of its WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct QueueDoorbell {
     pub(crate) queue: Queue,
     pub(crate) index: u16,
 }
@@ -55,7 +55,7 @@ fn is_before(a: u16, b: u16) -> bool {
 
 impl Flows {
     /// Records the creation of a queue pair. `queue` consists of the low bits of its node, and its number.
-    pub(crate) fn made(&mut self, process: usize, register: u64, queue: u64) {
+    pub(crate) fn created(&mut self, process: usize, register: u64, queue: u64) {
         let (card, qpn) = ((queue >> 32) as u16, queue as u32);
         self.cards.insert((process, page(register), qpn), card);
         let only = self.only_cards.entry((process, qpn)).or_insert(Some(card));
@@ -64,31 +64,36 @@ impl Flows {
     }
 
     /// Returns the doorbell of a store, if it is one.
-    pub(crate) fn known(&self, process: usize, register: u64, value: u64) -> Option<Known> {
+    pub(crate) fn doorbell(&self, process: usize, register: u64, value: u64) -> Option<QueueDoorbell> {
         let doorbell = Doorbell::from_raw(value);
         let card = *self.cards.get(&(process, page(register), doorbell.qpn()))?;
-        Some(Known { queue: (process, card, doorbell.qpn()), index: doorbell.index() })
+        Some(QueueDoorbell { queue: (process, card, doorbell.qpn()), index: doorbell.index() })
     }
 
     /// Returns the doorbell of a batch's operation, if it is one. A GPU may know the register by another address: the
     /// queue pair's number then decides.
-    pub(crate) fn known_of_batch(&self, process: usize, register: u64, value: u64) -> Option<Known> {
+    pub(crate) fn doorbell_in_batch(
+        &self,
+        process: usize,
+        register: u64,
+        value: u64,
+    ) -> Option<QueueDoorbell> {
         let by_number = || {
             let doorbell = Doorbell::from_raw(value);
             let card = (*self.only_cards.get(&(process, doorbell.qpn()))?)?;
-            Some(Known { queue: (process, card, doorbell.qpn()), index: doorbell.index() })
+            Some(QueueDoorbell { queue: (process, card, doorbell.qpn()), index: doorbell.index() })
         };
-        self.known(process, register, value).or_else(by_number)
+        self.doorbell(process, register, value).or_else(by_number)
     }
 
     /// Records a post or a doorbell of the CPU.
-    pub(crate) fn posted(&mut self, known: Known, posted: Point) {
+    pub(crate) fn posted(&mut self, known: QueueDoorbell, posted: Point) {
         let posting = Posting { until: known.index, posted, rung: None };
         self.postings.entry(known.queue).or_default().push_back(posting);
     }
 
     /// Records a stream's doorbell.
-    pub(crate) fn rung(&mut self, known: Known, rung: Point) {
+    pub(crate) fn rung(&mut self, known: QueueDoorbell, rung: Point) {
         let postings = self.postings.get_mut(&known.queue).into_iter().flatten();
         if let Some(posting) = postings.rev().find(|posting| posting.until == known.index) {
             posting.rung = Some(rung);
@@ -138,10 +143,10 @@ mod tests {
     #[test]
     fn an_arrow_begins_at_the_doorbell_that_covers_the_message() {
         let mut flows = Flows::default();
-        flows.made(0, REGISTER, QUEUE);
+        flows.created(0, REGISTER, QUEUE);
         // Two sends of a merged batch, and one of the next batch.
         for (index, at) in [(0xffff, 10), (0, 20)] {
-            let known = flows.known(0, REGISTER, doorbell(index, 0x41)).unwrap();
+            let known = flows.doorbell(0, REGISTER, doorbell(index, 0x41)).unwrap();
             flows.posted(known, point(at));
             flows.rung(known, point(at + 5));
         }
@@ -161,17 +166,20 @@ mod tests {
     #[test]
     fn stores_elsewhere_and_queues_of_others_are_no_doorbells() {
         let mut flows = Flows::default();
-        flows.made(0, REGISTER, QUEUE);
+        flows.created(0, REGISTER, QUEUE);
         assert!(
-            flows.known(0, REGISTER + 0x100, doorbell(1, 0x41)).is_some(),
+            flows.doorbell(0, REGISTER + 0x100, doorbell(1, 0x41)).is_some(),
             "another register of the page"
         );
-        assert!(flows.known(1, REGISTER, doorbell(1, 0x41)).is_none(), "another process");
-        assert!(flows.known(0, REGISTER, doorbell(1, 0x42)).is_none(), "another queue pair");
-        assert!(flows.known(0, REGISTER + 0x1000, doorbell(1, 0x41)).is_none(), "another page");
-        assert!(flows.known_of_batch(0, 5, doorbell(1, 0x41)).is_some(), "a GPU's address of the register");
-        flows.made(0, 0x8000_0800, 4 << 32 | 0x41);
-        assert!(flows.known_of_batch(0, 5, doorbell(1, 0x41)).is_none(), "of which card?");
+        assert!(flows.doorbell(1, REGISTER, doorbell(1, 0x41)).is_none(), "another process");
+        assert!(flows.doorbell(0, REGISTER, doorbell(1, 0x42)).is_none(), "another queue pair");
+        assert!(flows.doorbell(0, REGISTER + 0x1000, doorbell(1, 0x41)).is_none(), "another page");
+        assert!(
+            flows.doorbell_in_batch(0, 5, doorbell(1, 0x41)).is_some(),
+            "a GPU's address of the register"
+        );
+        flows.created(0, 0x8000_0800, 4 << 32 | 0x41);
+        assert!(flows.doorbell_in_batch(0, 5, doorbell(1, 0x41)).is_none(), "of which card?");
         // The arrow of a message that no library posted begins at its departure.
         flows.sent(0, QUEUE, 1, 9, point(5));
         assert_eq!(flows.arrived(QUEUE, 9, point(6)), Some(vec![point(5), point(6)]));

@@ -1,11 +1,11 @@
 //! Writing and merging of parts: files with the records of one process, or of one copy of this library in it.
 //!
-//! A part consists of a [`Front`] and [`Record`]s. The last one, [`Kind::End`], contains the numbers of records and
+//! A part consists of a [`Header`] and [`Record`]s. The last one, [`Kind::End`], contains the numbers of records and
 //! of dropped records; the part of a killed process lacks it.
 
 use crate::chrome::Summary;
-use crate::destination::{Destination, PART, naming};
-use crate::record::{Front, Kind, MAGIC, NO_RANK, NoPart, RECORD, Record, padded, read};
+use crate::destination::{Destination, PART, with_path};
+use crate::record::{Header, Kind, MAGIC, NO_RANK, PartError, RECORD, Record, padded, read};
 use crate::timeline;
 use std::ffi::OsString;
 use std::fs::File;
@@ -31,14 +31,14 @@ pub(crate) struct Part {
 impl Part {
     /// Creates the part of this process.
     pub(crate) fn open(to: Destination) -> io::Result<Part> {
-        Part::with_limit(&to, &front(), LIMIT)
+        Part::with_limit(&to, &header(), LIMIT)
     }
 
-    pub(crate) fn with_limit(to: &Destination, front: &Front, limit: u64) -> io::Result<Part> {
-        let opened = to.open(front.pid)?;
+    pub(crate) fn with_limit(to: &Destination, header: &Header, limit: u64) -> io::Result<Part> {
+        let opened = to.open(header.pid)?;
         let mut part =
             Part { file: opened.file, path: opened.path, trace: opened.trace, written: 0, dropped: 0, limit };
-        part.file.write_all(front.as_bytes()).map_err(|error| naming(&part.path, &error))?;
+        part.file.write_all(header.as_bytes()).map_err(|error| with_path(&part.path, &error))?;
         Ok(part)
     }
 
@@ -53,7 +53,7 @@ impl Part {
                 tracing::debug!(%error, "records of the trace cannot be written");
                 self.dropped += kept.len() as u64;
                 // The next record starts at a record's boundary.
-                let end = size_of::<Front>() as u64 + self.written * RECORD as u64;
+                let end = size_of::<Header>() as u64 + self.written * RECORD as u64;
                 if self.file.set_len(end).and(self.file.seek(io::SeekFrom::Start(end))).is_err() {
                     self.limit = self.written;
                 }
@@ -69,13 +69,13 @@ impl Part {
     pub(crate) fn finish(mut self, dropped: u64) -> io::Result<()> {
         let words = [self.written, self.dropped + dropped, 0];
         let end = Record { at: 0, until: 0, kind: Kind::End as u32, thread: 0, words };
-        self.file.write_all(end.as_bytes()).map_err(|error| naming(&self.path, &error))?;
+        self.file.write_all(end.as_bytes()).map_err(|error| with_path(&self.path, &error))?;
         let Some(trace) = self.trace else { return Ok(()) };
         self.file.rewind()?;
-        let part = read(&mut self.file).map_err(|error| naming(&self.path, &io::Error::other(error)))?;
-        let file = File::create(&trace).map_err(|error| naming(&trace, &error))?;
-        timeline::write(vec![part], file).map_err(|error| naming(&trace, &error))?;
-        std::fs::remove_file(&self.path).map_err(|error| naming(&self.path, &error))
+        let part = read(&mut self.file).map_err(|error| with_path(&self.path, &io::Error::other(error)))?;
+        let file = File::create(&trace).map_err(|error| with_path(&trace, &error))?;
+        timeline::write(vec![part], file).map_err(|error| with_path(&trace, &error))?;
+        std::fs::remove_file(&self.path).map_err(|error| with_path(&self.path, &error))
     }
 }
 
@@ -84,8 +84,8 @@ const RANKS: [&str; 6] =
     ["GDSYNC_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"];
 
 /// Returns the header of this process's part: process id, rank, command line.
-fn front() -> Front {
-    Front {
+fn header() -> Header {
+    Header {
         magic: MAGIC,
         pid: std::process::id(),
         rank: rank(|name| std::env::var_os(name)),
@@ -165,8 +165,8 @@ pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Summary, MergeError> {
         let failed = |source| MergeError::Read { path: path.clone(), source };
         let mut file = File::open(path).map_err(failed)?;
         read(&mut file).map_err(|error| match error {
-            NoPart::Read(source) => failed(source),
-            NoPart::Front => MergeError::NoPart { path: path.clone(), reason: error.to_string() },
+            PartError::Read(source) => failed(source),
+            PartError::Header => MergeError::NoPart { path: path.clone(), reason: error.to_string() },
         })
     });
     let all = all.collect::<Result<Vec<_>, _>>()?;
@@ -179,14 +179,14 @@ pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Summary, MergeError> {
 mod tests {
     use super::*;
     use crate::record::Kind;
-    use crate::testing::{folder, front, record};
+    use crate::testing::{folder, header, record};
     use zerocopy::IntoBytes;
 
     #[test]
     fn records_beyond_the_limit_are_dropped_and_counted() {
         let folder = folder("limit");
         let to = Destination::Folder(folder.clone());
-        let mut part = Part::with_limit(&to, &front(17), 5).unwrap();
+        let mut part = Part::with_limit(&to, &header(17), 5).unwrap();
         let records: Vec<Record> = (0..4).map(|at| record(Kind::Polled, at, [at, 0, 0])).collect();
         part.append(&records);
         part.append(&records);
@@ -202,7 +202,7 @@ mod tests {
     fn a_part_of_a_file_becomes_the_trace_there() {
         let folder = folder("file");
         let trace = folder.join("t.json");
-        let mut part = Part::with_limit(&Destination::File(trace.clone()), &front(17), 5).unwrap();
+        let mut part = Part::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
         part.append(&[record(Kind::Polled, 7, [0x41, 1, 0])]);
         part.finish(0).unwrap();
         let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
@@ -217,7 +217,7 @@ mod tests {
     fn a_trace_that_cannot_be_written_is_named_and_its_part_stays() {
         let folder = folder("refused");
         let trace = folder.join("t.json");
-        let part = Part::with_limit(&Destination::File(trace.clone()), &front(17), 5).unwrap();
+        let part = Part::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
         std::fs::create_dir(&trace).unwrap();
         let error = part.finish(0).unwrap_err().to_string();
         assert!(error.contains("t.json: Is a directory") && folder.join("t.json.part").exists(), "{error}");
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn parts_of_a_folder_become_one_trace_and_other_files_are_named() {
         let folder = folder("merge");
-        let bytes = |pid| [front(pid).as_bytes(), record(Kind::Polled, 5, [0x41, 1, 0]).as_bytes()].concat();
+        let bytes = |pid| [header(pid).as_bytes(), record(Kind::Polled, 5, [0x41, 1, 0]).as_bytes()].concat();
         std::fs::write(folder.join("1-0.part"), bytes(1)).unwrap();
         std::fs::write(folder.join("2-0.part"), bytes(2)).unwrap();
         std::fs::write(folder.join("notes.txt"), "no part").unwrap();

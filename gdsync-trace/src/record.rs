@@ -107,7 +107,7 @@ pub(crate) const RECORD: usize = size_of::<Record>();
 /// The header of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(crate) struct Front {
+pub(crate) struct Header {
     pub(crate) magic: [u8; 8],
     pub(crate) pid: u32,
     /// Its rank in a job, or [`NO_RANK`].
@@ -161,25 +161,25 @@ pub(crate) struct ReadPart {
 
 /// Reasons why a file is not a part.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoPart {
+pub(crate) enum PartError {
     #[error("it is no part of a gdsync trace of this version: its first bytes are not {:?}", String::from_utf8_lossy(&MAGIC))]
-    Front,
+    Header,
     #[error(transparent)]
     Read(#[from] io::Error),
 }
 
 /// Reads a part. A truncated one yields its complete records.
-pub(crate) fn read(from: &mut impl Read) -> Result<ReadPart, NoPart> {
+pub(crate) fn read(from: &mut impl Read) -> Result<ReadPart, PartError> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)?;
-    let (front, rest) = Front::read_from_prefix(&bytes).map_err(|_| NoPart::Front)?;
-    if front.magic != MAGIC {
-        return Err(NoPart::Front);
+    let (header, rest) = Header::read_from_prefix(&bytes).map_err(|_| PartError::Header)?;
+    if header.magic != MAGIC {
+        return Err(PartError::Header);
     }
     let mut part = ReadPart {
-        pid: front.pid,
-        rank: (front.rank != NO_RANK).then_some(front.rank),
-        name: unpadded(&front.name),
+        pid: header.pid,
+        rank: (header.rank != NO_RANK).then_some(header.rank),
+        name: unpadded(&header.name),
         records: Vec::with_capacity(rest.len() / RECORD),
         dropped: 0,
         is_whole: false,
@@ -205,12 +205,12 @@ pub(crate) fn read(from: &mut impl Read) -> Result<ReadPart, NoPart> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{front, record};
+    use crate::testing::{header, record};
     use std::mem::offset_of;
 
     #[test]
     fn records_have_no_padding_and_fixed_places() {
-        assert_eq!((size_of::<Record>(), size_of::<Front>()), (48, 64));
+        assert_eq!((size_of::<Record>(), size_of::<Header>()), (48, 64));
         let places = [
             offset_of!(Record, at),
             offset_of!(Record, until),
@@ -239,14 +239,14 @@ mod tests {
     }
 
     fn bytes(records: &[Record]) -> Vec<u8> {
-        [front(17).as_bytes(), records.as_bytes()].concat()
+        [header(17).as_bytes(), records.as_bytes()].concat()
     }
 
     #[test]
     fn a_part_that_was_cut_off_has_its_whole_records() {
         let records = [record(Kind::Polled, 1, [0; 3]), record(Kind::Polled, 2, [0; 3])];
         let whole = bytes(&records);
-        for (len, count) in [(whole.len(), 2), (whole.len() - 1, 1), (size_of::<Front>(), 0)] {
+        for (len, count) in [(whole.len(), 2), (whole.len() - 1, 1), (size_of::<Header>(), 0)] {
             let read = read(&mut &whole[..len]).unwrap();
             assert_eq!((read.records.len(), read.is_whole), (count, false), "{len} bytes");
         }

@@ -23,7 +23,7 @@ const ON: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static PART: Mutex<Option<Part>> = Mutex::new(None);
-static BUFFERS: Mutex<Vec<Arc<Buffer>>> = Mutex::new(Vec::new());
+static ALL_BUFFERS: Mutex<Vec<Arc<Buffer>>> = Mutex::new(Vec::new());
 /// True in the child of a `fork`: part and buffers are copies of its parent's, which writes them.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 /// Records that were not buffered.
@@ -38,13 +38,13 @@ struct Buffer {
 }
 
 /// A thread's handle of its buffer. Dropping it, at the thread's end, writes the buffer.
-struct Own {
+struct ThreadBuffer {
     thread: u32,
     buffer: Arc<Buffer>,
 }
 
 thread_local! {
-    static OWN: Own = Own::new();
+    static THREAD_BUFFER: ThreadBuffer = ThreadBuffer::new();
 }
 
 /// Returns true if events are recorded.
@@ -78,13 +78,13 @@ pub fn now() -> u64 {
 #[inline(always)]
 pub fn event(kind: Kind, words: impl FnOnce() -> [u64; 3]) {
     if enabled() {
-        moment(kind, words());
+        record_event(kind, words());
     }
 }
 
 #[cold]
 #[inline(never)]
-fn moment(kind: Kind, words: [u64; 3]) {
+fn record_event(kind: Kind, words: [u64; 3]) {
     let at = monotonic();
     record(kind, at, at, words);
 }
@@ -175,7 +175,7 @@ pub fn name_card(node: u32, name: &str) {
 
 fn record(kind: Kind, at: u64, until: u64, words: [u64; 3]) {
     // An ending thread has no buffer any more.
-    let kept = OWN.try_with(|own| {
+    let kept = THREAD_BUFFER.try_with(|own| {
         let record = Record { at, until, kind: kind as u32, thread: own.thread, words };
         own.buffer.push(record)
     });
@@ -207,20 +207,20 @@ fn flush(records: &mut Vec<Record>) {
     records.clear();
 }
 
-impl Own {
-    fn new() -> Own {
+impl ThreadBuffer {
+    fn new() -> ThreadBuffer {
         // SAFETY: the call has no preconditions.
         let thread = unsafe { libc::gettid() } as u32;
         let buffer = Arc::<Buffer>::default();
-        BUFFERS.lock().push(buffer.clone());
+        ALL_BUFFERS.lock().push(buffer.clone());
         let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
         let (at, words) = (monotonic(), thread_name(name.trim_end(), false));
         buffer.push(Record { at, until: at, kind: Kind::ThreadName as u32, thread, words });
-        Own { thread, buffer }
+        ThreadBuffer { thread, buffer }
     }
 }
 
-impl Drop for Own {
+impl Drop for ThreadBuffer {
     fn drop(&mut self) {
         // In the child of a fork, a thread that does not exist there may hold a lock.
         if IS_FORKED.load(Ordering::Relaxed) {
@@ -228,7 +228,7 @@ impl Drop for Own {
         }
         // Flushed while still listed: the process may end meanwhile, and its handler writes the listed buffers.
         flush(&mut self.buffer.records.lock());
-        BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
+        ALL_BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
     }
 }
 
@@ -245,7 +245,7 @@ fn start() -> bool {
                 None
             }
         });
-        let is_on = opened.is_some() && at_the_end();
+        let is_on = opened.is_some() && install_handlers();
         *part = opened.filter(|_| is_on);
         STATE.store(if is_on { ON } else { OFF }, Ordering::Relaxed);
     }
@@ -253,7 +253,7 @@ fn start() -> bool {
 }
 
 /// Installs handlers that write the buffers at the end of the process, and stop recording in children.
-fn at_the_end() -> bool {
+fn install_handlers() -> bool {
     extern "C" fn end() {
         // A panic must not unwind into C.
         if let Err(message) = contain(finish) {
@@ -275,7 +275,7 @@ fn finish() {
     if STATE.swap(OFF, Ordering::Relaxed) != ON {
         return;
     }
-    for buffer in &*BUFFERS.lock() {
+    for buffer in &*ALL_BUFFERS.lock() {
         flush(&mut buffer.records.lock());
     }
     let Some(part) = PART.lock().take() else { return };
@@ -330,12 +330,12 @@ mod names {
     }
 
     pub(super) fn of(kind: Kind) -> Option<RegisteredString<'static>> {
-        static NAMES: OnceLock<Vec<Option<RegisteredString<'static>>>> = OnceLock::new();
+        static MAX_ATTEMPTS: OnceLock<Vec<Option<RegisteredString<'static>>>> = OnceLock::new();
         let register = |kind: &Kind| {
             let name = CString::new(kind.name()).ok()?;
             Some(domain().register_string(name))
         };
-        let names = NAMES.get_or_init(|| Kind::ALL.iter().map(register).collect());
+        let names = MAX_ATTEMPTS.get_or_init(|| Kind::ALL.iter().map(register).collect());
         // Numbers of kinds begin at 1.
         *names.get((kind as usize).checked_sub(1)?)?
     }

@@ -1,6 +1,6 @@
 //! Helpers of several modules' tests.
 
-use crate::record::{Front, Kind, MAGIC, Record, padded};
+use crate::record::{Header, Kind, MAGIC, Record, padded};
 use std::path::PathBuf;
 
 /// Creates an empty folder for a test.
@@ -11,8 +11,8 @@ pub(crate) fn folder(name: &str) -> PathBuf {
     folder
 }
 
-pub(crate) fn front(pid: u32) -> Front {
-    Front { magic: MAGIC, pid, rank: 3, name: padded("program") }
+pub(crate) fn header(pid: u32) -> Header {
+    Header { magic: MAGIC, pid, rank: 3, name: padded("program") }
 }
 
 pub(crate) fn record(kind: Kind, at: u64, words: [u64; 3]) -> Record {

@@ -1,7 +1,7 @@
 //! Conversion of parts to rows and arrows, in the order of time.
 
-use crate::chrome::{Chrome, Summary, Time, Track, Value};
-use crate::flows::{Flows, Known};
+use crate::chrome::{Summary, Time, TraceWriter, Track, Value};
+use crate::flows::{Flows, QueueDoorbell};
 use crate::record::{Kind, ReadPart, Record, unpadded};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::Opcode;
@@ -12,14 +12,14 @@ use zerocopy::IntoBytes;
 /// Writes the trace of some parts.
 pub(crate) fn write(parts: Vec<ReadPart>, out: impl Write) -> io::Result<Summary> {
     let timeline = Timeline::new(parts);
-    let mut chrome = Chrome::begin(out, timeline.begins_at())?;
+    let mut chrome = TraceWriter::begin(out, timeline.begins_at())?;
     let summary = timeline.write(&mut chrome)?;
     chrome.end(&summary)?;
     Ok(summary)
 }
 
 /// First number of rows of cards and queue pairs: above all thread ids (`PID_MAX_LIMIT`, proc(5)).
-const FIRST_ROW: u32 = 10_000_000;
+const FIRST_ROW_ID: u32 = 10_000_000;
 
 /// A process of the trace.
 struct Process {
@@ -58,7 +58,7 @@ struct State {
     /// Number of open waits.
     open: HashMap<Track, u64>,
     /// Doorbells of submissions, by process index and submission number.
-    submitted: HashMap<(usize, u64), Vec<Known>>,
+    submitted: HashMap<(usize, u64), Vec<QueueDoorbell>>,
     /// End of a GPU stream's last submission.
     performed: HashMap<Track, u64>,
     ends_at: u64,
@@ -89,7 +89,7 @@ impl Timeline {
         self.records.first().map_or(0, |(_, record)| record.at)
     }
 
-    fn write<W: Write>(mut self, chrome: &mut Chrome<W>) -> io::Result<Summary> {
+    fn write<W: Write>(mut self, chrome: &mut TraceWriter<W>) -> io::Result<Summary> {
         self.name(chrome)?;
         let mut state = State::default();
         for (place, record) in &self.records {
@@ -114,7 +114,7 @@ impl Timeline {
     }
 
     /// Writes the names of processes and threads, and collects those of cards.
-    fn name<W: Write>(&mut self, chrome: &mut Chrome<W>) -> io::Result<()> {
+    fn name<W: Write>(&mut self, chrome: &mut TraceWriter<W>) -> io::Result<()> {
         for (position, process) in self.processes.iter().enumerate() {
             let name = match process.rank {
                 Some(rank) => format!("rank {rank}: {}", process.name),
@@ -154,24 +154,25 @@ impl State {
         thread: Track,
         kind: Kind,
         record: &Record,
-        chrome: &mut Chrome<W>,
+        chrome: &mut TraceWriter<W>,
     ) -> io::Result<()> {
         use Value::{Flag, Hex, Number, Text};
         let Record { at, until, words: [first, second, third], .. } = *record;
         let lasts = Time::Slice(at, until);
         // The first word of events of queues is `node << 32 | number`.
         let (node, number) = ((first >> 32) as u32, first & 0xffff_ffff);
-        let wqe = |of: Known| [("queue_pair", Hex(of.queue.2.into())), ("wqe", Number(of.index.into()))];
+        let wqe =
+            |of: QueueDoorbell| [("queue_pair", Hex(of.queue.2.into())), ("wqe", Number(of.index.into()))];
         let word = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
         match kind {
             Kind::ThreadName | Kind::CardName | Kind::End => Ok(()),
             Kind::QueuePair => {
-                self.flows.made(place, first, second);
+                self.flows.created(place, first, second);
                 let number = ("queue_pair", Hex(second & 0xffff_ffff));
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &[number])
             }
             Kind::PreparedSend => {
-                let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
+                let Some(known) = self.flows.doorbell(place, first, second) else { return Ok(()) };
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &wqe(known))
             }
             Kind::PreparedWait => {
@@ -191,7 +192,7 @@ impl State {
                 chrome.event(thread, lasts, ("posted", kind.name()), &arguments)
             }
             Kind::PostedDoorbell => {
-                if let Some(known) = self.flows.known_of_batch(place, first, second) {
+                if let Some(known) = self.flows.doorbell_in_batch(place, first, second) {
                     self.flows.posted(known, (thread, at));
                     self.submitted.entry((place, third)).or_default().push(known);
                 }
@@ -212,7 +213,7 @@ impl State {
                 chrome.event(row, Time::Slice(at, until), ("performed", kind.name()), &arguments)
             }
             Kind::Rung => {
-                let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
+                let Some(known) = self.flows.doorbell(place, first, second) else { return Ok(()) };
                 self.flows.posted(known, (thread, at));
                 chrome.event(thread, lasts, ("rung", kind.name()), &wqe(known))
             }
@@ -225,7 +226,7 @@ impl State {
                 *open -= 1;
                 chrome.event(thread, Time::End(at), ("waited", kind.name()), &[])
             }
-            Kind::Stored => match self.flows.known(place, first, second).filter(|_| third == 64) {
+            Kind::Stored => match self.flows.doorbell(place, first, second).filter(|_| third == 64) {
                 Some(known) => {
                     self.flows.rung(known, (thread, at));
                     chrome.event(thread, lasts, ("rung", "ring"), &wqe(known))
@@ -290,11 +291,16 @@ impl State {
     }
 
     /// Returns the track of a row that is not a thread's; names it at its first use.
-    fn row<W: Write>(&mut self, row: Row, process: &Process, chrome: &mut Chrome<W>) -> io::Result<Track> {
+    fn row<W: Write>(
+        &mut self,
+        row: Row,
+        process: &Process,
+        chrome: &mut TraceWriter<W>,
+    ) -> io::Result<Track> {
         if let Some(track) = self.rows.get(&row) {
             return Ok(*track);
         }
-        let track = Track { pid: process.pid, tid: FIRST_ROW + self.rows.len() as u32 };
+        let track = Track { pid: process.pid, tid: FIRST_ROW_ID + self.rows.len() as u32 };
         self.rows.insert(row, track);
         let card = |node: u32| match process.cards.get(&(node as u16)) {
             Some(name) => format!("{name} (node {node})"),

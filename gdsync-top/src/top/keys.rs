@@ -25,7 +25,7 @@ pub(super) enum Key {
 const ESC: u8 = 0x1b;
 const CONTROL_C: u8 = 3;
 /// Longer than any key's sequence.
-const LONGEST: usize = 32;
+const MAX_LENGTH: usize = 32;
 
 /// The keyboard of a terminal.
 pub(super) struct Keys {
@@ -71,7 +71,7 @@ impl Keys {
             keys.extend(key);
             rest = &rest[length..];
         }
-        let left = if rest.len() > LONGEST { 0 } else { rest.len() };
+        let left = if rest.len() > MAX_LENGTH { 0 } else { rest.len() };
         self.begun.drain(..self.begun.len() - left);
         keys
     }

@@ -10,12 +10,12 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 /// Time limit of an answer. A stopped process costs this in every sample.
-const WITHIN: Duration = Duration::from_millis(500);
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
 /// Most characters of a name.
-const LONGEST: usize = 32;
+const MAX_LENGTH: usize = 32;
 /// Most bytes read of a command line, which may be very long.
-const MOST: u64 = 4096;
+const MAX_COMMAND_LINE: u64 = 4096;
 
 /// Key of a card: process and address.
 type CardName = (u32, u32);
@@ -36,8 +36,8 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Queries all processes of the user.
-    pub(super) fn look(&mut self) -> Result<View, Failure> {
-        let found = ask_all(WITHIN).map_err(|error| format!("processes cannot be listed: {error}"))?;
+    pub(super) fn sample(&mut self) -> Result<View, Failure> {
+        let found = ask_all(ANSWER_LIMIT).map_err(|error| format!("processes cannot be listed: {error}"))?;
         let named = found.into_iter().map(|process| (name_of(process.pid), process)).collect();
         Ok(self.view(named))
     }
@@ -62,9 +62,8 @@ impl Sampler {
             .map(|(name, Process { pid, status })| {
                 let named = view::Process { pid, name, ..view::Process::default() };
                 match status {
-                    Ok(status) => {
-                        Looks { pid, owners: &owners, last: self, next: &mut next }.process(named, &status)
-                    }
+                    Ok(status) => ProcessSampler { pid, owners: &owners, last: self, next: &mut next }
+                        .process(named, &status),
                     Err(error) => view::Process { error: Some(error.to_string()), ..named },
                 }
             })
@@ -75,14 +74,14 @@ impl Sampler {
 }
 
 /// The samples of one process.
-struct Looks<'a> {
+struct ProcessSampler<'a> {
     pid: u32,
     owners: &'a HashMap<u32, (u32, String)>,
     last: &'a Sampler,
     next: &'a mut Sampler,
 }
 
-impl Looks<'_> {
+impl ProcessSampler<'_> {
     fn process(&mut self, named: view::Process, status: &Status) -> view::Process {
         let at = status.at_ns;
         let all: Vec<&QueuePair> = status.cards.iter().flat_map(|card| &card.queue_pairs).collect();
@@ -212,21 +211,21 @@ fn name_of(pid: u32) -> String {
     let mut words = Vec::new();
     if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
         // A process that ends meanwhile has no command line any more.
-        let _ = file.take(MOST).read_to_end(&mut words);
+        let _ = file.take(MAX_COMMAND_LINE).read_to_end(&mut words);
     }
-    of_words(&String::from_utf8_lossy(&words))
+    shorten(&String::from_utf8_lossy(&words))
 }
 
 /// Does the same for zero-terminated words.
-fn of_words(words: &str) -> String {
+fn shorten(words: &str) -> String {
     let mut words = words.split('\0').filter(|word| !word.is_empty());
     let Some(program) = words.next() else { return "?".to_owned() };
     let program = program.rsplit('/').next().unwrap_or(program);
-    let whole = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
+    let to_text = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
     // Processes choose their names, which are shown on a terminal.
-    let mut name: String = whole.chars().map(printable).take(LONGEST + 1).collect();
-    if name.chars().count() > LONGEST {
-        name = name.chars().take(LONGEST - 1).chain(['…']).collect();
+    let mut name: String = to_text.chars().map(printable).take(MAX_LENGTH + 1).collect();
+    if name.chars().count() > MAX_LENGTH {
+        name = name.chars().take(MAX_LENGTH - 1).chain(['…']).collect();
     }
     name
 }
@@ -237,10 +236,10 @@ mod tests {
 
     #[test]
     fn a_name_is_short_and_steers_no_terminal() {
-        assert_eq!(of_words("/usr/bin/gdsync\0pingpong\0--json\0"), "gdsync pingpong --json");
-        assert_eq!(of_words("a\x1b[2J\0"), "a\u{fffd}[2J");
-        assert_eq!(of_words(&"x".repeat(100)), "x".repeat(31) + "…");
-        assert_eq!(of_words(&"x".repeat(32)), "x".repeat(32));
-        assert_eq!([of_words(""), name_of(u32::MAX)], ["?", "?"]);
+        assert_eq!(shorten("/usr/bin/gdsync\0pingpong\0--json\0"), "gdsync pingpong --json");
+        assert_eq!(shorten("a\x1b[2J\0"), "a\u{fffd}[2J");
+        assert_eq!(shorten(&"x".repeat(100)), "x".repeat(31) + "…");
+        assert_eq!(shorten(&"x".repeat(32)), "x".repeat(32));
+        assert_eq!([shorten(""), name_of(u32::MAX)], ["?", "?"]);
     }
 }

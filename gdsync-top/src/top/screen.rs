@@ -1,7 +1,7 @@
 //! The live view: its screen and its keys.
 
 use super::keys::Key;
-use super::table::{Look, Order, lines};
+use super::table::{LineStyle, Order, lines};
 use super::view::View;
 use gdsync_cli::text;
 use ratatui::Frame;
@@ -13,12 +13,12 @@ use std::time::Duration;
 
 const KEYS: &str = "q quit   p pause   s sort   arrows, PgUp, PgDn, Home, End scroll";
 /// Columns scrolled by an arrow key.
-const ASIDE: u16 = 8;
+const COLUMN_STEP: u16 = 8;
 
 /// The consequence of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum After {
-    GoOn,
+pub(super) enum KeyAction {
+    Continue,
     Quit,
 }
 
@@ -57,22 +57,22 @@ impl Screen {
         }
     }
 
-    pub(super) fn press(&mut self, key: Key) -> After {
+    pub(super) fn press(&mut self, key: Key) -> KeyAction {
         let page = self.room.saturating_sub(1).max(1);
         match key {
-            Key::Quit => return After::Quit,
+            Key::Quit => return KeyAction::Quit,
             Key::Pause => self.is_paused = !self.is_paused,
             Key::Sort => self.order = self.order.next(),
             Key::Up => self.top = self.top.saturating_sub(1),
             Key::Down => self.top = self.top.saturating_add(1),
-            Key::Left => self.left = self.left.saturating_sub(ASIDE),
-            Key::Right => self.left = self.left.saturating_add(ASIDE),
+            Key::Left => self.left = self.left.saturating_sub(COLUMN_STEP),
+            Key::Right => self.left = self.left.saturating_add(COLUMN_STEP),
             Key::PageUp => self.top = self.top.saturating_sub(page),
             Key::PageDown => self.top = self.top.saturating_add(page),
             Key::Home => (self.top, self.left) = (0, 0),
             Key::End => self.top = u16::MAX,
         }
-        After::GoOn
+        KeyAction::Continue
     }
 
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
@@ -109,12 +109,12 @@ impl Screen {
     }
 
     /// Uses the terminal's colors except for alarms: red is legible on light and on dark backgrounds.
-    fn style(&self, look: Look) -> Style {
+    fn style(&self, look: LineStyle) -> Style {
         match look {
-            Look::Header => Style::new().add_modifier(Modifier::BOLD),
-            Look::Plain => Style::new(),
-            Look::Alarm if self.has_colors => Style::new().fg(Color::Red).add_modifier(Modifier::BOLD),
-            Look::Alarm => Style::new().add_modifier(Modifier::BOLD),
+            LineStyle::Header => Style::new().add_modifier(Modifier::BOLD),
+            LineStyle::Plain => Style::new(),
+            LineStyle::Alarm if self.has_colors => Style::new().fg(Color::Red).add_modifier(Modifier::BOLD),
+            LineStyle::Alarm => Style::new().add_modifier(Modifier::BOLD),
         }
     }
 }

@@ -38,7 +38,7 @@ impl Order {
 
 /// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum LineStyle {
     Header,
     Plain,
     /// A long wait, or an error.
@@ -59,16 +59,16 @@ struct Row {
 }
 
 /// Formats the whole view as plain text.
-pub(super) fn whole(view: &View) -> String {
+pub(super) fn to_text(view: &View) -> String {
     lines(view, Order::default()).into_iter().map(|(_, line)| line + "\n").collect()
 }
 
 /// Formats the whole view as lines.
-pub(super) fn lines(view: &View, order: Order) -> Vec<(Look, String)> {
+pub(super) fn lines(view: &View, order: Order) -> Vec<(LineStyle, String)> {
     if view.processes.is_empty() {
         let none =
             "no process of this user has a software card or uses the library, in this network namespace";
-        return vec![(Look::Plain, none.to_owned())];
+        return vec![(LineStyle::Plain, none.to_owned())];
     }
     let all = || view.processes.iter();
     let cards = all().flat_map(|process| process.cards.iter().map(move |card| card_row(process, card)));
@@ -90,7 +90,7 @@ pub(super) fn lines(view: &View, order: Order) -> Vec<(Look, String)> {
     lines
 }
 
-fn table(lines: &mut Vec<(Look, String)>, header: &[&str], mut rows: Vec<Row>, order: Order) {
+fn table(lines: &mut Vec<(LineStyle, String)>, header: &[&str], mut rows: Vec<Row>, order: Order) {
     if rows.is_empty() {
         return;
     }
@@ -101,24 +101,24 @@ fn table(lines: &mut Vec<(Look, String)>, header: &[&str], mut rows: Vec<Row>, o
         Order::Wait => rows.sort_by(by(|row| row.waited_ms)),
     }
     if !lines.is_empty() {
-        lines.push((Look::Plain, String::new()));
+        lines.push((LineStyle::Plain, String::new()));
     }
-    let looks = rows.iter().map(|row| if row.is_alarm { Look::Alarm } else { Look::Plain });
-    let looks: Vec<Look> = std::iter::once(Look::Header).chain(looks).collect();
+    let looks = rows.iter().map(|row| if row.is_alarm { LineStyle::Alarm } else { LineStyle::Plain });
+    let looks: Vec<LineStyle> = std::iter::once(LineStyle::Header).chain(looks).collect();
     let cells: Vec<Vec<String>> = rows.into_iter().map(|row| row.cells).collect();
     let text = text::table(header, &cells);
     lines.extend(looks.into_iter().zip(text.lines().map(str::to_owned)));
 }
 
 /// Adds errors and omissions below the tables.
-fn notes(view: &View, lines: &mut Vec<(Look, String)>) {
+fn notes(view: &View, lines: &mut Vec<(LineStyle, String)>) {
     let mut notes = Vec::new();
     for process in &view.processes {
         let name = format!("{} {}", process.pid, process.name);
-        notes.extend(process.error.as_ref().map(|error| (Look::Alarm, format!("{name}: {error}"))));
+        notes.extend(process.error.as_ref().map(|error| (LineStyle::Alarm, format!("{name}: {error}"))));
         let mut left_out = |count: u32, what: &str| {
             if count > 0 {
-                notes.push((Look::Plain, format!("{name}: {} more", text::count(count, what))));
+                notes.push((LineStyle::Plain, format!("{name}: {} more", text::count(count, what))));
             }
         };
         left_out(process.cards_left_out, "card");
@@ -126,7 +126,7 @@ fn notes(view: &View, lines: &mut Vec<(Look, String)>) {
         left_out(process.cards.iter().map(|card| card.queue_pairs_left_out).sum(), "queue pair");
     }
     if !notes.is_empty() && !lines.is_empty() {
-        lines.push((Look::Plain, String::new()));
+        lines.push((LineStyle::Plain, String::new()));
     }
     lines.extend(notes);
 }
