@@ -9,41 +9,10 @@ use std::sync::atomic::Ordering;
 /// Bytes of a line of [`move_lines`].
 pub(super) const LINE: usize = 64;
 
-/// Defines a load and a store of one word. The processor loads ordinary memory from any address.
-macro_rules! word {
-    ($word:ty, $load:ident $l:literal, $store:ident $s:literal) => {
-        /// # Safety
-        /// The word is valid.
-        #[inline(always)]
-        pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
-            fenced(order, || {
-                let value;
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($l, at = in(reg) at, v = out(reg) value, options(nostack, preserves_flags, readonly));
-                }
-                value
-            })
-        }
-
-        /// # Safety
-        /// The word is valid and aligned.
-        #[inline(always)]
-        pub(super) unsafe fn $store(at: *mut $word, value: $word, order: Ordering) {
-            fenced(order, || {
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($s, at = in(reg) at, v = in(reg) value, options(nostack, preserves_flags));
-                }
-            });
-        }
-    };
-}
-
-word!(u8, load_u8 "ldrb {v:w}, [{at}]", store_u8 "strb {v:w}, [{at}]");
-word!(u16, load_u16 "ldrh {v:w}, [{at}]", store_u16 "strh {v:w}, [{at}]");
-word!(u32, load_u32 "ldr {v:w}, [{at}]", store_u32 "str {v:w}, [{at}]");
-word!(u64, load_u64 "ldr {v:x}, [{at}]", store_u64 "str {v:x}, [{at}]");
+word!(u8, reg, load_u8 "ldrb {v:w}, [{at}]", store_u8 "strb {v:w}, [{at}]");
+word!(u16, reg, load_u16 "ldrh {v:w}, [{at}]", store_u16 "strh {v:w}, [{at}]");
+word!(u32, reg, load_u32 "ldr {v:w}, [{at}]", store_u32 "str {v:w}, [{at}]");
+word!(u64, reg, load_u64 "ldr {v:x}, [{at}]", store_u64 "str {v:x}, [{at}]");
 
 /// Defines exchanges of a word: `$update` computes `{new}` from `{old}` and `{v}`.
 macro_rules! exchange {

@@ -30,6 +30,38 @@
 //! atomics of the word's size. Accesses of mixed sizes then depend on LLVM and the processor: LLVM defines each byte
 //! of an atomic load (the language reference, "Memory Model for Concurrent Operations"), Rust does not.
 
+/// Defines a load and a store of one word. Both processors load ordinary memory from any address.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, fuzzing, gdsync_sanitize))))]
+macro_rules! word {
+    ($word:ty, $class:ident, $load:ident $l:literal, $store:ident $s:literal) => {
+        /// # Safety
+        /// The word is valid.
+        #[inline(always)]
+        pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
+            fenced(order, || {
+                let value;
+                // SAFETY: the caller's.
+                unsafe {
+                    asm!($l, at = in(reg) at, v = out($class) value, options(nostack, preserves_flags, readonly));
+                }
+                value
+            })
+        }
+
+        /// # Safety
+        /// The word is valid and aligned.
+        #[inline(always)]
+        pub(super) unsafe fn $store(at: *mut $word, value: $word, order: Ordering) {
+            fenced(order, || {
+                // SAFETY: the caller's.
+                unsafe {
+                    asm!($s, at = in(reg) at, v = in($class) value, options(nostack, preserves_flags));
+                }
+            });
+        }
+    };
+}
+
 #[cfg(all(target_arch = "aarch64", not(any(miri, fuzzing, gdsync_sanitize))))]
 mod aarch64;
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, fuzzing, gdsync_sanitize))]

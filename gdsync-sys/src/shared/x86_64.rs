@@ -9,37 +9,6 @@ use std::sync::atomic::Ordering;
 /// Bytes of a line of [`move_lines`].
 pub(super) const LINE: usize = 64;
 
-/// Defines a load and a store of one word. The processor loads from any address.
-macro_rules! word {
-    ($word:ty, $class:ident, $load:ident $l:literal, $store:ident $s:literal) => {
-        /// # Safety
-        /// The word is valid.
-        #[inline(always)]
-        pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
-            fenced(order, || {
-                let value;
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($l, at = in(reg) at, v = out($class) value, options(nostack, preserves_flags, readonly));
-                }
-                value
-            })
-        }
-
-        /// # Safety
-        /// The word is valid and aligned.
-        #[inline(always)]
-        pub(super) unsafe fn $store(at: *mut $word, value: $word, order: Ordering) {
-            fenced(order, || {
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($s, at = in(reg) at, v = in($class) value, options(nostack, preserves_flags));
-                }
-            });
-        }
-    };
-}
-
 word!(u8, reg_byte, load_u8 "mov {v}, byte ptr [{at}]", store_u8 "mov byte ptr [{at}], {v}");
 word!(u16, reg, load_u16 "movzx {v:e}, word ptr [{at}]", store_u16 "mov word ptr [{at}], {v:x}");
 word!(u32, reg, load_u32 "mov {v:e}, dword ptr [{at}]", store_u32 "mov dword ptr [{at}], {v:e}");
