@@ -133,7 +133,7 @@ impl Key {
     }
 
     /// Returns the user's key on this host. Creates it if necessary, in a folder that only the user can access. All
-    /// processes of the user with the same [`base_folder`](crate::base_folder) share it.
+    /// processes of the user with the same [`base_folder`] share it.
     ///
     /// # Errors
     /// [`KeyError`].

@@ -1,7 +1,7 @@
 //! Mappings of any backend or of host memory, and copies into and out of them.
 //!
-//! A child has its parent's files and this library's memory, but not the mappings, and requests that release something
-//! would release it for the parent. In a child, accesses therefore fail, and drops release nothing.
+//! A child has its parent's files and this library's memory, but not the mappings, and requests that release
+//! something would release it for the parent. In a child, accesses therefore fail, and drops release nothing.
 
 use crate::backend::{Caching, MappingBackend, MappingError, MappingInfo};
 use crate::copy::{self, LoadKernel, StoreKernel};
@@ -186,8 +186,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Like [`Mapping::copy_to`], with a given kernel. On [`Caching::Device`](crate::Caching::Device) memory any
-    /// kernel except [`StoreKernel::Volatile`] may fault.
+    /// Like [`Mapping::copy_to`], with a given kernel. On [`Caching::Device`] memory any kernel except
+    /// [`StoreKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`].
@@ -201,8 +201,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Like [`Mapping::copy_from`], with a given kernel. On [`Caching::Device`](crate::Caching::Device) memory any
-    /// kernel except [`LoadKernel::Volatile`] may fault.
+    /// Like [`Mapping::copy_from`], with a given kernel. On [`Caching::Device`] memory any kernel except
+    /// [`LoadKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_from`], and [`MappingError::NoKernel`].

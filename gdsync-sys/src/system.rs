@@ -1,12 +1,13 @@
-//! The table of entry points of the system's libibverbs and libmlx5, loaded at run time.
-
-mod inline;
+//! The table of entry points of the system's libibverbs and libmlx5, loaded at run time. Functions that libibverbs
+//! defines only inline, in its header, call the provider through `struct verbs_context`.
 
 use crate::VerbsApi;
 use crate::api::{DevxApi, Provider, VerbsTable};
+use crate::verbs::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+use libc::{c_int, c_void, size_t};
 use libloading::Library;
 use std::error::Error;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, offset_of};
 use std::sync::{Mutex, OnceLock};
 
 /// The soname of libibverbs, unchanged since 2006.
@@ -64,7 +65,7 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
     // These libraries may run on the software card.
     crate::wake::find();
     let table = fill(LIBIBVERBS, LIBMLX5)?;
-    // SAFETY: the entries are rdma-core's functions, in libraries that stay loaded, and those of `inline`, which call
+    // SAFETY: the entries are rdma-core's functions, in libraries that stay loaded, and functions below, which call
     // them: they do what their manual pages say.
     Ok(API.get_or_init(|| unsafe { VerbsApi::new(table) }))
 }
@@ -125,9 +126,9 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
         table! {
             VerbsTable {
                 provider: Provider::System,
-                alloc_td: inline::alloc_td,
-                dealloc_td: inline::dealloc_td,
-                alloc_parent_domain: inline::alloc_parent_domain,
+                alloc_td: alloc_td,
+                dealloc_td: dealloc_td,
+                alloc_parent_domain: alloc_parent_domain,
                 devx_general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", DEVX_SINCE).ok(),
                 devx: devx(&mlx5).ok(),
             }
@@ -168,71 +169,100 @@ fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+type AllocTd = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
+type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
+type AllocParentDomain =
+    unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
 
-    #[test]
-    fn a_missing_library_is_named_with_its_package() {
-        let error = fill("libgdsync-there-is-none.so.1", LIBMLX5).unwrap_err().to_string();
-        assert!(
-            error.contains("libgdsync-there-is-none.so.1") && error.contains("ibverbs-providers"),
-            "{error}"
-        );
+/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended operations are
+/// located by their distance from the `ibv_context` at its end.
+#[repr(C)]
+struct VerbsContextEnd {
+    alloc_parent_domain: Option<AllocParentDomain>,
+    dealloc_td: Option<DeallocTd>,
+    alloc_td: Option<AllocTd>,
+    /// `modify_cq` down to `_ABI_placeholder3`.
+    _older: [*mut c_void; 22],
+    /// Size of the whole struct in the library's build.
+    sz: size_t,
+    context: ibv_context,
+}
+
+// `infiniband/verbs.h`: distance of each operation before the context, in pointers.
+const _: () = {
+    let context = offset_of!(VerbsContextEnd, context);
+    assert!(context - offset_of!(VerbsContextEnd, sz) == size_of::<size_t>());
+    assert!(context - offset_of!(VerbsContextEnd, alloc_td) == 24 * size_of::<usize>());
+    assert!(context - offset_of!(VerbsContextEnd, dealloc_td) == 25 * size_of::<usize>());
+    assert!(context - offset_of!(VerbsContextEnd, alloc_parent_domain) == 26 * size_of::<usize>());
+};
+
+/// Returns the extended operation at `offset` of [`VerbsContextEnd`], if the library has it (`verbs_get_ctx_op`).
+///
+/// # Safety
+/// `context` is null or valid; `T` is the type of that field.
+unsafe fn extended<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<T> {
+    if context.is_null() {
+        return None;
     }
-
-    #[test]
-    fn the_second_library_is_named_too() {
-        let error = fill("libc.so.6", "libgdsync-there-is-none.so.1").unwrap_err();
-        assert!(
-            matches!(error, LoadError::Library { library: "libgdsync-there-is-none.so.1", .. }),
-            "{error}"
-        );
+    // SAFETY: the caller guarantees a valid context. All ones mark a context inside a `verbs_context`
+    // (`__VERBS_ABI_IS_EXTENDED`).
+    if unsafe { (*context).abi_compat } as usize != usize::MAX {
+        return None;
     }
-
-    #[test]
-    fn a_missing_symbol_is_named_with_its_version() {
-        // Every process has the C library, which lacks the verbs.
-        let error = fill("libc.so.6", "libc.so.6").unwrap_err();
-        assert!(
-            matches!(error, LoadError::Symbol { library: "libc.so.6", symbol: "ibv_get_device_list", .. }),
-            "{error}"
-        );
-        let text = error.to_string();
-        assert!(text.contains("IBVERBS_1.1") && text.contains("newer rdma-core"), "{text}");
+    let end = context.cast::<u8>().wrapping_sub(offset_of!(VerbsContextEnd, context));
+    // SAFETY: `sz` is the field directly before the context in every extended context.
+    let size = unsafe { end.wrapping_add(offset_of!(VerbsContextEnd, sz)).cast::<size_t>().read() };
+    if size < size_of::<VerbsContextEnd>() - offset {
+        return None;
     }
+    // SAFETY: the struct extends at least to this field, as its size shows.
+    unsafe { end.wrapping_add(offset).cast::<Option<T>>().read() }
+}
 
-    #[test]
-    fn the_system_libraries_answer_where_they_are_installed() {
-        let api = match load() {
-            Ok(api) => api,
-            Err(error) => {
-                use std::io::Write;
-                // Bypasses libtest's capture, so that the skip is visible.
-                let line = format!("SKIPPED the_system_libraries_answer_where_they_are_installed: {error}\n");
-                return std::io::stderr().write_all(line.as_bytes()).unwrap();
-            }
-        };
-        assert_eq!(api.provider, Provider::System);
-        assert!(std::ptr::eq(api, load().unwrap()), "loaded once");
-        let mut count = -1;
-        // SAFETY: `count` is a valid place.
-        let list = unsafe { (api.get_device_list)(&mut count) };
-        if list.is_null() {
-            let error = std::io::Error::last_os_error();
-            assert_ne!(error.raw_os_error(), Some(0), "a reason is given");
-            assert_eq!(count, 0);
-            return;
-        }
-        for i in 0..usize::try_from(count).unwrap() {
-            // SAFETY: the list has `count` devices, with names that end with a zero.
-            let name = unsafe { std::ffi::CStr::from_ptr((api.get_device_name)(*list.add(i))) };
-            assert!(!name.is_empty());
-        }
-        // SAFETY: a null pointer ends the list, which is freed once.
-        unsafe {
-            assert!((*list.add(count as usize)).is_null());
-            (api.free_device_list)(list);
-        }
+/// Returns null and sets `errno`, for a call that the provider lacks.
+fn unsupported<T>() -> *mut T {
+    // SAFETY: the calling thread's own errno.
+    unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
+    std::ptr::null_mut()
+}
+
+/// `ibv_alloc_td`, an inline function in C.
+unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    // SAFETY: a context as `ibv_open_device` returned it.
+    match unsafe { extended::<AllocTd>(context, offset_of!(VerbsContextEnd, alloc_td)) } {
+        // SAFETY: the provider's own function, with the caller's arguments.
+        Some(alloc) => unsafe { alloc(context, attr) },
+        None => unsupported(),
     }
 }
+
+/// `ibv_dealloc_td`, an inline function in C.
+unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    if td.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a thread domain as `alloc_td` returned it, of an open context.
+    match unsafe { extended::<DeallocTd>((*td).context, offset_of!(VerbsContextEnd, dealloc_td)) } {
+        // SAFETY: the provider's own function, with the caller's argument.
+        Some(dealloc) => unsafe { dealloc(td) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_alloc_parent_domain`, an inline function in C.
+unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: a context as `ibv_open_device` returned it.
+    match unsafe { extended::<AllocParentDomain>(context, offset_of!(VerbsContextEnd, alloc_parent_domain)) }
+    {
+        // SAFETY: the provider's own function, with the caller's arguments.
+        Some(alloc) => unsafe { alloc(context, attr) },
+        None => unsupported(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,6 @@
 //! Pure data, no FFI. Fields are private and big endian; getters and constructors use host order. Sources:
 //! `providers/mlx5/mlx5dv.h` of rdma-core, and the Programmer's Reference Manual (PRM) for what the header omits.
 
-mod av;
 pub mod command;
 pub mod cqe;
 pub mod doorbell;

@@ -3,7 +3,6 @@
 //! A WQE is a control segment and its opcode's segments, in units of 16 bytes. It occupies whole 64-byte basic blocks
 //! of the send queue, and may wrap around the queue's end between any two of them.
 
-pub use super::av::{AddressFields, AddressVector, GrhFields};
 use super::{UnknownCode, getters, wire_codes};
 use std::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
@@ -153,14 +152,8 @@ impl fmt::Display for CtrlSeg {
             Ok(opcode) => write!(f, "{opcode:?}")?,
             Err(_) => write!(f, "opcode {:#04x}", self.raw_opcode())?,
         }
-        write!(
-            f,
-            " index {} qpn {:#x} ds {} flags {:#04x}",
-            self.index(),
-            self.qpn(),
-            self.ds(),
-            self.fm_ce_se
-        )
+        let (index, qpn, ds) = (self.index(), self.qpn(), self.ds());
+        write!(f, " index {index} qpn {qpn:#x} ds {ds} flags {:#04x}", self.fm_ce_se)
     }
 }
 
@@ -196,7 +189,7 @@ pub struct XrcSeg {
 }
 
 impl XrcSeg {
-    /// Creates a segment with the queue's number, 24 bits.
+    /// Creates a segment with the queue's number (24 bits).
     pub fn new(srqn: u32) -> Self {
         XrcSeg { xrc_srqn: U32::new(srqn & 0xff_ffff), reserved: [0; 12] }
     }
@@ -288,6 +281,147 @@ getters! { AtomicSeg, self:
     swap_add -> u64 { self.swap_add.get() }
     /// The value to compare with.
     compare -> u64 { self.compare.get() }
+}
+
+/// Address vector, the whole datagram segment: `struct mlx5_wqe_av`, 48 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AddressVector {
+    qkey: U32,
+    reserved: U32,
+    dqp_dct: U32,
+    stat_rate_sl: u8,
+    fl_mlid: u8,
+    rlid: U16,
+    reserved0: [u8; 4],
+    rmac: [u8; 6],
+    tclass: u8,
+    hop_limit: u8,
+    grh_gid_fl: U32,
+    rgid: [u8; 16],
+}
+
+/// Bit of `dqp_dct`: the vector is 48 bytes long (`MLX5_EXTENDED_UD_AV`).
+const EXTENDED_AV: u32 = 1 << 31;
+/// Bit of `grh_gid_fl`: a global route is used.
+const GRH: u32 = 1 << 30;
+
+/// The fields of an [`AddressVector`], in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressFields {
+    /// Q_Key.
+    pub qkey: u32,
+    /// Destination queue pair, 24 bits.
+    pub qpn: u32,
+    /// Static rate, 4 bits.
+    pub static_rate: u8,
+    /// Service level, 4 bits.
+    pub service_level: u8,
+    /// Source path bits, 7 bits.
+    pub path_bits: u8,
+    /// Destination LID, or the UDP source port on RoCE v2.
+    pub dlid: u16,
+    /// Destination MAC (RoCE).
+    pub mac: [u8; 6],
+    /// Global route, if any.
+    pub grh: Option<GrhFields>,
+}
+
+/// Global route of an [`AddressVector`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrhFields {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source GID index, 8 bits.
+    pub gid_index: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Destination GID.
+    pub gid: [u8; 16],
+}
+
+impl AddressVector {
+    /// Creates an extended (48-byte) address vector.
+    pub fn new(fields: &AddressFields) -> Self {
+        let grh = fields.grh.unwrap_or_default();
+        let grh_bit = if fields.grh.is_some() { GRH } else { 0 };
+        AddressVector {
+            qkey: U32::new(fields.qkey),
+            reserved: U32::ZERO,
+            dqp_dct: U32::new(EXTENDED_AV | fields.qpn & 0xff_ffff),
+            stat_rate_sl: fields.static_rate << 4 | fields.service_level & 0xf,
+            fl_mlid: fields.path_bits & 0x7f,
+            rlid: U16::new(fields.dlid),
+            reserved0: [0; 4],
+            rmac: fields.mac,
+            tclass: grh.traffic_class,
+            hop_limit: grh.hop_limit,
+            grh_gid_fl: U32::new(grh_bit | u32::from(grh.gid_index) << 20 | grh.flow_label & 0xf_ffff),
+            rgid: grh.gid,
+        }
+    }
+
+    /// Returns the vector with the queue pair (24 bits) and the Q_Key of a datagram, which address handles lack.
+    pub fn with_destination(self, qpn: u32, qkey: u32) -> Self {
+        let dqp_dct = U32::new(EXTENDED_AV | qpn & 0xff_ffff);
+        AddressVector { qkey: U32::new(qkey), dqp_dct, ..self }
+    }
+
+    /// Returns true if the extended bit is set. Without it, only the first 16 bytes exist.
+    pub fn is_extended(&self) -> bool {
+        self.dqp_dct.get() & EXTENDED_AV != 0
+    }
+
+    /// Returns the fields of the global route, even if the bit for it is 0: on RoCE, where every packet has one,
+    /// libmlx5 leaves the bit 0.
+    pub fn route(&self) -> GrhFields {
+        let word = self.grh_gid_fl.get();
+        GrhFields {
+            traffic_class: self.tclass,
+            hop_limit: self.hop_limit,
+            gid_index: (word >> 20) as u8,
+            flow_label: word & 0xf_ffff,
+            gid: self.rgid,
+        }
+    }
+
+    /// Returns its fields.
+    pub fn fields(&self) -> AddressFields {
+        AddressFields {
+            qkey: self.qkey.get(),
+            qpn: self.dqp_dct.get() & 0xff_ffff,
+            static_rate: self.stat_rate_sl >> 4,
+            service_level: self.stat_rate_sl & 0xf,
+            path_bits: self.fl_mlid & 0x7f,
+            dlid: self.rlid.get(),
+            mac: self.rmac,
+            grh: (self.grh_gid_fl.get() & GRH != 0).then(|| self.route()),
+        }
+    }
+
+    /// Returns the access key of a DC target, which replaces the Q_Key.
+    pub fn dc_key(&self) -> u64 {
+        u64::from(self.qkey.get()) << 32 | u64::from(self.reserved.get())
+    }
+
+    /// Returns the vector with the access key of a DC target.
+    pub fn with_dc_key(self, key: u64) -> Self {
+        AddressVector { qkey: U32::new((key >> 32) as u32), reserved: U32::new(key as u32), ..self }
+    }
+}
+
+impl fmt::Display for AddressVector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields = self.fields();
+        let (qpn, qkey) = (fields.qpn, fields.qkey);
+        write!(f, "to qpn {qpn:#x} qkey {qkey:#x} lid {} sl {}", fields.dlid, fields.service_level)?;
+        match fields.grh {
+            Some(grh) => write!(f, " gid {}", std::net::Ipv6Addr::from(grh.gid)),
+            None => Ok(()),
+        }
+    }
 }
 
 impl fmt::Display for RemoteAddrSeg {

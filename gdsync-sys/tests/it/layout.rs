@@ -161,8 +161,8 @@ fn mlx5_structs() -> Vec<Expectation> {
     out
 }
 
-/// The positions in `struct verbs_context` that the loader uses, in pointers before the context (`system/inline.rs`
-/// asserts the same for its declaration).
+/// The positions in `struct verbs_context` that the loader uses, in pointers before the context (`system.rs` asserts
+/// the same for its declaration).
 fn verbs_context() -> Vec<Expectation> {
     let distances = [("sz", 1), ("alloc_td", 24), ("dealloc_td", 25), ("alloc_parent_domain", 26)];
     let distance =
