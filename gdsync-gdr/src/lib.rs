@@ -47,8 +47,6 @@
 #[deny(unsafe_code)]
 mod backend;
 mod copy;
-#[deny(unsafe_code)]
-mod dma_buf;
 pub mod driver;
 #[cfg(test)]
 #[path = "../tests/fakes/mod.rs"]

@@ -1,15 +1,16 @@
 //! Choice of the backend: support by the machine, which needs neither a context nor GPU memory, and mapping by the
 //! backend that the environment names, or by the first that works.
 
-use crate::backend::{MappingBackend, MappingError, Refusal};
+use crate::backend::{Caching, MappingBackend, MappingError, Refusal};
 use crate::driver;
 use crate::gpu::Gpu;
 use crate::kernel::{self, File, Kernel};
 use crate::mapping::{Mapped, Mapping};
 use crate::range::GpuRange;
-use crate::{dma_buf, gdrdrv, nvrm};
+use crate::{gdrdrv, nvrm};
+use gdsync_sys::host::page_size;
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// Environment variable with the backend's name.
@@ -61,7 +62,7 @@ fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapp
             let made = memory.dma_buf();
             let (fd, offset) =
                 made.map_err(|error| Refusal::driver("make a dma-buf of the memory", error))?;
-            dma_buf::map(&kernel, fd, offset as usize, memory.len(), gpu.is_coherent())
+            map_dma_buf(&kernel, fd, offset as usize, memory.len(), gpu.is_coherent())
         }
         // (A stand-in was refused above.)
         MappingBackend::ResourceManager | MappingBackend::StandIn => {
@@ -176,8 +177,8 @@ impl MappingBackend {
                 let version = driver::version();
                 let version = version.map_err(|error| Refusal::driver("look at the driver", error))?;
                 // Checked before any GPU is queried: most drivers are too old regardless of the GPU.
-                dma_buf::check(version, true)?;
-                dma_buf::check(version, makes_dma_bufs()?)
+                check_dma_buf(version, true)?;
+                check_dma_buf(version, makes_dma_bufs()?)
             }
             MappingBackend::ResourceManager => {
                 nvrm::check(kernel, by_name)?;
@@ -191,76 +192,51 @@ impl MappingBackend {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fakes::{Fake, Gdrdrv, Nvrm};
-    use gdsync_sys::gdrdrv::version;
+/// The first CUDA driver whose dma-bufs the CPU can map, in the format of `cuDriverGetVersion`: 13.3.
+const DMA_BUF_DRIVER: u32 = 13_030;
 
-    #[test]
-    fn a_backend_is_asked_for_by_its_name() {
-        let named = |name: &str| MappingBackend::named(Some(name.into()));
-        for backend in MappingBackend::ALL {
-            assert_eq!(named(&backend.to_string()), Ok(Some(backend)));
-        }
-        assert_eq!((named(""), MappingBackend::named(None)), (Ok(None), Ok(None)));
-        for unknown in ["stand-in", "GDRDRV", "gdrcopy"] {
-            let error = named(unknown).unwrap_err().to_string();
-            assert!(
-                error.contains(unknown) && error.contains("GDSYNC_MAPPING") && error.contains("dma-buf"),
-                "{error}"
-            );
-        }
+/// Checks whether the CPU can map a driver's dma-bufs, before one is created.
+fn check_dma_buf(driver: u32, supported: bool) -> Result<(), Refusal> {
+    if driver < DMA_BUF_DRIVER {
+        let reason = format!("it is of CUDA {}.{}", driver / 1000, driver % 1000 / 10);
+        return Err(Refusal::new("look at the driver", reason, "install a driver of CUDA 13.3 or newer"));
     }
-
-    fn offered(backend: MappingBackend, kernel: &Arc<dyn Kernel>, by_name: bool) -> Result<(), Refusal> {
-        backend.offered_by(kernel, by_name, || Ok(true))
+    if !supported {
+        let remedy = "use NVIDIA's open kernel modules, and Linux 5.12 or newer";
+        return Err(Refusal::new("look at the GPU", "its driver makes no dma-bufs", remedy));
     }
-
-    #[test]
-    fn a_module_says_its_version_and_whether_it_keeps_memory() {
-        for (minor, keeps) in [(6, true), (5, false), (3, false)] {
-            let fake = Fake::with_gdrdrv(Gdrdrv::new(version(2, minor), keeps));
-            let module = GdrdrvModule::of(&fake.kernel()).unwrap();
-            assert_eq!((module.version, module.keeps_memory), ((2, minor), keeps));
-            assert_eq!(offered(MappingBackend::Gdrdrv, &fake.kernel(), false), Ok(()));
-            fake.end();
-        }
-        let fake = Fake::with_gdrdrv(Gdrdrv::new(version(1, 9), false));
-        assert_eq!(
-            GdrdrvModule::of(&fake.kernel()).map(drop),
-            offered(MappingBackend::Gdrdrv, &fake.kernel(), false)
-        );
-        assert!(GdrdrvModule::of(&fake.kernel()).is_err());
-        fake.end();
-    }
-
-    #[test]
-    fn the_resource_manager_counts_where_its_driver_is_known_and_its_file_opens() {
-        let fake = Fake::with_nvrm("580.159.04", Nvrm::new(&[0], 0));
-        let works = |by_name| offered(MappingBackend::ResourceManager, &fake.kernel(), by_name);
-        assert_eq!((works(false), works(true)), (Ok(()), Ok(())));
-        fake.end();
-        let fake = Fake::with_nvrm("610.1.2", Nvrm::new(&[0], 0));
-        let works = |by_name| offered(MappingBackend::ResourceManager, &fake.kernel(), by_name);
-        assert!(works(false).unwrap_err().reason.contains("610"));
-        assert_eq!(works(true), Ok(()));
-        fake.end();
-        // The driver's version file exists, as in a container, but not its device file.
-        let fake = Fake::with_nvrm("580.159.04", Nvrm::new(&[0], 0));
-        fake.state().no_open = Some((gdsync_sys::nvrm::CONTROL_PATH.to_owned(), libc::ENOENT));
-        let refusal = offered(MappingBackend::ResourceManager, &fake.kernel(), false).unwrap_err();
-        assert!(refusal.remedy.contains("container"), "{refusal}");
-        fake.end();
-    }
-
-    #[test]
-    fn a_machine_without_them_says_what_is_missing() {
-        let kernel = Fake::new().kernel();
-        for backend in [MappingBackend::Gdrdrv, MappingBackend::ResourceManager, MappingBackend::StandIn] {
-            let refusal = offered(backend, &kernel, false).unwrap_err();
-            assert!(!refusal.remedy.is_empty(), "{refusal}");
-        }
-        assert!(MappingBackend::StandIn.offered(true).is_err());
-    }
+    Ok(())
 }
+
+/// Maps the whole CPU pages of a dma-buf; the memory begins `offset` bytes after the dma-buf's start.
+fn map_dma_buf(
+    kernel: &Arc<dyn Kernel>,
+    fd: OwnedFd,
+    offset: usize,
+    len: usize,
+    coherent: bool,
+) -> Result<Mapped, Refusal> {
+    let file = File { kernel: kernel.clone(), fd: fd.into_raw_fd() };
+    let page = page_size();
+    let size = offset.checked_add(len.max(1)).and_then(|end| end.checked_next_multiple_of(page)).ok_or_else(
+        || Refusal::new("map the dma-buf", format!("{len} bytes leave the address space"), "map less"),
+    )?;
+    let pages = file.map(size, 0).map_err(|error| {
+        let remedy = match error.raw_os_error() {
+            // 524 is the kernel's internal ENOTSUPP, which libc lacks.
+            Some(524 | libc::EOPNOTSUPP | libc::ENODEV) => {
+                "install a driver of CUDA 13.3 or newer, with open kernel modules"
+            }
+            Some(libc::ENOMEM) => "the GPU's BAR1 is full (nvidia-smi -q -d MEMORY): unmap something",
+            Some(libc::EINVAL) => "map memory that one allocation holds, whole pages of it",
+            _ => "see the kernel's log (dmesg)",
+        };
+        Refusal::new("map the dma-buf", error, remedy)
+    })?;
+    // The dma-buf references the memory, which stays even if CUDA frees it first.
+    let caching = if coherent { Caching::Cached } else { Caching::WriteCombining };
+    Ok(Mapped::new(pages, file, (MappingBackend::DmaBuf, caching), page, offset))
+}
+
+#[cfg(test)]
+mod tests;

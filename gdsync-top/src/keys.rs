@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A key with a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(crate) enum Key {
     Quit,
     Pause,
     Sort,
@@ -28,7 +28,7 @@ const CONTROL_C: u8 = 3;
 const MAX_LENGTH: usize = 32;
 
 /// The keyboard of a terminal.
-pub(super) struct Keys {
+pub(crate) struct Keys {
     terminal: File,
     /// The first bytes of an incomplete sequence.
     begun: Vec<u8>,
@@ -36,7 +36,7 @@ pub(super) struct Keys {
 
 impl Keys {
     /// Reads keys from `terminal`.
-    pub(super) fn of(terminal: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn of(terminal: impl AsFd) -> io::Result<Self> {
         let terminal = File::from(terminal.as_fd().try_clone_to_owned()?);
         Ok(Keys { terminal, begun: Vec::new() })
     }
@@ -45,7 +45,7 @@ impl Keys {
     ///
     /// # Errors
     /// The terminal is gone.
-    pub(super) fn wait(&mut self, within: Duration) -> io::Result<Vec<Key>> {
+    pub(crate) fn wait(&mut self, within: Duration) -> io::Result<Vec<Key>> {
         if readable(&[&self.terminal], within)? != [true] {
             // Nothing follows, so it is the escape key.
             let is_escape = std::mem::take(&mut self.begun) == [ESC];

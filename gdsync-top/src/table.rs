@@ -1,6 +1,6 @@
 //! Views as tables.
 
-use super::view::{Card, Peer, Process, QueuePair, Traffic, View, Wait};
+use crate::view::{Card, Peer, Process, QueuePair, Traffic, View, Wait};
 use gdsync_cli::text;
 
 /// Duration from which a wait is an alarm.
@@ -8,7 +8,7 @@ const LONG_MS: f64 = 1000.0;
 
 /// Order of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// By process.
     #[default]
     Process,
@@ -19,7 +19,7 @@ pub(super) enum Order {
 }
 
 impl Order {
-    pub(super) fn next(self) -> Self {
+    pub(crate) fn next(self) -> Self {
         match self {
             Order::Process => Order::Rate,
             Order::Rate => Order::Wait,
@@ -27,7 +27,7 @@ impl Order {
         }
     }
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Order::Process => "process",
             Order::Rate => "rate",
@@ -38,7 +38,7 @@ impl Order {
 
 /// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LineStyle {
+pub(crate) enum LineStyle {
     Header,
     Plain,
     /// A long wait, or an error.
@@ -59,12 +59,12 @@ struct Row {
 }
 
 /// Formats the whole view as plain text.
-pub(super) fn to_text(view: &View) -> String {
+pub(crate) fn to_text(view: &View) -> String {
     lines(view, Order::default()).into_iter().map(|(_, line)| line + "\n").collect()
 }
 
 /// Formats the whole view as lines.
-pub(super) fn lines(view: &View, order: Order) -> Vec<(LineStyle, String)> {
+pub(crate) fn lines(view: &View, order: Order) -> Vec<(LineStyle, String)> {
     if view.processes.is_empty() {
         let none =
             "no process of this user has a software card or uses the library, in this network namespace";

@@ -1,6 +1,6 @@
 //! Samples processes, and derives rates and the duration of waits from two samples.
 
-use super::view::{self, View};
+use crate::view::{self, View};
 use gdsync_cli::failure::Failure;
 use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all, printable};
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ type WaitName = (u32, Option<u32>, u64, String, u64);
 
 /// Takes samples, and keeps the last one.
 #[derive(Debug, Default)]
-pub(super) struct Sampler {
+pub(crate) struct Sampler {
     cards: HashMap<CardName, (u64, Traffic, Traffic)>,
     /// Time at which each wait was first seen.
     waits: HashMap<WaitName, u64>,
@@ -36,14 +36,14 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Queries all processes of the user.
-    pub(super) fn sample(&mut self) -> Result<View, Failure> {
+    pub(crate) fn sample(&mut self) -> Result<View, Failure> {
         let found = ask_all(ANSWER_LIMIT).map_err(|error| format!("processes cannot be listed: {error}"))?;
         let named = found.into_iter().map(|process| (name_of(process.pid), process)).collect();
         Ok(self.view(named))
     }
 
     /// Converts answers, each with the name of its process, to a view.
-    pub(super) fn view(&mut self, found: Vec<(String, Process)>) -> View {
+    pub(crate) fn view(&mut self, found: Vec<(String, Process)>) -> View {
         // A process that does not answer keeps its cards.
         let mut owners = std::mem::take(&mut self.owners);
         owners.retain(|_, (pid, _)| {

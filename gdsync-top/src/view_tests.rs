@@ -1,10 +1,10 @@
 //! Views of made-up answers, and the screen that shows them.
 
-use super::keys::Key;
-use super::sampler::Sampler;
-use super::screen::{KeyAction, Screen};
-use super::table::{LineStyle, Order, lines, to_text};
-use super::view::View;
+use crate::keys::Key;
+use crate::sampler::Sampler;
+use crate::screen::{KeyAction, Screen};
+use crate::table::{LineStyle, Order, lines, to_text};
+use crate::view::View;
 use gdsync_status::{Card, Peer, Process, QueuePair, Status, Traffic, Wait, WireError};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
