@@ -161,7 +161,6 @@ fn run<B: CollectiveStream>(
     Ok(times)
 }
 
-/// Runs one rank.
 fn take_part(bootstrap: Bootstrap, options: &Options) -> Result<(), Failure> {
     let device = match options.system {
         true => Device::open(provider::system()?, None)?,
@@ -204,7 +203,6 @@ fn take_part(bootstrap: Bootstrap, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs threads as ranks.
 fn threads(options: &Options) -> Result<(), Failure> {
     let ranks = Bootstrap::threads(options.ranks, LONG)?;
     std::thread::scope(|scope| {

@@ -166,7 +166,6 @@ impl Rank {
     }
 }
 
-/// Creates four connected ranks.
 fn ranks() -> Result<Vec<Rank>, Failure> {
     let device = Device::software()?;
     let pd = ProtectionDomain::new(&device)?;

@@ -11,10 +11,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 const ROUNDS: u64 = 8;
-/// Duration of a kernel.
 const KERNEL: Duration = Duration::from_micros(20);
 
-/// A stream, and two connected queue pairs.
 struct Bed {
     stream: Stream<SoftStream>,
     left: QueuePair,

@@ -25,7 +25,6 @@ pub(crate) fn end(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// A source of `kernels/`.
 pub(crate) struct Source {
     /// Name in the compilers' messages.
     pub(crate) name: &'static str,

@@ -30,9 +30,7 @@ pub(crate) trait Machine: Sync {
     /// The backend of its streams.
     type Backend: MemOpStream;
 
-    /// Returns a description.
     fn describe(&self) -> String;
-    /// Returns the stream of the kernels.
     fn stream(&self) -> &Stream<Self::Backend>;
     /// Allocates memory close to the kernels: GPU memory if there is a GPU.
     fn near(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure>;
@@ -46,7 +44,6 @@ pub(crate) trait Machine: Sync {
     fn attach_options(&self) -> Result<DeviceQpOptions, Failure> {
         Ok(DeviceQpOptions::default())
     }
-    /// Enqueues a kernel that multiplies.
     fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure>;
     /// Waits for the stream, as a program does that uses nothing else.
     fn wait(&self) -> Result<(), Failure>;
@@ -69,7 +66,6 @@ pub(crate) trait Machine: Sync {
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure>;
 }
 
-/// The CPU.
 pub(crate) struct Threads {
     stream: Stream<SoftStream>,
     /// The library, or the reason why there is no persistent kernel: no C++ compiler.
@@ -152,13 +148,11 @@ impl Machine for Threads {
     }
 }
 
-/// A GPU.
 pub(crate) struct Gpu {
     context: Arc<CudaContext>,
     stream: Stream<CudaStream>,
     multiply: CudaFunction,
     serve: CudaFunction,
-    /// Multiprocessors.
     processors: usize,
     /// Origin of the kernels.
     origin: String,
@@ -166,7 +160,6 @@ pub(crate) struct Gpu {
     unmapped: String,
 }
 
-/// Threads of a block.
 const BLOCK: u32 = 512;
 /// Fewest vectors for a block: four for each warp.
 const VECTORS_OF_BLOCK: usize = 4 * BLOCK as usize / SIDE;

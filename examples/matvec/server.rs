@@ -22,7 +22,6 @@ pub(crate) enum Drive {
     Cpu,
     /// A stream: waits, kernels and posts are enqueued ahead.
     Stream,
-    /// A persistent kernel.
     Kernel,
 }
 
@@ -32,7 +31,6 @@ const LONG: Duration = Duration::from_secs(20);
 /// A word's value that ends every wait for it: larger than any round.
 const RELEASED: u64 = 1 << 40;
 
-/// Two connected queue pairs.
 struct Link {
     client: QueuePair,
     server: QueuePair,

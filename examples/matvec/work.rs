@@ -9,7 +9,6 @@ use std::ops::Range;
 
 /// Elements of a vector, and rows of the matrix.
 pub(crate) const SIDE: usize = 32;
-/// Bytes of a vector.
 pub(crate) const VECTOR: usize = SIDE * size_of::<f32>();
 
 /// Returns an element of the matrix. All numbers are small integers, so sums are exact in any order, and results are
@@ -18,7 +17,6 @@ pub(crate) fn coefficient(row: usize, column: usize) -> f32 {
     ((row * 5 + column * 3) % 13) as f32 - 6.0
 }
 
-/// Returns the matrix, row by row.
 pub(crate) fn matrix() -> Vec<u8> {
     (0..SIDE * SIDE).flat_map(|at| coefficient(at / SIDE, at % SIDE).to_ne_bytes()).collect()
 }
@@ -32,14 +30,12 @@ pub(crate) fn input(set: usize, vector: usize, element: usize) -> f32 {
 /// The division of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
-    /// Vectors of the batch.
     pub(crate) vectors: usize,
     /// Pieces of equal length, each of which is a message, in both directions.
     pub(crate) pieces: usize,
 }
 
 impl Cut {
-    /// Returns the bytes of a piece.
     pub(crate) fn bytes(&self, piece: usize) -> Range<usize> {
         let len = self.vectors / self.pieces * VECTOR;
         piece * len..(piece + 1) * len
@@ -54,9 +50,7 @@ impl Cut {
 /// Registered memory with the same address for kernels and card.
 #[derive(Clone)]
 pub(crate) enum Memory {
-    /// The host's.
     Host(MemoryRegion),
-    /// A GPU's.
     Gpu(GpuMemoryRegion),
 }
 

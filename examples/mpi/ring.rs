@@ -52,7 +52,6 @@ fn options() -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// Memory of a rank, in the host or a GPU.
 enum Memory {
     Host(MemoryRegion),
     Gpu(GpuMemoryRegion),
@@ -110,7 +109,6 @@ struct Ring {
     bytes: usize,
 }
 
-/// Returns the GPU of a rank.
 fn gpu_of(options: &Options, rank: u32) -> Option<u32> {
     options.gpus.as_ref().map(|gpus| gpus.of_rank(rank))
 }
@@ -205,7 +203,6 @@ impl Ring {
     }
 }
 
-/// Runs one rank.
 fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
     let mut bootstrap = Bootstrap::join(job, LONG)?;
     let ring = Ring::new(&mut bootstrap, options)?;

@@ -21,7 +21,6 @@ const RANDOM_BYTES: usize = 32;
 /// Bytes of a hello, and of an answer before its code.
 const OPENING_BYTES: usize = MAGIC.len() + RANDOM_BYTES;
 
-/// The random number of one side.
 type Nonce = [u8; RANDOM_BYTES];
 
 /// The roles that codes are bound to.
@@ -57,7 +56,6 @@ impl ExchangeError {
     }
 }
 
-/// The next message from the peer.
 #[derive(Clone, Copy)]
 enum Step {
     Hello,
@@ -163,7 +161,6 @@ impl Exchange {
         Ok(true)
     }
 
-    /// Returns the length of the awaited message.
     fn expected_length(&self) -> usize {
         match self.step {
             Step::Hello => OPENING_BYTES,

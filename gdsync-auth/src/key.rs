@@ -14,9 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Least bytes of a key: 128 bits if they are random.
 const MIN_KEY: usize = 16;
-/// Most bytes of a key.
 pub(crate) const MAX_KEY: usize = 4096;
-/// Bytes of a code.
 pub(crate) const CODE_BYTES: usize = 32;
 
 /// Instructions to create a key.
@@ -205,9 +203,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Name of the file with a user's key.
 const KEY_FILE: &str = "key";
-/// Random bytes of a new key.
 const RANDOM_BYTES: usize = 32;
 /// Most bytes read from a key file, including white space.
 const MAX_READ: u64 = 2 * MAX_KEY as u64;
@@ -254,7 +250,6 @@ fn create_key_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Fills a buffer with random bytes from the kernel.
 pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     getrandom::fill(bytes)
         .map_err(|error| io::Error::other(format!("the kernel gives no random bytes: {error}")))

@@ -103,7 +103,6 @@ impl Refusal {
         Refusal { step: step.into(), reason: reason.to_string(), remedy: remedy.into() }
     }
 
-    /// Creates the refusal for a failed call of the CUDA driver.
     pub(crate) fn driver(step: &str, error: DriverError) -> Self {
         Refusal::new(step, error, "see what the CUDA driver says of that error")
     }

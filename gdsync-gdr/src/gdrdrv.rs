@@ -9,7 +9,6 @@ use std::io;
 use std::sync::Arc;
 use zerocopy::FromZeros;
 
-/// The opened module.
 pub(crate) struct Gdrdrv {
     file: File,
     version: u32,
@@ -88,7 +87,6 @@ impl Gdrdrv {
     }
 }
 
-/// Pinned memory.
 struct Pinned {
     module: Gdrdrv,
     handle: u64,

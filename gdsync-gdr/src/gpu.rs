@@ -242,7 +242,6 @@ impl Context {
     }
 }
 
-/// Returns the thread's current context, or null.
 fn current() -> Result<sys::CUcontext, DriverError> {
     let mut current = std::ptr::null_mut();
     // SAFETY: `current` is a valid place.

@@ -5,7 +5,6 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Calls on device files.
 pub(crate) trait Kernel: Send + Sync {
     /// Opens a file for reading and writing, close-on-exec.
     fn open(&self, path: &str) -> io::Result<i32>;
@@ -30,11 +29,9 @@ pub(crate) trait Kernel: Send + Sync {
     /// The range is exactly one that [`Kernel::mmap`] returned, and is not used afterwards.
     unsafe fn munmap(&self, at: NonNull<u8>, len: usize) -> io::Result<()>;
 
-    /// Returns the text of a small file.
     fn read_text(&self, path: &str) -> io::Result<String>;
 }
 
-/// The kernel of this machine.
 struct System;
 
 /// Returns the kernel of this machine.
@@ -88,7 +85,6 @@ impl Kernel for System {
     }
 }
 
-/// An open file.
 pub(crate) struct File {
     pub(crate) kernel: Arc<dyn Kernel>,
     pub(crate) fd: i32,
@@ -124,7 +120,6 @@ impl Drop for File {
     }
 }
 
-/// Mapped pages.
 pub(crate) struct Pages {
     kernel: Arc<dyn Kernel>,
     pub(crate) at: NonNull<u8>,

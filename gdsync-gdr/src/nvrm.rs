@@ -17,7 +17,6 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Major versions of drivers that are known to work.
 const KNOWN: [u32; 1] = [580];
-/// Files that contain the driver's version.
 const VERSION_FILES: [&str; 2] = ["/sys/module/nvidia/version", "/proc/driver/nvidia/version"];
 /// Most device files to try if the driver does not report the GPU's file.
 const MOST_DEVICES: u32 = 32;

@@ -97,7 +97,6 @@ impl GpuRange {
         Ok((unsafe { OwnedFd::from_raw_fd(fd) }, self.address - first))
     }
 
-    /// Exports the allocation that contains the memory.
     pub(crate) fn export(&self) -> Result<Exported, DriverError> {
         let _entered = self.context.enter()?;
         let mut handle = 0;

@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// The kernel's list of abstract names.
 const SOCKET_TABLE: &str = "/proc/net/unix";
 /// Processes queried at the same time: fewer than the files that a process may have open.
 const MAX_CONCURRENT: usize = 256;
@@ -119,7 +118,6 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
     answers
 }
 
-/// A pending query.
 struct Query {
     pid: u32,
     socket: UnixStream,

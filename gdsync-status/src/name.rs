@@ -16,7 +16,6 @@ fn prefix() -> String {
     format!("gdsync-status/{}/", own_user())
 }
 
-/// Returns a name of this process.
 pub(crate) fn own(place: u32) -> io::Result<SocketAddr> {
     let pid = std::process::id();
     // Without a proc file system nobody can see the name either.
@@ -24,7 +23,6 @@ pub(crate) fn own(place: u32) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("{}{pid}/{start}/{place}", prefix()))
 }
 
-/// The process that a name identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NameOwner {
     pub(crate) pid: u32,

@@ -33,7 +33,6 @@ struct Shared {
     client: Mutex<Client>,
 }
 
-/// The current client.
 #[derive(Default)]
 struct Client {
     socket: Option<Arc<UnixStream>>,

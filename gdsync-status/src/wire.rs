@@ -11,11 +11,9 @@ use std::time::Duration;
 
 /// Most bytes of an answer.
 pub const LONGEST: usize = 8 << 20;
-/// Most bytes of a text.
 pub(crate) const MAX_TEXT: usize = 400;
 
 const MAGIC: [u8; 8] = *b"gdstatus";
-/// Incremented with every change of the format.
 const VERSION: u32 = 1;
 
 /// Reasons why bytes are not an answer.

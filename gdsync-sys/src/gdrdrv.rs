@@ -8,12 +8,10 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The device file.
 pub const PATH: &str = "/dev/gdrdrv";
 
 /// Version of the user library that is implemented: 2.6. A module may ask for a newer one.
 pub const API_VERSION: u32 = version(2, 6);
-/// Oldest supported protocol.
 pub const OLDEST: u32 = version(2, 0);
 /// First version with [`GetInfoV2`].
 pub const WITH_GET_INFO_V2: u32 = version(2, 4);

@@ -1,7 +1,7 @@
 //! Types and constants of libmlx5's direct verbs that gdsync uses.
 //!
 //! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; verified and documented as those of
-//! [`crate::verbs`].
+//! [`crate::verbs`]. `comp_mask` of a description holds the requested fields on input, the valid ones on output.
 
 #![allow(
     non_camel_case_types,
@@ -41,7 +41,6 @@ pub struct mlx5dv_qp {
     pub sq: mlx5dv_ring,
     pub rq: mlx5dv_ring,
     pub bf: mlx5dv_bf,
-    /// In: the requested fields of those below. Out: the valid ones.
     pub comp_mask: u64,
     /// Offset of the register's page for `mmap` of the uverbs device.
     pub uar_mmap_offset: off_t,
@@ -67,7 +66,6 @@ pub struct mlx5dv_cq {
     pub cqe_size: u32,
     pub cq_uar: *mut c_void,
     pub cqn: u32,
-    /// In: requested fields; out: valid ones.
     pub comp_mask: u64,
 }
 
@@ -84,7 +82,6 @@ pub struct mlx5dv_srq {
     pub head: u32,
     /// Its last entry.
     pub tail: u32,
-    /// In: requested fields; out: valid ones.
     pub comp_mask: u64,
     pub srqn: u32,
 }
@@ -98,7 +95,6 @@ pub const MLX5DV_SRQ_MASK_SRQN: u64 = 1 << 0;
 pub struct mlx5dv_ah {
     /// The address vector in the card's format, 48 bytes.
     pub av: *mut c_void,
-    /// In: requested fields; out: valid ones.
     pub comp_mask: u64,
 }
 
@@ -107,7 +103,6 @@ pub struct mlx5dv_ah {
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_pd {
     pub pdn: u32,
-    /// In: requested fields; out: valid ones.
     pub comp_mask: u64,
 }
 

@@ -37,7 +37,6 @@ pub const GET_EXPORT_INFO: u32 = 0x3d08;
 /// `NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD`.
 pub const IMPORT_OBJECTS: u32 = 0x3d0c;
 
-/// `NV_OK`.
 pub const OK: u32 = 0;
 
 /// Returns the name of a status that these requests are known to return (`nvstatuscodes.h`).
@@ -67,7 +66,6 @@ const MAX_OBJECTS: usize = 128;
 parameters! {
     /// `nv_ioctl_register_fd_t`.
     RegisterFd {
-        /// The control file.
         ctl_fd: i32,
     }
 
@@ -190,9 +188,7 @@ parameters! {
         objects: [u32; MAX_OBJECTS],
         /// `objectTypes`, out.
         types: [u8; MAX_OBJECTS],
-        /// `numObjects`.
         count: u16,
-        /// `index` of the first.
         index: u16,
     }
 }

@@ -43,7 +43,6 @@ pub struct ibv_td {
     pub context: *mut ibv_context,
 }
 
-/// Attributes of a thread domain.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_td_init_attr {
@@ -69,13 +68,11 @@ pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
 
-/// Attributes of a parent domain.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_parent_domain_init_attr {
     /// The protection domain that it represents; not null.
     pub pd: *mut ibv_pd,
-    /// A thread domain, or null.
     pub td: *mut ibv_td,
     pub comp_mask: u32,
     pub alloc: Option<ParentDomainAlloc>,
@@ -84,13 +81,11 @@ pub struct ibv_parent_domain_init_attr {
     pub pd_context: *mut c_void,
 }
 
-/// A memory region.
 #[repr(C)]
 pub struct ibv_mr {
     pub context: *mut ibv_context,
     pub pd: *mut ibv_pd,
     pub addr: *mut c_void,
-    /// Length in bytes.
     pub length: size_t,
     pub handle: u32,
     /// Key for local access.
@@ -99,7 +94,6 @@ pub struct ibv_mr {
     pub rkey: u32,
 }
 
-/// Opaque completion channel.
 #[repr(C)]
 pub struct ibv_comp_channel {
     pub context: *mut ibv_context,
@@ -123,7 +117,6 @@ pub struct ibv_cq {
     pub async_events_completed: u32,
 }
 
-/// A shared receive queue.
 #[repr(C)]
 pub struct ibv_srq {
     pub context: *mut ibv_context,
@@ -135,7 +128,6 @@ pub struct ibv_srq {
     pub events_completed: u32,
 }
 
-/// Attributes of a shared receive queue.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_srq_attr {
@@ -154,7 +146,6 @@ pub struct ibv_srq_init_attr {
     pub attr: ibv_srq_attr,
 }
 
-/// Attributes of an extended completion queue.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_cq_init_attr_ex {
@@ -176,7 +167,6 @@ pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1 << 0;
 /// `parent_domain` of [`ibv_cq_init_attr_ex`] is set.
 pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 
-/// A queue pair.
 #[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
@@ -196,7 +186,6 @@ pub struct ibv_qp {
     pub events_completed: u32,
 }
 
-/// Sizes of a queue pair's queues.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_qp_cap {
@@ -259,7 +248,6 @@ pub struct ibv_global_route {
     pub traffic_class: u8,
 }
 
-/// Address vector.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_ah_attr {
@@ -274,7 +262,6 @@ pub struct ibv_ah_attr {
     pub port_num: u8,
 }
 
-/// An address handle.
 #[repr(C)]
 pub struct ibv_ah {
     pub context: *mut ibv_context,
@@ -338,7 +325,6 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: c_int,
 }
 
-/// An asynchronous event.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_async_event {

@@ -6,7 +6,6 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// A key with a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
     Quit,
@@ -27,7 +26,6 @@ const CONTROL_C: u8 = 3;
 /// Longer than any key's sequence.
 const MAX_LENGTH: usize = 32;
 
-/// The keyboard of a terminal.
 pub(crate) struct Keys {
     terminal: File,
     /// The first bytes of an incomplete sequence.
@@ -35,7 +33,6 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Reads keys from `terminal`.
     pub(crate) fn of(terminal: impl AsFd) -> io::Result<Self> {
         let terminal = File::from(terminal.as_fd().try_clone_to_owned()?);
         Ok(Keys { terminal, begun: Vec::new() })
@@ -63,7 +60,6 @@ impl Keys {
         }
     }
 
-    /// Returns the keys of the received bytes.
     fn take(&mut self) -> Vec<Key> {
         let mut keys = Vec::new();
         let mut rest = &self.begun[..];

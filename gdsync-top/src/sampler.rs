@@ -12,7 +12,6 @@ use std::time::Duration;
 /// Time limit of an answer. A stopped process costs this in every sample.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
-/// Most characters of a name.
 const MAX_LENGTH: usize = 32;
 /// Most bytes read of a command line, which may be very long.
 const MAX_COMMAND_LINE: u64 = 4096;
@@ -35,7 +34,6 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// Queries all processes of the user.
     pub(crate) fn sample(&mut self) -> Result<View, Failure> {
         let found = ask_all(ANSWER_LIMIT).map_err(|error| format!("processes cannot be listed: {error}"))?;
         let named = found.into_iter().map(|process| (name_of(process.pid), process)).collect();
@@ -73,7 +71,6 @@ impl Sampler {
     }
 }
 
-/// The samples of one process.
 struct ProcessSampler<'a> {
     pid: u32,
     owners: &'a HashMap<u32, (u32, String)>,

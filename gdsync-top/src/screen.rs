@@ -25,14 +25,12 @@ const KEYS: &str = "q quit   p pause   s sort   arrows, PgUp, PgDn, Home, End sc
 /// Columns scrolled by an arrow key.
 const COLUMN_STEP: u16 = 8;
 
-/// The consequence of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyAction {
     Continue,
     Quit,
 }
 
-/// The state of the screen.
 pub(crate) struct Screen {
     view: View,
     interval: Duration,

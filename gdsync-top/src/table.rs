@@ -6,15 +6,12 @@ use gdsync_cli::text;
 /// Duration from which a wait is an alarm.
 const LONG_MS: f64 = 1000.0;
 
-/// Order of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// By process.
     #[default]
     Process,
     /// Highest rate first, then most outstanding work.
     Rate,
-    /// Longest wait first.
     Wait,
 }
 
@@ -36,7 +33,6 @@ impl Order {
     }
 }
 
-/// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineStyle {
     Header,
@@ -58,12 +54,10 @@ struct Row {
     is_alarm: bool,
 }
 
-/// Formats the whole view as plain text.
 pub(crate) fn to_text(view: &View) -> String {
     lines(view, Order::default()).into_iter().map(|(_, line)| line + "\n").collect()
 }
 
-/// Formats the whole view as lines.
 pub(crate) fn lines(view: &View, order: Order) -> Vec<(LineStyle, String)> {
     if view.processes.is_empty() {
         let none =

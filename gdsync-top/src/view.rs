@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// A sample of all processes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct View {
     /// Seconds between the two samples of the rates.
@@ -68,7 +67,6 @@ pub(crate) struct QueuePair {
     pub(crate) wait: Option<Wait>,
 }
 
-/// The other side of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Peer {
     /// `LID 0x5 queue pair 0x40`.

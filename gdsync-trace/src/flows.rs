@@ -14,7 +14,6 @@ use std::collections::{HashMap, VecDeque};
 /// process.
 type Queue = (usize, u16, u32);
 
-/// A point of an arrow.
 pub(crate) type Point = (Track, u64);
 
 /// WQEs announced by a doorbell: up to the one with this index.

@@ -29,7 +29,6 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Creates the part of this process.
     pub(crate) fn open(to: Destination) -> io::Result<Part> {
         Part::with_limit(&to, &header(), LIMIT)
     }

@@ -101,10 +101,8 @@ pub(crate) struct Record {
     pub(crate) words: [u64; 3],
 }
 
-/// Bytes of a record.
 pub(crate) const RECORD: usize = size_of::<Record>();
 
-/// The header of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -147,7 +145,6 @@ pub(crate) fn text_words<const N: usize>(text: &str) -> [u64; N] {
     words
 }
 
-/// The content of a part.
 #[derive(Debug)]
 pub(crate) struct ReadPart {
     pub(crate) pid: u32,
@@ -159,7 +156,6 @@ pub(crate) struct ReadPart {
     pub(crate) is_whole: bool,
 }
 
-/// Reasons why a file is not a part.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PartError {
     #[error("it is no part of a gdsync trace of this version: its first bytes are not {:?}", String::from_utf8_lossy(&MAGIC))]

@@ -29,7 +29,6 @@ static IS_FORKED: AtomicBool = AtomicBool::new(false);
 /// Records that were not buffered.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Records of a buffer.
 const CAPACITY: usize = 4096;
 
 #[derive(Default)]
@@ -199,7 +198,6 @@ impl Buffer {
     }
 }
 
-/// Appends records to the part.
 fn flush(records: &mut Vec<Record>) {
     if let Some(part) = &mut *PART.lock() {
         part.append(records);
@@ -269,7 +267,6 @@ fn install_handlers() -> bool {
     unsafe { libc::pthread_atfork(None, None, Some(off)) == 0 && libc::atexit(end) == 0 }
 }
 
-/// Writes all buffers, and ends the part.
 fn finish() {
     // In the child of a fork recording is off already.
     if STATE.swap(OFF, Ordering::Relaxed) != ON {
@@ -292,7 +289,6 @@ struct Range {
 }
 
 impl Range {
-    /// Returns no range.
     #[inline(always)]
     fn none() -> Self {
         Range {

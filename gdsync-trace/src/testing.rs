@@ -3,7 +3,6 @@
 use crate::record::{Header, Kind, MAGIC, Record, padded};
 use std::path::PathBuf;
 
-/// Creates an empty folder for a test.
 pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("gdsync-trace-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);

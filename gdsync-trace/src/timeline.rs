@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use zerocopy::IntoBytes;
 
-/// Writes the trace of some parts.
 pub(crate) fn write(parts: Vec<ReadPart>, out: impl Write) -> io::Result<Summary> {
     let timeline = Timeline::new(parts);
     let mut chrome = TraceWriter::begin(out, timeline.begins_at())?;
@@ -21,7 +20,6 @@ pub(crate) fn write(parts: Vec<ReadPart>, out: impl Write) -> io::Result<Summary
 /// First number of rows of cards and queue pairs: above all thread ids (`PID_MAX_LIMIT`, proc(5)).
 const FIRST_ROW_ID: u32 = 10_000_000;
 
-/// A process of the trace.
 struct Process {
     pid: u32,
     name: String,
@@ -30,7 +28,6 @@ struct Process {
     cards: HashMap<u16, String>,
 }
 
-/// All events.
 struct Timeline {
     processes: Vec<Process>,
     /// Records with the index of their process, by begin.
@@ -41,21 +38,17 @@ struct Timeline {
 /// A row that is not a thread's, of the process with that index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Row {
-    /// Card by node.
     Card(usize, u32),
     /// Queue pair by card's node and number.
     QueuePair(usize, u32, u32),
-    /// A stream that a GPU performs.
     Stream(usize, u64),
 }
 
-/// State while events are written.
 #[derive(Default)]
 struct State {
     flows: Flows,
     rows: HashMap<Row, Track>,
     arrows: u64,
-    /// Number of open waits.
     open: HashMap<Track, u64>,
     /// Doorbells of submissions, by process index and submission number.
     submitted: HashMap<(usize, u64), Vec<QueueDoorbell>>,
@@ -84,7 +77,6 @@ impl Timeline {
         timeline
     }
 
-    /// Returns the time of the first event.
     fn begins_at(&self) -> u64 {
         self.records.first().map_or(0, |(_, record)| record.at)
     }

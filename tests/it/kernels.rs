@@ -11,7 +11,6 @@ use gdsync_test_support::{root, skipped, skipped_unless_required};
 
 const COMMITTED: &str = include_str!("../../kernels/ptx/pingpong.ptx");
 
-/// The kernels of each source.
 const KERNELS: [(&str, &[&str]); 8] = [
     ("bench.cu", &["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"]),
     ("conditional.cu", &["send_while"]),

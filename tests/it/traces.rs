@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A row: process and thread.
 type Row = (u64, u64);
 
 fn events(trace: &Value) -> &[Value] {
@@ -26,7 +25,6 @@ fn row(event: &Value) -> Row {
     (number(event, "pid"), number(event, "tid"))
 }
 
-/// Returns the time of an event in nanoseconds since the trace's begin.
 fn nanoseconds(event: &Value, name: &str) -> u64 {
     (event[name].as_f64().unwrap() * 1000.0).round() as u64
 }

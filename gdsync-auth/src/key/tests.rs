@@ -46,7 +46,6 @@ fn codes_differ_by_key_role_context_and_the_cut_of_the_parts() {
 
 const VARIABLES: KeyVariables = KeyVariables { key: "T_KEY", file: "T_KEY_FILE" };
 
-/// An empty folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -45,7 +45,6 @@ macro_rules! kernels {
                 Self::ALL.into_iter().filter(|kernel| kernel.is_available())
             }
 
-            /// Returns true if this processor has the kernel.
             pub(crate) fn is_available(self) -> bool {
                 match self { $($type::$kernel => $has),* }
             }

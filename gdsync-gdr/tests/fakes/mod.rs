@@ -112,7 +112,6 @@ impl Fake {
         self.clone()
     }
 
-    /// Returns a dma-buf of all GPU memory.
     pub(crate) fn dma_buf(&self) -> OwnedFd {
         let mut state = self.state();
         let fd = state.memory.try_clone().unwrap();

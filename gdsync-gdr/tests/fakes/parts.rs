@@ -4,10 +4,8 @@ use std::io;
 
 /// Start of the GPU's memory, in the GPU's address space.
 pub(crate) const GPU: u64 = 0x7f00_0020_0000;
-/// Bytes of the GPU's memory.
 pub(crate) const GPU_LEN: usize = 1 << 20;
 
-/// An open device file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
     Gdrdrv,

@@ -113,12 +113,10 @@ impl Pause {
     }
 }
 
-/// Sleeping threads of this process.
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 
 /// A registration of a sleeping thread.
 struct Sleeper {
-    /// Sleeping threads, including this one.
     threads: u32,
 }
 

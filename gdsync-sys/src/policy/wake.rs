@@ -120,7 +120,6 @@ impl Table {
         }
     }
 
-    /// Returns the index of a line's bucket.
     fn bucket_of(line: usize) -> usize {
         // Fibonacci hashing spreads the lines of a ring over different buckets.
         line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - BUCKETS.ilog2())
@@ -184,7 +183,6 @@ static LOCAL: Table = Table::new();
 /// The table that [`rung`] uses: this copy's own until [`find`] has looked for an exported one.
 static CURRENT: AtomicPtr<Table> = AtomicPtr::new((&raw const LOCAL).cast_mut());
 
-/// Returns the table of this process.
 fn table() -> &'static Table {
     static FOUND: OnceLock<&'static Table> = OnceLock::new();
     FOUND.get_or_init(|| {
@@ -309,7 +307,6 @@ mod futex {
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, &raw const time) };
     }
 
-    /// Wakes all threads that sleep on the word.
     pub(super) fn wake(word: &AtomicU32) {
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the word outlives the call, which has no effect but to wake.

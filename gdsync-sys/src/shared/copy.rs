@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// The widest store of the inner loop.
 const VECTOR: usize = 16;
-/// The widest single word.
 const WORD: usize = size_of::<u64>();
 
 /// Copies bytes while others access them. The ranges may overlap.

@@ -11,7 +11,6 @@ pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-/// An entry of a port's GID table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_gid_entry {
@@ -58,7 +57,6 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// Attributes of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_device_attr {
@@ -113,7 +111,6 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// Attributes of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_port_attr {

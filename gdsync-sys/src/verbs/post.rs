@@ -6,7 +6,6 @@
 use super::{ibv_ah, ibv_context, ibv_cq, ibv_qp};
 use libc::{c_int, c_uint, c_void, size_t};
 
-/// A scatter/gather element.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_sge {
@@ -35,7 +34,6 @@ pub struct ibv_send_wr {
     pub _rest: [u64; 9],
 }
 
-/// A completion.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_wc {

@@ -27,7 +27,6 @@ struct Setting {
     environment: Vec<(&'static str, String)>,
     /// Wrappers of the server and the client: a program and its arguments.
     under: [Vec<String>; 2],
-    /// The server's address.
     address: String,
     /// The words of the command on both sides.
     words: &'static [&'static str],
@@ -135,7 +134,6 @@ fn first_line(child: &mut Child) -> String {
     String::from_utf8(line).unwrap()
 }
 
-/// The result of a side.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,

@@ -177,7 +177,6 @@ pub struct Retries {
 /// A transition of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
-    /// `RST2INIT_QP`.
     ResetToInit {
         port: u8,
         pkey_index: u16,
@@ -192,16 +191,11 @@ pub enum Transition {
         /// The remote side (RC, UC).
         peer: Option<Peer>,
     },
-    /// `RTR2RTS_QP`.
     ReadyToSend {
-        /// First packet sequence number sent.
         psn: u32,
-        /// RC only.
         retries: Retries,
     },
-    /// `2ERR_QP`.
     ToError,
-    /// `2RST_QP`.
     ToReset,
 }
 

@@ -85,7 +85,6 @@ pub mod cq {
     pub(crate) const UMEM_VALID: Field = Field::new(0x2e0, 1);
 }
 
-/// `cqc`.
 pub mod cqc {
     use super::Field;
     pub const BYTES: usize = 64;
@@ -119,7 +118,6 @@ pub mod qp {
     use super::Field;
     /// Bytes of each without a list of pages.
     pub const BYTES: usize = 0x110;
-    /// The context's first byte.
     pub const CONTEXT: usize = 24;
     /// `qpc_ext` of INIT2INIT and RTS2RTS: an extended context follows.
     pub const QPC_EXT: Field = Field::new(0x40, 1);
@@ -147,7 +145,6 @@ pub mod qp {
     pub const OPT_PRI_PORT: u32 = 1 << 16;
 }
 
-/// `qpc`.
 pub mod qpc {
     use super::Field;
     pub const BYTES: usize = 232;
@@ -223,7 +220,6 @@ pub mod qpc {
     /// `rq_type`: a shared receive queue or a receive memory pool.
     pub const RQ_SHARED: u8 = 1;
     pub const RQ_NONE: u8 = 3;
-    /// `pm_state`: migrated.
     pub const PM_MIGRATED: u8 = 3;
     /// `st`: transports (`MLX5_QP_ST_*`).
     pub(crate) const ST_RC: u8 = 0;
@@ -265,14 +261,12 @@ pub mod ads {
 /// `create_rmp_in` with its `rmpc`.
 pub mod rmp {
     use super::Field;
-    /// Bytes without a list of pages.
     pub const BYTES: usize = WQ + super::wq::BYTES;
     /// First byte of `wq`, which ends the context.
     pub const WQ: usize = 80;
     pub const BASIC_CYCLIC_RCV_WQE: Field = Field::new(0x120, 1);
 }
 
-/// `wq`.
 pub mod wq {
     use super::Field;
     pub const BYTES: usize = 192;
@@ -294,14 +288,12 @@ pub mod wq {
     pub const CYCLIC: u8 = 1;
 }
 
-/// `create_dct_in`.
 pub mod dct {
     /// Bytes of the command up to the end of its context.
     pub const BYTES: usize = CONTEXT + super::dctc::BYTES;
     pub const CONTEXT: usize = 16;
 }
 
-/// `dctc`.
 pub mod dctc {
     use super::Field;
     pub const BYTES: usize = 64;
@@ -324,9 +316,7 @@ pub mod dctc {
 /// `create_mkey_in` with its `mkc`.
 pub mod mkey {
     use super::Field;
-    /// Bytes without a list of translations.
     pub const BYTES: usize = 0x110;
-    /// First bit of the context.
     const CONTEXT: usize = 0x80;
     const fn field(at: usize, width: usize) -> Field {
         Field::new(at, width).within(CONTEXT)
