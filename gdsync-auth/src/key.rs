@@ -154,7 +154,7 @@ impl Key {
         }
     }
 
-    /// The key of this user on this host, if one has been made.
+    /// Returns the user's key on this host, if it exists.
     ///
     /// # Errors
     /// [`KeyError`].

@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn an_address_that_is_no_gpus_is_refused() {
         let here = 0u64;
-        // SAFETY: the driver is asked for the address first, and there it ends.
+        // SAFETY: the driver rejects the address before anything else uses it.
         let refused = unsafe { GpuRange::from_current((&raw const here) as u64, 8) };
         match refused {
             Err(DriverError::NoDriver | DriverError::TooOld { .. } | DriverError::Call { .. }) => {}

@@ -1,4 +1,4 @@
-//! Keys of a terminal in raw mode. (crossterm's events read a terminal that is gone endlessly.)
+//! Keys of a terminal in raw mode. (crossterm's events read a closed terminal endlessly.)
 
 use gdsync_sys::local::readable;
 use std::fs::File;

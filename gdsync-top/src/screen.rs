@@ -1,4 +1,4 @@
-//! The live view: its screen, its keys, and the terminal meanwhile.
+//! The live view: its screen, its keys, and its terminal.
 
 use crate::keys::Key;
 use crate::table::{LineStyle, Order, lines};

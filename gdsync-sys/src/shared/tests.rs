@@ -74,7 +74,7 @@ fn check(from: usize, to: usize, len: usize) {
     let initial: Vec<u8> = (0..SIZE).map(|i| (i * 7 + 1) as u8).collect();
     let mut expected = initial.clone();
     expected.copy_within(from..from + len, to);
-    // SAFETY: both ranges lie inside the buffer.
+    // SAFETY: both ranges are inside the buffer.
     let found = unsafe {
         base.copy_from_nonoverlapping(initial.as_ptr(), SIZE);
         copy(base.add(to), base.add(from), len);

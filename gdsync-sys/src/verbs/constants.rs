@@ -47,7 +47,7 @@ constants! { c_int;
     IBV_EVENT_QP_REQ_ERR = 2;
     /// A request broke local access rights.
     IBV_EVENT_QP_ACCESS_ERR = 3;
-    /// First packet arrived before the state said so.
+    /// Communication established: the first packet arrived before the transition to RTS.
     IBV_EVENT_COMM_EST = 4;
     IBV_EVENT_DEVICE_FATAL = 8;
     IBV_EVENT_SRQ_ERR = 14;

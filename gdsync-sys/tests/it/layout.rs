@@ -24,7 +24,7 @@ macro_rules! fields {
         let (kind, field) = (stringify!($name), stringify!($($field).+).replace("r#", "").replace(' ', ""));
         $out.push((format!("offsetof(struct {kind}, {field})"), offset_of!($name, $($field).+)));
         let place = MaybeUninit::<$name>::uninit();
-        // SAFETY: the address of a field inside the place; nothing is read.
+        // SAFETY: computes the address of a field inside the allocation, without a read.
         let size = size_behind(unsafe { &raw const (*place.as_ptr()).$($field).+ });
         $out.push((format!("sizeof(((struct {kind} *)0)->{field})"), size));
     })* };

@@ -81,7 +81,7 @@ impl Compiler {
         let folder = Folder::new("probe");
         let source = folder.path().join(SOURCE);
         std::fs::write(&source, format!("{lines}\nint main(void) {{ return 0; }}\n")).unwrap();
-        // Without the libraries, which are not installed on the machine.
+        // The libraries are under test, not part of the machine.
         let compiler = Compiler { libraries: Vec::new(), ..self.clone() };
         match compiler.run(&source, &folder) {
             Ok(output) if output.status.success() => Ok(()),
