@@ -17,7 +17,7 @@ const LIBMLX5: &str = "libmlx5.so.1";
 /// The Debian package of the providers, including libmlx5; it depends on that of libibverbs.
 const PACKAGE: &str = "ibverbs-providers";
 /// The release with the oldest functions of libibverbs.
-const CLASSIC: &str = "libibverbs 1.1 (IBVERBS_1.1)";
+const OLDEST_RELEASE: &str = "libibverbs 1.1 (IBVERBS_1.1)";
 
 /// Reasons why the system's libraries cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -64,25 +64,25 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
     }
     // These libraries may run on the software card.
     crate::wake::find();
-    let table = fill(LIBIBVERBS, LIBMLX5)?;
+    let table = load_table(LIBIBVERBS, LIBMLX5)?;
     // SAFETY: the entries are rdma-core's functions, in libraries that stay loaded, and functions below, which call
     // them: they do what their manual pages say.
     Ok(API.get_or_init(|| unsafe { VerbsApi::new(table) }))
 }
 
 /// A loaded library that is never unloaded.
-struct Loaded {
+struct LoadedLibrary {
     name: &'static str,
     library: ManuallyDrop<Library>,
 }
 
-impl Loaded {
+impl LoadedLibrary {
     fn open(name: &'static str, package: &'static str) -> Result<Self, LoadError> {
         // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts another library of
         // that name on the search path replaces rdma-core knowingly.
         let library = unsafe { Library::new(name) };
         match library {
-            Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
+            Ok(library) => Ok(LoadedLibrary { name, library: ManuallyDrop::new(library) }),
             // The source is the linker's message.
             Err(error) => {
                 let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
@@ -116,9 +116,9 @@ macro_rules! table {
     };
 }
 
-fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, LoadError> {
-    let verbs = Loaded::open(libibverbs, PACKAGE)?;
-    let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
+fn load_table(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, LoadError> {
+    let verbs = LoadedLibrary::open(libibverbs, PACKAGE)?;
+    let mlx5 = LoadedLibrary::open(libmlx5, PACKAGE)?;
     // SAFETY: each field has the type that the library's header declares for the function of that name
     // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; for a
     // symbol with several versions, `dlsym` finds the newest.
@@ -133,11 +133,11 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
                 devx: devx(&mlx5).ok(),
             }
             required {
-                verbs "ibv_" CLASSIC => get_device_list free_device_list get_device_name open_device close_device;
-                verbs "ibv_" CLASSIC => query_device query_port query_gid alloc_pd dealloc_pd reg_mr dereg_mr create_ah destroy_ah;
-                verbs "ibv_" CLASSIC => destroy_cq modify_qp query_qp destroy_qp get_async_event ack_async_event;
-                verbs "ibv_" CLASSIC => create_comp_channel destroy_comp_channel get_cq_event ack_cq_events;
-                verbs "ibv_" CLASSIC => create_srq destroy_srq;
+                verbs "ibv_" OLDEST_RELEASE => get_device_list free_device_list get_device_name open_device close_device;
+                verbs "ibv_" OLDEST_RELEASE => query_device query_port query_gid alloc_pd dealloc_pd reg_mr dereg_mr create_ah destroy_ah;
+                verbs "ibv_" OLDEST_RELEASE => destroy_cq modify_qp query_qp destroy_qp get_async_event ack_async_event;
+                verbs "ibv_" OLDEST_RELEASE => create_comp_channel destroy_comp_channel get_cq_event ack_cq_events;
+                verbs "ibv_" OLDEST_RELEASE => create_srq destroy_srq;
                 mlx5 "" "rdma-core 14 (MLX5_1.1)" => mlx5dv_create_cq;
                 mlx5 "" "rdma-core 15 (MLX5_1.2)" => mlx5dv_init_obj;
                 mlx5 "" "rdma-core 16 (MLX5_1.3)" => mlx5dv_create_qp;
@@ -155,8 +155,8 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
 /// The release of rdma-core that introduced DEVX.
 const DEVX_SINCE: &str = "rdma-core 21 (MLX5_1.7)";
 
-fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
-    // SAFETY: as in `fill`.
+fn devx(mlx5: &LoadedLibrary) -> Result<DevxApi, LoadError> {
+    // SAFETY: as in `load_table`.
     Ok(unsafe {
         table! {
             DevxApi {}
@@ -201,7 +201,7 @@ const _: () = {
 ///
 /// # Safety
 /// `context` is null or valid; `T` is the type of that field.
-unsafe fn extended<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<T> {
+unsafe fn extended_operation<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<T> {
     if context.is_null() {
         return None;
     }
@@ -230,7 +230,7 @@ fn unsupported<T>() -> *mut T {
 /// `ibv_alloc_td`, an inline function in C.
 unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
     // SAFETY: a context as `ibv_open_device` returned it.
-    match unsafe { extended::<AllocTd>(context, offset_of!(VerbsContextEnd, alloc_td)) } {
+    match unsafe { extended_operation::<AllocTd>(context, offset_of!(VerbsContextEnd, alloc_td)) } {
         // SAFETY: the provider's own function, with the caller's arguments.
         Some(alloc) => unsafe { alloc(context, attr) },
         None => unsupported(),
@@ -243,7 +243,7 @@ unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         return libc::EINVAL;
     }
     // SAFETY: a thread domain as `alloc_td` returned it, of an open context.
-    match unsafe { extended::<DeallocTd>((*td).context, offset_of!(VerbsContextEnd, dealloc_td)) } {
+    match unsafe { extended_operation::<DeallocTd>((*td).context, offset_of!(VerbsContextEnd, dealloc_td)) } {
         // SAFETY: the provider's own function, with the caller's argument.
         Some(dealloc) => unsafe { dealloc(td) },
         None => libc::EOPNOTSUPP,
@@ -256,8 +256,9 @@ unsafe extern "C" fn alloc_parent_domain(
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     // SAFETY: a context as `ibv_open_device` returned it.
-    match unsafe { extended::<AllocParentDomain>(context, offset_of!(VerbsContextEnd, alloc_parent_domain)) }
-    {
+    match unsafe {
+        extended_operation::<AllocParentDomain>(context, offset_of!(VerbsContextEnd, alloc_parent_domain))
+    } {
         // SAFETY: the provider's own function, with the caller's arguments.
         Some(alloc) => unsafe { alloc(context, attr) },
         None => unsupported(),

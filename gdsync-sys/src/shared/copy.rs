@@ -34,7 +34,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
 #[inline]
 pub unsafe fn store_words(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's.
-    unsafe { words_up(to, from, 0, len) };
+    unsafe { copy_words(to, from, 0, len) };
 }
 
 /// Copies bytes while others access the source: loads each byte once, in words of at most 8 bytes that are aligned at
@@ -47,7 +47,7 @@ pub unsafe fn store_words(to: *mut u8, from: *const u8, len: usize) {
 pub unsafe fn load_words(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     while at < len {
-        let size = piece(from.addr() + at, len - at);
+        let size = word_size(from.addr() + at, len - at);
         // SAFETY: the caller's; aligned to its size.
         unsafe { load_word(to.add(at), from.add(at), size) };
         at += size;
@@ -73,7 +73,7 @@ pub unsafe fn load_word(to: *mut u8, from: *const u8, size: usize) {
 
 /// Returns the size of the widest word, at most 8 bytes, that is aligned to its size and not longer than the rest.
 #[inline(always)]
-fn piece(aligned: usize, left: usize) -> usize {
+fn word_size(aligned: usize, left: usize) -> usize {
     let alignment = 1 << aligned.trailing_zeros().min(WORD.trailing_zeros());
     let fitting = 1 << left.ilog2().min(WORD.trailing_zeros());
     std::cmp::min::<usize>(alignment, fitting)
@@ -106,11 +106,11 @@ unsafe fn copy_up(to: *mut u8, from: *const u8, len: usize) {
     let lines = (len - head) / access::LINE;
     // SAFETY: the caller's: the parts make up the whole range, and the target of the lines is aligned.
     unsafe {
-        words_up(to, from, 0, head);
+        copy_words(to, from, 0, head);
         if lines > 0 {
             access::move_lines(to.add(head), from.add(head), lines);
         }
-        words_up(to, from, head + lines * access::LINE, len);
+        copy_words(to, from, head + lines * access::LINE, len);
     }
 }
 
@@ -119,9 +119,9 @@ unsafe fn copy_up(to: *mut u8, from: *const u8, len: usize) {
 /// # Safety
 /// As [`copy_up`].
 #[inline]
-unsafe fn words_up(to: *mut u8, from: *const u8, mut at: usize, end: usize) {
+unsafe fn copy_words(to: *mut u8, from: *const u8, mut at: usize, end: usize) {
     while at < end {
-        let size = piece(to.addr() + at, end - at);
+        let size = word_size(to.addr() + at, end - at);
         // SAFETY: the caller's; aligned to its size.
         unsafe { store_word(to.add(at), from.add(at), size) };
         at += size;
@@ -135,7 +135,7 @@ unsafe fn words_up(to: *mut u8, from: *const u8, mut at: usize, end: usize) {
 unsafe fn copy_down(to: *mut u8, from: *const u8, len: usize) {
     let mut end = len;
     while end > 0 {
-        let size = piece(to.addr() + end, end);
+        let size = word_size(to.addr() + end, end);
         // SAFETY: the caller's; the end is aligned to the size, and so is the beginning.
         unsafe { store_word(to.add(end - size), from.add(end - size), size) };
         end -= size;

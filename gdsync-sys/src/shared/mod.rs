@@ -85,7 +85,7 @@ use std::panic::RefUnwindSafe;
 use std::sync::atomic::Ordering;
 
 /// Returns the ordering for a load: orderings that only stores have become acquire.
-fn of_load(order: Ordering) -> Ordering {
+fn load_ordering(order: Ordering) -> Ordering {
     match order {
         Ordering::Relaxed | Ordering::SeqCst => order,
         _ => Ordering::Acquire,
@@ -93,7 +93,7 @@ fn of_load(order: Ordering) -> Ordering {
 }
 
 /// Returns the ordering for a store: orderings that only loads have become release.
-fn of_store(order: Ordering) -> Ordering {
+fn store_ordering(order: Ordering) -> Ordering {
     match order {
         Ordering::Relaxed | Ordering::SeqCst => order,
         _ => Ordering::Release,
@@ -161,14 +161,14 @@ macro_rules! shared {
             #[inline(always)]
             pub fn load(&self, order: Ordering) -> $value {
                 // SAFETY: a word of this type is valid and aligned.
-                unsafe { access::$load(self.as_ptr(), of_load(order)) }
+                unsafe { access::$load(self.as_ptr(), load_ordering(order)) }
             }
 
             /// Sets the value.
             #[inline(always)]
             pub fn store(&self, value: $value, order: Ordering) {
                 // SAFETY: as in `load`.
-                unsafe { access::$store(self.as_ptr(), value, of_store(order)) }
+                unsafe { access::$store(self.as_ptr(), value, store_ordering(order)) }
             }
         }
 
@@ -212,7 +212,9 @@ macro_rules! exchanged {
                 failure: Ordering,
             ) -> Result<$value, $value> {
                 // SAFETY: as in `swap`.
-                unsafe { access::$compare_exchange(self.as_ptr(), current, new, success, of_load(failure)) }
+                unsafe {
+                    access::$compare_exchange(self.as_ptr(), current, new, success, load_ordering(failure))
+                }
             }
         }
     };

@@ -23,7 +23,7 @@ macro_rules! exchange {
         /// The word is valid and aligned.
         #[inline]
         pub(super) unsafe fn $swap(at: *mut $word, mut value: $word, order: Ordering) -> $word {
-            fenced(weaker(order), || {
+            fenced(compiler_ordering(order), || {
                 // SAFETY: the caller's.
                 unsafe {
                     asm!($s, at = in(reg) at, v = inout(reg) value, options(nostack, preserves_flags));
@@ -36,7 +36,7 @@ macro_rules! exchange {
         /// The word is valid and aligned.
         #[inline]
         pub(super) unsafe fn $add(at: *mut $word, mut value: $word, order: Ordering) -> $word {
-            fenced(weaker(order), || {
+            fenced(compiler_ordering(order), || {
                 // SAFETY: the caller's.
                 unsafe {
                     asm!($a, at = in(reg) at, v = inout(reg) value, options(nostack));
@@ -55,7 +55,7 @@ macro_rules! exchange {
             success: Ordering,
             _: Ordering,
         ) -> Result<$word, $word> {
-            fenced(weaker(success), || {
+            fenced(compiler_ordering(success), || {
                 let found;
                 // SAFETY: the caller's.
                 unsafe {
@@ -83,7 +83,7 @@ exchange!(
 );
 
 /// Returns the ordering for the compiler's fences around an instruction that is a full fence itself.
-fn weaker(order: Ordering) -> Ordering {
+fn compiler_ordering(order: Ordering) -> Ordering {
     if order == Ordering::SeqCst { Ordering::AcqRel } else { order }
 }
 

@@ -2,20 +2,20 @@ use super::*;
 
 #[test]
 fn a_missing_library_is_named_with_its_package() {
-    let error = fill("libgdsync-there-is-none.so.1", LIBMLX5).unwrap_err().to_string();
+    let error = load_table("libgdsync-there-is-none.so.1", LIBMLX5).unwrap_err().to_string();
     assert!(error.contains("libgdsync-there-is-none.so.1") && error.contains("ibverbs-providers"), "{error}");
 }
 
 #[test]
 fn the_second_library_is_named_too() {
-    let error = fill("libc.so.6", "libgdsync-there-is-none.so.1").unwrap_err();
+    let error = load_table("libc.so.6", "libgdsync-there-is-none.so.1").unwrap_err();
     assert!(matches!(error, LoadError::Library { library: "libgdsync-there-is-none.so.1", .. }), "{error}");
 }
 
 #[test]
 fn a_missing_symbol_is_named_with_its_version() {
     // Every process has the C library, which lacks the verbs.
-    let error = fill("libc.so.6", "libc.so.6").unwrap_err();
+    let error = load_table("libc.so.6", "libc.so.6").unwrap_err();
     assert!(
         matches!(error, LoadError::Symbol { library: "libc.so.6", symbol: "ibv_get_device_list", .. }),
         "{error}"
