@@ -1,8 +1,10 @@
-//! Collectives in stream order: each round of each is checked to the last byte, then as many are posted ahead and timed.
+//! Collectives in stream order: every byte of each round is checked, then as many rounds are enqueued ahead and
+//! timed.
 //!
-//! `cargo run --release --example collectives` has four threads as ranks (`--ranks N`); under `mpirun` or `srun` each process
-//! is one. On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--gpu 0,1`
-//! or `--gpu all` with ranks that take these GPUs in turn, `--system` on the system's first mlx5 card, `--rounds N` of each, `--size BYTES` of a block.
+//! `cargo run --release --example collectives` uses four threads as ranks (`--ranks N`); under `mpirun` or `srun`
+//! each process is one. The default are software streams and the software card. `--gpu N` uses CUDA streams and GPU
+//! memory, `--gpu 0,1` or `--gpu all` distributes ranks over these GPUs, `--system` uses the system's first mlx5
+//! card; `--rounds N` of each, `--size BYTES` of a block.
 
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync::verbs::provider;
@@ -17,7 +19,7 @@ use std::time::{Duration, Instant};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// How long anything may take.
+/// Time limit of each step.
 const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
@@ -51,7 +53,7 @@ fn options() -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// What is run: the last blocks are small ones, which go by way of other ranks where there are many.
+/// Returns the collectives to run. The last blocks are small, and pass through other ranks if there are many.
 fn kinds(size: usize) -> Vec<Collective> {
     vec![
         Collective::Barrier,
@@ -68,7 +70,7 @@ fn kinds(size: usize) -> Vec<Collective> {
     ]
 }
 
-/// Byte `at` of what a rank has for another in a round.
+/// Returns byte `at` of a rank's data for another in a round.
 fn byte(from: u32, to: u32, round: u64, at: usize) -> u8 {
     (u64::from(from) * 131 + u64::from(to) * 61 + round * 29 + at as u64 * 7 + at as u64 / 251) as u8
 }
@@ -81,7 +83,7 @@ fn numbers(from: u32, to: u32, round: u64, len: usize) -> impl Iterator<Item = i
     (0..len / 8).map(move |at| i64::from(byte(from, to, round, at)) << 40)
 }
 
-/// What a rank gives into a round, and what it gets.
+/// Returns a rank's input and expected output of a round.
 fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>) {
     let all = || plan.members().iter().copied();
     match plan.collective() {
@@ -118,7 +120,7 @@ fn synchronize<B: CollectiveStream>(stream: &Stream<B>, plan: &Plan) -> Result<(
     Ok(plan.check()?)
 }
 
-/// A round, every byte of which is checked.
+/// Runs a round and checks every byte.
 fn checked<B: CollectiveStream>(stream: &Stream<B>, plan: &Plan, rank: u32) -> Result<(), Failure> {
     let round = plan.round();
     let (input, expected) = contents(plan, rank, round);
@@ -135,7 +137,7 @@ fn checked<B: CollectiveStream>(stream: &Stream<B>, plan: &Plan, rank: u32) -> R
     Ok(())
 }
 
-/// Runs each collective, and says how long its rounds take.
+/// Runs each collective, and prints the time of its rounds.
 fn run<B: CollectiveStream>(
     team: &Team,
     plans: &[Plan],
@@ -145,7 +147,7 @@ fn run<B: CollectiveStream>(
     let mut times = String::new();
     for plan in plans {
         (0..rounds).try_for_each(|_| checked(stream, plan, team.rank()))?;
-        // No rank is timed while another still checks.
+        // Timing starts after all ranks have checked.
         team.barrier()?;
         let (started, mut operations) = (Instant::now(), 0);
         for _ in 0..rounds {
@@ -159,7 +161,6 @@ fn run<B: CollectiveStream>(
     Ok(times)
 }
 
-/// One rank's part.
 fn take_part(bootstrap: Bootstrap, options: &Options) -> Result<(), Failure> {
     let device = match options.system {
         true => Device::open(provider::system()?, None)?,
@@ -189,7 +190,7 @@ fn take_part(bootstrap: Bootstrap, options: &Options) -> Result<(), Failure> {
             (format!("CUDA streams and GPU memory ({gpus})"), run(&team, &plans, &stream, options.rounds)?)
         }
     };
-    // No rank leaves while others still send to it.
+    // No rank exits while others still send to it.
     queue.flush(LONG)?;
     team.barrier()?;
     if team.rank() == 0 {
@@ -202,13 +203,12 @@ fn take_part(bootstrap: Bootstrap, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Threads as ranks.
 fn threads(options: &Options) -> Result<(), Failure> {
     let ranks = Bootstrap::threads(options.ranks, LONG)?;
     std::thread::scope(|scope| {
         let threads: Vec<_> =
             ranks.into_iter().map(|one| scope.spawn(move || take_part(one, options))).collect();
-        // All of them are waited for, and the first failure is told.
+        // Waits for all, and reports the first failure.
         let ended: Vec<Result<(), Failure>> = threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or(Err("a rank panicked".into())))

@@ -1,10 +1,8 @@
-//! Sparse results, sent by the threads that find them: one kernel looks through a million numbers,
-//! and each thread sends the even ones that it meets, into the receiver's next free slot. The CPU
-//! does nothing meanwhile, and no thread collects.
+//! Sparse results, sent by the threads that find them: a kernel scans a million numbers, and each thread sends the
+//! even ones into the receiver's next free slot. The CPU does nothing meanwhile, and no thread collects.
 //!
-//! `cargo run --release --example find_even -- --gpu 0` compiles the kernel by NVRTC and runs it on
-//! a GPU. Without `--gpu`, a C++ compiler makes the same source into a function for threads of the
-//! CPU. The card is the software card.
+//! `cargo run --release --example find_even -- --gpu 0` compiles the kernel by NVRTC and runs it on a GPU. Without
+//! `--gpu`, a C++ compiler compiles the same source for CPU threads. The card is the software card.
 
 mod device;
 
@@ -24,11 +22,11 @@ use std::time::{Duration, Instant};
 
 const FIND_EVEN: Source = Source { name: "find_even.cu", text: include_str!("../kernels/find_even.cu") };
 
-/// Numbers, of which one in 64 is even.
+/// Number of inputs, of which one in 64 is even.
 const NUMBERS: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(30);
 
-/// What the kernel is given: `struct task` of find_even.cu.
+/// The kernel's argument: `struct task` of find_even.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Task {
@@ -41,10 +39,10 @@ struct Task {
     unused: u32,
 }
 
-// SAFETY: plain integers, laid out as the kernel has them.
+// SAFETY: plain integers with the kernel's layout.
 unsafe impl DeviceRepr for Task {}
 
-/// The numbers: mixed, and never 0.
+/// Returns the numbers: pseudorandom, never 0.
 fn numbers() -> Vec<u64> {
     let mixed = |i: u64| {
         let mixed = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -53,8 +51,7 @@ fn numbers() -> Vec<u64> {
     (0..NUMBERS as u64).map(mixed).map(|x| if x >> 8 & 63 == 0 { (x & !1) | 2 } else { x | 1 }).collect()
 }
 
-/// Sender and receiver, and the receiver's memory: a slot for each number at most, and behind them
-/// the word with the count.
+/// Sender and receiver, and the receiver's memory: a slot for each number, then the word with the count.
 struct Sides {
     sender: QueuePair,
     _receiver: QueuePair,
@@ -79,8 +76,7 @@ impl Sides {
         Task { numbers, count: NUMBERS as u64, shared, slots, signal, rkey, unused: 0 }
     }
 
-    /// The receiver: waits for the count, and returns it with the time that took. `None` after a
-    /// time-out.
+    /// Waits for the count as the receiver, and returns it with the elapsed time. `None` after a time-out.
     fn await_count(&self) -> Option<(usize, Duration)> {
         let start = Instant::now();
         loop {
@@ -95,7 +91,7 @@ impl Sides {
         }
     }
 
-    /// The first `count` slots, and that nothing is behind them.
+    /// Checks the first `count` slots, and that the rest is empty.
     fn check(&self, count: usize, numbers: &[u64]) -> Result<(), Failure> {
         let mut expected: Vec<u64> = numbers.iter().copied().filter(|number| number % 2 == 0).collect();
         let slots = &self.received.words64()[..NUMBERS];
@@ -110,7 +106,7 @@ impl Sides {
     }
 }
 
-/// What a run was like.
+/// The result of a run.
 struct Ran {
     how: String,
     threads: u32,
@@ -119,7 +115,7 @@ struct Ran {
     took: Duration,
 }
 
-/// The threads' words, once all are done: refuses what has failed.
+/// Checks the threads' words, once all are done.
 fn check_threads(shared: &[u64; 4], threads: u32) -> Result<(), Failure> {
     match *shared {
         [_, done, 0, 0] if done == u64::from(threads) => Ok(()),
@@ -137,7 +133,7 @@ fn on_gpu(ordinal: u32, sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> 
     let memory = |len| GpuMemory::allocate(&context, len);
     let (input, shared) = (memory(NUMBERS * 8)?, memory(32)?);
     input.write(0, &numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<_>>())?;
-    // The indices that the threads share are in the GPU's memory, too.
+    // The threads' shared indices are in GPU memory, too.
     let device_qp = sides.sender.attach_device(&*stream, &DeviceQpOptions::default().state(&memory(320)?))?;
     let (data, task) = (device_qp.data(), sides.task(input.address(), shared.address()));
     let (blocks, threads) = (64, 256);
@@ -148,8 +144,8 @@ fn on_gpu(ordinal: u32, sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> 
         launch.arg(&data).arg(&task);
         let config =
             LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the kernel's parameters; memory and queue pair live until the stream has passed
-        // it.
+        // SAFETY: the arguments match the kernel's parameters; memory and queue pair live until the stream has passed
+        // the launch.
         unsafe { launch.launch(config) }?;
         stream.synchronize()?;
         receiver.join().map_err(|_| Failure::from("the receiver panicked"))
@@ -163,7 +159,7 @@ fn on_gpu(ordinal: u32, sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> 
 fn on_threads(sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> {
     type Look = unsafe extern "C" fn(*const DeviceQpData, *const Task, u64, u64);
     let library = device::load_for_host(&FIND_EVEN)?;
-    // SAFETY: find_even.cu defines the function so.
+    // SAFETY: find_even.cu defines the function with this type.
     let look = unsafe { library.get::<Look>(b"find_even") }?;
     let shared = PinnedMemory::allocate(32)?;
     let device_qp = sides.sender.attach_device(&Cpu::new(), &DeviceQpOptions::default())?;
@@ -173,8 +169,7 @@ fn on_threads(sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> {
         let receiver = scope.spawn(|| sides.await_count());
         for thread in 0..u64::from(threads) {
             let (look, data, task) = (&look, &data, &task);
-            // SAFETY: memory and queue pair live until the scope has ended, and with it the
-            // threads.
+            // SAFETY: memory and queue pair outlive the scope and its threads.
             scope.spawn(move || unsafe { look(data, task, thread, u64::from(threads)) });
         }
         receiver.join().map_err(|_| Failure::from("the receiver panicked"))
@@ -184,7 +179,7 @@ fn on_threads(sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> {
     finish(seen, [word(0), word(1), word(2), word(3)], how, threads, &device_qp)
 }
 
-/// Looks at what a run has left, and takes the queue pair back.
+/// Checks the result of a run, and takes the queue pair back.
 fn finish(
     seen: Option<(usize, Duration)>,
     shared: [u64; 4],
@@ -195,7 +190,7 @@ fn finish(
     check_threads(&shared, threads)?;
     let (count, took) = seen.ok_or("the count does not come")?;
     device_qp.detach_device(LONG)?;
-    // Every result is a request, and the count is one.
+    // Every result is one request, and the count is another.
     let posted = device_qp.progress()?.completed;
     if posted != count as u64 + 1 {
         return Err(format!("{posted} requests have completed for {count} results").into());

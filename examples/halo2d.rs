@@ -1,9 +1,9 @@
-//! A stencil on a grid that four ranks share: each iteration, every rank sends the edges of its
-//! part to its neighbours and computes, all of it enqueued on a stream. The grid is a torus of 2 by
-//! 2 ranks. It runs merged and plain, and the result is, bit by bit, that of one rank alone.
+//! A stencil on a grid shared by four ranks: in each iteration, every rank sends the edges of its part to its
+//! neighbours and computes, all enqueued on a stream. The grid is a torus of 2 by 2 ranks. It runs merged and
+//! unmerged; the result is bitwise equal to that of a single rank.
 //!
-//! `cargo run --example halo2d`, on software streams; `-- --gpu 0`, with CUDA streams that ring and
-//! wait, while the CPU computes; `-- --gpu 0,1` or `--gpu all` has the ranks take these GPUs in turn.
+//! `cargo run --example halo2d` uses software streams; `-- --gpu 0` uses CUDA streams that ring and wait, while the
+//! CPU computes; `-- --gpu 0,1` or `--gpu all` distributes the ranks over these GPUs.
 
 use gdsync::cuda::{self, GpuList, Gpus};
 use gdsync::memop::MemOpStream;
@@ -18,20 +18,19 @@ use std::sync::atomic::Ordering;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Cells of a rank's part, each way, and ranks, each way.
+/// Cells of a rank's part per dimension, and ranks per dimension.
 const SIDE: usize = 24;
 const RANKS: usize = 2;
 const ITERATIONS: usize = 60;
 
-/// Neighbours. What one rank sends to its north, that rank receives from its south.
+/// Neighbours. Data sent to the north arrives there from the south.
 const NORTH: usize = 0;
 const SOUTH: usize = 1;
 const WEST: usize = 2;
 const EAST: usize = 3;
 const OPPOSITE: [usize; 4] = [SOUTH, NORTH, EAST, WEST];
 
-/// The next value of a cell: the order of the additions is the same everywhere, so that the bits
-/// are.
+/// Returns the next value of a cell. The additions have the same order everywhere, so results are bitwise equal.
 fn next(cell: f64, around: [f64; 4]) -> f64 {
     let [north, south, west, east] = around;
     0.5 * cell + 0.125 * (north + south + west + east)
@@ -41,7 +40,7 @@ fn first(row: usize, column: usize) -> f64 {
     ((row * 31 + column * 17) % 101) as f64 / 7.0
 }
 
-/// The whole grid, by one rank.
+/// Computes the whole grid by one rank.
 fn reference() -> Vec<f64> {
     let side = SIDE * RANKS;
     let mut grid: Vec<f64> = (0..side * side).map(|i| first(i / side, i % side)).collect();
@@ -57,8 +56,7 @@ fn reference() -> Vec<f64> {
     grid
 }
 
-/// Memory of a rank: its part of the grid, the four edges that it sends, and the four that it
-/// receives.
+/// Memory of a rank: its part of the grid, four edges to send, and four to receive.
 #[derive(Clone)]
 struct Part {
     memory: MemoryRegion,
@@ -76,13 +74,13 @@ impl Part {
         self.memory.words64()[word].store(value.to_bits(), Ordering::Relaxed);
     }
 
-    /// The bytes of an edge: what is sent to a neighbour, or received from it.
+    /// Returns the bytes of an edge that is sent to a neighbour, or received from it.
     fn edge(side: usize, received: bool) -> Range<usize> {
         let start = Self::CELLS + (side + 4 * usize::from(received)) * SIDE;
         start * 8..(start + SIDE) * 8
     }
 
-    /// Copies the edges to where they are sent from.
+    /// Copies the edges to the send buffers.
     fn pack(&self) {
         for i in 0..SIDE {
             let cells = [i, (SIDE - 1) * SIDE + i, i * SIDE, i * SIDE + SIDE - 1];
@@ -106,15 +104,15 @@ impl Part {
     }
 }
 
-/// A rank: its part, and a queue pair to each neighbour.
+/// A rank: its part, and a queue pair for each neighbour.
 struct Rank {
     part: Part,
     neighbours: Vec<QueuePair>,
 }
 
 impl Rank {
-    /// One exchange: four sends, what they have sent may be overwritten, what the neighbours sent
-    /// is here.
+    /// Builds an exchange: four sends, the waits until their buffers are reusable, and the waits for the neighbours'
+    /// data.
     fn exchange(&self, merged: bool) -> Result<Batch, Failure> {
         let mut batch = Batch::with_capacity(12).merged(merged);
         for (side, neighbour) in self.neighbours.iter().enumerate() {
@@ -137,7 +135,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Takes the completions of an exchange that is over.
+    /// Polls the completions of a finished exchange.
     fn collect(&self) -> Result<(), Failure> {
         for neighbour in &self.neighbours {
             for queue in [neighbour.send_cq(), neighbour.recv_cq()] {
@@ -147,8 +145,7 @@ impl Rank {
         Ok(())
     }
 
-    /// All iterations. `compute` enqueues a kernel; returns the memory operations that the
-    /// exchanges took.
+    /// Runs all iterations. `compute` enqueues a kernel. Returns the exchanges' number of memory operations.
     fn run<B: MemOpStream>(
         &self,
         stream: &Stream<B>,
@@ -162,14 +159,13 @@ impl Rank {
             compute(stream, &self.part, |part| part.compute())?;
             stream.synchronize()?;
             self.collect()?;
-            // Into memory that has been read: a neighbour that is ahead finds it.
+            // Posted for memory that has been read: a neighbour may be ahead.
             self.receive()?;
         }
         Ok(operations)
     }
 }
 
-/// Four ranks, connected.
 fn ranks() -> Result<Vec<Rank>, Failure> {
     let device = Device::software()?;
     let pd = ProtectionDomain::new(&device)?;
@@ -198,8 +194,7 @@ fn ranks() -> Result<Vec<Rank>, Failure> {
     Ok(ranks)
 }
 
-/// Runs all ranks, each on a thread with a stream of its own. Returns the grid, and the memory
-/// operations of all.
+/// Runs all ranks, each on a thread with its own stream. Returns the grid, and the total number of memory operations.
 fn run(gpus: Option<&Gpus>, merged: bool) -> Result<(Vec<f64>, usize), Failure> {
     let ranks = ranks()?;
     let on_software = |rank: &Rank| -> Result<usize, Failure> {

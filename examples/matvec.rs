@@ -1,17 +1,15 @@
-//! GPUrdma's matrix-vector service: a client writes batches of vectors of 32 floats into the memory
-//! of a GPU, the server multiplies each by a matrix and writes the results back. Three drives, one
-//! after the other, on the same traffic: the CPU polls, launches, waits and posts; a stream waits
-//! and posts between kernels that are enqueued ahead; one kernel stays, and its blocks poll,
-//! multiply and post by themselves.
+//! GPUrdma's matrix-vector service: a client writes batches of vectors of 32 floats into GPU memory, the server
+//! multiplies each by a matrix and writes the results back. It runs in three modes on the same traffic: the CPU
+//! polls, launches, waits and posts; a stream waits and posts between kernels that are enqueued ahead; a persistent
+//! kernel's blocks poll, multiply and post.
 //!
-//! `cargo run --release --example matvec -- --gpu 0`. Without `--gpu`, software streams and threads
-//! of the CPU are in the GPU's place, and the times say nothing about GPUs. `--pieces N` cuts each
-//! batch into N messages, each way (30, as GPUrdma's blocks; 4 without a GPU); `--rounds N` are
-//! measured at each size; `--results host` writes results to the host's memory, whence a software
-//! card sends them sooner.
+//! `cargo run --release --example matvec -- --gpu 0`. Without `--gpu`, software streams and CPU threads replace the
+//! GPU, and the times say nothing about GPUs. `--pieces N` splits each batch into N messages in each direction (30,
+//! like GPUrdma's blocks; 4 without a GPU); `--rounds N` are measured for each size; `--results host` writes results
+//! to host memory, from which a software card sends them sooner.
 //!
-//! The card is the software card: one thread carries every message of both sides. That, not a link,
-//! is what limits large batches and many pieces here.
+//! The card is the software card: one thread transfers all messages of both sides, and limits large batches and many
+//! pieces.
 
 #[path = "matvec/client.rs"]
 mod client;
@@ -33,12 +31,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 use work::Cut;
 
-/// Vectors of a batch, as GPUrdma had them.
+/// GPUrdma's batch sizes in vectors.
 const BATCHES: [usize; 6] = [480, 960, 1920, 3840, 7680, 15360];
-/// Rounds before those that are measured.
+/// Rounds before the measurement.
 const WARM_UP: u64 = 3;
 
-/// Messages of a batch, twice which fit the queues.
+/// Most messages of a batch; the queues hold twice as many.
 const MOST_PIECES: usize = 60;
 
 struct Options {

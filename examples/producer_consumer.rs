@@ -1,6 +1,6 @@
-//! A producer's kernel fills a buffer, the network carries it, a consumer's kernel uses it: round
-//! after round, on two streams, with no CPU synchronisation in between. Credits flow back the same
-//! way, so the producer never overwrites what the consumer still reads.
+//! A producer's kernel fills a buffer, the network transfers it, a consumer's kernel uses it, round after round, on
+//! two streams without CPU synchronisation. Credits flow back the same way, so the producer never overwrites data
+//! that the consumer still reads.
 //!
 //! `cargo run --example producer_consumer`
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (producing, consuming) = (Stream::new(SoftStream::new()?)?, Stream::new(SoftStream::new()?)?);
     let sum = Arc::new(AtomicU64::new(0));
 
-    // Everything is enqueued ahead; from here to the end the CPU waits for nothing.
+    // Everything is enqueued ahead; the CPU waits only at the end.
     for round in 0..ROUNDS {
         consumer.post_recv(&[input.slice(..)?], round)?;
         producer.post_recv(&[], round)?;

@@ -1,5 +1,4 @@
-//! A stream sends and waits for the arrival; the CPU only prepares. Needs no hardware, no GPU and
-//! no `unsafe`.
+//! A stream sends and waits for the arrival; the CPU only prepares. Needs no hardware, no GPU and no `unsafe`.
 //!
 //! `cargo run --example stream_send`
 
@@ -19,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     left.connect(&right.endpoint()?, ConnectOptions::default())?;
     right.connect(&left.endpoint()?, ConnectOptions::default())?;
 
-    // Memory that the card may reach.
+    // Memory that the card may access.
     let source = MemoryRegion::allocate(&pd, 5, Access::empty())?;
     let target = MemoryRegion::allocate(&pd, 5, Access::LOCAL_WRITE)?;
     source.write(0, b"hello");
@@ -30,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let send = left.prepare(WorkRequest::send(&slices))?;
     let arrival = right.recv_cq().prepare_wait()?;
 
-    // The stream rings the card and waits for the completion, between whatever else it runs.
+    // The stream rings the card and waits for the completion, between its other work.
     let stream = Stream::new(SoftStream::new()?)?;
     let posted = stream.post(Batch::new().send(send).wait(arrival))?;
     let arrived = target.clone();

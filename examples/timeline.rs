@@ -1,4 +1,4 @@
-//! The same rounds twice, for their timeline: with the CPU between kernel and network, and without it (docs/trace.md).
+//! The same rounds twice, for their timeline: with and without the CPU between kernel and network (docs/trace.md).
 //!
 //! `cargo build --release --examples && gdsync trace -- target/release/examples/timeline`
 
@@ -11,10 +11,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 const ROUNDS: u64 = 8;
-/// What a kernel takes.
 const KERNEL: Duration = Duration::from_micros(20);
 
-/// A stream, and two queue pairs that are connected.
 struct Bed {
     stream: Stream<SoftStream>,
     left: QueuePair,
@@ -43,7 +41,7 @@ fn with_the_cpu(bed: &Bed) -> Result<(), Box<dyn Error>> {
     Ok(bed.stream.synchronize()?)
 }
 
-/// The CPU enqueues all rounds, and has done its part.
+/// The CPU enqueues all rounds, and is done.
 fn without_the_cpu(bed: &Bed) -> Result<(), Box<dyn Error>> {
     let slices = [bed.source.clone()];
     for round in 0..ROUNDS {
@@ -76,7 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let start = Instant::now();
         rounds(&bed)?;
         writeln!(out, "{ROUNDS} rounds {name}: {:?}", start.elapsed())?;
-        // What the streams have waited for is polled, too: that gives back the places in the queues.
+        // Polls the completions that the streams have waited for, which frees the entries of the queues.
         for queue in [bed.left.send_cq(), bed.right.recv_cq()] {
             while queue.poll()?.is_some() {}
         }

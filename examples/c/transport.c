@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A transport of messages on gdsync's C interface, as a runtime may have it, and a program on it. docs/c-abi.md explains it
- * step by step.
+ * A message transport for a runtime on gdsync's C interface, and a program that uses it. docs/c-abi.md explains it step by step.
  *
  *     cc -o transport transport.c $(pkg-config --cflags --libs gdsync)
  *     mpirun -n 4 ./transport                 (or srun, or GDSYNC_RANK, GDSYNC_SIZE and GDSYNC_JOB for each process)
- *     mpicc -DWITH_MPI -o transport transport.c ...      the same, whose ranks meet by MPI
+ *     mpicc -DWITH_MPI -o transport transport.c ...      the same, bootstrapped by MPI
  *
- * Each rank sends to the next one and receives from the one before, ROUNDS times. Streams do it: they wait for room, have a function fill
- * the message in their order, send, wait for the neighbour's, have a function read it, and give the room back. The CPU enqueues.
- * Software streams and the software card serve; with CUDA, a CUstream goes in their place, and kernels in the functions'.
+ * Each rank sends to the next one and receives from the previous one, ROUNDS times. Streams do the work, in order: they wait for room, run a
+ * function that fills the message, send, wait for the neighbour's message, run a function that reads it, and return the room. The CPU only
+ * enqueues. This program uses software streams and the software card; with CUDA, a CUstream and kernels replace streams and functions.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -28,7 +27,7 @@
 
 /* ---- The transport ---- */
 
-/* Messages that may be on their way from one rank to another. */
+/* Messages in flight from one rank to another. */
 enum { SLOTS = 4, PATIENCE_MS = 30000 };
 
 struct transport {
@@ -42,7 +41,7 @@ struct transport {
     unsigned long *sent, *received; /* by rank */
 };
 
-/* Of each other rank, a rank's part has SLOTS places for messages to it, and as many for messages from it. */
+/* A rank's part has SLOTS buffers for messages to each other rank, and as many for messages from it. */
 static size_t outgoing(const struct transport *t, uint32_t rank, unsigned long number) {
     return ((size_t)rank * 2 * SLOTS + number % SLOTS) * t->slot_bytes;
 }
@@ -51,11 +50,11 @@ static size_t incoming(const struct transport *t, uint32_t rank, unsigned long n
     return ((size_t)rank * 2 * SLOTS + SLOTS + number % SLOTS) * t->slot_bytes;
 }
 
-/* And notifications, which that rank sets: that a message has arrived, and that the place of one has become free there. */
+/* Notifications that the other rank sets: a message has arrived, and a buffer there has become free. */
 static uint32_t arrival(uint32_t rank, unsigned long number) { return rank * 2 * SLOTS + (uint32_t)(number % SLOTS); }
 static uint32_t room(uint32_t rank, unsigned long number) { return rank * 2 * SLOTS + SLOTS + (uint32_t)(number % SLOTS); }
 
-/* Connects the ranks of a bootstrap, which is used up. 0, or an errno. */
+/* Connects the ranks of a bootstrap, which is consumed. Returns 0 or an errno. */
 static int transport_open(struct transport *t, gdsync_bootstrap_t *bootstrap, size_t slot_bytes) {
     uint32_t rank;
 
@@ -63,7 +62,7 @@ static int transport_open(struct transport *t, gdsync_bootstrap_t *bootstrap, si
     if (bootstrap == NULL) {
         return errno;
     }
-    /* A program with a card opens it by libibverbs: ibv_open_device, ibv_alloc_pd. */
+    /* A program with a card opens it with libibverbs: ibv_open_device, ibv_alloc_pd. */
     t->context = gdsync_soft_open(NULL);
     t->pd = t->context == NULL ? NULL : gdsync_alloc_pd(t->context);
     if (t->pd == NULL) {
@@ -76,7 +75,7 @@ static int transport_open(struct transport *t, gdsync_bootstrap_t *bootstrap, si
     t->rank = (uint32_t)gdsync_team_rank(t->team);
     t->size = (uint32_t)gdsync_team_size(t->team);
     t->slot_bytes = slot_bytes;
-    /* In a GPU's memory: gdsync_segment_allocate_gpu. Over memory of the runtime's own: gdsync_segment_register. */
+    /* For GPU memory: gdsync_segment_allocate_gpu. For existing memory: gdsync_segment_register. */
     t->segment = gdsync_segment_allocate(t->team, (size_t)t->size * 2 * SLOTS * slot_bytes, t->size * 2 * SLOTS);
     t->sent = (unsigned long *)calloc(t->size, sizeof(*t->sent));
     t->received = (unsigned long *)calloc(t->size, sizeof(*t->received));
@@ -84,7 +83,7 @@ static int transport_open(struct transport *t, gdsync_bootstrap_t *bootstrap, si
         return ENOMEM;
     }
     t->memory = (uint8_t *)gdsync_segment_data(t->segment);
-    /* So the death of a rank ends the waits for it, and for no other. */
+    /* The death of a rank then ends the waits for it, and no others. */
     for (rank = 0; rank < t->size; rank++) {
         int error = gdsync_notification_expect_from(t->segment, rank * 2 * SLOTS, 2 * SLOTS, rank);
         if (error != 0) {
@@ -94,17 +93,17 @@ static int transport_open(struct transport *t, gdsync_bootstrap_t *bootstrap, si
     return gdsync_team_barrier(t->team);
 }
 
-/* Where the next message to a rank is written: by what the stream does behind this call. */
+/* Returns the buffer of the next message to a rank; later work of the stream writes it. */
 static int transport_begin(struct transport *t, CUstream stream, uint32_t to, uint8_t **message) {
     unsigned long number = t->sent[to];
     uint32_t free_again = room(to, number);
 
     *message = t->memory + outgoing(t, to, number);
-    /* Room at the receiver says as well that the last message of this place has arrived. */
+    /* Room at the receiver implies that the last message of this buffer has arrived. */
     return number < SLOTS ? 0 : gdsync_stream_wait_notifications(stream, t->team, t->segment, 1, &free_again);
 }
 
-/* Sends it, in the order of the stream. */
+/* Sends it in stream order. */
 static int transport_send(struct transport *t, CUstream stream, uint32_t to, size_t length) {
     gdsync_put_t put;
 
@@ -120,7 +119,7 @@ static int transport_send(struct transport *t, CUstream stream, uint32_t to, siz
     return gdsync_stream_put(stream, t->team, 0, 1, &put);
 }
 
-/* Has the stream wait for the next message of a rank. What it does behind this call finds it at *message. */
+/* Makes the stream wait for a rank's next message; later work of the stream finds it at *message. */
 static int transport_receive(struct transport *t, CUstream stream, uint32_t from, const uint8_t **message) {
     uint32_t arrived = arrival(from, t->received[from]);
 
@@ -128,7 +127,7 @@ static int transport_receive(struct transport *t, CUstream stream, uint32_t from
     return gdsync_stream_wait_notifications(stream, t->team, t->segment, 1, &arrived);
 }
 
-/* Gives the place back, in the order of the stream: a notification alone. */
+/* Returns the buffer in stream order, by a notification alone. */
 static int transport_release(struct transport *t, CUstream stream, uint32_t from) {
     gdsync_put_t put;
 
@@ -141,7 +140,7 @@ static int transport_release(struct transport *t, CUstream stream, uint32_t from
     return gdsync_stream_put(stream, t->team, 0, 1, &put);
 }
 
-/* Waits for a stream. EHOSTDOWN: a rank is dead, and what the stream waited for from it has not come. */
+/* Waits for a stream. EHOSTDOWN: a rank is dead, and the stream's awaited data from it has not arrived. */
 static int transport_finish(struct transport *t, CUstream stream) {
     uint32_t id;
     int error = gdsync_stream_synchronize(stream, PATIENCE_MS);
@@ -152,7 +151,7 @@ static int transport_finish(struct transport *t, CUstream stream) {
     return error;
 }
 
-/* A rank that leaves while others write to it is dead to them. */
+/* A rank that exits while others write to it is dead to them. */
 static int transport_close(struct transport *t) {
     int error = gdsync_team_flush(t->team, 0, PATIENCE_MS);
 
@@ -180,7 +179,7 @@ static void check(int error, const char *what) {
 
 #define OK(call) check((call), #call)
 
-/* What a function is to do in the order of the stream, as a kernel would. */
+/* Arguments of a function in stream order, like those of a kernel. */
 struct step {
     uint8_t *out;
     const uint8_t *in;

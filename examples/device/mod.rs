@@ -1,5 +1,5 @@
-//! Compiles the kernels of the examples at run time: for a GPU by NVRTC, or for the CPU's threads by
-//! a C++ compiler. The device header is text in the program, so nothing has to be installed for it.
+//! Compiles the examples' kernels at run time: for a GPU by NVRTC, or for CPU threads by a C++ compiler. The device
+//! header is embedded, so nothing has to be installed for it.
 
 use gdsync::cudarc::driver::{CudaContext, CudaModule};
 use gdsync::device::{headers, nvrtc};
@@ -13,27 +13,26 @@ use std::sync::Arc;
 /// Any error.
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
-/// How a program ends.
+/// Prints an error, and returns the exit code.
 pub(crate) fn end(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Where that cannot be said, the code says it.
+            // If printing fails, the exit code remains.
             _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// A source of `kernels/`.
 pub(crate) struct Source {
-    /// For messages of the compilers.
+    /// Name in the compilers' messages.
     pub(crate) name: &'static str,
-    /// CUDA C++ that is C++, too.
+    /// CUDA C++ that is also valid C++.
     pub(crate) text: &'static str,
 }
 
-/// Compiles for a GPU, and loads. Says by what.
+/// Compiles for a GPU, and loads. Also returns the compiler's name.
 pub(crate) fn load(
     context: &Arc<CudaContext>,
     source: &Source,
@@ -67,16 +66,16 @@ pub(crate) fn load_for_host(source: &Source) -> Result<Library, Failure> {
         let errors = String::from_utf8_lossy(&said.stderr).into_owned();
         return Err(format!("{compiler} refuses {}: {errors}", source.name).into());
     }
-    // SAFETY: our own code, which does nothing when it is loaded.
+    // SAFETY: our own code, without initialisers.
     Ok(unsafe { Library::new(&to) }?)
 }
 
-/// A folder for the compiler, removed when it is dropped.
+/// A folder for the compiler, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Result<Self, Failure> {
-        // `create_dir` refuses a folder that exists: no other process has put anything into it.
+        // `create_dir` rejects existing folders, so no other process has prepared the content.
         let tried = (0..1000).find_map(|number: u32| {
             let path = std::env::temp_dir().join(format!("gdsync-{}-{number}", std::process::id()));
             std::fs::create_dir(&path).is_ok().then_some(path)
@@ -87,7 +86,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays is for the system to remove.
+        // The system removes leftovers.
         _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -6,16 +6,16 @@ use gdsync::{Access, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory, Wo
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Until a round must be over.
+/// Time limit of a round.
 const LONG: Duration = Duration::from_secs(15);
 
-/// Where the server wants its inputs, and the words that announce them.
+/// The server's addresses of inputs, and the words that announce them.
 pub(crate) struct Targets {
     pub(crate) inputs: RemoteMemory,
     pub(crate) arrived: RemoteMemory,
 }
 
-/// Inputs, results, and what these have to be.
+/// Inputs, results, and expected results.
 pub(crate) struct Client {
     inputs: [MemoryRegion; 2],
     expected: [Vec<u32>; 2],
@@ -24,11 +24,11 @@ pub(crate) struct Client {
     pub(crate) arrived: MemoryRegion,
 }
 
-/// In place of results that have not arrived: no number.
+/// Marks missing results: not a number.
 const NOTHING: u32 = u32::MAX;
 
 impl Client {
-    /// For batches of up to `vectors`.
+    /// Creates a client for batches of up to `vectors`.
     pub(crate) fn new(pd: &ProtectionDomain, vectors: usize, pieces: usize) -> Result<Self, Failure> {
         let allocate = |len| MemoryRegion::allocate(pd, len, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         let inputs = |set: usize| -> Result<MemoryRegion, Failure> {
@@ -54,8 +54,8 @@ impl Client {
         })
     }
 
-    /// One batch; its results are right if they are `computed`. Returns the time from the first
-    /// post to the last result.
+    /// Sends one batch, whose results are correct if `computed`. Returns the time from the first post to the last
+    /// result.
     pub(crate) fn round(
         &self,
         links: &[&QueuePair],
@@ -65,8 +65,7 @@ impl Client {
         computed: bool,
         stop: &AtomicBool,
     ) -> Result<Duration, Failure> {
-        // A software card naps when it has had nothing to do for a while: it is woken before the
-        // time is taken.
+        // An idle software card sleeps; wakes it before the measurement.
         for link in links {
             link.post_send(WorkRequest::write_inline(&[], targets.arrived))?;
         }
@@ -84,7 +83,7 @@ impl Client {
         for word in &self.arrived.words64()[..cut.pieces] {
             while word.load(Ordering::Acquire) < round {
                 if stop.load(Ordering::Relaxed) || start.elapsed() > LONG {
-                    // If inputs have failed, their completions give the reason.
+                    // If inputs have failed, their completions state the reason.
                     collect_all(links)?;
                     return Err(format!("the results of round {round} do not come").into());
                 }
@@ -100,7 +99,7 @@ impl Client {
         Ok(took)
     }
 
-    /// All results, bit by bit; afterwards there are none.
+    /// Checks all results bitwise, and clears them.
     fn check(&self, cut: Cut, set: usize) -> Result<(), Failure> {
         let pairs = self.results.words32().iter().zip(&self.expected[set]).take(cut.vectors * SIDE);
         let wrong = pairs
@@ -113,14 +112,14 @@ impl Client {
     }
 }
 
-/// Lets others run where there are few cores.
+/// Yields, for machines with few cores.
 pub(crate) fn pause() {
     static MANY: std::sync::LazyLock<bool> =
         std::sync::LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 4));
     if *MANY { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
-/// Takes the completions that are there.
+/// Polls the available completions.
 fn collect_all(links: &[&QueuePair]) -> Result<(), Failure> {
     for link in links {
         while let Some(completion) = link.send_cq().poll()? {
@@ -130,7 +129,7 @@ fn collect_all(links: &[&QueuePair]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes `count` completions of each queue pair.
+/// Polls `count` completions of each queue pair.
 pub(crate) fn collect(links: &[&QueuePair], count: usize) -> Result<(), Failure> {
     for link in links {
         let (queue, start) = (link.send_cq(), Instant::now());

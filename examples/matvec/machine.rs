@@ -1,4 +1,4 @@
-//! What multiplies: a GPU, or threads of the CPU in its place.
+//! The processor that multiplies: a GPU, or CPU threads instead.
 
 use crate::device::{self, Failure, Source};
 use crate::work::{Cut, Memory, SIDE, Service};
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 const MATVEC: Source = Source { name: "matvec.cu", text: include_str!("../../kernels/matvec.cu") };
 
-/// Addresses of a multiplication, and how many vectors.
+/// Addresses and number of vectors of a multiplication.
 pub(crate) struct Operands<'a> {
     pub(crate) matrix: &'a Memory,
     pub(crate) inputs: &'a Memory,
@@ -25,54 +25,50 @@ pub(crate) struct Operands<'a> {
     pub(crate) vectors: usize,
 }
 
-/// Where kernels run.
+/// A processor that runs kernels.
 pub(crate) trait Machine: Sync {
-    /// What its streams are.
+    /// The backend of its streams.
     type Backend: MemOpStream;
 
-    /// In words.
     fn describe(&self) -> String;
-    /// The stream of the kernels.
     fn stream(&self) -> &Stream<Self::Backend>;
-    /// Memory next to the kernels: a GPU's where there is one.
+    /// Allocates memory close to the kernels: GPU memory if there is a GPU.
     fn near(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure>;
-    /// Memory of the host that kernels reach.
+    /// Allocates host memory that kernels can access.
     fn host(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure>;
-    /// Where queues lie that kernels drive.
+    /// Returns the placement of queues driven by kernels.
     fn placement(&self) -> QueuePlacement {
         QueuePlacement::HOST
     }
-    /// How they are attached to the kernels' device.
+    /// Returns the options to attach them to the kernels' device.
     fn attach_options(&self) -> Result<DeviceQpOptions, Failure> {
         Ok(DeviceQpOptions::default())
     }
-    /// Enqueues a kernel that multiplies.
     fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure>;
-    /// Waits for the stream, as a program does that has nothing but it.
+    /// Waits for the stream, as a program does that uses nothing else.
     fn wait(&self) -> Result<(), Failure>;
-    /// Why there is no kernel that stays, if so.
+    /// Returns the reason if there is no persistent kernel.
     fn no_service(&self) -> Option<&str> {
         None
     }
-    /// Blocks of the kernel that stays that share a piece.
+    /// Returns how many blocks of the persistent kernel share a piece.
     fn sharers(&self, _cut: Cut) -> u32 {
         1
     }
-    /// Most pieces that this kernel can serve: all its blocks run at once.
+    /// Returns the most pieces of the persistent kernel, whose blocks all run at the same time.
     fn most_pieces(&self) -> usize {
         usize::MAX
     }
-    /// Runs the kernel that stays, until it has served all rounds.
+    /// Runs the persistent kernel until it has served all rounds.
     ///
     /// # Safety
-    /// Queue pairs and memory are the kernel's arguments, and stay until this returns.
+    /// Queue pairs and memory are the kernel's arguments, and live until this returns.
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure>;
 }
 
-/// The CPU.
 pub(crate) struct Threads {
     stream: Stream<SoftStream>,
-    /// Without a C++ compiler there is no kernel that stays; then the reason.
+    /// The library, or the reason why there is no persistent kernel: no C++ compiler.
     library: Result<Library, String>,
 }
 
@@ -86,7 +82,7 @@ impl Threads {
 fn words(memory: &Memory) -> &[SharedU32] {
     match memory {
         Memory::Host(region) => region.words32(),
-        // Never given out by `Threads`.
+        // `Threads` never returns it.
         Memory::Gpu(_) => &[],
     }
 }
@@ -139,7 +135,7 @@ impl Machine for Threads {
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure> {
         type Serve = unsafe extern "C" fn(*const DeviceQpData, *const Service, u32);
         let library = self.library.as_ref().map_err(|reason| reason.clone())?;
-        // SAFETY: matvec.cu defines the function so.
+        // SAFETY: matvec.cu defines the function with this type.
         let serve = unsafe { library.get::<Serve>(b"serve") }?;
         std::thread::scope(|scope| {
             for piece in 0..qps.len() as u32 {
@@ -152,25 +148,22 @@ impl Machine for Threads {
     }
 }
 
-/// A GPU.
 pub(crate) struct Gpu {
     context: Arc<CudaContext>,
     stream: Stream<CudaStream>,
     multiply: CudaFunction,
     serve: CudaFunction,
-    /// Multiprocessors.
     processors: usize,
-    /// How the kernels came here.
+    /// Origin of the kernels.
     origin: String,
-    /// Why its memory cannot be mapped for the CPU, and thus the software card; empty where it can.
+    /// Reason why the CPU, and thus the software card, cannot map its memory; empty if it can.
     unmapped: String,
 }
 
-/// Threads of a block.
 const BLOCK: u32 = 512;
-/// Vectors that are worth a block: four for each warp.
+/// Fewest vectors for a block: four for each warp.
 const VECTORS_OF_BLOCK: usize = 4 * BLOCK as usize / SIDE;
-/// Bytes of the indices that threads share.
+/// Bytes of the threads' shared indices.
 const STATE: usize = 320;
 
 impl Gpu {
@@ -217,7 +210,7 @@ impl Machine for Gpu {
     }
 
     fn near(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure> {
-        // The region keeps the mapping that there is when it is registered.
+        // The region keeps the mapping that exists at its registration.
         let mapped =
             self.unmapped.is_empty().then(|| MappedMemory::allocate(&self.context, len)).transpose()?;
         let memory = match &mapped {
@@ -236,8 +229,7 @@ impl Machine for Gpu {
         Ok(Memory::Host(region))
     }
 
-    /// Completions where the kernel polls. Requests stay with the host: it is the software card, a
-    /// CPU, that reads them.
+    /// Completions near the polling kernel. Requests stay in host memory: the software card, a CPU, reads them.
     fn placement(&self) -> QueuePlacement {
         let gpu = u32::try_from(self.context.ordinal()).ok().filter(|_| self.unmapped.is_empty());
         QueuePlacement::HOST.completions(gpu.map_or(Placement::Host, Placement::Gpu))
@@ -254,8 +246,8 @@ impl Machine for Gpu {
         let count = u32::try_from(*vectors)?;
         launch.arg(&addresses[0]).arg(&addresses[1]).arg(&addresses[2]).arg(&count);
         let blocks = vectors.div_ceil(VECTORS_OF_BLOCK);
-        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream
-        // before it drops it.
+        // SAFETY: the arguments match the kernel's parameters; the memory is the server's, which waits for the stream
+        // before dropping it.
         unsafe { launch.launch(grid(blocks)?) }?;
         Ok(())
     }
@@ -264,7 +256,7 @@ impl Machine for Gpu {
         Ok(self.launch_on()?.synchronize()?)
     }
 
-    /// As many as the GPU has room for, while each has a few vectors for each of its warps.
+    /// As many as the GPU holds, as long as each warp has a few vectors.
     fn sharers(&self, cut: Cut) -> u32 {
         let (room, useful) = (self.processors / cut.pieces, cut.vectors / cut.pieces / VECTORS_OF_BLOCK);
         u32::try_from(room.min(useful)).unwrap_or(u32::MAX).max(1)
@@ -282,9 +274,8 @@ impl Machine for Gpu {
         let address = cuda::pin(&self.context, &list)?;
         let mut launch = self.launch_on()?.launch_builder(&self.serve);
         launch.arg(&address).arg(&service);
-        // SAFETY: the kernel's parameters; the list lives until the stream has passed it, the rest
-        // is the caller's. All blocks run at once: there are no more of them than the GPU has
-        // processors.
+        // SAFETY: the arguments match the kernel's parameters; the list lives until the stream has passed it, the
+        // rest is the caller's. All blocks run at the same time: there are at most as many as the GPU has processors.
         unsafe { launch.launch(grid(qps.len() * service.sharers as usize)?) }?;
         Ok(self.stream.synchronize()?)
     }

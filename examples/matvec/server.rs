@@ -1,4 +1,4 @@
-//! The server, in its three drives.
+//! The server, in its three modes.
 
 use crate::client::{Client, Targets, collect, pause};
 use crate::device::Failure;
@@ -13,26 +13,24 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What polls, launches and posts.
+/// The unit that polls, launches and posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drive {
-    /// The CPU, which multiplies nothing: what messages and polling take alone.
+    /// The CPU without multiplication: the cost of messages and polling alone.
     Nothing,
-    /// The CPU: it polls, launches a kernel, waits for it, and posts.
+    /// The CPU: polls, launches a kernel, waits for it, and posts.
     Cpu,
     /// A stream: waits, kernels and posts are enqueued ahead.
     Stream,
-    /// One kernel that stays.
     Kernel,
 }
 
-/// Rounds that are enqueued ahead of the stream.
+/// Rounds enqueued ahead of the stream.
 const AHEAD: usize = 4;
 const LONG: Duration = Duration::from_secs(20);
-/// A value of a word that ends every wait for it: more than any round.
+/// A word's value that ends every wait for it: larger than any round.
 const RELEASED: u64 = 1 << 40;
 
-/// Two connected queue pairs.
 struct Link {
     client: QueuePair,
     server: QueuePair,
@@ -53,24 +51,23 @@ pub(crate) struct Server<M> {
     matrix: Memory,
     inputs: Memory,
     results: Memory,
-    /// Words of pieces where streams and kernels look, and where the CPU does.
+    /// Words of pieces for streams and kernels, and for the CPU.
     arrived: Memory,
     arrived_on_host: MemoryRegion,
     failure: MemoryRegion,
-    /// A word for each piece, which its blocks count in.
+    /// A word for each piece, in which its blocks count.
     joined: Memory,
     client_results: RemoteMemory,
     client_arrived: RemoteMemory,
-    /// For the CPU and the stream, which send all pieces by one queue pair: a stream then rings
-    /// once for all.
+    /// For the CPU and the stream, which send all pieces by one queue pair, so that a stream rings once for all.
     single: Link,
-    /// For the kernel: each block has its own.
+    /// For the kernel: one for each block.
     links: Vec<Link>,
 }
 
 impl<M: Machine> Server<M> {
-    /// For batches of up to `vectors`. `near`: results are written to the kernels' own memory, else
-    /// to the host's.
+    /// Creates a server for batches of up to `vectors`. `near`: results are written to the kernels' own memory,
+    /// otherwise to the host's.
     pub(crate) fn new(
         machine: M,
         pd: &ProtectionDomain,
@@ -108,7 +105,7 @@ impl<M: Machine> Server<M> {
         Ok(server)
     }
 
-    /// Serves rounds to the client. Returns what each took.
+    /// Serves rounds to the client. Returns the time of each.
     pub(crate) fn run(
         &self,
         drive: Drive,
@@ -143,12 +140,12 @@ impl<M: Machine> Server<M> {
             let took: Result<Vec<Duration>, Failure> = rounds.clone().map(round).collect();
             if took.is_err() {
                 stop.store(true, Ordering::Relaxed);
-                // A client that has given up is not waited for.
+                // Does not wait for a client that has given up.
                 for piece in 0..cut.pieces {
                     self.arrived.write(Cut::word(piece).start, &RELEASED.to_ne_bytes())?;
                 }
             }
-            // The server's error comes first: the client's is only a time-out.
+            // The server's error takes precedence: the client's is only a time-out.
             serving.join().map_err(|_| "the server panicked")??;
             took
         })
@@ -159,7 +156,7 @@ impl<M: Machine> Server<M> {
         self.machine.multiply(&Operands { matrix, inputs, results, vectors: cut.vectors })
     }
 
-    /// Gives the requests that send a piece of the results to `post`: the results, then the word.
+    /// Passes the requests that send a piece of the results to `post`: the results, then the word.
     fn send(
         &self,
         cut: Cut,
@@ -254,8 +251,8 @@ impl<M: Machine> Server<M> {
             sharers,
             unused: 0,
         };
-        // SAFETY: all of it is this server's and its client's, which outlive the call; the queue
-        // pairs are handed over.
+        // SAFETY: this server and its client own all of it and outlive the call; the queue pairs are moved to the
+        // kernel.
         unsafe { self.machine.serve(&qps, service)? };
         let [status, error] = [0, 1].map(|at: usize| failure[at].load(Ordering::Acquire));
         if status != 0 {

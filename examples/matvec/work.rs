@@ -1,4 +1,4 @@
-//! What is computed, and the memory that it lies in.
+//! The computation and its memory.
 
 use crate::device::Failure;
 use gdsync::cudarc::driver::DeviceRepr;
@@ -9,54 +9,48 @@ use std::ops::Range;
 
 /// Elements of a vector, and rows of the matrix.
 pub(crate) const SIDE: usize = 32;
-/// Bytes of a vector.
 pub(crate) const VECTOR: usize = SIDE * size_of::<f32>();
 
-/// An element of the matrix. All numbers are small and whole, so that sums are exact in any order,
-/// and results are compared bit by bit.
+/// Returns an element of the matrix. All numbers are small integers, so sums are exact in any order, and results are
+/// compared bitwise.
 pub(crate) fn coefficient(row: usize, column: usize) -> f32 {
     ((row * 5 + column * 3) % 13) as f32 - 6.0
 }
 
-/// The matrix, row by row.
 pub(crate) fn matrix() -> Vec<u8> {
     (0..SIDE * SIDE).flat_map(|at| coefficient(at / SIDE, at % SIDE).to_ne_bytes()).collect()
 }
 
-/// An element of an input vector. Two sets of vectors take turns, so that results of the round
-/// before are not taken for this one's.
+/// Returns an element of an input vector. Two sets of vectors alternate, so that results of the previous round are
+/// not mistaken for this one's.
 pub(crate) fn input(set: usize, vector: usize, element: usize) -> f32 {
     ((vector * 31 + element * 17 + set * 7) % 23) as f32 - 11.0
 }
 
-/// How a batch is cut.
+/// The division of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
-    /// Vectors of the batch.
     pub(crate) vectors: usize,
-    /// Pieces of equal length, each of which travels as a message, both ways.
+    /// Pieces of equal length, each of which is a message, in both directions.
     pub(crate) pieces: usize,
 }
 
 impl Cut {
-    /// Bytes of a piece.
     pub(crate) fn bytes(&self, piece: usize) -> Range<usize> {
         let len = self.vectors / self.pieces * VECTOR;
         piece * len..(piece + 1) * len
     }
 
-    /// Bytes of the word that announces a piece.
+    /// Returns the bytes of the word that announces a piece.
     pub(crate) fn word(piece: usize) -> Range<usize> {
         piece * 8..(piece + 1) * 8
     }
 }
 
-/// Registered memory that kernels know by the same address as the card.
+/// Registered memory with the same address for kernels and card.
 #[derive(Clone)]
 pub(crate) enum Memory {
-    /// The host's.
     Host(MemoryRegion),
-    /// A GPU's.
     Gpu(GpuMemoryRegion),
 }
 
@@ -86,7 +80,7 @@ impl Memory {
         })
     }
 
-    /// The CPU's own way to write to it.
+    /// Writes to it by the CPU.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
         match self {
             Memory::Host(region) => _ = region.memory().write(offset, bytes),
@@ -107,7 +101,7 @@ impl Memory {
     }
 }
 
-/// What a kernel that stays is given: `struct service` of matvec.cu.
+/// The persistent kernel's argument: `struct service` of matvec.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Service {
@@ -129,5 +123,5 @@ pub(crate) struct Service {
     pub(crate) unused: u32,
 }
 
-// SAFETY: plain integers, laid out as the kernel has them.
+// SAFETY: plain integers with the kernel's layout.
 unsafe impl DeviceRepr for Service {}

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A ring of MPI processes on gdsync's C interface: each rank sends to the next one and receives from the one before, for many rounds.
- * MPI carries the endpoints, and nothing else. A stream rings the card and waits; every byte of every round is checked.
+ * A ring of MPI processes on gdsync's C interface: each rank sends to the next one and receives from the previous one, for many rounds.
+ * MPI exchanges only the endpoints. A stream rings the card and waits; every byte of every round is checked.
  *
  *     mpicc -o ring ring.c $(pkg-config --cflags --libs gdsync)
  *     mpirun -n 4 ./ring [--gpu N] [--rounds N] [--size BYTES]
  *
- * On software streams and the software card. With the CUDA toolkit's cuda.h in the include path and -lcuda, `--gpu N` has CUDA streams ring
- * and wait; messages are in host memory then, too.
+ * Uses software streams and the software card. With the CUDA toolkit's cuda.h in the include path and -lcuda, `--gpu N` uses CUDA streams;
+ * messages stay in host memory.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -19,8 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* WINDOW rounds are enqueued in a row, before the CPU waits for any of them. Of places to receive into there are twice as many, so that
- * the neighbour may be a window ahead. */
+/* WINDOW rounds are enqueued before the CPU waits for one. There are twice as many receive buffers, so that the neighbour may be a window
+ * ahead. */
 enum { WINDOW = 8, PORT = 1, PATIENCE_MS = 20000 };
 
 static int own_rank;
@@ -39,7 +39,7 @@ static void check(int good, const char *what) {
 
 #define OK(call) check((call) == 0, #call)
 
-/* Where a queue pair is, as bytes that MPI carries between processes of the same architecture. */
+/* Endpoint of a queue pair, as bytes that MPI transfers between processes of the same architecture. */
 struct endpoint {
     uint32_t number;
     uint16_t lid;
@@ -106,7 +106,7 @@ static void connect_to(struct ring *ring, struct gds_qp *qp, const struct endpoi
     attr.qp_state = IBV_QPS_RTS;
     attr.timeout = 16;
     attr.retry_cnt = 7;
-    attr.rnr_retry = 7; /* for ever: a neighbour may be slow */
+    attr.rnr_retry = 7; /* no limit: a neighbour may be slow */
     attr.max_rd_atomic = 1;
     OK(gds_modify_qp(qp, &attr,
                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
@@ -144,7 +144,7 @@ static uint8_t content(int rank, long round, size_t i) {
     return (uint8_t)(i * 13 + i / 251 + (size_t)rank * 151 + (size_t)round * 7);
 }
 
-/* A round: the send, and waits for its completion and for the message that comes. */
+/* A round: the send, and waits for its completion and for the incoming message. */
 static void enqueue(struct ring *ring, long round) {
     size_t i, at = sent_from(ring, round);
     struct ibv_sge sge = place(ring, at);
@@ -284,7 +284,7 @@ int main(int argc, char **argv) {
     ring.next = make_queue_pair(&ring);
     ring.before = make_queue_pair(&ring);
 
-    /* Each of the two connections has an end here and one at a neighbour. */
+    /* Each of the two connections has one end here and one at a neighbour. */
     own = endpoint_of(&ring, ring.next);
     MPI_Sendrecv(&own, sizeof(own), MPI_BYTE, next, 0, &of_before, sizeof(of_before), MPI_BYTE, before, 0, MPI_COMM_WORLD,
                  MPI_STATUS_IGNORE);
@@ -294,12 +294,12 @@ int main(int argc, char **argv) {
     connect_to(&ring, ring.next, &of_next);
     connect_to(&ring, ring.before, &of_before);
     receive(&ring, 0, WINDOW < ring.rounds ? WINDOW : ring.rounds);
-    /* Nobody sends before all can receive. */
+    /* No rank sends before all can receive. */
     MPI_Barrier(MPI_COMM_WORLD);
 
     started = MPI_Wtime();
     run(&ring);
-    /* Nobody leaves while others still send to him. */
+    /* No rank exits while others still send to it. */
     MPI_Barrier(MPI_COMM_WORLD);
     time = MPI_Wtime() - started;
 

@@ -1,12 +1,11 @@
-//! A ring under an MPI launcher, without MPI: each rank sends to the next one and receives from the
-//! one before, for many rounds. A stream rings the card and waits; the CPU prepares rounds ahead,
-//! and checks every byte of every round.
+//! A ring under an MPI launcher, without MPI: each rank sends to the next one and receives from the previous one, for
+//! many rounds. A stream rings the card and waits; the CPU prepares rounds ahead, and checks every byte of every
+//! round.
 //!
-//! `mpirun -n 4 target/release/examples/ring`, or `srun`; alone, `cargo run --release --example
-//! ring` starts four processes itself. On software streams and the software card; `--gpu N` with
-//! CUDA streams and GPU memory, `--gpu 0,1` and `--gpu all` with a rank to each of these GPUs (and alone
-//! as many processes, `mpirun`'s ranks take the list in turn), `--system` on the system's first mlx5 card, `--rounds N` and
-//! `--size BYTES`.
+//! `mpirun -n 4 target/release/examples/ring`, or `srun`; `cargo run --release --example ring` starts four processes
+//! itself. The default are software streams and the software card. `--gpu N` uses CUDA streams and GPU memory;
+//! `--gpu 0,1` and `--gpu all` use one rank per GPU (without a launcher as many processes; `mpirun`'s ranks take the
+//! GPUs in turn); `--system` uses the system's first mlx5 card; `--rounds N`, `--size BYTES`.
 
 use gdsync::cuda::{self, GpuList, GpuMemory, Gpus};
 use gdsync::memop::MemOpStream;
@@ -23,11 +22,11 @@ use std::time::{Duration, Instant};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Processes, where this program has to start them itself.
+/// Number of processes if this program starts them.
 const OWN: u32 = 4;
-/// Rounds that are enqueued in a row, before any of them is waited for by the CPU.
+/// Rounds enqueued before the CPU waits for one.
 const WINDOW: usize = 8;
-/// How long anything may take.
+/// Time limit of each step.
 const LONG: Duration = Duration::from_secs(20);
 
 struct Options {
@@ -53,7 +52,6 @@ fn options() -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// Memory of a rank, of the host's or a GPU's.
 enum Memory {
     Host(MemoryRegion),
     Gpu(GpuMemoryRegion),
@@ -100,8 +98,8 @@ fn content(rank: u32, round: usize, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i * 13 + i / 251 + seed) as u8).collect()
 }
 
-/// A rank, connected with its neighbours. Its memory: `WINDOW` places to send from, and twice as
-/// many to receive into, so that the neighbour may be a window ahead.
+/// A rank, connected to its neighbours. Its memory has `WINDOW` buffers to send from, and twice as many to receive
+/// into, so that the neighbour may be a window ahead.
 struct Ring {
     memory: Memory,
     next: QueuePair,
@@ -111,7 +109,6 @@ struct Ring {
     bytes: usize,
 }
 
-/// The GPU of a rank.
 fn gpu_of(options: &Options, rank: u32) -> Option<u32> {
     options.gpus.as_ref().map(|gpus| gpus.of_rank(rank))
 }
@@ -128,8 +125,8 @@ impl Ring {
             QueuePair::new(&pd, QueuePairConfig::default())?,
         );
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
-        // What a rank's neighbours connect to: the next one to its first queue pair, the one before
-        // to its second.
+        // Endpoints for the neighbours: the next rank connects to the first queue pair, the previous one to the
+        // second.
         let own = format!("{} {}", next.endpoint()?, before.endpoint()?);
         let all = bootstrap.all_gather(own.as_bytes())?;
         let endpoint = |rank: u32, which: usize| -> Result<Endpoint, Failure> {
@@ -206,7 +203,6 @@ impl Ring {
     }
 }
 
-/// One rank's part.
 fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
     let mut bootstrap = Bootstrap::join(job, LONG)?;
     let ring = Ring::new(&mut bootstrap, options)?;
@@ -223,7 +219,7 @@ fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
             format!("CUDA streams and GPU memory ({gpus})")
         }
     };
-    // No rank leaves while others still send to it.
+    // No rank exits while others still send to it.
     bootstrap.barrier()?;
     if job.rank() == 0 {
         let round = started.elapsed().as_secs_f64() * 1e6 / options.rounds.max(1) as f64;
@@ -238,7 +234,7 @@ fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Processes of this program, as a launcher would start them: one to a GPU where several are named.
+/// Starts processes of this program like a launcher: one per GPU if several are named.
 fn launch(options: &Options) -> Result<(), Failure> {
     let named = options.gpus.as_ref().map_or(0, |gpus| gpus.numbers().len());
     let own = if named > 1 { u32::try_from(named)? } else { OWN };
@@ -258,7 +254,7 @@ fn launch(options: &Options) -> Result<(), Failure> {
                 None => left.push(child),
             }
         }
-        // The others would wait for it until they give up.
+        // The others would wait for it until they time out.
         left.iter_mut().filter(|_| failed).try_for_each(Child::kill)?;
         running = left;
         std::thread::sleep(Duration::from_millis(5));

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What a step costs where ranks pass messages along: a ring (to the right), or a periodic grid (in four directions). A step sends what the step
- * before has received, and stamps it with its number. It goes by stream-triggered MPI (MPIS_* or MPIX_*), and then by MPI_Isend,
- * MPI_Irecv and MPI_Waitall after the stream was synchronized. At the end every byte is checked.
+ * Cost of a step of message passing along a ring (to the right), or a periodic grid (in four directions). A step sends the data received by the
+ * previous step, stamped with its number. It runs with stream-triggered MPI (MPIS_* or MPIX_*), and then with MPI_Isend, MPI_Irecv and
+ * MPI_Waitall after a synchronization of the stream. At the end every byte is checked.
  *
  *     mpicc -o steps steps.c $(pkg-config --cflags --libs gdsync-mpis) -ldl
- *     mpicc -DBY_MPIX -o steps steps.c $(pkg-config --cflags --libs gdsync-mpix) -ldl      (messages of a linked communicator instead, MPIX_*)
+ *     mpicc -DBY_MPIX -o steps steps.c $(pkg-config --cflags --libs gdsync-mpix) -ldl      (instead with a linked communicator, MPIX_*)
  *     mpirun --bind-to none -n 4 ./steps [--gpu N] [--memory host|gpu] [--grid] [--steps N] [--size BYTES]
  *
- * Without --gpu, a software stream does what a CUDA stream would. With it, messages are in the GPU's memory (--memory gpu, which MPI_Isend is
- * not given) or in pinned memory of the host; libcuda is loaded at run time, so nothing of CUDA is needed to compile this.
+ * Without --gpu, a software stream replaces a CUDA stream. With it, messages are in GPU memory (--memory gpu, not used with MPI_Isend) or in
+ * pinned host memory; libcuda is loaded at run time, so compiling needs nothing of CUDA.
  */
 #define _GNU_SOURCE
 
@@ -33,7 +33,7 @@ typedef unsigned long long device_pointer;
 
 static int rank, ranks;
 
-/* ---- CUDA's driver, where it is asked for ---- */
+/* ---- CUDA's driver, if requested ---- */
 
 static int (*cu_init)(unsigned), (*cu_device_get)(int *, int), (*cu_context_retain)(void **, int), (*cu_context_set)(void *);
 static int (*cu_stream_create)(void **, unsigned), (*cu_stream_synchronize)(void *);
@@ -42,8 +42,8 @@ static int (*cu_copy)(device_pointer, device_pointer, size_t), (*cu_module_load)
 static int (*cu_module_function)(void **, void *, const char *);
 static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
-/* pass_on(out, in, words, step): copies so many words of 32 bits from `in`, if it is not null, to `out`, whose first word becomes the step. The
- * driver's own copies from host memory to host memory would not do: it makes them on the calling thread, which waits for the stream. */
+/* pass_on(out, in, words, step): copies `words` 32-bit words from `in`, if it is not null, to `out`, whose first word becomes the step. The
+ * driver's copies between host memory are no alternative: they run on the calling thread, which waits for the stream. */
 static const char PASS_ON[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n"
     ".visible .entry pass_on(.param .u64 out, .param .u64 in, .param .u32 words, .param .u32 step) {\n"
@@ -120,7 +120,7 @@ static void cuda_begin(int gpu, void **stream) {
     OK(cu_module_function(&pass_on_gpu, module, "pass_on"));
 }
 
-/* ---- What a step does besides messages ---- */
+/* ---- The work of a step besides messages ---- */
 
 struct job {
     int gpu, on_gpu, is_grid, directions;
@@ -140,7 +140,7 @@ struct job {
 static void launch(struct job *job, void (*function)(void *), void *argument);
 static void synchronize(struct job *job);
 
-/* The work of a software stream: what came is what goes, with the stamp of the step. */
+/* The work of a software stream: copies the received data to the data to send, with the step's stamp. */
 struct work {
     struct job *job;
     uint32_t step;
@@ -157,7 +157,7 @@ static void pass_on(void *argument) {
     }
 }
 
-/* The work of the step in front of its messages, in the stream's order. `works` has a place for each step. */
+/* Enqueues the step's work before its messages. `works` has an entry for each step. */
 static void compute(struct job *job, struct work *works, long step) {
     if (job->gpu < 0) {
         works[step] = (struct work){job, (uint32_t)step};
@@ -186,7 +186,7 @@ static uint8_t *allocate(const struct job *job) {
     return memory;
 }
 
-/* What a rank sends in a direction at first, behind the stamp. */
+/* Returns a rank's first data in a direction, after the stamp. */
 static uint8_t content(int of, int direction, size_t at) { return (uint8_t)(of * 37 + direction * 11 + at * 7 + 3); }
 
 static void move(const struct job *job, void *to, const void *from) {
@@ -208,7 +208,7 @@ static void fill(const struct job *job) {
     free(bytes);
 }
 
-/* The rank whose message has come here by `hops` steps in a direction. */
+/* Returns the rank whose message arrived here after `hops` steps in a direction. */
 static int origin(const struct job *job, int direction, long hops) {
     int dims[2] = {0, 0};
     if (!job->is_grid) {
@@ -243,7 +243,7 @@ static void check(const struct job *job, long steps) {
     free(bytes);
 }
 
-/* ---- The two ways ---- */
+/* ---- The two variants ---- */
 
 static double seconds(clockid_t clock) {
     struct timespec now;
@@ -343,8 +343,8 @@ static void by_mpi(struct job *job, struct work *works, long from, long to) {
     }
 }
 
-/* Plays a way, checks every byte, and has rank 0 print what a step took: the slowest rank's time, and the mean of what the ranks' own threads,
- * and their processes, used of the CPU. */
+/* Runs a variant, checks every byte, and makes rank 0 print the cost of a step: the slowest rank's time, and the mean CPU time of the ranks'
+ * main threads and of their processes. */
 static double measure(struct job *job, const char *name, way way) {
     struct work *works = calloc((size_t)job->steps + WARM_UP, sizeof(*works));
     double times[3], slowest, sums[3];
@@ -409,7 +409,7 @@ static void parse(struct job *job, int argc, char **argv) {
         } else if (strcmp(option, "--steps") == 0) {
             job->steps = number(option, argv[++i], 1);
         } else if (strcmp(option, "--size") == 0) {
-            /* Whole words, as the kernel copies. */
+            /* Whole words, like the kernel's copies. */
             job->size = (size_t)number(option, argv[++i], STAMP) / 4 * 4;
         } else if (strcmp(option, "--memory") == 0 && argv[i + 1]) {
             job->on_gpu = strcmp(argv[++i], "gpu") == 0;
@@ -426,7 +426,7 @@ int main(int argc, char **argv) {
     double ours;
     int level;
 
-    /* libgdsync-mpix calls MPI by a thread of its own. */
+    /* libgdsync-mpix calls MPI on a separate thread. */
     OK(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level));
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);

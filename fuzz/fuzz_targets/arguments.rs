@@ -1,4 +1,4 @@
-//! The tool's arguments: one to a line. They parse, or are refused in words.
+//! The command's arguments, one per line: they parse or are rejected with a message.
 #![no_main]
 
 use gdsync_cli::cli::Cli;

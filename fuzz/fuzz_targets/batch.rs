@@ -1,5 +1,5 @@
-//! The batch compiler: any sequence of words and bytes, for any backend, becomes operations that
-//! the backend takes and that do to memory what the sequence says.
+//! The batch compiler: any sequence of words and bytes, for any backend, becomes operations that the backend supports
+//! and that change memory as the sequence states.
 #![no_main]
 
 use gdsync::{Batch, PinnedMemory, Stream};
@@ -12,10 +12,10 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 const SIZE: usize = 2 * 4096;
-/// Distance of the stream's addresses from the host's, so that a confusion of the two is found.
+/// Distance of stream addresses from host addresses, which detects confusion of the two.
 const SHIFT: u64 = 1 << 60;
 
-/// Performs writes on a model of the memory, and checks the operations.
+/// Executes writes on a model of the memory, and checks the operations.
 struct Model {
     caps: MemOpCaps,
     base: u64,
@@ -23,7 +23,7 @@ struct Model {
 }
 
 impl Model {
-    /// The part of the model that an address names; `None` for the library's own words.
+    /// Returns the part of the model at an address; `None` for the library's own words.
     fn range(&self, addr: StreamAddr, len: usize) -> Option<Range<usize>> {
         let host = addr.get().checked_sub(SHIFT).expect("an address that was not translated");
         let start = usize::try_from(host.checked_sub(self.base)?).ok()?;
@@ -42,7 +42,7 @@ impl Model {
     }
 }
 
-// SAFETY: it performs operations in a memory of its own, before `submit` returns.
+// SAFETY: executes operations in its own memory, before `submit` returns.
 unsafe impl MemOpStream for Model {
     fn caps(&self) -> MemOpCaps {
         self.caps
@@ -65,8 +65,7 @@ unsafe impl MemOpStream for Model {
                     assert!(addr.get() % 8 == 0 && self.caps.ops_64_bit);
                     self.store(addr, &value.to_ne_bytes());
                 }
-                // The wait is `Geq` with the value that the word holds at this point of the
-                // sequence.
+                // The wait is `Geq` with the word's value at this point of the sequence.
                 MemOp::Wait32 { addr, value, .. } => assert_eq!(u32::from_ne_bytes(self.load(addr)), value),
                 MemOp::Wait64 { addr, value, .. } => {
                     assert!(self.caps.ops_64_bit);
@@ -162,6 +161,6 @@ fn case(bytes: &[u8]) -> Result<()> {
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    // An input that is too short is no case.
+    // Too short an input is ignored.
     let _ = case(bytes);
 });

@@ -1,11 +1,11 @@
-//! The CPU polls a completion queue: whatever a card writes there.
+//! Polling of a completion queue, for arbitrary entries from a card.
 #![no_main]
 
 use gdsync::{Access, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest, fuzzing};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use std::sync::LazyLock;
 
-/// Entries that a case writes, at most: within one lap of the queue.
+/// Most entries of a case: within one lap of the queue.
 const MOST: u32 = 16;
 
 static DOMAIN: LazyLock<ProtectionDomain> =
@@ -21,18 +21,18 @@ fn case(bytes: &[u8]) -> Result<()> {
     for i in 0..input.int_in_range(0..=4u64)? {
         let slices = [memory.slice(..).unwrap()];
         queue_pair.post_recv(&slices, i).unwrap();
-        // Prepared and never rung: only this case writes completions.
+        // Prepared but never rung: only this case writes completions.
         sends.push(queue_pair.prepare(WorkRequest::send(&slices)).unwrap());
     }
     let queue = if input.arbitrary()? { queue_pair.send_cq() } else { queue_pair.recv_cq() };
     for index in 0..input.int_in_range(0..=MOST)? {
         let mut entry: [u8; 64] = input.arbitrary()?;
         if input.arbitrary()? {
-            // Of a queue pair that completes here.
+            // For a queue pair that completes here.
             entry[57..60].copy_from_slice(&queue_pair.number().to_be_bytes()[1..]);
         }
         if input.arbitrary()? {
-            // Of work that is there, and of the queue's first lap.
+            // For existing work, in the queue's first lap.
             (entry[60], entry[61]) = (0, entry[61] % 8);
             entry[63] &= 0xfe;
         }
@@ -49,6 +49,6 @@ fn case(bytes: &[u8]) -> Result<()> {
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    // Too short an input is no case.
+    // Too short an input is ignored.
     let _ = case(bytes);
 });

@@ -1,5 +1,5 @@
-//! Bytes of a connection from another process: the exchange of keys, the packets of cards, the
-//! messages of a job's bootstrap. The first byte says which.
+//! Bytes of a connection from another process: the exchange of keys, packets of cards, or messages of a job's
+//! bootstrap. The first byte selects which.
 #![no_main]
 
 use gdsync_auth::{Exchange, Key};
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 static KEY: LazyLock<Key> = LazyLock::new(|| Key::new(b"the fuzzer has no key").expect("it is long enough"));
 
-/// A connection on which these bytes arrive, a few at a time.
+/// A connection that delivers these bytes, a few at a time.
 struct Connection<'a> {
     bytes: &'a [u8],
     at_most: usize,
@@ -37,7 +37,7 @@ impl Write for Connection<'_> {
     }
 }
 
-/// No bytes prove the key, on neither side.
+/// No bytes prove the key, on either side.
 fn exchange(bytes: &[u8]) {
     let Some((at_most, bytes)) = bytes.split_first() else { return };
     let at_most = usize::from(*at_most).max(1);

@@ -1,4 +1,4 @@
-//! The merges of the batch compiler: no observer can tell merged batches from unmerged ones.
+//! The batch compiler's merging: no observer can distinguish merged batches from unmerged ones.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

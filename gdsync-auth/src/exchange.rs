@@ -1,4 +1,4 @@
-//! The exchange by which both sides of a connection prove the key.
+//! The exchange in which both sides of a connection prove the key.
 //!
 //! | message | from | content |
 //! |---|---|---|
@@ -6,40 +6,38 @@
 //! | answer | the side that listened | magic (8), its random number (32), its code (32) |
 //! | proof | the side that connected | its code (32) |
 //!
-//! A code is HMAC-SHA256 under the key over the role of its sender, the context (the purpose, and
-//! what else both sides know of the connection), and both random numbers. The side that listens
-//! reads exactly these bytes, so what follows them is the connection's own.
+//! A code is HMAC-SHA256 under the key over the sender's role, the context (the purpose, and other facts about the
+//! connection that both sides know), and both random numbers. The listener reads exactly these bytes; everything
+//! after them belongs to the connection's user.
 
-use super::key::{CODE_BYTES, Key};
-use super::source::fill;
+use super::key::{CODE_BYTES, Key, fill_random};
 use hmac::Mac;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 
-/// First bytes of a hello and of an answer. The last one is the version.
+/// First bytes of a hello and of an answer. The last byte is the version.
 const MAGIC: [u8; 8] = *b"gdsauth\x01";
 const RANDOM_BYTES: usize = 32;
 /// Bytes of a hello, and of an answer before its code.
 const OPENING_BYTES: usize = MAGIC.len() + RANDOM_BYTES;
 
-/// The random number of one side.
 type Nonce = [u8; RANDOM_BYTES];
 
 /// The roles that codes are bound to.
-const CONNECTOR: u8 = b'c';
-const LISTENER: u8 = b'l';
+const ROLE_CONNECTOR: u8 = b'c';
+const ROLE_LISTENER: u8 = b'l';
 
-/// Why a connection was not proven.
+/// Reasons why a proof failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// The other side speaks another protocol, or another version of this one.
+    /// The peer speaks another protocol, or another version of this one.
     #[error("the other side does not speak this version of the exchange of keys")]
     Stranger,
-    /// The other side has another key, or means another connection.
+    /// The peer has another key, or refers to another connection.
     #[error("the other side has another key")]
     OtherKey,
-    /// The other side has closed the connection.
+    /// The peer has closed the connection.
     #[error("the other side has closed the connection before it was proven")]
     Closed,
     /// The connection failed.
@@ -58,7 +56,6 @@ impl ExchangeError {
     }
 }
 
-/// What is awaited of the other side.
 #[derive(Clone, Copy)]
 enum Step {
     Hello,
@@ -67,16 +64,16 @@ enum Step {
     Nothing,
 }
 
-/// One side of an exchange over a connection. It never waits: the caller calls
-/// [`Self::advance`] again when the connection is ready.
+/// One side of an exchange over a connection. It never blocks: the caller calls [`Self::advance`] again when the
+/// connection is ready.
 pub struct Exchange {
     key: Key,
     context: Vec<u8>,
     own: Nonce,
     step: Step,
-    /// The part of the awaited message that has arrived.
+    /// The received part of the awaited message.
     incoming: Vec<u8>,
-    /// What the connection has not taken yet.
+    /// Bytes that are not sent yet.
     outgoing: Vec<u8>,
 }
 
@@ -93,11 +90,11 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    /// The side that connected. Both sides give the same context: the purpose of the connection,
-    /// and what both know of it, such as addresses.
+    /// Creates the connecting side. Both sides pass the same context: the purpose of the connection, and facts that
+    /// both know, such as addresses.
     ///
     /// # Errors
-    /// The operating system's, if it gives no random bytes.
+    /// The operating system's, if it returns no random bytes.
     pub fn connecting(key: &Key, context: &[u8]) -> io::Result<Self> {
         let mut exchange = Exchange::awaiting(Step::Answer, key, context)?;
         exchange.outgoing.extend(MAGIC);
@@ -105,7 +102,7 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// The side that listened. Context as [`Self::connecting`].
+    /// Creates the listening side. Context as in [`Self::connecting`].
     ///
     /// # Errors
     /// As [`Self::connecting`].
@@ -115,23 +112,22 @@ impl Exchange {
 
     fn awaiting(step: Step, key: &Key, context: &[u8]) -> io::Result<Self> {
         let mut own = [0; RANDOM_BYTES];
-        fill(&mut own)?;
+        fill_random(&mut own)?;
         let (incoming, outgoing) = (Vec::new(), Vec::new());
         Ok(Exchange { key: key.clone(), context: context.to_vec(), own, step, incoming, outgoing })
     }
 
-    /// Does what is possible without waiting, on a connection that does not block. True once the
-    /// other side has proven the key and has been sent the own proof; from then on the connection's
-    /// bytes are the caller's.
+    /// Makes progress without blocking, on a non-blocking connection. Returns true once the peer has proven the key
+    /// and this side's proof is sent; the connection's further bytes are the caller's.
     ///
     /// # Errors
-    /// [`ExchangeError`]. The connection is of no use then.
+    /// [`ExchangeError`]. The connection is then unusable.
     pub fn advance(&mut self, connection: &mut (impl Read + Write + ?Sized)) -> Result<bool, ExchangeError> {
         loop {
             if !self.flush(connection)? {
                 return Ok(false);
             }
-            let missing = self.awaited().saturating_sub(self.incoming.len());
+            let missing = self.expected_length().saturating_sub(self.incoming.len());
             if missing == 0 {
                 return Ok(true);
             }
@@ -139,25 +135,25 @@ impl Exchange {
             match connection.read(&mut bytes[..missing]) {
                 Ok(0) => return Err(ExchangeError::Closed),
                 Ok(count) => self.take(&bytes[..count])?,
-                Err(error) if is_not_ready(&error) => return Ok(false),
+                Err(error) if would_block(&error) => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ExchangeError::of(error)),
             }
         }
     }
 
-    /// Whether bytes wait for the connection to take them.
+    /// Returns true if bytes wait to be sent.
     pub fn is_sending(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// Sends what is to be sent. Returns whether the connection has taken all of it.
+    /// Sends pending bytes. Returns true if all are sent.
     fn flush(&mut self, connection: &mut (impl Write + ?Sized)) -> Result<bool, ExchangeError> {
         while !self.outgoing.is_empty() {
             match connection.write(&self.outgoing) {
                 Ok(0) => return Err(ExchangeError::Closed),
                 Ok(count) => drop(self.outgoing.drain(..count)),
-                Err(error) if is_not_ready(&error) => return Ok(false),
+                Err(error) if would_block(&error) => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ExchangeError::of(error)),
             }
@@ -165,8 +161,7 @@ impl Exchange {
         Ok(true)
     }
 
-    /// Bytes of the awaited message.
-    fn awaited(&self) -> usize {
+    fn expected_length(&self) -> usize {
         match self.step {
             Step::Hello => OPENING_BYTES,
             Step::Answer => OPENING_BYTES + CODE_BYTES,
@@ -175,15 +170,15 @@ impl Exchange {
         }
     }
 
-    /// Takes bytes of the awaited message, at most as many as are missing. Strangers are refused at
-    /// their first wrong byte.
+    /// Appends bytes of the awaited message, at most the missing ones. Strangers are rejected at their first wrong
+    /// byte.
     fn take(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
         self.incoming.extend_from_slice(bytes);
         let opens = matches!(self.step, Step::Hello | Step::Answer);
         if opens && self.incoming.iter().zip(MAGIC).any(|(byte, expected)| *byte != expected) {
             return Err(ExchangeError::Stranger);
         }
-        if self.incoming.len() < self.awaited() {
+        if self.incoming.len() < self.expected_length() {
             return Ok(());
         }
         let message = std::mem::take(&mut self.incoming);
@@ -192,18 +187,18 @@ impl Exchange {
                 let theirs = nonce_of(&message)?;
                 self.outgoing.extend(MAGIC);
                 self.outgoing.extend(self.own);
-                self.outgoing.extend(self.code(LISTENER, &theirs, &self.own).finalize().into_bytes());
+                self.outgoing.extend(self.code(ROLE_LISTENER, &theirs, &self.own).finalize().into_bytes());
                 self.step = Step::Proof { theirs };
             }
             Step::Answer => {
                 let theirs = nonce_of(&message)?;
                 let code = message.get(OPENING_BYTES..).unwrap_or_default();
-                self.verify(LISTENER, &self.own, &theirs, code)?;
-                self.outgoing.extend(self.code(CONNECTOR, &self.own, &theirs).finalize().into_bytes());
+                self.verify(ROLE_LISTENER, &self.own, &theirs, code)?;
+                self.outgoing.extend(self.code(ROLE_CONNECTOR, &self.own, &theirs).finalize().into_bytes());
                 self.step = Step::Nothing;
             }
             Step::Proof { theirs } => {
-                self.verify(CONNECTOR, &theirs, &self.own, &message)?;
+                self.verify(ROLE_CONNECTOR, &theirs, &self.own, &message)?;
                 self.step = Step::Nothing;
             }
             Step::Nothing => {}
@@ -211,12 +206,12 @@ impl Exchange {
         Ok(())
     }
 
-    /// The code of a role for the random numbers of the connector and of the listener.
+    /// Returns a role's code for the random numbers of connector and listener.
     fn code(&self, role: u8, connector: &Nonce, listener: &Nonce) -> impl Mac + use<> {
         self.key.code(role, &self.context, &[connector, listener])
     }
 
-    /// Compares in constant time.
+    /// Verifies a code in constant time.
     fn verify(
         &self,
         role: u8,
@@ -228,14 +223,14 @@ impl Exchange {
     }
 }
 
-/// The random number in a hello or an answer.
+/// Returns the random number of a hello or an answer.
 fn nonce_of(message: &[u8]) -> Result<Nonce, ExchangeError> {
     let nonce = message.get(MAGIC.len()..OPENING_BYTES).and_then(|nonce| nonce.try_into().ok());
     nonce.ok_or(ExchangeError::Stranger)
 }
 
-/// Whether the connection is being made, or has no bytes or no room now.
-fn is_not_ready(error: &io::Error) -> bool {
+/// Returns true if the connection is not established yet, or has no bytes or no room.
+fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected)
 }
 

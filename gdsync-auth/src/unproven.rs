@@ -1,134 +1,133 @@
-//! Connections whose proof is awaited.
+//! Connections that have not proven the key yet.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How many connections may be unproven, and how long.
+/// Limits on number and time of unproven connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Most connections.
     pub most: usize,
-    /// Most connections of one source.
+    /// Most connections from one source.
     pub of_source: usize,
-    /// How long a connection may take.
+    /// Time within which a connection must prove itself.
     pub time: Duration,
-    /// How long a connection keeps its place when another one needs it. A process of the job proves
-    /// itself in less.
+    /// Time for which a connection cannot be displaced by a new one. The job's processes prove themselves faster.
     pub grace: Duration,
 }
 
 impl Default for Limits {
-    /// 64 connections, 16 of one source, 10 s, and 20 ms.
+    /// 64 connections, 16 from one source, 10 s, and 20 ms.
     fn default() -> Self {
         Limits { most: 64, of_source: 16, time: Duration::from_secs(10), grace: Duration::from_millis(20) }
     }
 }
 
-struct Waiting<S, T> {
+struct Pending<S, T> {
     source: S,
     since: Instant,
     connection: T,
 }
 
-/// Connections whose proof is awaited, numbered in the order in which they came.
+/// Connections that have not proven the key yet, numbered in the order of arrival.
 ///
-/// When a source has too many, its oldest makes room for the next; when all have too many, the
-/// oldest of the source that has the most does. So connections that stay silent keep no other one
-/// out for longer than [`Limits::grace`], and a process that is refused tries again.
+/// When a source reaches its limit, its oldest connection makes room for the next; when the total limit is reached,
+/// the oldest connection of the source with the most connections does. Silent connections therefore delay others by
+/// at most [`Limits::grace`]; a rejected process tries again.
 pub struct Unproven<S, T> {
     limits: Limits,
-    waiting: BTreeMap<u64, Waiting<S, T>>,
+    pending: BTreeMap<u64, Pending<S, T>>,
     next: u64,
 }
 
 impl<S, T> fmt::Debug for Unproven<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Unproven({} of {})", self.waiting.len(), self.limits.most)
+        write!(f, "Unproven({} of {})", self.pending.len(), self.limits.most)
     }
 }
 
 impl<S: Copy + Eq, T> Unproven<S, T> {
-    /// None, with these limits.
+    /// Creates an empty table with these limits.
     pub fn new(limits: Limits) -> Self {
-        Unproven { limits, waiting: BTreeMap::new(), next: 0 }
+        Unproven { limits, pending: BTreeMap::new(), next: 0 }
     }
 
-    /// Takes a connection, and returns its number. Another one may lose its place, and is dropped.
+    /// Adds a connection, and returns its number. May drop another connection.
     ///
     /// # Errors
-    /// The connection, if those in its way are younger than [`Limits::grace`].
+    /// The connection, if the connections to displace are younger than [`Limits::grace`].
     pub fn admit(&mut self, source: S, connection: T, now: Instant) -> Result<u64, T> {
         self.expire(now);
-        if let Some(number) = self.in_the_way(source) {
-            let since = self.waiting.get(&number).map(|waiting| waiting.since);
+        if let Some(number) = self.to_displace(source) {
+            let since = self.pending.get(&number).map(|pending| pending.since);
             if since.is_some_and(|since| now.saturating_duration_since(since) < self.limits.grace) {
                 return Err(connection);
             }
-            self.waiting.remove(&number);
+            self.pending.remove(&number);
         }
         let number = self.next;
         self.next += 1;
-        self.waiting.insert(number, Waiting { source, since: now, connection });
+        self.pending.insert(number, Pending { source, since: now, connection });
         Ok(number)
     }
 
-    /// The connection that has to make room for another one of a source.
-    fn in_the_way(&self, source: S) -> Option<u64> {
-        let count = |of: S| self.waiting.values().filter(|waiting| waiting.source == of).count();
+    /// Returns the connection that has to make room for a new one of a source.
+    fn to_displace(&self, source: S) -> Option<u64> {
+        let count = |of: S| self.pending.values().filter(|pending| pending.source == of).count();
         let oldest = |of: &dyn Fn(S) -> bool| {
-            self.waiting.iter().find(|(_, waiting)| of(waiting.source)).map(|(number, _)| *number)
+            self.pending.iter().find(|(_, pending)| of(pending.source)).map(|(number, _)| *number)
         };
         if count(source) >= self.limits.of_source {
             return oldest(&|one| one == source);
         }
-        if self.waiting.len() < self.limits.most {
+        if self.pending.len() < self.limits.most {
             return None;
         }
-        let most = self.waiting.values().map(|waiting| count(waiting.source)).max()?;
+        let most = self.pending.values().map(|pending| count(pending.source)).max()?;
         oldest(&|one| count(one) == most)
     }
 
-    /// Drops the connections that took too long. Returns how many.
+    /// Drops expired connections. Returns their number.
     pub fn expire(&mut self, now: Instant) -> usize {
-        let before = self.waiting.len();
-        self.waiting.retain(|_, waiting| now.saturating_duration_since(waiting.since) < self.limits.time);
-        before - self.waiting.len()
+        let before = self.pending.len();
+        self.pending.retain(|_, pending| now.saturating_duration_since(pending.since) < self.limits.time);
+        before - self.pending.len()
     }
 
-    /// When the next connection will have taken too long.
+    /// Returns the time at which the next connection expires.
     pub fn next_end(&self) -> Option<Instant> {
-        self.waiting.first_key_value().map(|(_, waiting)| waiting.since + self.limits.time)
+        self.pending.first_key_value().map(|(_, pending)| pending.since + self.limits.time)
     }
 
-    /// The connections, with their numbers, the oldest first.
+    /// Iterates over the connections with their numbers, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
-        self.waiting.iter().map(|(number, waiting)| (*number, &waiting.connection))
+        self.pending.iter().map(|(number, pending)| (*number, &pending.connection))
     }
 
-    /// The connection of a number.
+    /// Returns the connection with a number.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
-        self.waiting.get_mut(&number).map(|waiting| &mut waiting.connection)
+        self.pending.get_mut(&number).map(|pending| &mut pending.connection)
     }
 
-    /// Removes a connection, which has proven itself or failed.
+    /// Removes a connection that has proven itself or failed.
     pub fn take(&mut self, number: u64) -> Option<T> {
-        self.waiting.remove(&number).map(|waiting| waiting.connection)
+        self.pending.remove(&number).map(|pending| pending.connection)
     }
 
-    /// Drops all.
+    /// Drops all connections.
     pub fn clear(&mut self) {
-        self.waiting.clear();
+        self.pending.clear();
     }
 
-    /// How many there are.
+    /// Returns the number of connections.
     pub fn len(&self) -> usize {
-        self.waiting.len()
+        self.pending.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.pending.is_empty()
     }
 }
 
@@ -160,7 +159,7 @@ mod tests {
         let (mut table, start) = (unproven(4, 4), Instant::now());
         table.admit(7, 70, start).unwrap();
         (0..3).for_each(|i| _ = table.admit(1, i, start + GRACE / 4).unwrap());
-        // The oldest is of a source with one.
+        // The oldest connection belongs to a source with only one.
         table.admit(8, 80, start + GRACE * 2).unwrap();
         assert_eq!(all(&table), [70, 1, 2, 80]);
     }

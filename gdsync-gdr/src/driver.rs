@@ -1,10 +1,10 @@
-//! The CUDA driver, loaded at run time: its errors, and what it answers without a context.
+//! The CUDA driver, loaded at run time: its errors, and queries that need no context.
 
 use cudarc::driver::sys;
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// The oldest driver that works, as `cuDriverGetVersion` counts: CUDA 12.0.
+/// The oldest supported driver, in the format of `cuDriverGetVersion`: CUDA 12.0.
 const OLDEST: i32 = 12_000;
 
 /// Errors of the CUDA driver, or of loading it.
@@ -17,9 +17,9 @@ pub enum DriverError {
     /// The driver is too old.
     #[error("the CUDA driver is of version {}, but {} is the oldest that works: install a newer NVIDIA driver", dotted(*.found), dotted(*.needed))]
     TooOld {
-        /// Its version, as `cuDriverGetVersion` counts.
+        /// Its version, in the format of `cuDriverGetVersion`.
         found: i32,
-        /// The oldest that works.
+        /// The oldest supported version.
         needed: i32,
     },
     /// No such GPU.
@@ -27,9 +27,9 @@ pub enum DriverError {
         "there is no GPU {ordinal}: the driver has {count}, counted from 0 (CUDA_VISIBLE_DEVICES hides the others)"
     )]
     NoDevice {
-        /// The number asked for.
+        /// The requested number.
         ordinal: u32,
-        /// How many there are.
+        /// The number of GPUs.
         count: u32,
     },
     /// A call failed.
@@ -49,11 +49,11 @@ fn dotted(code: i32) -> String {
 }
 
 impl DriverError {
-    /// The error of a call that returned `result`.
+    /// Creates the error of a call that returned `result`.
     pub fn call(call: &'static str, result: sys::CUresult) -> Self {
         let mut name = std::ptr::null();
-        // SAFETY: the driver's library can be loaded (checked first). `name` is a valid place; it
-        // receives a static string, or null for an unknown code.
+        // SAFETY: the driver's library can be loaded (checked first). `name` is a valid place, which receives a
+        // static string, or null for an unknown code.
         let known = unsafe {
             sys::is_culib_present()
                 && sys::cuGetErrorName(result, &mut name) == sys::CUresult::CUDA_SUCCESS
@@ -69,7 +69,7 @@ impl DriverError {
     }
 }
 
-/// An error, unless the call succeeded.
+/// Returns an error unless the call succeeded.
 ///
 /// # Errors
 /// [`DriverError::Call`].
@@ -77,8 +77,8 @@ pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DriverErro
     if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(DriverError::call(call, result)) }
 }
 
-/// Loads and initialises the driver. Every other call of the driver needs this first; later calls
-/// cost a load of a flag.
+/// Loads and initialises the driver, which every other call of the driver requires. Later calls cost a load of a
+/// flag.
 ///
 /// # Errors
 /// [`DriverError::NoDriver`], [`DriverError::TooOld`], or [`DriverError::Call`].
@@ -87,7 +87,7 @@ pub fn initialise() -> Result<(), DriverError> {
     if READY.get().is_some() {
         return Ok(());
     }
-    // SAFETY: loads the driver's library; its initialisers have no preconditions.
+    // SAFETY: the initialisers of the driver's library have no preconditions.
     if !unsafe { sys::is_culib_present() } {
         return Err(DriverError::NoDriver);
     }
@@ -103,13 +103,12 @@ pub fn initialise() -> Result<(), DriverError> {
 
 fn loaded_version() -> Result<i32, DriverError> {
     let mut found = 0;
-    // SAFETY: `found` is a valid place; the library is loaded (the callers'), and this function
-    // needs no `cuInit`.
+    // SAFETY: `found` is a valid place; the callers have loaded the library, and this function works before `cuInit`.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
     Ok(found)
 }
 
-/// The newest CUDA that the driver serves, as `cuDriverGetVersion` counts: 13.0 is 13000.
+/// Returns the newest CUDA version that the driver supports, in the format of `cuDriverGetVersion`: 13.0 is 13000.
 ///
 /// # Errors
 /// As [`initialise`].
@@ -118,7 +117,7 @@ pub fn version() -> Result<u32, DriverError> {
     Ok(u32::try_from(loaded_version()?).unwrap_or(0))
 }
 
-/// Number of GPUs.
+/// Returns the number of GPUs.
 ///
 /// # Errors
 /// As [`initialise`].

@@ -1,16 +1,14 @@
 //! Mappings by gdrdrv, gdrcopy's kernel module.
 
-use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend};
+use crate::backend::{Caching, MappingBackend, Refusal};
 use crate::kernel::{File, Kernel, Pages};
-use crate::mapping::{Hold, Mapped};
+use crate::mapping::{Mapped, Resources};
 use gdsync_sys::gdrdrv as raw;
 use gdsync_sys::host::page_size;
 use std::io;
 use std::sync::Arc;
 use zerocopy::FromZeros;
 
-/// The module, opened.
 pub(crate) struct Gdrdrv {
     file: File,
     version: u32,
@@ -40,13 +38,13 @@ impl Gdrdrv {
         Ok(Gdrdrv { file, version: found })
     }
 
-    /// Its protocol: major, minor.
+    /// Returns the module's protocol version: major, minor.
     pub(crate) fn version(&self) -> (u16, u16) {
         ((self.version >> 16) as u16, self.version as u16)
     }
 
-    /// True where pinned memory stays until it is unpinned, even if CUDA frees it first. Before
-    /// protocol 2.5 it does not.
+    /// Returns true if pinned memory stays until it is unpinned, even if CUDA frees it first. Before protocol 2.5 it
+    /// does not.
     pub(crate) fn keeps_memory(&self) -> bool {
         if self.version < raw::WITH_PIN_BUFFER_V2 {
             return false;
@@ -56,7 +54,7 @@ impl Gdrdrv {
         unsafe { self.file.ioctl(raw::GET_ATTR, &mut answer) }.is_ok() && answer.val != 0
     }
 
-    /// Pins and maps the GPU pages that hold a range.
+    /// Pins and maps the GPU pages that contain a range.
     pub(crate) fn map(self, address: u64, len: usize) -> Result<Mapped, Refusal> {
         let first = address & !(raw::GPU_PAGE - 1);
         let end = address
@@ -77,19 +75,18 @@ impl Gdrdrv {
     fn pin(&self, addr: u64, size: u64) -> io::Result<u64> {
         if self.version >= raw::WITH_PIN_BUFFER_V2 {
             let mut pin = raw::PinBufferV2 { addr, size, flags: 0, pad: 0, handle: 0 };
-            // SAFETY: the request's structure; the memory is the caller's.
+            // SAFETY: the request's structure; the caller vouches for the memory.
             unsafe { self.file.ioctl(raw::PIN_BUFFER_V2, &mut pin) }?;
             return Ok(pin.handle);
         }
-        // A peer-to-peer token of 0 means "by address", the only way that newer modules take.
+        // A peer-to-peer token of 0 selects the memory by address; newer modules accept nothing else.
         let mut pin = raw::PinBuffer { addr, size, p2p_token: 0, va_space: 0, pad: 0, handle: 0 };
-        // SAFETY: the request's structure; the memory is the caller's.
+        // SAFETY: as above.
         unsafe { self.file.ioctl(raw::PIN_BUFFER, &mut pin) }?;
         Ok(pin.handle)
     }
 }
 
-/// Pinned memory.
 struct Pinned {
     module: Gdrdrv,
     handle: u64,
@@ -122,7 +119,7 @@ impl Pinned {
         })
     }
 
-    /// How the memory is mapped, and the size of the GPU's pages.
+    /// Returns how the memory is mapped, and the size of the GPU's pages.
     fn describe(&self) -> Result<(Caching, usize), Refusal> {
         let file = &self.module.file;
         let failed = |error: io::Error| {
@@ -158,13 +155,13 @@ impl Pinned {
     }
 }
 
-impl Hold for Pinned {
+impl Resources for Pinned {
     fn freed(&self) -> bool {
         if self.keeps {
             return false;
         }
         let mut answer = raw::GetCbFlag { handle: self.handle, flag: 0, pad: 0 };
-        // SAFETY: the request's structure. If the module does not answer, it has nothing mapped.
+        // SAFETY: the request's structure. An error means that the module has nothing mapped.
         unsafe { self.module.file.ioctl(raw::GET_CB_FLAG, &mut answer) }.is_err() || answer.flag != 0
     }
 }
@@ -172,7 +169,7 @@ impl Hold for Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let mut unpin = raw::UnpinBuffer { handle: self.handle };
-        // SAFETY: the request's structure; the pages are unmapped.
+        // SAFETY: the request's structure; the pages were unmapped before.
         if let Err(error) = unsafe { self.module.file.ioctl(raw::UNPIN_BUFFER, &mut unpin) } {
             tracing::debug!(%error, "GPU memory was not unpinned");
         }

@@ -1,20 +1,23 @@
-//! What mappings ask of a GPU. None of it needs a context.
+//! GPUs and their properties, which need no context, and CUDA contexts: making one current for a thread, and a GPU's
+//! primary context.
 
 use crate::driver::{self, DriverError, check};
 use cudarc::driver::sys;
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
 
-/// Room for a name, or for a PCI address (`cuDeviceGetPCIBusId` wants at least 13 bytes), and the
-/// zero behind it.
+/// Room for a zero-terminated name or PCI address (`cuDeviceGetPCIBusId` needs at least 13 bytes).
 const TEXT: usize = 256;
 
-/// A GPU of this machine, by the driver's number for it.
+/// A GPU of this machine, identified by the driver's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gpu(sys::CUdevice);
 
 impl Gpu {
-    /// The GPU of that number.
+    /// Returns the GPU with that number.
     ///
     /// # Errors
     /// [`DriverError::NoDevice`], and as [`driver::device_count`].
@@ -28,17 +31,16 @@ impl Gpu {
         Ok(Gpu(device))
     }
 
-    /// The GPU of a device handle. Calls on a handle that the driver does not know are
-    /// [`DriverError::Call`]; without a driver, they are [`DriverError::NoDriver`].
+    /// Returns the GPU of a device handle. Calls on an unknown handle fail with [`DriverError::Call`], or with
+    /// [`DriverError::NoDriver`] without a driver.
     pub fn from_device(device: sys::CUdevice) -> Self {
         Gpu(device)
     }
 
-    /// The GPU whose memory lies at an address.
+    /// Returns the GPU whose memory contains an address.
     ///
     /// # Errors
-    /// [`DriverError::Call`] where the driver does not know the address; and as
-    /// [`driver::initialise`].
+    /// [`DriverError::Call`] if the driver does not know the address; and as [`driver::initialise`].
     pub(crate) fn of_address(address: u64) -> Result<Self, DriverError> {
         driver::initialise()?;
         let mut ordinal = -1i32;
@@ -47,17 +49,17 @@ impl Gpu {
         check("cuPointerGetAttribute", unsafe {
             sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)
         })?;
-        // Where GPUs reach all of the host's memory, the driver knows that, too, as no GPU's.
+        // If GPUs can access all host memory, the driver knows host addresses, too, without a GPU.
         let host = |_| DriverError::call("cuPointerGetAttribute", sys::CUresult::CUDA_ERROR_INVALID_VALUE);
         Gpu::new(u32::try_from(ordinal).map_err(host)?)
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn device(self) -> sys::CUdevice {
         self.0
     }
 
-    /// Its name, such as `NVIDIA H200`.
+    /// Returns its name, such as `NVIDIA H200`.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -69,7 +71,7 @@ impl Gpu {
         })
     }
 
-    /// Its PCI address as Linux writes it: `0000:3b:00.0`, lower case.
+    /// Returns its PCI address in Linux notation, lower case: `0000:3b:00.0`.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -82,7 +84,7 @@ impl Gpu {
         Ok(address.to_lowercase())
     }
 
-    /// One of the driver's attributes of the GPU.
+    /// Returns a driver attribute of the GPU.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -94,8 +96,8 @@ impl Gpu {
         Ok(value)
     }
 
-    /// True where streams and kernels of this GPU can be given access to the memory of another one
-    /// (`cuDeviceCanAccessPeer`). A GPU is no peer of itself.
+    /// Returns true if streams and kernels of this GPU can be given access to another GPU's memory
+    /// (`cuDeviceCanAccessPeer`). A GPU is not a peer of itself.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -107,7 +109,7 @@ impl Gpu {
         Ok(can != 0)
     }
 
-    /// One of the driver's attributes of the way from this GPU to a peer.
+    /// Returns a driver attribute of the path from this GPU to a peer.
     ///
     /// # Errors
     /// [`DriverError::Call`], and as [`driver::initialise`].
@@ -125,14 +127,13 @@ impl Gpu {
         Ok(value)
     }
 
-    /// True where the driver makes dma-bufs of this GPU's memory.
+    /// Returns true if the driver exports this GPU's memory as dma-bufs.
     pub(crate) fn makes_dma_bufs(self) -> bool {
         self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
             .is_ok_and(|value| value != 0)
     }
 
-    /// True where CPU and GPU keep each other's caches coherent, so that the CPU may cache the
-    /// GPU's memory.
+    /// Returns true if CPU and GPU caches are coherent, so that the CPU may cache the GPU's memory.
     pub(crate) fn is_coherent(self) -> bool {
         use sys::CUdevice_attribute as A;
         self.attribute(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)
@@ -140,7 +141,7 @@ impl Gpu {
     }
 }
 
-/// `GPU 1 (NVIDIA H200)`; the number alone where the driver does not say the name.
+/// `GPU 1 (NVIDIA H200)`; the number alone if the driver does not return the name.
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU {}", self.0)?;
@@ -148,16 +149,117 @@ impl fmt::Display for Gpu {
     }
 }
 
-/// What a call writes as a zero-terminated string.
+/// Returns the zero-terminated string that a call writes.
 fn text(
     call: &'static str,
     fill: impl FnOnce(*mut libc::c_char, libc::c_int) -> sys::CUresult,
 ) -> Result<String, DriverError> {
     let mut bytes = [0u8; TEXT];
     check(call, fill(bytes.as_mut_ptr().cast(), TEXT as libc::c_int))?;
-    // Should the driver ever leave out the zero: nothing rather than a guess.
+    // Without a terminator, which the driver should never omit, the string is empty.
     Ok(CStr::from_bytes_until_nul(&bytes)
         .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
+}
+
+/// A context that stays alive as long as the value is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context(sys::CUcontext);
+
+// SAFETY: the driver allows use of a context from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// A context that is current for this thread. Dropping it makes the previous context current again.
+#[must_use = "the context is current only as long as this value"]
+#[derive(Debug)]
+pub struct Entered {
+    pushed: bool,
+    /// Only the thread that pushed the context may pop it.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Context {
+    /// Wraps a raw handle.
+    ///
+    /// # Safety
+    /// The context stays alive as long as the value and its copies are used.
+    pub unsafe fn from_raw(context: sys::CUcontext) -> Self {
+        Context(context)
+    }
+
+    /// Returns the driver's handle.
+    pub fn as_raw(self) -> sys::CUcontext {
+        self.0
+    }
+
+    /// Makes the context current for the calling thread.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`].
+    pub fn enter(self) -> Result<Entered, DriverError> {
+        let pushed = current()? != self.0;
+        if pushed {
+            // SAFETY: the context is alive (`from_raw`).
+            check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.0) })?;
+        }
+        Ok(Entered { pushed, _thread: PhantomData })
+    }
+
+    /// Returns the context's GPU.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`].
+    pub fn gpu(self) -> Result<Gpu, DriverError> {
+        let _entered = self.enter()?;
+        let mut device = 0;
+        // SAFETY: `device` is a valid place; a context is current.
+        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) })?;
+        Ok(Gpu::from_device(device))
+    }
+
+    /// Returns the thread's current context if it belongs to this GPU, otherwise the GPU's primary context, which is
+    /// created if needed and never released.
+    ///
+    /// # Safety
+    /// If the current context belongs to this GPU, it stays alive as long as the value and its copies are used.
+    pub(crate) unsafe fn current_or_primary(gpu: Gpu) -> Result<Self, DriverError> {
+        driver::initialise()?;
+        let current = Context(current()?);
+        if !current.0.is_null() && current.gpu()? == gpu {
+            return Ok(current);
+        }
+        static PRIMARY: Mutex<BTreeMap<Gpu, Context>> = Mutex::new(BTreeMap::new());
+        let mut primary = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = primary.get(&gpu) {
+            return Ok(*known);
+        }
+        let mut made = std::ptr::null_mut();
+        // SAFETY: `made` is a valid place; the driver checks the device. The context is never released.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut made, gpu.device()) })?;
+        primary.insert(gpu, Context(made));
+        Ok(Context(made))
+    }
+}
+
+fn current() -> Result<sys::CUcontext, DriverError> {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: `current` is a valid place.
+    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+    Ok(current)
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: `popped` is a valid place. This pops the context that `enter` pushed.
+            let result = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+            if let Err(error) = check("cuCtxPopCurrent", result) {
+                tracing::debug!(%error, "a CUDA context was not popped");
+            }
+        }
+    }
 }
 
 #[cfg(test)]

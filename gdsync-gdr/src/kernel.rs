@@ -1,44 +1,40 @@
-//! The operating system's kernel, as far as mappings need it: a trait, so that tests can replace
-//! kernel modules.
+//! System calls of mappings, as a trait, so that tests can replace kernel modules.
 
 use std::ffi::CString;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Calls on device files.
 pub(crate) trait Kernel: Send + Sync {
-    /// Opens a file for reading and writing; `exec` closes it.
+    /// Opens a file for reading and writing, close-on-exec.
     fn open(&self, path: &str) -> io::Result<i32>;
 
     /// Closes a file that the caller owns.
     fn close(&self, fd: i32);
 
-    /// A request whose structure the kernel reads and writes.
+    /// Sends a request whose structure the kernel reads and writes.
     ///
     /// # Safety
-    /// The request's structure is as long as `argument`, and pointers in it are to memory that the
-    /// request may read and write.
+    /// The request's structure is as long as `argument`, and its pointers refer to memory that the request may read
+    /// and write.
     unsafe fn ioctl(&self, fd: i32, request: u64, argument: &mut [u8]) -> io::Result<()>;
 
-    /// Maps `len` bytes of a file, readable and writable, at an address of the kernel's choice.
-    /// Children do not inherit the mapping.
+    /// Maps `len` bytes of a file, readable and writable, at an address that the kernel chooses. Children do not
+    /// inherit the mapping.
     fn mmap(&self, fd: i32, len: usize, offset: u64) -> io::Result<NonNull<u8>>;
 
     /// Unmaps.
     ///
     /// # Safety
-    /// The range is exactly one that [`Kernel::mmap`] gave, and is used no more.
+    /// The range is exactly one that [`Kernel::mmap`] returned, and is not used afterwards.
     unsafe fn munmap(&self, at: NonNull<u8>, len: usize) -> io::Result<()>;
 
-    /// The text of a small file.
     fn read_text(&self, path: &str) -> io::Result<String>;
 }
 
-/// The kernel of this machine.
 struct System;
 
-/// The kernel of this machine.
+/// Returns the kernel of this machine.
 pub(crate) fn system() -> Arc<dyn Kernel> {
     Arc::new(System)
 }
@@ -65,15 +61,14 @@ impl Kernel for System {
     fn mmap(&self, fd: i32, len: usize, offset: u64) -> io::Result<NonNull<u8>> {
         let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: a mapping at an address that the kernel chooses touches no existing memory.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, offset) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: mapped just now, `len` bytes.
+        // SAFETY: these `len` bytes were just mapped.
         if unsafe { libc::madvise(at, len, libc::MADV_DONTFORK) } != 0 {
-            // Children inherit the pages. That is harmless: `Mapping` refuses them access all the
-            // same.
+            // Children inherit the pages, which is harmless: `Mapping` refuses access in them.
             tracing::debug!(error = %io::Error::last_os_error(), "children inherit a mapping");
         }
         NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
@@ -90,7 +85,6 @@ impl Kernel for System {
     }
 }
 
-/// An open file.
 pub(crate) struct File {
     pub(crate) kernel: Arc<dyn Kernel>,
     pub(crate) fd: i32,
@@ -102,7 +96,7 @@ impl File {
         Ok(File { kernel: kernel.clone(), fd })
     }
 
-    /// A request.
+    /// Sends a request.
     ///
     /// # Safety
     /// As [`Kernel::ioctl`].
@@ -126,21 +120,20 @@ impl Drop for File {
     }
 }
 
-/// Mapped pages.
 pub(crate) struct Pages {
     kernel: Arc<dyn Kernel>,
     pub(crate) at: NonNull<u8>,
     pub(crate) len: usize,
 }
 
-// SAFETY: only an address and a length; the code that accesses the pages synchronises that.
+// SAFETY: contains only an address and a length; the code that accesses the pages synchronises accesses.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `File::map`; users of the pages hold this value.
+        // SAFETY: `File::map` mapped the pages, and their users keep this value.
         if let Err(error) = unsafe { self.kernel.munmap(self.at, self.len) } {
             tracing::debug!(%error, "pages were not unmapped");
         }
@@ -158,7 +151,7 @@ mod tests {
         assert_eq!(File::open(&kernel, "/dev/no-such-device").err().and_then(code), Some(libc::ENOENT));
         assert!(File::open(&kernel, "/dev/\0").is_err());
         let null = File::open(&kernel, "/dev/null").unwrap();
-        // SAFETY: a request of terminals, with its structure of 8 bytes; /dev/null is no terminal.
+        // SAFETY: a request of terminals, with its structure of 8 bytes; /dev/null is not a terminal.
         let refused = unsafe { null.ioctl(libc::TIOCGWINSZ, &mut [0u8; 8]) };
         assert_eq!(refused.err().and_then(code), Some(libc::ENOTTY));
         assert_eq!(null.map(4096, 0).err().and_then(code), Some(libc::ENODEV));

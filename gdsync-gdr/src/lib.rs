@@ -1,13 +1,13 @@
-//! CPU mappings of GPU memory: the CPU loads from and stores to it over the bus. A few bytes take a
-//! fraction of a microsecond, where a copy by the driver takes several.
+//! CPU mappings of GPU memory: the CPU loads from and stores to it over the bus. A few bytes take a fraction of a
+//! microsecond, instead of several microseconds for a copy by the driver.
 //!
-//! [`Mapping::pin`] maps GPU memory by its address, as gdrcopy's `gdr_pin_buffer` and `gdr_map` do,
-//! but also without gdrcopy's kernel module where the memory allows. The CUDA driver is loaded at
-//! run time: this crate builds, and its tests run, on machines without one.
+//! [`Mapping::pin`] maps GPU memory by its address, like gdrcopy's `gdr_pin_buffer` and `gdr_map`, but for some
+//! memory also without gdrcopy's kernel module. The CUDA driver is loaded at run time: this crate builds and tests on
+//! machines without one.
 //!
 //! # Backends
-//! There are three ([`MappingBackend`]). [`Mapping::pin`] takes the first that works, or the one
-//! that the environment variable `GDSYNC_MAPPING` names (`gdrdrv`, `dma-buf`, `nvrm`).
+//! [`Mapping::pin`] uses the first of three backends ([`MappingBackend`]) that works, or the one named by the
+//! environment variable `GDSYNC_MAPPING` (`gdrdrv`, `dma-buf`, `nvrm`).
 //!
 //! | backend | needs | maps |
 //! |---|---|---|
@@ -32,50 +32,39 @@
 //! # Ok(())
 //! # }
 //! ```
-//! A machine without a GPU tries the same on host memory: [`Mapping::stand_in`].
+//! [`Mapping::stand_in`] does the same with host memory on a machine without a GPU.
 //!
 //! # Order
-//! [`Mapping::copy_to`] ends with a store fence, [`Mapping::copy_from`] begins with a full fence: a
-//! thread's copies take effect in program order, and the GPU sees a store after a copy (a doorbell,
-//! a flag) after the copy. Between threads, and between CPU and GPU, a word that is stored last and
-//! loaded first orders what is stored before and loaded after.
+//! [`Mapping::copy_to`] ends with a store fence, [`Mapping::copy_from`] begins with a full fence: a thread's copies
+//! take effect in program order, and the GPU sees a store that follows a copy (a doorbell, a flag) after the copy.
+//! Between threads, and between CPU and GPU, a word that is stored last and loaded first orders the earlier stores
+//! and the later loads.
 //!
 //! # Fork
-//! A child process does not inherit its parent's mappings: every copy is [`MappingError::Forked`]
-//! there, and dropping a mapping undoes nothing.
+//! A child process does not inherit its parent's mappings: its copies fail with [`MappingError::Forked`], and
+//! dropping a mapping there releases nothing.
 
-mod context;
+#[deny(unsafe_code)]
+mod backend;
 mod copy;
-#[deny(unsafe_code)]
-mod dma_buf;
 pub mod driver;
-#[deny(unsafe_code)]
-mod error;
 #[cfg(test)]
 #[path = "../tests/fakes/mod.rs"]
 mod fakes;
-mod fork;
 mod gdrdrv;
 mod gpu;
-#[deny(unsafe_code)]
-mod info;
 mod kernel;
 mod mapping;
 mod nvrm;
 #[deny(unsafe_code)]
-mod offer;
-#[deny(unsafe_code)]
 mod pin;
 mod range;
-mod stand_in;
 
-pub use context::{Context, Entered};
+pub use backend::{Caching, MappingBackend, MappingError, MappingInfo, Refusal};
 pub use copy::{LoadKernel, StoreKernel, load_combined};
 pub use cudarc;
-pub use error::{MappingError, Refusal};
 pub use gdsync_sys::host::page_size;
-pub use gpu::Gpu;
-pub use info::{Caching, MappingBackend, MappingInfo};
+pub use gpu::{Context, Entered, Gpu};
 pub use mapping::Mapping;
-pub use offer::GdrdrvModule;
+pub use pin::GdrdrvModule;
 pub use range::GpuRange;

@@ -1,58 +1,63 @@
-//! A mapping of any backend, and the copies into and out of it.
+//! Mappings of any backend or of host memory, and copies into and out of them.
+//!
+//! A child has its parent's files and this library's memory, but not the mappings, and requests that release
+//! something would release it for the parent. In a child, accesses therefore fail, and drops release nothing.
 
+use crate::backend::{Caching, MappingBackend, MappingError, MappingInfo};
 use crate::copy::{self, LoadKernel, StoreKernel};
-use crate::error::MappingError;
-use crate::fork;
-use crate::info::{Caching, MappingBackend, MappingInfo};
-use crate::kernel::{File, Pages};
+use crate::kernel::{self, File, Pages};
+use gdsync_sys::host::page_size;
 use std::fmt;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What a backend keeps as long as pages are mapped. Dropping it undoes what made them mappable.
-pub(crate) trait Hold: Send + Sync {
-    /// True where the GPU memory was freed under the mapping, and the pages with it.
+/// A backend's resources while pages are mapped. Dropping them releases the memory.
+pub(crate) trait Resources: Send + Sync {
+    /// Returns true if the GPU memory was freed while mapped, and the pages with it.
     fn freed(&self) -> bool {
         false
     }
 }
 
-/// A file that keeps its memory.
-impl Hold for File {}
+/// A file that keeps its memory alive.
+impl Resources for File {}
 
-/// What a backend has mapped, in the order of drops.
+/// A backend's mapping, in drop order.
 pub(crate) struct Mapped {
     pub(crate) pages: Pages,
-    pub(crate) hold: Box<dyn Hold>,
+    pub(crate) resources: Box<dyn Resources>,
     pub(crate) info: MappingInfo,
 }
 
 impl Mapped {
-    /// `offset`: where in the pages the memory begins.
+    /// `offset` is the position of the memory in the pages.
     pub(crate) fn new(
         pages: Pages,
-        hold: impl Hold + 'static,
+        resources: impl Resources + 'static,
         (backend, caching): (MappingBackend, Caching),
         page_size: usize,
         offset: usize,
     ) -> Self {
         let info = MappingInfo { backend, caching, page_size, mapped_size: pages.len, offset };
-        Mapped { pages, hold: Box::new(hold), info }
+        Mapped { pages, resources: Box::new(resources), info }
     }
 }
 
-/// Pages of a device, or of a stand-in, that the CPU can load from and store to.
+/// Pages of a GPU, or of a stand-in, that the CPU can load from and store to.
 ///
-/// All access is by copies, which may run at the same time as other threads' and as the GPU's. A
-/// byte that is written meanwhile is read old or new, independently of its neighbours; an aligned
-/// word of up to 8 bytes is read whole ([`Mapping::copy_to`]).
+/// All access is by copies, which may run concurrently with other threads' and the GPU's accesses. A concurrently
+/// written byte is read old or new, independently of its neighbours; an aligned word of up to 8 bytes is read whole
+/// ([`Mapping::copy_to`]).
 ///
 /// # Example
 /// ```
 /// use gdsync_gdr::Mapping;
 ///
 /// # fn main() -> Result<(), gdsync_gdr::MappingError> {
-/// // Host memory in the place of a GPU's; `Mapping::pin` maps a GPU's.
+/// // Host memory instead of GPU memory; `Mapping::pin` maps GPU memory.
 /// let mapping = Mapping::stand_in(4096)?;
 /// mapping.copy_to(128, b"payload")?;
 /// mapping.copy_to(0, &1u32.to_ne_bytes())?;
@@ -67,22 +72,21 @@ pub struct Mapping {
     len: usize,
     stores: StoreKernel,
     loads: LoadKernel,
-    /// The memory may be freed under the mapping: each access asks `Mapped::hold` first.
-    ask: bool,
-    /// [`fork::generation`] of the process that mapped.
+    /// True if the memory may be freed while mapped: each access checks `Mapped::resources` first.
+    check_freed: bool,
+    /// [`fork_generation`] of the process that created the mapping.
     process: u32,
     mapped: ManuallyDrop<Mapped>,
 }
 
-// SAFETY: an address of pages that `mapped` keeps; the copies that access them tolerate concurrent
-// accesses.
+// SAFETY: `mapped` keeps the pages of the address; copies tolerate concurrent accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` bytes from `info.offset` on. `ask`: whether the memory may be freed under the mapping.
-    pub(crate) fn new(mapped: Mapped, len: usize, ask: bool) -> Result<Self, MappingError> {
+    /// Creates a mapping of `len` bytes from `info.offset` on. `check_freed`: the memory may be freed while mapped.
+    pub(crate) fn new(mapped: Mapped, len: usize, check_freed: bool) -> Result<Self, MappingError> {
         let Mapped { ref pages, info, .. } = mapped;
         if info.offset.checked_add(len).is_none_or(|end| end > pages.len) {
             return Err(MappingError::OutOfBounds {
@@ -91,74 +95,99 @@ impl Mapping {
                 len: pages.len,
             });
         }
-        // SAFETY: inside the pages (checked).
+        // SAFETY: the address is inside the pages (checked).
         let base = unsafe { pages.at.add(info.offset) };
         Ok(Mapping {
             base,
             len,
             stores: StoreKernel::best(info.caching),
             loads: LoadKernel::best(info.caching),
-            ask,
-            process: fork::watch(),
+            check_freed,
+            process: watch_forks(),
             mapped: ManuallyDrop::new(mapped),
         })
     }
 
-    /// Length in bytes.
+    /// Creates a mapping of `len` zeroed bytes of *host* memory, to test copies to and from GPU memory on a machine
+    /// without a GPU. Except for its speed, it behaves like write-combining memory.
+    ///
+    /// # Errors
+    /// [`MappingError::NoHostMemory`].
+    pub fn stand_in(len: usize) -> Result<Mapping, MappingError> {
+        let failed = |error: io::Error| MappingError::NoHostMemory { len, reason: error.to_string() };
+        let page = page_size();
+        let size = len
+            .max(1)
+            .checked_next_multiple_of(page)
+            .filter(|size| i64::try_from(*size).is_ok())
+            .ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
+        // SAFETY: the name is zero-terminated.
+        let fd = unsafe { libc::memfd_create(c"gdsync-stand-in".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let file = File { kernel: kernel::system(), fd };
+        // SAFETY: the file is owned here.
+        if unsafe { libc::ftruncate(fd, size as libc::off_t) } != 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let pages = file.map(size, 0).map_err(failed)?;
+        let kind = (MappingBackend::StandIn, Caching::WriteCombining);
+        Mapping::new(Mapped::new(pages, file, kind, page, 0), len, false)
+    }
+
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True where the length is 0.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What is mapped, and how.
+    /// Returns the mapping's properties.
     pub fn info(&self) -> MappingInfo {
         self.mapped.info
     }
 
-    /// The CPU's address of the first byte, valid as long as the mapping in the process that made
-    /// it. The bytes there change at any time: access them by atomics, volatile accesses or raw
-    /// copies, and fence as [`Mapping::copy_to`] does.
+    /// Returns the CPU address of the first byte, valid as long as the mapping, in the process that created it. The
+    /// bytes may change at any time: access them by atomics, volatile accesses or raw copies, with fences as in
+    /// [`Mapping::copy_to`].
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Copies in, from `offset` on, and drains the bytes to the GPU (`sfence`), which sees them
-    /// before anything that this thread stores later. 1, 2, 4 or 8 bytes at an offset that is a
-    /// multiple of their number are one store.
+    /// Copies into the mapping at `offset`, and drains the bytes to the GPU (`sfence`), which sees them before any
+    /// later store of this thread. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one store.
     ///
     /// # Errors
     /// [`MappingError::OutOfBounds`], [`MappingError::Freed`], [`MappingError::Forked`].
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappingError> {
-        let to = self.place(offset, from.len())?;
-        // SAFETY: inside the pages (checked), in which no Rust object lies; the processor has the
+        let to = self.checked_address(offset, from.len())?;
+        // SAFETY: the range is inside the pages (checked), which contain no Rust objects; the processor has the
         // kernel (`best`).
         unsafe { copy::store(self.stores, to, from.as_ptr(), from.len()) };
         Ok(())
     }
 
-    /// Copies out, from `offset` on, after a full fence (`mfence`): it sees what this thread stored
-    /// before. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one load. The
-    /// copy is not ordered with loads of this thread from other memory: to read data after a flag,
-    /// copy the flag first.
+    /// Copies from the mapping at `offset`, after a full fence (`mfence`): the copy sees this thread's earlier
+    /// stores. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one load. The copy is not
+    /// ordered with this thread's loads from other memory: to read data after a flag, copy the flag first.
     ///
     /// # Errors
     /// As [`Mapping::copy_to`].
     #[inline]
     pub fn copy_from(&self, offset: usize, into: &mut [u8]) -> Result<(), MappingError> {
-        let from = self.place(offset, into.len())?;
-        // SAFETY: as in `copy_to`; blocks of 16 bytes around do not leave the pages.
+        let from = self.checked_address(offset, into.len())?;
+        // SAFETY: as in `copy_to`; the surrounding blocks of 16 bytes are inside the pages.
         unsafe { copy::load(self.loads, into.as_mut_ptr(), from, into.len()) };
         Ok(())
     }
 
-    /// As [`Mapping::copy_to`], by a kernel of the caller's choice. On
-    /// [`Caching::Device`](crate::Caching::Device) memory any other than [`StoreKernel::Volatile`]
-    /// may fault.
+    /// Like [`Mapping::copy_to`], with a given kernel. On [`Caching::Device`] memory any kernel except
+    /// [`StoreKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`].
@@ -166,15 +195,14 @@ impl Mapping {
         if !kernel.is_available() {
             return Err(MappingError::no_kernel(kernel, StoreKernel::available()));
         }
-        let to = self.place(offset, from.len())?;
+        let to = self.checked_address(offset, from.len())?;
         // SAFETY: as in `copy_to`; the processor has the kernel (checked).
         unsafe { copy::store(kernel, to, from.as_ptr(), from.len()) };
         Ok(())
     }
 
-    /// As [`Mapping::copy_from`], by a kernel of the caller's choice. On
-    /// [`Caching::Device`](crate::Caching::Device) memory any other than [`LoadKernel::Volatile`]
-    /// may fault.
+    /// Like [`Mapping::copy_from`], with a given kernel. On [`Caching::Device`] memory any kernel except
+    /// [`LoadKernel::Volatile`] may fault.
     ///
     /// # Errors
     /// As [`Mapping::copy_from`], and [`MappingError::NoKernel`].
@@ -187,23 +215,23 @@ impl Mapping {
         if !kernel.is_available() {
             return Err(MappingError::no_kernel(kernel, LoadKernel::available()));
         }
-        let from = self.place(offset, into.len())?;
+        let from = self.checked_address(offset, into.len())?;
         // SAFETY: as in `copy_from`; the processor has the kernel (checked).
         unsafe { copy::load(kernel, into.as_mut_ptr(), from, into.len()) };
         Ok(())
     }
 
-    /// The address of a range, if it may be accessed now.
+    /// Returns the address of a range, if it may be accessed now.
     #[inline]
-    fn place(&self, offset: usize, count: usize) -> Result<*mut u8, MappingError> {
+    fn checked_address(&self, offset: usize, count: usize) -> Result<*mut u8, MappingError> {
         let (len, end) = (self.len, offset.saturating_add(count));
         if end > len {
             return Err(MappingError::OutOfBounds { start: offset, end, len });
         }
-        if self.process != fork::generation() {
+        if self.process != fork_generation() {
             return Err(MappingError::Forked);
         }
-        if self.ask && self.mapped.hold.freed() {
+        if self.check_freed && self.mapped.resources.freed() {
             return Err(MappingError::Freed);
         }
         Ok(self.base.as_ptr().wrapping_add(offset))
@@ -212,8 +240,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if self.process == fork::generation() {
-            // SAFETY: dropped once, here, and `self` is used no more.
+        if self.process == fork_generation() {
+            // SAFETY: dropped once, here; `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.mapped) };
         }
     }
@@ -224,3 +252,32 @@ impl fmt::Debug for Mapping {
         write!(f, "Mapping({:p}+{} by {})", self.base, self.len, self.mapped.info.backend)
     }
 }
+
+/// Number of forks between this process and its first ancestor with a mapping.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Returns a number that differs between a process and its children. Children of vfork(2) or a raw clone(2) keep
+/// their parent's number.
+#[inline]
+fn fork_generation() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Installs the fork handler, and returns [`fork_generation`].
+fn watch_forks() -> u32 {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler only adds to an atomic, which is allowed in a child.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            tracing::debug!("no memory for a fork handler: a child cannot be distinguished from its parent");
+        }
+    });
+    fork_generation()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,14 +1,13 @@
-//! Mappings by the resource manager of NVIDIA's driver, which needs no other kernel module.
+//! Mappings by the resource manager of NVIDIA's driver, without another kernel module.
 //!
-//! CUDA exports the memory; a client of the resource manager that this module makes imports it and
-//! maps it through the GPU's device file, as CUDA does for its own mappings. The import holds a
-//! reference, so the memory stays if CUDA frees it first. The interface is not stable: drivers
-//! other than the known ones are refused unless this backend is asked for by name.
+//! CUDA exports the memory; this module creates a client of the resource manager, which imports the memory and maps
+//! it through the GPU's device file, as CUDA does for its own mappings. The import holds a reference, so the memory
+//! stays if CUDA frees it first. The interface is not stable: unknown drivers are refused unless this backend is
+//! requested by name.
 
-use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend};
+use crate::backend::{Caching, MappingBackend, Refusal};
 use crate::kernel::{File, Kernel};
-use crate::mapping::{Hold, Mapped};
+use crate::mapping::{Mapped, Resources};
 use gdsync_sys::host::page_size;
 use gdsync_sys::nvrm as raw;
 use std::io;
@@ -16,26 +15,25 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-/// Major versions of drivers on which this is known to work.
+/// Major versions of drivers that are known to work.
 const KNOWN: [u32; 1] = [580];
-/// Files with the driver's version.
 const VERSION_FILES: [&str; 2] = ["/sys/module/nvidia/version", "/proc/driver/nvidia/version"];
-/// Device files that are tried at most, if the driver does not say which is the GPU's.
+/// Most device files to try if the driver does not report the GPU's file.
 const MOST_DEVICES: u32 = 32;
 
-/// Handles that this module gives its objects, unique within the client.
+/// Handles of this module's objects, unique within the client.
 const DEVICE: u32 = 0x6764_0001;
 const SUBDEVICE: u32 = 0x6764_0002;
 const MEMORY: u32 = 0x6764_0010;
 
-/// Remedy for answers that the known interface does not give.
+/// Remedy for results that differ from the known interface.
 const ODD: &str =
     "this driver's resource manager is unlike that of driver 580: use gdrdrv, or tell gdsync's authors";
 
-/// Remedy where the driver's files are missing.
+/// Remedy if the driver's files are missing.
 pub(crate) const MISSING: &str = "load NVIDIA's driver; in a container, pass its devices";
 
-/// Refuses drivers that are not known to work, before any request to them.
+/// Refuses unknown drivers before any request to them.
 pub(crate) fn check(kernel: &Arc<dyn Kernel>, any_driver: bool) -> Result<(), Refusal> {
     let text = VERSION_FILES.iter().find_map(|path| kernel.read_text(path).ok());
     let major = text.as_deref().and_then(major_version);
@@ -54,8 +52,7 @@ pub(crate) fn check(kernel: &Arc<dyn Kernel>, any_driver: bool) -> Result<(), Re
     }
 }
 
-/// The first number of the first word that is a version: `580` of `580.159.04`, also amid a
-/// sentence.
+/// Returns the first number of the first word that is a version: `580` of `580.159.04`, also inside a sentence.
 fn major_version(text: &str) -> Option<u32> {
     text.split_whitespace().find_map(|word| {
         let parts: Vec<&str> = word.split('.').collect();
@@ -65,8 +62,8 @@ fn major_version(text: &str) -> Option<u32> {
     })
 }
 
-/// Maps memory that CUDA exported, all of it: `size` bytes. The GPU has that PCI address, as `cuDeviceGetPCIBusId` gives
-/// it; with `any_driver`, drivers that are not in [`KNOWN`] are tried, too.
+/// Maps all `size` bytes of memory that CUDA exported. `bus` is the GPU's PCI address from `cuDeviceGetPCIBusId`;
+/// with `any_driver`, drivers outside [`KNOWN`] are tried, too.
 pub(crate) fn map(
     kernel: &Arc<dyn Kernel>,
     (bus, any_driver): (&str, bool),
@@ -82,13 +79,13 @@ pub(crate) fn map(
     for path in device_files(kernel, bus) {
         match client.map(kernel, &path, size) {
             Ok((device, address)) => {
-                let hold = Held { address, client, device };
-                let pages = hold.device.map(size, 0).map_err(|error| {
+                let resources = Imported { address, client, device };
+                let pages = resources.device.map(size, 0).map_err(|error| {
                     let remedy = "the GPU's BAR1 may be full (nvidia-smi -q -d MEMORY), or see the kernel's log (dmesg)";
                     Refusal::new(format!("map {path}"), error, remedy)
                 })?;
                 let kind = (MappingBackend::ResourceManager, Caching::WriteCombining);
-                return Ok(Mapped::new(pages, hold, kind, page_size(), 0));
+                return Ok(Mapped::new(pages, resources, kind, page_size(), 0));
             }
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
@@ -96,7 +93,7 @@ pub(crate) fn map(
     Err(refused.unwrap_or_else(|| Refusal::new("find the GPU's device file", "there is none", MISSING)))
 }
 
-/// The device file of a GPU; if the driver does not say which, all that there may be.
+/// Returns the device file of a GPU, or all possible ones if the driver does not report it.
 fn device_files(kernel: &Arc<dyn Kernel>, bus: &str) -> Vec<String> {
     let path = format!("/proc/driver/nvidia/gpus/{}/information", bus.to_ascii_lowercase());
     let minor = kernel.read_text(&path).ok().and_then(|text| {
@@ -105,12 +102,12 @@ fn device_files(kernel: &Arc<dyn Kernel>, bus: &str) -> Vec<String> {
     });
     match minor {
         Some(minor) => vec![format!("/dev/nvidia{minor}")],
-        // The resource manager refuses to map a GPU's memory through the file of another.
+        // The resource manager refuses to map a GPU's memory through another GPU's file.
         None => (0..MOST_DEVICES).map(|minor| format!("/dev/nvidia{minor}")).collect(),
     }
 }
 
-/// A client of the resource manager. Dropping it frees it with all its objects.
+/// A client of the resource manager. Dropping it frees all its objects.
 struct Client {
     control: File,
     handle: u32,
@@ -126,7 +123,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Makes an object. Parameters of type `()`: none.
+    /// Creates an object. The parameter type `()` means no parameters.
     fn allocate<T: IntoBytes + Immutable>(
         &self,
         parent: u32,
@@ -144,7 +141,7 @@ impl Client {
             params_size: size_of::<T>() as u32,
             ..raw::Alloc::new_zeroed()
         };
-        // SAFETY: the request's structure; the parameters it points to are as long as it says.
+        // SAFETY: the request's structure; its parameters are as long as it states.
         let answered = unsafe { self.control.ioctl(raw::ALLOC, &mut alloc) };
         check_answer(step, answered, alloc.status)?;
         if object != 0 && alloc.object != object {
@@ -169,7 +166,7 @@ impl Client {
         check_answer(step, answered, control.status)
     }
 
-    /// Makes the GPU's objects, and imports the memory.
+    /// Creates the GPU's objects, and imports the memory.
     fn import(&self, exported: i32) -> Result<(), Refusal> {
         let mut info = raw::ExportInfo { fd: exported, ..raw::ExportInfo::new_zeroed() };
         self.control(raw::GET_EXPORT_INFO, &mut info)?;
@@ -193,7 +190,7 @@ impl Client {
         Ok(())
     }
 
-    /// Makes a GPU's file mappable: the file, and the name of the mapping.
+    /// Makes a GPU's file mappable. Returns the file, and the mapping's identifier.
     fn map(&self, kernel: &Arc<dyn Kernel>, path: &str, size: usize) -> Result<(File, u64), Refusal> {
         let missing = "in a container, pass the GPU's device";
         let device = File::open(kernel, path).map_err(|error| Refusal::open(path, &error, missing))?;
@@ -231,16 +228,16 @@ impl Drop for Client {
     }
 }
 
-/// In the order of their drops, after the pages are unmapped.
-struct Held {
+/// A mapping's resources in drop order, released after the pages are unmapped.
+struct Imported {
     address: u64,
     client: Client,
     device: File,
 }
 
-impl Hold for Held {}
+impl Resources for Imported {}
 
-impl Drop for Held {
+impl Drop for Imported {
     fn drop(&mut self) {
         let mut unmap = raw::UnmapMemory {
             client: self.client.handle,
@@ -249,10 +246,10 @@ impl Drop for Held {
             address: self.address,
             ..raw::UnmapMemory::new_zeroed()
         };
-        // SAFETY: the request's structure; the pages are unmapped.
+        // SAFETY: the request's structure; the pages were unmapped before.
         let result = unsafe { self.client.control.ioctl(raw::UNMAP_MEMORY, &mut unmap) };
         if result.is_err() || unmap.status != raw::OK {
-            // Freeing the client, next, undoes the mapping.
+            // Freeing the client, which follows, releases the mapping.
             tracing::debug!(
                 ?result,
                 status = unmap.status,
@@ -262,7 +259,7 @@ impl Drop for Held {
     }
 }
 
-/// What a request has answered: the kernel, and, as a status, the resource manager.
+/// Checks the kernel's and the resource manager's result of a request.
 fn check_answer(step: impl Fn() -> String, answered: io::Result<()>, status: u32) -> Result<(), Refusal> {
     answered.map_err(|error| Refusal::new(step(), error, ODD))?;
     let remedy = match status {

@@ -1,38 +1,39 @@
-//! Mapping GPU memory, by the backend that the environment names or by the first that works.
+//! Choice of the backend: support by the machine, which needs neither a context nor GPU memory, and mapping by the
+//! backend that the environment names, or by the first that works.
 
-use crate::error::{MappingError, Refusal};
-use crate::info::MappingBackend;
-use crate::kernel;
+use crate::backend::{Caching, MappingBackend, MappingError, Refusal};
+use crate::driver;
+use crate::gpu::Gpu;
+use crate::kernel::{self, File, Kernel};
 use crate::mapping::{Mapped, Mapping};
 use crate::range::GpuRange;
-use crate::{dma_buf, gdrdrv, nvrm};
+use crate::{gdrdrv, nvrm};
+use gdsync_sys::host::page_size;
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
 
-/// Environment variable that names the backend.
+/// Environment variable with the backend's name.
 const VARIABLE: &str = "GDSYNC_MAPPING";
 
 impl Mapping {
-    /// Maps GPU memory by the first backend that can, or by the one that `GDSYNC_MAPPING` names.
-    /// gdrdrv and dma-buf map what `cuMemAlloc` gave (gdrdrv the GPU's pages of 64 KiB that hold
-    /// it, dma-buf the CPU's), nvrm only what was allocated exportable: by `cuMemCreate` with
-    /// handles of POSIX file descriptors.
+    /// Maps GPU memory by the first working backend, or by the one named by `GDSYNC_MAPPING`. gdrdrv and dma-buf map
+    /// memory from `cuMemAlloc` (gdrdrv the surrounding GPU pages of 64 KiB, dma-buf the CPU's pages), nvrm only
+    /// exportable memory: from `cuMemCreate` with handles of POSIX file descriptors.
     ///
-    /// If the memory is freed while it is mapped: dma-buf and nvrm hold a reference of their own,
-    /// so the mapping stays, and only it sees what it stores. So does gdrdrv where its module maps
-    /// persistently (2.5 and newer, on drivers that can); else every access is
-    /// [`MappingError::Freed`] from then on. (An access during the free gets SIGBUS: this catches a
-    /// mistake, and is no way to work.)
+    /// If the memory is freed while mapped: dma-buf and nvrm hold a reference, so the mapping stays, and its stores
+    /// are visible only through it. The same holds for gdrdrv if its module maps persistently (2.5 and newer, with
+    /// drivers that support it); otherwise every later access fails with [`MappingError::Freed`]. (An access during
+    /// the free raises SIGBUS: the check detects a mistake, programs must not rely on it.)
     ///
     /// # Errors
-    /// [`MappingError::Unavailable`] with the reason of each backend that was tried,
-    /// [`MappingError::Refused`] where the environment names one, [`MappingError::UnknownBackend`].
+    /// [`MappingError::Unavailable`] with each tried backend's reason, [`MappingError::Refused`] if the environment
+    /// names a backend, [`MappingError::UnknownBackend`].
     pub fn pin(memory: &GpuRange) -> Result<Self, MappingError> {
         MappingBackend::first(|backend, by_name| Self::by(backend, by_name, memory))
     }
 
-    /// As [`Mapping::pin`], by this backend. nvrm tries drivers, too, on which it is not known to
-    /// work.
+    /// Like [`Mapping::pin`], by this backend. nvrm tries unknown drivers, too.
     ///
     /// # Errors
     /// [`MappingError::Refused`].
@@ -61,7 +62,7 @@ fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapp
             let made = memory.dma_buf();
             let (fd, offset) =
                 made.map_err(|error| Refusal::driver("make a dma-buf of the memory", error))?;
-            dma_buf::map(&kernel, fd, offset as usize, memory.len(), gpu.is_coherent())
+            map_dma_buf(&kernel, fd, offset as usize, memory.len(), gpu.is_coherent())
         }
         // (A stand-in was refused above.)
         MappingBackend::ResourceManager | MappingBackend::StandIn => {
@@ -80,10 +81,35 @@ fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapp
     }
 }
 
+/// The loaded gdrdrv module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GdrdrvModule {
+    /// Its protocol version: major, minor.
+    pub version: (u16, u16),
+    /// True if pinned memory stays when CUDA frees it (`GDRDRV_ATTR_USE_PERSISTENT_MAPPING`).
+    pub keeps_memory: bool,
+}
+
+impl GdrdrvModule {
+    /// Queries the module.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it is not loaded, or gdsync does not support its protocol.
+    pub fn ask() -> Result<Self, Refusal> {
+        Self::of(&kernel::system())
+    }
+
+    fn of(kernel: &Arc<dyn Kernel>) -> Result<Self, Refusal> {
+        let module = gdrdrv::Gdrdrv::open(kernel)?;
+        Ok(GdrdrvModule { version: module.version(), keeps_memory: module.keeps_memory() })
+    }
+}
+
 impl MappingBackend {
-    /// What `attempt` makes by the first backend with which it is not [`MappingError::Refused`]. If
-    /// the environment (`GDSYNC_MAPPING`) names a backend, that is the only one, and `attempt`'s
-    /// second argument is true.
+    /// Returns the result of `attempt` with the first backend that is not [`MappingError::Refused`]. If the
+    /// environment (`GDSYNC_MAPPING`) names a backend, only that one is tried, and `attempt`'s second argument is
+    /// true.
     ///
     /// # Errors
     /// [`MappingError::Unavailable`], [`MappingError::UnknownBackend`], and those of `attempt`.
@@ -104,7 +130,7 @@ impl MappingBackend {
         Err(MappingError::Unavailable { tried })
     }
 
-    /// The backend that the environment names (`GDSYNC_MAPPING`).
+    /// Returns the backend that the environment names (`GDSYNC_MAPPING`).
     ///
     /// # Errors
     /// [`MappingError::UnknownBackend`].
@@ -112,31 +138,105 @@ impl MappingBackend {
         Self::named(std::env::var_os(VARIABLE))
     }
 
-    /// The backend that a variable names; none where it is empty.
+    /// Parses a variable's value; an empty value names no backend.
     fn named(value: Option<OsString>) -> Result<Option<Self>, MappingError> {
         let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
         let parsed = value.to_string_lossy().parse();
         parsed.map(Some).map_err(|reason| MappingError::UnknownBackend { variable: VARIABLE, reason })
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Checks whether the machine supports the backend on at least one GPU, as far as can be determined without
+    /// memory to map. `by_name`: nvrm is accepted on unknown drivers, too.
+    ///
+    /// # Errors
+    /// [`Refusal`] names what is missing. A stand-in is always refused: it maps no GPU memory.
+    pub fn offered(self, by_name: bool) -> Result<(), Refusal> {
+        self.offered_by(&kernel::system(), by_name, || {
+            let count = driver::device_count().map_err(|error| Refusal::driver("count the GPUs", error))?;
+            Ok((0..count).any(|gpu| Gpu::new(gpu).is_ok_and(Gpu::makes_dma_bufs)))
+        })
+    }
 
-    #[test]
-    fn a_backend_is_asked_for_by_its_name() {
-        let named = |name: &str| MappingBackend::named(Some(name.into()));
-        for backend in MappingBackend::ALL {
-            assert_eq!(named(&backend.to_string()), Ok(Some(backend)));
-        }
-        assert_eq!((named(""), MappingBackend::named(None)), (Ok(None), Ok(None)));
-        for unknown in ["stand-in", "GDRDRV", "gdrcopy"] {
-            let error = named(unknown).unwrap_err().to_string();
-            assert!(
-                error.contains(unknown) && error.contains("GDSYNC_MAPPING") && error.contains("dma-buf"),
-                "{error}"
-            );
+    /// Like [`MappingBackend::offered`], for this GPU.
+    ///
+    /// # Errors
+    /// As [`MappingBackend::offered`].
+    pub fn offered_on(self, gpu: Gpu, by_name: bool) -> Result<(), Refusal> {
+        self.offered_by(&kernel::system(), by_name, || Ok(gpu.makes_dma_bufs()))
+    }
+
+    fn offered_by(
+        self,
+        kernel: &Arc<dyn Kernel>,
+        by_name: bool,
+        makes_dma_bufs: impl FnOnce() -> Result<bool, Refusal>,
+    ) -> Result<(), Refusal> {
+        match self {
+            MappingBackend::Gdrdrv => gdrdrv::Gdrdrv::open(kernel).map(drop),
+            MappingBackend::DmaBuf => {
+                let version = driver::version();
+                let version = version.map_err(|error| Refusal::driver("look at the driver", error))?;
+                // Checked before any GPU is queried: most drivers are too old regardless of the GPU.
+                check_dma_buf(version, true)?;
+                check_dma_buf(version, makes_dma_bufs()?)
+            }
+            MappingBackend::ResourceManager => {
+                nvrm::check(kernel, by_name)?;
+                let path = gdsync_sys::nvrm::CONTROL_PATH;
+                File::open(kernel, path).map(drop).map_err(|error| Refusal::open(path, &error, nvrm::MISSING))
+            }
+            MappingBackend::StandIn => {
+                Err(Refusal::new("map GPU memory", "a stand-in has none", "make one by Mapping::stand_in"))
+            }
         }
     }
 }
+
+/// The first CUDA driver whose dma-bufs the CPU can map, in the format of `cuDriverGetVersion`: 13.3.
+const DMA_BUF_DRIVER: u32 = 13_030;
+
+/// Checks whether the CPU can map a driver's dma-bufs, before one is created.
+fn check_dma_buf(driver: u32, supported: bool) -> Result<(), Refusal> {
+    if driver < DMA_BUF_DRIVER {
+        let reason = format!("it is of CUDA {}.{}", driver / 1000, driver % 1000 / 10);
+        return Err(Refusal::new("look at the driver", reason, "install a driver of CUDA 13.3 or newer"));
+    }
+    if !supported {
+        let remedy = "use NVIDIA's open kernel modules, and Linux 5.12 or newer";
+        return Err(Refusal::new("look at the GPU", "its driver makes no dma-bufs", remedy));
+    }
+    Ok(())
+}
+
+/// Maps the whole CPU pages of a dma-buf; the memory begins `offset` bytes after the dma-buf's start.
+fn map_dma_buf(
+    kernel: &Arc<dyn Kernel>,
+    fd: OwnedFd,
+    offset: usize,
+    len: usize,
+    coherent: bool,
+) -> Result<Mapped, Refusal> {
+    let file = File { kernel: kernel.clone(), fd: fd.into_raw_fd() };
+    let page = page_size();
+    let size = offset.checked_add(len.max(1)).and_then(|end| end.checked_next_multiple_of(page)).ok_or_else(
+        || Refusal::new("map the dma-buf", format!("{len} bytes leave the address space"), "map less"),
+    )?;
+    let pages = file.map(size, 0).map_err(|error| {
+        let remedy = match error.raw_os_error() {
+            // 524 is the kernel's internal ENOTSUPP, which libc lacks.
+            Some(524 | libc::EOPNOTSUPP | libc::ENODEV) => {
+                "install a driver of CUDA 13.3 or newer, with open kernel modules"
+            }
+            Some(libc::ENOMEM) => "the GPU's BAR1 is full (nvidia-smi -q -d MEMORY): unmap something",
+            Some(libc::EINVAL) => "map memory that one allocation holds, whole pages of it",
+            _ => "see the kernel's log (dmesg)",
+        };
+        Refusal::new("map the dma-buf", error, remedy)
+    })?;
+    // The dma-buf references the memory, which stays even if CUDA frees it first.
+    let caching = if coherent { Caching::Cached } else { Caching::WriteCombining };
+    Ok(Mapped::new(pages, file, (MappingBackend::DmaBuf, caching), page, offset))
+}
+
+#[cfg(test)]
+mod tests;

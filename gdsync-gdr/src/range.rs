@@ -1,13 +1,12 @@
-//! GPU memory by its address: what the backends ask the driver for to map it.
+//! Ranges of GPU memory, and their export by the driver.
 
-use crate::context::Context;
 use crate::driver::{DriverError, check};
-use crate::gpu::Gpu;
+use crate::gpu::{Context, Gpu};
 use cudarc::driver::sys;
 use gdsync_sys::host::page_size;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// A range of a GPU's memory, in a context that reaches it. It does not keep the memory.
+/// A range of a GPU's memory, in a context that can access it. It does not keep the memory alive.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuRange {
     context: Context,
@@ -17,9 +16,9 @@ pub struct GpuRange {
     pub(crate) kept: bool,
 }
 
-/// An exported allocation, and where in it a range begins.
+/// An exported allocation that contains a range.
 pub(crate) struct Exported {
-    /// A file descriptor that another client of the driver imports the allocation by.
+    /// File descriptor by which another client of the driver imports the allocation.
     pub(crate) fd: OwnedFd,
     /// Bytes of the whole allocation.
     pub(crate) size: usize,
@@ -27,63 +26,61 @@ pub(crate) struct Exported {
 }
 
 impl GpuRange {
-    /// `len` bytes from `address` on, of memory that may be freed while it is mapped: then accesses
-    /// fail ([`GpuRange::kept`]).
+    /// Creates a range of memory that may be freed while it is mapped; accesses then fail ([`GpuRange::kept`]).
     ///
     /// # Safety
-    /// The range is memory that the context reaches, of that GPU, and is not given to another use
-    /// while it is mapped. The context stays alive until the value and its copies are used no more.
+    /// The context can access the range, which is that GPU's memory and is not reused while it is mapped. The context
+    /// stays alive as long as the value and its copies are used.
     pub unsafe fn new(context: Context, gpu: Gpu, address: u64, len: usize) -> Self {
         GpuRange { context, gpu, address, len, kept: false }
     }
 
-    /// As [`GpuRange::new`], in the context that is current for this thread if it is one of the
-    /// memory's GPU, else in the GPU's primary context, which is made if there is none and then
-    /// stays as long as the process.
+    /// Like [`GpuRange::new`], in the thread's current context if it belongs to the memory's GPU, otherwise in the
+    /// GPU's primary context, which is created if needed and never released.
     ///
     /// # Errors
-    /// [`DriverError::NoDriver`], [`DriverError::TooOld`]; [`DriverError::Call`] where the driver
-    /// does not know the address.
+    /// [`DriverError::NoDriver`], [`DriverError::TooOld`]; [`DriverError::Call`] if the driver does not know the
+    /// address.
     ///
     /// # Safety
-    /// If the driver knows the address: as [`GpuRange::new`], for the context that is current.
+    /// If the driver knows the address: as [`GpuRange::new`], for the current context.
     pub unsafe fn from_current(address: u64, len: usize) -> Result<Self, DriverError> {
         let gpu = Gpu::of_address(address)?;
         // SAFETY: the caller's.
         Ok(unsafe { Self::new(Context::current_or_primary(gpu)?, gpu, address, len) })
     }
 
-    /// Whether the caller keeps the memory as long as it is mapped. If so, accesses need not ask
-    /// first whether it was freed.
+    /// States whether the caller keeps the memory while it is mapped. If so, accesses do not check whether it was
+    /// freed.
     pub fn kept(self, kept: bool) -> Self {
         GpuRange { kept, ..self }
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> Gpu {
         self.gpu
     }
 
-    /// The GPU's address of the first byte.
+    /// Returns the GPU address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True where the length is 0.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A dma-buf of the memory: its file descriptor, and the offset of the first byte in it. It
-    /// spans whole pages of the host, as the driver demands; the memory itself need not.
+    /// Exports the memory as a dma-buf. Returns its file descriptor, and the offset of the first byte in it. The
+    /// dma-buf spans whole host pages, as the driver requires; the range need not.
     ///
     /// # Errors
-    /// [`DriverError::Call`] where the driver makes none.
+    /// [`DriverError::Call`] if the driver cannot export it.
     pub fn dma_buf(&self) -> Result<(OwnedFd, u64), DriverError> {
         const CALL: &str = "cuMemGetHandleForAddressRange";
         let whole = whole_pages(self.address, self.len.max(1) as u64, page_size() as u64);
@@ -92,32 +89,31 @@ impl GpuRange {
         let _entered = self.context.enter()?;
         let mut fd: libc::c_int = -1;
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: `fd` is a valid place for a descriptor, which is what this kind of handle is.
+        // SAFETY: `fd` is a valid place for the descriptor that this handle type returns.
         check(CALL, unsafe {
             sys::cuMemGetHandleForAddressRange((&raw mut fd).cast(), first, size as usize, kind, 0)
         })?;
-        // SAFETY: the driver made the descriptor for us.
+        // SAFETY: the driver returned the descriptor to this caller.
         Ok((unsafe { OwnedFd::from_raw_fd(fd) }, self.address - first))
     }
 
-    /// Exports the allocation that holds the memory.
     pub(crate) fn export(&self) -> Result<Exported, DriverError> {
         let _entered = self.context.enter()?;
         let mut handle = 0;
-        // SAFETY: a valid place; the driver checks the address.
+        // SAFETY: `handle` is a valid place; the driver checks the address.
         check("cuMemRetainAllocationHandle", unsafe {
             sys::cuMemRetainAllocationHandle(&mut handle, self.address as *mut _)
         })?;
         let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let mut fd: libc::c_int = -1;
-        // SAFETY: `fd` is a valid place for a descriptor, which is what this kind of handle is.
+        // SAFETY: `fd` is a valid place for the descriptor that this handle type returns.
         let exported = check("cuMemExportToShareableHandle", unsafe {
             sys::cuMemExportToShareableHandle((&raw mut fd).cast(), handle, kind, 0)
         });
-        // SAFETY: retained just now.
+        // SAFETY: the handle was just retained.
         let released = check("cuMemRelease", unsafe { sys::cuMemRelease(handle) });
         exported?;
-        // SAFETY: the driver made the descriptor for us.
+        // SAFETY: the driver returned the descriptor to this caller.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         released?;
         let (mut base, mut size) = (0, 0);
@@ -128,9 +124,9 @@ impl GpuRange {
         Ok(Exported { fd, size, offset: (self.address - base) as usize })
     }
 
-    /// Makes the driver's synchronous copies to and from this memory finish before they return, as
-    /// memory needs that others than the driver look at. Kinds of memory without that attribute are
-    /// copied synchronously anyway.
+    /// Makes the driver's synchronous copies to and from this memory complete before they return, as required for
+    /// memory that others than the driver access. Memory types without that attribute are copied synchronously
+    /// anyway.
     pub(crate) fn synchronise_copies(&self) {
         let Ok(_entered) = self.context.enter() else { return };
         let on: libc::c_uint = 1;
@@ -143,8 +139,8 @@ impl GpuRange {
     }
 }
 
-/// The whole pages that hold `len` bytes from `address` on: first address and length. None where
-/// they leave the address space.
+/// Returns first address and length of the whole pages that contain `len` bytes at `address`; `None` if they exceed
+/// the address space.
 fn whole_pages(address: u64, len: u64, page: u64) -> Option<(u64, u64)> {
     let first = address - address % page;
     let end = address.checked_add(len)?.checked_next_multiple_of(page)?;
@@ -157,8 +153,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// For pages of every size that hosts have: the registered address and the offset agree
-        /// within a page, as the kernel demands.
+        /// For all page sizes of hosts: the registered address and the offset are equal modulo the page size, as the
+        /// kernel requires.
         #[test]
         fn a_dma_buf_spans_whole_pages_around_the_memory(address: u64, len in 1u64..1 << 40, shift in 12u32..22) {
             let page = 1u64 << shift;
@@ -184,7 +180,7 @@ mod tests {
     #[test]
     fn an_address_that_is_no_gpus_is_refused() {
         let here = 0u64;
-        // SAFETY: the driver is asked for the address first, and there it ends.
+        // SAFETY: the driver rejects the address before anything else uses it.
         let refused = unsafe { GpuRange::from_current((&raw const here) as u64, 8) };
         match refused {
             Err(DriverError::NoDriver | DriverError::TooOld { .. } | DriverError::Call { .. }) => {}

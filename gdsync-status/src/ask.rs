@@ -1,6 +1,6 @@
-//! The side that asks.
+//! The client side.
 
-use crate::name::{self, Holder};
+use crate::name::{self, NameOwner};
 use crate::status::Status;
 use crate::wire::{LONGEST, WireError, decode};
 use gdsync_sys::local;
@@ -10,27 +10,26 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Where the kernel lists abstract names.
-const NAMES: &str = "/proc/net/unix";
-/// Processes that are asked at the same time: a part of the files that a process may have open.
-const TOGETHER: usize = 256;
-/// Bytes that are read of one before the others have their turn.
-const TURN: usize = 64 << 10;
+const SOCKET_TABLE: &str = "/proc/net/unix";
+/// Processes queried at the same time: fewer than the files that a process may have open.
+const MAX_CONCURRENT: usize = 256;
+/// Bytes read from one process before the others have their turn.
+const READ_BUDGET: usize = 64 << 10;
 
-/// Why a process did not say its status.
+/// Reasons why a process did not report its status.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
-    /// It is stopped, or too busy.
+    /// The process is stopped or too busy.
     #[error("it did not answer within {} ms: it is stopped, or busy", .within.as_millis())]
     Silent {
-        /// The time that it had.
+        /// The time limit.
         within: Duration,
     },
-    /// What it has answered cannot be read.
+    /// The answer cannot be decoded.
     #[error(transparent)]
     Answer(#[from] WireError),
-    /// Another error of the system.
+    /// Another system error.
     #[error("it cannot be asked: {0}")]
     System(#[source] io::Error),
 }
@@ -38,28 +37,28 @@ pub enum AskError {
 /// A process of this user.
 #[derive(Debug)]
 pub struct Process {
-    /// Its number, as the kernel gives it. Of a process of a PID namespace that this one does not see, 0.
+    /// Its process id; 0 for a process of an invisible PID namespace.
     pub pid: u32,
-    /// What it has said; of several copies of the library in the process, together.
+    /// Its status, merged from all copies of the library in the process.
     pub status: Result<Status, AskError>,
 }
 
 type Answer = (u32, Result<Status, AskError>);
 
-/// Asks all processes of this user. Up to 256 of them have `within` together: as much for one that does not answer as for
-/// many. In the order of their numbers.
+/// Queries all processes of this user, in the order of their ids. Up to 256 processes share the time limit `within`:
+/// one silent process costs as much as many.
 ///
 /// # Errors
 /// The list of names cannot be read.
 pub fn ask_all(within: Duration) -> io::Result<Vec<Process>> {
-    let names = name::listed(&String::from_utf8_lossy(&std::fs::read(NAMES)?));
+    let names = name::listed(&String::from_utf8_lossy(&std::fs::read(SOCKET_TABLE)?));
     let mut found: BTreeMap<u32, Process> = BTreeMap::new();
-    for part in names.chunks(TOGETHER) {
+    for part in names.chunks(MAX_CONCURRENT) {
         for (pid, status) in ask(part, within) {
             match (found.get_mut(&pid).map(|known| &mut known.status), status) {
                 (None, status) => _ = found.insert(pid, Process { pid, status }),
                 (Some(Ok(known)), Ok(more)) => join(known, more),
-                // One part that is seen is more than none.
+                // A part of the status is better than none.
                 (Some(known @ Err(_)), more) => *known = more,
                 (Some(Ok(_)), Err(_)) => {}
             }
@@ -75,12 +74,12 @@ fn join(known: &mut Status, more: Status) {
     known.stream_count = known.stream_count.saturating_add(more.stream_count);
 }
 
-/// Asks those who hold names, all at once. Processes of other users, and those that have ended, are left out.
+/// Queries the processes with these names, all at once. Skips processes of other users, and those that have ended.
 pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
     let mut answers = Vec::new();
     let mut asked = Vec::new();
     for name in names {
-        match Asked::connect(name.as_bytes(), within) {
+        match Query::connect(name.as_bytes(), within) {
             Some(Ok(one)) => asked.push(one),
             Some(Err((pid, error))) => answers.push((pid, Err(error))),
             None => {}
@@ -92,14 +91,14 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
         let ready = match local::readable(&asked, left) {
             Ok(ready) => ready,
             Err(error) => {
-                // The same for all of them.
+                // The same error for all of them.
                 let again = || io::Error::new(error.kind(), error.to_string());
                 answers.extend(asked.drain(..).map(|one| (one.pid, Err(AskError::System(again())))));
                 break;
             }
         };
         let mut ready = ready.into_iter();
-        // As long as the list of answers, in the same order.
+        // `ready` has the same length and order.
         asked.retain_mut(|one| {
             if ready.next() != Some(true) {
                 return true;
@@ -119,46 +118,45 @@ pub(crate) fn ask(names: &[String], within: Duration) -> Vec<Answer> {
     answers
 }
 
-/// A process that is being asked.
-struct Asked {
+struct Query {
     pid: u32,
     socket: UnixStream,
     bytes: Vec<u8>,
 }
 
-impl AsFd for Asked {
+impl AsFd for Query {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Asked {
-    /// `None` of a process of another user, and of one that has ended; the error of one of this user that cannot be
-    /// asked.
-    fn connect(name: &[u8], within: Duration) -> Option<Result<Asked, (u32, AskError)>> {
-        let holder = Holder::of(name)?;
+impl Query {
+    /// Returns `None` for a process of another user or one that has ended; an error for one of this user that cannot
+    /// be queried.
+    fn connect(name: &[u8], within: Duration) -> Option<Result<Query, (u32, AskError)>> {
+        let owner = NameOwner::of(name)?;
         let socket = match local::connect(name) {
             Ok(socket) => socket,
-            // It has ended since.
+            // The process has ended.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => return None,
-            Err(_) if !holder.is_own() => return None,
-            // It has many askers and takes none of them.
+            Err(_) if !owner.is_own() => return None,
+            // The process has many clients and accepts none.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Some(Err((holder.pid, AskError::Silent { within })));
+                return Some(Err((owner.pid, AskError::Silent { within })));
             }
-            Err(error) => return Some(Err((holder.pid, AskError::System(error)))),
+            Err(error) => return Some(Err((owner.pid, AskError::System(error)))),
         };
         let peer = local::peer(&socket).ok().filter(|peer| peer.uid == local::own_user())?;
         let pid = u32::try_from(peer.pid).unwrap_or(0);
         // A forked child may hold the name of its parent, which has ended.
-        let is_holder = pid == 0 || holder.is_alive_as(pid);
-        is_holder.then(|| Ok(Asked { pid, socket, bytes: Vec::new() }))
+        let is_owner = pid == 0 || owner.is_alive_as(pid);
+        is_owner.then(|| Ok(Query { pid, socket, bytes: Vec::new() }))
     }
 
-    /// Takes what has come, of what is too long one turn more than an answer may have at most. True at the end.
+    /// Reads available bytes; stops at most one turn beyond the limit of an answer. Returns true at the end.
     fn read(&mut self) -> io::Result<bool> {
         let mut part = [0; 16 << 10];
-        let end = self.bytes.len() + TURN;
+        let end = self.bytes.len() + READ_BUDGET;
         while self.bytes.len() < end {
             match self.socket.read(&mut part) {
                 Ok(0) => return Ok(true),
@@ -166,7 +164,7 @@ impl Asked {
                 Err(error) => match error.kind() {
                     ErrorKind::Interrupted => {}
                     ErrorKind::WouldBlock => return Ok(false),
-                    // It refuses, or has ended.
+                    // The process refuses, or has ended.
                     ErrorKind::ConnectionReset => {
                         self.bytes.clear();
                         return Ok(true);

@@ -12,7 +12,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(60);
 const ROLE: &str = "GDSYNC_TEST_ROLE";
 
-/// A stream with this number.
+/// A source that reports a stream with this number.
 struct Numbered(u64);
 
 impl Source for Numbered {
@@ -21,7 +21,7 @@ impl Source for Numbered {
     }
 }
 
-/// A source that says that it is being asked, and goes on once the other end is gone.
+/// A source that announces that it is queried, and continues once the other end is closed.
 struct Waits(Sender<()>, parking_lot::Mutex<Receiver<()>>);
 
 impl Source for Waits {
@@ -31,7 +31,7 @@ impl Source for Waits {
     }
 }
 
-/// The numbers of the streams of a process, if it is seen.
+/// Returns the stream numbers of a process, if it is visible.
 fn streams_of(pid: u32) -> Option<Vec<u64>> {
     let all: Vec<Process> = ask_all(LONG).unwrap();
     let status = all.into_iter().find(|process| process.pid == pid)?.status.ok()?;
@@ -45,7 +45,7 @@ fn again(test: &str, role: &str) -> Command {
     command
 }
 
-/// Whether this is the process in which the test runs alone; in the other one, it has passed there.
+/// Returns true in the process that runs the test alone; in the other one, the test has then passed.
 fn is_alone(test: &str) -> bool {
     if std::env::var_os(ROLE).is_some() {
         return true;
@@ -56,10 +56,10 @@ fn is_alone(test: &str) -> bool {
     false
 }
 
-/// What a forked child finds: it ends without unwinding.
+/// Returns the exit code of a forked child, which ends without unwinding.
 fn in_child(finds: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child uses no lock that another thread of its parent may hold, which is what it tests, and the
-    // allocator, which the C library makes fit for a child; it ends without unwinding.
+    // SAFETY: the child uses no lock that another thread of its parent may hold, which the test verifies, and the
+    // allocator, which the C library prepares for children; it ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let finds = finds();
@@ -88,7 +88,7 @@ fn a_child_answers_for_itself_and_its_parent_goes_on() {
     succeeds(in_child(|| {
         let own = std::process::id();
         let unseen = streams_of(own).is_none();
-        // The copy of its parent's: nothing ends.
+        // The copy of the parent's registration: dropping it has no effect.
         first = None;
         let second = publish(Arc::new(Numbered(2)));
         let seen = streams_of(own) == Some(vec![2]) && streams_of(parents) == Some(vec![1]);
@@ -110,22 +110,22 @@ fn a_child_of_a_process_that_is_being_asked_is_held_up_by_no_lock() {
     let waits = publish(Arc::new(Waits(asked, parking_lot::Mutex::new(goes_on))));
     let mut waits = Some(waits);
     let own = std::process::id();
-    let asker = std::thread::spawn(move || streams_of(own));
+    let client = std::thread::spawn(move || streams_of(own));
     is_asked.recv().unwrap();
-    // The thread that answers has the lock now; and the child keeps the socket of who asks until it ends.
+    // The status thread holds the lock now; the child keeps the client's socket until it ends.
     let (mut stay, mut end) = std::io::pipe().unwrap();
     let child = in_child(|| {
         waits = None;
         let own = publish(Arc::new(Numbered(2)));
         let seen = streams_of(std::process::id()) == Some(vec![2]);
         drop(own);
-        // The parent's end of the pipe is the child's, too, so the end is a byte.
+        // The child inherits the parent's end of the pipe, so the end is marked by a byte.
         seen && std::io::Read::read_exact(&mut stay, &mut [0]).is_ok()
     });
-    // Others may ask it as well, such as tests beside this one.
+    // Others may query it as well, such as concurrent tests.
     drop(go_on);
-    // It is whole although the child still has the socket.
-    assert_eq!(asker.join().unwrap(), Some(Vec::new()));
+    // The answer is complete although the child still has the socket.
+    assert_eq!(client.join().unwrap(), Some(Vec::new()));
     end.write_all(&[1]).unwrap();
     succeeds(child);
     drop(waits);
@@ -154,7 +154,7 @@ fn a_process_that_has_ended_is_not_there_although_its_child_has_its_socket() {
     let listed = std::fs::read_to_string("/proc/net/unix").unwrap();
     let is_listed = listed.contains(&format!("/{pid}/"));
     let seen = ask_all(LONG).unwrap().iter().any(|process| process.pid == pid);
-    // SAFETY: only a signal is sent, to the process that was forked above and lives until then.
+    // SAFETY: sends a signal to the process forked above, which lives until then.
     assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
     assert!(is_listed, "the child has the socket");
     assert!(!seen);

@@ -1,21 +1,21 @@
-//! What a process that uses gdsync says of itself when another process of its user asks: its software cards, their
-//! queue pairs, its streams that wait, and what each of them waits for. `gdsync top` asks.
+//! A process's status, served to other processes of the same user: its software cards, their queue pairs, its waiting
+//! streams, and their reasons. `gdsync top` displays it.
 //!
-//! - [`publish`] registers a [`Source`]: a card, a stream.
-//! - [`ask_all`] asks every process of this user on this host.
+//! - [`publish`] registers a [`Source`]: a card or a stream.
+//! - [`ask_all`] queries every process of this user on this host.
 //!
-//! # What it costs
-//! A process that has a source has one more thread and one more open file. The thread sleeps at a socket until it is
-//! asked, and sources are looked at only then. [`STATUS_VARIABLE`] turns it off.
+//! # Cost
+//! A process with a source has an additional thread and an additional open file. The thread blocks on a socket and
+//! queries the sources only on request. [`STATUS_VARIABLE`] disables it.
 //!
-//! # What is promised
-//! - A process answers only its own user, and only its own user is asked: the kernel says who is at the other side of
-//!   a socket. The socket has an abstract name: nothing lies in a file system, and the kernel takes the name away when
-//!   the process ends, however it ends. Processes see each other in one network namespace.
-//! - Who asks trusts no answer: see [`decode`]. Processes that are stopped cost who asks a bounded time, together.
-//! - A process reads nothing of who asks, and takes a second for an answer at most. Its own end, and the end of a source,
-//!   wait for none who asks.
-//! - The child of a fork answers for what it has published itself, and for nothing of its parent.
+//! # Guarantees
+//! - A process answers only its own user, and queries reach only that user's processes: the kernel reports the peer's
+//!   user. The socket has an abstract name: there is no file, and the kernel removes the name when the process ends
+//!   in any way. Processes see each other within a network namespace.
+//! - Clients do not trust answers: see [`decode`]. Stopped processes cost a client a bounded time in total.
+//! - A process reads nothing from clients, and spends at most a second on an answer. Its exit, and the removal of a
+//!   source, wait for no client.
+//! - The child of a fork reports its own sources only, not its parent's.
 
 #[deny(unsafe_code)]
 mod ask;

@@ -1,6 +1,6 @@
-//! The abstract names at which processes of a user answer: the user, the process, when the process has started, and a
-//! number. A forked child keeps its parent's socket, also after the parent's end, when another process may have the
-//! parent's number: that one has another start.
+//! The abstract names of a user's processes: user, process id, start time of the process, and an index. A forked
+//! child keeps its parent's socket, even after the parent's end, when another process may have the parent's id: the
+//! start time differs.
 
 use gdsync_sys::local::own_user;
 use std::io;
@@ -8,62 +8,60 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::SocketAddr;
 
-/// Copies of the library in a process, and processes of one number in several PID namespaces: each takes the first
-/// name that is free.
-pub(crate) const PLACES: u32 = 64;
+/// Most names with one process id: copies of the library in a process, and processes of several PID namespaces. Each
+/// takes the first free name.
+pub(crate) const MAX_NAMES: u32 = 64;
 
 fn prefix() -> String {
     format!("gdsync-status/{}/", own_user())
 }
 
-/// A name of this process.
 pub(crate) fn own(place: u32) -> io::Result<SocketAddr> {
     let pid = std::process::id();
-    // Without a proc file system there is none to see it by either.
+    // Without a proc file system nobody can see the name either.
     let start = start_of(pid).unwrap_or(0);
     SocketAddr::from_abstract_name(format!("{}{pid}/{start}/{place}", prefix()))
 }
 
-/// The process that a name states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
+pub(crate) struct NameOwner {
     pub(crate) pid: u32,
-    /// When it has started, in the kernel's ticks.
+    /// Its start time, in kernel ticks.
     start: u64,
 }
 
-impl Holder {
-    /// `None` for a name that this module has not made.
+impl NameOwner {
+    /// Parses a name; `None` if this module did not create it.
     pub(crate) fn of(name: &[u8]) -> Option<Self> {
         let name = std::str::from_utf8(name).ok()?;
         let mut parts = name.split('/').skip(2);
         let (pid, start) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        Some(Holder { pid, start })
+        Some(NameOwner { pid, start })
     }
 
-    /// Whether the process that the kernel names is there, and is the one that has taken the name.
+    /// Returns true if process `pid` exists and is the one that took the name.
     pub(crate) fn is_alive_as(&self, pid: u32) -> bool {
         start_of(pid).is_some_and(|start| start == self.start)
     }
 
-    /// Whether the stated process is there, and is one of this user: all that is known of a name that takes no
-    /// connection.
+    /// Returns true if the named process exists and belongs to this user, which is all that can be determined if the
+    /// name accepts no connection.
     pub(crate) fn is_own(&self) -> bool {
         let user = std::fs::metadata(format!("/proc/{}", self.pid)).map(|folder| folder.uid());
         user.is_ok_and(|user| user == own_user()) && self.is_alive_as(self.pid)
     }
 }
 
-/// When a process has started, as `/proc/PID/stat` has it. `None` if there is none.
+/// Returns a process's start time from `/proc/PID/stat`. `None` if it does not exist.
 fn start_of(pid: u32) -> Option<u64> {
-    /// The place of the start behind the name, which is in parentheses and may have any characters.
+    /// Index of the start time after the name, which is in parentheses and may contain any characters.
     const START: usize = 19;
     let status = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let status = String::from_utf8_lossy(&status);
     status.rsplit(')').next()?.split_whitespace().nth(START)?.parse().ok()
 }
 
-/// The names of this user in the text of `/proc/net/unix`, each once.
+/// Returns this user's names in the text of `/proc/net/unix`, without duplicates.
 pub(crate) fn listed(text: &str) -> Vec<String> {
     let prefix = prefix();
     let names = text.lines().filter_map(|line| line.split_once('@').map(|(_, name)| name));
@@ -97,16 +95,16 @@ mod tests {
     #[test]
     fn a_name_states_a_process_and_is_not_believed_of_another_one() {
         let address = own(3).unwrap();
-        let own = Holder::of(address.as_abstract_name().unwrap()).unwrap();
+        let own = NameOwner::of(address.as_abstract_name().unwrap()).unwrap();
         assert_eq!(own.pid, std::process::id());
         assert!(own.is_own() && own.is_alive_as(own.pid));
-        // Its number is another process's by now.
-        let before = Holder { start: own.start - 1, ..own };
+        // The id belongs to another process by now.
+        let before = NameOwner { start: own.start - 1, ..own };
         assert!(!before.is_own() && !before.is_alive_as(own.pid));
-        assert!(!Holder { pid: u32::MAX, ..own }.is_own());
+        assert!(!NameOwner { pid: u32::MAX, ..own }.is_own());
         for name in ["gdsync-status/1/2", "gdsync-status/1/x/3/0", "gdsync-status/1/2/-3/0", "", "other"] {
-            assert_eq!(Holder::of(name.as_bytes()), None, "{name}");
+            assert_eq!(NameOwner::of(name.as_bytes()), None, "{name}");
         }
-        assert_eq!(Holder::of(b"gdsync-status/\xff/2/3/0"), None);
+        assert_eq!(NameOwner::of(b"gdsync-status/\xff/2/3/0"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What a process has registered, and what it says of that.
+//! The registered sources, and the process's status.
 
 use crate::server::Server;
 use crate::status::{MOST_CARDS, MOST_STREAMS, Status};
@@ -13,20 +13,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
-/// `0` or `off`: the process answers nothing, and has no thread for that.
+/// `0` or `off`: the process has no status thread and answers nothing.
 pub const STATUS_VARIABLE: &str = "GDSYNC_STATUS";
 
-/// All sources together may wait so long for what other threads have locked.
+/// Total time for which sources may wait for locks of other threads.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What a status is made of. Another thread calls it while the process runs, and none of the process's may wait for
-/// that long: what is locked for more than [`Kept::patience`] is reported as busy. It publishes nothing.
+/// A contributor to the status. The status thread calls it while the process runs, and must not delay the process:
+/// locks that are held for longer than [`Kept::patience`] are reported as busy. It must not publish a source.
 pub trait Source: Send + Sync {
-    /// Adds what it has.
+    /// Adds its part of the status.
     fn add_to(&self, status: &mut Status, kept: &mut Kept);
 }
 
-/// What a source has used and would drop: it is dropped once no source is being asked. Dropping it may unpublish a source.
+/// References that a source has used and wants to drop: they are dropped after all sources have been queried, because
+/// dropping one may unpublish a source.
 pub struct Kept {
     used: Vec<Arc<dyn Any + Send + Sync>>,
     until: Instant,
@@ -37,19 +38,19 @@ impl Kept {
         Kept { used: Vec::new(), until: Instant::now() + PATIENCE }
     }
 
-    /// Keeps it until then.
+    /// Keeps a reference until then.
     pub fn keep(&mut self, used: Arc<dyn Any + Send + Sync>) {
         self.used.push(used);
     }
 
-    /// How long a source may still wait for a lock: `most`, or what is left of the time that all sources have together.
+    /// Returns how long a source may still wait for a lock: `most`, or the rest of the total time of all sources.
     pub fn patience(&self, most: Duration) -> Duration {
         self.until.saturating_duration_since(Instant::now()).min(most)
     }
 }
 
-/// A source is asked as long as this lives. Dropping it waits while it is being asked. In the child of a fork it does
-/// nothing: the source is its parent's.
+/// A registration of a source. Dropping it ends the registration, after waiting for a running query. In the child of
+/// a fork it does nothing: the source is its parent's.
 #[derive(Debug)]
 pub struct Published(Option<Key>);
 
@@ -66,30 +67,30 @@ struct Publisher {
     server: Option<Server>,
 }
 
-/// What one process has registered. The child of a fork has one of its own: in the copy of its parent's, another thread
-/// may have held the lock, and that thread is not there.
+/// The sources of one process. The child of a fork has its own registry: in the copy of its parent's, a thread that
+/// does not exist in the child may hold the lock.
 struct Registry {
     process: u32,
     publisher: Mutex<Publisher>,
     before: *const Registry,
 }
 
-/// The newest registry. None of them is ever freed: there is one for each fork whose child publishes something.
+/// The newest registry. Registries are never freed: there is one for each fork whose child publishes something.
 static REGISTRIES: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
-/// The registry of this process, if it has published anything.
+/// Returns this process's registry, if it has published anything.
 fn registered() -> Option<&'static Mutex<Publisher>> {
     find(REGISTRIES.load(Ordering::Acquire), std::process::id())
 }
 
 fn find(newest: *const Registry, process: u32) -> Option<&'static Mutex<Publisher>> {
-    // SAFETY: registries are made by `Box::into_raw` below, and never freed; what one has beside its lock never changes.
+    // SAFETY: registries come from `Box::into_raw` below and are never freed; only the part behind the lock changes.
     let registry = |at: *const Registry| unsafe { at.as_ref::<'static>() };
     let mut all = std::iter::successors(registry(newest), |one| registry(one.before));
     all.find(|one| one.process == process).map(|one| &one.publisher)
 }
 
-/// The registry of this process, which is made where there is none.
+/// Returns this process's registry, which is created if necessary.
 fn registry() -> &'static Mutex<Publisher> {
     let process = std::process::id();
     loop {
@@ -99,14 +100,14 @@ fn registry() -> &'static Mutex<Publisher> {
         }
         let made = Box::into_raw(Box::new(Registry { process, publisher: Mutex::default(), before }));
         if REGISTRIES.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: from `Box::into_raw` above, and the failed exchange has kept it private.
+            // SAFETY: the pointer is from `Box::into_raw` above, and the failed exchange has not published it.
             drop(unsafe { Box::from_raw(made) });
         }
     }
 }
 
-/// Lets a source be asked. The first one starts the thread that answers; where there can be none, the process is not
-/// seen, and nothing else changes.
+/// Registers a source. The first source starts the status thread; if it cannot start, the process is not visible, and
+/// nothing else changes.
 pub fn publish(source: Arc<dyn Source>) -> Published {
     if cfg!(miri) || is_off() {
         return Published(None);
@@ -148,7 +149,7 @@ impl Drop for Published {
     }
 }
 
-/// What the process would answer now.
+/// Returns this process's current status.
 pub fn own() -> Status {
     let mut kept = Kept::new();
     let mut status = Status { at_ns: monotonic(), ..Status::default() };
@@ -156,7 +157,7 @@ pub fn own() -> Status {
     if let Some(registry) = registered() {
         let publisher = registry.lock();
         for source in publisher.sources.values() {
-            // The process goes on whatever is wrong with one of them.
+            // A panicking source must not affect the process.
             panics.extend(contain(|| source.add_to(&mut status, &mut kept)).err());
         }
     }

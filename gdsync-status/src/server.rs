@@ -1,5 +1,4 @@
-//! The thread that answers. What those who ask do keeps the program from nothing: an answer has a limit of time, and the
-//! end of the server ends it at once.
+//! The status thread. Clients cannot block the program: answers are limited in time, and the server's end aborts one.
 
 use crate::name;
 use gdsync_sys::{local, thread};
@@ -12,15 +11,16 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Who asks takes the whole answer within this time, or loses it.
+/// Time within which a client must take the whole answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes of one write. The kernel's limit of time is for each message that it makes of a write: this is one.
-const PART: usize = 16 << 10;
+/// Bytes of one write. The kernel's time limit applies to each message that it creates from a write; this is one
+/// message.
+const WRITE_SIZE: usize = 16 << 10;
 const STACK: usize = 256 << 10;
-/// Time after an error of the listener, such as too many open files.
+/// Pause after an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The thread that answers. Dropping it ends it.
+/// The status thread. Dropping the server ends it.
 pub(crate) struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -30,25 +30,24 @@ struct Shared {
     listener: UnixListener,
     make: fn() -> Vec<u8>,
     patience: Duration,
-    asker: Mutex<Asker>,
+    client: Mutex<Client>,
 }
 
-/// Who is being answered.
 #[derive(Default)]
-struct Asker {
+struct Client {
     socket: Option<Arc<UnixStream>>,
-    /// The server ends.
-    is_over: bool,
+    /// True once the server ends.
+    is_stopping: bool,
 }
 
 impl Server {
-    /// Answers at a name of this process with what `make` returns.
+    /// Answers at a name of this process with the result of `make`.
     pub(crate) fn start(make: fn() -> Vec<u8>) -> io::Result<Self> {
         Self::on(listen()?, make, PATIENCE)
     }
 
     fn on(listener: UnixListener, make: fn() -> Vec<u8>, patience: Duration) -> io::Result<Self> {
-        let shared = Arc::new(Shared { listener, make, patience, asker: Mutex::default() });
+        let shared = Arc::new(Shared { listener, make, patience, client: Mutex::default() });
         let own = shared.clone();
         let serve = move || {
             block_signals();
@@ -62,27 +61,27 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // What a source has kept may be the last of them, and the thread itself drops that. Then the thread ends by itself,
-        // behind the answer.
+        // The last reference that a source kept may own this server, and the status thread drops it. The thread then
+        // ends after its answer.
         let is_own = thread.thread().id() == std::thread::current().id();
-        // SAFETY: a plain system call. It ends the thread's wait, and refuses those who ask.
+        // SAFETY: a plain system call, which ends the thread's `accept` and refuses new clients.
         unsafe { libc::shutdown(self.shared.listener.as_raw_fd(), libc::SHUT_RDWR) };
-        let mut asker = self.shared.asker.lock();
-        asker.is_over = true;
-        if !is_own && let Some(socket) = asker.socket.take() {
-            // One that is gone already is as good.
+        let mut client = self.shared.client.lock();
+        client.is_stopping = true;
+        if !is_own && let Some(socket) = client.socket.take() {
+            // A client that is gone already is fine.
             let _ = socket.shutdown(Shutdown::Both);
         }
-        drop(asker);
+        drop(client);
         if !is_own {
-            // It panics nowhere: sources are contained.
+            // It does not panic: sources are contained.
             let _ = thread.join();
         }
     }
 }
 
 fn listen() -> io::Result<UnixListener> {
-    for place in 0..name::PLACES {
+    for place in 0..name::MAX_NAMES {
         match UnixListener::bind_addr(&name::own(place)?) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {}
             result => return result,
@@ -91,9 +90,10 @@ fn listen() -> io::Result<UnixListener> {
     Err(ErrorKind::AddrInUse.into())
 }
 
-/// Signals are for the program's own threads. SIGPIPE, too: one who asks and goes away must not end a program.
+/// Blocks all signals, which belong to the program's threads; also SIGPIPE, since a disappearing client must not end
+/// the program.
 fn block_signals() {
-    // SAFETY: all-zero bytes are a valid value of this plain C structure; valid places.
+    // SAFETY: all-zero bytes are a valid value of this plain C structure; the pointers are valid.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);
@@ -126,19 +126,20 @@ impl Shared {
             return Err(io::Error::new(ErrorKind::PermissionDenied, format!("user {user} asks")));
         }
         let socket = Arc::new(socket);
-        let mut asker = self.asker.lock();
-        if asker.is_over {
+        let mut client = self.client.lock();
+        if client.is_stopping {
             return Ok(());
         }
-        asker.socket = Some(socket.clone());
-        drop(asker);
+        client.socket = Some(socket.clone());
+        drop(client);
         let result = write_within(&socket, &(self.make)(), self.patience);
-        self.asker.lock().socket = None;
+        self.client.lock().socket = None;
         result
     }
 }
 
-/// Writes all, and says that it was all: a child that the program has forked meanwhile keeps the socket open.
+/// Writes all bytes, then shuts the socket down for writing, because a child that the program forked meanwhile keeps
+/// the socket open.
 fn write_within(mut socket: &UnixStream, bytes: &[u8], within: Duration) -> io::Result<()> {
     let deadline = Instant::now() + within;
     let mut rest = bytes;
@@ -148,7 +149,7 @@ fn write_within(mut socket: &UnixStream, bytes: &[u8], within: Duration) -> io::
             return Err(ErrorKind::TimedOut.into());
         }
         socket.set_write_timeout(Some(left))?;
-        match socket.write(&rest[..rest.len().min(PART)]) {
+        match socket.write(&rest[..rest.len().min(WRITE_SIZE)]) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(count) => rest = &rest[count..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -1,29 +1,29 @@
-//! What a process says of itself. Plain data.
+//! The data of a status.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Cards that an answer has at most. Those after them are counted only.
+/// Most cards in a status; further ones are only counted.
 pub const MOST_CARDS: usize = 16;
-/// Queue pairs of a card that an answer has at most: those that wait first, then by number.
+/// Most queue pairs of a card in a status: waiting ones first, then by number.
 pub const MOST_QUEUE_PAIRS: usize = 256;
-/// Streams that an answer has at most: those with the lowest numbers.
+/// Most streams in a status: those with the lowest numbers.
 pub const MOST_STREAMS: usize = 256;
-/// Numbers of queue pairs beside a wait, at most.
+/// Most queue pairs named by a wait.
 pub const MOST_NAMED: usize = 16;
 
 /// A process, or one of several copies of the library in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// When it was made: nanoseconds of `CLOCK_MONOTONIC`, which is one clock for the processes of a host.
+    /// Its time: nanoseconds of `CLOCK_MONOTONIC`, one clock for all processes of a host.
     pub at_ns: u64,
-    /// Software cards, [`MOST_CARDS`] at most.
+    /// Software cards, at most [`MOST_CARDS`].
     pub cards: Vec<Card>,
-    /// Software cards, also those that the list has no place for.
+    /// Number of software cards, including omitted ones.
     pub card_count: u32,
-    /// Streams of the library that wait for completions, [`MOST_STREAMS`] at most.
+    /// Streams that wait for completions, at most [`MOST_STREAMS`].
     pub streams: Vec<Stream>,
-    /// Such streams, also those that the list has no place for.
+    /// Number of such streams, including omitted ones.
     pub stream_count: u32,
 }
 
@@ -32,29 +32,29 @@ pub struct Status {
 pub struct Card {
     /// Its address in the fabric of one host; 0 on the fabric of several hosts.
     pub lid: u16,
-    /// Its address in either fabric: the LID, or the IPv4 address as a number. Peers name it so.
+    /// Its address in either fabric, by which peers name it: the LID, or the IPv4 address as a number.
     pub node: u32,
-    /// Its port is Ethernet's.
+    /// True if its link layer is Ethernet.
     pub is_ethernet: bool,
     /// The first GID.
     pub gid: [u8; 16],
-    /// It was occupied for so long that it could not be asked: everything below is 0 or empty.
+    /// True if it was too busy to report: everything below is 0 or empty.
     pub is_busy: bool,
-    /// Packets and bytes of payload that it has sent.
+    /// Sent traffic.
     pub sent: Traffic,
-    /// Packets and bytes of payload that have reached it.
+    /// Received traffic.
     pub received: Traffic,
-    /// Refusals that have reached it because no receive was posted (RNR NAKs).
+    /// Received RNR NAKs: the peer had no receive posted.
     pub not_ready: u64,
-    /// Refusals that have reached it because a request was out of sequence.
+    /// Received NAKs for packets out of sequence.
     pub out_of_sequence: u64,
-    /// Faults that it has injected.
+    /// Injected faults.
     pub faults: u64,
-    /// Findings of its checker, the last 256 at most.
+    /// Findings of its checker, at most the last 256.
     pub findings: u32,
-    /// Queue pairs, [`MOST_QUEUE_PAIRS`] at most.
+    /// Queue pairs, at most [`MOST_QUEUE_PAIRS`].
     pub queue_pairs: Vec<QueuePair>,
-    /// Queue pairs, also those that the list has no place for.
+    /// Number of queue pairs, including omitted ones.
     pub queue_pair_count: u32,
 }
 
@@ -78,20 +78,20 @@ pub struct QueuePair {
     pub state: String,
     /// The queue pair that it is connected to.
     pub peer: Option<Peer>,
-    /// Work requests that the card has read from the send queue and not completed.
+    /// Work requests that the card has read from the send queue but not completed.
     pub outstanding: u32,
-    /// Blocks of 64 bytes of the send queue that were rung and are not completed.
+    /// 64-byte blocks of the send queue that are announced but not completed.
     pub blocks: u32,
-    /// How often it has gone back to send again: after a time-out, a refusal, a lost answer.
+    /// Number of retransmissions: after a time-out, a NAK, a lost response.
     pub resends: u64,
-    /// What it waits for.
+    /// Its current wait.
     pub wait: Option<Wait>,
 }
 
 /// The other side of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Its card, as [`Card::node`] has it.
+    /// Its card's [`Card::node`].
     pub node: u32,
     /// The number of its queue pair.
     pub queue_pair: u32,
@@ -107,19 +107,19 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A stream of the library that waits for a completion. (What streams wait for in words of memory is not known.)
+/// A stream that waits for a completion. (Its waits for words of memory are not known.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stream {
     /// Number of its timeline, unique in the process.
     pub number: u64,
-    /// Waits for completions that were posted on it and are not met.
+    /// Unmet waits for completions.
     pub waits: u32,
     /// The oldest of them, the one with the lowest mark.
     pub wait: Wait,
 }
 
 impl Status {
-    /// Adds a wait that was posted on a stream and is not met. Its mark is its place in the stream's order.
+    /// Adds an unmet wait of a stream. Its mark is its position in the stream's order.
     pub fn add_wait(&mut self, stream: u64, wait: Wait) {
         match self.streams.iter_mut().rfind(|known| known.number == stream) {
             Some(known) => {
@@ -133,15 +133,15 @@ impl Status {
     }
 }
 
-/// What something waits for.
+/// A wait, and its reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wait {
-    /// In words.
+    /// Description.
     pub what: String,
-    /// Two waits with the same words and the same mark are the same wait.
+    /// Waits with equal description and mark are the same wait.
     pub mark: u64,
-    /// How long it has waited, where that is known: by a single answer of streams, and of acknowledgements, it is not.
+    /// Its duration, if known: a single answer does not tell it for streams and for acknowledgements.
     pub time: Option<Duration>,
-    /// Numbers of the queue pairs of the process whose completion is awaited, [`MOST_NAMED`] at most.
+    /// Numbers of the process's queue pairs whose completion is awaited, at most [`MOST_NAMED`].
     pub queue_pairs: Vec<u32>,
 }

@@ -1,9 +1,9 @@
-//! Answers and those who ask, honest ones and others.
+//! Answers and clients, honest and otherwise.
 
 use crate::ask::{AskError, ask};
 use crate::publish::{Kept, Published, Source, own, publish};
 use crate::status::{Card, Peer, QueuePair, Status, Stream, Traffic, Wait};
-use crate::wire::{LONGEST, LONGEST_TEXT, WireError, decode, encode};
+use crate::wire::{LONGEST, MAX_TEXT, WireError, decode, encode};
 use crate::{MOST_CARDS, MOST_STREAMS, ask_all, name};
 use parking_lot::Mutex;
 use proptest::collection::vec;
@@ -104,7 +104,7 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = value;
         }
-        // Whatever it is, it is bounded, and no text of it steers a terminal.
+        // Any decoded status is bounded, and no text of it controls a terminal.
         for bytes in [bytes.clone(), [&bytes[..bytes.len() / 2], &tail].concat(), [b"gdstatus\x01\0\0\0", &tail[..]].concat(), tail] {
             if let Ok(status) = decode(&bytes) {
                 prop_assert!(status.cards.len() <= MOST_CARDS && status.streams.len() <= MOST_STREAMS);
@@ -118,18 +118,18 @@ proptest! {
 #[test]
 fn what_is_over_a_limit_is_left_out_or_refused() {
     let wait = |what: &str| Wait { what: what.to_owned(), ..Wait::default() };
-    let long = Stream { wait: wait(&"µ".repeat(LONGEST_TEXT)), ..Stream::default() };
+    let long = Stream { wait: wait(&"µ".repeat(MAX_TEXT)), ..Stream::default() };
     let streams = vec![long; MOST_STREAMS + 1];
     let read = decode(&encode(&Status { streams, stream_count: 7, ..Status::default() })).unwrap();
     assert_eq!((read.streams.len(), read.stream_count), (MOST_STREAMS, 7));
-    assert_eq!(read.streams[0].wait.what, "µ".repeat(LONGEST_TEXT / 2));
+    assert_eq!(read.streams[0].wait.what, "µ".repeat(MAX_TEXT / 2));
 
     let stream = Stream { wait: wait("\x1b[2J\u{202e}"), ..Stream::default() };
     let read = decode(&encode(&Status { streams: vec![stream], ..Status::default() })).unwrap();
     assert_eq!(read.streams[0].wait.what, "\u{fffd}[2J\u{fffd}");
 
     let mut bytes = encode(&Status::default());
-    // The number of cards, behind magic, version and time.
+    // The number of cards, after magic, version and time.
     bytes[20..24].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(decode(&bytes), Err(WireError::Broken { what: "a list is longer than it may be" }));
     bytes[8] = 9;
@@ -140,7 +140,7 @@ fn what_is_over_a_limit_is_left_out_or_refused() {
     assert!(decode(&vec![0; LONGEST + 1]).is_err());
 }
 
-/// A name that states this process, and that no list of names has.
+/// A name of this process that is in no list of names.
 fn name(what: &str) -> String {
     let own = name::own(0).unwrap();
     let own = std::str::from_utf8(own.as_abstract_name().unwrap()).unwrap();
@@ -148,7 +148,7 @@ fn name(what: &str) -> String {
     format!("gdsync-status-test/of/{}/{what}", stated.join("/"))
 }
 
-/// A listener at a name of this user, and what it does with the first who asks.
+/// Listens at a name of this user, and handles the first client.
 fn other(name: &str, answer: impl FnOnce(UnixStream) + Send + 'static) -> std::thread::JoinHandle<()> {
     let address = SocketAddr::from_abstract_name(name).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
@@ -169,17 +169,17 @@ fn processes_that_answer_wrongly_are_said_to() {
     assert_eq!(pid, own_pid);
     assert!(matches!(status, Err(AskError::Answer(WireError::Other))), "{status:?}");
 
-    // It dies in the middle.
+    // The server ends in the middle.
     let half = encode(&Status { stream_count: 3, ..Status::default() });
     let half = half[..half.len() - 2].to_vec();
     let (_, status) = asked("half", LONG, Box::new(move |mut s| s.write_all(&half).unwrap())).unwrap();
     assert!(matches!(status, Err(AskError::Answer(WireError::Broken { .. }))), "{status:?}");
 
-    // Before it has said anything: it has ended.
+    // The server ends before it writes anything.
     assert!(asked("gone", LONG, Box::new(drop)).is_none());
     assert!(ask(&[name("nothing")], LONG).is_empty());
 
-    // It answers without an end: the asker stops at the limit.
+    // The server answers without end: the client stops at the limit.
     let endless = |mut socket: UnixStream| while socket.write_all(&[b'x'; 4096]).is_ok() {};
     let (_, status) = asked("endless", LONG, Box::new(endless)).unwrap();
     assert!(
@@ -213,10 +213,11 @@ fn those_that_say_nothing_hold_up_no_other_and_have_their_time_together() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     says.join().unwrap();
 
-    // One that takes no connection. Whose it is cannot be known, so its name has to state a process that is there.
+    // A server that accepts no connection. Its owner cannot be determined, so its name must identify an existing
+    // process.
     let full = |name: &str| {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
-        // SAFETY: a plain system call; it makes the backlog of a listener as short as it can be.
+        // SAFETY: a plain system call that makes the listener's backlog as short as possible.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
         let first = gdsync_sys::local::connect(name.as_bytes()).unwrap();
         (listener, first)
@@ -240,7 +241,7 @@ fn a_name_that_another_user_holds_is_not_believed() {
     let held = name("held");
     let address = SocketAddr::from_abstract_name(&held).unwrap();
     let (mut ready, mut is_ready) = std::io::pipe().unwrap();
-    // SAFETY: the child uses files only, and ends without unwinding.
+    // SAFETY: the child uses only files, and ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: no memory is involved.
@@ -257,7 +258,7 @@ fn a_name_that_another_user_holds_is_not_believed() {
     drop(is_ready);
     ready.read_exact(&mut [0]).unwrap();
     let answers = ask(&[held], LONG);
-    // SAFETY: the number is that of the child, which has not been waited for; there is no place for its status.
+    // SAFETY: the id is that of the child, which has not been waited for; a null status is allowed.
     assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
     assert!(answers.is_empty(), "{answers:?}");
 }
@@ -292,7 +293,7 @@ impl Source for Panics {
     }
 }
 
-/// It waits for ever, if it may.
+/// A source that waits as long as it may.
 struct Patient;
 
 impl Source for Patient {
@@ -302,7 +303,7 @@ impl Source for Patient {
     }
 }
 
-/// It keeps what publishes it, and gives it away when it is asked.
+/// A source that keeps its own registration, and passes it on when queried.
 struct Last(Mutex<Option<Arc<Published>>>);
 
 impl Source for Last {
@@ -340,11 +341,11 @@ fn what_is_published_is_seen_until_it_is_dropped() {
     assert_eq!(seen(), Some(vec![3, 5, 6]));
     drop(again);
     assert_eq!(seen(), None);
-    // Sources that would wait for long have a limit of time together.
+    // Sources that wait for long share a time limit.
     let patient = [(); 20].map(|()| publish(Arc::new(Patient)));
     assert_eq!(own().stream_count, 0);
     drop(patient);
-    // The thread that answers drops the last one, whether this process asks or another one of the user does first.
+    // The status thread drops the last reference, whether this process or another of the user's processes queries first.
     let last = Arc::new(Last(Mutex::new(None)));
     *last.0.lock() = Some(Arc::new(publish(last.clone())));
     assert!(seen().is_none_or(|streams| streams.is_empty()));

@@ -1,7 +1,7 @@
-//! An answer as bytes: little-endian numbers, lists and texts behind their lengths.
+//! The encoding of a status: little-endian numbers; lists and texts with a length prefix.
 //!
-//! A reader trusts nothing: an answer is refused that is longer than [`LONGEST`], ends too early or too late, or has
-//! more of anything than the limits of [`crate::status`] allow. Characters that would steer a terminal are replaced.
+//! The decoder trusts nothing: it rejects input that is longer than [`LONGEST`], ends too early or too late, or
+//! exceeds a limit of [`crate::status`]. It replaces characters that would control a terminal.
 
 use crate::status::{
     Card, MOST_CARDS, MOST_NAMED, MOST_QUEUE_PAIRS, MOST_STREAMS, Peer, QueuePair, Status, Stream, Traffic,
@@ -9,23 +9,21 @@ use crate::status::{
 };
 use std::time::Duration;
 
-/// Bytes of an answer at most.
+/// Most bytes of an answer.
 pub const LONGEST: usize = 8 << 20;
-/// Bytes of a text at most.
-pub(crate) const LONGEST_TEXT: usize = 400;
+pub(crate) const MAX_TEXT: usize = 400;
 
 const MAGIC: [u8; 8] = *b"gdstatus";
-/// Changes with every change of the format.
 const VERSION: u32 = 1;
 
-/// Why bytes are no answer.
+/// Reasons why bytes are not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// They do not begin as an answer does.
+    /// They do not begin like an answer.
     #[error("it answers with something else than the status of gdsync")]
     Other,
-    /// Another version of the library has made it.
+    /// Another version of the library encoded it.
     #[error(
         "it answers in version {found}, and this is version {VERSION}: use the `gdsync top` of its own version"
     )]
@@ -33,16 +31,16 @@ pub enum WireError {
         /// The version.
         found: u32,
     },
-    /// A field is missing, too long, or has a value that it cannot have.
+    /// A field is missing, too long, or has an invalid value.
     #[error("its answer is broken: {what}")]
     Broken {
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
 }
 
-/// The character, or a mark in its place if it would steer a terminal: controls, and what is not seen and turns the
-/// direction of the text around it.
+/// Returns the character, or a replacement if it would control a terminal: control characters, and invisible ones
+/// that change the direction of surrounding text.
 pub fn printable(character: char) -> char {
     match character {
         '\u{ad}'
@@ -56,7 +54,7 @@ pub fn printable(character: char) -> char {
     }
 }
 
-/// An answer as bytes. What is over a limit is left out.
+/// Encodes a status. Omits everything over a limit.
 pub fn encode(status: &Status) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     VERSION.write(&mut out);
@@ -64,7 +62,7 @@ pub fn encode(status: &Status) -> Vec<u8> {
     out
 }
 
-/// The answer that bytes are.
+/// Decodes a status.
 ///
 /// # Errors
 /// [`WireError`].
@@ -81,17 +79,17 @@ pub fn decode(bytes: &[u8]) -> Result<Status, WireError> {
     if from.is_empty() { Ok(status) } else { Err(WireError::Broken { what: "more follows its end" }) }
 }
 
-/// What an answer is made of.
+/// A part of an answer.
 trait Wire: Sized {
     fn write(&self, out: &mut Vec<u8>);
 
-    /// Takes it from the front of the bytes.
+    /// Decodes it from the front of the bytes.
     fn read(from: &mut &[u8]) -> Result<Self, WireError>;
 }
 
-/// What stands in lists, and how often at most.
-trait Listed: Wire {
-    const MOST: usize;
+/// List elements, and the longest list of them.
+trait ListItem: Wire {
+    const MAX_ITEMS: usize;
 }
 
 macro_rules! numbers {
@@ -110,7 +108,7 @@ macro_rules! numbers {
 
 numbers!(u16 u32 u64);
 
-/// Structures whose fields follow each other.
+/// Implements the encoding of structures: field after field.
 macro_rules! structures {
     ($($structure:ident { $($field:ident)* })*) => { $(
         impl Wire for $structure {
@@ -138,21 +136,21 @@ structures! {
     Wait { what mark time queue_pairs }
 }
 
-impl Listed for Card {
-    const MOST: usize = MOST_CARDS;
+impl ListItem for Card {
+    const MAX_ITEMS: usize = MOST_CARDS;
 }
 
-impl Listed for Stream {
-    const MOST: usize = MOST_STREAMS;
+impl ListItem for Stream {
+    const MAX_ITEMS: usize = MOST_STREAMS;
 }
 
-impl Listed for QueuePair {
-    const MOST: usize = MOST_QUEUE_PAIRS;
+impl ListItem for QueuePair {
+    const MAX_ITEMS: usize = MOST_QUEUE_PAIRS;
 }
 
-/// Of a queue pair.
-impl Listed for u32 {
-    const MOST: usize = MOST_NAMED;
+/// Queue pair numbers.
+impl ListItem for u32 {
+    const MAX_ITEMS: usize = MOST_NAMED;
 }
 
 impl<const N: usize> Wire for [u8; N] {
@@ -192,10 +190,10 @@ impl Wire for Duration {
     }
 }
 
-/// Cut at the limit, between characters.
+/// Cut at the limit, at a character boundary.
 impl Wire for String {
     fn write(&self, out: &mut Vec<u8>) {
-        let end = (0..=self.len().min(LONGEST_TEXT)).rev().find(|end| self.is_char_boundary(*end));
+        let end = (0..=self.len().min(MAX_TEXT)).rev().find(|end| self.is_char_boundary(*end));
         let text = &self[..end.unwrap_or(0)];
         (text.len() as u16).write(out);
         out.extend(text.as_bytes());
@@ -203,7 +201,7 @@ impl Wire for String {
 
     fn read(from: &mut &[u8]) -> Result<Self, WireError> {
         let length = usize::from(u16::read(from)?);
-        if length > LONGEST_TEXT {
+        if length > MAX_TEXT {
             return Err(WireError::Broken { what: "a text is longer than 400 bytes" });
         }
         let (text, rest) =
@@ -226,17 +224,17 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-impl<T: Listed> Wire for Vec<T> {
+impl<T: ListItem> Wire for Vec<T> {
     fn write(&self, out: &mut Vec<u8>) {
-        let kept = &self[..self.len().min(T::MOST)];
+        let kept = &self[..self.len().min(T::MAX_ITEMS)];
         (kept.len() as u32).write(out);
         kept.iter().for_each(|item| item.write(out));
     }
 
-    /// Reserves nothing for what the bytes may not have.
+    /// Does not reserve memory for elements that the bytes may lack.
     fn read(from: &mut &[u8]) -> Result<Self, WireError> {
         let length = u32::read(from)? as usize;
-        if length > T::MOST {
+        if length > T::MAX_ITEMS {
             return Err(WireError::Broken { what: "a list is longer than it may be" });
         }
         (0..length).map(|_| T::read(from)).collect()

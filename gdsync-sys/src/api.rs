@@ -1,8 +1,7 @@
-//! The table of verbs entry points: the one seam between gdsync and what drives the card.
+//! The table of verbs entry points: the interface between gdsync and the code that drives the card.
 //!
-//! Safe code calls through a [`VerbsApi`] only, which says that its maker has vouched for the table.
-//! The table itself, [`VerbsTable`], is plain data: the code that fills one vouches for it by an
-//! `unsafe` call.
+//! Safe code calls only through a [`VerbsApi`], which certifies that its creator has vouched for the table. The
+//! [`VerbsTable`] itself is plain data; the code that fills one vouches for it by an `unsafe` call.
 
 use crate::mlx5dv::{
     mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in, mlx5dv_obj,
@@ -17,7 +16,7 @@ use crate::verbs::{
 use libc::{c_char, c_int, c_uint, c_void, size_t, ssize_t};
 use std::ops::Deref;
 
-/// What fills the table.
+/// Origin of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Provider {
@@ -27,11 +26,11 @@ pub enum Provider {
     System,
 }
 
-/// A table of entry points that behaves as [`VerbsApi::new`] demands, so that safe code may use it.
-/// Its entries are reached as those of the [`VerbsTable`] are, and cannot be changed.
+/// A table of entry points that meets the contract of [`VerbsApi::new`], so that safe code may use it. Its entries
+/// are read like those of the [`VerbsTable`], and cannot be changed.
 ///
-/// [`crate::system::load`] makes one, and so does the software card of the `softhca` crate. Any
-/// other is made from a table, which is an `unsafe` call:
+/// [`crate::system::load`] creates one, and so does the software card of the `softhca` crate. Creating another one is an
+/// `unsafe` call:
 ///
 /// ```compile_fail,E0133
 /// use gdsync_sys::{VerbsApi, api::VerbsTable};
@@ -60,11 +59,10 @@ impl VerbsApi {
     /// Vouches for a table.
     ///
     /// # Safety
-    /// For the rest of the process, each entry does what the conventions of [`VerbsTable`] and the
-    /// manual page of its C function say, whenever it is called as that page allows, from any
-    /// thread: what it returns is null or valid for as long as the page says; what it reports
-    /// (counts, sizes, addresses of queues, names that end with a zero) is true; and it keeps no
-    /// memory of its caller beyond what the page says. No entry unwinds.
+    /// For the rest of the process, each entry follows the conventions of [`VerbsTable`] and the manual page of its C
+    /// function, whenever it is called as that page allows, from any thread: returned pointers are null or valid for
+    /// as long as the page says; reported values (counts, sizes, addresses of queues, zero-terminated names) are
+    /// true; no memory of the caller is kept longer than the page says. No entry unwinds.
     pub const unsafe fn new(table: VerbsTable) -> Self {
         VerbsApi { table }
     }
@@ -78,7 +76,7 @@ impl Deref for VerbsApi {
     }
 }
 
-/// Declares a table of C functions, of which older libraries lack the optional ones.
+/// Declares a table of C functions; older libraries lack the optional ones.
 macro_rules! table {
     (
         $(#[$about:meta])* $table:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)* }
@@ -97,21 +95,18 @@ macro_rules! table {
 }
 
 table! {
-    /// Entry points of libibverbs and libmlx5, as C function pointers. Plain data: [`VerbsApi`] is what
-    /// safe code takes.
+    /// Entry points of libibverbs and libmlx5, as C function pointers. Plain data: safe code takes a [`VerbsApi`].
     ///
-    /// Conventions are those of the C libraries: a function that returns a pointer returns null and
-    /// sets `errno` on failure; one that returns an `int` returns 0, or a positive errno (or -1 with
-    /// `errno` set). Ownership, lifetime and threading rules are those of the manual page of the
-    /// function of the same name.
+    /// Conventions of the C libraries apply: a function that returns a pointer returns null and sets `errno` on
+    /// failure; one that returns an `int` returns 0, a positive errno, or -1 with `errno` set. The manual page of the
+    /// function of the same name states ownership, lifetime and threading rules.
     ///
-    /// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a
-    /// private symbol behind a macro, the provider supplies a function with the documented behaviour.
+    /// If the C library only has an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a private symbol
+    /// behind a macro, the provider supplies a function with the documented behaviour.
     VerbsTable {
-        /// What filled the table.
+        /// Origin of the table.
         provider: Provider,
-        /// Objects made by commands. The in-process software card has none; libraries before rdma-core 21
-        /// lack them.
+        /// DEVX objects. The in-process software card has none; libraries before rdma-core 21 lack them.
         devx: Option<DevxApi>,
     }
     required {
@@ -121,8 +116,7 @@ table! {
         open_device(device: *mut ibv_device) -> *mut ibv_context;
         close_device(context: *mut ibv_context) -> c_int;
         query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
-        /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the
-        /// struct first.
+        /// Fills `attr` up to and including `flags`. Later fields may stay unchanged, so zero the struct first.
         query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int;
         query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
         alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
@@ -140,51 +134,50 @@ table! {
         destroy_cq(cq: *mut ibv_cq) -> c_int;
         create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
         destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
-        /// Blocks unless `fd` of the channel is non-blocking. Queues are armed by their record and their
-        /// register, by the program that consumes their entries: see [`crate::prm::doorbell::CqArm`].
+        /// Blocks unless the channel's `fd` is non-blocking. The program that consumes a queue's entries arms the
+        /// queue, by its record and its register: see [`crate::prm::doorbell::CqArm`].
         get_cq_event(
             channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void
         ) -> c_int;
         ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
-        /// `attr` gets the sizes that were granted.
+        /// Writes the granted sizes to `attr`.
         create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
         /// Waits until the queue's events are acknowledged.
         destroy_srq(srq: *mut ibv_srq) -> c_int;
         mlx5dv_create_qp(
             context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex, mlx5_attr: *mut mlx5dv_qp_init_attr
         ) -> *mut ibv_qp;
-        /// `attr` is `struct ibv_qp_attr *`, `mask` of `IBV_QP_*`.
+        /// `mask` is a combination of `IBV_QP_*`.
         modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
         query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int;
         destroy_qp(qp: *mut ibv_qp) -> c_int;
         create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
         destroy_ah(ah: *mut ibv_ah) -> c_int;
-        /// Blocks unless `async_fd` of the context is non-blocking.
+        /// Blocks unless the context's `async_fd` is non-blocking.
         get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
         ack_async_event(event: *mut ibv_async_event);
         mlx5dv_is_supported(device: *mut ibv_device) -> bool;
         mlx5dv_init_obj(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int;
     }
     optional {
-        /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a
-        /// negative errno. `flags` is 0, `entry_size` the size of an entry. Private symbol behind an
-        /// inline function; libraries before rdma-core 32 lack it.
+        /// Writes the valid entries of all ports' GID tables, with their types. Returns their number, or a negative
+        /// errno. `flags` is 0, `entry_size` the size of an entry. A private symbol behind an inline function;
+        /// libraries before rdma-core 32 lack it.
         query_gid_table(
             context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: size_t, flags: u32,
             entry_size: size_t
         ) -> ssize_t;
-        /// Memory of another device, as a dma-buf; libraries before rdma-core 34 lack it.
+        /// Registers memory of another device, given as a dma-buf. Libraries before rdma-core 34 lack it.
         reg_dmabuf_mr(
             pd: *mut ibv_pd, offset: u64, length: size_t, iova: u64, fd: c_int, access: c_int
         ) -> *mut ibv_mr;
-        /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system
-        /// provider has them, from rdma-core 24 on.
+        /// Returns the `ibv_wr_*` operations of a queue pair that was created for them. Only the system provider has
+        /// it, from rdma-core 24 on.
         qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex;
-        /// A command about the device as a whole, in the device's own language
-        /// (`mlx5dv_devx_general_cmd`). The in-process software card has QUERY_HCA_CAP only; libraries
-        /// before rdma-core 21 lack it.
+        /// Executes a general command of the device (`mlx5dv_devx_general_cmd`). The in-process software card has
+        /// QUERY_HCA_CAP only; libraries before rdma-core 21 lack it.
         ///
-        /// It fails with EREMOTEIO where the device refuses the command: see [`DevxApi`].
+        /// Fails with EREMOTEIO if the device rejects the command: see [`DevxApi`].
         devx_general_cmd(
             context: *mut ibv_context, input: *const c_void, input_len: size_t, output: *mut c_void,
             output_len: size_t
@@ -193,12 +186,10 @@ table! {
 }
 
 table! {
-    /// Entry points of libmlx5's DEVX: objects made by commands of the device
-    /// ([`crate::prm::command`]).
+    /// Entry points of libmlx5's DEVX: objects created by device commands ([`crate::prm::command`]).
     ///
-    /// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then
-    /// begins with a status and a syndrome. Older kernels have other numbers for that: an answer with a
-    /// status is the device's.
+    /// Calls that take a command fail with EREMOTEIO if the device rejects it; the output then begins with a status
+    /// and a syndrome. Older kernels use other error numbers: an output with a status always comes from the device.
     DevxApi {}
     required {
         obj_create(
@@ -210,7 +201,7 @@ table! {
             output_len: size_t
         ) -> c_int;
         obj_destroy(object: *mut mlx5dv_devx_obj) -> c_int;
-        /// `access` is of `IBV_ACCESS_*`.
+        /// `access` is a combination of `IBV_ACCESS_*`.
         umem_reg(
             context: *mut ibv_context, addr: *mut c_void, size: size_t, access: u32
         ) -> *mut mlx5dv_devx_umem;

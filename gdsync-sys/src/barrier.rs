@@ -1,12 +1,11 @@
-//! Barriers between a CPU and a device, named for their purpose, as rdma-core's
-//! `util/udma_barrier.h` does.
+//! Barriers between a CPU and a device, named by purpose as in rdma-core's `util/udma_barrier.h`.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_mm_lfence, _mm_mfence, _mm_sfence};
 #[cfg(not(target_arch = "aarch64"))]
 use std::sync::atomic::{Ordering, fence};
 
-/// Barriers by what x86-64 has and by an instruction of aarch64; other processors have the strongest fence of Rust.
+/// Defines barriers: an expression for x86-64, an instruction for aarch64, Rust's strongest fence elsewhere.
 macro_rules! barriers {
     ($($(#[$doc:meta])* $name:ident: $x86_64:expr, $aarch64:literal;)+) => { $(
         $(#[$doc])*
@@ -26,29 +25,27 @@ macro_rules! barriers {
 }
 
 barriers! {
-    /// Everything written to ordinary memory before is visible to a device that sees a later write.
+    /// Makes all earlier writes to ordinary memory visible to a device that sees a later write.
     ///
-    /// x86-64 keeps stores to write-back memory in order, so only the compiler must be told (a release
-    /// fence is no instruction there). On aarch64 a device is in the outer shareable domain, which
-    /// Rust's fences do not reach. It is not enough after stores to write-combined memory: see
-    /// [`drain`].
+    /// x86-64 keeps stores to write-back memory in order, so a release fence, which emits no instruction, suffices
+    /// there. On aarch64 a device is in the outer shareable domain, which Rust's fences do not cover. Stores to
+    /// write-combined memory need [`drain`] as well.
     to_device: fence(Ordering::Release), "dmb osh";
 
-    /// Drains write-combining buffers. Stores to write-combined memory (a doorbell register, or GPU
-    /// memory mapped for the CPU) leave the core now, and before any later store: those of different
-    /// lines would else leave in any order, or not for a long time.
+    /// Drains write-combining buffers: stores to write-combined memory (a doorbell register, or GPU memory mapped for
+    /// the CPU) leave the core now, before any later store. Otherwise stores to different lines leave in any order
+    /// and possibly much later.
     // SAFETY: SSE is part of the x86-64 baseline; the instruction only orders stores.
     drain: unsafe { _mm_sfence() }, "dsb st";
 
-    /// Later loads find what a device has written before the value that an earlier load found. In
-    /// write-combined memory, too: there the CPU performs loads as early as it likes, on x86-64 as well
-    /// (Intel SDM volume 3, 13.3.1), so that what stands behind a record or an owner bit could be older
-    /// than these.
+    /// Orders loads: later loads see everything that a device wrote before the value that an earlier load returned.
+    /// This matters for write-combined memory on x86-64, too, where the CPU loads speculatively (Intel SDM volume 3,
+    /// 13.3.1): data after a doorbell record or an owner bit could otherwise be older than the record.
     // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads.
     from_device: unsafe { _mm_lfence() }, "dmb oshld";
 
-    /// Keeps all accesses before it before all after it. Streaming loads want it before them: it also
-    /// empties the buffers that they read ahead into (Intel SDM volume 1, 12.10.3).
+    /// Orders all accesses before it before all accesses after it. Streaming loads need it before them: it also
+    /// empties the buffers into which they prefetch (Intel SDM volume 1, 12.10.3).
     // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads and stores.
     full: unsafe { _mm_mfence() }, "dsb sy";
 }

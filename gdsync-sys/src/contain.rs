@@ -1,12 +1,10 @@
-//! Code of the program on threads of a library: closures, callbacks, and what is dropped there.
-//!
-//! A panic of it must end neither the thread nor what waits for the thread.
+//! Contains panics of the program's code (closures, callbacks, their drops) that runs on a library's threads.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs code of the program, which must leave what it shares with the caller usable, or the caller
-/// must not use that again.
+/// Runs code of the program. After a panic, the state that the code shares with the caller must still be usable, or
+/// the caller must not use it again.
 ///
 /// ```
 /// use gdsync_sys::contain::contain;
@@ -16,12 +14,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// ```
 ///
 /// # Errors
-/// The message of its panic, whose payload is dropped.
+/// The message of the code's panic. The payload is dropped.
 pub fn contain<T>(code: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|payload| {
         let message = message(&*payload);
-        // The payload's drop is code of the program, too. If it panics, its own payload is leaked:
-        // dropping that could go on so for ever.
+        // Dropping the payload runs the program's code, too. If that panics, the new payload is leaked: dropping it
+        // could panic again without end.
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
             std::mem::forget(another);
         }
@@ -40,7 +38,7 @@ mod tests {
     use std::panic::panic_any;
     use std::sync::Arc;
 
-    /// Panics when it is dropped, with another of its kind for the payload.
+    /// Panics when dropped, with another `Bomb` as the payload.
     struct Bomb;
 
     impl Drop for Bomb {

@@ -1,34 +1,32 @@
-//! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to
-//! 2.6.
+//! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to 2.6.
 //!
-//! Facts are those of gdrcopy's header `gdrdrv.h` and of what its module does with them. Field
-//! names are the header's.
+//! Sources: gdrcopy's header `gdrdrv.h`, whose field names are used here, and the module's code. Fields are inputs
+//! unless marked as outputs. A request `NAME` is the header's `GDRDRV_IOC_NAME`, its structure
+//! `struct GDRDRV_IOC_NAME_PARAMS`.
 
-#![allow(missing_docs, reason = "paddings say what they are by their names")]
+#![allow(missing_docs, reason = "items without a line have the header's name")]
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The device file.
 pub const PATH: &str = "/dev/gdrdrv";
 
-/// The version of the user library whose behaviour this is: 2.6. A module may ask for a newer one.
+/// Version of the user library that is implemented: 2.6. A module may ask for a newer one.
 pub const API_VERSION: u32 = version(2, 6);
-/// The oldest protocol that is spoken.
 pub const OLDEST: u32 = version(2, 0);
-/// The first with [`GetInfoV2`].
+/// First version with [`GetInfoV2`].
 pub const WITH_GET_INFO_V2: u32 = version(2, 4);
-/// The first with [`GetAttr`], [`PinBufferV2`] and [`ReqMappingType`].
+/// First version with [`GetAttr`], [`PinBufferV2`] and [`ReqMappingType`].
 pub const WITH_PIN_BUFFER_V2: u32 = version(2, 5);
 
-/// Bytes of the GPU's pages; what is pinned begins and ends at one (`nvidia_p2p_get_pages`).
+/// Bytes of a GPU page. Pinned ranges begin and end at page boundaries (`nvidia_p2p_get_pages`).
 pub const GPU_PAGE: u64 = 64 * 1024;
 
-/// The type of all requests.
+/// The ioctl type of all requests.
 const TYPE: u32 = 0xda;
-/// For most requests the header takes the size of a *pointer* to the structure.
+/// Size in most request numbers: the header uses the size of a *pointer* to the structure.
 const POINTER: u32 = 8;
 
-/// A version as the module reports it.
+/// Returns a version as the module reports it.
 pub const fn version(major: u16, minor: u16) -> u32 {
     (major as u32) << 16 | minor as u32
 }
@@ -38,30 +36,21 @@ pub(crate) const fn read_write(kind: u32, number: u32, size: u32) -> u64 {
     (3 << 30 | size << 16 | kind << 8 | number) as u64
 }
 
-/// `GDRDRV_IOC_PIN_BUFFER`.
 pub const PIN_BUFFER: u64 = read_write(TYPE, 1, size_of::<PinBuffer>() as u32);
-/// `GDRDRV_IOC_UNPIN_BUFFER`.
 pub const UNPIN_BUFFER: u64 = read_write(TYPE, 2, POINTER);
-/// `GDRDRV_IOC_GET_CB_FLAG`.
 pub const GET_CB_FLAG: u64 = read_write(TYPE, 3, POINTER);
-/// `GDRDRV_IOC_GET_INFO`.
 pub const GET_INFO: u64 = read_write(TYPE, 4, POINTER);
-/// `GDRDRV_IOC_GET_INFO_V2`.
 pub const GET_INFO_V2: u64 = read_write(TYPE, 5, POINTER);
-/// `GDRDRV_IOC_GET_ATTR`.
 pub const GET_ATTR: u64 = read_write(TYPE, 6, size_of::<GetAttr>() as u32);
-/// `GDRDRV_IOC_PIN_BUFFER_V2`.
 pub const PIN_BUFFER_V2: u64 = read_write(TYPE, 7, size_of::<PinBufferV2>() as u32);
-/// `GDRDRV_IOC_REQ_MAPPING_TYPE`.
 pub const REQ_MAPPING_TYPE: u64 = read_write(TYPE, 8, POINTER);
-/// `GDRDRV_IOC_GET_VERSION`.
 pub const GET_VERSION: u64 = read_write(TYPE, 255, POINTER);
 
-/// `gdr_mr_type_t`: not mapped; as a request: whatever the module prefers.
+/// `gdr_mr_type_t`: not mapped; in a request: the module's default.
 pub const MR_NONE: u32 = 0;
 /// `gdr_mr_type_t`: write-combining.
 pub const MR_WC: u32 = 1;
-/// `gdr_mr_type_t`: cached, where CPU and GPU are coherent.
+/// `gdr_mr_type_t`: cached, if CPU and GPU are coherent.
 pub const MR_CACHING: u32 = 2;
 /// `gdr_mr_type_t`: device memory of Arm.
 pub const MR_DEVICE: u32 = 3;
@@ -81,40 +70,31 @@ macro_rules! parameters {
 pub(crate) use parameters;
 
 parameters! {
-    /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Tokens other than 0 are refused by modules that map
-    /// persistently.
+    /// Modules that map persistently reject tokens other than 0.
     PinBuffer {
-        /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
+        /// GPU address; a multiple of [`GPU_PAGE`] if it will be mapped.
         addr: u64,
-        /// In: bytes.
         size: u64,
-        /// In: 0.
+        /// 0, like `va_space`.
         p2p_token: u64,
-        /// In: 0.
         va_space: u32,
         pad: u32,
-        /// Out: names the pinned memory, and is the page offset for `mmap`.
+        /// Out: handle of the pinned memory, and the page offset for `mmap`.
         handle: u64,
     }
 
-    /// `struct GDRDRV_IOC_UNPIN_BUFFER_PARAMS`.
     UnpinBuffer {
-        /// In.
         handle: u64,
     }
 
-    /// `struct GDRDRV_IOC_GET_CB_FLAG_PARAMS`.
     GetCbFlag {
-        /// In.
         handle: u64,
-        /// Out: not 0 where the memory was freed under the mapping.
+        /// Out: not 0 if the memory was freed while mapped.
         flag: u32,
         pad: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_INFO_PARAMS`.
     GetInfo {
-        /// In.
         handle: u64,
         /// Out: first GPU address pinned.
         va: u64,
@@ -126,15 +106,13 @@ parameters! {
         tsc_khz: u32,
         /// Out.
         tm_cycles: u64,
-        /// Out: not 0 where mapped.
+        /// Out: not 0 if mapped.
         mapped: u32,
-        /// Out: not 0 where the mapping is write-combining.
+        /// Out: not 0 if the mapping is write-combining.
         wc_mapping: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_INFO_V2_PARAMS`.
     GetInfoV2 {
-        /// In.
         handle: u64,
         /// Out: first GPU address pinned.
         va: u64,
@@ -151,41 +129,35 @@ parameters! {
         pad: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_ATTR_PARAMS`.
     GetAttr {
-        /// In: an `ATTR_` constant.
+        /// An `ATTR_` constant.
         attr: u32,
         /// Out.
         val: u32,
     }
 
-    /// `struct GDRDRV_IOC_PIN_BUFFER_V2_PARAMS`.
     PinBufferV2 {
-        /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
+        /// GPU address; a multiple of [`GPU_PAGE`] if it will be mapped.
         addr: u64,
-        /// In: bytes.
         size: u64,
-        /// In: 0, or 1 for the BAR even where the GPU has a coherent link.
+        /// 0, or 1 to use the BAR even if the GPU has a coherent link.
         flags: u32,
         pad: u32,
         /// Out: as in [`PinBuffer`].
         handle: u64,
     }
 
-    /// `struct GDRDRV_IOC_REQ_MAPPING_TYPE_PARAMS`.
     ReqMappingType {
-        /// In.
         handle: u64,
-        /// In: one of the `MR_` constants.
+        /// One of the `MR_` constants.
         mapping_type: u32,
         pad: u32,
     }
 
-    /// `struct GDRDRV_IOC_GET_VERSION_PARAMS`.
     GetVersion {
-        /// Out: the protocol that the module speaks.
+        /// Out: the module's protocol version.
         gdrdrv_version: u32,
-        /// Out: the oldest user library that it takes.
+        /// Out: the oldest user library that the module accepts.
         minimum_gdr_api_version: u32,
     }
 }
@@ -197,7 +169,7 @@ mod tests {
 
     #[test]
     fn requests_have_the_numbers_of_the_header() {
-        // As a C compiler gives them for gdrcopy's gdrdrv.h on x86-64.
+        // Computed by a C compiler from gdrcopy's gdrdrv.h on x86-64.
         assert_eq!(PIN_BUFFER, 0xc028_da01);
         assert_eq!(UNPIN_BUFFER, 0xc008_da02);
         assert_eq!(GET_CB_FLAG, 0xc008_da03);

@@ -1,16 +1,16 @@
 //! Facts of the host's operating system.
 
-/// Bytes of a page of the host's memory.
+/// Returns the bytes of a page of host memory.
 pub fn page_size() -> usize {
     // SAFETY: `sysconf` has no preconditions.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which is one clock for all processes of a host.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`, one clock for all processes of a host.
 pub fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the place is valid. Every Linux has this clock: the call cannot fail.
+    // SAFETY: the pointer is valid. Every Linux has this clock, so the call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }

@@ -1,15 +1,14 @@
-//! Raw interfaces of gdsync: no policy, no ownership.
+//! Raw interfaces of gdsync. All policy is in [`policy`]; nothing here owns verbs objects.
 //!
 //! Three layers make up the project; this crate is the lowest.
 //!
-//! 1. `gdsync-sys`: wire formats ([`prm`]), C types ([`verbs`], [`mlx5dv`]), requests to NVIDIA's
-//!    kernel modules that map GPU memory ([`gdrdrv`], [`nvrm`]), and the table of entry points
-//!    ([`VerbsApi`]) that a *provider* fills: the system's libibverbs and libmlx5 ([`system`]), or
-//!    the software card of the `softhca` crate.
+//! 1. `gdsync-sys`: wire formats ([`prm`]), C types ([`verbs`], [`mlx5dv`]), requests to NVIDIA's kernel modules that
+//!    map GPU memory ([`gdrdrv`], [`nvrm`]), and the table of entry points ([`VerbsApi`]) that a *provider* fills:
+//!    the system's libibverbs and libmlx5 ([`system`]), or the software card of the `softhca` crate.
 //! 2. `gdsync`: the safe library, which knows only the table.
 //! 3. `gdsync-cli`: the command-line tool.
 //!
-//! Names of C types and fields are those of the C headers, so that they can be looked up there.
+//! C types and fields have the names of the C headers.
 
 pub mod api;
 pub mod barrier;
@@ -18,23 +17,22 @@ pub mod contain;
 #[deny(unsafe_code)]
 pub mod gdrdrv;
 pub mod host;
-pub mod local;
 #[deny(unsafe_code)]
 pub mod mlx5dv;
 #[deny(unsafe_code)]
 pub mod nvrm;
-pub mod pause;
+pub mod policy;
 #[deny(unsafe_code)]
 pub mod prm;
 pub mod shared;
 pub mod system;
 pub mod thread;
 pub mod verbs;
-pub mod wake;
 
 pub use api::VerbsApi;
+pub use policy::{local, pause, wake};
 
-/// The example of the crate's page, compiled and run.
+/// Compiles and runs the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,7 +1,7 @@
 //! Types and constants of libmlx5's direct verbs that gdsync uses.
 //!
-//! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; checked like those of
-//! [`crate::verbs`], and documented like those.
+//! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; verified and documented as those of
+//! [`crate::verbs`]. `comp_mask` of a description holds the requested fields on input, the valid ones on output.
 
 #![allow(
     non_camel_case_types,
@@ -28,7 +28,7 @@ pub struct mlx5dv_ring {
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_bf {
     pub reg: *mut c_void,
-    /// Size of its BlueFlame buffer in bytes; 0 where it has none.
+    /// Size of its BlueFlame buffer in bytes; 0 if it has none.
     pub size: u32,
 }
 
@@ -41,7 +41,6 @@ pub struct mlx5dv_qp {
     pub sq: mlx5dv_ring,
     pub rq: mlx5dv_ring,
     pub bf: mlx5dv_bf,
-    /// In: which of the fields below are wanted. Out: which are valid.
     pub comp_mask: u64,
     /// Offset of the register's page for `mmap` of the uverbs device.
     pub uar_mmap_offset: off_t,
@@ -67,7 +66,6 @@ pub struct mlx5dv_cq {
     pub cqe_size: u32,
     pub cq_uar: *mut c_void,
     pub cqn: u32,
-    /// In: wanted fields; out: valid ones.
     pub comp_mask: u64,
 }
 
@@ -76,7 +74,7 @@ pub struct mlx5dv_cq {
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_srq {
     pub buf: *mut c_void,
-    /// Doorbell record: the receives that were posted; big endian.
+    /// Doorbell record: number of posted receives; big endian.
     pub dbrec: *mut u32,
     /// Bytes from one entry to the next.
     pub stride: u32,
@@ -84,12 +82,11 @@ pub struct mlx5dv_srq {
     pub head: u32,
     /// Its last entry.
     pub tail: u32,
-    /// In: wanted fields; out: valid ones.
     pub comp_mask: u64,
     pub srqn: u32,
 }
 
-/// `srqn` of [`mlx5dv_srq`] is wanted, or valid.
+/// `srqn` of [`mlx5dv_srq`] is requested, or valid.
 pub const MLX5DV_SRQ_MASK_SRQN: u64 = 1 << 0;
 
 /// Address vector of an address handle.
@@ -98,7 +95,6 @@ pub const MLX5DV_SRQ_MASK_SRQN: u64 = 1 << 0;
 pub struct mlx5dv_ah {
     /// The address vector in the card's format, 48 bytes.
     pub av: *mut c_void,
-    /// In: wanted fields; out: valid ones.
     pub comp_mask: u64,
 }
 
@@ -107,19 +103,18 @@ pub struct mlx5dv_ah {
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_pd {
     pub pdn: u32,
-    /// In: wanted fields; out: valid ones.
     pub comp_mask: u64,
 }
 
-/// One entry of [`mlx5dv_obj`]: the verbs object, and the place for its description.
+/// One entry of [`mlx5dv_obj`]: the verbs object, and its description.
 #[repr(C)]
 pub struct mlx5dv_obj_entry<I, O> {
     pub r#in: *mut I,
-    /// The caller's struct that is filled.
+    /// The caller's struct to fill.
     pub out: *mut O,
 }
 
-// By hand: a derive would ask the same of the types that are only pointed to.
+// Not derived: a derive would require the traits of the pointees as well.
 impl<I, O> Clone for mlx5dv_obj_entry<I, O> {
     fn clone(&self) -> Self {
         *self
@@ -155,12 +150,11 @@ pub const MLX5DV_OBJ_SRQ: u64 = 1 << 2;
 pub const MLX5DV_OBJ_AH: u64 = 1 << 5;
 pub const MLX5DV_OBJ_PD: u64 = 1 << 6;
 
-/// mlx5's own attributes of a completion queue.
+/// mlx5-specific attributes of a completion queue.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct mlx5dv_cq_init_attr {
-    /// Which of the fields below are set. Without the compression bit, entries are never
-    /// compressed.
+    /// Valid fields of those below. Without the compression bit, entries are never compressed.
     pub comp_mask: u64,
     pub cqe_comp_res_format: u8,
     pub flags: u32,
@@ -175,11 +169,11 @@ pub const MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE: u64 = 1 << 2;
 pub struct mlx5dv_dc_init_attr {
     /// `MLX5DV_DCTYPE_*`.
     pub dc_type: u32,
-    /// Access key of a target; of an initiator, stream counts, which are unused here.
+    /// Access key of a target; stream counts of an initiator, which are unused here.
     pub dct_access_key: u64,
 }
 
-/// mlx5's own attributes of a queue pair.
+/// mlx5-specific attributes of a queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct mlx5dv_qp_init_attr {
@@ -194,37 +188,35 @@ pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
 pub const MLX5DV_QP_INIT_ATTR_MASK_DC: u64 = 1 << 1;
 pub const MLX5DV_DCTYPE_DCT: u32 = 1;
 pub const MLX5DV_DCTYPE_DCI: u32 = 2;
-/// Payloads never travel inside a completion entry ([`scatter`](crate::prm::scatter)).
+/// Payloads are never placed in a completion entry ([`scatter`](crate::prm::scatter)).
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
-/// Results of reads and atomics do, too, where not every send writes an entry.
+/// Results of reads and atomics are placed there, too, even if not every send writes an entry.
 pub const MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
-/// Not of libmlx5, which refuses it, and where only a command makes such a queue pair: the in-process
-/// software card makes one that may release the sends of others
-/// ([`CreateQp::master`](crate::prm::command::encode::CreateQp)).
+/// A flag of the in-process software card, which libmlx5 rejects: creates a queue pair that may release the sends of
+/// others ([`CreateQp::master`](crate::prm::command::encode::CreateQp)). A real card needs a command for that.
 pub const SOFTWARE_QP_CREATE_MASTER: u32 = 1 << 30;
-/// As [`SOFTWARE_QP_CREATE_MASTER`]: one whose sends a master may release
+/// As [`SOFTWARE_QP_CREATE_MASTER`], for a queue pair whose sends a master may release
 /// ([`CreateQp::slave_send`](crate::prm::command::encode::CreateQp)).
 pub const SOFTWARE_QP_CREATE_SLAVE_SEND: u32 = 1 << 31;
 
-/// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`:
-/// driver 1).
+/// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`: driver 1).
 const RES_TYPE_MLX5: u64 = 1 << 32;
-/// The allocator is asked for a queue pair's rings.
+/// Allocation of a queue pair's rings.
 pub const MLX5DV_RES_TYPE_QP: u64 = RES_TYPE_MLX5 | 1;
-/// The allocator is asked for a doorbell record.
+/// Allocation of a doorbell record.
 pub const MLX5DV_RES_TYPE_DBR: u64 = RES_TYPE_MLX5 | 3;
-/// The allocator is asked for the ring of a shared receive queue.
+/// Allocation of the ring of a shared receive queue.
 pub const MLX5DV_RES_TYPE_SRQ: u64 = RES_TYPE_MLX5 | 4;
-/// The allocator is asked for a completion ring.
+/// Allocation of a completion ring.
 pub const MLX5DV_RES_TYPE_CQ: u64 = RES_TYPE_MLX5 | 5;
 
-/// An object that a command of the device made: opaque.
+/// An object created by a device command: opaque.
 #[repr(C)]
 pub struct mlx5dv_devx_obj {
     _opaque: [u8; 0],
 }
 
-/// User memory, registered for the device's queues.
+/// User memory that is registered for the device's queues.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_devx_umem {
@@ -236,14 +228,14 @@ pub struct mlx5dv_devx_umem {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mlx5dv_devx_umem_in {
-    /// Its address; of a dma-buf, the offset.
+    /// Its address, or its offset in a dma-buf.
     pub addr: *mut c_void,
     pub size: size_t,
     pub access: u32,
-    /// Page sizes that are allowed, a bit for each.
+    /// Allowed page sizes, one bit each.
     pub pgsz_bitmap: u64,
     pub comp_mask: u64,
-    /// A dma-buf instead of an address.
+    /// A dma-buf that replaces the address.
     pub dmabuf_fd: c_int,
 }
 
@@ -263,7 +255,7 @@ pub struct mlx5dv_devx_uar {
     pub comp_mask: u64,
 }
 
-/// A page with blue-flame registers (`enum mlx5dv_uar_alloc_type`).
+/// A page with BlueFlame registers (`enum mlx5dv_uar_alloc_type`).
 pub const MLX5DV_UAR_ALLOC_TYPE_BF: u32 = 0;
-/// A page of the process' own that is not cached (since rdma-core 50).
+/// A non-cached page of this process alone (since rdma-core 50).
 pub const MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED: u32 = 1 << 31;

@@ -1,10 +1,10 @@
-//! The resource manager of NVIDIA's kernel driver: the few requests that map GPU memory for the
-//! CPU.
+//! Requests to the resource manager of NVIDIA's kernel driver that map GPU memory for the CPU.
 //!
-//! Facts are those of the open kernel modules: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`,
-//! `ctrl0000unix.h`, `cl0080.h`. It is no stable interface: known to be so in driver 580.
-//! Structures are named by what they are for, with the header's name beside; so are fields, where the
-//! names differ.
+//! Sources: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`, `ctrl0000unix.h` and `cl0080.h` of the open kernel
+//! modules. The interface is not stable; it is verified with driver 580. Structures and fields are named by purpose,
+//! with the header's name where it differs: `client` is its `hClient` or `hRoot`, `parent` its `hObjectParent`,
+//! `device` its `hDevice`, `memory` its `hMemory`. Fields are inputs unless marked as outputs; `status` is an output.
+//! Requests are the header's `NV_ESC_RM_*`.
 
 #![allow(missing_docs, reason = "fields without a line have the header's name")]
 
@@ -17,24 +17,19 @@ pub const CONTROL_PATH: &str = "/dev/nvidiactl";
 /// `NV_IOCTL_MAGIC`.
 const TYPE: u32 = b'F' as u32;
 
-/// `NV_ESC_RM_FREE`.
 pub const FREE: u64 = read_write(TYPE, 0x29, size_of::<Free>() as u32);
-/// `NV_ESC_RM_CONTROL`.
 pub const CONTROL: u64 = read_write(TYPE, 0x2a, size_of::<Control>() as u32);
-/// `NV_ESC_RM_ALLOC`.
 pub const ALLOC: u64 = read_write(TYPE, 0x2b, size_of::<Alloc>() as u32);
-/// `NV_ESC_RM_MAP_MEMORY`.
 pub const MAP_MEMORY: u64 = read_write(TYPE, 0x4e, size_of::<MapMemory>() as u32);
-/// `NV_ESC_RM_UNMAP_MEMORY`.
 pub const UNMAP_MEMORY: u64 = read_write(TYPE, 0x4f, size_of::<UnmapMemory>() as u32);
-/// `NV_ESC_REGISTER_FD`: lets a GPU's file be named in requests to the control file.
+/// `NV_ESC_REGISTER_FD`: allows requests to the control file to name a GPU's file.
 pub const REGISTER_FD: u64 = read_write(TYPE, 201, size_of::<RegisterFd>() as u32);
 
 /// Class of a client of the resource manager (`NV01_ROOT_CLIENT`).
 pub const CLASS_CLIENT: u32 = 0x41;
 /// Class of a GPU (`NV01_DEVICE_0`).
 pub const CLASS_DEVICE: u32 = 0x80;
-/// Class of a part of a GPU; there is one (`NV20_SUBDEVICE_0`).
+/// Class of a subdevice; a GPU has one (`NV20_SUBDEVICE_0`).
 pub const CLASS_SUBDEVICE: u32 = 0x2080;
 
 /// `NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO`.
@@ -42,10 +37,9 @@ pub const GET_EXPORT_INFO: u32 = 0x3d08;
 /// `NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD`.
 pub const IMPORT_OBJECTS: u32 = 0x3d0c;
 
-/// `NV_OK`.
 pub const OK: u32 = 0;
 
-/// What a status means, where it is one that these requests are known to give (`nvstatuscodes.h`).
+/// Returns the name of a status that these requests are known to return (`nvstatuscodes.h`).
 pub fn status_name(status: u32) -> &'static str {
     match status {
         0x0f => "GPU_IS_LOST",
@@ -66,81 +60,65 @@ pub fn status_name(status: u32) -> &'static str {
     }
 }
 
-/// Most objects that are imported at a time
-/// (`NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_MAX_OBJECTS`).
+/// Most objects of one import (`NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_MAX_OBJECTS`).
 const MAX_OBJECTS: usize = 128;
 
 parameters! {
     /// `nv_ioctl_register_fd_t`.
     RegisterFd {
-        /// The control file.
         ctl_fd: i32,
     }
 
-    /// `NVOS64_PARAMETERS`: makes an object.
+    /// `NVOS64_PARAMETERS`: creates an object.
     Alloc {
-        /// `hRoot`: the client; 0 where that is what is made.
+        /// `hRoot`: the client; 0 to create one.
         client: u32,
-        /// `hObjectParent`.
         parent: u32,
-        /// `hObjectNew`: in and out, as the resource manager chooses for 0.
+        /// `hObjectNew`, in and out: for 0 the resource manager chooses one.
         object: u32,
-        /// `hClass`.
         class: u32,
         /// `pAllocParms`.
         params: u64,
         /// `pRightsRequested`: 0.
         rights: u64,
-        /// `paramsSize`; 0 is taken for the size of the class.
+        /// `paramsSize`; 0 means the size of the class.
         params_size: u32,
         flags: u32,
-        /// `status`, out.
         status: u32,
         pad: u32,
     }
 
-    /// `NVOS00_PARAMETERS`: frees an object and all that it is the parent of.
+    /// `NVOS00_PARAMETERS`: frees an object and its descendants.
     Free {
-        /// `hRoot`.
         client: u32,
-        /// `hObjectParent`.
         parent: u32,
         /// `hObjectOld`.
         object: u32,
-        /// `status`, out.
         status: u32,
     }
 
     /// `NVOS54_PARAMETERS`: a command to an object.
     Control {
-        /// `hClient`.
         client: u32,
         /// `hObject`.
         object: u32,
         cmd: u32,
         flags: u32,
         params: u64,
-        /// `paramsSize`.
         params_size: u32,
-        /// `status`, out.
         status: u32,
     }
 
-    /// `nv_ioctl_nvos33_parameters_with_fd`: makes a file mappable, by one `mmap` at offset 0 of
-    /// exactly this length.
+    /// `nv_ioctl_nvos33_parameters_with_fd`: makes a file mappable by one `mmap` at offset 0 of exactly this length.
     MapMemory {
-        /// `hClient`.
         client: u32,
-        /// `hDevice`.
         device: u32,
-        /// `hMemory`.
         memory: u32,
         pad: u32,
         offset: u64,
         length: u64,
-        /// `pLinearAddress`, out: names the mapping when it is undone.
+        /// `pLinearAddress`, out: identifies the mapping for [`UnmapMemory`].
         address: u64,
-        /// `status`, out.
         status: u32,
         /// `flags`: 0 for read and write.
         flags: u32,
@@ -151,16 +129,12 @@ parameters! {
 
     /// `NVOS34_PARAMETERS`.
     UnmapMemory {
-        /// `hClient`.
         client: u32,
-        /// `hDevice`.
         device: u32,
-        /// `hMemory`.
         memory: u32,
         pad: u32,
-        /// `pLinearAddress`, as it was given out.
+        /// `pLinearAddress` of [`MapMemory`].
         address: u64,
-        /// `status`, out.
         status: u32,
         flags: u32,
     }
@@ -169,21 +143,16 @@ parameters! {
     DeviceParams {
         /// `deviceId`: instance.
         device_id: u32,
-        /// `hClientShare`.
         client_share: u32,
-        /// `hTargetClient`.
         target_client: u32,
-        /// `hTargetDevice`.
         target_device: u32,
         flags: u32,
         pad: u32,
-        /// `vaSpaceSize`.
         va_space_size: u64,
         /// `vaStartInternal`.
         va_start: u64,
         /// `vaLimitInternal`.
         va_limit: u64,
-        /// `vaMode`.
         va_mode: u32,
         pad2: u32,
     }
@@ -215,13 +184,11 @@ parameters! {
         fd: i32,
         /// `hParent`: the device.
         parent: u32,
-        /// `objects`: names for them.
+        /// `objects`: handles for them.
         objects: [u32; MAX_OBJECTS],
         /// `objectTypes`, out.
         types: [u8; MAX_OBJECTS],
-        /// `numObjects`.
         count: u16,
-        /// `index` of the first.
         index: u16,
     }
 }

@@ -1,37 +1,38 @@
-//! The table of entry points filled from the system's libibverbs and libmlx5, found at run time.
-
-mod inline;
+//! The table of entry points of the system's libibverbs and libmlx5, loaded at run time. Functions that libibverbs
+//! defines only inline, in its header, call the provider through `struct verbs_context`.
 
 use crate::VerbsApi;
 use crate::api::{DevxApi, Provider, VerbsTable};
+use crate::verbs::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+use libc::{c_int, c_void, size_t};
 use libloading::Library;
 use std::error::Error;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, offset_of};
 use std::sync::{Mutex, OnceLock};
 
-/// libibverbs, by the soname that has not changed since 2006.
+/// The soname of libibverbs, unchanged since 2006.
 const LIBIBVERBS: &str = "libibverbs.so.1";
-/// libmlx5, by its soname.
+/// The soname of libmlx5.
 const LIBMLX5: &str = "libmlx5.so.1";
-/// The Debian package of the providers, libmlx5 among them; it depends on that of libibverbs.
+/// The Debian package of the providers, including libmlx5; it depends on that of libibverbs.
 const PACKAGE: &str = "ibverbs-providers";
-/// What brought the oldest functions of libibverbs.
-const CLASSIC: &str = "libibverbs 1.1 (IBVERBS_1.1)";
+/// The release with the oldest functions of libibverbs.
+const OLDEST_RELEASE: &str = "libibverbs 1.1 (IBVERBS_1.1)";
 
-/// Why the system's libraries cannot be used.
+/// Reasons why the system's libraries cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// A library is not there, or does not load.
+    /// A library is missing or does not load.
     #[error(
         "{library} cannot be loaded ({reason}): install rdma-core (Debian, Ubuntu: apt-get install {package}; Fedora, RHEL: dnf install libibverbs)"
     )]
     Library {
         /// Its file name.
         library: &'static str,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         reason: String,
-        /// The Debian package that brings it.
+        /// The Debian package that contains it.
         package: &'static str,
     },
     /// A library lacks a function.
@@ -41,16 +42,16 @@ pub enum LoadError {
         library: &'static str,
         /// The function.
         symbol: &'static str,
-        /// The release that brought it, and its symbol version.
+        /// The release that introduced it, and its symbol version.
         since: &'static str,
     },
 }
 
-/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the
-/// process: libibverbs has threads and callbacks of its own and must not be unloaded.
+/// Returns the system's entry points. The first call that succeeds loads them for the life of the process: libibverbs
+/// has threads and callbacks and must not be unloaded.
 ///
 /// # Errors
-/// [`LoadError`]. Nothing is remembered of a failure: a later call tries again.
+/// [`LoadError`]. A later call tries again.
 pub fn load() -> Result<&'static VerbsApi, LoadError> {
     static API: OnceLock<VerbsApi> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
@@ -61,28 +62,28 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
     if let Some(api) = API.get() {
         return Ok(api);
     }
-    // The software card may stand behind these libraries.
+    // These libraries may run on the software card.
     crate::wake::find();
-    let table = fill(LIBIBVERBS, LIBMLX5)?;
-    // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and those of
-    // `inline`, which call them: they do what their manual pages say.
+    let table = load_table(LIBIBVERBS, LIBMLX5)?;
+    // SAFETY: the entries are rdma-core's functions, in libraries that stay loaded, and functions below, which call
+    // them: they do what their manual pages say.
     Ok(API.get_or_init(|| unsafe { VerbsApi::new(table) }))
 }
 
 /// A loaded library that is never unloaded.
-struct Loaded {
+struct LoadedLibrary {
     name: &'static str,
     library: ManuallyDrop<Library>,
 }
 
-impl Loaded {
+impl LoadedLibrary {
     fn open(name: &'static str, package: &'static str) -> Result<Self, LoadError> {
-        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts
-        // another library of that name on the search path has replaced rdma-core knowingly.
+        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts another library of
+        // that name on the search path replaces rdma-core knowingly.
         let library = unsafe { Library::new(name) };
         match library {
-            Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
-            // The linker's own words are the cause.
+            Ok(library) => Ok(LoadedLibrary { name, library: ManuallyDrop::new(library) }),
+            // The source is the linker's message.
             Err(error) => {
                 let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 Err(LoadError::Library { library: name, reason, package })
@@ -99,9 +100,8 @@ impl Loaded {
     }
 }
 
-/// A table of functions. Each line names a library, the prefix that its symbols have before the
-/// fields' names, the release that brought them, and the fields; those of `optional` may be
-/// missing.
+/// Fills a table of functions. Each line names a library, the prefix of its symbols before the fields' names, the
+/// release that introduced them, and the fields. Those of `optional` may be missing.
 macro_rules! table {
     (
         $table:ident { $($given:ident: $value:expr,)* }
@@ -116,28 +116,28 @@ macro_rules! table {
     };
 }
 
-fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, LoadError> {
-    let verbs = Loaded::open(libibverbs, PACKAGE)?;
-    let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
-    // SAFETY: each field has the type that the header of that library declares for the function of
-    // that name (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's
-    // Debian symbol files; of a symbol with several versions, `dlsym` finds the newest.
+fn load_table(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, LoadError> {
+    let verbs = LoadedLibrary::open(libibverbs, PACKAGE)?;
+    let mlx5 = LoadedLibrary::open(libmlx5, PACKAGE)?;
+    // SAFETY: each field has the type that the library's header declares for the function of that name
+    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; for a
+    // symbol with several versions, `dlsym` finds the newest.
     Ok(unsafe {
         table! {
             VerbsTable {
                 provider: Provider::System,
-                alloc_td: inline::alloc_td,
-                dealloc_td: inline::dealloc_td,
-                alloc_parent_domain: inline::alloc_parent_domain,
+                alloc_td: alloc_td,
+                dealloc_td: dealloc_td,
+                alloc_parent_domain: alloc_parent_domain,
                 devx_general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", DEVX_SINCE).ok(),
                 devx: devx(&mlx5).ok(),
             }
             required {
-                verbs "ibv_" CLASSIC => get_device_list free_device_list get_device_name open_device close_device;
-                verbs "ibv_" CLASSIC => query_device query_port query_gid alloc_pd dealloc_pd reg_mr dereg_mr create_ah destroy_ah;
-                verbs "ibv_" CLASSIC => destroy_cq modify_qp query_qp destroy_qp get_async_event ack_async_event;
-                verbs "ibv_" CLASSIC => create_comp_channel destroy_comp_channel get_cq_event ack_cq_events;
-                verbs "ibv_" CLASSIC => create_srq destroy_srq;
+                verbs "ibv_" OLDEST_RELEASE => get_device_list free_device_list get_device_name open_device close_device;
+                verbs "ibv_" OLDEST_RELEASE => query_device query_port query_gid alloc_pd dealloc_pd reg_mr dereg_mr create_ah destroy_ah;
+                verbs "ibv_" OLDEST_RELEASE => destroy_cq modify_qp query_qp destroy_qp get_async_event ack_async_event;
+                verbs "ibv_" OLDEST_RELEASE => create_comp_channel destroy_comp_channel get_cq_event ack_cq_events;
+                verbs "ibv_" OLDEST_RELEASE => create_srq destroy_srq;
                 mlx5 "" "rdma-core 14 (MLX5_1.1)" => mlx5dv_create_cq;
                 mlx5 "" "rdma-core 15 (MLX5_1.2)" => mlx5dv_init_obj;
                 mlx5 "" "rdma-core 16 (MLX5_1.3)" => mlx5dv_create_qp;
@@ -152,11 +152,11 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
     })
 }
 
-/// The release of rdma-core that brought commands in the device's own language.
+/// The release of rdma-core that introduced DEVX.
 const DEVX_SINCE: &str = "rdma-core 21 (MLX5_1.7)";
 
-fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
-    // SAFETY: as in `fill`.
+fn devx(mlx5: &LoadedLibrary) -> Result<DevxApi, LoadError> {
+    // SAFETY: as in `load_table`.
     Ok(unsafe {
         table! {
             DevxApi {}
@@ -169,71 +169,101 @@ fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+type AllocTd = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
+type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
+type AllocParentDomain =
+    unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
 
-    #[test]
-    fn a_missing_library_is_named_with_its_package() {
-        let error = fill("libgdsync-there-is-none.so.1", LIBMLX5).unwrap_err().to_string();
-        assert!(
-            error.contains("libgdsync-there-is-none.so.1") && error.contains("ibverbs-providers"),
-            "{error}"
-        );
+/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended operations are
+/// located by their distance from the `ibv_context` at its end.
+#[repr(C)]
+struct VerbsContextEnd {
+    alloc_parent_domain: Option<AllocParentDomain>,
+    dealloc_td: Option<DeallocTd>,
+    alloc_td: Option<AllocTd>,
+    /// `modify_cq` down to `_ABI_placeholder3`.
+    _older: [*mut c_void; 22],
+    /// Size of the whole struct in the library's build.
+    sz: size_t,
+    context: ibv_context,
+}
+
+// `infiniband/verbs.h`: distance of each operation before the context, in pointers.
+const _: () = {
+    let context = offset_of!(VerbsContextEnd, context);
+    assert!(context - offset_of!(VerbsContextEnd, sz) == size_of::<size_t>());
+    assert!(context - offset_of!(VerbsContextEnd, alloc_td) == 24 * size_of::<usize>());
+    assert!(context - offset_of!(VerbsContextEnd, dealloc_td) == 25 * size_of::<usize>());
+    assert!(context - offset_of!(VerbsContextEnd, alloc_parent_domain) == 26 * size_of::<usize>());
+};
+
+/// Returns the extended operation at `offset` of [`VerbsContextEnd`], if the library has it (`verbs_get_ctx_op`).
+///
+/// # Safety
+/// `context` is null or valid; `T` is the type of that field.
+unsafe fn extended_operation<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<T> {
+    if context.is_null() {
+        return None;
     }
-
-    #[test]
-    fn the_second_library_is_named_too() {
-        let error = fill("libc.so.6", "libgdsync-there-is-none.so.1").unwrap_err();
-        assert!(
-            matches!(error, LoadError::Library { library: "libgdsync-there-is-none.so.1", .. }),
-            "{error}"
-        );
+    // SAFETY: the caller guarantees a valid context. All ones mark a context inside a `verbs_context`
+    // (`__VERBS_ABI_IS_EXTENDED`).
+    if unsafe { (*context).abi_compat } as usize != usize::MAX {
+        return None;
     }
-
-    #[test]
-    fn a_missing_symbol_is_named_with_its_version() {
-        // Every process has the C library, which has no verbs.
-        let error = fill("libc.so.6", "libc.so.6").unwrap_err();
-        assert!(
-            matches!(error, LoadError::Symbol { library: "libc.so.6", symbol: "ibv_get_device_list", .. }),
-            "{error}"
-        );
-        let text = error.to_string();
-        assert!(text.contains("IBVERBS_1.1") && text.contains("newer rdma-core"), "{text}");
+    let end = context.cast::<u8>().wrapping_sub(offset_of!(VerbsContextEnd, context));
+    // SAFETY: `sz` is the field directly before the context in every extended context.
+    let size = unsafe { end.wrapping_add(offset_of!(VerbsContextEnd, sz)).cast::<size_t>().read() };
+    if size < size_of::<VerbsContextEnd>() - offset {
+        return None;
     }
+    // SAFETY: the struct extends at least to this field, as its size shows.
+    unsafe { end.wrapping_add(offset).cast::<Option<T>>().read() }
+}
 
-    #[test]
-    fn the_system_libraries_answer_where_they_are_installed() {
-        let api = match load() {
-            Ok(api) => api,
-            Err(error) => {
-                use std::io::Write;
-                // Past libtest's capture: a test that did not run must be seen.
-                let line = format!("SKIPPED the_system_libraries_answer_where_they_are_installed: {error}\n");
-                return std::io::stderr().write_all(line.as_bytes()).unwrap();
-            }
-        };
-        assert_eq!(api.provider, Provider::System);
-        assert!(std::ptr::eq(api, load().unwrap()), "loaded once");
-        let mut count = -1;
-        // SAFETY: `count` is a valid place.
-        let list = unsafe { (api.get_device_list)(&mut count) };
-        if list.is_null() {
-            let error = std::io::Error::last_os_error();
-            assert_ne!(error.raw_os_error(), Some(0), "a reason is given");
-            assert_eq!(count, 0);
-            return;
-        }
-        for i in 0..usize::try_from(count).unwrap() {
-            // SAFETY: the list has `count` devices, with names that end with a zero.
-            let name = unsafe { std::ffi::CStr::from_ptr((api.get_device_name)(*list.add(i))) };
-            assert!(!name.is_empty());
-        }
-        // SAFETY: a null pointer ends the list, which is freed once.
-        unsafe {
-            assert!((*list.add(count as usize)).is_null());
-            (api.free_device_list)(list);
-        }
+/// Returns null and sets `errno`, for a call that the provider lacks.
+fn unsupported<T>() -> *mut T {
+    // SAFETY: the calling thread's own errno.
+    unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
+    std::ptr::null_mut()
+}
+
+/// `ibv_alloc_td`, an inline function in C.
+unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    // SAFETY: a context as `ibv_open_device` returned it.
+    match unsafe { extended_operation::<AllocTd>(context, offset_of!(VerbsContextEnd, alloc_td)) } {
+        // SAFETY: the provider's own function, with the caller's arguments.
+        Some(alloc) => unsafe { alloc(context, attr) },
+        None => unsupported(),
     }
 }
+
+/// `ibv_dealloc_td`, an inline function in C.
+unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    if td.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a thread domain as `alloc_td` returned it, of an open context.
+    match unsafe { extended_operation::<DeallocTd>((*td).context, offset_of!(VerbsContextEnd, dealloc_td)) } {
+        // SAFETY: the provider's own function, with the caller's argument.
+        Some(dealloc) => unsafe { dealloc(td) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_alloc_parent_domain`, an inline function in C.
+unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: a context as `ibv_open_device` returned it.
+    match unsafe {
+        extended_operation::<AllocParentDomain>(context, offset_of!(VerbsContextEnd, alloc_parent_domain))
+    } {
+        // SAFETY: the provider's own function, with the caller's arguments.
+        Some(alloc) => unsafe { alloc(context, attr) },
+        None => unsupported(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! Threads that the project starts inside of a program.
+//! Starting threads inside a program.
 
 use parking_lot::{Condvar, Mutex};
 use std::hint::black_box;
@@ -7,19 +7,19 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Starts a thread. Returns once the thread has what the C library's allocator gives each thread at its first use, and what it
-/// allocates where a thread waits for a lock of `parking_lot` first: the note that the thread's entry is to be destroyed.
+/// Starts a thread. Returns after the thread has made its first allocations: the C library's per-thread allocator
+/// state, and the thread-exit registration of a thread's first wait for a `parking_lot` lock.
 ///
-/// The allocator maps and unmaps memory for that. Open MPI, UCX and libfabric write over the code of `munmap` and its
-/// like while they start, when no thread may run it: they rely on the program, which has started no other thread yet.
-/// The thread that calls this one is in no such library until this returns.
+/// Both map and unmap memory. Open MPI, UCX and libfabric patch the code of `munmap` and similar functions during
+/// their initialisation, when no other thread may execute it: they assume that the program has not started threads
+/// yet. The calling thread is not inside such a library until this function returns.
 ///
 /// # Errors
-/// The system's, if it gives no thread.
+/// The operating system's, if it cannot start a thread.
 pub fn start(builder: Builder, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let (ready, is_ready) = sync_channel(1);
     let thread = builder.spawn(move || {
-        // SAFETY: the block goes back to the allocator that it is from; null is allowed there.
+        // SAFETY: the block is freed by the allocator that returned it; `free` accepts null.
         unsafe { libc::free(black_box(libc::malloc(64))) };
         Condvar::new().wait_for(&mut Mutex::new(()).lock(), Duration::ZERO);
         if ready.send(()).is_ok() {
@@ -27,7 +27,7 @@ pub fn start(builder: Builder, body: impl FnOnce() + Send + 'static) -> io::Resu
             body();
         }
     })?;
-    // An error is the thread's end.
+    // An error means that the thread has ended.
     let _ = is_ready.recv();
     Ok(thread)
 }

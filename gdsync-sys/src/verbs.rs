@@ -1,14 +1,13 @@
 //! Types and constants of libibverbs that gdsync uses.
 //!
-//! Source of every layout: `libibverbs/verbs.h` of rdma-core (versions 39 to 65; these structs are
-//! part of the library's stable ABI and did not change in that range, but for fields added at the
-//! end of [`ibv_port_attr`]). `tests/it/layout.rs` compares them with the installed header, where
-//! there is one, and with a record of its answers.
+//! Source of every layout: `libibverbs/verbs.h` of rdma-core, versions 39 to 65. The structs are part of the
+//! library's stable ABI and did not change in that range, except for fields added at the end of [`ibv_port_attr`].
+//! `tests/it/layout.rs` compares them with the installed header, if any, and with a recorded result.
 //!
-//! C enums are plain integers here: a library may return a value that its header did not have yet.
+//! C enums are plain integers here: a library may return values that are newer than the header.
 //!
-//! Documented here is what the name of a field or a constant and the manual page of its function do not say. Kernel
-//! handles, mutexes, conditions and counts of completed events are private to libibverbs.
+//! Comments add what names and manual pages do not say. Kernel handles, mutexes, conditions and counts of completed
+//! events are private to libibverbs.
 
 #![allow(
     non_camel_case_types,
@@ -18,22 +17,83 @@
 
 mod constants;
 mod device;
-mod domain;
 mod post;
 
 pub use constants::*;
 pub use device::*;
-pub use domain::*;
 pub use post::*;
 
-use libc::{c_int, c_uint, c_void, pthread_cond_t, pthread_mutex_t};
+use libc::{c_int, c_uint, c_void, pthread_cond_t, pthread_mutex_t, size_t};
 
 /// Longest device name, with its terminating zero.
 pub const IBV_SYSFS_NAME_MAX: usize = 64;
 /// Longest sysfs path, with its terminating zero.
 pub const IBV_SYSFS_PATH_MAX: usize = 256;
 
-/// Opaque completion channel.
+/// A protection domain, or a parent domain that represents one.
+#[repr(C)]
+pub struct ibv_pd {
+    pub context: *mut ibv_context,
+    pub handle: u32,
+}
+
+/// A thread domain: a promise that its objects are used by one thread at a time.
+#[repr(C)]
+pub struct ibv_td {
+    pub context: *mut ibv_context,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_td_init_attr {
+    /// Must be 0.
+    pub comp_mask: u32,
+}
+
+/// Allocator of queue memory of a parent domain. Returns memory, null on failure, or [`IBV_ALLOCATOR_USE_DEFAULT`].
+pub type ParentDomainAlloc = unsafe extern "C" fn(
+    pd: *mut ibv_pd,
+    pd_context: *mut c_void,
+    size: size_t,
+    alignment: size_t,
+    resource_type: u64,
+) -> *mut c_void;
+/// Frees memory from [`ParentDomainAlloc`].
+pub type ParentDomainFree =
+    unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut c_void, ptr: *mut c_void, resource_type: u64);
+
+/// Result of an allocator that leaves the allocation to the library.
+pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
+/// `alloc` and `free` of [`ibv_parent_domain_init_attr`] are set.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_parent_domain_init_attr {
+    /// The protection domain that it represents; not null.
+    pub pd: *mut ibv_pd,
+    pub td: *mut ibv_td,
+    pub comp_mask: u32,
+    pub alloc: Option<ParentDomainAlloc>,
+    pub free: Option<ParentDomainFree>,
+    /// First argument of both functions after the domain.
+    pub pd_context: *mut c_void,
+}
+
+#[repr(C)]
+pub struct ibv_mr {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub addr: *mut c_void,
+    pub length: size_t,
+    pub handle: u32,
+    /// Key for local access.
+    pub lkey: u32,
+    /// Key for remote access.
+    pub rkey: u32,
+}
+
 #[repr(C)]
 pub struct ibv_comp_channel {
     pub context: *mut ibv_context,
@@ -49,7 +109,7 @@ pub struct ibv_cq {
     pub channel: *mut ibv_comp_channel,
     pub cq_context: *mut c_void,
     pub handle: u32,
-    /// Number of entries, less those that the library keeps to itself.
+    /// Number of entries, without those that the library reserves.
     pub cqe: c_int,
     pub mutex: pthread_mutex_t,
     pub cond: pthread_cond_t,
@@ -57,7 +117,6 @@ pub struct ibv_cq {
     pub async_events_completed: u32,
 }
 
-/// A shared receive queue.
 #[repr(C)]
 pub struct ibv_srq {
     pub context: *mut ibv_context,
@@ -69,18 +128,17 @@ pub struct ibv_srq {
     pub events_completed: u32,
 }
 
-/// Attributes of a shared receive queue.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_srq_attr {
-    /// Receives that it holds.
+    /// Capacity in receives.
     pub max_wr: u32,
     pub max_sge: u32,
-    /// Number of receives below which it raises an event; 0 for none.
+    /// Number of receives below which an event is raised; 0 for none.
     pub srq_limit: u32,
 }
 
-/// Attributes of a new shared receive queue; the library writes what it granted.
+/// Attributes of a new shared receive queue; the library writes the granted values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_srq_init_attr {
@@ -88,7 +146,6 @@ pub struct ibv_srq_init_attr {
     pub attr: ibv_srq_attr,
 }
 
-/// Attributes of an extended completion queue.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_cq_init_attr_ex {
@@ -98,8 +155,7 @@ pub struct ibv_cq_init_attr_ex {
     pub channel: *mut ibv_comp_channel,
     /// Completion vector, less than `num_comp_vectors`.
     pub comp_vector: u32,
-    /// Fields that `read_*` of the extended queue may be asked for; the mlx5 provider asks that
-    /// only known bits are set.
+    /// Fields that `read_*` of the extended queue may read; the mlx5 provider accepts known bits only.
     pub wc_flags: u64,
     pub comp_mask: u32,
     pub flags: u32,
@@ -111,7 +167,6 @@ pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1 << 0;
 /// `parent_domain` of [`ibv_cq_init_attr_ex`] is set.
 pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 
-/// A queue pair.
 #[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
@@ -131,7 +186,6 @@ pub struct ibv_qp {
     pub events_completed: u32,
 }
 
-/// Sizes of a queue pair's queues.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_qp_cap {
@@ -139,7 +193,7 @@ pub struct ibv_qp_cap {
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
     pub max_recv_sge: u32,
-    /// Bytes that a send may carry inline.
+    /// Largest inline payload of a send, in bytes.
     pub max_inline_data: u32,
 }
 
@@ -161,7 +215,7 @@ pub struct ibv_qp_init_attr_ex {
     pub send_cq: *mut ibv_cq,
     pub recv_cq: *mut ibv_cq,
     pub srq: *mut ibv_srq,
-    /// Sizes; the library writes what it granted.
+    /// Sizes; the library writes the granted values.
     pub cap: ibv_qp_cap,
     pub qp_type: c_int,
     /// Non-zero: every send completes with an entry.
@@ -175,7 +229,7 @@ pub struct ibv_qp_init_attr_ex {
     pub rwq_ind_tbl: *mut c_void,
     pub rx_hash_conf: ibv_rx_hash_conf,
     pub source_qpn: u32,
-    /// Unused here (`ibv_wr_*` operations wanted).
+    /// Requested `ibv_wr_*` operations; unused here.
     pub send_ops_flags: u64,
 }
 
@@ -194,11 +248,10 @@ pub struct ibv_global_route {
     pub traffic_class: u8,
 }
 
-/// Address vector.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_ah_attr {
-    /// Global route, used where `is_global` is 1.
+    /// Global route, used if `is_global` is 1.
     pub grh: ibv_global_route,
     pub dlid: u16,
     pub sl: u8,
@@ -209,7 +262,6 @@ pub struct ibv_ah_attr {
     pub port_num: u8,
 }
 
-/// An address handle.
 #[repr(C)]
 pub struct ibv_ah {
     pub context: *mut ibv_context,
@@ -238,7 +290,7 @@ pub struct ibv_qp_attr {
     pub alt_ah_attr: ibv_ah_attr,
     pub pkey_index: u16,
     pub alt_pkey_index: u16,
-    /// Ask for an event when the send queue has drained.
+    /// Requests an event when the send queue has drained.
     pub en_sqd_async_notify: u8,
     pub sq_draining: u8,
     /// Outstanding reads and atomics as initiator.
@@ -251,7 +303,7 @@ pub struct ibv_qp_attr {
     pub timeout: u8,
     /// Transport retries, 0 to 7.
     pub retry_cnt: u8,
-    /// RNR retries, 0 to 6, 7 for ever.
+    /// RNR retries, 0 to 6; 7 means without limit.
     pub rnr_retry: u8,
     pub alt_port_num: u8,
     pub alt_timeout: u8,
@@ -273,7 +325,6 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: c_int,
 }
 
-/// An asynchronous event.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_async_event {
@@ -281,7 +332,7 @@ pub struct ibv_async_event {
     pub event_type: c_int,
 }
 
-/// The object of an [`ibv_async_event`]; the event type says which field holds.
+/// The object of an [`ibv_async_event`]; the event type determines the valid field.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_element {

@@ -1,4 +1,4 @@
-//! What an event costs: while no trace is asked for, and while one is written. `cargo bench -p gdsync-trace`.
+//! Cost of an event, with and without a trace. `cargo bench -p gdsync-trace`.
 
 use gdsync_trace::{Kind, TRACE_VARIABLE, enabled, event, span};
 use std::error::Error;
@@ -6,12 +6,12 @@ use std::io::Write;
 use std::process::Command;
 use std::time::Instant;
 
-/// Events that are timed together: a thread's buffer, so that the way of one to the file is among them.
+/// Events per measurement: the content of a thread's buffer, so that one flush is included.
 const EVENTS: u64 = 4096;
-/// How often. All together are fewer than a part takes.
+/// Number of measurements. All events together fit a part.
 const TIMES: usize = 200;
 
-/// Nanoseconds of a call, with all that it causes: the median.
+/// Returns the median nanoseconds of a call, including its consequences.
 fn time(call: impl Fn(u64)) -> f64 {
     let mut times = [0.0; TIMES];
     for time in &mut times {

@@ -1,9 +1,9 @@
-//! The text of a Chrome trace: the JSON object format of the "Trace Event Format".
+//! Writing of Chrome traces: the JSON object format of the "Trace Event Format".
 
 use std::fmt::{self, Write as _};
 use std::io::{self, BufWriter, Write};
 
-/// What a trace has.
+/// Counts of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -13,10 +13,9 @@ pub struct Summary {
     pub messages: u64,
     /// Processes.
     pub processes: u64,
-    /// Records that processes have dropped: their parts were full, or could not be written; and records of no kind that
-    /// this version knows.
+    /// Dropped records: their part was full or could not be written, or this version does not know their kind.
     pub dropped: u64,
-    /// Parts without their end: of processes that a signal has ended, or whose file was cut.
+    /// Parts without an end record: the process was killed, or the file truncated.
     pub cut_off: u64,
 }
 
@@ -27,15 +26,15 @@ pub(crate) struct Track {
     pub(crate) tid: u32,
 }
 
-/// When an event was, and how it is drawn.
+/// Time of an event, and its representation.
 #[derive(Clone, Copy)]
 pub(crate) enum Time {
-    /// What lasted, from one time until another. A moment lasts 1 ns here, the clock's unit: arrows begin and end
-    /// at what lasts.
+    /// A span, from one time to another. A moment lasts 1 ns here, the clock's unit, because arrows begin and end at
+    /// spans.
     Slice(u64, u64),
-    /// The begin of what has an end of its own.
+    /// The begin of a span whose end is a separate event.
     Begin(u64),
-    /// The end of the newest that has begun on the row.
+    /// The end of the row's newest open span.
     End(u64),
     /// A moment without arrows.
     Moment(u64),
@@ -45,7 +44,7 @@ pub(crate) enum Time {
 #[derive(Clone, Copy)]
 pub(crate) enum Value<'a> {
     Number(u64),
-    /// A number that people know in hexadecimal.
+    /// A number shown in hexadecimal.
     Hex(u64),
     Text(&'a str),
     Flag(bool),
@@ -65,7 +64,7 @@ impl fmt::Display for Value<'_> {
 /// Names and values of an event.
 pub(crate) type Arguments<'a> = &'a [(&'a str, Value<'a>)];
 
-/// A text as JSON has it.
+/// A JSON string.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -82,7 +81,7 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// Nanoseconds as the format's microseconds.
+/// Nanoseconds, printed as microseconds.
 struct Micros(u64);
 
 impl fmt::Display for Micros {
@@ -91,19 +90,19 @@ impl fmt::Display for Micros {
     }
 }
 
-/// A trace that is being written.
-pub(crate) struct Chrome<W: Write> {
+/// A trace while it is written.
+pub(crate) struct TraceWriter<W: Write> {
     out: BufWriter<W>,
-    /// The time that counts as 0.
+    /// The time of the trace's origin.
     base: u64,
     is_empty: bool,
 }
 
-impl<W: Write> Chrome<W> {
+impl<W: Write> TraceWriter<W> {
     pub(crate) fn begin(out: W, base: u64) -> io::Result<Self> {
         let mut out = BufWriter::new(out);
         out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-        Ok(Chrome { out, base, is_empty: true })
+        Ok(TraceWriter { out, base, is_empty: true })
     }
 
     pub(crate) fn end(mut self, summary: &Summary) -> io::Result<()> {
@@ -117,7 +116,7 @@ impl<W: Write> Chrome<W> {
         self.out.flush()
     }
 
-    fn item(&mut self, track: Track, phase: char, rest: fmt::Arguments<'_>) -> io::Result<()> {
+    fn write_item(&mut self, track: Track, phase: char, rest: fmt::Arguments<'_>) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.is_empty) { "" } else { "," };
         let Track { pid, tid } = track;
         write!(self.out, "{comma}\n{{\"ph\":\"{phase}\",\"pid\":{pid},\"tid\":{tid},{rest}}}")
@@ -133,16 +132,16 @@ impl<W: Write> Chrome<W> {
         let mut list = String::new();
         for (position, (name, value)) in arguments.iter().enumerate() {
             let comma = if position == 0 { "" } else { "," };
-            // A string takes everything.
+            // Writing to a string does not fail.
             let _ = write!(list, "{comma}{}:{value}", Quoted(name));
         }
         let ts = Micros(at.saturating_sub(self.base));
         let (name, category) = (Quoted(name), Quoted(category));
         let rest = format_args!("\"ts\":{ts},\"cat\":{category},\"name\":{name}{more},\"args\":{{{list}}}");
-        self.item(track, phase, rest)
+        self.write_item(track, phase, rest)
     }
 
-    /// What happened on a row.
+    /// Writes an event of a row.
     pub(crate) fn event(
         &mut self,
         track: Track,
@@ -161,7 +160,7 @@ impl<W: Write> Chrome<W> {
         }
     }
 
-    /// An arrow through points in the order of time, each within a slice.
+    /// Writes an arrow through points in the order of time, each inside a span.
     pub(crate) fn arrow(&mut self, id: u64, points: &[(Track, u64)]) -> io::Result<()> {
         let last = points.len().saturating_sub(1);
         for (position, (track, at)) in points.iter().enumerate() {
@@ -176,19 +175,19 @@ impl<W: Write> Chrome<W> {
         Ok(())
     }
 
-    /// The name of a process, and its place among the others.
+    /// Writes the name of a process, and its position among the others.
     pub(crate) fn name_process(&mut self, pid: u32, name: &str, position: u32) -> io::Result<()> {
         let track = Track { pid, tid: pid };
         let name = Quoted(name);
-        self.item(track, 'M', format_args!("\"name\":\"process_name\",\"args\":{{\"name\":{name}}}"))?;
+        self.write_item(track, 'M', format_args!("\"name\":\"process_name\",\"args\":{{\"name\":{name}}}"))?;
         let place = format_args!("\"name\":\"process_sort_index\",\"args\":{{\"sort_index\":{position}}}");
-        self.item(track, 'M', place)
+        self.write_item(track, 'M', place)
     }
 
-    /// The name of a row.
+    /// Writes the name of a row.
     pub(crate) fn name_track(&mut self, track: Track, name: &str) -> io::Result<()> {
         let name = Quoted(name);
-        self.item(track, 'M', format_args!("\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}"))
+        self.write_item(track, 'M', format_args!("\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}"))
     }
 }
 
@@ -205,7 +204,7 @@ mod tests {
     #[test]
     fn what_is_written_is_json() {
         let (mut bytes, track) = (Vec::new(), Track { pid: 1, tid: 2 });
-        let mut chrome = Chrome::begin(&mut bytes, 1000).unwrap();
+        let mut chrome = TraceWriter::begin(&mut bytes, 1000).unwrap();
         chrome.name_process(1, "a \"program\"\t", 0).unwrap();
         let arguments = [("queue", Value::Hex(0x41)), ("bytes", Value::Number(8)), ("x", Value::Text("\\"))];
         chrome.event(track, Time::Slice(1500, 1500), ("posted", "post"), &arguments).unwrap();

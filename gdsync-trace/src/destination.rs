@@ -1,4 +1,4 @@
-//! The place of a trace: what [`TRACE_VARIABLE`] says.
+//! The destination of a trace, from [`TRACE_VARIABLE`].
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
@@ -6,28 +6,27 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Environment variable that asks for a trace, as a file or as a folder.
+/// Environment variable that enables a trace, and names a file or a folder.
 ///
-/// - A file: the process writes its trace there when it ends. `%p` in the name stands for the number of the
-///   process. Where another process holds the file, or another copy of the library in this one, the name
-///   gets `.` and the number behind it. Until the end, the records are beside it, in a file with `.part`
-///   behind the name.
-/// - A folder, which exists, or whose name ends with `/`: the process writes a part there, for
+/// - A file: the process writes its trace there when it ends. `%p` in the name is replaced by the process id. If
+///   another process, or another copy of the library in this one, holds the file, `.` and the id are appended. Until
+///   the end, the records are in a file with `.part` appended to the name.
+/// - A folder, which exists or whose name ends with `/`: the process writes a part there, for
 ///   [`merge`](crate::merge).
 ///
-/// An empty value asks for nothing.
+/// An empty value disables tracing.
 pub const TRACE_VARIABLE: &str = "GDSYNC_TRACE";
 
-/// Environment variable that has a trace say when a GPU performed what its streams were given: `1`. The events of CUDA that
-/// tell so take the GPU time, and the CPU (docs/trace.md has figures).
+/// Environment variable that adds the times of GPU streams to a trace: `1`. The CUDA events cost time on GPU and CPU
+/// (see docs/trace.md).
 pub const GPU_VARIABLE: &str = "GDSYNC_TRACE_GPU";
 
-/// The end of the names of parts.
+/// File name extension of parts.
 pub(crate) const PART: &str = "part";
-/// Names that are tried for a part.
-const NAMES: u32 = 64;
+/// Number of names to try for a part.
+const MAX_ATTEMPTS: u32 = 64;
 
-/// The place of a trace.
+/// The destination of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
     /// A trace of this process alone.
@@ -41,7 +40,7 @@ pub(crate) enum Destination {
 pub(crate) struct Opened {
     pub(crate) file: File,
     pub(crate) path: PathBuf,
-    /// The trace that is made of it at the end.
+    /// The trace to write at the end.
     pub(crate) trace: Option<PathBuf>,
 }
 
@@ -54,7 +53,7 @@ impl Destination {
         if value.is_empty() {
             return None;
         }
-        // The program may change its folder before it ends.
+        // The program may change its working directory before it ends.
         let path = std::path::absolute(value).unwrap_or_else(|_| PathBuf::from(value));
         if value.as_encoded_bytes().ends_with(b"/") || path.is_dir() {
             return Some(Destination::Folder(path));
@@ -65,50 +64,50 @@ impl Destination {
         }))
     }
 
-    /// Opens the part: a file that no other process, and no other copy of this library, writes.
+    /// Opens the part: a file that no other process and no other copy of this library writes.
     pub(crate) fn open(&self, pid: u32) -> io::Result<Opened> {
-        for attempt in 0..NAMES {
+        for attempt in 0..MAX_ATTEMPTS {
             let (path, trace) = self.names(pid, attempt);
             let mut options = OpenOptions::new();
             options.read(true).write(true);
             match &trace {
-                // One that a process has left that was killed is written anew.
+                // The file of a killed process is overwritten.
                 Some(_) => options.create(true).truncate(false),
                 None => options.create_new(true),
             };
             let file = match options.open(&path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                Err(error) => return Err(naming(&path, &error)),
+                Err(error) => return Err(with_path(&path, &error)),
             };
-            if !is_locked_now(&file).map_err(|error| naming(&path, &error))? {
+            if !try_lock(&file).map_err(|error| with_path(&path, &error))? {
                 continue;
             }
-            file.set_len(0).map_err(|error| naming(&path, &error))?;
+            file.set_len(0).map_err(|error| with_path(&path, &error))?;
             return Ok(Opened { file, path, trace });
         }
         let (path, _) = self.names(pid, 0);
-        Err(io::Error::other(format!("{} and {NAMES} names like it are taken", path.display())))
+        Err(io::Error::other(format!("{} and {MAX_ATTEMPTS} names like it are taken", path.display())))
     }
 
-    /// The part's path of an attempt, and the trace's.
+    /// Returns the paths of part and trace for an attempt.
     fn names(&self, pid: u32, attempt: u32) -> (PathBuf, Option<PathBuf>) {
         match self {
             Destination::Folder(folder) => (folder.join(format!("{pid}-{attempt}.{PART}")), None),
             Destination::File(path) => {
                 let trace = match attempt {
                     0 => path.clone(),
-                    1 => with_end(path, &pid.to_string()),
-                    _ => with_end(path, &format!("{pid}.{attempt}")),
+                    1 => append_extension(path, &pid.to_string()),
+                    _ => append_extension(path, &format!("{pid}.{attempt}")),
                 };
-                (with_end(&trace, PART), Some(trace))
+                (append_extension(&trace, PART), Some(trace))
             }
         }
     }
 }
 
-/// Locks a file until it is closed; false where another open file has the lock.
-fn is_locked_now(file: &File) -> io::Result<bool> {
+/// Locks a file until it is closed; returns false if another open file holds the lock.
+fn try_lock(file: &File) -> io::Result<bool> {
     // SAFETY: the descriptor is open.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
         return Ok(true);
@@ -119,13 +118,13 @@ fn is_locked_now(file: &File) -> io::Result<bool> {
     }
 }
 
-/// The same error, which names the file.
-pub(crate) fn naming(path: &Path, error: &io::Error) -> io::Error {
+/// Returns the error with the file's name.
+pub(crate) fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// A path with `.` and an end behind it.
-fn with_end(path: &Path, end: &str) -> PathBuf {
+/// Appends `.` and an end to a path.
+fn append_extension(path: &Path, end: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".");
     name.push(end);
@@ -157,7 +156,7 @@ mod tests {
         };
         assert_eq!(names(&opened), ["t.json.part", "t.json.9.part", "t.json.9.2.part"]);
         drop(opened);
-        // What is left of a process that was killed is no obstacle.
+        // The file of a killed process is reused.
         assert_eq!(names(&[file.open(9).unwrap()]), ["t.json.part"]);
         let parts = Destination::Folder(folder.clone());
         let opened = [parts.open(9).unwrap(), parts.open(9).unwrap()];

@@ -1,11 +1,11 @@
-//! Parts: the records of one process, or of one copy of this library in it, in a file.
+//! Writing and merging of parts: files with the records of one process, or of one copy of this library in it.
 //!
-//! A part is a [`Front`], and [`Record`]s. The last one, [`Kind::End`], says how many are before it and
-//! how many were dropped; the part of a process that was killed has none.
+//! A part consists of a [`Header`] and [`Record`]s. The last one, [`Kind::End`], contains the numbers of records and
+//! of dropped records; the part of a killed process lacks it.
 
-use crate::destination::{Destination, naming};
-use crate::read::read;
-use crate::record::{Front, Kind, MAGIC, NO_RANK, RECORD, Record, padded};
+use crate::chrome::Summary;
+use crate::destination::{Destination, PART, with_path};
+use crate::record::{Header, Kind, MAGIC, NO_RANK, PartError, RECORD, Record, padded, read};
 use crate::timeline;
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,15 +13,15 @@ use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 use zerocopy::IntoBytes;
 
-/// Most records of a part: 96 MiB. Those after it are dropped, and counted.
+/// Most records of a part: 96 MiB. Later ones are dropped and counted.
 pub const LIMIT: u64 = 1 << 21;
 
-/// A part that is being written.
+/// A part while it is written.
 #[derive(Debug)]
 pub(crate) struct Part {
     file: File,
     path: PathBuf,
-    /// The trace that is made of it at the end.
+    /// The trace to write at the end.
     trace: Option<PathBuf>,
     written: u64,
     dropped: u64,
@@ -29,20 +29,19 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Makes the part of this process.
     pub(crate) fn open(to: Destination) -> io::Result<Part> {
-        Part::with_limit(&to, &front(), LIMIT)
+        Part::with_limit(&to, &header(), LIMIT)
     }
 
-    pub(crate) fn with_limit(to: &Destination, front: &Front, limit: u64) -> io::Result<Part> {
-        let opened = to.open(front.pid)?;
+    pub(crate) fn with_limit(to: &Destination, header: &Header, limit: u64) -> io::Result<Part> {
+        let opened = to.open(header.pid)?;
         let mut part =
             Part { file: opened.file, path: opened.path, trace: opened.trace, written: 0, dropped: 0, limit };
-        part.file.write_all(front.as_bytes()).map_err(|error| naming(&part.path, &error))?;
+        part.file.write_all(header.as_bytes()).map_err(|error| with_path(&part.path, &error))?;
         Ok(part)
     }
 
-    /// Appends records. What finds no room, or cannot be written, is counted as dropped.
+    /// Appends records. Records without room, and those that cannot be written, are counted as dropped.
     pub(crate) fn append(&mut self, records: &[Record]) {
         let room = usize::try_from(self.limit - self.written).unwrap_or(usize::MAX);
         let (kept, rest) = records.split_at(records.len().min(room));
@@ -52,8 +51,8 @@ impl Part {
             Err(error) => {
                 tracing::debug!(%error, "records of the trace cannot be written");
                 self.dropped += kept.len() as u64;
-                // What follows begins where a record may begin.
-                let end = size_of::<Front>() as u64 + self.written * RECORD as u64;
+                // The next record starts at a record's boundary.
+                let end = size_of::<Header>() as u64 + self.written * RECORD as u64;
                 if self.file.set_len(end).and(self.file.seek(io::SeekFrom::Start(end))).is_err() {
                     self.limit = self.written;
                 }
@@ -61,31 +60,31 @@ impl Part {
         }
     }
 
-    /// Ends the part, and makes the trace of it where it is to be one. `dropped`: records that were not
-    /// even appended.
+    /// Ends the part, and converts it to the trace, if one is requested. `dropped` is the number of records that were
+    /// never appended.
     ///
     /// # Errors
-    /// The file cannot be written; the part stays then.
+    /// The file cannot be written; the part is then kept.
     pub(crate) fn finish(mut self, dropped: u64) -> io::Result<()> {
         let words = [self.written, self.dropped + dropped, 0];
         let end = Record { at: 0, until: 0, kind: Kind::End as u32, thread: 0, words };
-        self.file.write_all(end.as_bytes()).map_err(|error| naming(&self.path, &error))?;
+        self.file.write_all(end.as_bytes()).map_err(|error| with_path(&self.path, &error))?;
         let Some(trace) = self.trace else { return Ok(()) };
         self.file.rewind()?;
-        let part = read(&mut self.file).map_err(|error| naming(&self.path, &io::Error::other(error)))?;
-        let file = File::create(&trace).map_err(|error| naming(&trace, &error))?;
-        timeline::write(vec![part], file).map_err(|error| naming(&trace, &error))?;
-        std::fs::remove_file(&self.path).map_err(|error| naming(&self.path, &error))
+        let part = read(&mut self.file).map_err(|error| with_path(&self.path, &io::Error::other(error)))?;
+        let file = File::create(&trace).map_err(|error| with_path(&trace, &error))?;
+        timeline::write(vec![part], file).map_err(|error| with_path(&trace, &error))?;
+        std::fs::remove_file(&self.path).map_err(|error| with_path(&self.path, &error))
     }
 }
 
-/// Variables in which launchers say the rank, gdsync's own first: those that `gdsync-notify` reads.
+/// Variables with a launcher's rank, gdsync's own first; `gdsync-notify` reads the same ones.
 const RANKS: [&str; 6] =
     ["GDSYNC_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"];
 
-/// The front of this process's part: its number, its rank, its command line.
-fn front() -> Front {
-    Front {
+/// Returns the header of this process's part: process id, rank, command line.
+fn header() -> Header {
+    Header {
         magic: MAGIC,
         pid: std::process::id(),
         rank: rank(|name| std::env::var_os(name)),
@@ -98,7 +97,7 @@ fn rank(get: impl Fn(&str) -> Option<OsString>) -> u32 {
     rank.and_then(|text| text.to_str()?.parse().ok()).unwrap_or(NO_RANK)
 }
 
-/// The program without its folders, and its arguments.
+/// Returns the program's file name and its arguments.
 fn command_line(words: impl Iterator<Item = OsString>) -> String {
     let words = words.enumerate().map(|(position, word)| match Path::new(&word).file_name() {
         Some(name) if position == 0 => name.to_string_lossy().into_owned(),
@@ -107,16 +106,86 @@ fn command_line(words: impl Iterator<Item = OsString>) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
+/// Reasons why there is no trace.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MergeError {
+    /// A file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A file is no part of a trace.
+    #[error("{}: {reason}: name files that GDSYNC_TRACE=FOLDER/ has made", path.display())]
+    NoPart {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The trace cannot be written.
+    #[error("{}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// Returns the parts in a folder, sorted by name.
+///
+/// # Errors
+/// [`MergeError::Read`].
+pub fn parts_in(folder: &Path) -> Result<Vec<PathBuf>, MergeError> {
+    let failed = |source| MergeError::Read { path: folder.to_owned(), source };
+    let mut parts = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|end| end == PART) {
+            parts.push(path);
+        }
+    }
+    parts.sort();
+    Ok(parts)
+}
+
+/// Merges parts into one Chrome trace at `out`. Their processes ran on one host, with one clock.
+///
+/// A truncated part contributes its complete records.
+///
+/// # Errors
+/// [`MergeError`]; if a part cannot be read, the trace is not created.
+pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Summary, MergeError> {
+    let all = parts.iter().map(|path| {
+        let failed = |source| MergeError::Read { path: path.clone(), source };
+        let mut file = File::open(path).map_err(failed)?;
+        read(&mut file).map_err(|error| match error {
+            PartError::Read(source) => failed(source),
+            PartError::Header => MergeError::NoPart { path: path.clone(), reason: error.to_string() },
+        })
+    });
+    let all = all.collect::<Result<Vec<_>, _>>()?;
+    let failed = |source| MergeError::Write { path: out.to_owned(), source };
+    let file = File::create(out).map_err(failed)?;
+    timeline::write(all, file).map_err(failed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{folder, front, record};
+    use crate::record::Kind;
+    use crate::testing::{folder, header, record};
+    use zerocopy::IntoBytes;
 
     #[test]
     fn records_beyond_the_limit_are_dropped_and_counted() {
         let folder = folder("limit");
         let to = Destination::Folder(folder.clone());
-        let mut part = Part::with_limit(&to, &front(17), 5).unwrap();
+        let mut part = Part::with_limit(&to, &header(17), 5).unwrap();
         let records: Vec<Record> = (0..4).map(|at| record(Kind::Polled, at, [at, 0, 0])).collect();
         part.append(&records);
         part.append(&records);
@@ -132,7 +201,7 @@ mod tests {
     fn a_part_of_a_file_becomes_the_trace_there() {
         let folder = folder("file");
         let trace = folder.join("t.json");
-        let mut part = Part::with_limit(&Destination::File(trace.clone()), &front(17), 5).unwrap();
+        let mut part = Part::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
         part.append(&[record(Kind::Polled, 7, [0x41, 1, 0])]);
         part.finish(0).unwrap();
         let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
@@ -147,7 +216,7 @@ mod tests {
     fn a_trace_that_cannot_be_written_is_named_and_its_part_stays() {
         let folder = folder("refused");
         let trace = folder.join("t.json");
-        let part = Part::with_limit(&Destination::File(trace.clone()), &front(17), 5).unwrap();
+        let part = Part::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
         std::fs::create_dir(&trace).unwrap();
         let error = part.finish(0).unwrap_err().to_string();
         assert!(error.contains("t.json: Is a directory") && folder.join("t.json.part").exists(), "{error}");
@@ -169,5 +238,28 @@ mod tests {
         let words = ["/usr/bin/gdsync", "pingpong", "--hca", "/dev/x"].map(OsString::from);
         assert_eq!(command_line(words.into_iter()), "gdsync pingpong --hca /dev/x");
         assert_eq!(command_line([].into_iter()), "");
+    }
+
+    #[test]
+    fn parts_of_a_folder_become_one_trace_and_other_files_are_named() {
+        let folder = folder("merge");
+        let bytes = |pid| [header(pid).as_bytes(), record(Kind::Polled, 5, [0x41, 1, 0]).as_bytes()].concat();
+        std::fs::write(folder.join("1-0.part"), bytes(1)).unwrap();
+        std::fs::write(folder.join("2-0.part"), bytes(2)).unwrap();
+        std::fs::write(folder.join("notes.txt"), "no part").unwrap();
+        let parts = parts_in(&folder).unwrap();
+        assert_eq!(parts, [folder.join("1-0.part"), folder.join("2-0.part")]);
+        let out = folder.join("t.json");
+        let summary = merge(&parts, &out).unwrap();
+        assert_eq!((summary.events, summary.processes, summary.cut_off), (2, 2, 2));
+        serde_json::from_slice::<serde_json::Value>(&std::fs::read(&out).unwrap()).unwrap();
+
+        let text = |parts: &[PathBuf], out: &Path| merge(parts, out).unwrap_err().to_string();
+        let other = text(&[folder.join("notes.txt")], &out);
+        assert!(other.contains("notes.txt: it is no part of a gdsync trace"), "{other}");
+        assert!(text(&[folder.join("3-0.part")], &out).contains("3-0.part: No such file"));
+        assert!(text(&parts, Path::new("/nowhere/t.json")).starts_with("/nowhere/t.json: "));
+        assert!(parts_in(Path::new("/nowhere")).unwrap_err().to_string().starts_with("/nowhere: "));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

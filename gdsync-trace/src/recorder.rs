@@ -1,15 +1,14 @@
-//! Recording: whether there is a trace, the buffers of threads, and their end.
+//! Recording: the state of tracing, the buffers of threads, and their end.
 //!
 //! # Invariants
-//! - [`STATE`] is `OFF` or `ON` once a first event has asked; it returns to `OFF` when the process ends, and in the child of a
-//!   `fork`.
-//! - A buffer is locked by its thread alone, except at the end of the process. A thread that finds its
-//!   buffer locked drops the event: it never waits, and what it calls may record, too.
-//! - Locks are taken in this order: the list of buffers, a buffer, the part.
+//! - [`STATE`] is `OFF` or `ON` after the first event has read the environment; it returns to `OFF` at the end of the
+//!   process, and in the child of a `fork`.
+//! - A buffer is locked by its thread alone, except at the end of the process. A thread that finds its buffer locked
+//!   drops the event: it never waits, and functions that it calls may record, too.
+//! - Lock order: the list of buffers, a buffer, the part.
 
 use crate::destination::Destination;
 use crate::part::Part;
-use crate::ranges::Range;
 use crate::record::{Kind, Record, text_words};
 use gdsync_sys::contain::contain;
 use gdsync_sys::host::monotonic;
@@ -17,20 +16,19 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// No event has asked yet.
+/// The environment has not been read yet.
 const UNKNOWN: u8 = 0;
 const OFF: u8 = 1;
 const ON: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static PART: Mutex<Option<Part>> = Mutex::new(None);
-static BUFFERS: Mutex<Vec<Arc<Buffer>>> = Mutex::new(Vec::new());
-/// This process is the child of a `fork`: part and buffers are copies of its parent's, which writes them.
+static ALL_BUFFERS: Mutex<Vec<Arc<Buffer>>> = Mutex::new(Vec::new());
+/// True in the child of a `fork`: part and buffers are copies of its parent's, which writes them.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
-/// Records that found no buffer.
+/// Records that were not buffered.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Records of a buffer.
 const CAPACITY: usize = 4096;
 
 #[derive(Default)]
@@ -38,19 +36,19 @@ struct Buffer {
     records: Mutex<Vec<Record>>,
 }
 
-/// A thread's handle of its buffer. Its drop, at the thread's end, writes the buffer.
-struct Own {
+/// A thread's handle of its buffer. Dropping it, at the thread's end, writes the buffer.
+struct ThreadBuffer {
     thread: u32,
     buffer: Arc<Buffer>,
 }
 
 thread_local! {
-    static OWN: Own = Own::new();
+    static THREAD_BUFFER: ThreadBuffer = ThreadBuffer::new();
 }
 
-/// Whether events are recorded.
+/// Returns true if events are recorded.
 ///
-/// One relaxed load and one branch while they are not. The first call reads
+/// Costs one relaxed load and one branch if they are not. The first call reads
 /// [`TRACE_VARIABLE`](crate::TRACE_VARIABLE).
 #[inline(always)]
 pub fn enabled() -> bool {
@@ -63,13 +61,13 @@ fn is_on() -> bool {
     STATE.load(Ordering::Relaxed) == ON || start()
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC` for [`span_since`]; 0 while nothing is recorded.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC` for [`span_since`]; 0 while nothing is recorded.
 #[inline(always)]
 pub fn now() -> u64 {
     if enabled() { monotonic() } else { 0 }
 }
 
-/// Records a moment. `words` is called only where events are recorded.
+/// Records a moment. Calls `words` only if events are recorded.
 ///
 /// ```
 /// use gdsync_trace::Kind;
@@ -79,18 +77,18 @@ pub fn now() -> u64 {
 #[inline(always)]
 pub fn event(kind: Kind, words: impl FnOnce() -> [u64; 3]) {
     if enabled() {
-        moment(kind, words());
+        record_event(kind, words());
     }
 }
 
 #[cold]
 #[inline(never)]
-fn moment(kind: Kind, words: [u64; 3]) {
+fn record_event(kind: Kind, words: [u64; 3]) {
     let at = monotonic();
     record(kind, at, at, words);
 }
 
-/// Records what has lasted since [`now`] answered `since`; nothing where that is 0.
+/// Records a span that began when [`now`] returned `since`; nothing if that is 0.
 #[inline(always)]
 pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
     if since != 0 {
@@ -98,8 +96,7 @@ pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
     }
 }
 
-/// Records what lasted from one moment to another, both in nanoseconds of `CLOCK_MONOTONIC`: what another clock has
-/// measured.
+/// Records a span between two times in nanoseconds of `CLOCK_MONOTONIC`, measured by another clock.
 ///
 /// ```
 /// use gdsync_trace::{Kind, now, span_of};
@@ -113,7 +110,7 @@ pub fn span_of(at: u64, until: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]
     }
 }
 
-/// Records what lasts until the answer is dropped.
+/// Records a span that lasts until the returned value is dropped.
 ///
 /// ```
 /// use gdsync_trace::{Kind, span};
@@ -130,10 +127,10 @@ pub fn span(kind: Kind, words: impl FnOnce() -> [u64; 3]) -> Span {
     }
 }
 
-/// What is recorded when it is dropped, by the thread that has made it: [`span`].
+/// A span that ends when the thread that created it drops it: [`span`].
 #[derive(Debug)]
 pub struct Span {
-    /// 0: nothing is.
+    /// 0 if nothing is recorded.
     since: u64,
     kind: Kind,
     words: [u64; 3],
@@ -141,7 +138,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Nothing is recorded.
+    /// Returns a span that is not recorded.
     #[inline(always)]
     pub fn none() -> Span {
         Span { since: 0, kind: Kind::End, words: [0; 3], _range: Range::none() }
@@ -155,18 +152,19 @@ impl Drop for Span {
     }
 }
 
-/// Names the calling thread in the trace, by at most 16 bytes. Without it, the thread has the name that the system knows.
+/// Names the calling thread in the trace, by at most 16 bytes. The default is the system's name of the thread.
 pub fn name_thread(name: impl FnOnce() -> String) {
     event(Kind::ThreadName, || thread_name(&name(), true));
 }
 
-/// The words of a thread's name. In a process with several copies of this crate, a given name in one of them counts.
+/// Returns the words of a thread's name. In a process with several copies of this crate, a name given by the program
+/// in any of them takes precedence.
 fn thread_name(name: &str, is_given: bool) -> [u64; 3] {
     let [first, second] = text_words(name);
     [first, second, is_given.into()]
 }
 
-/// Names the card at a node of the fabric, at most 16 bytes of the name.
+/// Names the card at a node of the fabric, by at most 16 bytes.
 pub fn name_card(node: u32, name: &str) {
     event(Kind::CardName, || {
         let [first, second] = text_words(name);
@@ -175,8 +173,8 @@ pub fn name_card(node: u32, name: &str) {
 }
 
 fn record(kind: Kind, at: u64, until: u64, words: [u64; 3]) {
-    // A thread that ends has no buffer any more.
-    let kept = OWN.try_with(|own| {
+    // An ending thread has no buffer any more.
+    let kept = THREAD_BUFFER.try_with(|own| {
         let record = Record { at, until, kind: kind as u32, thread: own.thread, words };
         own.buffer.push(record)
     });
@@ -186,7 +184,7 @@ fn record(kind: Kind, at: u64, until: u64, words: [u64; 3]) {
 }
 
 impl Buffer {
-    /// False where the buffer is locked, or cannot be written.
+    /// Returns false if the buffer is locked or cannot be allocated.
     fn push(&self, record: Record) -> bool {
         let Some(mut records) = self.records.try_lock() else { return false };
         if records.capacity() == 0 && records.try_reserve_exact(CAPACITY).is_err() {
@@ -200,7 +198,6 @@ impl Buffer {
     }
 }
 
-/// Appends records to the part.
 fn flush(records: &mut Vec<Record>) {
     if let Some(part) = &mut *PART.lock() {
         part.append(records);
@@ -208,36 +205,36 @@ fn flush(records: &mut Vec<Record>) {
     records.clear();
 }
 
-impl Own {
-    fn new() -> Own {
+impl ThreadBuffer {
+    fn new() -> ThreadBuffer {
         // SAFETY: the call has no preconditions.
         let thread = unsafe { libc::gettid() } as u32;
         let buffer = Arc::<Buffer>::default();
-        BUFFERS.lock().push(buffer.clone());
+        ALL_BUFFERS.lock().push(buffer.clone());
         let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
         let (at, words) = (monotonic(), thread_name(name.trim_end(), false));
         buffer.push(Record { at, until: at, kind: Kind::ThreadName as u32, thread, words });
-        Own { thread, buffer }
+        ThreadBuffer { thread, buffer }
     }
 }
 
-impl Drop for Own {
+impl Drop for ThreadBuffer {
     fn drop(&mut self) {
-        // In the child of a fork a thread that is not there any more may hold a lock.
+        // In the child of a fork, a thread that does not exist there may hold a lock.
         if IS_FORKED.load(Ordering::Relaxed) {
             return;
         }
-        // While it is in the list: the process may end meanwhile, and its handler writes the buffers that it finds there.
+        // Flushed while still listed: the process may end meanwhile, and its handler writes the listed buffers.
         flush(&mut self.buffer.records.lock());
-        BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
+        ALL_BUFFERS.lock().retain(|other| !Arc::ptr_eq(other, &self.buffer));
     }
 }
 
-/// Reads the variable, and opens the part. Answers whether events are recorded.
+/// Reads the variable, and opens the part. Returns true if events are recorded.
 #[cold]
 fn start() -> bool {
     let mut part = PART.lock();
-    // Another thread may have been here first.
+    // Another thread may have been faster.
     if STATE.load(Ordering::Relaxed) == UNKNOWN {
         let opened = Destination::from_environment().and_then(|to| match Part::open(to) {
             Ok(part) => Some(part),
@@ -246,17 +243,17 @@ fn start() -> bool {
                 None
             }
         });
-        let is_on = opened.is_some() && at_the_end();
+        let is_on = opened.is_some() && install_handlers();
         *part = opened.filter(|_| is_on);
         STATE.store(if is_on { ON } else { OFF }, Ordering::Relaxed);
     }
     STATE.load(Ordering::Relaxed) == ON
 }
 
-/// Has the process write its buffers when it ends, and its children record nothing.
-fn at_the_end() -> bool {
+/// Installs handlers that write the buffers at the end of the process, and stop recording in children.
+fn install_handlers() -> bool {
     extern "C" fn end() {
-        // A panic must not leave a function of C.
+        // A panic must not unwind into C.
         if let Err(message) = contain(finish) {
             tracing::warn!("the trace is not complete: {message}");
         }
@@ -265,23 +262,78 @@ fn at_the_end() -> bool {
         IS_FORKED.store(true, Ordering::Relaxed);
         STATE.store(OFF, Ordering::Relaxed);
     }
-    // SAFETY: both functions stay as long as the library that they are in: `atexit` runs the first before that is
-    // unloaded. `off` does what the child of a process with threads may do: it stores.
+    // SAFETY: both functions stay loaded as long as their library: `atexit` runs the first before the library is
+    // unloaded. `off` only stores, which is allowed in the child of a process with threads.
     unsafe { libc::pthread_atfork(None, None, Some(off)) == 0 && libc::atexit(end) == 0 }
 }
 
-/// Writes what all buffers have, and ends the part.
 fn finish() {
-    // In the child of a fork it is off already.
+    // In the child of a fork recording is off already.
     if STATE.swap(OFF, Ordering::Relaxed) != ON {
         return;
     }
-    for buffer in &*BUFFERS.lock() {
+    for buffer in &*ALL_BUFFERS.lock() {
         flush(&mut buffer.records.lock());
     }
     let Some(part) = PART.lock().take() else { return };
     if let Err(error) = part.finish(DROPPED.load(Ordering::Relaxed)) {
         tracing::warn!("the trace is not complete: {error}");
+    }
+}
+
+/// A range of the calling thread. The same thread drops it to end the range.
+#[derive(Debug)]
+struct Range {
+    #[cfg(feature = "nvtx")]
+    _range: Option<nvtx::domain::LocalRange<'static>>,
+}
+
+impl Range {
+    #[inline(always)]
+    fn none() -> Self {
+        Range {
+            #[cfg(feature = "nvtx")]
+            _range: None,
+        }
+    }
+
+    /// Begins a range with the name of its kind, in the domain `gdsync`.
+    #[cfg(feature = "nvtx")]
+    fn begin(kind: Kind) -> Self {
+        Range { _range: names::of(kind).map(|name| names::domain().local_range(name)) }
+    }
+
+    /// Returns no range: the feature is disabled.
+    #[cfg(not(feature = "nvtx"))]
+    #[inline(always)]
+    fn begin(_kind: Kind) -> Self {
+        Range::none()
+    }
+}
+
+#[cfg(feature = "nvtx")]
+mod names {
+    use crate::record::Kind;
+    use nvtx::Domain;
+    use nvtx::domain::RegisteredString;
+    use std::ffi::CString;
+    use std::sync::OnceLock;
+
+    /// The domain and each name are registered once.
+    pub(super) fn domain() -> &'static Domain {
+        static DOMAIN: OnceLock<Domain> = OnceLock::new();
+        DOMAIN.get_or_init(|| Domain::new(c"gdsync"))
+    }
+
+    pub(super) fn of(kind: Kind) -> Option<RegisteredString<'static>> {
+        static MAX_ATTEMPTS: OnceLock<Vec<Option<RegisteredString<'static>>>> = OnceLock::new();
+        let register = |kind: &Kind| {
+            let name = CString::new(kind.name()).ok()?;
+            Some(domain().register_string(name))
+        };
+        let names = MAX_ATTEMPTS.get_or_init(|| Kind::ALL.iter().map(register).collect());
+        // Numbers of kinds begin at 1.
+        *names.get((kind as usize).checked_sub(1)?)?
     }
 }
 

@@ -1,9 +1,8 @@
-//! What tests of several modules share.
+//! Helpers of several modules' tests.
 
-use crate::record::{Front, Kind, MAGIC, Record, padded};
+use crate::record::{Header, Kind, MAGIC, Record, padded};
 use std::path::PathBuf;
 
-/// A folder of a test's own, empty.
 pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("gdsync-trace-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
@@ -11,8 +10,8 @@ pub(crate) fn folder(name: &str) -> PathBuf {
     folder
 }
 
-pub(crate) fn front(pid: u32) -> Front {
-    Front { magic: MAGIC, pid, rank: 3, name: padded("program") }
+pub(crate) fn header(pid: u32) -> Header {
+    Header { magic: MAGIC, pid, rank: 3, name: padded("program") }
 }
 
 pub(crate) fn record(kind: Kind, at: u64, words: [u64; 3]) -> Record {

@@ -1,66 +1,58 @@
-//! The events of some parts in the order of time, as rows and arrows.
+//! Conversion of parts to rows and arrows, in the order of time.
 
-use crate::chrome::{Chrome, Summary, Time, Track, Value};
-use crate::flows::{Flows, Known};
-use crate::read::ReadPart;
-use crate::record::{Kind, Record, unpadded};
+use crate::chrome::{Summary, Time, TraceWriter, Track, Value};
+use crate::flows::{Flows, QueueDoorbell};
+use crate::record::{Kind, ReadPart, Record, unpadded};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use zerocopy::IntoBytes;
 
-/// Writes the trace of some parts.
 pub(crate) fn write(parts: Vec<ReadPart>, out: impl Write) -> io::Result<Summary> {
     let timeline = Timeline::new(parts);
-    let mut chrome = Chrome::begin(out, timeline.begins_at())?;
+    let mut chrome = TraceWriter::begin(out, timeline.begins_at())?;
     let summary = timeline.write(&mut chrome)?;
     chrome.end(&summary)?;
     Ok(summary)
 }
 
-/// Rows of cards and queue pairs have numbers from here on: no thread has one so high (`PID_MAX_LIMIT`, proc(5)).
-const FIRST_ROW: u32 = 10_000_000;
+/// First number of rows of cards and queue pairs: above all thread ids (`PID_MAX_LIMIT`, proc(5)).
+const FIRST_ROW_ID: u32 = 10_000_000;
 
-/// A process of the trace.
 struct Process {
     pid: u32,
     name: String,
     rank: Option<u32>,
-    /// By the low 16 bits of the node, which is what the library knows.
+    /// Names by the low 16 bits of the node, which the library knows.
     cards: HashMap<u16, String>,
 }
 
-/// What happened, all of it.
 struct Timeline {
     processes: Vec<Process>,
-    /// With the place of the process, by the time when each began.
+    /// Records with the index of their process, by begin.
     records: Vec<(usize, Record)>,
     summary: Summary,
 }
 
-/// A row that is no thread's, of the process at that place.
+/// A row that is not a thread's, of the process with that index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Row {
-    /// By its node.
     Card(usize, u32),
-    /// By its card's node, and its number.
+    /// Queue pair by card's node and number.
     QueuePair(usize, u32, u32),
-    /// A stream that a GPU performs.
     Stream(usize, u64),
 }
 
-/// What is known while the events are written.
 #[derive(Default)]
 struct State {
     flows: Flows,
     rows: HashMap<Row, Track>,
     arrows: u64,
-    /// Waits that have begun.
     open: HashMap<Track, u64>,
-    /// Doorbells of submissions, by the place of the process and the submission's number.
-    submitted: HashMap<(usize, u64), Vec<Known>>,
-    /// When a GPU had performed the last submission of a stream.
+    /// Doorbells of submissions, by process index and submission number.
+    submitted: HashMap<(usize, u64), Vec<QueueDoorbell>>,
+    /// End of a GPU stream's last submission.
     performed: HashMap<Track, u64>,
     ends_at: u64,
 }
@@ -85,12 +77,11 @@ impl Timeline {
         timeline
     }
 
-    /// The time of the first event.
     fn begins_at(&self) -> u64 {
         self.records.first().map_or(0, |(_, record)| record.at)
     }
 
-    fn write<W: Write>(mut self, chrome: &mut Chrome<W>) -> io::Result<Summary> {
+    fn write<W: Write>(mut self, chrome: &mut TraceWriter<W>) -> io::Result<Summary> {
         self.name(chrome)?;
         let mut state = State::default();
         for (place, record) in &self.records {
@@ -114,8 +105,8 @@ impl Timeline {
         Ok(self.summary)
     }
 
-    /// Writes the names of processes and threads, and notes those of cards.
-    fn name<W: Write>(&mut self, chrome: &mut Chrome<W>) -> io::Result<()> {
+    /// Writes the names of processes and threads, and collects those of cards.
+    fn name<W: Write>(&mut self, chrome: &mut TraceWriter<W>) -> io::Result<()> {
         for (position, process) in self.processes.iter().enumerate() {
             let name = match process.rank {
                 Some(rank) => format!("rank {rank}: {}", process.name),
@@ -123,7 +114,7 @@ impl Timeline {
             };
             chrome.name_process(process.pid, &name, process.rank.unwrap_or(position as u32))?;
         }
-        // The last name that was given to a thread, or else its last one.
+        // The last name that the program gave to a thread, otherwise its last name.
         let mut threads: HashMap<Track, (bool, String)> = HashMap::new();
         for (place, record) in &self.records {
             let process = &mut self.processes[*place];
@@ -155,24 +146,25 @@ impl State {
         thread: Track,
         kind: Kind,
         record: &Record,
-        chrome: &mut Chrome<W>,
+        chrome: &mut TraceWriter<W>,
     ) -> io::Result<()> {
         use Value::{Flag, Hex, Number, Text};
         let Record { at, until, words: [first, second, third], .. } = *record;
         let lasts = Time::Slice(at, until);
-        // Queues are `node << 32 | number` in the first word.
+        // The first word of events of queues is `node << 32 | number`.
         let (node, number) = ((first >> 32) as u32, first & 0xffff_ffff);
-        let wqe = |of: Known| [("queue_pair", Hex(of.queue.2.into())), ("wqe", Number(of.index.into()))];
+        let wqe =
+            |of: QueueDoorbell| [("queue_pair", Hex(of.queue.2.into())), ("wqe", Number(of.index.into()))];
         let word = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
         match kind {
             Kind::ThreadName | Kind::CardName | Kind::End => Ok(()),
             Kind::QueuePair => {
-                self.flows.made(place, first, second);
+                self.flows.created(place, first, second);
                 let number = ("queue_pair", Hex(second & 0xffff_ffff));
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &[number])
             }
             Kind::PreparedSend => {
-                let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
+                let Some(known) = self.flows.doorbell(place, first, second) else { return Ok(()) };
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &wqe(known))
             }
             Kind::PreparedWait => {
@@ -192,7 +184,7 @@ impl State {
                 chrome.event(thread, lasts, ("posted", kind.name()), &arguments)
             }
             Kind::PostedDoorbell => {
-                if let Some(known) = self.flows.known_of_batch(place, first, second) {
+                if let Some(known) = self.flows.doorbell_in_batch(place, first, second) {
                     self.flows.posted(known, (thread, at));
                     self.submitted.entry((place, third)).or_default().push(known);
                 }
@@ -200,12 +192,12 @@ impl State {
             }
             Kind::Performed => {
                 let row = self.row(Row::Stream(place, first), process, chrome)?;
-                // What relates the clocks may change between two submissions, which follow each other.
+                // The relation of the clocks may change between two submissions, which follow each other.
                 let last = self.performed.entry(row).or_default();
                 let at = at.max(*last);
                 *last = until.max(at);
                 let until = *last;
-                // Which of the operations ring is known, and not when each did.
+                // The doorbells of the operations are known, but not their times.
                 for known in self.submitted.remove(&(place, third)).unwrap_or_default() {
                     self.flows.rung(known, (row, until));
                 }
@@ -213,7 +205,7 @@ impl State {
                 chrome.event(row, Time::Slice(at, until), ("performed", kind.name()), &arguments)
             }
             Kind::Rung => {
-                let Some(known) = self.flows.known(place, first, second) else { return Ok(()) };
+                let Some(known) = self.flows.doorbell(place, first, second) else { return Ok(()) };
                 self.flows.posted(known, (thread, at));
                 chrome.event(thread, lasts, ("rung", kind.name()), &wqe(known))
             }
@@ -226,7 +218,7 @@ impl State {
                 *open -= 1;
                 chrome.event(thread, Time::End(at), ("waited", kind.name()), &[])
             }
-            Kind::Stored => match self.flows.known(place, first, second).filter(|_| third == 64) {
+            Kind::Stored => match self.flows.doorbell(place, first, second).filter(|_| third == 64) {
                 Some(known) => {
                     self.flows.rung(known, (thread, at));
                     chrome.event(thread, lasts, ("rung", "ring"), &wqe(known))
@@ -290,12 +282,17 @@ impl State {
         }
     }
 
-    /// A row that is no thread's, which is named when it is first used.
-    fn row<W: Write>(&mut self, row: Row, process: &Process, chrome: &mut Chrome<W>) -> io::Result<Track> {
+    /// Returns the track of a row that is not a thread's; names it at its first use.
+    fn row<W: Write>(
+        &mut self,
+        row: Row,
+        process: &Process,
+        chrome: &mut TraceWriter<W>,
+    ) -> io::Result<Track> {
         if let Some(track) = self.rows.get(&row) {
             return Ok(*track);
         }
-        let track = Track { pid: process.pid, tid: FIRST_ROW + self.rows.len() as u32 };
+        let track = Track { pid: process.pid, tid: FIRST_ROW_ID + self.rows.len() as u32 };
         self.rows.insert(row, track);
         let card = |node: u32| match process.cards.get(&(node as u16)) {
             Some(name) => format!("{name} (node {node})"),

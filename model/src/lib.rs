@@ -1,13 +1,12 @@
-//! What the models share: loom in the place of `gdsync/src/util/sync.rs`, and models that must
-//! fail.
+//! Common parts of the models: loom instead of `gdsync/src/util/sync.rs`, and models that must fail.
 
 pub mod sync {
-    //! As `gdsync/src/util/sync.rs`, on loom.
+    //! `gdsync/src/util/sync.rs` on loom.
 
     pub use loom::sync::{Mutex, MutexGuard};
     pub use loom::thread::yield_now;
 
-    /// As `std::sync::atomic`.
+    /// Counterpart of `std::sync::atomic`.
     pub mod atomic {
         pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
         pub use std::sync::atomic::compiler_fence;
@@ -16,14 +15,13 @@ pub mod sync {
 
 use std::panic::{self, AssertUnwindSafe};
 
-/// Explores a model; says what was explored.
+/// Explores a model, and prints its name.
 pub fn holds(what: &str, model: impl Fn() + Sync + Send + 'static) {
     loom::model(model);
     println!("holds: {what}");
 }
 
-/// A model with its protection taken away: loom must find what goes wrong, or the model that holds
-/// proves nothing.
+/// Explores a model without its protection: loom must find an error, otherwise the model that holds proves nothing.
 pub fn breaks(what: &str, model: impl Fn() + Sync + Send + 'static) {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));

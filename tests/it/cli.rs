@@ -27,7 +27,7 @@ fn every_way_to_play_pingpong_is_verified() {
                 let time = |name: &str| report[name].as_f64().unwrap();
                 assert!(0.0 < time("min_us") && time("min_us") <= time("max_us"), "{report}");
                 assert!(time("messages_per_s") > 0.0 && time("bytes_per_s") > 0.0, "{report}");
-                // A doorbell takes two, and what tells of the other side's message another.
+                // Two operations for a doorbell, and one for the wait for the peer's message.
                 assert!(time("memory_operations_per_iteration") >= 3.0, "{report}");
             }
         }
@@ -98,8 +98,7 @@ fn doorbells_go_the_way_that_is_asked_for() {
     assert!(table.lines().next().unwrap().contains("doorbells proxy (asked for)"), "{table}");
 }
 
-/// `scripts/test-system` runs this on libmlx5; the software card of the process has no such
-/// commands, and says so.
+/// `scripts/test-system` runs this on libmlx5; the in-process software card lacks these commands, and reports that.
 #[test]
 fn queues_are_made_by_verbs_or_by_commands() {
     assert_eq!(json(&["pingpong", "--queues", "verbs", "--iters", "20", "--json"])["queues"], "verbs");
@@ -163,7 +162,7 @@ fn the_table_names_its_columns() {
 
 #[test]
 fn a_missing_gpu_is_told_in_one_line() {
-    // A number that no machine has, and the first, which this one may lack.
+    // A number that no machine has, and 0, which this one may lack.
     let missing = no_gpu().map_or(vec!["4000000000"], |_| vec!["0", "4000000000"]);
     for ordinal in missing {
         for command in [&["pingpong", "--procs", "1"][..], &["pingpong", "--procs", "2"]] {
@@ -248,7 +247,7 @@ fn several_software_cards_are_listed() {
     assert!(output.status.success() && table.contains("softhca2"), "{table}");
 }
 
-/// The report of a pingpong on software cards of those link layers.
+/// Runs a pingpong on software cards with those link layers.
 fn pingpong_on(devices: &str, more: &[&str]) -> Output {
     let arguments = [&["pingpong", "--iters", "50", "--json"], more].concat();
     let sized = more.contains(&"--size");
@@ -336,8 +335,7 @@ fn gids_are_listed_with_the_one_that_connections_use() {
     assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing:?}");
 }
 
-/// Kills the other process of a pingpong once that is `ready`; the first then has to end with an error
-/// soon.
+/// Kills the peer process of a pingpong once that is `ready`; the first process must then soon end with an error.
 fn kill_peer(options: &[&str], ready: impl Fn(u32)) {
     let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
     let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -376,7 +374,7 @@ fn a_killed_peer_leaves_no_gpu_waiting() {
         return skipped("a_killed_peer_leaves_no_gpu_waiting", &reason);
     }
     for op in ["send", "write"] {
-        // Enough for both to have set up their contexts and to be at it.
+        // Long enough for both to have set up their contexts and started.
         kill_peer(&["--op", op, "--gpu", "0"], |_| std::thread::sleep(Duration::from_secs(4)));
     }
 }

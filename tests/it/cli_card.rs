@@ -1,5 +1,4 @@
-//! What the command measures where the card itself waits: sends that a word releases, and waits that
-//! it collects.
+//! Measurements in which the card waits: sends that a word releases, and collected waits.
 
 use gdsync_test_support::command::{gdsync, json, run, succeeds, text};
 use gdsync_test_support::on_system;
@@ -15,7 +14,7 @@ fn a_word_of_the_stream_releases_the_sends_of_a_pingpong() {
                 (&true.into(), &"card".into()),
                 "{report}"
             );
-            // The word, the wait, and now and then a point of the timeline.
+            // The word, the wait, and occasionally a point of the timeline.
             assert!(report["memory_operations_per_iteration"].as_f64().unwrap() <= 3.0, "{report}");
         }
     }

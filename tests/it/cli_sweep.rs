@@ -1,4 +1,4 @@
-//! Pingpongs over many sizes, and for a time.
+//! Pingpongs with several sizes, and with a duration.
 
 use gdsync_test_support::command::{json, rows, run, succeeds, text};
 

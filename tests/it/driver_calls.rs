@@ -1,11 +1,11 @@
-//! `scripts/gpu/driver_calls.c` counts what a program calls of a CUDA driver, however it has found it.
+//! `scripts/gpu/driver_calls.c` counts a program's calls of a CUDA driver, however the program found it.
 
 use gdsync_test_support::compiler::Compiler;
 use gdsync_test_support::folder::Folder;
 use std::path::Path;
 use std::process::Command;
 
-/// A driver of two functions, which knows them by their names without versions, too.
+/// A driver of two functions, which it also finds by their names without versions.
 const DRIVER: &str = r#"
 #include <stddef.h>
 #include <string.h>
@@ -19,7 +19,7 @@ int cuGetProcAddress_v2(const char *name, void **to, int version, unsigned long 
 }
 "#;
 
-/// Finds the functions in both ways, and by the loader's next library, and checks their results.
+/// Finds the functions both ways, and by the loader's next library, and checks their results.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>

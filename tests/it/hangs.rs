@@ -1,4 +1,4 @@
-//! Failures of every kind, killed and stopped processes: the command ends, and names the cause.
+//! Failures of all kinds, killed and stopped processes: the command ends, and names the cause.
 
 use gdsync_test_support::command::{gdsync, text};
 use gdsync_test_support::processes::{children_of, ends, has_sent, signal};
@@ -15,8 +15,7 @@ fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
     command.spawn().unwrap()
 }
 
-/// A pingpong that fails: it ends, and both sides name one of these causes, and nothing that only
-/// follows.
+/// Runs a pingpong that fails: it ends, and both sides name one of these causes and no consequences.
 fn fails(options: &[&str], environment: &[(&str, &str)], causes: &[&str]) {
     let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
     let what = format!("{options:?} with {environment:?}");
@@ -98,11 +97,11 @@ fn a_message_that_is_lost_for_good_ends_a_pingpong() {
     }
 }
 
-/// How fast the time-outs of the cards run. Retries of a pingpong last for half a second on hardware.
+/// Speeds up the cards' time-outs. A pingpong's retries last half a second on hardware.
 const FAST: (&str, &str) = ("SOFTHCA_CLOCK", "20");
 
-/// Stops the other process of a pingpong, which is at work, for longer than retries last, and has it go on; again, while
-/// the pingpong runs, up to so many times. Returns how the pingpong ended.
+/// Stops a pingpong's peer process, which is at work, for longer than retries last, and continues it; repeats that up
+/// to `times` times while the pingpong runs. Returns the pingpong's exit code and stderr.
 fn with_stops(times: u32, options: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let arguments = [&["pingpong", "--check=false", "--warmup", "0"], options].concat();
     let mut parent = start(&arguments, environment);
@@ -127,7 +126,7 @@ fn a_pingpong_goes_on_after_its_peer_was_stopped() {
         return;
     }
     for op in OPERATIONS {
-        // Much more than its peer has sent before the stop.
+        // Much more than its peer sent before the stop.
         let (code, said) = with_stops(1, &["--op", op, "--size", "4MiB", "--iters", "150"], &[FAST]);
         assert_eq!((code, said.as_str()), (Some(0), ""), "{op}");
     }
@@ -140,7 +139,7 @@ fn between_hosts_a_stopped_peer_is_an_error_that_both_sides_name() {
     }
     for op in OPERATIONS {
         let listen = ("SOFTHCA_LISTEN", "127.83.211.1:48311,127.83.211.2:48311");
-        // Where the stopped side was to send next, nothing is to be acknowledged.
+        // If the stopped side was to send next, nothing is unacknowledged.
         let (code, said) = with_stops(20, &["--op", op, "--iters", "100000000"], &[listen, FAST]);
         assert_eq!(code, Some(1), "{op}: {said}");
         let own: Vec<&str> = said.lines().filter(|line| line.starts_with("gdsync: ")).collect();
@@ -169,14 +168,14 @@ fn a_pingpong_without_files_for_its_links_ends_and_says_so() {
         assert!(succeeds || said.contains("oo many open files"), "with {files} files: {said}");
         succeeds
     };
-    // Between them lies the fewest with which it succeeds.
+    // The fewest files with which it succeeds are between them.
     let (mut few, mut enough) = (10, 64);
     assert!(!succeeds(few) && succeeds(enough));
     while enough - few > 1 {
         let middle = (few + enough) / 2;
         *(if succeeds(middle) { &mut enough } else { &mut few }) = middle;
     }
-    // With a few less, it fails at one place or another.
+    // With a few less, it fails at different places.
     assert!((enough.saturating_sub(5)..few).all(|files| !succeeds(files)), "{enough} are enough");
 }
 

@@ -1,4 +1,4 @@
-//! Runs that the user interrupts: as from a terminal, which sends SIGINT to every process of the run.
+//! Interrupted runs: like a terminal, which sends SIGINT to every process of the run.
 
 use gdsync_test_support::command::{row, text};
 use gdsync_test_support::processes::{

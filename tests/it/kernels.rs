@@ -1,5 +1,4 @@
-//! The kernels: every way of compiling them works, and the committed PTX of `gdsync pingpong` is that
-//! of its source.
+//! The kernels: all ways of compiling them work, and the committed PTX of `gdsync pingpong` matches its source.
 
 #[path = "../../examples/device/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the examples use the rest")]
@@ -12,7 +11,6 @@ use gdsync_test_support::{root, skipped, skipped_unless_required};
 
 const COMMITTED: &str = include_str!("../../kernels/ptx/pingpong.ptx");
 
-/// The kernels of each source.
 const KERNELS: [(&str, &[&str]); 8] = [
     ("bench.cu", &["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"]),
     ("conditional.cu", &["send_while"]),
@@ -48,7 +46,7 @@ fn every_source_is_in_the_tables() {
 
 #[test]
 fn the_committed_ptx_is_that_of_the_source() {
-    // FNV-1a, as `build.rs` and `scripts/gpu/ptx` have it.
+    // FNV-1a, as in `build.rs` and `scripts/gpu/ptx`.
     let hash = source("pingpong.cu")
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -70,7 +68,7 @@ fn nvrtc_compiles_every_kernel() {
     for ((name, text), (_, kernels)) in SOURCES.into_iter().zip(KERNELS) {
         let mut compiled = nvrtc::compile(name, text, capability);
         if let Err(CompileError::Capability { oldest, .. }) = compiled {
-            // The NVRTC of CUDA 13 begins with sm_75.
+            // CUDA 13's NVRTC starts at sm_75.
             capability = oldest;
             compiled = nvrtc::compile(name, text, capability);
         }
@@ -85,7 +83,7 @@ fn nvrtc_compiles_every_kernel() {
     }
 }
 
-/// With the compiler that `scripts/nvrtc` brings, the committed PTX can be made again.
+/// With the compiler of `scripts/nvrtc`, the committed PTX is reproducible.
 #[test]
 fn nvrtc_of_cuda_12_0_writes_the_committed_ptx() {
     let test = "nvrtc_of_cuda_12_0_writes_the_committed_ptx";
@@ -97,18 +95,18 @@ fn nvrtc_of_cuda_12_0_writes_the_committed_ptx() {
         }
     }
     let made = nvrtc::compile("pingpong.cu", source("pingpong.cu"), (7, 0)).unwrap();
-    // `scripts/gpu/ptx` leaves out lines that say nothing.
+    // `scripts/gpu/ptx` omits redundant lines.
     let made = made.lines().filter(|line| !line.trim().is_empty() && !line.contains("inline asm"));
     assert!(made.eq(COMMITTED.lines().skip(1)), "run scripts/gpu/ptx");
 }
 
-/// Those of the examples are C++, too.
+/// The kernels of the examples are C++, too.
 #[test]
 fn a_cpp_compiler_makes_those_of_the_examples_for_the_cpu() {
     for (name, function) in [("find_even.cu", "find_even"), ("matvec.cu", "serve")] {
         match device::load_for_host(&Source { name, text: source(name) }) {
             Ok(library) => {
-                // SAFETY: looked up, and not called.
+                // SAFETY: looked up, but not called.
                 let found = unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) };
                 assert!(found.is_ok(), "{name} has no {function}");
             }

@@ -1,4 +1,4 @@
-//! The tests of the command, and of the workspace, as one program.
+//! Tests of the command and of the workspace.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 

@@ -1,4 +1,4 @@
-//! Settings in the environment that are not understood: a clear error, never a run without them.
+//! Invalid settings in the environment give a clear error, never a run without them.
 
 use gdsync_test_support::command::{gdsync, text};
 use gdsync_test_support::on_system;

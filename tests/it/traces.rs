@@ -1,4 +1,4 @@
-//! `gdsync trace` and GDSYNC_TRACE: what is recorded of runs of several processes.
+//! `gdsync trace` and GDSYNC_TRACE: traces of runs of several processes.
 
 use gdsync_test_support::command::{self, gdsync, no_gpu, run, text};
 use gdsync_test_support::folder::Folder;
@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A row: process and thread.
 type Row = (u64, u64);
 
 fn events(trace: &Value) -> &[Value] {
@@ -26,7 +25,6 @@ fn row(event: &Value) -> Row {
     (number(event, "pid"), number(event, "tid"))
 }
 
-/// The time of an event in nanoseconds since the trace's begin.
 fn nanoseconds(event: &Value, name: &str) -> u64 {
     (event[name].as_f64().unwrap() * 1000.0).round() as u64
 }
@@ -42,8 +40,8 @@ fn parse(path: &Path) -> Value {
     trace
 }
 
-/// What every trace keeps: rows have names, begins and ends are balanced, slices of a row nest, arrows have both ends, in
-/// the order of time, within slices.
+/// Asserts the invariants of traces: rows have names, begins and ends are balanced, slices of a row nest, arrows have
+/// both ends, in the order of time, within slices.
 fn assert_well_formed(trace: &Value) {
     let mut named = BTreeSet::new();
     let mut open: BTreeMap<Row, i64> = BTreeMap::new();
@@ -84,7 +82,7 @@ fn assert_well_formed(trace: &Value) {
         }
     }
     for (row, slices) in &mut slices {
-        // The longest first of those that begin together.
+        // Slices with the same begin: the longest comes first.
         slices.sort_by_key(|(begin, end)| (*begin, u64::MAX - end));
         let mut around: Vec<u64> = Vec::new();
         for (begin, end) in slices {
@@ -100,7 +98,7 @@ fn traced(folder: &Folder, pingpong: &[&str]) -> (Value, Output) {
     traced_with(folder, &[], pingpong)
 }
 
-/// As [`traced`], with options of `gdsync trace`.
+/// Like [`traced`], with options of `gdsync trace`.
 fn traced_with(folder: &Folder, options: &[&str], pingpong: &[&str]) -> (Value, Output) {
     let path = folder.path().join("t.json");
     let own = gdsync(&[]).get_program().to_owned();
@@ -117,7 +115,7 @@ fn a_pingpong_of_two_processes_is_followed_from_each_post_to_its_arrival() {
         let folder = Folder::new("trace-pingpong");
         let arguments = ["pingpong", "--op", op, "--iters", "40", "--warmup", "10", "--json"];
         let (trace, output) = traced(&folder, &arguments);
-        // The command's output is its own.
+        // The command's output is unchanged.
         let report: Value = command::row(&output.stdout);
         assert_eq!(report["iterations"], 40);
 
@@ -131,7 +129,7 @@ fn a_pingpong_of_two_processes_is_followed_from_each_post_to_its_arrival() {
         assert!(names.contains(&"gdsync pingpong-peer"), "{names:?}");
         assert!(names.iter().any(|name| name.starts_with("gdsync pingpong --op")), "{names:?}");
 
-        // Each side sends each of its messages once, and each arrives on the other.
+        // Each side sends each of its messages once, and each arrives at the other side.
         for pid in &pids {
             let count = |phase, category| {
                 of(&trace, phase, category).filter(|event| number(event, "pid") == *pid).count()
@@ -178,7 +176,7 @@ fn a_pingpong_that_the_cpu_drives_shows_the_cpu() {
     assert_eq!(of(&trace, "s", "message").count(), 40);
 }
 
-/// How far the times of a GPU may be from the host's, in nanoseconds.
+/// Largest difference between the GPU's and the host's times, in nanoseconds.
 const CLOCKS: u64 = 20_000;
 
 #[test]
@@ -198,7 +196,7 @@ fn gpu_times_stand_between_the_post_and_the_message() {
         let (at, posted) = (nanoseconds(slice, "ts"), posts[&key(slice)]);
         assert!(at + CLOCKS >= posted, "performed before its post of {posted}: {slice}");
     }
-    // An arrow goes from the post by the GPU's stream and the card to the other side.
+    // An arrow starts at the post, and passes the GPU's stream and the card to the other side.
     let rows: BTreeSet<Row> = performed.iter().map(|slice| row(slice)).collect();
     let passes: BTreeMap<u64, u64> = of(&trace, "t", "message")
         .filter(|point| rows.contains(&row(point)))
@@ -257,7 +255,7 @@ fn a_program_with_the_variable_writes_a_file_and_one_without_it_none() {
     assert_eq!(files_in(folder.path()), [""; 0]);
     let output = in_folder(folder.path(), Some("t-%p.json"), &SHORT);
     assert_eq!(text(&output.stderr), "");
-    // The preload library, if there is one, has a file of its own.
+    // The preload library, if used, has its own file.
     let names = files_in(folder.path());
     let traces: Vec<Value> = names.iter().map(|name| parse(&folder.path().join(name))).collect();
     let pids: BTreeSet<u64> = traces.iter().flat_map(events).map(|event| number(event, "pid")).collect();
@@ -288,7 +286,7 @@ fn a_trace_that_has_no_place_is_no_reason_to_fail() {
     assert!(said.contains("nothing is traced: /nowhere/t.json.part: No such file"), "{said}");
 }
 
-/// Parts of a pingpong in a folder.
+/// Records parts of a pingpong in a folder.
 fn parts(folder: &Path) -> Vec<PathBuf> {
     in_folder(folder, Some("parts/"), &["pingpong", "--iters", "5"]);
     files_in(&folder.join("parts")).iter().map(|name| folder.join("parts").join(name)).collect()
@@ -311,7 +309,7 @@ fn parts_are_merged_whole_cut_off_and_never_if_they_are_none() {
     let whole = of(&parse(&at("t.json")), "X", "sent").count();
     assert!(whole >= 10);
 
-    // A process that was killed: its part ends in the middle of a record.
+    // A killed process: its part ends in the middle of a record.
     let part = std::fs::OpenOptions::new().write(true).open(&parts[0]).unwrap();
     part.set_len(part.metadata().unwrap().len() / 2 + 1).unwrap();
     let output = merge(folder.path(), &[&at("parts")]);
@@ -320,7 +318,7 @@ fn parts_are_merged_whole_cut_off_and_never_if_they_are_none() {
     let trace = parse(&at("t.json"));
     assert_eq!(trace["otherData"]["cut_off"], 1);
 
-    // What is no part, and what is not there, is named; the trace before stays.
+    // Files that are not parts or do not exist are named; the previous trace stays.
     std::fs::write(&parts[0], "no part").unwrap();
     std::fs::create_dir(at("empty")).unwrap();
     for (path, why) in [
@@ -350,7 +348,7 @@ fn the_status_is_the_commands() {
     let (code, said) = status(&["trace", "--", "true"]);
     let unused = "gdsync: there is no trace: no process of true uses gdsync or its software card\n";
     assert_eq!((code, &*said), (Some(1), unused));
-    // Before anything runs.
+    // The error precedes the run.
     let (code, said) = status(&["trace", "-o", "/nowhere/t.json", "--", "touch", "ran"]);
     assert!(code == Some(1) && said.contains("/nowhere/t.json cannot be written"), "{said}");
     assert_eq!(files_in(folder.path()), [""; 0]);
@@ -359,8 +357,8 @@ fn the_status_is_the_commands() {
     }
 }
 
-/// Waits until a process has written a buffer of records to its part, below a folder for temporary files: it has been at
-/// work for a while then. On a busy machine no number of seconds says that.
+/// Waits until a process has written a buffer of records to its part, below a folder for temporary files, and so has
+/// been at work for a while. On a busy machine no fixed time guarantees that.
 fn wait_for_records(temporary: &Path) {
     let files = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
     let has_records = |part: std::fs::DirEntry| part.metadata().is_ok_and(|part| part.len() > 64 << 10);

@@ -1,4 +1,4 @@
-//! Verbs whose programs are beside the command, on PATH, or nowhere.
+//! Verbs whose programs are next to the command, on PATH, or missing.
 
 use gdsync_test_support::command::{error_in, program, text};
 use gdsync_test_support::folder::Folder;
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Verbs of other programs, with arguments that are right.
+/// Verbs of other programs, with valid arguments.
 const ELSEWHERE: [(&str, &[&str]); 8] = [
     ("gdsync-lab", &["bench", "card"]),
     ("gdsync-lab", &["soak", "--minutes", "1"]),
@@ -25,7 +25,7 @@ struct Alone(Folder);
 impl Alone {
     fn new(name: &str) -> Self {
         let folder = Folder::new(name);
-        // By a process of its own: a file that this process writes is busy while another test forks.
+        // Copied by a separate process: a file that this process writes is busy while another test forks.
         let copied = Command::new("cp").arg(program("gdsync")).arg(folder.path()).status().unwrap();
         assert!(copied.success());
         Alone(folder)
@@ -35,7 +35,7 @@ impl Alone {
         Command::new(self.0.path().join("gdsync")).args(arguments).env("PATH", path).output().unwrap()
     }
 
-    /// Puts a program into `folder` that says its name and its words.
+    /// Adds a program to `folder` that prints its name and its arguments.
     fn add(folder: &Path, name: &str) {
         let path = folder.join(name);
         fs::write(&path, format!("#!/bin/sh\necho {name}: \"$@\"\n")).unwrap();
@@ -53,13 +53,13 @@ fn a_verb_that_is_not_installed_is_one_line_with_the_command_that_installs_it() 
         let remedy = format!("`cargo install --locked --path {tool}`");
         assert!(said.starts_with(&format!("gdsync: {tool} is not installed")), "{arguments:?}: {said}");
         assert!(said.contains(&remedy) && said.lines().count() == 1, "{arguments:?}: {said}");
-        // Wrong usage is said before that, as everywhere.
+        // Wrong usage is reported before that, as everywhere.
         let wrong = alone.run(alone.0.path(), &[arguments[0], "--no-such-option"]);
         assert_eq!(wrong.status.code(), Some(2), "{}", text(&wrong.stderr));
     }
     let output = alone.run(alone.0.path(), &["bench", "card", "--json"]);
     assert!(error_in(&output.stdout).contains("gdsync-lab is not installed"), "{}", text(&output.stdout));
-    // A picture needs the program that draws, and nothing is measured without it.
+    // A plot needs the program that draws, and nothing is measured without it.
     let output = alone.run(alone.0.path(), &["pingpong", "--plot", "x.svg", "--iters", "100000000"]);
     assert!(text(&output.stderr).contains("gdsync-lab is not installed"), "{}", text(&output.stderr));
     assert_eq!(output.status.code(), Some(1));
@@ -97,14 +97,14 @@ fn a_verb_is_performed_by_the_program_beside_the_command_or_on_path() {
     for (tool, arguments) in ELSEWHERE {
         assert_eq!(said(arguments), format!("{tool}: {}\n", arguments.join(" ")));
     }
-    // A program of somebody else's.
+    // A third-party program.
     assert_eq!(said(&["another", "--word", "x"]), "gdsync-another: another --word x\n");
-    // The one beside the command comes first.
+    // The program next to the command takes precedence.
     let path = alone.0.path().join("gdsync-top");
     fs::write(&path, "#!/bin/sh\necho beside\n").unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(said(&["top", "--once"]), "beside\n");
-    // What names no program is wrong usage.
+    // A word that is not a program's name is wrong usage.
     let output = alone.run(Path::new("/bin"), &["flood"]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
 }

@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// One end of a connection in memory. It takes and gives a few bytes at a time.
+/// One end of an in-memory connection, which transfers a few bytes at a time.
 #[derive(Default)]
 struct End {
     incoming: VecDeque<u8>,
@@ -43,11 +43,11 @@ fn key(byte: u8) -> Key {
     Key::new(&[byte; 32]).unwrap()
 }
 
-/// A bit of the bytes that one side sends: the message's side, the byte, the bit.
+/// A bit of one side's bytes: sender, byte, bit.
 type Flip = (bool, usize, u32);
 
-/// Runs an exchange to its end, one bit of which may change on the way. Whether each side holds it
-/// for proven.
+/// Runs an exchange to its end, optionally flipping a bit on the way. Returns for each side whether it accepted the
+/// proof.
 fn meet(near: &mut Exchange, far: &mut Exchange, at_most: usize, flip: Option<Flip>) -> [bool; 2] {
     let (mut one, mut other) = (end(at_most), end(at_most));
     let mut sent = [0usize; 2];
@@ -74,7 +74,7 @@ fn meet(near: &mut Exchange, far: &mut Exchange, at_most: usize, flip: Option<Fl
                 to.push_back(byte);
             }
         }
-        // A side that has ended closes the connection, as its process does.
+        // A finished side closes the connection, like its process.
         other.closed |= outcome[0] == Some(false);
         one.closed |= outcome[1] == Some(false);
     }
@@ -94,7 +94,7 @@ fn both_sides_prove_the_key_and_leave_what_follows() {
         let [mut near, mut far] = pair([b"a", b"a"], [1, 1]);
         assert_eq!(meet(&mut near, &mut far, at_most, None), [true, true], "{at_most}");
     }
-    // What the connector sends behind its proof stays in the connection.
+    // Data after the connector's proof stays in the connection.
     let [mut near, mut far] = pair([b"a", b"a"], [1, 1]);
     let (mut one, mut other) = (end(100), end(100));
     assert!(!near.advance(&mut one).unwrap());
@@ -126,7 +126,7 @@ fn another_key_or_context_is_refused_by_the_connector_first() {
 
 #[test]
 fn reflected_and_recorded_messages_prove_nothing() {
-    // The connector's own bytes come back.
+    // The connector receives its own bytes.
     let mut near = Exchange::connecting(&key(1), b"a").unwrap();
     let mut echo = end(1000);
     assert!(!near.advance(&mut echo).unwrap());
@@ -135,12 +135,12 @@ fn reflected_and_recorded_messages_prove_nothing() {
     echo.incoming.extend(hello);
     assert!(matches!(near.advance(&mut echo), Err(ExchangeError::OtherKey)));
 
-    // Two connectors of one process meet: both roles would have to be the same.
+    // Two connectors of one process are connected: both would need the same role.
     let mut other = Exchange::connecting(&key(1), b"a").unwrap();
     let mut near = Exchange::connecting(&key(1), b"a").unwrap();
     assert_eq!(meet(&mut near, &mut other, 100, None), [false, false]);
 
-    // A recorded hello and proof do not fit the listener's next random number.
+    // A recorded hello and proof do not match the listener's next random number.
     let [mut near, mut far] = pair([b"a", b"a"], [1, 1]);
     let (mut one, mut other) = (end(1000), end(1000));
     near.advance(&mut one).unwrap();
@@ -192,7 +192,7 @@ proptest! {
         };
         let outcome = exchange.advance(&mut end);
         prop_assert!(!matches!(outcome, Ok(true)));
-        // It reads no more than its messages have.
+        // It reads only its messages.
         prop_assert!(length - end.incoming.len() <= OPENING_BYTES + CODE_BYTES);
     }
 
@@ -203,7 +203,7 @@ proptest! {
         let [mut near, mut listener] = pair([b"a", b"a"], [1, 1]);
         let [connected, accepted] = meet(&mut near, &mut listener, at_most, Some((far, at, bit)));
         prop_assert!(!accepted, "the listener holds nothing for proven");
-        // The connector's proof is its last message: it learns nothing of a change of that.
+        // The connector's proof is its last message, so it does not notice a change of it.
         prop_assert!(!connected || !far && at >= OPENING_BYTES);
     }
 }

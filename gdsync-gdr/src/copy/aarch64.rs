@@ -1,16 +1,15 @@
-//! Lines of 64 bytes on aarch64.
+//! Copies of 64-byte lines on aarch64.
 //!
-//! In assembly, because the compiler must neither merge, split nor move these accesses. Normal
-//! non-cacheable memory, which is what write-combining is there, takes any alignment; device memory
-//! is copied by words only.
+//! In assembly, because the compiler must not merge, split or move these accesses. Normal non-cacheable memory, the
+//! equivalent of write-combining, allows any alignment; device memory is copied by words only.
 
-use super::kernels::{LoadKernel, StoreKernel};
+use super::{LoadKernel, StoreKernel};
 use std::arch::asm;
 
 /// # Safety
 /// `from` is readable and `to` writable for `lines` lines of 64 bytes, at least one.
 unsafe fn lines(to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: the caller's; every aarch64 Linux has these registers.
+    // SAFETY: the caller's; every aarch64 Linux supports these registers.
     unsafe {
         asm!(
             "2:",
@@ -49,7 +48,7 @@ pub(super) unsafe fn load_lines(_kernel: LoadKernel, to: *mut u8, from: *const u
 /// 16 bytes are readable at `from`, a multiple of 16.
 pub(super) unsafe fn load_block(from: *const u8) -> [u8; 16] {
     let mut block = [0; 16];
-    // SAFETY: the caller's; `block` is as long.
+    // SAFETY: the caller's; `block` has the same length.
     unsafe {
         asm!(
             "ldr q0, [{from}]",

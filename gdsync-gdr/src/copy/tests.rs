@@ -1,9 +1,9 @@
-//! Every kernel against `memcpy`, on ordinary memory.
+//! Compares every kernel with `memcpy`, on ordinary memory.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Memory with a good deal around what is copied, at an address that is a multiple of a line.
+/// Line-aligned memory with room around the copied range.
 #[repr(align(64))]
 struct Arena([u8; 8192]);
 
@@ -22,7 +22,7 @@ proptest! {
         let bytes = pattern(skew + len, seed);
         for kernel in StoreKernel::available() {
             let mut arena = Box::new(Arena([GUARD; 8192]));
-            // SAFETY: the processor has it; both ranges are inside, of two objects.
+            // SAFETY: the processor has the kernel; the ranges are inside two objects.
             unsafe { store(kernel, arena.0.as_mut_ptr().add(START + offset), bytes.as_ptr().add(skew), len) };
             let mut expected = [GUARD; 8192];
             expected[START + offset..START + offset + len].copy_from_slice(&bytes[skew..]);
@@ -38,8 +38,8 @@ proptest! {
         arena.0.copy_from_slice(&pattern(8192, seed));
         for kernel in LoadKernel::available() {
             let mut out = vec![GUARD; skew + len + 64];
-            // SAFETY: the processor has it; both ranges are inside, of two objects, the source with
-            // 256 bytes around.
+            // SAFETY: the processor has the kernel; the ranges are inside two objects, the source with 256 bytes
+            // around it.
             unsafe { load(kernel, out.as_mut_ptr().add(skew), arena.0.as_ptr().add(START + offset), len) };
             prop_assert!(out[..skew].iter().all(|byte| *byte == GUARD), "{kernel}: before");
             prop_assert!(out[skew..skew + len] == arena.0[START + offset..][..len], "{kernel}, {len} at {offset}");
@@ -61,7 +61,7 @@ fn kernels_have_names_and_the_best_is_one_that_there_is() {
     for caching in [Caching::WriteCombining, Caching::Cached, Caching::Device] {
         assert!(StoreKernel::best(caching).is_available() && LoadKernel::best(caching).is_available());
     }
-    // Device memory takes aligned accesses of ordinary width only.
+    // Device memory allows aligned accesses of ordinary width only.
     assert_eq!(StoreKernel::best(Caching::Device), StoreKernel::Volatile);
     assert_eq!(LoadKernel::best(Caching::Device), LoadKernel::Volatile);
 }

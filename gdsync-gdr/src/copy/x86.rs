@@ -1,18 +1,17 @@
-//! Lines of 64 bytes on x86-64.
+//! Copies of 64-byte lines on x86-64.
 //!
-//! In assembly, because the compiler must neither merge, split nor move these accesses, and has the
-//! AVX-512 intrinsics only since Rust 1.89. Only the low halves of registers are named as
-//! clobbered: the surrounding code is compiled for SSE2 and keeps nothing above them.
+//! In assembly, because the compiler must not merge, split or move these accesses, and has AVX-512 intrinsics only
+//! since Rust 1.89. Clobbers name only the registers' low halves: the surrounding code is compiled for SSE2 and keeps
+//! nothing above them.
 
-use super::kernels::{LoadKernel, StoreKernel};
+use super::{LoadKernel, StoreKernel};
 use std::arch::asm;
 
 macro_rules! lines {
     ($(#[$doc:meta])* $name:ident, $($line:literal),+; $($last:literal)?) => {
         $(#[$doc])*
         unsafe fn $name(to: *mut u8, from: *const u8, lines: usize) {
-            // SAFETY: the caller's: the processor has the instructions, and the ranges are
-            // accessible.
+            // SAFETY: the caller's: the processor has the instructions, and the ranges are accessible.
             unsafe {
                 asm!(
                     "2:",
@@ -99,13 +98,13 @@ pub(super) unsafe fn load_lines(kernel: LoadKernel, to: *mut u8, from: *const u8
     }
 }
 
-/// One block by MOVNTDQA, which every kernel's processor has.
+/// Loads a block by MOVNTDQA, which the processors of all wide kernels have.
 ///
 /// # Safety
 /// 16 bytes are readable at `from`, a multiple of 16.
 pub(super) unsafe fn load_block(from: *const u8) -> [u8; 16] {
     let mut block = [0; 16];
-    // SAFETY: the caller's; `block` is as long.
+    // SAFETY: the caller's; `block` has the same length.
     unsafe {
         asm!(
             "movntdqa xmm0, [{from}]",

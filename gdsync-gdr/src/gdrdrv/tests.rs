@@ -1,5 +1,5 @@
 use super::*;
-use crate::error::MappingError;
+use crate::backend::MappingError;
 use crate::fakes::{Fake, GPU, GPU_LEN, Gdrdrv as Module};
 use crate::mapping::Mapping;
 
@@ -53,7 +53,7 @@ fn several_mappings_share_the_memory_and_are_dropped_independently() {
 
 #[test]
 fn memory_that_was_freed_under_its_mapping_is_an_error() {
-    // Modules before 2.5 cannot say whether they keep memory, and do not.
+    // Modules before 2.5 do not keep memory, and have no request for that.
     for version in [raw::version(2, 0), raw::version(2, 4), NEWEST] {
         let fake = Fake::with_gdrdrv(Module::new(version, false));
         let mapping = map(&fake, GPU, 4096).unwrap();
@@ -109,7 +109,7 @@ fn versions_that_do_not_fit_are_named() {
 
 #[test]
 fn every_request_may_fail_and_leaves_nothing_behind() {
-    // (protocol, request, errno, what the refusal says)
+    // (protocol, request, errno, text of the refusal)
     let cases = [
         (6, raw::GET_VERSION, libc::EFAULT, "ask gdrdrv for its version"),
         (6, raw::PIN_BUFFER_V2, libc::EINVAL, "cuMemAlloc"),
@@ -141,21 +141,21 @@ fn every_request_may_fail_and_leaves_nothing_behind() {
 #[test]
 fn what_the_module_itself_refuses_is_reported() {
     let fake = Fake::with_gdrdrv(Module::new(NEWEST, true));
-    // Beyond the memory, before it, at no address, and around the end of all.
+    // After the memory, before it, at address 0, and around the end of the address space.
     for address in [GPU + GPU_LEN as u64, GPU - 65_536, 0] {
         let refused = map(&fake, address, 4096).unwrap_err();
         assert!(refused.remedy.contains("cuMemAlloc"), "{refused}");
     }
     let refused = map(&fake, u64::MAX - 10, 4096).unwrap_err();
     assert!(refused.reason.contains("leave the address space"), "{refused}");
-    // More than there is room for.
+    // More than BAR1 holds.
     let all: Vec<_> = (0..4).map(|_| map(&fake, GPU, GPU_LEN).unwrap()).collect();
     let refused = map(&fake, GPU, 1).unwrap_err();
     assert!(refused.remedy.contains("BAR1"), "{refused}");
     drop(all);
     drop(map(&fake, GPU, 1).unwrap());
     fake.end();
-    // A file that was inherited.
+    // An inherited file.
     fake.state().gdrdrv.as_mut().unwrap().other_process = true;
     assert!(refusal(&fake).reason.contains("denied"));
 }

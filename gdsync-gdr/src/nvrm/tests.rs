@@ -1,12 +1,12 @@
 use super::*;
-use crate::error::MappingError;
+use crate::backend::MappingError;
 use crate::fakes::{EXPORTED, Fake, GPU_LEN, INSTANCE, Nvrm};
 use crate::mapping::Mapping;
 
 const BUS: &str = "0000:18:00.0";
 
 fn map_as(fake: &Arc<Fake>, target: (&str, bool), size: usize) -> Result<Mapping, Refusal> {
-    // SAFETY: the fake's number of an export, which is never read or closed.
+    // SAFETY: the fake's export identifier, which is never read or closed.
     let exported = unsafe { BorrowedFd::borrow_raw(EXPORTED) };
     let mapped = map(&fake.kernel(), target, exported, size)?;
     Ok(Mapping::new(mapped, size, true).unwrap())
@@ -46,14 +46,14 @@ fn exported_memory_is_mapped_and_everything_is_given_back() {
 #[test]
 fn a_gpu_whose_file_is_not_named_is_found() {
     let fake = driver(Nvrm::new(&[0, 3, 5], 5));
-    // The PCI address comes in capitals, or the driver says nothing of it.
+    // The PCI address in capitals, or no information from the driver.
     let other = ("0000:9A:00.0", false);
     let mapping = map_as(&fake, other, 4096).unwrap();
     mapping.copy_to(0, b"right").unwrap();
     assert_eq!(fake.gpu_reads(0, 5), b"right");
     drop(mapping);
     fake.end();
-    // None of the files is its.
+    // No file belongs to the GPU.
     let fake = driver(Nvrm::new(&[0, 3], 5));
     let refused = map_as(&fake, other, 4096).unwrap_err();
     assert!(
@@ -77,7 +77,7 @@ fn only_known_drivers_are_asked_unless_by_name() {
     fake.state().texts.remove(VERSION_FILES[0]);
     assert!(refusal(&fake).reason.contains("does not tell its version"));
     drop(map_as(&fake, (BUS, true), 4096).unwrap());
-    // The other place, which says it amid a sentence.
+    // The other file, with the version inside a sentence.
     let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.2.0\n";
     fake.state().texts.insert(VERSION_FILES[1].to_owned(), text.to_owned());
     drop(known(&fake, 4096).unwrap());
@@ -152,7 +152,7 @@ fn odd_answers_are_refused() {
     nvrm.instance = 4_000_000;
     let refused = refusal(&driver(nvrm));
     assert!(refused.reason.contains("device 4000000"), "{refused}");
-    // An instance that the device is not made with.
+    // A wrong GPU instance.
     let mut nvrm = Nvrm::new(&[0], 0);
     nvrm.instance = INSTANCE + 1;
     assert!(refusal(&driver(nvrm)).reason.contains("INVALID_DEVICE"));
@@ -167,7 +167,7 @@ fn failures_of_giving_back_are_survived() {
     let mapping = known(&fake, GPU_LEN).unwrap();
     fake.state().no_ioctl = Some((raw::UNMAP_MEMORY, libc::EINVAL));
     drop(mapping);
-    // The file that it was mapped through is closed, and the client freed: nothing is left.
+    // The mapped file is closed and the client freed, so nothing remains.
     fake.end();
 }
 
@@ -180,8 +180,7 @@ fn several_mappings_share_the_memory_and_are_dropped_independently() {
     second.copy_from(9, &mut seen).unwrap();
     assert_eq!(&seen, b"shared");
     drop(first);
-    // `ask` is set (see `map_as`), and still nothing says that the memory may go: the import holds
-    // it.
+    // The access check is enabled (see `map_as`), and still succeeds: the import keeps the memory.
     assert_eq!(second.copy_to(0, &[1]), Ok(()));
     assert!(matches!(second.copy_to(4096, &[1]), Err(MappingError::OutOfBounds { .. })));
     drop(second);

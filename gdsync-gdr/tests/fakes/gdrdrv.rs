@@ -1,4 +1,4 @@
-//! gdrcopy's module, as `gdrdrv.c` has it.
+//! gdrcopy's module, after `gdrdrv.c`.
 
 use super::parts::{GPU, GPU_LEN, argument, errno};
 use gdsync_sys::gdrdrv as raw;
@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 use std::io;
 use zerocopy::IntoBytes;
 
-/// Most GPU pages that may be pinned: what BAR1 has room for.
+/// Capacity of BAR1 in GPU pages.
 const ROOM: u64 = 64;
 
 pub(crate) struct Gdrdrv {
     version: u32,
     wants: u32,
-    /// Pinned memory stays when CUDA frees it.
+    /// True if pinned memory stays when CUDA frees it.
     persistent: bool,
-    /// What memory is mapped as, unless asked otherwise.
+    /// Default type of mappings.
     pub(crate) kind: u32,
-    /// A child uses its parent's file.
+    /// True if a child uses its parent's file.
     pub(crate) other_process: bool,
     next_handle: u64,
     pins: BTreeMap<u64, Pin>,
@@ -27,7 +27,7 @@ struct Pin {
     fd: i32,
     va: u64,
     size: u64,
-    /// Where in its GPU page the address lay.
+    /// Offset of the address in its GPU page.
     offset: u64,
     freed: bool,
     at: Option<usize>,
@@ -152,8 +152,7 @@ impl Gdrdrv {
         self.pins.get(&handle).ok_or_else(|| errno(libc::EINVAL))
     }
 
-    /// Rounds to GPU pages, as the module does; remembers what the address was, which only whole
-    /// pages may be mapped with.
+    /// Rounds to GPU pages, as the module does; keeps the original address, because only whole pages may be mapped.
     fn pin(&mut self, fd: i32, addr: u64, size: u64) -> io::Result<u64> {
         if addr == 0 {
             return Err(errno(libc::EINVAL));
@@ -173,7 +172,7 @@ impl Gdrdrv {
         Ok(handle)
     }
 
-    /// The handle, and where in the memory the mapping begins.
+    /// Returns the handle, and the mapping's offset in the memory.
     pub(super) fn may_map(&mut self, fd: i32, handle: u64, len: usize) -> io::Result<(u64, usize)> {
         if self.other_process {
             return Err(errno(libc::EACCES));
@@ -195,8 +194,8 @@ impl Gdrdrv {
         }
     }
 
-    /// CUDA frees the memory: the addresses of the mappings that go with it, unless the memory is
-    /// pinned persistently.
+    /// Frees the memory as CUDA does. Returns the addresses of the mappings that vanish, unless the memory is pinned
+    /// persistently.
     pub(super) fn free_memory(&mut self) -> Vec<usize> {
         let mut gone = Vec::new();
         for pin in self.pins.values_mut().filter(|_| !self.persistent) {

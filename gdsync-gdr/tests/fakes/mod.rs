@@ -1,8 +1,7 @@
-//! Fake kernel modules that behave as the sources of the real ones say, over memory that exists.
+//! Fake kernel modules, written after the sources of the real ones, on real memory.
 //!
-//! The GPU's memory is a memfd, so that mappings of it are real and share bytes. Anything that a
-//! module would have to clean up after its user is a mistake of the user's, and noted
-//! ([`Fake::end`]).
+//! The GPU's memory is a memfd, so that mappings are real and share bytes. Everything that a module would have to
+//! clean up after its user is a mistake of the user, and recorded ([`Fake::end`]).
 
 mod gdrdrv;
 mod nvrm;
@@ -21,37 +20,37 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The fake's files have numbers that no real one has.
+/// The fake's files have numbers that no real file has.
 const FIRST_FD: i32 = 1 << 20;
 
 pub(crate) struct State {
     memory: OwnedFd,
     files: BTreeMap<i32, Opened>,
     next: i32,
-    /// By first byte: how long, and of which file.
+    /// Length and file of each mapping, by its first byte.
     maps: BTreeMap<usize, (usize, i32)>,
     /// dma-bufs, which are real files.
     buffers: Vec<i32>,
     pub(crate) texts: BTreeMap<String, String>,
-    /// Refused with this errno: opening a file.
+    /// Errno of opening a file.
     pub(crate) no_open: Option<(String, i32)>,
-    /// Refused with this errno: a request.
+    /// Errno of a request.
     pub(crate) no_ioctl: Option<(u64, i32)>,
-    /// Refused with this errno: mapping.
+    /// Errno of mapping.
     pub(crate) no_mmap: Option<i32>,
     pub(crate) gdrdrv: Option<Gdrdrv>,
     pub(crate) nvrm: Option<Nvrm>,
     mistakes: Vec<String>,
 }
 
-/// A kernel with none, one or several of the modules.
+/// A kernel with any of the modules.
 pub(crate) struct Fake {
     state: Mutex<State>,
 }
 
 impl Fake {
     pub(crate) fn new() -> Arc<Fake> {
-        // SAFETY: a zero-terminated name; the descriptor is ours.
+        // SAFETY: the name is zero-terminated; the descriptor is owned here.
         let memory = unsafe {
             let fd = libc::memfd_create(c"fake-gpu".as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0);
@@ -81,7 +80,7 @@ impl Fake {
         fake
     }
 
-    /// A driver of this version, whose only GPU has the PCI address `0000:18:00.0`.
+    /// Creates a driver of this version, whose only GPU has the PCI address `0000:18:00.0`.
     pub(crate) fn with_nvrm(version: &str, nvrm: Nvrm) -> Arc<Fake> {
         let fake = Fake::new();
         {
@@ -97,7 +96,7 @@ impl Fake {
         fake
     }
 
-    /// CUDA frees the memory: what is not pinned persistently is unmapped.
+    /// Frees the memory as CUDA does: unmaps everything that is not pinned persistently.
     pub(crate) fn free_gpu_memory(&self) {
         let mut state = self.state();
         for at in state.gdrdrv.as_mut().unwrap().free_memory() {
@@ -113,7 +112,6 @@ impl Fake {
         self.clone()
     }
 
-    /// A dma-buf of all the GPU's memory.
     pub(crate) fn dma_buf(&self) -> OwnedFd {
         let mut state = self.state();
         let fd = state.memory.try_clone().unwrap();
@@ -121,7 +119,7 @@ impl Fake {
         fd
     }
 
-    /// What the GPU sees.
+    /// Reads memory as the GPU sees it.
     pub(crate) fn gpu_reads(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let state = self.state();
@@ -134,7 +132,7 @@ impl Fake {
         bytes
     }
 
-    /// What the GPU stores.
+    /// Writes memory as the GPU.
     pub(crate) fn gpu_writes(&self, offset: usize, bytes: &[u8]) {
         let state = self.state();
         // SAFETY: as many bytes as `bytes` has.
@@ -145,7 +143,7 @@ impl Fake {
         assert_eq!(count, bytes.len() as isize);
     }
 
-    /// Nothing is open, mapped, pinned or allocated any more, and no mistake was made on the way.
+    /// Checks that nothing is open, mapped, pinned or allocated any more, and that no mistake was recorded.
     pub(crate) fn end(&self) {
         let state = self.state();
         assert!(state.files.is_empty(), "open: {:?}", state.files);
@@ -158,25 +156,24 @@ impl Fake {
 }
 
 impl State {
-    /// Maps a part of the GPU's memory for real.
+    /// Maps a part of the GPU's memory.
     fn map_memory(&mut self, fd: i32, offset: usize, len: usize) -> io::Result<NonNull<u8>> {
         if offset + len > GPU_LEN || !offset.is_multiple_of(page_size()) {
             return Err(errno(libc::EINVAL));
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let (memory, offset) = (self.memory.as_raw_fd(), offset as libc::off_t);
-        // SAFETY: at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, memory, offset) };
         assert_ne!(at, libc::MAP_FAILED);
         self.maps.insert(at as usize, (len, fd));
         Ok(NonNull::new(at.cast()).unwrap())
     }
 
-    /// Takes pages away, as a module does when their memory is freed: an access ends the test by a
-    /// signal.
+    /// Removes pages, as a module does when their memory is freed: an access then ends the test by a signal.
     fn zap(&mut self, at: usize) {
         let (len, _) = self.maps[&at];
-        // SAFETY: mapped by us; whether it is still used is what the test is about.
+        // SAFETY: mapped by this fake; the test checks that nobody uses it.
         assert_eq!(unsafe { libc::mprotect(at as *mut libc::c_void, len, libc::PROT_NONE) }, 0);
     }
 }
@@ -208,7 +205,7 @@ impl Kernel for Fake {
         let mut state = self.state();
         if let Some(at) = state.buffers.iter().position(|buffer| *buffer == fd) {
             state.buffers.remove(at);
-            // SAFETY: ours; it was handed over.
+            // SAFETY: the descriptor is owned here.
             unsafe { libc::close(fd) };
             return;
         }
@@ -272,7 +269,7 @@ impl Kernel for Fake {
         if let Some(gdrdrv) = &mut state.gdrdrv {
             gdrdrv.unmapped(at);
         }
-        // SAFETY: mapped by us, and as long.
+        // SAFETY: mapped by this fake with that length.
         assert_eq!(unsafe { libc::munmap(at as *mut libc::c_void, len) }, 0);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The resource manager, as the open kernel modules have it.
+//! The resource manager, after the open kernel modules.
 
 use super::parts::{GPU_LEN, Opened, argument, errno};
 use gdsync_sys::nvrm as raw;
@@ -8,27 +8,27 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The only GPU's instance.
 pub(crate) const INSTANCE: u32 = 3;
-/// What CUDA's export is in these tests: any number.
+/// Identifier of CUDA's export in these tests: any number.
 pub(crate) const EXPORTED: i32 = 77;
 
 pub(crate) struct Nvrm {
     /// Minor numbers of device files.
     pub(crate) devices: Vec<u32>,
-    /// The minor number of the GPU that the memory is of.
+    /// Minor number of the memory's GPU.
     pub(crate) minor: u32,
-    /// Answers this status: (what, status), where what is a class, a command or a request.
+    /// Status of a request: (id, status), where id is a class, a command or a request.
     pub(crate) refuses: Option<(u64, u32)>,
-    /// Gives objects other names than were asked for.
+    /// True to return other handles than requested.
     pub(crate) renames: bool,
-    /// Says another instance of the GPU.
+    /// True to return another GPU instance.
     pub(crate) instance: u32,
     /// Clients, and the control file of each.
     clients: BTreeMap<u32, i32>,
     next_client: u32,
-    /// By client and name, all other objects' classes; memory has class 0.
+    /// Classes of all other objects by client and handle; memory has class 0.
     objects: BTreeMap<(u32, u32), u32>,
     registered: Vec<i32>,
-    /// By file: the length that may be mapped, and the name of that.
+    /// Mappable length and mapping identifier, by file.
     contexts: BTreeMap<i32, (u64, u64)>,
 }
 
@@ -75,7 +75,7 @@ impl Nvrm {
         self.contexts.remove(&fd);
     }
 
-    /// A request to a GPU's file.
+    /// Handles a request to a GPU's file.
     pub(super) fn register(
         &mut self,
         fd: i32,
@@ -98,10 +98,10 @@ impl Nvrm {
         self.refuses.and_then(|(refused, status)| (refused == what).then_some(status))
     }
 
-    /// A request to the control file.
+    /// Handles a request to the control file.
     ///
     /// # Safety
-    /// Pointers in the structures are to as many bytes as is said there.
+    /// Pointers in the structures refer to as many bytes as the structures state.
     pub(super) unsafe fn control(
         &mut self,
         fd: i32,
@@ -258,7 +258,7 @@ impl Nvrm {
         raw::OK
     }
 
-    /// One mapping per file, exactly as long as was said.
+    /// Checks that a file is mapped once, with exactly the announced length.
     pub(super) fn may_map(&mut self, fd: i32, offset: u64, len: usize) -> io::Result<usize> {
         match self.contexts.get(&fd) {
             Some((length, _)) if *length == len as u64 && offset == 0 => Ok(0),
@@ -268,7 +268,7 @@ impl Nvrm {
 }
 
 /// # Safety
-/// `len` bytes are at `at`, as long as the request lasts.
+/// `len` bytes are valid at `at` during the request.
 unsafe fn bytes_at<'a>(at: u64, len: u32) -> &'a mut [u8] {
     if len == 0 {
         return &mut [];

@@ -1,13 +1,11 @@
-//! What the fake modules share.
+//! Common parts of the fake modules.
 
 use std::io;
 
-/// Where the GPU's memory begins, in the GPU's address space.
+/// Start of the GPU's memory, in the GPU's address space.
 pub(crate) const GPU: u64 = 0x7f00_0020_0000;
-/// Bytes of it.
 pub(crate) const GPU_LEN: usize = 1 << 20;
 
-/// An open device file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
     Gdrdrv,
@@ -19,7 +17,7 @@ pub(super) fn errno(code: i32) -> io::Error {
     io::Error::from_raw_os_error(code)
 }
 
-/// The structure of a request. With a wrong length, the module would read or write beside it.
+/// Decodes a request's structure. With a wrong length, the real module would access memory outside of it.
 pub(super) fn argument<T: zerocopy::FromBytes + zerocopy::Immutable + zerocopy::KnownLayout>(
     bytes: &[u8],
 ) -> T {

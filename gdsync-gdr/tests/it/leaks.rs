@@ -1,11 +1,11 @@
-//! Mappings leave nothing behind.
+//! Mappings leak nothing.
 
 use gdsync_gdr::Mapping;
 use gdsync_test_support::process::alone;
 
 #[test]
 fn nothing_is_left_of_a_stand_in() {
-    // It counts the files and mappings of the process.
+    // The test counts the files and mappings of the process.
     if !alone(module_path!(), "nothing_is_left_of_a_stand_in", &[]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! The tests of mappings through the public interface, as one program.
+//! Tests of mappings through the public interface.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 

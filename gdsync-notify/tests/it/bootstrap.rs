@@ -2,6 +2,7 @@
 
 use crate::ranks::{LONG, Ranks, ended_well};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Key, Meeting};
+use gdsync_test_support::networks::free_port;
 use gdsync_test_support::process::role;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -105,10 +106,6 @@ fn failures_of_a_programs_exchange_are_said() {
         let refused = Bootstrap::with_all_gather(rank, size, LONG, nothing);
         assert!(matches!(refused, Err(BootstrapError::Rank { .. })));
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[test]

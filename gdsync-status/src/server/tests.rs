@@ -1,4 +1,4 @@
-//! Readers that hang, go away, or are another user's.
+//! Clients that hang, disappear, or belong to another user.
 
 use super::*;
 use std::io::Read;
@@ -6,9 +6,9 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr;
 use std::process::Command;
 
-/// Longer than any test: a test that waited for it would not end.
+/// Longer than any test: a test that waits for it never ends.
 const FOR_EVER: Duration = Duration::from_secs(1 << 20);
-/// More than a socket takes of a writer whose reader hangs.
+/// More than a socket buffers for a client that does not read.
 const LARGE: usize = 4 << 20;
 
 fn small() -> Vec<u8> {
@@ -40,7 +40,7 @@ fn all_of(mut socket: UnixStream) -> Vec<u8> {
     bytes
 }
 
-/// Waits until the first byte of an answer has come.
+/// Waits for the first byte of an answer.
 fn first_byte(socket: &mut UnixStream) {
     socket.read_exact(&mut [0]).unwrap();
 }
@@ -60,14 +60,14 @@ fn a_reader_that_takes_no_large_answer_loses_it_and_holds_up_no_end() {
     let patient = server("patient", large, FOR_EVER);
     let mut hangs = reader("patient");
     first_byte(&mut hangs);
-    // It writes to a reader that takes nothing, and is patient for ever; the end does not wait for that.
+    // It writes to a client that reads nothing, without a time limit; the end does not wait for that.
     drop(patient);
     assert!(all_of(hangs).len() < LARGE - 1);
 
     let server = server("impatient", large, Duration::from_millis(1));
     let mut hangs = reader("impatient");
     first_byte(&mut hangs);
-    // Its turn comes once the first one has lost its answer.
+    // It is answered once the first client has lost its answer.
     let mut next = reader("impatient");
     first_byte(&mut next);
     assert!(all_of(hangs).len() < LARGE - 1);
@@ -91,8 +91,8 @@ fn a_reader_that_goes_away_ends_no_program() {
         assert!(output.status.success() && said.contains("1 passed"), "{}\n{said}", output.status);
         return;
     }
-    // As in a program that is not of Rust.
-    // SAFETY: the call changes what a signal does, and involves no handler.
+    // As in a program that is not written in Rust.
+    // SAFETY: the call changes a signal's disposition, without a handler.
     assert_ne!(unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) }, libc::SIG_ERR);
     let _server = server("away", large, FOR_EVER);
     for _ in 0..10 {
@@ -110,7 +110,7 @@ fn another_user_gets_nothing() {
         return;
     }
     let _server = server("user", small, FOR_EVER);
-    // Made before the fork: the child makes system calls only, but for what `connect` and `read` need.
+    // Created before the fork: the child makes only system calls, and what `connect` and `read` need.
     let name = name("user");
     // SAFETY: the child uses sockets only, and ends without unwinding.
     let child = unsafe { libc::fork() };

@@ -1,5 +1,4 @@
-//! Completion-queue entries (CQEs) of 64 bytes: `struct mlx5_cqe64` and its error form `struct
-//! mlx5_err_cqe`.
+//! Completion queue entries (CQEs) of 64 bytes: `struct mlx5_cqe64` and its error form `struct mlx5_err_cqe`.
 
 use super::wqe::Opcode;
 use super::{UnknownCode, getters, wire_codes};
@@ -9,14 +8,13 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 /// Bytes of an entry.
 pub const CQE_SIZE: usize = 64;
-/// Bit of `op_own` that says which lap of the ring an entry belongs to.
+/// The owner bit of `op_own`, which alternates with each lap of the ring.
 pub const OWNER_BIT: u8 = 1;
-/// `op_own` of an entry that no card has written, with owner bit 1: the value that a stream waiting
-/// for owner 0 waits past.
+/// `op_own` of an unwritten entry, with owner bit 1: a stream that waits for owner 0 waits past it.
 pub const OP_OWN_INVALID: u8 = 0xf1;
 /// Offset of the last 32-bit word: WQE counter, signature, `op_own`.
 pub const LAST_DWORD: usize = 60;
-/// The owner bit in that word, read as a little-endian number.
+/// The owner bit in that word, as a little-endian number.
 pub const OWNER_MASK_DWORD: u32 = 1 << 24;
 
 wire_codes! {
@@ -54,23 +52,23 @@ wire_codes! {
         LocalLength = 0x01,
         /// The work request is malformed.
         LocalQpOperation = 0x02,
-        /// A local key, bound or access right does not hold.
+        /// A local key, bound or access right is violated.
         LocalProtection = 0x04,
         /// The queue pair had failed before.
         WrFlush = 0x05,
         /// A memory window could not be bound.
         MwBind = 0x06,
-        /// The response makes no sense.
+        /// The response is malformed.
         BadResponse = 0x10,
         /// The remote side used a wrong key, bound or right.
         LocalAccess = 0x11,
-        /// The remote side cannot take the request.
+        /// The remote side cannot execute the request.
         RemoteInvalidRequest = 0x12,
-        /// A remote key, bound or access right does not hold.
+        /// A remote key, bound or access right is violated.
         RemoteAccess = 0x13,
-        /// The remote side failed on its own.
+        /// The remote side had an internal failure.
         RemoteOperation = 0x14,
-        /// The remote side does not answer.
+        /// The remote side does not respond.
         RetryExceeded = 0x15,
         /// The remote side had no receive posted for too long.
         RnrRetryExceeded = 0x16,
@@ -79,23 +77,23 @@ wire_codes! {
     }
 }
 
-/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes
-/// (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the kernel).
+/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the
+/// kernel).
 pub const L3_GRH: u8 = 0;
 /// [`PathFields::level_or_l3_type`] on Ethernet: an IPv6 header, in 40 bytes.
 pub const L3_IPV6: u8 = 1;
 /// [`PathFields::level_or_l3_type`] on Ethernet: an IPv4 header, in the last 20 of 40 bytes.
 pub const L3_IPV4: u8 = 2;
 
-/// Where a message came from: what a responder entry says beside the remote queue pair. Of messages of
-/// connections only the LID is said.
+/// The source of a message in a responder entry, besides the remote queue pair. Messages of connections have only the
+/// LID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathFields {
     /// Source LID; 0 on Ethernet.
     pub slid: u16,
     /// InfiniBand: service level. Ethernet: type of the network header, such as [`L3_IPV4`].
     pub level_or_l3_type: u8,
-    /// The first 40 bytes of the receive hold a network header.
+    /// True if the first 40 bytes of the receive hold a network header.
     pub has_grh: bool,
 }
 
@@ -124,8 +122,7 @@ pub struct Cqe64 {
     pub(super) op_own: u8,
 }
 
-/// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside
-/// `timestamp`.
+/// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside `timestamp`.
 const VENDOR_SYNDROME: usize = 54;
 /// Offset of the syndrome in an error entry (`mlx5_err_cqe.syndrome`).
 const SYNDROME: usize = 55;
@@ -140,13 +137,14 @@ impl Cqe64 {
         }
     }
 
-    /// A send work request completed. `wqe_counter` is the index of its first basic block.
+    /// Creates the entry of a completed send. `wqe_counter` is the index of its first basic block.
     pub fn requester(wqe_opcode: Opcode, qpn: u32, wqe_counter: u16, byte_count: u32) -> Self {
         let blank = Self::blank(CqeOpcode::Requester, qpn, wqe_opcode as u8, wqe_counter);
         Cqe64 { byte_cnt: U32::new(byte_count), ..blank }
     }
 
-    /// A receive completed. `rq_index` counts receives; `imm` is the immediate as it travelled.
+    /// Creates the entry of a completed receive. `rq_index` is the index of the receive; `imm` is the immediate in
+    /// wire order.
     pub fn responder(
         opcode: CqeOpcode,
         local_qpn: u32,
@@ -166,7 +164,7 @@ impl Cqe64 {
         }
     }
 
-    /// A work request failed: `opcode` is [`CqeOpcode::RequesterError`] or
+    /// Creates the entry of a failed work request: `opcode` is [`CqeOpcode::RequesterError`] or
     /// [`CqeOpcode::ResponderError`].
     pub fn error(
         opcode: CqeOpcode,
@@ -181,41 +179,40 @@ impl Cqe64 {
         cqe
     }
 
-    /// An entry that no card has written: all zeroes but `op_own`.
+    /// Creates an unwritten entry: all zeroes except `op_own`.
     pub fn invalid() -> Self {
         Cqe64 { op_own: OP_OWN_INVALID, ..Self::blank(CqeOpcode::Invalid, 0, 0, 0) }
     }
 
-    /// The same entry with another owner bit.
+    /// Returns the entry with another owner bit.
     pub fn with_owner(self, owner: bool) -> Self {
         Cqe64 { op_own: self.op_own & !OWNER_BIT | u8::from(owner), ..self }
     }
 
-    /// The same entry with the time of the card's clock. An error entry has none: the bytes are its
-    /// syndromes.
+    /// Returns the entry with the time of the card's clock. Error entries have none: the bytes hold the syndromes.
     pub fn with_timestamp(self, clock: u64) -> Self {
         if self.is_error() { self } else { Cqe64 { timestamp: U64::new(clock), ..self } }
     }
 
-    /// The entry that says that the queue goes on in another ring (`MLX5_CQE_RESIZE_CQ`).
+    /// Creates the entry after which the queue continues in another ring (`MLX5_CQE_RESIZE_CQ`).
     pub fn resize() -> Self {
         Self::blank(CqeOpcode::Resize, 0, 0, 0)
     }
 
-    /// The same entry with the user's index of the queue pair in `srqn_uidx` (24 bits are used):
-    /// what CQE version 1 finds a queue pair by.
+    /// Returns the entry with the queue pair's user index in `srqn_uidx` (24 bits), which identifies a queue pair in
+    /// CQE version 1.
     pub fn with_user_index(self, index: u32) -> Self {
         Cqe64 { srqn_uidx: U32::new(index & 0xff_ffff), ..self }
     }
 
-    /// The same entry of a message that came with this path.
+    /// Returns the entry with the message's path.
     pub fn with_path(self, path: PathFields) -> Self {
         let bits = u32::from(path.has_grh) << 28 | u32::from(path.level_or_l3_type & 0xf) << 24;
         let flags_rqpn = U32::new(bits | self.flags_rqpn.get() & 0xff_ffff);
         Cqe64 { flags_rqpn, slid: U16::new(path.slid), ..self }
     }
 
-    /// The path that a message came with.
+    /// Returns the message's path.
     pub fn path(&self) -> PathFields {
         let flags = self.flags_rqpn.get();
         PathFields {
@@ -227,7 +224,7 @@ impl Cqe64 {
 }
 
 getters! { Cqe64, self:
-    /// The user's index of the queue pair (CQE version 1).
+    /// The queue pair's user index (CQE version 1).
     user_index -> u32 { self.srqn_uidx.get() & 0xff_ffff }
     /// The owner bit.
     owner -> bool { self.op_own & OWNER_BIT != 0 }
@@ -238,7 +235,7 @@ getters! { Cqe64, self:
     opcode -> Result<CqeOpcode, UnknownCode> { CqeOpcode::try_from(self.op_own >> 4) }
     /// True for the two error opcodes.
     is_error -> bool { matches!(self.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError)) }
-    /// The receiver was asked for a solicited event.
+    /// True if the sender requested a solicited event.
     is_solicited -> bool { self.op_own & 2 != 0 }
     /// Number of the local queue pair.
     qpn -> u32 { self.sop_drop_qpn.get() & 0xff_ffff }
@@ -248,7 +245,7 @@ getters! { Cqe64, self:
     wqe_counter -> u16 { self.wqe_counter.get() }
     /// Bytes received or read.
     byte_count -> u32 { self.byte_cnt.get() }
-    /// Immediate data as they travelled.
+    /// Immediate data in wire order.
     imm -> [u8; 4] { self.imm_inval_pkey }
     /// Number of the remote queue pair (responder entries).
     remote_qpn -> u32 { self.flags_rqpn.get() & 0xff_ffff }

@@ -1,13 +1,13 @@
 //! Doorbell records and doorbell registers.
 //!
-//! A *record* is a word of host memory that says how far a queue has been filled (or emptied); a
-//! *register* is a word of a UAR page (user access region) whose store makes the card look.
+//! A *record* is a word of host memory with a queue's producer or consumer index; a *register* is a word of a UAR
+//! page (user access region): a store to it notifies the card.
 
 use super::getters;
 
-/// Word of a queue pair's doorbell record that counts receives (`MLX5_RCV_DBR`).
+/// Word of a queue pair's doorbell record with the count of receives (`MLX5_RCV_DBR`).
 pub const DBR_RECV: usize = 0;
-/// Word of a queue pair's doorbell record that counts send blocks (`MLX5_SND_DBR`).
+/// Word of a queue pair's doorbell record with the count of send blocks (`MLX5_SND_DBR`).
 pub const DBR_SEND: usize = 1;
 /// Word of a completion queue's doorbell record with the consumer index.
 pub const DBR_CQ_CI: usize = 0;
@@ -18,45 +18,45 @@ pub const DBR_CQ_ARM: usize = 1;
 pub const UAR_PAGE: usize = 4096;
 /// Offsets of a UAR page's doorbell registers (`MLX5_BF_OFFSET` and its multiples).
 pub const UAR_DOORBELLS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
-/// Offset of the register of queue pairs without a doorbell record of sends (`send_dbr_mode`;
+/// Offset of the register of queue pairs without a send doorbell record (`send_dbr_mode`;
 /// `DOCA_VERBS_UAR_DBR_LESS_DB_OFFSET` of DOCA's `doca_verbs_uar.cpp`): [`Doorbell::without_record`].
 pub const UAR_NO_RECORD: usize = 0x600;
 /// Offset of the register that arms completion queues (`MLX5_CQ_DOORBELL`).
 pub const UAR_CQ_ARM: usize = 0x20;
 
-/// The memory word of a queue pair's record: the low 16 bits of a counter, big endian.
+/// Returns the memory word of a queue pair's record: the low 16 bits of a counter, big endian.
 pub fn record(counter: u32) -> u32 {
     (counter & 0xffff).to_be()
 }
 
-/// The counter of a queue pair's record.
+/// Returns the counter in a queue pair's record.
 pub fn record_value(word: u32) -> u16 {
     u32::from_be(word) as u16
 }
 
-/// The memory word of a completion queue's consumer index: 24 bits, big endian.
+/// Returns the memory word of a completion queue's consumer index: 24 bits, big endian.
 pub fn ci_record(index: u32) -> u32 {
     (index & 0xff_ffff).to_be()
 }
 
-/// The consumer index of a completion queue's record, 24 bits.
+/// Returns the consumer index in a completion queue's record, 24 bits.
 pub fn ci_value(word: u32) -> u32 {
     u32::from_be(word) & 0xff_ffff
 }
 
-/// A doorbell, as stored into a register: the first 8 bytes of a control segment.
+/// The value of a doorbell register: the first 8 bytes of a control segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Doorbell(u64);
 
 impl Doorbell {
-    /// From the native word that was stored.
+    /// Creates a doorbell from the stored native word.
     pub fn from_raw(raw: u64) -> Self {
         Doorbell(raw)
     }
 
-    /// A doorbell for [`UAR_NO_RECORD`]: its index is the producer index, one past the last block
-    /// that is announced, in the place of that of the last WQE. (`doca_gpu_dev_verbs_prepare_db` and
-    /// `submit_db_no_dbr` of DOCA GPUNetIO; no more than the two fields is set.)
+    /// Creates a doorbell for [`UAR_NO_RECORD`]: its index is the producer index, one past the last announced block,
+    /// instead of the index of the last WQE. Only the two fields are set (`doca_gpu_dev_verbs_prepare_db` and
+    /// `submit_db_no_dbr` of DOCA GPUNetIO).
     pub fn without_record(producer: u16, qpn: u32) -> Self {
         Doorbell((u64::from(producer) << 40 | u64::from(qpn & 0xff_ffff) << 8).to_be())
     }
@@ -76,34 +76,33 @@ getters! { Doorbell, self:
     qpn -> u32 { self.words().1 >> 8 }
 }
 
-/// What arms a completion queue: word [`DBR_CQ_ARM`] of its record, and then, with the queue's
-/// number, the doorbell at [`UAR_CQ_ARM`] (libmlx5, `mlx5_arm_cq`).
+/// The command that arms a completion queue: word [`DBR_CQ_ARM`] of its record and then, with the queue's number, the
+/// doorbell at [`UAR_CQ_ARM`] (libmlx5, `mlx5_arm_cq`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CqArm(u32);
 
-/// Command bit: only solicited entries and errors count (`MLX5_CQ_DB_REQ_NOT_SOL`).
+/// Command bit: only solicited entries and errors raise an event (`MLX5_CQ_DB_REQ_NOT_SOL`).
 const ARM_SOLICITED_ONLY: u32 = 1 << 24;
 
 impl CqArm {
-    /// Arms for entries from the consumer index on (24 bits are used). `sequence` counts the events
-    /// of the queue, 2 bits.
+    /// Arms for entries from the consumer index (24 bits) on. `sequence` is the count of the queue's events, 2 bits.
     pub fn new(sequence: u8, solicited_only: bool, consumer_index: u32) -> Self {
         let command = if solicited_only { ARM_SOLICITED_ONLY } else { 0 };
         CqArm(u32::from(sequence & 3) << 28 | command | consumer_index & 0xff_ffff)
     }
 
-    /// From the memory word of the record.
+    /// Decodes the memory word of the record.
     pub fn from_record(word: u32) -> Self {
         CqArm(u32::from_be(word))
     }
 
-    /// From the native word that was stored into the register, with the queue's number (24 bits).
+    /// Decodes the native word of the register, with the queue's number (24 bits).
     pub fn from_doorbell(raw: u64) -> (Self, u32) {
         let big = u64::from_be(raw);
         (CqArm((big >> 32) as u32), big as u32 & 0xff_ffff)
     }
 
-    /// What is stored into the register for a queue.
+    /// Returns the register value for a queue.
     pub fn doorbell(self, cqn: u32) -> u64 {
         (u64::from(self.0) << 32 | u64::from(cqn & 0xff_ffff)).to_be()
     }
@@ -114,9 +113,9 @@ getters! { CqArm, self:
     record -> u32 { self.0.to_be() }
     /// Count of the queue's events, 2 bits.
     sequence -> u8 { (self.0 >> 28 & 3) as u8 }
-    /// Only solicited entries and errors count.
+    /// True if only solicited entries and errors raise an event.
     is_solicited_only -> bool { self.0 & ARM_SOLICITED_ONLY != 0 }
-    /// Entries from this one on count, 24 bits.
+    /// The first entry that raises an event, 24 bits.
     consumer_index -> u32 { self.0 & 0xff_ffff }
 }
 
@@ -136,8 +135,7 @@ mod tests {
 
     #[test]
     fn arming_bytes() {
-        // libmlx5, mlx5_arm_cq: sn << 28 | command | consumer index; the doorbell is that and the
-        // queue's number.
+        // libmlx5, mlx5_arm_cq: sn << 28 | command | consumer index; the doorbell appends the queue's number.
         let arm = CqArm::new(2, true, 0x0102_0304);
         assert_eq!(arm.record().to_ne_bytes(), [0x21, 2, 3, 4]);
         assert_eq!(arm.doorbell(0x0a_0b0c).to_ne_bytes(), [0x21, 2, 3, 4, 0, 0x0a, 0x0b, 0x0c]);

@@ -1,7 +1,6 @@
-//! Bit fields of the device's commands: big endian, counted from the most significant bit of the
-//! first byte.
+//! Bit fields of device commands: big endian, numbered from the most significant bit of the first byte.
 
-/// A field of a structure: its first bit, and how many there are.
+/// A field of a structure: its first bit and its width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     at: usize,
@@ -9,18 +8,18 @@ pub struct Field {
 }
 
 impl Field {
-    /// Fields lie within a word of 32 bits, or are two whole words.
+    /// Creates a field, which is inside a 32-bit word or spans two whole words.
     pub const fn new(at: usize, width: usize) -> Self {
         assert!(width >= 1 && (at % 32 + width <= 32 || at.is_multiple_of(32) && width == 64));
         Field { at, width }
     }
 
-    /// The field in a structure that begins at bit `base` of another one.
+    /// Returns the field's position in an outer structure that contains this one at bit `base`.
     pub const fn within(self, base: usize) -> Self {
         Field::new(base + self.at, self.width)
     }
 
-    /// Its value; bits beyond the end are zero: programs may leave out the end of a command.
+    /// Returns the value. Bits beyond the end are zero: programs may omit the end of a command.
     pub fn get(self, bytes: &[u8]) -> u64 {
         (self.at..self.at + self.width).fold(0, |value, bit| {
             let byte = bytes.get(bit / 8).copied().unwrap_or(0);
@@ -28,25 +27,24 @@ impl Field {
         })
     }
 
-    /// Its value, of a field of up to 32 bits.
+    /// Returns the value of a field of up to 32 bits.
     pub fn get32(self, bytes: &[u8]) -> u32 {
         debug_assert!(self.width <= 32);
         self.get(bytes) as u32
     }
 
-    /// Its value, of a field of up to 8 bits.
+    /// Returns the value of a field of up to 8 bits.
     pub fn get8(self, bytes: &[u8]) -> u8 {
         debug_assert!(self.width <= 8);
         self.get(bytes) as u8
     }
 
-    /// Whether it is not 0.
+    /// Returns true if the value is not 0.
     pub fn is_set(self, bytes: &[u8]) -> bool {
         self.get(bytes) != 0
     }
 
-    /// Stores a value, of which as many bits are taken as the field has. Bits beyond the end are
-    /// left out.
+    /// Stores a value's low bits, as many as the field has. Bits beyond the end are dropped.
     pub fn put(self, bytes: &mut [u8], value: impl Into<u64>) {
         let value = value.into();
         for (i, bit) in (self.at..self.at + self.width).rev().enumerate() {
@@ -85,7 +83,7 @@ mod tests {
         assert_eq!(field.get(&[]), 0);
     }
 
-    /// Any field that may be in a structure of 16 words.
+    /// Generates fields of a structure of 16 words.
     fn field() -> impl Strategy<Value = Field> {
         let narrow = (0usize..16, 0usize..32, 1usize..=32)
             .prop_map(|(word, at, width)| Field::new(word * 32 + at, width.min(32 - at)));

@@ -1,11 +1,8 @@
-//! The card's wire formats: what mlx5 hardware reads from send and receive queues and writes to
-//! completion queues.
+//! Wire formats of mlx5 cards: send and receive queues, completion queues, doorbells, commands.
 //!
-//! Pure data, no FFI. Fields are private and big endian, as the card has them; getters and
-//! constructors speak host order. Sources: `providers/mlx5/mlx5dv.h` of rdma-core, and the
-//! Programmer's Reference Manual (PRM) where the header is silent.
+//! Pure data, no FFI. Fields are private and big endian; getters and constructors use host order. Sources:
+//! `providers/mlx5/mlx5dv.h` of rdma-core, and the Programmer's Reference Manual (PRM) for what the header omits.
 
-mod av;
 pub mod command;
 pub mod cqe;
 pub mod doorbell;
@@ -16,17 +13,17 @@ pub mod umr;
 pub mod wait;
 pub mod wqe;
 
-/// A code that this library does not know, with its value.
+/// A code that this library does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {code:#04x} is not known")]
 pub struct UnknownCode {
-    /// What kind of code it is.
+    /// The kind of code.
     pub what: &'static str,
     /// Its value.
     pub code: u8,
 }
 
-/// Declares a field-less enum of wire codes, with a `TryFrom<u8>` that names what it does not know.
+/// Declares a field-less enum of wire codes, with a `TryFrom<u8>` whose error names the unknown code.
 macro_rules! wire_codes {
     ($(#[$doc:meta])* $name:ident, $what:literal { $($(#[$vdoc:meta])* $variant:ident = $value:literal,)* }) => {
         $(#[$doc])*
@@ -36,7 +33,7 @@ macro_rules! wire_codes {
         pub enum $name { $($(#[$vdoc])* $variant = $value,)* }
 
         impl $name {
-            /// Every code that is known.
+            /// All known codes.
             pub const ALL: &[$name] = &[$($name::$variant,)*];
         }
 
@@ -54,7 +51,7 @@ macro_rules! wire_codes {
 }
 pub(crate) use wire_codes;
 
-/// Getters of a segment: what its fields say, each by one expression.
+/// Defines getters of a segment, each by one expression.
 macro_rules! getters {
     ($segment:ident, $self:ident: $($(#[$doc:meta])* $name:ident -> $type:ty $value:block)+) => {
         impl $segment {

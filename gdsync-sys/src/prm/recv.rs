@@ -1,42 +1,40 @@
-//! Receive work-queue entries: a scatter list of data segments, ended early by
-//! [`DataSeg::terminator`].
+//! Receive WQEs: a scatter list of data segments, which [`DataSeg::terminator`] may end early.
 
 use super::wqe::{DataSeg, SEGMENT};
 
-/// Bytes from one entry of a receive queue to the next: room for the segments, rounded up to a
-/// power of two. No more than 2^31, which is past what any card has.
+/// Returns the stride of a receive queue: room for the segments, rounded up to a power of two, at most 2^31, more
+/// than any card supports.
 pub fn stride(max_segments: u32) -> u32 {
     max_segments.clamp(1, 1 << 27).next_power_of_two() * SEGMENT as u32
 }
 
-/// The segments of an entry, up to the terminator or the entry's end.
+/// Iterates over the segments of an entry, up to the terminator or the entry's end.
 pub fn segments(entry: &[u8]) -> impl Iterator<Item = DataSeg> {
     use zerocopy::FromBytes;
     let whole = entry.chunks_exact(SEGMENT).filter_map(|bytes| DataSeg::read_from_bytes(bytes).ok());
     whole.take_while(|segment| !segment.is_terminator())
 }
 
-/// Bytes from one entry of a shared receive queue to the next: room for the link and the segments, at
-/// least 32, rounded up to a power of two (libmlx5 `srq.c`, `mlx5_alloc_srq_buf`; the driver's
-/// `mlx5_ib_create_srq`).
+/// Returns the stride of a shared receive queue: room for the link and the segments, at least 32, rounded up to a
+/// power of two (libmlx5 `srq.c`, `mlx5_alloc_srq_buf`; the driver's `mlx5_ib_create_srq`).
 pub fn linked_stride(max_segments: u32) -> u32 {
     ((max_segments.min(1 << 26) + 1) * SEGMENT as u32).next_power_of_two().max(2 * SEGMENT as u32)
 }
 
-/// Data segments of such an entry.
+/// Returns the number of data segments of an entry with that stride.
 pub fn linked_segments(stride: u32) -> u32 {
     (stride / SEGMENT as u32).saturating_sub(1)
 }
 
-/// The link that an entry of a shared receive queue begins with: the index of the entry after it.
+/// Returns the first segment of an entry of a shared receive queue: the index of the next entry.
 pub fn link(next: u16) -> [u8; SEGMENT] {
     let mut bytes = [0; SEGMENT];
     bytes[2..4].copy_from_slice(&next.to_be_bytes());
     bytes
 }
 
-/// An entry of a shared receive queue: the index of the entry after it, and its segments. It begins
-/// with `struct mlx5_wqe_srq_next_seg`, 16 bytes with the index in bytes 2 and 3.
+/// Decodes an entry of a shared receive queue: the index of the next entry, and the segments. It begins with
+/// `struct mlx5_wqe_srq_next_seg`, 16 bytes with the index in bytes 2 and 3.
 pub fn linked(entry: &[u8]) -> (u16, impl Iterator<Item = DataSeg>) {
     let next = entry.get(2..4).map_or(0, |index| u16::from_be_bytes([index[0], index[1]]));
     (next, segments(entry.get(SEGMENT..).unwrap_or(&[])))

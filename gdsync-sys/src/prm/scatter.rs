@@ -1,26 +1,25 @@
-//! Scatter-to-CQE: small data inside completion entries, in place of the memory that a receive or a
-//! read names. Programs ask for it per queue pair, and libmlx5 by default
-//! (`MLX5_QP_FLAG_SCATTER_CQE`); who polls the entry copies the data to the memory.
+//! Scatter-to-CQE: small payloads inside completion entries, instead of the memory of the receive or read. Enabled
+//! per queue pair, in libmlx5 by default (`MLX5_QP_FLAG_SCATTER_CQE`); the poller of the entry copies the data to the
+//! memory.
 //!
-//! An entry of 64 bytes has room for 32 at its start, where the fields of a path are otherwise
-//! (`MLX5_INLINE_SCATTER_32` of libmlx5's `mlx5.h`, and `cq.c` for the place). An entry of 128 bytes has
-//! room for 64 in the half before its fields (`MLX5_INLINE_SCATTER_64`).
+//! A 64-byte entry holds 32 bytes at its start, instead of the path fields (`MLX5_INLINE_SCATTER_32` in libmlx5's
+//! `mlx5.h`; `cq.c` for the position). A 128-byte entry holds 64 in the half before its fields
+//! (`MLX5_INLINE_SCATTER_64`).
 
 use super::cqe::Cqe64;
 use zerocopy::IntoBytes;
 
-/// Most bytes inside an entry of 64 bytes.
+/// Most payload bytes in a 64-byte entry.
 pub const SCATTER_BYTES: usize = 32;
 /// Bit of `op_own`: data is in the first 32 bytes of the entry.
 const SCATTER_32: u8 = 1 << 2;
-/// Most bytes before the fields of an entry of 128 bytes.
+/// Most payload bytes before the fields of a 128-byte entry.
 pub const SCATTER_LONG_BYTES: usize = 64;
-/// Bit of `op_own`: data is in the first half of an entry of 128 bytes, of which this is the second.
+/// Bit of `op_own`: data is in the first half of a 128-byte entry, of which this is the second.
 const SCATTER_64: u8 = 1 << 3;
 
 impl Cqe64 {
-    /// The same entry with data inside: the bytes that its byte count says, at most [`SCATTER_BYTES`].
-    /// More are left out.
+    /// Returns the entry with data inside, at most [`SCATTER_BYTES`]; the byte count must match. More is dropped.
     pub fn with_data(mut self, data: &[u8]) -> Self {
         let count = data.len().min(SCATTER_BYTES);
         self.as_mut_bytes()[..count].copy_from_slice(&data[..count]);
@@ -28,18 +27,18 @@ impl Cqe64 {
         self
     }
 
-    /// The same entry, as the second half of one of 128 bytes with data in its first half.
+    /// Returns the entry as the second half of a 128-byte entry with data in its first half.
     pub fn with_data_before(mut self) -> Self {
         self.op_own |= SCATTER_64;
         self
     }
 
-    /// Whether data is in the first half of the entry of 128 bytes, of which this is the second.
+    /// Returns true if the first half of the 128-byte entry holds data.
     pub fn has_data_before(&self) -> bool {
         self.op_own & SCATTER_64 != 0 && !self.is_error()
     }
 
-    /// The data inside the entry, if there is some.
+    /// Returns the data inside the entry, if any.
     pub fn data(&self) -> Option<&[u8]> {
         let count = (self.byte_count() as usize).min(SCATTER_BYTES);
         let has_data = self.op_own & SCATTER_32 != 0 && !self.is_error();

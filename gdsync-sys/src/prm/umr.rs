@@ -1,28 +1,29 @@
-//! Segments of a work request that changes a memory key (user-mode memory registration, UMR).
+//! Segments of user-mode memory registration (UMR): a work request that modifies a memory key.
 //!
-//! The request is a control segment whose immediate names the key, [`UmrCtrlSeg`],
-//! [`KeyContextSeg`], and the new translation in entries of 16 bytes: [`DataSeg`](super::wqe::DataSeg)s,
-//! or one [`StridedHeader`] and its [`StridedEntry`]s.
+//! The request consists of a control segment whose immediate is the key, [`UmrCtrlSeg`], [`KeyContextSeg`], and the
+//! new translation in entries of 16 bytes: [`DataSeg`](super::wqe::DataSeg)s, or one [`StridedHeader`] and its
+//! [`StridedEntry`]s.
 
 use super::getters;
 use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The queue pair number of a key that belongs to no queue pair.
+/// Queue pair number of a key that is valid for all queue pairs.
 pub const ANY_QP: u32 = 0xff_ffff;
-/// The bit of [`KeyContextSeg`]'s first byte that closes a key (`MLX5_WQE_MKEY_CONTEXT_FREE`).
+/// The bit of [`KeyContextSeg`]'s first byte that marks a key as free, that is, unusable
+/// (`MLX5_WQE_MKEY_CONTEXT_FREE`).
 const CLOSED: u8 = 1 << 6;
 
 bitflags::bitflags! {
     /// Flags of [`UmrCtrlSeg`] (`MLX5_WQE_UMR_CTRL_FLAG_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct UmrFlags: u8 {
-        /// The request fails unless the queue pair is the key's.
+        /// The request fails unless it is posted on the key's queue pair.
         const CHECK_QPN = 1 << 3;
-        /// `offset` counts entries of the translation, from which on it changes.
+        /// `offset` is the first entry of the translation that changes.
         const TRANSLATION_OFFSET = 1 << 4;
-        /// The request fails unless the key is closed.
+        /// The request fails unless the key is free.
         const CHECK_FREE = 1 << 5;
         /// The translation is in the request.
         const INLINE = 1 << 7;
@@ -30,7 +31,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// The attributes of a key that a request changes (`MLX5_WQE_UMR_CTRL_MKEY_MASK_*`).
+    /// The attributes of a key that a request modifies (`MLX5_WQE_UMR_CTRL_MKEY_MASK_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct KeyMask: u64 {
         /// Length.
@@ -49,7 +50,7 @@ bitflags::bitflags! {
         const REMOTE_WRITE = 1 << 20;
         /// Right of atomics.
         const ATOMIC = 1 << 21;
-        /// Whether the key is closed.
+        /// The free bit.
         const FREE = 1 << 29;
     }
 }
@@ -71,7 +72,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What a request changes: `struct mlx5_wqe_umr_ctrl_seg`, 48 bytes.
+/// UMR control segment: `struct mlx5_wqe_umr_ctrl_seg`, 48 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct UmrCtrlSeg {
@@ -84,8 +85,8 @@ pub struct UmrCtrlSeg {
 }
 
 impl UmrCtrlSeg {
-    /// Changes the attributes in `mask`, and the translation to one of that many entries of 16 bytes;
-    /// 0 leaves it as it is.
+    /// Modifies the attributes in `mask`, and replaces the translation by one of `entries` entries of 16 bytes; 0
+    /// keeps it.
     pub fn new(flags: UmrFlags, mask: KeyMask, entries: u16) -> Self {
         UmrCtrlSeg {
             flags: flags.bits(),
@@ -97,13 +98,13 @@ impl UmrCtrlSeg {
 }
 
 getters! { UmrCtrlSeg, self:
-    /// Flags. Bits without a name are kept.
+    /// Flags, including unknown bits.
     flags -> UmrFlags { UmrFlags::from_bits_retain(self.flags) }
-    /// The attributes that change. Bits without a name are kept.
+    /// The modified attributes, including unknown bits.
     mask -> KeyMask { KeyMask::from_bits_retain(self.mask.get()) }
     /// Entries of the new translation.
     entries -> u16 { self.octowords.get() }
-    /// The first entry that changes.
+    /// The first modified entry.
     offset -> u16 { self.offset.get() }
 }
 
@@ -131,7 +132,7 @@ pub struct KeyContextSeg {
 /// The attributes of [`KeyContextSeg`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyFields {
-    /// Requests that name the key fail.
+    /// True if the key is free: requests that use it fail.
     pub closed: bool,
     /// Rights.
     pub access: KeyAccess,
@@ -146,7 +147,7 @@ pub struct KeyFields {
 }
 
 impl KeyContextSeg {
-    /// A segment of these attributes.
+    /// Creates a segment with these attributes.
     pub fn new(fields: &KeyFields) -> Self {
         KeyContextSeg {
             free: if fields.closed { CLOSED } else { 0 },
@@ -158,7 +159,7 @@ impl KeyContextSeg {
         }
     }
 
-    /// Its attributes.
+    /// Returns its attributes.
     pub fn fields(&self) -> KeyFields {
         KeyFields {
             closed: self.free & CLOSED != 0,
@@ -171,8 +172,8 @@ impl KeyContextSeg {
     }
 }
 
-/// Begins a translation of blocks that repeat: `struct mlx5_wqe_umr_repeat_block_seg`, 16 bytes. Where
-/// other entries have their key, it has [`StridedHeader::OPERATION`].
+/// Header of a strided translation: `struct mlx5_wqe_umr_repeat_block_seg`, 16 bytes. It has
+/// [`StridedHeader::OPERATION`] at the position of other entries' key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StridedHeader {
@@ -184,10 +185,10 @@ pub struct StridedHeader {
 }
 
 impl StridedHeader {
-    /// Marks the header.
+    /// The mark of a header.
     pub const OPERATION: u32 = 0x400;
 
-    /// Rounds of `byte_count` bytes, from one block of each of that many entries.
+    /// Creates a header of `repeat` rounds of `byte_count` bytes, with one block of each of `entries` entries.
     pub fn new(byte_count: u32, repeat: u32, entries: u16) -> Self {
         StridedHeader {
             byte_count: U32::new(byte_count),
@@ -200,17 +201,17 @@ impl StridedHeader {
 }
 
 getters! { StridedHeader, self:
-    /// Whether the bytes are a header, not another entry.
+    /// True if the bytes are a header.
     is_header -> bool { self.operation.get() == Self::OPERATION }
     /// Bytes of a round.
     byte_count -> u32 { self.byte_count.get() }
     /// Rounds.
     repeat -> u32 { self.repeat.get() }
-    /// Entries that follow.
+    /// Number of following entries.
     entries -> u16 { self.entries.get() }
 }
 
-/// Blocks that repeat: `struct mlx5_wqe_umr_repeat_ent_seg`, 16 bytes.
+/// Entry of a strided translation: `struct mlx5_wqe_umr_repeat_ent_seg`, 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StridedEntry {
@@ -221,7 +222,7 @@ pub struct StridedEntry {
 }
 
 impl StridedEntry {
-    /// Blocks of `byte_count` bytes, of which each begins `stride` bytes after the one before.
+    /// Creates an entry for blocks of `byte_count` bytes, `stride` bytes apart.
     pub fn new(stride: u16, byte_count: u16, key: u32, addr: u64) -> Self {
         StridedEntry {
             stride: U16::new(stride),

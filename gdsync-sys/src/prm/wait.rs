@@ -1,6 +1,6 @@
-//! Work requests by which the card itself waits, and by which one queue releases another.
+//! Work requests that make the card wait (WAIT), or release another queue (SEND_EN).
 //!
-//! Each is a control segment, with a modifier of its opcode, and one segment of this module:
+//! Each consists of a control segment with an opcode modifier, and one segment of this module:
 //!
 //! | [`Kind`] | opcode, modifier | `ds` | segment |
 //! |---|---|---|---|
@@ -9,18 +9,16 @@
 //! | [`Kind::Time`] | WAIT, 2 | 3 | [`WaitDataSeg`] without key and address |
 //! | [`Kind::SendEnable`] | SEND_EN, 0 | 2 | [`IndexSeg`]: the new producer index, the queue pair |
 //!
-//! A queue executes nothing behind a WAIT before it is met. WAIT for data runs on ordinary queue
-//! pairs; SEND_EN needs queue pairs that commands have made with `cd_master` and `cd_slave_send`
-//! ([`super::command::qpc`]). Capabilities: `wait_on_data`, `wait_on_time` and `cd` of
-//! [`super::command::cap`].
+//! A queue executes nothing after a WAIT before its condition is met. WAIT for data runs on ordinary queue pairs;
+//! SEND_EN needs queue pairs created by commands with `cd_master` and `cd_slave_send` ([`super::command::qpc`]).
+//! Capabilities: `wait_on_data`, `wait_on_time` and `cd` of [`super::command::cap`].
 //!
-//! Sources. Layout and codes: DPDK's `mlx5_prm.h` (`mlx5_wqe_wseg`, `mlx5_wqe_qseg`,
-//! `MLX5_WAIT_COND_*`), `mlx5_txpp.c` and `mlx5_crypto_gcm.c`; UCC's `tl_mlx5_wqe.c`. What is compared
-//! with what ([`WaitDataSeg::is_met`], [`word`]): the device code of NVIDIA's LDO library (2025), which
-//! waits for one counter both ways: by a loop that reads it as a big-endian number until it is at
-//! least a threshold, and by WAIT with operation *bigger*, inverted, and that threshold. So the value
-//! stands on the left: *value bigger than word*. DPDK's wait for a time agrees: *value cyclic smaller
-//! than clock*.
+//! Sources. Layout and codes: DPDK's `mlx5_prm.h` (`mlx5_wqe_wseg`, `mlx5_wqe_qseg`, `MLX5_WAIT_COND_*`),
+//! `mlx5_txpp.c` and `mlx5_crypto_gcm.c`; UCC's `tl_mlx5_wqe.c`. Order of the comparison ([`WaitDataSeg::is_met`],
+//! [`word`]): the device code of NVIDIA's LDO library (2025), which waits for a counter in two ways: by a loop that
+//! reads it as a big-endian number until it is at least a threshold, and by WAIT with operation *bigger*, inverted,
+//! and the same threshold. So the value is the left operand: *value bigger than word*. DPDK's wait for a time agrees: *value
+//! cyclic smaller than clock*.
 
 use super::wqe::{CtrlFlags, CtrlSeg, Opcode};
 use super::{UnknownCode, getters, wire_codes};
@@ -31,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 wire_codes! {
     /// Comparisons of the value in a WAIT with the word in memory (`MLX5_WAIT_COND_*`).
     WaitOperation, "WAIT operation" {
-        /// True without looking.
+        /// Always true, without a read.
         Always = 0,
         /// The value equals the word.
         Equal = 1,
@@ -47,30 +45,29 @@ wire_codes! {
 }
 
 wire_codes! {
-    /// What the card does when a WAIT for data is not met: the low 3 bits of its address.
+    /// The card's action if a WAIT for data is not met: the low 3 bits of its address.
     WaitAction, "WAIT action" {
-        /// Looks again.
+        /// Reads the word again.
         Retry = 0,
         /// Writes an error entry.
         Fail = 1,
     }
 }
 
-/// Bit of the operation that inverts it (`MLX5_WAIT_COND_INVERT`).
+/// Bit of the operation: the result is inverted.
 const INVERT: u32 = 0x10;
-/// Bits of an address that hold the action: words are aligned to 8 bytes.
+/// Address bits that hold the action: words are aligned to 8 bytes.
 const ACTION: u64 = 7;
 
-/// The number that the card compares, of a native word in memory; and the native word of a number,
-/// as which a program, a stream or a kernel stores it.
+/// Converts between the number that the card compares and the native word in memory, as a program, a stream or a
+/// kernel stores it.
 ///
-/// Big endian, like all that WQEs hold. This is the only place that says so: for a card with another
-/// order, change this line.
+/// Big endian, like everything in WQEs. Only this function defines the byte order.
 pub const fn word(native: u64) -> u64 {
     u64::from_be(native)
 }
 
-/// A work request that waits, or that releases another queue.
+/// A WAIT or SEND_EN work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// WAIT for an entry of a completion queue.
@@ -84,7 +81,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// That of a control segment; `None` for other opcodes.
+    /// Returns the kind of a control segment; `None` for other opcodes.
     ///
     /// # Errors
     /// [`UnknownCode`]: the modifier of the opcode.
@@ -99,12 +96,12 @@ impl Kind {
         known.map(Some).ok_or(UnknownCode { what, code: ctrl.opmod() })
     }
 
-    /// Its opcode.
+    /// Returns its opcode.
     pub fn opcode(self) -> Opcode {
         if self == Kind::SendEnable { Opcode::SendEnable } else { Opcode::Wait }
     }
 
-    /// The modifier of its opcode (`MLX5_OPC_MOD_WAIT_*`).
+    /// Returns the modifier of its opcode (`MLX5_OPC_MOD_WAIT_*`).
     pub fn opmod(self) -> u8 {
         match self {
             Kind::Completions | Kind::SendEnable => 0,
@@ -113,7 +110,7 @@ impl Kind {
         }
     }
 
-    /// Its size in 16-byte units: control segment and the other one. It takes one basic block.
+    /// Returns its size in 16-byte units, with the control segment. It takes one basic block.
     pub fn ds(self) -> u8 {
         match self {
             Kind::Completions | Kind::SendEnable => 2,
@@ -121,7 +118,7 @@ impl Kind {
         }
     }
 
-    /// Its control segment, at block `index` of queue pair `qpn`.
+    /// Creates its control segment, at block `index` of queue pair `qpn`.
     pub fn control(self, index: u16, qpn: u32, flags: CtrlFlags) -> CtrlSeg {
         CtrlSeg::new(self.opcode(), index, qpn, self.ds(), flags, [0; 4]).with_opmod(self.opmod())
     }
@@ -139,8 +136,8 @@ pub struct WaitDataSeg {
 }
 
 impl WaitDataSeg {
-    /// Waits for a word of 8 bytes at `addr`, a multiple of 8 (lower bits are dropped), of the region
-    /// with that local key. Only the bits of `mask` are compared.
+    /// Waits for a word of 8 bytes at `addr`, a multiple of 8 (lower bits are dropped), in the region with that lkey.
+    /// Only the bits of `mask` are compared.
     pub fn new(
         (operation, inverted): (WaitOperation, bool),
         lkey: u32,
@@ -159,20 +156,20 @@ impl WaitDataSeg {
         }
     }
 
-    /// Waits until the word has reached a number, in a sequence that may wrap: `word(..)` of it is
-    /// `ticket`, or ahead by less than 2^63.
+    /// Waits until the word has reached a number in a sequence that may wrap: `word(..)` of it is `ticket`, or ahead
+    /// by less than 2^63.
     pub fn reached(lkey: u32, addr: u64, ticket: u64) -> Self {
         let condition = (WaitOperation::CyclicBigger, true);
         WaitDataSeg::new(condition, lkey, addr, WaitAction::Retry, ticket, u64::MAX)
     }
 
-    /// Waits until the card's clock is past a time: `ticks` of the card's own clock.
+    /// Waits until the card's clock is past `ticks`.
     pub fn past(ticks: u64) -> Self {
         let condition = (WaitOperation::CyclicSmaller, false);
         WaitDataSeg::new(condition, 0, 0, WaitAction::Retry, ticks, u64::MAX)
     }
 
-    /// The comparison, and whether it is inverted.
+    /// Returns the comparison, and whether it is inverted.
     ///
     /// # Errors
     /// [`UnknownCode`].
@@ -182,11 +179,11 @@ impl WaitDataSeg {
         Ok((WaitOperation::try_from(what)?, code & INVERT != 0))
     }
 
-    /// Whether it is met by a number, which is [`word`] of what memory holds, or a time.
+    /// Returns true if the condition is met by a number, which is [`word`] of the memory's value, or a time.
     ///
-    /// A lap of the cyclic comparisons has as many numbers as the mask has bits up to its highest:
-    /// DPDK waits for times that wrap at a power of two below 2^64 that way. (A comment in public code
-    /// calls the two operations *signed*. For a full mask and numbers below 2^63, that is the same.)
+    /// The cyclic comparisons wrap at the power of two above the mask's highest bit: DPDK waits this way for times
+    /// that wrap below 2^64. (A comment in public code calls the two operations *signed*, which is the same for a
+    /// full mask and numbers below 2^63.)
     ///
     /// # Errors
     /// [`UnknownCode`]: the operation.
@@ -194,7 +191,7 @@ impl WaitDataSeg {
         let (operation, inverted) = self.condition()?;
         let mask = self.mask();
         let (value, number) = (self.value() & mask, number & mask);
-        // Zeros above the mask are shifted out: the sign is the lap's.
+        // Shifts out the zeros above the mask, so that the sign is that of the cyclic difference.
         let ahead = (value.wrapping_sub(number) << mask.leading_zeros().min(63)) as i64;
         let met = match operation {
             WaitOperation::Always => true,
@@ -209,16 +206,16 @@ impl WaitDataSeg {
 }
 
 getters! { WaitDataSeg, self:
-    /// The field of the comparison.
+    /// The raw operation field.
     raw_operation -> u32 { self.operation.get() }
     /// Local key of the region.
     lkey -> u32 { self.lkey.get() }
     /// Address of the word, a multiple of 8.
     addr -> u64 { self.address_action.get() & !ACTION }
-    /// What the card does when it is not met.
+    /// The card's action if the condition is not met.
     ///
     /// # Errors
-    /// [`UnknownCode`]: also the sign of an address that is not aligned.
+    /// [`UnknownCode`], also for an unaligned address.
     action -> Result<WaitAction, UnknownCode> {
         WaitAction::try_from((self.address_action.get() & ACTION) as u8)
     }
@@ -238,11 +235,11 @@ pub struct IndexSeg {
 }
 
 impl IndexSeg {
-    /// WAIT: `index` counts all entries that the card has ever written to completion queue `number`,
-    /// from 0 on, and names the last one awaited; the card compares 24 bits.
+    /// WAIT: `index` is the number, counted from 0, of the awaited entry among all entries that the card has ever
+    /// written to completion queue `number`; the card compares 24 bits.
     ///
-    /// SEND_EN: `index` is one past the last 64-byte block that queue pair `number` may execute; the
-    /// card compares 16 bits.
+    /// SEND_EN: `index` is one past the last 64-byte block that queue pair `number` may execute; the card compares 16
+    /// bits.
     pub fn new(index: u32, number: u32) -> Self {
         IndexSeg { reserved: U64::ZERO, index: U32::new(index), number: U32::new(number) }
     }
@@ -255,11 +252,10 @@ getters! { IndexSeg, self:
     number -> u32 { self.number.get() }
 }
 
-/// Bits of the index of a completion queue that the card compares (`MLX5_CQ_INDEX_WIDTH` of DPDK).
+/// Bits of a completion queue's index that the card compares (`MLX5_CQ_INDEX_WIDTH` of DPDK).
 pub const CQ_INDEX: u32 = 0xff_ffff;
 
-/// Whether a completion queue to which the card has written `produced` entries has the entry `index`:
-/// cyclically, in 24 bits.
+/// Returns true if entry `index` is among the `produced` entries of a completion queue: cyclically, in 24 bits.
 pub fn has_entry(produced: u32, index: u32) -> bool {
     let behind = produced.wrapping_sub(1).wrapping_sub(index) & CQ_INDEX;
     behind <= CQ_INDEX / 2

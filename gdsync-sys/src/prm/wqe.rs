@@ -1,10 +1,8 @@
 //! Segments of send work-queue entries (WQEs).
 //!
-//! A WQE is a control segment and what its opcode asks for, in units of 16 bytes; it takes as many
-//! 64-byte basic blocks of the send queue as it needs, and may wrap around the queue's end between
-//! any two of them.
+//! A WQE is a control segment and its opcode's segments, in units of 16 bytes. It occupies whole 64-byte basic blocks
+//! of the send queue, and may wrap around the queue's end between any two of them.
 
-pub use super::av::{AddressFields, AddressVector, GrhFields};
 use super::{UnknownCode, getters, wire_codes};
 use std::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
@@ -12,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a basic block (`MLX5_SEND_WQE_BB`).
 pub const BASIC_BLOCK: usize = 64;
-/// Bytes of a segment unit, in which `ds` counts.
+/// Bytes of a segment unit, the unit of `ds`.
 pub const SEGMENT: usize = 16;
 /// Largest `ds`: the field has 6 bits.
 pub const MAX_DS: u8 = 63;
@@ -56,7 +54,7 @@ wire_codes! {
         Fmr = 0x19,
         /// Local invalidate.
         LocalInval = 0x1b,
-        /// Reads local memory and drops it.
+        /// Reads local memory and discards it.
         Dump = 0x23,
         /// User-mode memory registration.
         Umr = 0x25,
@@ -71,11 +69,11 @@ bitflags::bitflags! {
     pub struct CtrlFlags: u8 {
         /// Solicited event at the receiver (`MLX5_WQE_CTRL_SOLICITED`).
         const SOLICITED = 1 << 1;
-        /// A completion entry on success, too (`MLX5_WQE_CTRL_CQ_UPDATE`).
+        /// Writes a completion entry on success, too (`MLX5_WQE_CTRL_CQ_UPDATE`).
         const CQ_UPDATE = 2 << 2;
         /// Initiator small fence (`MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`).
         const FENCE_INITIATOR_SMALL = 1 << 5;
-        /// Fence: starts after all reads and atomics before it (`MLX5_WQE_CTRL_FENCE`).
+        /// Starts after all earlier reads and atomics (`MLX5_WQE_CTRL_FENCE`).
         const FENCE = 4 << 5;
     }
 }
@@ -93,8 +91,8 @@ pub struct CtrlSeg {
 }
 
 impl CtrlSeg {
-    /// A control segment. `index` counts basic blocks, `ds` 16-byte units with this segment (6 bits
-    /// are used); `imm` is the immediate as it travels, big endian.
+    /// Creates a control segment. `index` is in basic blocks, `ds` (6 bits) in 16-byte units including this segment;
+    /// `imm` is the immediate in wire order, big endian.
     pub fn new(opcode: Opcode, index: u16, qpn: u32, ds: u8, flags: CtrlFlags, imm: [u8; 4]) -> Self {
         CtrlSeg {
             opmod_idx_opcode: U32::new(u32::from(index) << 8 | opcode as u32),
@@ -106,7 +104,7 @@ impl CtrlSeg {
         }
     }
 
-    /// The same with a modifier of the opcode.
+    /// Returns the segment with an opcode modifier.
     #[must_use]
     pub fn with_opmod(mut self, opmod: u8) -> Self {
         let low = self.opmod_idx_opcode.get() & 0xff_ffff;
@@ -114,8 +112,7 @@ impl CtrlSeg {
         self
     }
 
-    /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one
-    /// native word.
+    /// Returns the doorbell register's value that announces this WQE: its first 8 bytes, in one native word.
     pub fn doorbell(&self) -> u64 {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.as_bytes()[..8]);
@@ -139,14 +136,13 @@ getters! { CtrlSeg, self:
     qpn -> u32 { self.qpn_ds.get() >> 8 }
     /// Size of the WQE in 16-byte units.
     ds -> u8 { self.qpn_ds.get() as u8 & MAX_DS }
-    /// Fence, completion and event flags. Bits without a name are kept.
+    /// Fence, completion and event flags, including unknown bits.
     flags -> CtrlFlags { CtrlFlags::from_bits_retain(self.fm_ce_se) }
-    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an
-    /// event.
+    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an event.
     completion_mode -> u8 { self.fm_ce_se >> 2 & 3 }
     /// Fence mode, bits 7:5.
     fence_mode -> u8 { self.fm_ce_se >> 5 }
-    /// Immediate data, or the key to invalidate, as it travels.
+    /// Immediate data, or the key to invalidate, in wire order.
     imm -> [u8; 4] { self.imm }
 }
 
@@ -156,14 +152,8 @@ impl fmt::Display for CtrlSeg {
             Ok(opcode) => write!(f, "{opcode:?}")?,
             Err(_) => write!(f, "opcode {:#04x}", self.raw_opcode())?,
         }
-        write!(
-            f,
-            " index {} qpn {:#x} ds {} flags {:#04x}",
-            self.index(),
-            self.qpn(),
-            self.ds(),
-            self.fm_ce_se
-        )
+        let (index, qpn, ds) = (self.index(), self.qpn(), self.ds());
+        write!(f, " index {index} qpn {qpn:#x} ds {ds} flags {:#04x}", self.fm_ce_se)
     }
 }
 
@@ -177,7 +167,7 @@ pub struct RemoteAddrSeg {
 }
 
 impl RemoteAddrSeg {
-    /// Remote address and key.
+    /// Creates a segment with remote address and key.
     pub fn new(addr: u64, rkey: u32) -> Self {
         RemoteAddrSeg { raddr: U64::new(addr), rkey: U32::new(rkey), reserved: U32::ZERO }
     }
@@ -190,7 +180,7 @@ getters! { RemoteAddrSeg, self:
     rkey -> u32 { self.rkey.get() }
 }
 
-/// The remote shared receive queue of a request of XRC: `struct mlx5_wqe_xrc_seg`, 16 bytes.
+/// XRC segment: `struct mlx5_wqe_xrc_seg`, 16 bytes; the remote shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct XrcSeg {
@@ -199,12 +189,12 @@ pub struct XrcSeg {
 }
 
 impl XrcSeg {
-    /// The queue's number, 24 bits.
+    /// Creates a segment with the queue's number (24 bits).
     pub fn new(srqn: u32) -> Self {
         XrcSeg { xrc_srqn: U32::new(srqn & 0xff_ffff), reserved: [0; 12] }
     }
 
-    /// The queue's number.
+    /// Returns the queue's number.
     pub fn srqn(&self) -> u32 {
         self.xrc_srqn.get() & 0xff_ffff
     }
@@ -222,18 +212,17 @@ pub struct DataSeg {
 }
 
 impl DataSeg {
-    /// An element. A byte count of 0 means 2^31 to the card (PRM), so the builder of a WQE leaves
-    /// empty elements out.
+    /// Creates an element. The card reads a byte count of 0 as 2^31 (PRM), so builders of WQEs omit empty elements.
     pub fn new(byte_count: u32, lkey: u32, addr: u64) -> Self {
         DataSeg { byte_count: U32::new(byte_count), lkey: U32::new(lkey), addr: U64::new(addr) }
     }
 
-    /// The element that ends a scatter list shorter than its place.
+    /// Creates the element that ends a scatter list early.
     pub fn terminator() -> Self {
         DataSeg::new(0, INVALID_LKEY, 0)
     }
 
-    /// True for [`DataSeg::terminator`].
+    /// Returns true for [`DataSeg::terminator`].
     pub(crate) fn is_terminator(&self) -> bool {
         self.byte_count.get() == 0 && self.lkey.get() == INVALID_LKEY
     }
@@ -248,8 +237,7 @@ getters! { DataSeg, self:
     addr -> u64 { self.addr.get() }
 }
 
-/// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded
-/// to 16 bytes in all.
+/// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded to 16 bytes in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InlineSeg {
@@ -257,17 +245,17 @@ pub struct InlineSeg {
 }
 
 impl InlineSeg {
-    /// A header for that many bytes (31 bits are used).
+    /// Creates a header for that many bytes (31 bits).
     pub fn new(byte_count: u32) -> Self {
         InlineSeg { byte_count: U32::new(byte_count | INLINE_FLAG) }
     }
 
-    /// Length of the data in bytes, without the header.
+    /// Returns the length of the data in bytes, without the header.
     pub fn byte_count(&self) -> u32 {
         self.byte_count.get() & !INLINE_FLAG
     }
 
-    /// Whether a segment that begins with these bytes is inline.
+    /// Returns true if a segment that begins with these bytes is inline.
     pub fn is_inline(first: [u8; 4]) -> bool {
         u32::from_be_bytes(first) & INLINE_FLAG != 0
     }
@@ -282,17 +270,158 @@ pub struct AtomicSeg {
 }
 
 impl AtomicSeg {
-    /// The value to swap in, or to add, and the one to compare with (0 for an addition).
+    /// Creates a segment with the value to swap in or to add, and the value to compare with (0 for an addition).
     pub fn new(swap_add: u64, compare: u64) -> Self {
         AtomicSeg { swap_add: U64::new(swap_add), compare: U64::new(compare) }
     }
 }
 
 getters! { AtomicSeg, self:
-    /// The value to swap in, or to add.
+    /// The value to swap in or to add.
     swap_add -> u64 { self.swap_add.get() }
     /// The value to compare with.
     compare -> u64 { self.compare.get() }
+}
+
+/// Address vector, the whole datagram segment: `struct mlx5_wqe_av`, 48 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AddressVector {
+    qkey: U32,
+    reserved: U32,
+    dqp_dct: U32,
+    stat_rate_sl: u8,
+    fl_mlid: u8,
+    rlid: U16,
+    reserved0: [u8; 4],
+    rmac: [u8; 6],
+    tclass: u8,
+    hop_limit: u8,
+    grh_gid_fl: U32,
+    rgid: [u8; 16],
+}
+
+/// Bit of `dqp_dct`: the vector is 48 bytes long (`MLX5_EXTENDED_UD_AV`).
+const EXTENDED_AV: u32 = 1 << 31;
+/// Bit of `grh_gid_fl`: a global route is used.
+const GRH: u32 = 1 << 30;
+
+/// The fields of an [`AddressVector`], in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressFields {
+    /// Q_Key.
+    pub qkey: u32,
+    /// Destination queue pair, 24 bits.
+    pub qpn: u32,
+    /// Static rate, 4 bits.
+    pub static_rate: u8,
+    /// Service level, 4 bits.
+    pub service_level: u8,
+    /// Source path bits, 7 bits.
+    pub path_bits: u8,
+    /// Destination LID, or the UDP source port on RoCE v2.
+    pub dlid: u16,
+    /// Destination MAC (RoCE).
+    pub mac: [u8; 6],
+    /// Global route, if any.
+    pub grh: Option<GrhFields>,
+}
+
+/// Global route of an [`AddressVector`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrhFields {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source GID index, 8 bits.
+    pub gid_index: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Destination GID.
+    pub gid: [u8; 16],
+}
+
+impl AddressVector {
+    /// Creates an extended (48-byte) address vector.
+    pub fn new(fields: &AddressFields) -> Self {
+        let grh = fields.grh.unwrap_or_default();
+        let grh_bit = if fields.grh.is_some() { GRH } else { 0 };
+        AddressVector {
+            qkey: U32::new(fields.qkey),
+            reserved: U32::ZERO,
+            dqp_dct: U32::new(EXTENDED_AV | fields.qpn & 0xff_ffff),
+            stat_rate_sl: fields.static_rate << 4 | fields.service_level & 0xf,
+            fl_mlid: fields.path_bits & 0x7f,
+            rlid: U16::new(fields.dlid),
+            reserved0: [0; 4],
+            rmac: fields.mac,
+            tclass: grh.traffic_class,
+            hop_limit: grh.hop_limit,
+            grh_gid_fl: U32::new(grh_bit | u32::from(grh.gid_index) << 20 | grh.flow_label & 0xf_ffff),
+            rgid: grh.gid,
+        }
+    }
+
+    /// Returns the vector with the queue pair (24 bits) and the Q_Key of a datagram, which address handles lack.
+    pub fn with_destination(self, qpn: u32, qkey: u32) -> Self {
+        let dqp_dct = U32::new(EXTENDED_AV | qpn & 0xff_ffff);
+        AddressVector { qkey: U32::new(qkey), dqp_dct, ..self }
+    }
+
+    /// Returns true if the extended bit is set. Without it, only the first 16 bytes exist.
+    pub fn is_extended(&self) -> bool {
+        self.dqp_dct.get() & EXTENDED_AV != 0
+    }
+
+    /// Returns the fields of the global route, even if the bit for it is 0: on RoCE, where every packet has one,
+    /// libmlx5 leaves the bit 0.
+    pub fn route(&self) -> GrhFields {
+        let word = self.grh_gid_fl.get();
+        GrhFields {
+            traffic_class: self.tclass,
+            hop_limit: self.hop_limit,
+            gid_index: (word >> 20) as u8,
+            flow_label: word & 0xf_ffff,
+            gid: self.rgid,
+        }
+    }
+
+    /// Returns its fields.
+    pub fn fields(&self) -> AddressFields {
+        AddressFields {
+            qkey: self.qkey.get(),
+            qpn: self.dqp_dct.get() & 0xff_ffff,
+            static_rate: self.stat_rate_sl >> 4,
+            service_level: self.stat_rate_sl & 0xf,
+            path_bits: self.fl_mlid & 0x7f,
+            dlid: self.rlid.get(),
+            mac: self.rmac,
+            grh: (self.grh_gid_fl.get() & GRH != 0).then(|| self.route()),
+        }
+    }
+
+    /// Returns the access key of a DC target, which replaces the Q_Key.
+    pub fn dc_key(&self) -> u64 {
+        u64::from(self.qkey.get()) << 32 | u64::from(self.reserved.get())
+    }
+
+    /// Returns the vector with the access key of a DC target.
+    pub fn with_dc_key(self, key: u64) -> Self {
+        AddressVector { qkey: U32::new((key >> 32) as u32), reserved: U32::new(key as u32), ..self }
+    }
+}
+
+impl fmt::Display for AddressVector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields = self.fields();
+        let (qpn, qkey) = (fields.qpn, fields.qkey);
+        write!(f, "to qpn {qpn:#x} qkey {qkey:#x} lid {} sl {}", fields.dlid, fields.service_level)?;
+        match fields.grh {
+            Some(grh) => write!(f, " gid {}", std::net::Ipv6Addr::from(grh.gid)),
+            None => Ok(()),
+        }
+    }
 }
 
 impl fmt::Display for RemoteAddrSeg {

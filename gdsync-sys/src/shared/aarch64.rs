@@ -1,50 +1,20 @@
 //! Accesses by instructions of aarch64.
 //!
-//! A load only reads (`readonly`); every other block may change any memory, for all that the
-//! compiler knows.
+//! Loads only read (`readonly`); the compiler must assume that every other block changes any memory.
 
-use super::copy::LINE;
-use super::fenced::fenced;
+use super::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
 
-/// A load and a store of one word. The processor loads ordinary memory from any address.
-macro_rules! word {
-    ($word:ty, $load:ident $l:literal, $store:ident $s:literal) => {
-        /// # Safety
-        /// The word is valid.
-        #[inline(always)]
-        pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
-            fenced(order, || {
-                let value;
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($l, at = in(reg) at, v = out(reg) value, options(nostack, preserves_flags, readonly));
-                }
-                value
-            })
-        }
+/// Bytes of a line of [`move_lines`].
+pub(super) const LINE: usize = 64;
 
-        /// # Safety
-        /// The word is valid and aligned.
-        #[inline(always)]
-        pub(super) unsafe fn $store(at: *mut $word, value: $word, order: Ordering) {
-            fenced(order, || {
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($s, at = in(reg) at, v = in(reg) value, options(nostack, preserves_flags));
-                }
-            });
-        }
-    };
-}
+word!(u8, reg, load_u8 "ldrb {v:w}, [{at}]", store_u8 "strb {v:w}, [{at}]");
+word!(u16, reg, load_u16 "ldrh {v:w}, [{at}]", store_u16 "strh {v:w}, [{at}]");
+word!(u32, reg, load_u32 "ldr {v:w}, [{at}]", store_u32 "str {v:w}, [{at}]");
+word!(u64, reg, load_u64 "ldr {v:x}, [{at}]", store_u64 "str {v:x}, [{at}]");
 
-word!(u8, load_u8 "ldrb {v:w}, [{at}]", store_u8 "strb {v:w}, [{at}]");
-word!(u16, load_u16 "ldrh {v:w}, [{at}]", store_u16 "strh {v:w}, [{at}]");
-word!(u32, load_u32 "ldr {v:w}, [{at}]", store_u32 "str {v:w}, [{at}]");
-word!(u64, load_u64 "ldr {v:x}, [{at}]", store_u64 "str {v:x}, [{at}]");
-
-/// Exchanges of a word with a new value: `$update` makes `{new}` of `{old}` and `{v}`.
+/// Defines exchanges of a word: `$update` computes `{new}` from `{old}` and `{v}`.
 macro_rules! exchange {
     ($word:ty, $name:ident, $load:literal, $update:literal, $store:literal) => {
         /// # Safety
@@ -148,12 +118,11 @@ compare_exchange!(
 /// Copies lines of 64 bytes.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they
-/// overlap, `to` comes first. `lines` is not 0.
+/// `64 * lines` bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to`
+/// comes first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
-    const _: () = assert!(LINE == 64);
-    // SAFETY: the caller's. A pair of 64-bit registers is loaded and stored as two words.
+    // SAFETY: the caller's. `ldp` and `stp` access a pair of 64-bit registers as two words.
     unsafe {
         asm!(
             "2:",

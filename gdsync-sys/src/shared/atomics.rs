@@ -1,11 +1,12 @@
-//! Accesses by the atomics of `std`, for what cannot follow assembly: Miri, sanitizers, fuzzers, and
-//! processors without blocks of their own.
+//! Accesses by `std`'s atomics, where assembly is not usable: Miri, sanitizers, fuzzers, and other processors.
 
-use super::copy::LINE;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// A load and a store of one word.
+/// Bytes of a line of [`move_lines`].
+pub(super) const LINE: usize = 64;
+
+/// Defines a load and a store of one word.
 macro_rules! word {
     ($word:ty, $atomic:ident, $load:ident, $store:ident) => {
         /// # Safety
@@ -74,8 +75,8 @@ exchange!(u64, AtomicU64, swap_u64, add_u64, compare_exchange_u64);
 /// Copies lines of 64 bytes, in the order of their addresses.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they
-/// overlap, `to` comes first.
+/// `64 * lines` bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to`
+/// comes first.
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
     for at in (0..lines * LINE).step_by(size_of::<u64>()) {
         // SAFETY: the caller's.

@@ -1,56 +1,53 @@
-//! Copies, as a device makes them.
+//! Copies that access memory like a device.
 
 use super::access;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Bytes that the inner loop moves at a time.
-pub(super) const LINE: usize = 64;
 /// The widest store of the inner loop.
 const VECTOR: usize = 16;
-/// The widest single word.
 const WORD: usize = size_of::<u64>();
 
 /// Copies bytes while others access them. The ranges may overlap.
 ///
-/// It stores each byte once, as a device does: a program that sees a byte arrive may store to it. It
-/// moves 1, 2, 4 or 8 bytes to an address that is a multiple of their number as one word, and an
-/// aligned word of 8 bytes inside a longer copy whole if source and target are equally aligned. It
-/// goes up the addresses, unless the target begins inside the source; on x86-64 another processor
-/// sees the bytes arrive in that order, so that the last one tells of all others, as with a card.
+/// Each byte is stored once, as by a device: a program that sees a byte arrive may store to it. An access of 1, 2, 4
+/// or 8 bytes to an address that is a multiple of its size is one word; in a longer copy, an aligned word of 8 bytes
+/// is copied whole if source and target are equally aligned. Addresses ascend unless the target begins inside the
+/// source; on x86-64 other processors see the bytes arrive in that order, so that the last byte announces all others,
+/// as with a card.
 ///
-/// It has no ordering with other accesses: fence before it, or after.
+/// The copy is not ordered with other accesses; callers add fences.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes. Other accesses to the bytes meanwhile are of
-/// this module, or a device's or another process's.
+/// `from` is readable and `to` writable for `len` bytes. Concurrent accesses to the bytes are this module's, a
+/// device's or another process's.
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     let begins_inside = to.addr().wrapping_sub(from.addr()) < len;
     // SAFETY: the caller's.
     unsafe { if begins_inside { copy_down(to, from, len) } else { copy_up(to, from, len) } }
 }
 
-/// Copies bytes while others access the target: each is stored once, by words of at most 8 bytes that are
-/// aligned at the target.
+/// Copies bytes while others access the target: stores each byte once, in words of at most 8 bytes that are aligned
+/// at the target.
 ///
 /// # Safety
 /// As [`copy`]. If the ranges overlap, `to` comes first.
 #[inline]
 pub unsafe fn store_words(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's.
-    unsafe { words_up(to, from, 0, len) };
+    unsafe { copy_words(to, from, 0, len) };
 }
 
-/// Copies bytes while others access the source: each is loaded once, by words of at most 8 bytes that are
-/// aligned at the source.
+/// Copies bytes while others access the source: loads each byte once, in words of at most 8 bytes that are aligned at
+/// the source.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes; they do not overlap. Other accesses to the source
-/// meanwhile are of this module, or a device's or another process's; there are none to the target.
+/// `from` is readable and `to` writable for `len` bytes; they do not overlap. Concurrent accesses to the source are
+/// this module's, a device's or another process's; there are none to the target.
 #[inline]
 pub unsafe fn load_words(to: *mut u8, from: *const u8, len: usize) {
     let mut at = 0;
     while at < len {
-        let size = piece(from.addr() + at, len - at);
+        let size = word_size(from.addr() + at, len - at);
         // SAFETY: the caller's; aligned to its size.
         unsafe { load_word(to.add(at), from.add(at), size) };
         at += size;
@@ -74,10 +71,9 @@ pub unsafe fn load_word(to: *mut u8, from: *const u8, size: usize) {
     }
 }
 
-/// Bytes of the widest word, of 8 bytes at most, that is aligned to its size and not longer than
-/// what is left.
+/// Returns the size of the widest word, at most 8 bytes, that is aligned to its size and not longer than the rest.
 #[inline(always)]
-fn piece(aligned: usize, left: usize) -> usize {
+fn word_size(aligned: usize, left: usize) -> usize {
     let alignment = 1 << aligned.trailing_zeros().min(WORD.trailing_zeros());
     let fitting = 1 << left.ilog2().min(WORD.trailing_zeros());
     std::cmp::min::<usize>(alignment, fitting)
@@ -104,18 +100,17 @@ pub unsafe fn store_word(to: *mut u8, from: *const u8, size: usize) {
 /// As [`copy`]. If the ranges overlap, `to` comes first.
 #[inline]
 unsafe fn copy_up(to: *mut u8, from: *const u8, len: usize) {
-    // A line is moved by wide loads: of a work request in GPU memory, each load costs the CPU a
-    // round trip on the bus.
+    // Whole lines use wide loads: if the source is a WQE in GPU memory, each load costs a round trip on the bus.
     let head = to.align_offset(VECTOR);
-    let head = if len.saturating_sub(head) < LINE { len } else { head };
-    let lines = (len - head) / LINE;
-    // SAFETY: the caller's: the parts make up the whole, and the lines' target is aligned.
+    let head = if len.saturating_sub(head) < access::LINE { len } else { head };
+    let lines = (len - head) / access::LINE;
+    // SAFETY: the caller's: the parts make up the whole range, and the target of the lines is aligned.
     unsafe {
-        words_up(to, from, 0, head);
+        copy_words(to, from, 0, head);
         if lines > 0 {
             access::move_lines(to.add(head), from.add(head), lines);
         }
-        words_up(to, from, head + lines * LINE, len);
+        copy_words(to, from, head + lines * access::LINE, len);
     }
 }
 
@@ -124,23 +119,23 @@ unsafe fn copy_up(to: *mut u8, from: *const u8, len: usize) {
 /// # Safety
 /// As [`copy_up`].
 #[inline]
-unsafe fn words_up(to: *mut u8, from: *const u8, mut at: usize, end: usize) {
+unsafe fn copy_words(to: *mut u8, from: *const u8, mut at: usize, end: usize) {
     while at < end {
-        let size = piece(to.addr() + at, end - at);
+        let size = word_size(to.addr() + at, end - at);
         // SAFETY: the caller's; aligned to its size.
         unsafe { store_word(to.add(at), from.add(at), size) };
         at += size;
     }
 }
 
-/// Down the addresses: a word's source is loaded before a store can reach it.
+/// Copies by descending addresses: each word's source is loaded before a store can reach it.
 ///
 /// # Safety
 /// As [`copy`].
 unsafe fn copy_down(to: *mut u8, from: *const u8, len: usize) {
     let mut end = len;
     while end > 0 {
-        let size = piece(to.addr() + end, end);
+        let size = word_size(to.addr() + end, end);
         // SAFETY: the caller's; the end is aligned to the size, and so is the beginning.
         unsafe { store_word(to.add(end - size), from.add(end - size), size) };
         end -= size;

@@ -66,7 +66,7 @@ fn additions_of_several_threads_are_all_counted() {
     );
 }
 
-/// Copies inside one buffer, in every position of source and target to each other.
+/// Copies inside one buffer, for every relative position of source and target.
 fn check(from: usize, to: usize, len: usize) {
     const SIZE: usize = 512;
     let mut buffer = [[0u64; SIZE / 8]; 1];
@@ -74,7 +74,7 @@ fn check(from: usize, to: usize, len: usize) {
     let initial: Vec<u8> = (0..SIZE).map(|i| (i * 7 + 1) as u8).collect();
     let mut expected = initial.clone();
     expected.copy_within(from..from + len, to);
-    // SAFETY: both ranges lie inside the buffer.
+    // SAFETY: both ranges are inside the buffer.
     let found = unsafe {
         base.copy_from_nonoverlapping(initial.as_ptr(), SIZE);
         copy(base.add(to), base.add(from), len);
@@ -101,7 +101,7 @@ proptest! {
     }
 }
 
-/// What a program relies on that polls the last word of a message, and then writes to the message.
+/// A program may poll the last word of a message and then write to the message.
 #[cfg(all(target_arch = "x86_64", not(any(miri, fuzzing, gdsync_sanitize))))]
 #[test]
 fn bytes_arrive_in_the_order_of_their_addresses_and_once() {
@@ -129,7 +129,7 @@ fn bytes_arrive_in_the_order_of_their_addresses_and_once() {
         for round in 1..=rounds {
             wanted.store(round, Ordering::Release);
             until(&target[WORDS - 1], round);
-            // Another store of the copy, if there is one, comes after the last word.
+            // Any further store of the copy would come after the last word.
             target.iter().for_each(|word| word.store(0, Ordering::Relaxed));
             let late = || target.iter().position(|word| word.load(Ordering::Relaxed) != 0);
             assert_eq!(

@@ -1,51 +1,20 @@
 //! Accesses by instructions of x86-64.
 //!
-//! A load only reads (`readonly`); every other block may change any memory, for all that the
-//! compiler knows.
+//! Loads only read (`readonly`); the compiler must assume that every other block changes any memory.
 
-use super::copy::LINE;
-use super::fenced::fenced;
+use super::fenced;
 use std::arch::asm;
 use std::sync::atomic::Ordering;
 
-/// A load and a store of one word. The processor loads from any address.
-macro_rules! word {
-    ($word:ty, $class:ident, $load:ident $l:literal, $store:ident $s:literal) => {
-        /// # Safety
-        /// The word is valid.
-        #[inline(always)]
-        pub(super) unsafe fn $load(at: *const $word, order: Ordering) -> $word {
-            fenced(order, || {
-                let value;
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($l, at = in(reg) at, v = out($class) value, options(nostack, preserves_flags, readonly));
-                }
-                value
-            })
-        }
-
-        /// # Safety
-        /// The word is valid and aligned.
-        #[inline(always)]
-        pub(super) unsafe fn $store(at: *mut $word, value: $word, order: Ordering) {
-            fenced(order, || {
-                // SAFETY: the caller's.
-                unsafe {
-                    asm!($s, at = in(reg) at, v = in($class) value, options(nostack, preserves_flags));
-                }
-            });
-        }
-    };
-}
+/// Bytes of a line of [`move_lines`].
+pub(super) const LINE: usize = 64;
 
 word!(u8, reg_byte, load_u8 "mov {v}, byte ptr [{at}]", store_u8 "mov byte ptr [{at}], {v}");
 word!(u16, reg, load_u16 "movzx {v:e}, word ptr [{at}]", store_u16 "mov word ptr [{at}], {v:x}");
 word!(u32, reg, load_u32 "mov {v:e}, dword ptr [{at}]", store_u32 "mov dword ptr [{at}], {v:e}");
 word!(u64, reg, load_u64 "mov {v}, qword ptr [{at}]", store_u64 "mov qword ptr [{at}], {v}");
 
-/// Exchanges of a word with a new value. The instructions are full fences, so that no ordering needs
-/// more.
+/// Defines exchanges of a word. The instructions are full fences, so stronger orderings need nothing more.
 macro_rules! exchange {
     (
         $word:ty, $swap:ident $s:literal, $add:ident $a:literal, $compare_exchange:ident $c:literal
@@ -54,7 +23,7 @@ macro_rules! exchange {
         /// The word is valid and aligned.
         #[inline]
         pub(super) unsafe fn $swap(at: *mut $word, mut value: $word, order: Ordering) -> $word {
-            fenced(weaker(order), || {
+            fenced(compiler_ordering(order), || {
                 // SAFETY: the caller's.
                 unsafe {
                     asm!($s, at = in(reg) at, v = inout(reg) value, options(nostack, preserves_flags));
@@ -67,7 +36,7 @@ macro_rules! exchange {
         /// The word is valid and aligned.
         #[inline]
         pub(super) unsafe fn $add(at: *mut $word, mut value: $word, order: Ordering) -> $word {
-            fenced(weaker(order), || {
+            fenced(compiler_ordering(order), || {
                 // SAFETY: the caller's.
                 unsafe {
                     asm!($a, at = in(reg) at, v = inout(reg) value, options(nostack));
@@ -86,7 +55,7 @@ macro_rules! exchange {
             success: Ordering,
             _: Ordering,
         ) -> Result<$word, $word> {
-            fenced(weaker(success), || {
+            fenced(compiler_ordering(success), || {
                 let found;
                 // SAFETY: the caller's.
                 unsafe {
@@ -113,22 +82,21 @@ exchange!(
     compare_exchange_u64 "lock cmpxchg qword ptr [{at}], {new}"
 );
 
-/// What the compiler has to be told, where the instruction is a full fence.
-fn weaker(order: Ordering) -> Ordering {
+/// Returns the ordering for the compiler's fences around an instruction that is a full fence itself.
+fn compiler_ordering(order: Ordering) -> Ordering {
     if order == Ordering::SeqCst { Ordering::AcqRel } else { order }
 }
 
 /// Copies lines of 64 bytes, in the order of their addresses.
 ///
-/// Its loads are as wide as the processor has them: of memory behind a bus, each costs a round trip.
-/// Its stores are of 16 aligned bytes, none of which crosses a cache line, so that their order holds.
+/// Loads are as wide as the processor allows, because each load from memory behind a bus costs a round trip. Stores
+/// are 16 aligned bytes, none of which crosses a cache line, so they stay in order.
 ///
 /// # Safety
-/// So many bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they
-/// overlap, `to` comes first. `lines` is not 0.
+/// `64 * lines` bytes are readable at `from` and writable at `to`, which is a multiple of 16. If they overlap, `to`
+/// comes first. `lines` is not 0.
 #[inline]
 pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
-    const _: () = assert!(LINE == 64);
     // SAFETY: the caller's; the processor has the instructions.
     unsafe {
         if std::arch::is_x86_feature_detected!("avx") {
@@ -140,11 +108,10 @@ pub(super) unsafe fn move_lines(to: *mut u8, from: *const u8, lines: usize) {
 }
 
 /// # Safety
-/// As [`move_lines`]; the processor has AVX, and the system keeps its registers.
+/// As [`move_lines`]; the processor has AVX, and the system saves its registers.
 #[inline]
 unsafe fn move_lines_avx(to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: the caller's. The upper halves of the registers are cleared again, as code of SSE2
-    // wants them.
+    // SAFETY: the caller's. `vzeroupper` clears the upper register halves, as SSE2 code expects.
     unsafe {
         asm!(
             "2:",
@@ -162,7 +129,7 @@ unsafe fn move_lines_avx(to: *mut u8, from: *const u8, lines: usize) {
             from = inout(reg) from => _,
             to = inout(reg) to => _,
             lines = inout(reg) lines => _,
-            // `vzeroupper` clears the upper halves of all.
+            // `vzeroupper` clears the upper halves of all registers.
             out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
             out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
             out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
@@ -214,8 +181,7 @@ mod tests {
             let loops: [unsafe fn(*mut u8, *const u8, usize); 2] = [move_lines, move_lines_sse2];
             for move_lines in loops {
                 let mut to = Aligned([0; 256]);
-                // SAFETY: 4 lines at most, from 300 bytes, of which the first `offset` are left out,
-                // to 256 aligned ones.
+                // SAFETY: at most 4 lines, from 300 bytes after an offset, to 256 aligned bytes.
                 unsafe { move_lines(to.0.as_mut_ptr(), from[offset..].as_ptr(), lines) };
                 assert_eq!(to.0[..lines * LINE], from[offset..offset + lines * LINE]);
                 assert!(to.0[lines * LINE..].iter().all(|byte| *byte == 0));

@@ -9,7 +9,7 @@ macro_rules! constants {
     };
 }
 
-// Of C's enums.
+// C enums.
 constants! { c_int;
     IBV_QPS_RESET = 0;
     IBV_QPS_INIT = 1;
@@ -22,7 +22,7 @@ constants! { c_int;
     IBV_QPT_RC = 2;
     IBV_QPT_UC = 3;
     IBV_QPT_UD = 4;
-    /// The driver's own: of mlx5, dynamically connected transport.
+    /// Driver-specific; with mlx5, dynamically connected transport.
     IBV_QPT_DRIVER = 255;
 
     IBV_MTU_256 = 1;
@@ -47,20 +47,20 @@ constants! { c_int;
     IBV_EVENT_QP_REQ_ERR = 2;
     /// A request broke local access rights.
     IBV_EVENT_QP_ACCESS_ERR = 3;
-    /// First packet arrived before the state said so.
+    /// Communication established: the first packet arrived before the transition to RTS.
     IBV_EVENT_COMM_EST = 4;
     IBV_EVENT_DEVICE_FATAL = 8;
     IBV_EVENT_SRQ_ERR = 14;
     /// A shared receive queue has fewer receives than its limit.
     IBV_EVENT_SRQ_LIMIT_REACHED = 15;
-    /// A queue pair that has failed takes no more receives from its shared receive queue.
+    /// A failed queue pair takes no more receives from its shared receive queue.
     IBV_EVENT_QP_LAST_WQE_REACHED = 16;
 }
 
 constants! { u32;
-    /// The device has memory windows of type 2 that belong to a queue pair's number.
+    /// Memory windows of type 2B, bound to a queue pair's number.
     IBV_DEVICE_MEM_WINDOW_TYPE_2B = 1 << 24;
-    /// The device has fast registration, local invalidation, and sends that invalidate.
+    /// Fast registration, local invalidation, and sends with invalidation.
     IBV_DEVICE_MEM_MGT_EXTENSIONS = 1 << 21;
 
     IBV_GID_TYPE_IB = 0;
@@ -75,7 +75,7 @@ constants! { u32;
     IBV_ACCESS_REMOTE_READ = 1 << 2;
     /// Remote atomic; needs local write.
     IBV_ACCESS_REMOTE_ATOMIC = 1 << 3;
-    /// Memory windows may be bound to it.
+    /// Memory windows may be bound to the region.
     IBV_ACCESS_MW_BIND = 1 << 4;
     /// The card may reorder its writes on the bus.
     IBV_ACCESS_RELAXED_ORDERING = 1 << 20;
@@ -87,7 +87,7 @@ constants! { u8;
     IBV_LINK_LAYER_ETHERNET = 2;
 }
 
-// Which fields of `ibv_qp_attr` are set.
+// Valid fields of `ibv_qp_attr`.
 constants! { u32;
     IBV_QP_STATE = 1 << 0;
     IBV_QP_CUR_STATE = 1 << 1;

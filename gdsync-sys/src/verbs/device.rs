@@ -11,7 +11,6 @@ pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-/// An entry of a port's GID table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_gid_entry {
@@ -46,19 +45,18 @@ pub struct ibv_device {
 #[repr(C)]
 pub struct ibv_context {
     pub device: *mut ibv_device,
-    /// `struct ibv_context_ops`: 32 function pointers (`OPS_*` are those that gdsync calls).
+    /// `struct ibv_context_ops`: 32 function pointers (`OPS_*` are the indices of those that gdsync calls).
     pub ops: [*mut c_void; 32],
     /// File descriptor of the uverbs device.
     pub cmd_fd: c_int,
-    /// File descriptor that becomes readable when an asynchronous event is there.
+    /// File descriptor that becomes readable on an asynchronous event.
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: pthread_mutex_t,
-    /// All ones where the context is embedded in a `struct verbs_context`.
+    /// All ones if the context is embedded in a `struct verbs_context`.
     pub abi_compat: *mut c_void,
 }
 
-/// Attributes of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_device_attr {
@@ -113,7 +111,6 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// Attributes of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_port_attr {

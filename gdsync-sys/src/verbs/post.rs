@@ -1,13 +1,11 @@
-//! Posting and polling as libibverbs' callers do it: the structs of `ibv_post_send`, `ibv_poll_cq`
-//! and `ibv_wr_*`.
+//! Posting and polling through libibverbs: the structs of `ibv_post_send`, `ibv_poll_cq` and `ibv_wr_*`.
 //!
-//! gdsync posts and polls by itself; these are for comparing it with libmlx5. The functions are
-//! inline in C: they call the provider through [`ibv_context::ops`] and [`ibv_qp_ex`].
+//! gdsync posts and polls without them; they serve comparisons with libmlx5. The functions are inline in C: they call
+//! the provider through [`ibv_context::ops`] and [`ibv_qp_ex`].
 
 use super::{ibv_ah, ibv_context, ibv_cq, ibv_qp};
 use libc::{c_int, c_uint, c_void, size_t};
 
-/// A scatter/gather element.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_sge {
@@ -16,7 +14,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// A send work request, as far as RDMA operations use it.
+/// A send work request, with the fields of RDMA operations.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_send_wr {
@@ -32,11 +30,10 @@ pub struct ibv_send_wr {
     /// First remote address; in C within the union `wr`.
     pub remote_addr: u64,
     pub rkey: u32,
-    /// The rest of the unions, which other operations use.
+    /// The rest of the unions, for other operations.
     pub _rest: [u64; 9],
 }
 
-/// A completion.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ibv_wc {
@@ -64,16 +61,16 @@ pub struct ibv_wc {
 pub struct ibv_qp_ex {
     pub qp_base: ibv_qp,
     pub comp_mask: u64,
-    /// The number of the request that is begun next.
+    /// `wr_id` of the next request.
     pub wr_id: u64,
-    /// `IBV_SEND_*` of the request that is begun next.
+    /// `IBV_SEND_*` of the next request.
     pub wr_flags: c_uint,
     /// Operations from `wr_atomic_cmp_swp` to `wr_rdma_read`, unused here.
     pub _before: [*mut c_void; 5],
     pub wr_rdma_write: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
     /// Operations from `wr_rdma_write_imm` to `wr_send_tso`, unused here.
     pub _sends: [*mut c_void; 5],
-    /// Gives the begun request its destination (UD).
+    /// Sets the destination of the current request (UD).
     pub wr_set_ud_addr:
         Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32)>,
     pub _wr_set_xrc_srqn: *mut c_void,
@@ -92,18 +89,18 @@ pub type PostSend =
     unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int;
 pub type PollCq = unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int;
 
-/// Place among [`ibv_context::ops`].
+/// Index in [`ibv_context::ops`].
 pub const OPS_POLL_CQ: usize = 11;
-/// Place among [`ibv_context::ops`].
+/// Index in [`ibv_context::ops`].
 pub const OPS_POST_SEND: usize = 25;
 
-/// The provider's own `ibv_post_send` and `ibv_poll_cq`, where it has them.
+/// Returns the provider's `ibv_post_send` and `ibv_poll_cq`, if it has them.
 ///
 /// # Safety
 /// The context is open, and was opened by the system's library.
 pub unsafe fn inline_functions(context: *mut ibv_context) -> Option<(PostSend, PollCq)> {
-    // SAFETY: an open context, as the caller promises; libibverbs fills these two with functions of
-    // these types.
+    // SAFETY: the caller guarantees an open context; libibverbs fills these two entries with functions of these
+    // types.
     unsafe {
         let ops = (*context).ops;
         Some((
@@ -114,7 +111,7 @@ pub unsafe fn inline_functions(context: *mut ibv_context) -> Option<(PostSend, P
 }
 
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
-/// The queue pair is to take RDMA writes by `ibv_wr_*`.
+/// The queue pair supports RDMA writes by `ibv_wr_*`.
 pub const IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1 << 0;
 pub const IBV_WR_RDMA_WRITE: c_int = 0;
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;

@@ -1,10 +1,8 @@
-//! Our declarations of C structs and constants, compared with the installed headers by a C
-//! compiler, and with a record of what the headers of rdma-core 44 answered (`layout-x86_64.txt`)
-//! where there are none.
+//! Compares the declarations of C structs and constants with the installed headers, by a C compiler, and with a
+//! record for rdma-core 44 (`layout-x86_64.txt`) otherwise.
 //!
-//! The first is skipped, saying so, where there is no compiler or no header;
-//! GDSYNC_REQUIRE_RDMA_HEADERS=1 makes that a failure. `GDSYNC_RECORD_LAYOUT=FILE` writes the
-//! record anew, from the headers that are installed.
+//! The first comparison is skipped, with a message, without a compiler or header; GDSYNC_REQUIRE_RDMA_HEADERS=1 makes
+//! that a failure. `GDSYNC_RECORD_LAYOUT=FILE` writes a new record from the installed headers.
 
 use crate::header::ask;
 use gdsync_sys::mlx5dv::*;
@@ -26,13 +24,13 @@ macro_rules! fields {
         let (kind, field) = (stringify!($name), stringify!($($field).+).replace("r#", "").replace(' ', ""));
         $out.push((format!("offsetof(struct {kind}, {field})"), offset_of!($name, $($field).+)));
         let place = MaybeUninit::<$name>::uninit();
-        // SAFETY: the address of a field inside the place; nothing is read.
+        // SAFETY: computes the address of a field inside the allocation, without a read.
         let size = size_behind(unsafe { &raw const (*place.as_ptr()).$($field).+ });
         $out.push((format!("sizeof(((struct {kind} *)0)->{field})"), size));
     })* };
 }
 
-/// The same, and the size of the whole struct.
+/// As above, with the size of the whole struct.
 macro_rules! whole {
     ($out:ident, $name:ident { $($fields:tt)* }) => {
         $out.push((format!("sizeof(struct {})", stringify!($name)), size_of::<$name>()));
@@ -96,7 +94,7 @@ fn verbs_structs() -> Vec<Expectation> {
     out.push((union("remote_addr"), offset_of!(ibv_send_wr, remote_addr)));
     out.push((union("rkey"), offset_of!(ibv_send_wr, rkey)));
     out.push(("sizeof(struct ibv_send_wr)".to_owned(), size_of::<ibv_send_wr>()));
-    // Without its size: newer versions have an operation at its end that older ones lack.
+    // Without its size: newer versions append fields or operations.
     fields!(out, ibv_qp_ex {
         qp_base comp_mask wr_id wr_flags wr_rdma_write wr_set_ud_addr wr_set_inline_data wr_set_sge wr_set_sge_list wr_start
         wr_complete wr_abort
@@ -107,7 +105,7 @@ fn verbs_structs() -> Vec<Expectation> {
         out.push((format!("offsetof(struct ibv_context, ops.{name})"), offset));
     }
     whole!(out, ibv_async_event { element event_type });
-    // Without its size: newer versions have a field at its end that older ones lack.
+    // Without its size: newer versions append fields or operations.
     fields!(out, ibv_port_attr {
         state max_mtu active_mtu gid_tbl_len port_cap_flags max_msg_sz bad_pkey_cntr qkey_viol_cntr pkey_tbl_len lid sm_lid
         lmc max_vl_num sm_sl subnet_timeout init_type_reply active_width active_speed phys_state link_layer flags
@@ -163,8 +161,8 @@ fn mlx5_structs() -> Vec<Expectation> {
     out
 }
 
-/// What the loader's own functions know about `struct verbs_context`, in pointers before the
-/// context (`system/inline.rs` asserts the same of its own declaration).
+/// The positions in `struct verbs_context` that the loader uses, in pointers before the context (`system.rs` asserts
+/// the same for its declaration).
 fn verbs_context() -> Vec<Expectation> {
     let distances = [("sz", 1), ("alloc_td", 24), ("dealloc_td", 25), ("alloc_parent_domain", 26)];
     let distance =
@@ -276,8 +274,7 @@ fn declarations_agree_with_the_installed_headers() {
     }
 }
 
-/// The structs that grow: ours must be at least as large as the library's, which writes as much as
-/// it knows.
+/// The structs that grow: ours must be at least as large as the library's, which writes all of its fields.
 #[test]
 fn growing_structs_are_large_enough() {
     let sizes = [
@@ -300,16 +297,16 @@ fn declarations_agree_with_the_record() {
 
 #[test]
 fn every_declaration_is_compared() {
-    // Nameless in C; only pointed to; a union that the struct around it covers.
+    // Unnamed in C, opaque, or a union inside a checked struct.
     let exempt = [
         "mlx5dv_ring",
         "mlx5dv_bf",
         "mlx5dv_obj_entry",
         "mlx5dv_devx_obj",
-        // Of the in-process software card alone.
+        // Defined by the in-process software card alone.
         "SOFTWARE_QP_CREATE_MASTER",
         "SOFTWARE_QP_CREATE_SLAVE_SEND",
-        // Newer than the oldest header that this test runs on.
+        // Newer than the oldest header that this test supports.
         "MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED",
         "ibv_async_element",
         "OPS_POLL_CQ",
@@ -320,7 +317,6 @@ fn every_declaration_is_compared() {
         include_str!("../../src/verbs.rs"),
         include_str!("../../src/verbs/constants.rs"),
         include_str!("../../src/verbs/device.rs"),
-        include_str!("../../src/verbs/domain.rs"),
         include_str!("../../src/verbs/post.rs"),
         include_str!("../../src/mlx5dv.rs")
     );
@@ -333,7 +329,7 @@ fn every_declaration_is_compared() {
             .find_map(|start| line.strip_prefix(start).and_then(word).map(|name| (*start, name)));
         let Some((start, name)) = declared else { continue };
         let name = if start == "    IBV_" { format!("IBV_{name}") } else { name };
-        // A pointer is no constant of the header's kind; it is all ones there, too.
+        // C has a pointer here, not a constant; it is all ones there, too.
         if exempt.contains(&name.as_str()) || name == "IBV_ALLOCATOR_USE_DEFAULT" {
             continue;
         }

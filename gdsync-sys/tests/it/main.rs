@@ -1,4 +1,4 @@
-//! The declarations and wire formats against the installed headers of rdma-core, as one program.
+//! Compares the declarations and wire formats with the installed headers of rdma-core.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 

@@ -1,8 +1,6 @@
-//! Our wire formats, compared byte by byte with those that C builds with the structs and setters of
-//! `mlx5dv.h`.
+//! Compares the wire formats byte by byte with those that C builds with the structs and setters of `mlx5dv.h`.
 //!
-//! Skipped, saying so, where there is no compiler or no header; GDSYNC_REQUIRE_RDMA_HEADERS=1 makes
-//! that a failure.
+//! Skipped, with a message, without a compiler or header; GDSYNC_REQUIRE_RDMA_HEADERS=1 makes that a failure.
 
 use crate::header::ask;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
@@ -13,7 +11,7 @@ use gdsync_sys::prm::wqe::{
 };
 use zerocopy::IntoBytes;
 
-/// What `wire.c` builds, by the same names and in the same order.
+/// The output of `wire.c`, with the same names in the same order.
 fn ours() -> Vec<(&'static str, Vec<u8>)> {
     let flags = CtrlFlags::CQ_UPDATE | CtrlFlags::SOLICITED | CtrlFlags::FENCE;
     let control = CtrlSeg::new(Opcode::SendImm, 0x1234, 0xabcdef, 0x3f, flags, [1, 2, 3, 4]);

@@ -1,4 +1,4 @@
-//! The live view on a terminal, which it leaves as it was.
+//! The live view on a terminal, which it restores.
 
 use crate::view::{LIMIT, Pingpong, is_connected, until};
 use gdsync_sys::local::readable;
@@ -16,40 +16,40 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A terminal of 30 lines and 100 columns, and the command on it.
+/// The command on a terminal of 30 lines and 100 columns.
 struct OnTerminal {
     child: Child,
     keys: File,
     screen: Receiver<u8>,
     seen: Vec<u8>,
-    /// Kept open, so that its settings can be read when the command has ended.
+    /// Kept open to read its settings when the command has ended.
     slave: OwnedFd,
     before: libc::termios,
-    /// What is shown is read no more.
+    /// Set to stop reading the output.
     is_over: Arc<AtomicBool>,
     reader: JoinHandle<()>,
 }
 
-/// The master, and what programs on the terminal have. No other process that a test starts has them.
+/// Returns master and slave, which no process started by another test inherits.
 fn a_terminal() -> (File, OwnedFd) {
     let master = File::options().read(true).write(true).open("/dev/ptmx").unwrap();
     let (fd, locked) = (master.as_raw_fd(), 0);
     let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: `locked` and `size` are of the types that the calls read; the last one opens a file.
+    // SAFETY: `locked` and `size` have the types that the calls read; the last call opens a file.
     let slave = unsafe {
         assert_eq!(libc::ioctl(fd, libc::TIOCSPTLCK, &raw const locked), 0);
         assert_eq!(libc::ioctl(fd, libc::TIOCSWINSZ, &raw const size), 0);
         libc::ioctl(fd, libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC)
     };
     assert!(slave >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: it was just opened, and nothing else owns it.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     (master, unsafe { OwnedFd::from_raw_fd(slave) })
 }
 
 fn settings(terminal: &OwnedFd) -> libc::termios {
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let mut settings: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: a valid place.
+    // SAFETY: the pointer is valid.
     assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut settings) }, 0);
     settings
 }
@@ -59,7 +59,7 @@ impl OnTerminal {
         Self::start_with(arguments, environment, libc::SIG_DFL)
     }
 
-    /// The command begins with that for SIGHUP.
+    /// Starts the command with this disposition of SIGHUP.
     fn start_with(arguments: &[&str], environment: &[(&str, &str)], hang_up: libc::sighandler_t) -> Self {
         let (master, slave) = a_terminal();
         let end = || Stdio::from(slave.try_clone().unwrap());
@@ -89,7 +89,7 @@ impl OnTerminal {
         OnTerminal { child, keys: master, screen: receiver, seen: Vec::new(), slave, before, is_over, reader }
     }
 
-    /// Waits until a text is on its way to the screen, after what was waited for before.
+    /// Waits for a text in the output, after the previous one.
     fn shows(&mut self, what: &str) {
         let deadline = Instant::now() + LIMIT;
         let mut since = Vec::new();
@@ -107,7 +107,7 @@ impl OnTerminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Closes the terminal, as one does whose window is closed, and waits for the end.
+    /// Closes the terminal, as closing its window does, and waits for the end.
     fn goes_away(self) -> Option<i32> {
         let OnTerminal { mut child, keys, is_over, reader, .. } = self;
         is_over.store(true, Ordering::Relaxed);
@@ -116,7 +116,7 @@ impl OnTerminal {
         end_of(&mut child).code()
     }
 
-    /// Waits for its end. The terminal is as it was.
+    /// Waits for its end, and checks that the terminal is restored.
     fn ends(mut self) -> (Option<i32>, String) {
         let status = end_of(&mut self.child);
         let now = settings(&self.slave);
@@ -128,7 +128,7 @@ impl OnTerminal {
             self.seen.push(byte);
         }
         let seen = text(&self.seen);
-        // The other screen and the hidden cursor, and both back: the last of each.
+        // The alternate screen and the hidden cursor, and the reverse: the last of each.
         for [on, off] in [["\x1b[?1049h", "\x1b[?1049l"], ["\x1b[?25l", "\x1b[?25h"]] {
             assert!(seen.rfind(on).is_some_and(|on| seen.rfind(off).is_some_and(|off| off > on)), "{seen:?}");
         }
@@ -150,7 +150,7 @@ fn end_of(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// The command becomes the leader of a session on the terminal that is its stdin.
+/// Makes the command the leader of a session on the terminal that is its stdin.
 fn take_terminal(command: &mut Command, hang_up: libc::sighandler_t) {
     let take = move || {
         // SAFETY: no memory is involved, and no handler.
@@ -161,7 +161,7 @@ fn take_terminal(command: &mut Command, hang_up: libc::sighandler_t) {
         };
         if taken { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     };
-    // SAFETY: between fork and exec this only makes system calls.
+    // SAFETY: makes only system calls between fork and exec.
     unsafe { command.pre_exec(take) };
 }
 
@@ -187,14 +187,14 @@ fn signals_end_the_live_view_and_leave_the_terminal_as_it_was() {
         signal(top.child.id(), number);
         let (code, seen) = top.ends();
         assert_eq!(code, Some(status), "{seen}");
-        // No color, but what is bold or reversed.
+        // No color, but bold and reversed text.
         assert!(!seen.contains("\x1b[38;5;") && !seen.contains("\x1b[31m"), "{seen:?}");
     }
 }
 
 #[test]
 fn a_terminal_that_goes_away_ends_the_live_view() {
-    // Also where SIGHUP is ignored, as under nohup.
+    // Also if SIGHUP is ignored, as under nohup.
     for (hang_up, status) in [(libc::SIG_DFL, 129), (libc::SIG_IGN, 1)] {
         let mut top = OnTerminal::start_with(&["top"], &[], hang_up);
         top.shows("gdsync");

@@ -1,4 +1,4 @@
-//! `gdsync top`: beside processes that exchange messages, that stand still, that answer wrongly.
+//! `gdsync top` next to processes that exchange messages, hang, or answer wrongly.
 
 use gdsync_test_support::command::{gdsync, json, run, succeeds, text};
 use gdsync_test_support::on_system;
@@ -39,7 +39,7 @@ fn process(view: &Value, pid: u32) -> Option<&Value> {
     view["processes"].as_array().unwrap().iter().find(|process| process["pid"] == pid)
 }
 
-/// Looks until both processes are there and satisfy `are_so`.
+/// Samples until both processes are visible and satisfy `are_so`.
 pub(crate) fn until(pids: [u32; 2], what: &str, are_so: impl Fn(&[Value; 2]) -> bool) -> [Value; 2] {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -59,7 +59,7 @@ pub(crate) fn is_connected(process: &Value) -> bool {
     process["cards"][0]["queue_pairs"][0]["state"] == "Rts"
 }
 
-/// Prints tables until one is so.
+/// Prints tables until one satisfies `is_so`.
 fn table_until(what: &str, is_so: impl Fn(&str) -> bool) {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -103,7 +103,7 @@ fn two_processes_that_exchange_messages_are_seen_with_rates_and_peers() {
         pids.into_iter().all(has_rate) && table.contains("QUEUE PAIR") && table.contains("RTS")
     });
 
-    // A process that has ended is not there, however it has ended.
+    // An ended process is not visible, however it ended.
     drop(pingpong);
     signal(pids[1], libc::SIGKILL);
     let deadline = Instant::now() + LIMIT;
@@ -120,7 +120,7 @@ fn a_stalled_wait_is_shown_with_what_and_whom_it_waits_for() {
     if on_system() {
         return;
     }
-    // The completion of one of the receives becomes visible only after a minute: then both sides stand still.
+    // The completion of one receive becomes visible only after a minute: until then both sides hang.
     let pingpong = Pingpong::start(Some("late=60s dir=in nth=200"));
     let pids = pingpong.pids();
     let waits =
@@ -173,7 +173,7 @@ fn a_name_of_another_program_is_said_to_answer_wrongly() {
     let start = status.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap();
     let name = format!("gdsync-status/{user}/{}/{start}/63", std::process::id());
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
-    // Other tests ask it, too. It ends with the process.
+    // Other tests query it, too. It ends with the process.
     std::thread::spawn(move || {
         for mut socket in listener.incoming().flatten() {
             let _ = socket.write_all(b"\x1b[2J not what is expected");
@@ -201,7 +201,7 @@ fn a_process_that_wants_to_is_not_seen() {
     }
     command.env("GDSYNC_STATUS", "off").stdout(Stdio::piped());
     let mut unseen = Pingpong(command.spawn().unwrap());
-    // Its card runs once its thread is there.
+    // Its card runs once its thread exists.
     let thread = || {
         let tasks =
             std::fs::read_dir(format!("/proc/{}/task", unseen.0.id())).into_iter().flatten().flatten();

@@ -1,7 +1,6 @@
-//! Tests of the timeline, through the text that it becomes.
+//! Tests of the timeline, through its text.
 
-use crate::read::ReadPart;
-use crate::record::{Kind, Record, text_words};
+use crate::record::{Kind, ReadPart, Record, text_words};
 use crate::testing::record;
 use gdsync_sys::prm::doorbell::Doorbell;
 use serde_json::Value;
@@ -46,7 +45,7 @@ fn a_message_is_followed_from_its_post_to_another_process() {
         Some(1),
         vec![
             record(Kind::Arrived, 60, [right, 9 << 32 | 64, left]),
-            // Another one, which was sent before the trace began.
+            // A message sent before the trace began.
             record(Kind::Arrived, 61, [right, 8 << 32 | 64, left]),
         ],
     );
@@ -83,7 +82,7 @@ fn what_a_gpu_performs_is_a_row_of_its_stream_that_arrows_pass() {
         record(Kind::Posted, 14, [0x5000, 2, 2]),
         record(Kind::PostedDoorbell, 15, [REGISTER, doorbell(8), 2]),
         performed(20, 30, 1),
-        // A new relation of the clocks has it begin before the end of the one before.
+        // A new relation of the clocks places its begin before the previous end.
         performed(28, 50, 2),
         record(Kind::Sent, 40, [left, 9 << 32 | 64, 4 << 32 | 0x0a << 16 | 7]),
         // The card is faster than the rest of the submission.

@@ -1,4 +1,4 @@
-//! Recording in processes of their own, as one program.
+//! Tests that record, each in a separate process.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 

@@ -1,4 +1,4 @@
-//! What lasts is a range for profilers, with and without a trace.
+//! Spans are ranges for profilers, with and without a trace.
 
 use gdsync_test_support::compiler::Compiler;
 use gdsync_test_support::folder::Folder;

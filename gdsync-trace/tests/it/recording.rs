@@ -1,11 +1,11 @@
-//! What a process has recorded is in its part, however its threads and itself end.
+//! A process's records are in its part, however its threads and the process end.
 
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::process::{again, role};
 use gdsync_trace::{Kind, Span, Summary, TRACE_VARIABLE, enabled, event, merge, now, parts_in, span};
 use std::process::ExitStatus;
 
-/// Events of a thread that fill its buffer.
+/// Events that fill a thread's buffer.
 const MANY: u64 = 5000;
 
 fn record(count: u64) {
@@ -13,7 +13,7 @@ fn record(count: u64) {
     (0..count).for_each(|number| event(Kind::Polled, || [0x41, number, 0]));
 }
 
-/// Runs the calling test again with a trace, and merges what that has recorded.
+/// Runs the calling test again with a trace, and merges the records.
 fn traced(test: &str) -> (ExitStatus, Summary, String) {
     let folder = Folder::new(test);
     let mut value = folder.path().as_os_str().to_owned();
@@ -63,15 +63,15 @@ fn threads_that_end_and_threads_that_do_not_are_written() {
 fn the_child_of_a_fork_records_nothing() {
     if role().is_some() {
         record(1);
-        // SAFETY: the child calls the crate, which only loads a word there, and ends.
+        // SAFETY: the child only calls this crate, which loads a word, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             event(Kind::Polled, || [0; 3]);
-            // SAFETY: the handlers at the process's end are the crate's and the standard library's.
+            // SAFETY: the exit handlers are this crate's and the standard library's.
             unsafe { libc::exit(i32::from(enabled())) };
         }
         let mut status = 0;
-        // SAFETY: the place is valid.
+        // SAFETY: the pointer is valid.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0, "it ended with 0: nothing was recorded there");
         record(1);

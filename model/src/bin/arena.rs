@@ -1,4 +1,4 @@
-//! The arena: blocks that are handed out belong to one owner at a time, and come zeroed.
+//! Model of the arena: allocated blocks belong to one owner at a time, and are zeroed.
 
 #![allow(dead_code, reason = "the library uses more of its files than the models do")]
 
@@ -8,7 +8,7 @@ pub(crate) mod util {
 
 #[path = "."]
 mod memory {
-    //! In the place of pinned memory: ordinary memory.
+    //! Ordinary memory instead of pinned memory.
 
     use std::io;
 
@@ -18,7 +18,7 @@ mod memory {
     #[derive(Debug)]
     pub(crate) struct PinnedMemory(Box<[std::cell::UnsafeCell<u64>]>);
 
-    // SAFETY: access to it is the arena's and its callers', which the model checks.
+    // SAFETY: the arena and its callers synchronise accesses, which the model checks.
     unsafe impl Send for PinnedMemory {}
     // SAFETY: as above.
     unsafe impl Sync for PinnedMemory {}
@@ -48,10 +48,10 @@ use memory::arena::Arena;
 
 const LEN: usize = 100;
 
-/// Takes a block, fills it, looks whether it stays so, gives it back.
+/// Allocates a block, fills it, checks that it stays unchanged, frees it.
 fn use_block(arena: &Arena, mark: u8) {
     let block = arena.allocate(LEN, 64).unwrap();
-    // SAFETY: the block is ours, and so long: what the model is to show.
+    // SAFETY: this thread owns the block of that length, which the model verifies.
     let bytes = || unsafe { std::slice::from_raw_parts(block, LEN) };
     assert!(bytes().iter().all(|byte| *byte == 0), "a block is not zeroed");
     // SAFETY: as above.

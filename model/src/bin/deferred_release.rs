@@ -1,4 +1,4 @@
-//! What keeps the regions of posts that do not hold them.
+//! Model of the keeper of regions of posts that hold no reference.
 
 #![allow(dead_code, reason = "the library uses more of its files than the models do")]
 
@@ -14,17 +14,17 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-/// The memory of a region. Loom reports whoever reads it while it goes.
+/// The memory of a region. Loom reports reads concurrent with its drop.
 struct Memory(Arc<UnsafeCell<bool>>);
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: loom reports who accesses it at the same time.
+        // SAFETY: loom reports concurrent accesses.
         self.0.with_mut(|there| unsafe { *there = false });
     }
 }
 
-/// One thread posts a region and drops its handle, while the card reads the region, and another polls the
+/// One thread posts a region and drops its handle while the card reads the region; another thread polls the
 /// completion.
 fn a_region_stays_until_its_post_has_retired(keeps: bool) {
     let (deferred, memory) = (Arc::new(DeferredRelease::new()), Arc::new(UnsafeCell::new(true)));
@@ -33,7 +33,7 @@ fn a_region_stays_until_its_post_has_retired(keeps: bool) {
         thread::spawn(move || {
             deferred.post(1);
             if keeps {
-                // Not dropped where it is not taken.
+                // Not dropped unless taken.
                 let mut memory = Some(memory);
                 deferred.keep(1, || memory.take());
             }

@@ -1,7 +1,6 @@
-//! The gate between submitting operations and calls that wait for the GPU.
+//! Model of the gate between submissions and calls that wait for the GPU.
 //!
-//! `membarrier(2)` is the kernel's: the models take the gate that fences on both sides, which
-//! stands for it.
+//! `membarrier(2)` is part of the kernel: the models use the equivalent gate that fences on both sides.
 
 #![allow(dead_code, reason = "the library uses more of its files than the models do")]
 
@@ -17,7 +16,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-/// What submitting and the other calls must not touch at the same time.
+/// State that submissions and the other calls must not access concurrently.
 struct World {
     gate: Gate,
     busy: [Busy; 2],
@@ -32,11 +31,11 @@ impl World {
 
     fn submit(&self, stream: usize) {
         let _submitting = self.gate.enter(&self.busy[stream]);
-        // SAFETY: loom reports who accesses it at the same time.
+        // SAFETY: loom reports concurrent accesses.
         self.gpu[stream].with_mut(|gpu| unsafe { *gpu += 1 });
     }
 
-    /// Touches every stream's part, while no thread submits.
+    /// Accesses every stream's part, while no thread submits.
     fn collect(&self) {
         let Some(_closed) = self.gate.try_close() else { return };
         if self.busy.iter().any(Busy::is_set) {
@@ -72,8 +71,7 @@ fn main() {
         world.collect();
         submitter.join().unwrap();
     });
-    // (No submitter here: one that finds the gate closed again and again makes loom's paths
-    // endless.)
+    // (Without a submitter: one that repeatedly finds the gate closed makes loom's paths endless.)
     holds("two threads collect, one at a time", || {
         let world = World::new(false);
         let other = world.clone();

@@ -1,4 +1,4 @@
-//! Timelines and points: memory that a stream has passed is the CPU's again.
+//! Model of timelines and points: memory that a stream has passed belongs to the CPU again.
 
 #![allow(dead_code, reason = "the library uses more of its files than the models do")]
 
@@ -9,7 +9,7 @@ pub(crate) mod util {
 }
 
 mod memory {
-    //! In the place of pinned memory: a word of loom's.
+    //! A loom word instead of pinned memory.
 
     #[derive(Clone, Copy, Debug)]
     pub(crate) struct HostAddr(pub(crate) u64);
@@ -21,7 +21,7 @@ mod memory {
         #[derive(Debug)]
         pub(crate) struct Block(AtomicU32);
 
-        /// Lines of an arena are like any other.
+        /// Arena lines behave like any other memory.
         #[derive(Debug)]
         pub(crate) struct Arena;
 
@@ -51,7 +51,7 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 use std::sync::Arc;
 
-/// A timeline, and memory that each of two submissions names.
+/// A timeline, and memory used by each of two submissions.
 struct World {
     timeline: Arc<Timeline>,
     memory: [UnsafeCell<u32>; 2],
@@ -60,7 +60,7 @@ struct World {
 impl World {
     fn new(before: TimelinePoint) -> Arc<World> {
         let timeline = Timeline::new(0).unwrap();
-        // The CPU looks at least once in 2^31 points.
+        // The CPU reads it at least once in 2^31 points.
         for point in (0..=before.0).step_by(1 << 30).chain([before.0]) {
             timeline.declare_passed(TimelinePoint(point));
             timeline.progress();
@@ -68,9 +68,9 @@ impl World {
         Arc::new(World { timeline, memory: [UnsafeCell::new(0), UnsafeCell::new(0)] })
     }
 
-    /// Performs a submission, or takes its memory back.
+    /// Performs a submission, or reclaims its memory.
     fn touch(&self, which: usize) {
-        // SAFETY: loom reports who accesses it at the same time.
+        // SAFETY: loom reports concurrent accesses.
         self.memory[which].with_mut(|memory| unsafe { *memory += 1 });
     }
 
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// A stream performs two submissions, and writes their points or only the last.
+/// Performs two submissions as a stream, and writes their points or only the last.
 fn perform(before: TimelinePoint, both: bool) -> impl Fn() {
     move || {
         let world = World::new(before);
@@ -92,7 +92,7 @@ fn perform(before: TimelinePoint, both: bool) -> impl Fn() {
         let stream = thread::spawn(move || {
             other.touch(0);
             if both {
-                // A stream's write is a release of everything before it, as this is.
+                // A stream's write releases everything before it, as this does.
                 other.timeline.declare_passed(one);
             }
             other.touch(1);
@@ -120,7 +120,7 @@ fn main() {
             stream.touch(1);
             stream.timeline.declare_passed(start.next().next());
         });
-        // This one looks, and takes nothing back.
+        // This thread reads but reclaims nothing.
         let looker = thread::spawn(move || {
             other.timeline.progress();
         });

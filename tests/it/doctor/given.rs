@@ -1,8 +1,8 @@
-//! What a process was given: channels, capabilities and limits; and the commands that mend what was found.
+//! Settings of the process (channels, capabilities, limits), and the commands that repair findings.
 
 use super::{Said, doctor, topologies, tree};
 
-/// The machine as it should be, with some lines of its description otherwise.
+/// Returns a correct machine, with some lines of its description replaced.
 fn with(changes: &[(&str, &str)]) -> super::Tree {
     let description = changes.iter().fold(topologies::DGX.to_owned(), |text, (from, to)| {
         assert!(text.contains(from), "{from}");
@@ -50,7 +50,7 @@ fn a_container_is_told_with_what_it_lacks() {
     let seen = "one with no capability, without /dev/infiniband";
     Said::of(&devices).has("container", "warn", seen, "--device=/dev/infiniband");
     devices.file("/dev/infiniband/uverbs0", "");
-    // Nothing else is needed: memory has no limit, and registers may be mapped.
+    // Nothing else is needed: memory is unlimited, and registers may be mapped.
     Said::of(&devices).has("container", "pass", "that are needed", "");
     let limited = (
         "locked memory         unlimited            unlimited",
@@ -85,7 +85,7 @@ fn services_hand_their_limit_on() {
     said(&[(limit, "")]).has(name, "warn", "slurmd systemd's default", "systemctl edit slurmd");
     said(&[(limit, "LimitMEMLOCK=64M\\n")]).has(name, "warn", "slurmd 64M", "LimitMEMLOCK=infinity");
     said(&[(limit, "LimitMEMLOCK=infinity:infinity\\n")]).has(name, "pass", "slurmd infinity", "");
-    // The manager's own default counts where the unit has none.
+    // The manager's default applies if the unit has none.
     let manager = ("#DefaultLimitMEMLOCK=8M", "DefaultLimitMEMLOCK=infinity");
     let seen = "slurmd infinity; DefaultLimitMEMLOCK=infinity, this process: unlimited";
     said(&[(limit, ""), manager]).has(name, "pass", seen, "");
@@ -97,7 +97,7 @@ fn services_hand_their_limit_on() {
         "process: unknown",
         "",
     );
-    // What the administrator adds comes last, and an empty value takes back what was there.
+    // The administrator's additions come last, and an empty value resets earlier ones.
     let machine = with(&[]);
     machine.file("/etc/systemd/system/slurmd.service.d/10-memory.conf", "[Service]\nLimitMEMLOCK=1G\n");
     machine.file("/etc/systemd/system/slurmd.service.d/notes.txt", "LimitMEMLOCK=infinity\n");
@@ -105,12 +105,12 @@ fn services_hand_their_limit_on() {
     Said::of(&machine).has(name, "warn", "docker systemd's default, slurmd 1G", "docker");
     machine.file("/etc/systemd/system/slurmd.service.d/20-back.conf", "[Service]\nLimitMEMLOCK=\n");
     Said::of(&machine).has(name, "warn", "slurmd systemd's default", "");
-    // A unit in the place of the package's.
+    // A unit that replaces the package's.
     machine.file("/etc/systemd/system/slurmd.service.d/20-back.conf", "");
     machine.file("/etc/systemd/system/slurmd.service.d/10-memory.conf", "");
     machine.file("/etc/systemd/system/slurmd.service", "[Service]\nLimitMEMLOCK=2G\n");
     Said::of(&machine).has(name, "warn", "slurmd 2G", "");
-    // What runs has the limit of when it was started.
+    // A running process has the limits of its start.
     let started = |bytes: &str, changes: &[(&str, &str)]| {
         let machine = with(changes);
         machine.file("/proc/41/comm", "other\n");
@@ -155,7 +155,7 @@ fn what_would_mend_a_machine_is_printed_and_not_done() {
     ] {
         assert!(script.lines().any(|line| line == command), "{command}:\n{script}");
     }
-    // Every finding is there, as a comment; the rest a shell understands.
+    // Every finding is included, as a comment; the rest is valid shell.
     let said = Said::of(&machine);
     for check in
         said.checks().into_iter().filter(|check| check["status"] == "warn" || check["status"] == "fail")

@@ -18,7 +18,7 @@ fn doctor(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What the doctor says of a tree.
+/// The doctor's report on a tree.
 struct Said {
     report: Value,
     code: Option<i32>,
@@ -37,7 +37,7 @@ impl Said {
         families.iter().flat_map(|family| family["checks"].as_array().unwrap()).collect()
     }
 
-    /// A check has this status, what was seen has these words, and so has the remedy.
+    /// Asserts a check's status, and words of its observation and its remedy.
     #[track_caller]
     fn has(&self, name: &str, status: &str, seen: &str, remedy: &str) {
         let found = self.checks().into_iter().find(|check| check["name"] == name);
@@ -129,14 +129,14 @@ fn a_card_that_does_not_wait_is_told_with_what_that_costs() {
     ));
     featured.has("mlx5_0 waits", "pass", "(wait_on_time) yes, queues that ignore overruns (cq_oi) no", "");
     featured.has("mlx5_0 waits", "pass", "without doorbell records up to 256", "");
-    // Not recorded, or it could not be asked.
+    // Not recorded, or not answered.
     Said::of(&Tree::build(topologies::TWO_SOCKETS)).has("mlx5_0 waits", "skip", "does not say", "");
     let broken =
         whole.replace("{\"says\": {\"data\": true, \"queues\": true}}", "{\"broken\": \"no answer\"}");
     Said::of(&tree(topologies::DGX, &broken)).has("mlx5_0 waits", "skip", "no answer", "");
 }
 
-/// The way between GPUs, and their nodes.
+/// The path between GPUs, and their nodes.
 #[test]
 fn gpus_without_access_to_each_other_are_told_with_their_way() {
     let whole = topologies::DGX_LIBRARIES;
@@ -161,7 +161,7 @@ fn gpus_without_access_to_each_other_are_told_with_their_way() {
     assert_eq!((said.code, &said.report["pairs"][0]["way"]), (Some(0), &"SYS".into()));
     let said = without(nvlink, none, 1);
     said.has("GPU 0 and GPU 1", "warn", "GPU 1 reaches GPU 0, not the other way", "host memory");
-    // A driver that does not say, and a record from before.
+    // A driver that does not report it, and an older record.
     let said = without(r#"{"from": 1,"#, r#"{"from": 7,"#, 1);
     said.has("GPU 0 and GPU 1", "skip", "does not say", "");
     let folder = tree(topologies::DGX, whole);
@@ -184,7 +184,7 @@ fn a_gpu_that_processes_share_in_time_slices_is_told_with_the_way_out() {
     said.has("GPU 0 among processes", "warn", "take turns", "nvidia-cuda-mps-control -d");
     said.has("GPU 1 among processes", "pass", "shared by MPS", "");
     assert_eq!(said.code, Some(0));
-    // A driver that does not know the attribute; and a record from before.
+    // A driver that does not know the attribute; and an older record.
     let unknown = whole.replace("\"mps\": true", "\"mps\": null");
     Said::of(&tree(topologies::DGX, &unknown)).has("GPU 0 among processes", "skip", "does not say", "");
     let wrong = Said::of(&tree(topologies::WRONG, topologies::WRONG_LIBRARIES));
@@ -197,7 +197,7 @@ fn peer_memory_is_not_asked_for_where_dma_bufs_work() {
     let said = Said::of(&tree(&without.collect::<Vec<_>>().join("\n"), topologies::DGX_LIBRARIES));
     said.has("peer memory", "pass", "need not be: dma-bufs work", "");
     said.has("GPU memory for cards", "pass", "by dma-buf", "");
-    // A module that does not show whether it is known.
+    // A module without that information.
     let unlisted = topologies::DGX.lines().filter(|line| !line.contains("memory_peers"));
     let said = Said::of(&tree(&unlisted.collect::<Vec<_>>().join("\n"), topologies::DGX_LIBRARIES));
     said.has(
@@ -223,7 +223,7 @@ fn a_card_at_the_other_processor_is_told_with_the_way_out() {
     said.has("ACS", "pass", "through the processor anyway", "");
     said.has("mlx5_0 port 1", "warn", "DOWN, Disabled, Ethernet", "ip link set");
     said.has("locked memory", "warn", "64 KiB", "memlock unlimited");
-    // Not recorded: nothing is reported of it.
+    // Not recorded, so not reported.
     said.has("CUDA", "skip", "not recorded", "");
     said.has("rdma-core", "skip", "not recorded", "");
     assert_eq!(said.code, Some(1), "GPU memory cannot be registered there");
@@ -287,7 +287,7 @@ fn wrong_parameters_are_named_one_by_one() {
 fn a_bridge_that_cannot_be_read_is_unknown_rather_than_good() {
     let tree = Tree::build(&topologies::WRONG.replace("acs=1d", "acs=0"));
     Said::of(&tree).has("ACS", "skip", "unknown of 0000:17:01.0 (only 64 bytes", "as root");
-    // As where nothing may be read at all.
+    // As if nothing were readable.
     let config = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/config";
     fs::remove_file(tree.at(config)).unwrap();
     fs::create_dir(tree.at(config)).unwrap();
@@ -318,7 +318,7 @@ fn a_machine_with_nothing_gets_warnings_and_the_software_card() {
         "{} pass, {} warn, 0 fail, {} skipped\n",
         summary["pass"], summary["warn"], summary["skip"]
     )));
-    // What was seen begins in one column.
+    // Observations begin in one column.
     let column = |seen: &str| text.lines().find_map(|line| line.find(seen)).unwrap();
     assert_eq!(column("no GPU and no driver"), column("softhca0 port 1"));
     assert_eq!(column("no GPU and no driver"), column("why: "));

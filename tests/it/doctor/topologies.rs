@@ -1,7 +1,7 @@
-//! Machines, as their files describe them.
+//! Descriptions of machines by their files.
 
-/// Two GPUs and two cards in pairs, each pair behind a switch of its own with ACS off, a processor
-/// for each; every module loaded. As half of a DGX.
+/// Two GPUs and two cards in pairs, each pair below its own switch with ACS off, and with its own processor; every
+/// module is loaded. Half of a DGX.
 pub(crate) const DGX: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version:  gcc version 12.2.0\n
 /proc/driver/nvidia/params = ModifyDeviceFiles: 1\nEnableStreamMemOPs: 1\nRegistryDwords: "PeerMappingOverride=1;"\n
@@ -40,7 +40,7 @@ card mlx5_0 pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0 fw=28
 card mlx5_1 pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:00.0/0000:9a:00.0 fw=28.39.1002 state=4:_ACTIVE phys=5:_LinkUp layer=InfiniBand
 "#;
 
-/// What the libraries said there.
+/// The libraries' answers there.
 pub(crate) const DGX_LIBRARIES: &str = r#"{
   "cuda": {"says": {"version": 13000, "gpus": [
     {"ordinal": 0, "name": "NVIDIA H100 80GB HBM3", "pci_address": "0000:1a:00.0", "ops_64_bit": true, "wait_nor": true,
@@ -57,8 +57,8 @@ pub(crate) const DGX_LIBRARIES: &str = r#"{
   "software": {"says": [{"device": "softhca0", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "0.1.0"}]}
 }"#;
 
-/// A workstation of two processors: the card is in a slot of the other one, on Ethernet, with its
-/// interface down. Nothing was asked of libraries.
+/// A workstation with two processors: the card is in a slot of the other processor, on Ethernet, with its interface
+/// down. No library was queried.
 pub(crate) const TWO_SOCKETS: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n
 /proc/driver/nvidia/params = RegistryDwords: ""\nEnableStreamMemOPs: 0\n
@@ -78,7 +78,7 @@ pci pci0000:80/0000:80:01.1/0000:81:00.0 vendor=0x15b3 class=0x020000 numa=1 gro
 card mlx5_0 pci0000:80/0000:80:01.1/0000:81:00.0 fw=22.31.1014 state=1:_DOWN phys=3:_Disabled layer=Ethernet
 "#;
 
-/// A virtual machine with a GPU and a card on its one bus: no ACS, no IOMMU.
+/// A virtual machine with a GPU and a card on its only bus: no ACS, no IOMMU.
 pub(crate) const VIRTUAL: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n
 /proc/sys/kernel/osrelease = 6.1.0-28-amd64\n
@@ -92,9 +92,8 @@ pci pci0000:00/0000:00:06.0 vendor=0x15b3 class=0x020700 numa=-1 driver=mlx5_cor
 card mlx5_0 pci0000:00/0000:00:06.0 fw=28.39.1002 state=2:_INIT phys=5:_LinkUp layer=InfiniBand
 "#;
 
-/// A GPU and a card behind switches, with every module loaded and the wrong parameters: ACS
-/// redirects, the IOMMU translates, a driver that knows nothing of peers; one bridge cannot be
-/// read.
+/// A GPU and a card below switches, with every module loaded and wrong parameters: ACS redirects, the IOMMU
+/// translates, the driver does not support peers; one bridge is unreadable.
 pub(crate) const WRONG: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n
 /proc/driver/nvidia/params = EnableStreamMemOPs: 0\nRegistryDwords: "PeerMappingOverride=0;RmMsg=1"\n
@@ -118,7 +117,7 @@ pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0/0000:1a:00.0/
 card mlx5_0 pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0/0000:1a:00.0/0000:1b:00.0 fw=28.39.1002 state=4:_ACTIVE phys=5:_LinkUp layer=InfiniBand
 "#;
 
-/// Libraries that are there, too old, or refuse: what the fixture before has.
+/// The libraries of the previous machine: too old, or refusing.
 pub(crate) const WRONG_LIBRARIES: &str = r#"{
   "cuda": {"says": {"version": 12040, "gpus": [
     {"ordinal": 0, "name": "NVIDIA T4", "pci_address": "0000:18:00.0", "ops_64_bit": true, "wait_nor": false,
@@ -127,7 +126,7 @@ pub(crate) const WRONG_LIBRARIES: &str = r#"{
   "software": {"broken": "SOFTHCA_DEVICES is 99"}
 }"#;
 
-/// Without GPU and card. There are buses, folders of modules and classes.
+/// A machine without GPU and card, but with buses, and folders of modules and classes.
 pub(crate) const NOTHING: &str = r#"
 /proc/sys/kernel/osrelease = 6.8.0-45-generic\n
 /proc/cmdline = quiet\n
@@ -138,7 +137,7 @@ pub(crate) const NOTHING: &str = r#"
 pci pci0000:00/0000:00:03.0 vendor=0x1af4 class=0x020000 numa=-1
 "#;
 
-/// What the libraries say on a machine with nothing installed.
+/// The libraries' answers on a machine with nothing installed.
 pub(crate) const NOTHING_LIBRARIES: &str = r#"{
   "cuda": {"absent": "there is no CUDA driver here (libcuda.so.1 cannot be loaded): install the NVIDIA driver"},
   "verbs": {"absent": "libibverbs.so.1 cannot be loaded (not found): install rdma-core"},

@@ -1,23 +1,22 @@
-//! Trees of sysfs and proc files, built from a description in text.
+//! Trees of sysfs and proc files, built from a textual description.
 
 use gdsync_test_support::folder::Folder;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// A folder that stands for `/`.
+/// A folder that replaces `/`.
 pub(crate) struct Tree(Folder);
 
 impl Tree {
-    /// A description has one thing in a line:
-    /// - `PATH = TEXT`: a file; `\n` in the text is a new line,
+    /// Builds a tree. Each line of a description is one of:
+    /// - `PATH = TEXT`: a file; `\n` in the text is a line break,
     /// - `PATH -> TARGET`: a symbolic link,
     /// - `PATH/`: a folder,
-    /// - `pci BRIDGES.../ADDRESS KEY=VALUE...`: a function on a bus, with `vendor`, `class`,
-    ///   `numa`; its IOMMU `group`; its `driver`; bytes of configuration space (`config`); the
-    ///   control register of its ACS (`acs`, in hexadecimal),
-    /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: an RDMA device of it, with `state`, `phys`,
-    ///   `layer`, `fw`.
+    /// - `pci BRIDGES.../ADDRESS KEY=VALUE...`: a function on a bus, with `vendor`, `class`, `numa`, its IOMMU
+    ///   `group`, its `driver`, bytes of configuration space (`config`), and its ACS control register (`acs`,
+    ///   hexadecimal),
+    /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: its RDMA device, with `state`, `phys`, `layer`, `fw`.
     pub(crate) fn build(description: &str) -> Tree {
         let tree = Tree(Folder::new("doctor"));
         for line in
@@ -86,8 +85,7 @@ impl Tree {
                 }
                 "config" => len = value.parse().unwrap(),
                 "acs" => {
-                    // Behind another capability, as on most bridges: advanced error reporting, then
-                    // ACS.
+                    // After another capability, as on most bridges: advanced error reporting, then ACS.
                     config[0x100..0x104].copy_from_slice(&0x1480_0001u32.to_le_bytes());
                     config[0x148..0x14c].copy_from_slice(&0x0001_000du32.to_le_bytes());
                     let control = u16::from_str_radix(value, 16).unwrap();

@@ -1,14 +1,14 @@
-//! Sides that die or are interrupted: the other one ends, too.
+//! Sides that die or are interrupted: the other side ends, too.
 
 use super::{ENDLESS, Setting, end};
 use gdsync_test_support::command::{error_in, row};
 use gdsync_test_support::processes::{has_sent, signal};
 use std::process::Child;
 
-/// More packets than the warm-up takes: something has been measured.
+/// More packets than the warm-up sends: something has been measured.
 const AT_WORK: u64 = 200;
 
-/// A server and its client in a run without an end, which are at work.
+/// Starts a server and its client in an endless run, and waits until they are at work.
 fn at_work(setting: &Setting, options: &[&str]) -> (Child, Child) {
     let server = setting.server(&["--json"], &[]);
     let client = setting.client(&server, &[&ENDLESS[..], &["--warmup", "10"], options].concat(), &[]);
@@ -18,7 +18,7 @@ fn at_work(setting: &Setting, options: &[&str]) -> (Child, Child) {
 
 #[test]
 fn the_death_of_either_side_ends_the_other() {
-    // The end of a peer shows by time-outs.
+    // Time-outs reveal the end of a peer.
     let setting = Setting::loopback("hosts-death").with("SOFTHCA_CLOCK", "20");
     for options in [
         &["--op", "send"][..],

@@ -1,4 +1,4 @@
-//! Measurements between a server and a client that are started each by itself.
+//! Measurements between a server and a client that are started separately.
 
 mod ends;
 mod net;
@@ -15,26 +15,25 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Much longer than any of these takes, also on a busy machine, and shorter than a hang.
+/// Much longer than any of these takes, also on a busy machine, but shorter than a hang.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs without an end of their own.
+/// Options of endless runs.
 const ENDLESS: [&str; 2] = ["--iters", "1000000000"];
 
-/// What both sides have in their environment, and how their programs are started.
+/// Environment of both sides, and the way to start them.
 struct Setting {
     folder: Folder,
     environment: Vec<(&'static str, String)>,
-    /// What the server and the client run under: a program and its arguments.
+    /// Wrappers of the server and the client: a program and its arguments.
     under: [Vec<String>; 2],
-    /// The address of the server.
     address: String,
-    /// The words of the command that both sides run.
+    /// The words of the command on both sides.
     words: &'static [&'static str],
 }
 
 impl Setting {
-    /// Both sides at the loopback address.
+    /// Uses the loopback address for both sides.
     fn loopback(test: &str) -> Self {
         let folder = Folder::new(test);
         Setting {
@@ -74,7 +73,7 @@ impl Setting {
         command
     }
 
-    /// Starts a server at a port that is free, and waits until it listens.
+    /// Starts a server at a free port, and waits until it listens.
     fn server(&self, options: &[&str], environment: &[(&str, &str)]) -> Server {
         let at = format!("{}:0", self.address);
         let arguments = [self.words, &["--server", "--listen", &at], options].concat();
@@ -91,7 +90,7 @@ impl Setting {
         self.command(&arguments, 1).envs(environment.iter().copied()).spawn().unwrap()
     }
 
-    /// A server and a client that succeed; what they print. The server says no more on stderr than where it is.
+    /// Runs server and client, which succeed; returns their stdout. The server prints only its address on stderr.
     fn succeeds(&self, options: &[&str]) -> [String; 2] {
         let server = self.server(&["--json"], &[]);
         let client = end(self.client(&server, options, &[]), "the client");
@@ -106,7 +105,7 @@ impl Setting {
         [server.out, client.out]
     }
 
-    /// As [`Self::succeeds`]: every byte of as many exchanges was checked on both sides.
+    /// Like [`Self::succeeds`]; checks that every byte of `exchanges` exchanges was verified on both sides.
     fn is_verified(&self, options: &[&str], exchanges: u64) -> Value {
         let [server, client] = self.succeeds(&[options, &["--json"]].concat());
         let [server, client]: [Value; 2] = [server, client].map(|text| row(text.as_bytes()));
@@ -124,7 +123,7 @@ struct Server {
     port: u16,
 }
 
-/// The first line on stderr, and no byte of the next.
+/// Reads the first line of stderr, and no byte of the next.
 fn first_line(child: &mut Child) -> String {
     let stderr = child.stderr.as_mut().unwrap();
     let mut line = Vec::new();
@@ -135,7 +134,6 @@ fn first_line(child: &mut Child) -> String {
     String::from_utf8(line).unwrap()
 }
 
-/// How a side has ended.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,
@@ -143,7 +141,7 @@ struct Ended {
     said: String,
 }
 
-/// Waits for the end of a side, whose output is short.
+/// Waits for the end of a side with short output.
 fn end(mut child: Child, what: &str) -> Ended {
     let mut stdout = child.stdout.take().unwrap();
     let (status, said) = ends(child, LIMIT, what);

@@ -1,4 +1,4 @@
-//! `gdsync bench net`: each operation and mode between two sides, and how runs end.
+//! `gdsync bench net`: each operation and mode between two sides, and the end of runs.
 
 use super::stranger::{self, Stranger};
 use super::{ENDLESS, Ended, Setting, end};
@@ -16,7 +16,7 @@ fn net(test: &str) -> Setting {
     Setting { words: NET, ..Setting::loopback(test) }
 }
 
-/// A server and a client that succeed, both of which have counted and checked so many messages.
+/// Runs server and client, which succeed and have both counted and verified `messages` messages.
 pub(super) fn is_verified(setting: &Setting, options: &[&str], messages: u64) -> Value {
     let [server, client] = setting.succeeds(&[options, &["--json"]].concat());
     let [server, client]: [Value; 2] = [server, client].map(|text| row(text.as_bytes()));
@@ -63,7 +63,7 @@ fn many_queue_pairs_of_both_directions_over_tcp() {
     }
     let setting = net("net-tcp").with("SOFTHCA_LISTEN", "127.84.2.1:48201,127.84.2.2:48201");
     for operation in OPERATIONS {
-        // Not the same for each queue pair, and no multiple of a batch.
+        // Not equal for all queue pairs, and not a multiple of a batch.
         let options = ["--operation", operation, "--qps", "3", "--bidirectional", "--iters", "200"];
         let report = is_verified(&setting, &options, 400);
         assert_eq!(
@@ -169,10 +169,10 @@ fn two_ranks_of_a_job_are_server_and_client() {
     assert_eq!((&report["server"], &report["verified"]), (&"rank 0".into(), &true.into()), "{report}");
 }
 
-/// More packets than the warm-up takes: something has been measured.
+/// More packets than the warm-up sends: something has been measured.
 const AT_WORK: u64 = 1000;
 
-/// A server and its client in a run without an end, which are at work.
+/// Starts a server and its client in an endless run, and waits until they are at work.
 fn at_work(setting: &Setting, options: &[&str]) -> (Child, Child) {
     let server = setting.server(&["--json"], &[]);
     let warm_up = if options.contains(&"--warmup") { &[][..] } else { &["--warmup", "10"] };
@@ -208,7 +208,7 @@ fn an_interrupted_client_prints_what_it_has_and_the_server_ends_well() {
 
 #[test]
 fn the_death_of_either_side_ends_the_other() {
-    // The end of a peer shows by time-outs.
+    // Time-outs reveal the end of a peer.
     let setting = net("net-death").with("SOFTHCA_CLOCK", "20");
     for options in [&["--operation", "send"][..], &["--operation", "read"], &["--mode", "latency"]] {
         for dies in ["server", "client"] {
@@ -230,7 +230,7 @@ fn the_death_of_either_side_ends_the_other() {
     }
 }
 
-/// One error, beside what the library logs, with these words.
+/// Asserts a single error besides the library's log, with these words.
 fn says_once(ended: &Ended, words: &str) {
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""), "{ended:?}");
     let errors: Vec<&str> = ended.said.lines().filter(|line| line.starts_with("gdsync: ")).collect();
@@ -272,7 +272,7 @@ fn a_client_of_another_command_is_named_on_both_sides() {
     assert!(server.said.contains("start the same command on both hosts"), "{server:?}");
 }
 
-/// The options of a run as a client says them, but for one that has another value.
+/// Returns a client's options of a run, with one value replaced.
 fn options(name: &str, value: Value) -> Value {
     let mut options = stranger::options("operation", json!("write"));
     for (name, value) in [
@@ -308,7 +308,7 @@ fn runs_that_the_server_cannot_do_end_both_sides() {
         let mut client = greeted(server.port);
         client.say(&json!({ "run": options(change, value) }));
         if said.is_empty() {
-            // What can be done begins, and ends with the client.
+            // A valid run begins, and ends with the client.
             assert_eq!(client.hear(), json!({ "begin": { "gpu": null } }));
             drop(client);
             says_once(&end(server.child, "the server"), "gone");

@@ -1,4 +1,4 @@
-//! Both sides in network namespaces of their own, with a cable between them. Software cards speak TCP there.
+//! Both sides in separate network namespaces, connected by a cable. The software cards use TCP.
 
 use super::runs::TRANSPORTS;
 use super::{ENDLESS, Setting, end};
@@ -7,7 +7,8 @@ use gdsync_test_support::{skipped, skipped_on_system};
 
 const KEY: &str = "the key of both hosts";
 
-/// A server in the first namespace and a client in the second. `None` where there can be none: the test is skipped.
+/// Returns a setting with the server in the first namespace and the client in the second. `None` if that is not
+/// possible: the test is skipped.
 fn apart(test: &str) -> Option<(Namespaces, Setting)> {
     if skipped_on_system(test) {
         return None;
@@ -23,7 +24,7 @@ fn apart(test: &str) -> Option<(Namespaces, Setting)> {
     setting.address = Namespaces::ADDRESSES[0].to_owned();
     setting.under =
         namespaces.names().each_ref().map(|name| ["ip", "netns", "exec", name].map(str::to_owned).to_vec());
-    // The list serves both: each card takes the address that its host has.
+    // One list for both: each card takes its host's address.
     let setting = setting.with("SOFTHCA_LISTEN", &Namespaces::ADDRESSES.join(","));
     Some((namespaces, setting.with("SOFTHCA_KEY", KEY)))
 }
@@ -49,12 +50,12 @@ fn every_operation_between_two_networks() {
 #[test]
 fn a_cable_that_is_cut_ends_both_sides() {
     let Some((namespaces, setting)) = apart("a_cable_that_is_cut_ends_both_sides") else { return };
-    // Time-outs alone show that it is cut.
+    // Only time-outs reveal the cut.
     let setting = setting.with("SOFTHCA_CLOCK", "20");
     for transport in ["rc", "ud"] {
         let server = setting.server(&[], &[]);
         let client = setting.client(&server, &[&ENDLESS[..], &["--transport", transport]].concat(), &[]);
-        // More than both say before they begin.
+        // More than both sides exchange before they begin.
         namespaces.await_bytes(1 << 18).unwrap();
         namespaces.set_cable(false).unwrap();
         for ended in [end(client, "the client"), end(server.child, "the server")] {

@@ -1,16 +1,17 @@
-//! What cannot be done is refused, with the side and the remedy.
+//! Impossible requests are refused, with the side and the remedy.
 
 use super::stranger::{self, options};
 use super::{Setting, end};
 use gdsync_test_support::command::{run, text};
+use gdsync_test_support::networks::free_port;
 use serde_json::json;
 use std::net::{TcpListener, TcpStream};
 
 const KEY: &str = "the key of both sides";
-/// All addresses of this host, which others reach.
+/// All addresses of this host, which others can reach.
 const ALL: &str = "0.0.0.0";
 
-/// A client whose only line of error contains these words.
+/// Runs a client whose only line of error contains these words.
 fn client_fails(setting: &Setting, host: &str, words: &[&str]) {
     let client = end(setting.command(&["pingpong", host], 1).spawn().unwrap(), "the client");
     assert_eq!((client.code, client.out.as_str()), (Some(1), ""), "{client:?}");
@@ -21,12 +22,8 @@ fn client_fails(setting: &Setting, host: &str, words: &[&str]) {
 #[test]
 fn no_server_and_no_host_are_named() {
     let setting = Setting::loopback("hosts-nothing");
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    client_fails(
-        &setting,
-        &free.to_string(),
-        &["no server answers at 127.0.0.1:", "gdsync pingpong --server"],
-    );
+    let free = format!("127.0.0.1:{}", free_port());
+    client_fails(&setting, &free, &["no server answers at 127.0.0.1:", "gdsync pingpong --server"]);
     client_fails(&setting, "no-such-host.invalid", &["no-such-host.invalid is no host that is known here"]);
 }
 
@@ -42,13 +39,13 @@ fn keys_are_wanted_between_hosts_and_compared() {
     let server = setting.server(&[], &[("GDSYNC_KEY", KEY)]);
     let client = end(setting.client(&server, &[], &[("GDSYNC_KEY", "another key than that")]), "the client");
     assert!(client.said.contains("has another key: give both sides the same GDSYNC_KEY"), "{client:?}");
-    // The server still waits for its client, and silent strangers do not keep it out.
+    // The server still waits for its client, and silent strangers do not block it.
     let _silent: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", server.port)).unwrap()).collect();
     let client = setting.client(&server, &["--iters", "5"], &[("GDSYNC_KEY", KEY)]);
     assert_eq!([end(client, "the client").code, end(server.child, "the server").code], [Some(0); 2]);
     let exposed = setting.folder.path().join("exposed.key");
     std::fs::write(&exposed, KEY).unwrap();
-    // The key is wanted once a server is there.
+    // The key is needed once a server exists.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let client = setting.command(&["pingpong", &address], 1).env("GDSYNC_KEY_FILE", &exposed).spawn();
@@ -64,13 +61,13 @@ fn what_listens_and_is_no_server_is_named() {
     let other = std::thread::spawn(move || {
         let (mut socket, _) = listener.accept().unwrap();
         std::io::Write::write_all(&mut socket, b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-        // Open until the client has read it.
+        // Stays open until the client has read it.
         std::io::Read::read_to_end(&mut socket, &mut Vec::new()).ok();
     });
     client_fails(&setting, &address, &["what answers at 127.0.0.1:", "is no `gdsync pingpong --server`"]);
     other.join().unwrap();
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let _taken = TcpListener::bind(taken).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap();
     let server = setting.command(&["pingpong", "--server", "--listen", &taken.to_string()], 0).spawn();
     let server = end(server.unwrap(), "the server");
     let said = format!("the server cannot listen at port {} of 127.0.0.1", taken.port());

@@ -1,14 +1,14 @@
-//! Runs that succeed, on one host: every transport and way to ring the card, sweeps, jobs of a launcher.
+//! Successful runs on one host: every transport and way to ring the card, sweeps, jobs of a launcher.
 
 use super::{Setting, end};
 use gdsync_test_support::command::row;
+use gdsync_test_support::networks::free_port;
 use gdsync_test_support::programs::tool;
 use gdsync_test_support::{on_system, skipped_on_system};
 use serde_json::Value;
-use std::net::TcpListener;
 use std::process::Stdio;
 
-/// Every transport with the operations that it has.
+/// Every transport with its operations.
 pub(super) const TRANSPORTS: [(&str, &str); 7] = [
     ("rc", "send"),
     ("rc", "write"),
@@ -107,7 +107,7 @@ fn what_is_not_checked_is_not_called_verified() {
     }
 }
 
-/// The processes of a job, by the variables that a launcher sets, and this one, by which they meet.
+/// Runs the two processes of a job, with a launcher's variables and this one, by which they meet.
 fn two_ranks(test: &str, name: &'static str, value: &str) -> Setting {
     let setting = Setting::loopback(test).with(name, value).with("GDSYNC_SIZE", "2");
     let rank = |rank: &str| {
@@ -123,7 +123,7 @@ fn two_ranks(test: &str, name: &'static str, value: &str) -> Setting {
 #[test]
 fn two_ranks_of_a_job_are_server_and_client() {
     let setting = two_ranks("hosts-job", "GDSYNC_JOB", &format!("hosts-{}", std::process::id()));
-    // A process that is told to be both sides is.
+    // A single process runs both sides.
     let alone =
         setting.command(&["pingpong", "--procs", "1", "--iters", "5"], 0).env("GDSYNC_RANK", "0").spawn();
     assert_eq!(end(alone.unwrap(), "a process").code, Some(0));
@@ -131,8 +131,7 @@ fn two_ranks_of_a_job_are_server_and_client() {
 
 #[test]
 fn two_ranks_meet_at_a_root() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    two_ranks("hosts-root", "GDSYNC_ROOT", &free.to_string());
+    two_ranks("hosts-root", "GDSYNC_ROOT", &format!("127.0.0.1:{}", free_port()));
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! A side that is none: it has the key, and says what a test wants.
+//! A fake side, which has the key and sends arbitrary messages.
 
 use gdsync_auth::{Exchange, Key};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 
-/// What both sides name as the purpose of their proof.
+/// The purpose of the proof.
 const PURPOSE: &[u8] = b"gdsync pingpong 1";
 
 pub(super) struct Stranger(BufReader<TcpStream>);
@@ -17,7 +17,7 @@ impl Stranger {
     }
 
     pub(super) fn say(&mut self, what: &Value) {
-        // At once: the other side may end before the last of several parts.
+        // In one write: the other side may end before the last of several parts.
         self.0.get_mut().write_all(format!("{what}\n").as_bytes()).unwrap();
     }
 
@@ -32,18 +32,18 @@ fn key(key: &str) -> Key {
     Key::new(key.as_bytes()).unwrap()
 }
 
-/// A client that has proven the key.
+/// Connects a client that has proven the key.
 pub(super) fn connect(port: u16, secret: &str) -> Stranger {
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     Stranger::proven(socket, Exchange::connecting(&key(secret), PURPOSE))
 }
 
-/// A client of a pingpong that has said its version, too.
+/// Connects a client of a pingpong that has also sent its version.
 pub(super) fn greeted(port: u16, secret: &str) -> Stranger {
     greeted_as(port, secret, "pingpong")
 }
 
-/// A client of that command that has said its version, too.
+/// Connects a client of that command that has also sent its version.
 pub(super) fn greeted_as(port: u16, secret: &str, command: &str) -> Stranger {
     let mut client = connect(port, secret);
     client.say(&json!({ "gdsync": env!("CARGO_PKG_VERSION"), "command": command }));
@@ -51,13 +51,13 @@ pub(super) fn greeted_as(port: u16, secret: &str, command: &str) -> Stranger {
     client
 }
 
-/// A server whose client has proven the key.
+/// Accepts a client that has proven the key.
 pub(super) fn accept(listener: &TcpListener, secret: &str) -> Stranger {
     let (socket, _) = listener.accept().unwrap();
     Stranger::proven(socket, Exchange::accepting(&key(secret), PURPOSE))
 }
 
-/// The options of a run over datagrams, but for one that has another value.
+/// Returns options of a run over datagrams, with one value replaced.
 pub(super) fn options(name: &str, value: Value) -> Value {
     let mut options = json!({
         "iters": 10, "warmup": 0, "size": 8, "transport": "ud", "op": "send", "procs": 2, "trigger": "stream",

@@ -1,4 +1,4 @@
-//! The command, run as a user runs it.
+//! The `gdsync` command, run as a user runs it.
 
 use crate::{on_system, root};
 use serde_json::Value;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
-/// A program of the workspace: in the folder that `GDSYNC_BIN_DIR` names, as a machine with a GPU has them, or else where
-/// cargo has built it. Cargo builds those of the package that is tested; another one that is missing is built here.
+/// Returns a program of the workspace: in the folder that `GDSYNC_BIN_DIR` names, as on a machine with a GPU, or in
+/// cargo's target folder. Cargo builds the programs of the tested package; others are built here if missing.
 pub fn program(name: &str) -> PathBuf {
     static BUILDS: Mutex<()> = Mutex::new(());
     if let Some(folder) = std::env::var_os("GDSYNC_BIN_DIR") {
         return PathBuf::from(folder).join(name);
     }
-    // This test is PROFILE/deps/TEST.
+    // The test binary is PROFILE/deps/TEST.
     let own = std::env::current_exe().unwrap();
     let folder = own.ancestors().nth(2).unwrap();
     let path = folder.join(name);
@@ -30,7 +30,8 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// The command, with these arguments. If the tests run on the system's card, measurements between two sides do, too.
+/// Returns the command with these arguments. If the tests run on the system's card, measurements between two sides
+/// use it, too.
 pub fn gdsync(arguments: &[&str]) -> Command {
     let mut command = Command::new(program("gdsync"));
     command.args(arguments);
@@ -60,12 +61,12 @@ pub fn run(arguments: &[&str]) -> Output {
     gdsync(arguments).output().unwrap()
 }
 
-/// What a program has printed, as text.
+/// Returns a program's output as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs the command, which must succeed and say nothing on stderr; returns what it has printed.
+/// Runs the command, which must succeed with an empty stderr; returns its stdout.
 pub fn succeeds(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -73,17 +74,17 @@ pub fn succeeds(arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// The only row of what a command prints with `--json`.
+/// Returns the only row that a command prints with `--json`.
 pub fn json(arguments: &[&str]) -> Value {
     row(succeeds(arguments).as_bytes())
 }
 
-/// The rows of what a command prints with `--json`.
+/// Returns the rows that a command prints with `--json`.
 pub fn rows(arguments: &[&str]) -> Vec<Value> {
     rows_in(succeeds(arguments).as_bytes())
 }
 
-/// The object that a command has printed, which has the shape of all of them.
+/// Parses a command's JSON object, and checks the common shape.
 pub fn object(printed: &[u8]) -> Value {
     let object: Value =
         serde_json::from_slice(printed).unwrap_or_else(|error| panic!("{error}: {}", text(printed)));
@@ -102,28 +103,28 @@ pub fn object(printed: &[u8]) -> Value {
     object
 }
 
-/// The rows of an object that a command has printed without an error.
+/// Returns the rows of a command's object without an error.
 pub fn rows_in(printed: &[u8]) -> Vec<Value> {
     let object = object(printed);
     assert!(object.get("error").is_none(), "{object}");
     object["rows"].as_array().unwrap().clone()
 }
 
-/// The only row of an object that a command has printed.
+/// Returns the only row of a command's object.
 pub fn row(printed: &[u8]) -> Value {
     let rows = rows_in(printed);
     assert_eq!(rows.len(), 1, "{rows:?}");
     rows[0].clone()
 }
 
-/// The error of an object that a command has printed; it has no results.
+/// Returns the error of a command's object, which has no results.
 pub fn error_in(printed: &[u8]) -> String {
     let object = object(printed);
     assert!(object.get("rows").is_none(), "{object}");
     object["error"]["message"].as_str().unwrap().to_owned()
 }
 
-/// Says why where a GPU cannot be used: a driver without GPUs, or none.
+/// Returns the reason if no GPU is usable: no driver, or a driver without GPUs.
 pub fn no_gpu() -> Option<String> {
     gdsync::cuda::context(0).err().map(|error| error.to_string())
 }

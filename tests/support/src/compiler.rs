@@ -1,4 +1,4 @@
-//! C and C++ programs of tests: a compiler, and what it makes.
+//! C and C++ programs of tests: compilers and their output.
 
 use crate::folder::Folder;
 use crate::skipped_unless_required;
@@ -10,11 +10,11 @@ use std::process::{Command, Output};
 #[derive(Clone, Debug)]
 pub struct Compiler {
     program: String,
-    /// Before the source.
+    /// Options before the source.
     options: Vec<OsString>,
-    /// After it.
+    /// Options after the source.
     libraries: Vec<OsString>,
-    /// Files that lie beside the program, under these names.
+    /// Files next to the program, under these names.
     beside: Vec<(String, PathBuf)>,
 }
 
@@ -26,22 +26,22 @@ impl Compiler {
         compiler.options(["-x", language, &standard, "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
     }
 
-    /// The C compiler, `CC` or `cc`, for a standard such as `gnu11`.
+    /// Returns the C compiler, `CC` or `cc`, for a standard such as `gnu11`.
     pub fn c(standard: &str) -> Compiler {
         Compiler::new("CC", "cc", "c", standard)
     }
 
-    /// The C++ compiler, `CXX` or `c++`, for a standard such as `c++17`.
+    /// Returns the C++ compiler, `CXX` or `c++`, for a standard such as `c++17`.
     pub fn cpp(standard: &str) -> Compiler {
         Compiler::new("CXX", "c++", "c++", standard)
     }
 
-    /// The MPI's C compiler, `MPICC` or `mpicc`.
+    /// Returns MPI's C compiler, `MPICC` or `mpicc`.
     pub fn mpi(standard: &str) -> Compiler {
         Compiler::new("MPICC", "mpicc", "c", standard)
     }
 
-    /// The MPI's C++ compiler, `MPICXX` or `mpicxx`.
+    /// Returns MPI's C++ compiler, `MPICXX` or `mpicxx`.
     pub fn mpi_cpp(standard: &str) -> Compiler {
         Compiler::new("MPICXX", "mpicxx", "c++", standard)
     }
@@ -63,7 +63,7 @@ impl Compiler {
         self
     }
 
-    /// Links a shared library that cargo has built, and that programs load as `lib{name}.so.2`.
+    /// Links a shared library built by cargo, which programs load as `lib{name}.so.2`.
     pub fn shared(mut self, name: &str, built: &Path) -> Compiler {
         let names = [format!("lib{name}.so"), format!("lib{name}.so.2")];
         self.beside.extend(names.map(|name| (name, built.to_owned())));
@@ -76,13 +76,12 @@ impl Compiler {
         command.arg("-L").arg(folder.path()).args(&self.libraries).output()
     }
 
-    /// Compiles a program of these lines and an empty `main`. `Err` says why that cannot be done
-    /// here.
+    /// Compiles a program of these lines and an empty `main`. `Err` is the reason if that fails.
     pub fn probe(&self, lines: &str) -> Result<(), String> {
         let folder = Folder::new("probe");
         let source = folder.path().join(SOURCE);
         std::fs::write(&source, format!("{lines}\nint main(void) {{ return 0; }}\n")).unwrap();
-        // The libraries are not the machine's.
+        // The libraries are under test, not part of the machine.
         let compiler = Compiler { libraries: Vec::new(), ..self.clone() };
         match compiler.run(&source, &folder) {
             Ok(output) if output.status.success() => Ok(()),
@@ -95,7 +94,7 @@ impl Compiler {
         }
     }
 
-    /// Whether it can compile programs that begin with these lines. If not, says so for the test;
+    /// Returns true if it can compile programs that begin with these lines. Otherwise reports the test as skipped;
     /// `GDSYNC_REQUIRE_RDMA_HEADERS=1` makes that a failure.
     pub fn works(&self, test: &str, lines: &str) -> bool {
         let packages = "apt-get install gcc g++ libc6-dev libibverbs-dev";
@@ -106,7 +105,7 @@ impl Compiler {
         why.is_none()
     }
 
-    /// Compiles a source; a mistake in it fails the test.
+    /// Compiles a source; an error fails the test.
     pub fn build(&self, source: &Path) -> Program {
         let folder = Folder::new("program");
         for (name, built) in &self.beside {
@@ -128,27 +127,27 @@ impl Compiler {
 
 const SOURCE: &str = "main";
 const PROGRAM: &str = "program";
-/// Variables with these prefixes are for the libraries under test.
+/// Prefixes of the variables for the libraries under test.
 const OURS: [&str; 3] = ["GDSYNC_", "GDS_", "GDRCOPY_"];
 
-/// A program, or a library, that was built: in a folder of its own.
+/// A built program or library, in a separate folder.
 #[derive(Debug)]
 pub struct Program {
     folder: Folder,
 }
 
 impl Program {
-    /// The file.
+    /// Returns its path.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join(PROGRAM)
     }
 
-    /// Runs it, at most two minutes, with no variables for the libraries under test but these.
+    /// Runs it for at most two minutes, with only these variables for the libraries under test.
     pub fn run(&self, environment: &[(&str, &str)]) -> Output {
         self.run_under(&[], environment)
     }
 
-    /// Runs it as the argument of another command; as [`Self::run`].
+    /// Like [`Self::run`], as the argument of another command.
     pub fn run_under(&self, wrapper: &[&str], environment: &[(&str, &str)]) -> Output {
         let mut command = Command::new("timeout");
         command.arg("120").args(wrapper).arg(self.path());
@@ -161,13 +160,12 @@ impl Program {
         command.output().unwrap()
     }
 
-    /// Runs it, asserts that it ends well, and returns what it printed.
+    /// Runs it, asserts success, and returns its output.
     pub fn succeed(&self, environment: &[(&str, &str)]) -> String {
         Self::printed(self.run(environment))
     }
 
-    /// The same under valgrind, where every access to freed memory, or to none, fails it. `None`
-    /// where valgrind is not installed.
+    /// Does the same under valgrind, where every invalid access fails it. `None` if valgrind is not installed.
     pub fn succeed_in_valgrind(&self, environment: &[(&str, &str)]) -> Option<String> {
         let valgrind = Command::new("valgrind").arg("--version").output().ok()?;
         let wrapper = ["valgrind", "--quiet", "--error-exitcode=9", "--undef-value-errors=no"];
@@ -182,14 +180,14 @@ impl Program {
     }
 }
 
-/// A library that cargo has built beside the tests.
+/// Returns the path of a library that cargo built next to the tests.
 pub fn library(file: &str) -> PathBuf {
     let built = std::env::current_exe().unwrap().with_file_name(file);
     assert!(built.exists(), "cargo has not built {}", built.display());
     built
 }
 
-/// A static library that cargo has built beside the tests: `name` and a hash.
+/// Returns the path of a static library that cargo built next to the tests: `name` and a hash.
 pub fn static_library(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let is_it = |path: &PathBuf| {
@@ -197,7 +195,7 @@ pub fn static_library(name: &str) -> PathBuf {
         file.strip_prefix(name).is_some_and(|rest| rest.starts_with(['-', '.']) && rest.ends_with(".a"))
     };
     let files = tests.parent().unwrap().read_dir().unwrap().map(|entry| entry.unwrap().path());
-    // Builds with other features lie beside it. Cargo has looked after this one last.
+    // Builds with other features are in the same folder. Cargo touched the right one last.
     let newest = files.filter(is_it).max_by_key(|path| path.metadata().unwrap().modified().unwrap());
     newest.unwrap_or_else(|| panic!("cargo has not built {name}"))
 }

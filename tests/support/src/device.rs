@@ -1,4 +1,4 @@
-//! The device header as C++ for the CPU, where there is a C++ compiler.
+//! The device header as C++ for the CPU, if there is a C++ compiler.
 
 use crate::compiler::{Compiler, Program};
 use crate::{root, skipped};
@@ -24,7 +24,7 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// The status of a code.
+    /// Converts a code.
     pub fn new(code: i32) -> Self {
         *[Ended::Ok, Ended::NoRoom, Ended::TimedOut, Ended::Failed, Ended::Invalid, Ended::PeerDead]
             .get(code as usize)
@@ -32,31 +32,31 @@ impl Ended {
     }
 }
 
-/// The C++ compiler with the device header's folder.
+/// Returns the C++ compiler with the device header's folder.
 fn compiler(options: &[&str]) -> Compiler {
     Compiler::cpp("c++17").include(root().join("gdsync/include")).options(["-pthread"]).options(options)
 }
 
-/// Compiles a source, named from the workspace's folder, into a library. `Err` says why that cannot be done here.
+/// Compiles a source, given relative to the workspace, into a library. `Err` is the reason if that fails.
 pub fn build(source: &str) -> Result<Program, String> {
     let compiler = compiler(&["-shared", "-fPIC"]);
     compiler.probe("#include <thread>")?;
     Ok(compiler.build(&root().join(source)))
 }
 
-/// Loads a library that [`build`] has made.
+/// Loads a library from [`build`].
 pub fn open(path: &Path) -> Library {
-    // SAFETY: the library is ours, and does nothing when it is loaded.
+    // SAFETY: the library is ours and has no initialisers.
     unsafe { Library::new(path) }.unwrap()
 }
 
-/// Compiles a source as [`build`] does, and loads the library.
+/// Compiles a source like [`build`], and loads the library.
 pub fn load(source: &str) -> Result<Library, String> {
     build(source).map(|built| open(&built.path()))
 }
 
-/// Compiles a program, named from the workspace's folder, and runs it under ThreadSanitizer. Skips
-/// the test if that is not possible.
+/// Compiles a program, given relative to the workspace, and runs it under ThreadSanitizer. Skips the test if that is
+/// not possible.
 pub fn run_sanitized(test: &str, source: &str, arguments: &[&str]) {
     let compiler = compiler(&["-fsanitize=thread"]);
     if let Err(why) = compiler.probe("#include <thread>") {

@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// An empty folder of its own in the system's temporary one. Dropping it removes it and its
-/// content.
+/// An empty folder in the system's temporary one. Dropping it removes it with its content.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes one whose name contains `name`.
+    /// Creates one whose name contains `name`.
     pub fn new(name: &str) -> Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -19,17 +18,17 @@ impl Folder {
         Folder(path)
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Number of its entries.
+    /// Returns the number of its entries.
     pub fn content(&self) -> usize {
         std::fs::read_dir(&self.0).unwrap().count()
     }
 
-    /// Waits until it is empty: a process of its own cleans up after a killed one.
+    /// Waits until it is empty: a separate process cleans up after a killed one.
     pub fn becomes_empty(&self) {
         let end = Instant::now() + Duration::from_secs(30);
         while self.content() != 0 {
@@ -41,7 +40,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A file that is left in the temporary folder does no harm.
+        // A leftover file in the temporary folder is harmless.
         _ = std::fs::remove_dir_all(&self.0);
     }
 }

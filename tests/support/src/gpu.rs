@@ -14,8 +14,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and
-/// `crash()`.
+/// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and `crash()`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -39,17 +38,15 @@ const PTX: &str = r"
 .visible .entry crash() { trap; }
 ";
 
-/// Whether a slow tool watches: `scripts/gpu/tests sanitize` says how many messages are enough
-/// then.
+/// Returns true under a slow tool: `scripts/gpu/tests sanitize` sets how many messages suffice.
 pub fn is_sanitized() -> bool {
     std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some()
 }
 
-/// A source of `kernels/`, and the compute capability that it is compiled for.
+/// A source of `kernels/`, and its compute capability.
 type Compiled = (&'static str, (i32, i32));
 
-/// One test at a time: a stream that is blocked on purpose makes calls of others wait (see
-/// `gdsync::cuda`).
+/// Serializes tests: a deliberately blocked stream delays calls of other tests (see `gdsync::cuda`).
 static ONE: Mutex<()> = Mutex::new(());
 
 /// The first GPU, two queue pairs and the kernels.
@@ -65,7 +62,7 @@ pub struct Rig {
     pub add: CudaFunction,
     /// Traps, which loses the context.
     pub crash: CudaFunction,
-    /// Of the first rig of a test.
+    /// Held by the first rig of a test.
     _alone: Option<MutexGuard<'static, ()>>,
 }
 
@@ -82,8 +79,7 @@ impl Rig {
         }
     }
 
-    /// The first two GPUs, each with queue pairs and kernels of its own; where there is one GPU, that
-    /// one twice. `None` without a GPU: the test is skipped.
+    /// Returns rigs of the first two GPUs, or twice of the only one. `None` without a GPU: the test is skipped.
     pub fn two(test: &str) -> Option<[Rig; 2]> {
         let first = Self::new(test)?;
         let gpus = "all".parse::<GpuList>().unwrap().resolve().unwrap();
@@ -91,7 +87,7 @@ impl Rig {
         Some([first, second])
     }
 
-    /// As [`Self::two`], for a test that makes no sense on one GPU: it is skipped there.
+    /// Like [`Self::two`], but skips the test with one GPU.
     pub fn two_gpus(test: &str) -> Option<[Rig; 2]> {
         let rigs = Self::two(test)?;
         if rigs[0].number() == rigs[1].number() {
@@ -101,13 +97,13 @@ impl Rig {
         Some(rigs)
     }
 
-    /// The GPU's number.
+    /// Returns the GPU's number.
     pub fn number(&self) -> u32 {
         self.context.ordinal() as u32
     }
 
     fn of(context: Arc<CudaContext>, alone: Option<MutexGuard<'static, ()>>) -> Rig {
-        // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
+        // SAFETY: kernels receive raw addresses here, so cudarc has nothing to track.
         unsafe { context.disable_event_tracking() };
         let module = context.load_module(Ptx::from_src(PTX)).unwrap();
         let function = |name| module.load_function(name).unwrap();
@@ -119,8 +115,7 @@ impl Rig {
             context,
             _alone: alone,
         };
-        // Kernels are loaded at their first launch, which must not have to wait for a blocked
-        // stream.
+        // Kernels are loaded at their first launch, which must not wait for a blocked stream.
         let (scratch, stream) = (rig.memory(64), rig.stream());
         rig.launch(&stream, &rig.fill, &scratch, 1);
         rig.launch(&stream, &rig.add, &scratch, 1);
@@ -128,10 +123,10 @@ impl Rig {
         rig
     }
 
-    /// Compiles a source of `kernels/` for this GPU, and loads it. `None` without NVRTC: the test is
-    /// skipped, or fails if `GDSYNC_REQUIRE_NVRTC` is 1.
+    /// Compiles a source of `kernels/` for this GPU, and loads it. `None` without NVRTC: the test is skipped, or
+    /// fails if `GDSYNC_REQUIRE_NVRTC` is 1.
     pub fn compile(&self, test: &str, name: &'static str) -> Option<Arc<CudaModule>> {
-        // Compiled once for all tests of a process: that takes a second or two.
+        // Compiled once for all tests of a process, because it takes a second or two.
         static COMPILED: LazyLock<Mutex<HashMap<Compiled, String>>> = LazyLock::new(Mutex::default);
         let capability = self.context.compute_capability().unwrap();
         let mut compiled = COMPILED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -149,39 +144,39 @@ impl Rig {
         Some(self.context.load_module(Ptx::from_src(ptx)).unwrap())
     }
 
-    /// A stream of the driver.
+    /// Creates a stream of the driver.
     pub fn raw_stream(&self) -> Arc<driver::CudaStream> {
         self.context.new_stream().unwrap()
     }
 
-    /// A stream whose doorbells the GPU rings.
+    /// Creates a stream whose doorbells the GPU rings.
     pub fn stream(&self) -> Stream<CudaStream> {
         Stream::new(CudaStream::new(self.raw_stream()).unwrap()).unwrap()
     }
 
-    /// A stream whose doorbells the proxy rings.
+    /// Creates a stream whose doorbells the proxy rings.
     pub fn proxied(&self) -> Stream<CudaStream> {
         let options = StreamOptions::default().doorbells(DoorbellPath::Proxy);
         Stream::with_options(CudaStream::new(self.raw_stream()).unwrap(), options).unwrap()
     }
 
-    /// GPU memory.
+    /// Allocates GPU memory.
     pub fn memory(&self, len: usize) -> GpuMemory {
         GpuMemory::allocate(&self.context, len).unwrap()
     }
 
-    /// Registered GPU memory.
+    /// Allocates registered GPU memory.
     pub fn region(&self, len: usize) -> GpuMemoryRegion {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         GpuMemoryRegion::register(&self.pair.pd, self.memory(len), access).unwrap()
     }
 
-    /// Launches a kernel over the first 16 words at most.
+    /// Launches a kernel over at most the first 16 words.
     pub fn launch(&self, stream: &CudaStream, kernel: &CudaFunction, memory: &GpuMemory, value: u32) {
         self.launch_on(stream, kernel, (memory.address(), (memory.len() / 4).min(16) as u32), value);
     }
 
-    /// Launches a kernel over 16 words of memory from a byte on.
+    /// Launches a kernel over 16 words of memory from a byte offset on.
     pub fn launch_at(
         &self,
         stream: &CudaStream,
@@ -203,7 +198,7 @@ impl Rig {
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         let mut launch = stream.cudarc().unwrap().launch_builder(kernel);
         launch.arg(&address).arg(&count).arg(&value);
-        // SAFETY: the arguments are the kernel's; the memory holds so many words.
+        // SAFETY: the arguments match the kernel's parameters; the memory has as many words.
         unsafe { launch.launch(config) }.unwrap();
     }
 }
@@ -217,7 +212,7 @@ pub fn synchronize(stream: &Stream<CudaStream>) {
     );
 }
 
-/// The 32-bit words of GPU memory.
+/// Returns the 32-bit words of GPU memory.
 pub fn words(memory: &GpuMemory) -> Vec<u32> {
     let mut bytes = vec![0; memory.len()];
     memory.read(0, &mut bytes).unwrap();

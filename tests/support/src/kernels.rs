@@ -6,7 +6,7 @@ macro_rules! sources {
     };
 }
 
-/// Every file of `kernels/`, by name, and its text.
+/// Every file of `kernels/`: name and text.
 pub const SOURCES: [(&str, &str); 8] = sources![
     "bench.cu",
     "conditional.cu",
@@ -18,7 +18,7 @@ pub const SOURCES: [(&str, &str); 8] = sources![
     "trigger.cu"
 ];
 
-/// The text of that file.
+/// Returns the text of that file.
 pub fn source(name: &str) -> &'static str {
     let found = SOURCES.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("kernels/ has no {name}")).1

@@ -1,8 +1,7 @@
-//! What the tests of this workspace share: processes of their own, compilers, folders, cards and
-//! GPUs.
+//! Common helpers of the workspace's tests: separate processes, compilers, folders, cards and GPUs.
 //!
-//! Each crate's tests ask for one level by a feature: none, `softhca` or `gdsync`. Unit tests use
-//! none of it, as a packaged crate runs them without this crate.
+//! Each crate's tests request a level by a feature: none, `softhca` or `gdsync`. Unit tests use none of it, since a
+//! packaged crate runs them without this crate.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
@@ -36,12 +35,12 @@ use softhca::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memo
 use std::io::Write;
 use std::path::Path;
 
-/// The workspace's folder.
+/// Returns the workspace's folder.
 pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// Calls its function when it is dropped: a failed assertion, too, ends what other threads of a scope do.
+/// Calls its function when dropped, so that a failed assertion, too, stops other threads of a scope.
 pub struct OnDrop<F: FnMut()>(pub F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -50,8 +49,8 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Whether the tests run on the card of the system's libraries (`scripts/test-system`), not on the
-/// software card of their own process.
+/// Returns true if the tests run on a card of the system's libraries (`scripts/test-system`), not on the software
+/// card of their process.
 pub fn on_system() -> bool {
     match std::env::var("GDSYNC_TEST_PROVIDER").as_deref() {
         Err(_) | Ok("software") => false,
@@ -60,7 +59,7 @@ pub fn on_system() -> bool {
     }
 }
 
-/// As [`on_system`], for a test that is about software cards alone: then its line says that it does not run.
+/// Like [`on_system`], for a test of software cards alone, which is reported as skipped.
 pub fn skipped_on_system(test: &str) -> bool {
     let is_skipped = on_system();
     if is_skipped {
@@ -69,14 +68,14 @@ pub fn skipped_on_system(test: &str) -> bool {
     is_skipped
 }
 
-/// Writes to stderr that a test does not run. libtest captures macros' output only, so the line is
-/// seen, and `.ci/run` counts it.
+/// Reports a skipped test on stderr. libtest captures only the output of macros, so the line is visible, and
+/// `.ci/run` counts it.
 pub fn skipped(test: &str, why: &str) {
     std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
 }
 
-/// Skips a test that lacks a package, or fails it if the variable's value is 1: the packages are
-/// installed then.
+/// Skips a test that lacks a package, or fails it if the variable's value is 1, which states that the packages are
+/// installed.
 pub fn skipped_unless_required(variable: &str, test: &str, why: &str) {
     let required = std::env::var_os(variable).is_some_and(|value| value == "1");
     assert!(!required, "{test}: {why}, and {variable}=1");

@@ -1,24 +1,26 @@
-//! Two hosts on one machine: network namespaces with a cable between them.
+//! Free ports, and two hosts on one machine: network namespaces connected by a cable.
 
+use std::net::TcpListener;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Two network namespaces, each with an end of a cable; both go when it is dropped. Needs root, and `ip` (iproute2).
+/// Two network namespaces, each with an end of a cable. Dropping removes both. Needs root, and `ip` (iproute2).
 pub struct Namespaces {
     names: [String; 2],
 }
 
 impl Namespaces {
-    /// The address of each.
+    /// The address in each namespace.
     pub const ADDRESSES: [&str; 2] = ["10.83.77.1", "10.83.77.2"];
 
-    /// Makes them.
+    /// Creates them.
     ///
     /// # Errors
-    /// What the system does not permit, or lacks.
+    /// The missing permission or feature.
     pub fn new() -> Result<Self, String> {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        static NEXT: AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let names = ["a", "b"].map(|side| format!("gdsync-{side}-{}-{number}", std::process::id()));
         let made = Namespaces { names };
         let [a, b] = &made.names;
@@ -32,15 +34,15 @@ impl Namespaces {
         Ok(made)
     }
 
-    /// Their names, for `ip netns exec`.
+    /// Returns their names, for `ip netns exec`.
     pub fn names(&self) -> &[String; 2] {
         &self.names
     }
 
-    /// Waits until the second has received so many bytes more.
+    /// Waits until the second has received `more` further bytes.
     ///
     /// # Errors
-    /// The system's, and where it does not within a minute.
+    /// The system's, or a time-out after a minute.
     pub fn await_bytes(&self, more: u64) -> Result<(), String> {
         let received = || {
             let counter = "/sys/class/net/cable/statistics/rx_bytes";
@@ -57,7 +59,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// Cuts the cable, at the end of the second, or mends it.
+    /// Cuts or repairs the cable, at the end of the second.
     ///
     /// # Errors
     /// The system's.
@@ -74,11 +76,24 @@ impl Drop for Namespaces {
     }
 }
 
-/// What it prints.
+/// Runs `ip`, and returns its output.
 fn ip(arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip: {error}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Returns a TCP port that was just free, below Linux's ephemeral range (32768 to 60999): an outgoing connection
+/// could take one of those before the server binds it.
+pub fn free_port() -> u16 {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let at = std::process::id().wrapping_mul(257).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (at % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

@@ -1,10 +1,10 @@
-//! Open MPI's `mpirun`, as tests run it.
+//! Settings of Open MPI's `mpirun` for tests.
 
-/// The environment of `mpirun`: it also runs as root, and takes the end of a rank as it comes.
+/// The environment of `mpirun`: it also runs as root, and tolerates improper exits of ranks.
 ///
-/// A rank says goodbye to `mpirun` before it ends, and waits for the answer for two seconds (`PMIx_Finalize` of OpenPMIx
-/// 4.2). Where `mpirun` did not run for that long, as on a machine with much other load, Open MPI 4.1 looks at the end of
-/// the process before it reads the goodbye, says that the rank is "exiting improperly", and ends the others.
+/// A rank notifies `mpirun` before it exits, and waits two seconds for the reply (`PMIx_Finalize` of OpenPMIx 4.2).
+/// If `mpirun` does not run for that long, as on a busy machine, Open MPI 4.1 notices the exit before the
+/// notification, reports that the rank is "exiting improperly", and kills the others.
 pub const ENVIRONMENT: [(&str, &str); 3] = [
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),

@@ -1,9 +1,9 @@
 //! Two connected queue pairs, on the software card or on the system's.
 //!
-//! `GDSYNC_TEST_PROVIDER=system` runs every test that uses this on the first mlx5 device of the
-//! system's libraries, which may be a software card under them (`scripts/test-system`). With
-//! `GDSYNC_TEST_QUEUES=devx` commands of the device create the queues there. What only the software
-//! provider has (its diagnostics, several link layers in one process) its own tests check.
+//! `GDSYNC_TEST_PROVIDER=system` runs every test that uses this module on the first mlx5 device of the system's
+//! libraries, which may be a software card below them (`scripts/test-system`). With `GDSYNC_TEST_QUEUES=devx`, device
+//! commands create the queues. Separate tests cover features of the software provider alone (its diagnostics, several
+//! link layers in one process).
 
 use crate::{on_system, skipped};
 use gdsync::cuda::{Placement, QueuePlacement};
@@ -19,10 +19,10 @@ use gdsync::{
 };
 use std::time::{Duration, Instant};
 
-/// The longest that anything may take, on a busy machine too.
+/// Longest duration of any step, also on a busy machine.
 pub const LONG: Duration = Duration::from_secs(30);
 
-/// The card under test.
+/// Returns the card under test.
 pub fn device() -> Device {
     if on_system() {
         Device::open(provider::system().unwrap(), None).unwrap()
@@ -31,7 +31,7 @@ pub fn device() -> Device {
     }
 }
 
-/// What creates the queues under test.
+/// Returns the API that creates the queues under test.
 pub fn queue_api() -> QueueApi {
     match std::env::var("GDSYNC_TEST_QUEUES").as_deref() {
         Err(_) | Ok("verbs") => QueueApi::Verbs,
@@ -40,7 +40,7 @@ pub fn queue_api() -> QueueApi {
     }
 }
 
-/// Whether the card reports asynchronous events of queues. If not, skips the test.
+/// Returns true if the card reports asynchronous events of queues. Otherwise skips the test.
 pub fn events_of_queues(test: &str) -> bool {
     let come = queue_api() == QueueApi::Verbs;
     if !come {
@@ -49,12 +49,12 @@ pub fn events_of_queues(test: &str) -> bool {
     come
 }
 
-/// A queue pair under test.
+/// Creates a queue pair under test.
 pub fn queue_pair(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<QueuePair, Error> {
     QueuePair::new(pd, placed(config).queues(queue_api()))
 }
 
-/// A queue pair that completes in shared queues.
+/// Creates a queue pair that completes in shared queues.
 pub fn sharing(
     pd: &ProtectionDomain,
     config: QueuePairConfig<'_>,
@@ -64,7 +64,7 @@ pub fn sharing(
     QueuePair::new(pd, placed(config).queues(queue_api()).completion_queues(send_cq, recv_cq))
 }
 
-/// A completion queue for several queue pairs.
+/// Creates a completion queue for several queue pairs.
 pub fn completion_queue(device: &Device, entries: u32) -> Result<CompletionQueue, Error> {
     let placement = placed(QueuePairConfig::default()).placement;
     CompletionQueue::new(
@@ -73,8 +73,7 @@ pub fn completion_queue(device: &Device, entries: u32) -> Result<CompletionQueue
     )
 }
 
-/// Places the queues that a test leaves in host memory where `GDSYNC_TEST_PLACEMENT` says: `gpu` or
-/// `stand-in`.
+/// Places queues that a test leaves in host memory according to `GDSYNC_TEST_PLACEMENT`: `gpu` or `stand-in`.
 fn placed(config: QueuePairConfig<'_>) -> QueuePairConfig<'_> {
     let everywhere = match std::env::var("GDSYNC_TEST_PLACEMENT").as_deref() {
         Err(_) | Ok("host") => return config,
@@ -95,14 +94,14 @@ pub struct Pair {
     pub device: Device,
     /// Their protection domain.
     pub pd: ProtectionDomain,
-    /// The one.
+    /// The left side.
     pub left: QueuePair,
-    /// The other.
+    /// The right side.
     pub right: QueuePair,
 }
 
 impl Pair {
-    /// Two queue pairs of this configuration.
+    /// Creates two queue pairs with this configuration.
     pub fn with(config: QueuePairConfig<'_>, options: ConnectOptions) -> Pair {
         let device = device();
         let pd = ProtectionDomain::new(&device).unwrap();
@@ -112,25 +111,25 @@ impl Pair {
         Pair { device, pd, left, right }
     }
 
-    /// Two reliable queue pairs.
+    /// Creates two reliable queue pairs.
     #[expect(clippy::new_without_default, reason = "open devices are no default")]
     pub fn new() -> Pair {
         Pair::with(QueuePairConfig::default(), ConnectOptions::default())
     }
 
-    /// Memory that allows every access.
+    /// Allocates memory with all access rights.
     pub fn open_region(&self, len: usize) -> MemoryRegion {
         MemoryRegion::allocate(&self.pd, len, Access::all()).unwrap()
     }
 
-    /// Memory that the remote side reads and writes.
+    /// Allocates memory with remote read and write access.
     pub fn region(&self, len: usize) -> MemoryRegion {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         MemoryRegion::allocate(&self.pd, len, access).unwrap()
     }
 }
 
-/// Every way to lay out a queue pair between the host's memory and another.
+/// Iterates over all placements of a queue pair's parts in host memory and another.
 pub fn layouts(other: Placement) -> impl Iterator<Item = QueuePlacement> {
     (0..8).map(move |bits| {
         let place = |bit| if bits & bit == 0 { Placement::Host } else { other };
@@ -138,7 +137,7 @@ pub fn layouts(other: Placement) -> impl Iterator<Item = QueuePlacement> {
     })
 }
 
-/// The CPU posts and polls, message by message.
+/// Posts and polls `count` messages by the CPU, one by one.
 pub fn post_and_poll(pair: &Pair, count: usize) {
     let (source, target) = (pair.region(64), pair.region(64));
     for i in 0..count {
@@ -149,7 +148,7 @@ pub fn post_and_poll(pair: &Pair, count: usize) {
     }
 }
 
-/// Drops the second of three sends: it does nothing, and the others are performed.
+/// Drops the second of three sends, which must have no effect; the others are executed.
 pub fn drop_the_second_of_three(pair: &Pair) {
     let target = pair.region(8);
     let write = |bytes: &[u8]| pair.left.prepare(WorkRequest::write_inline(bytes, target.remote())).unwrap();
@@ -163,7 +162,7 @@ pub fn drop_the_second_of_three(pair: &Pair) {
     assert_eq!(content(&target)[..5], *b"third");
 }
 
-/// Writes with a wrong key on a stream. The stream continues, and the queue pair names the error.
+/// Writes with a wrong key on a stream. The stream continues, and the queue pair reports the error.
 pub fn fail_on<B: MemOpStream>(pair: &Pair, stream: &Stream<B>, wait: impl FnOnce()) {
     let target = pair.region(64);
     let mut wrong = target.remote();
@@ -176,12 +175,12 @@ pub fn fail_on<B: MemOpStream>(pair: &Pair, stream: &Stream<B>, wait: impl FnOnc
     assert!(matches!(pair.left.failure(), Some(FailureCause::Work { .. })), "{:?}", pair.left.failure());
 }
 
-/// A stream that performs at once, and fails instead of hanging.
+/// Creates a stream that executes at once, and fails instead of hanging.
 pub fn cpu() -> Stream<Cpu> {
     Stream::new(Cpu::with_timeout(LONG)).unwrap()
 }
 
-/// A software stream.
+/// Creates a software stream.
 pub fn soft() -> Stream<SoftStream> {
     Stream::new(SoftStream::new().unwrap()).unwrap()
 }
@@ -191,13 +190,13 @@ pub fn synchronize(stream: &Stream<SoftStream>) {
     assert!(stream.synchronize_timeout(LONG).unwrap(), "the stream is stuck: {stream:?}");
 }
 
-/// Rings the card at once.
+/// Rings the card immediately.
 pub fn ring(send: PreparedSend) {
     let posted = cpu().post_send(send).unwrap();
     assert_eq!((posted.submissions, posted.operations > 1), (1, true));
 }
 
-/// The next completion.
+/// Returns the next completion.
 pub fn poll(queue: &CompletionQueue) -> Completion {
     let deadline = Instant::now() + LONG;
     loop {
@@ -216,7 +215,7 @@ pub fn fill(region: &MemoryRegion, seed: usize) -> Vec<u8> {
     bytes
 }
 
-/// A copy of memory.
+/// Returns a copy of memory.
 pub fn content(region: &MemoryRegion) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.read(0, &mut bytes);

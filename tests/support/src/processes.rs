@@ -1,4 +1,4 @@
-//! The processes that a command has started.
+//! Processes started by a command.
 
 use crate::command::gdsync;
 use crate::on_system;
@@ -7,14 +7,14 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The fields of `/proc/PID/stat` after the name, which is in parentheses: state, parent, ...
+/// Returns the fields of `/proc/PID/stat` after the name, which is in parentheses: state, parent, ...
 fn status(pid: &str) -> Vec<String> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let after_name = status.rsplit(')').next().unwrap_or_default();
     after_name.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The processes that a process has started, once there are as many.
+/// Returns the children of a process, once there are `count`.
 pub fn children_of(parent: u32, count: usize) -> Vec<u32> {
     let (deadline, parent) = (Instant::now() + Duration::from_secs(60), parent.to_string());
     loop {
@@ -33,8 +33,8 @@ pub fn children_of(parent: u32, count: usize) -> Vec<u32> {
     }
 }
 
-/// Waits until a process has sent so many packets, as it tells `gdsync top`. A card of the system's tells nothing: there
-/// the time is all that there is.
+/// Waits until a process has sent that many packets, according to `gdsync top`. A card of the system reports nothing:
+/// then it waits for a fixed time.
 pub fn has_sent(process: u32, packets: u64) {
     if on_system() {
         return std::thread::sleep(Duration::from_secs(2));
@@ -51,7 +51,7 @@ pub fn has_sent(process: u32, packets: u64) {
     }
 }
 
-/// Waits until a process has taken a signal that it was sent, and has a handler for.
+/// Waits until a process has handled a signal that was sent to it.
 pub fn has_taken(process: u32, signal: libc::c_int) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let waits = || {
@@ -65,18 +65,18 @@ pub fn has_taken(process: u32, signal: libc::c_int) {
     }
 }
 
-/// SIGINT and SIGHUP as a terminal's shell leaves them: jobs in the background ignore the one, those under nohup the other.
+/// Resets SIGINT and SIGHUP to a terminal's defaults: background jobs ignore the first, jobs under nohup the second.
 pub fn as_from_a_terminal(command: &mut Command) -> &mut Command {
     let default = || {
         for signal in [libc::SIGINT, libc::SIGHUP] {
-            // SAFETY: the call changes what a signal does, and involves no handler.
+            // SAFETY: the call changes a signal's disposition, without a handler.
             if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
                 return Err(std::io::Error::last_os_error());
             }
         }
         Ok(())
     };
-    // SAFETY: between fork and exec this only makes system calls.
+    // SAFETY: makes only system calls between fork and exec.
     unsafe { command.pre_exec(default) }
 }
 
@@ -88,13 +88,13 @@ pub fn signal(pid: u32, signal: libc::c_int) {
     assert!(sent == 0 || error.raw_os_error() == Some(libc::ESRCH), "{error}");
 }
 
-/// Whether a process is there and has not ended.
+/// Returns true if a process exists and has not ended.
 pub fn is_running(pid: u32) -> bool {
     !matches!(status(&pid.to_string()).first().map(String::as_str), None | Some("Z" | "X"))
 }
 
-/// How a command has ended, and what it has said on stderr, which is piped. One that does not end
-/// within `limit` is killed, and the test fails.
+/// Waits for a command's end, and returns its status and its stderr, which is piped. Kills it and fails the test
+/// after `limit`.
 pub fn ends(mut child: Child, limit: Duration, what: &str) -> (ExitStatus, String) {
     let mut stderr = child.stderr.take().unwrap();
     let reader = std::thread::spawn(move || {
@@ -113,27 +113,27 @@ pub fn ends(mut child: Child, limit: Duration, what: &str) -> (ExitStatus, Strin
     (child.wait().unwrap(), reader.join().unwrap().unwrap())
 }
 
-/// Starts the command in a process group of its own, with SIGINT as a terminal's shell leaves it.
+/// Starts the command in a separate process group, with SIGINT as in a terminal.
 pub fn start(arguments: &[&str]) -> Child {
     start_command(gdsync(arguments))
 }
 
-/// As [`start`], of a command that is made already.
+/// Like [`start`], with a given command.
 pub fn start_command(mut command: Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     as_from_a_terminal(&mut command).spawn().unwrap()
 }
 
-/// Interrupts a run and all its processes, as a terminal does.
+/// Interrupts a run and all its processes, like a terminal.
 pub fn interrupt(run: &Child) {
     // SAFETY: no memory is involved; the group is that of a child that has not been waited for.
     assert_eq!(unsafe { libc::kill(-(run.id() as libc::pid_t), libc::SIGINT) }, 0);
 }
 
-/// More packets than the warm-up of [`interrupted`] takes: something has been measured.
+/// More packets than the warm-up of [`interrupted`] sends: something has been measured.
 pub const AT_WORK: u64 = 500;
 
-/// Interrupts a run between two processes that has measured something.
+/// Interrupts a run between two processes after it has measured something.
 pub fn interrupted(arguments: &[&str]) -> Output {
     interrupted_at_work(&[arguments, &["--warmup", "10"]].concat())
 }
@@ -141,7 +141,7 @@ pub fn interrupted(arguments: &[&str]) -> Output {
 /// Interrupts a run that has sent [`AT_WORK`] packets.
 pub fn interrupted_at_work(arguments: &[&str]) -> Output {
     let run = start(arguments);
-    // Before it sends anything, it catches the signal.
+    // It catches the signal before it sends anything.
     has_sent(run.id(), AT_WORK);
     interrupt(&run);
     run.wait_with_output().unwrap()

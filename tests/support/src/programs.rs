@@ -1,17 +1,16 @@
-//! Programs under `gdsync soft`, with an end to every wait.
+//! Programs under `gdsync soft`; every wait has a limit.
 
 use crate::command;
 use crate::folder::Folder;
+pub use crate::networks::free_port;
 use crate::skipped_unless_required;
 use std::io::Read;
-use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest that one program may take: much longer than any does, also on a busy machine.
+/// Time limit of a program: much longer than any takes, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Skips a test that lacks a package; with `GDSYNC_REQUIRE_RDMA=1` that is a failure.
@@ -19,7 +18,7 @@ pub fn lacks(test: &str, why: &str) {
     skipped_unless_required("GDSYNC_REQUIRE_RDMA", test, why);
 }
 
-/// The tool's path. `None` if it is not installed: the test is skipped.
+/// Returns the tool's path. `None` if it is not installed: the test is skipped.
 pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
     let package = match name {
         "ibstat" => "infiniband-diags",
@@ -37,10 +36,10 @@ pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
     found
 }
 
-/// `gdsync soft --devices DEVICES -- PROGRAM`, in a process group of its own and with a temporary
-/// folder of its own.
+/// Returns `gdsync soft --devices DEVICES -- PROGRAM`, in a separate process group and with a separate temporary
+/// folder.
 pub fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
-    // It starts the other, which lies beside it.
+    // `gdsync` starts this program, which must be in the same folder.
     command::program("gdsync-soft");
     let mut command = Command::new(command::program("gdsync"));
     command.args(["soft", "--devices", devices, "--"]).arg(program).process_group(0);
@@ -52,24 +51,24 @@ pub fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
     command
 }
 
-/// How a program ended, and what it said.
+/// Exit code and output of a program.
 #[derive(Debug)]
 pub struct Ended {
-    /// The exit status, or 128 and the number of the signal.
+    /// The exit status, or 128 plus the number of the signal.
     pub code: Option<i32>,
-    /// What it has printed on both streams.
+    /// Its stdout and stderr.
     pub text: String,
 }
 
 impl Ended {
-    /// Fails unless the exit status is 0; returns what the program has printed.
+    /// Fails unless the exit status is 0; returns the output.
     pub fn succeeded(&self) -> &str {
         assert_eq!(self.code, Some(0), "{}", self.text);
         &self.text
     }
 }
 
-/// A program that runs. Its group is killed when this is dropped.
+/// A running program. Dropping it kills its process group.
 pub struct Running {
     /// The process.
     pub child: Child,
@@ -82,7 +81,7 @@ impl Running {
         let (mut reader, writer) = std::io::pipe().unwrap();
         command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
         let child = command.spawn().unwrap();
-        // The write ends are the child's alone.
+        // Only the child has the write ends.
         drop(command);
         let reader = std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -97,7 +96,7 @@ impl Running {
         unsafe { libc::kill(-(self.child.id() as libc::pid_t), signal) };
     }
 
-    /// Kills the program and whatever it has started.
+    /// Kills the program and all processes that it started.
     pub fn kill(&self) {
         self.signal_group(libc::SIGKILL);
     }
@@ -135,22 +134,8 @@ pub fn run(command: Command) -> Ended {
     Running::start(command).end()
 }
 
-/// A TCP port that was free just now, below those that Linux chooses itself (32768 to 60999): another program's connection
-/// could take one of these before the server binds it.
-pub fn free_port() -> u16 {
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let at = std::process::id().wrapping_mul(257).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (at % 20_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
-
-/// Waits until a program listens on a TCP port, or none does any more. Nothing connects to it for
-/// that: the tools take the first who connects for their client. A server that has ended changes
-/// nothing any more, so that is an end, too.
+/// Waits until a program listens on a TCP port, or none does any more, without connecting: the tools take the first
+/// connection for their client. An ended server changes nothing any more and ends the wait, too.
 pub fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
     let (place, end) = (format!(":{port:04X}"), Instant::now() + LIMIT);
     let listens = |table: &str| {
@@ -172,9 +157,9 @@ pub fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
 
 /// Server and client of a tool that runs as two processes.
 pub struct Pair {
-    /// The one that listens.
+    /// The listening side.
     pub server: Running,
-    /// The one that connects.
+    /// The connecting side.
     pub client: Running,
     port: u16,
 }
@@ -185,8 +170,8 @@ impl Pair {
         Pair::start_after(&[tool], devices, arguments, temporary, || {})
     }
 
-    /// The tool may stand behind a command that starts it. Does something between the server's
-    /// start and the client's.
+    /// Like [`Self::start`]; another command may start the tool, and `between` runs between the server's and the
+    /// client's start.
     pub fn start_after(
         program: &[&Path],
         devices: &str,
@@ -208,12 +193,12 @@ impl Pair {
         Pair { server, client: Running::start(client), port }
     }
 
-    /// Waits until the client is there: the tools close their port then.
+    /// Waits until the client has connected, when the tools close their port.
     pub fn has_met(&mut self) {
         wait_for_listener(self.port, &mut self.server, false);
     }
 
-    /// Waits for the ends of the client and of the server.
+    /// Waits for the ends of client and server.
     pub fn end(self) -> [Ended; 2] {
         [self.client.end(), self.server.end()]
     }
@@ -224,19 +209,19 @@ pub fn succeeds(test: &str, name: &str, devices: &str, arguments: &[&str]) {
     succeeds_with(test, name, &[], devices, arguments);
 }
 
-/// As [`succeeds`], with more in the environment.
+/// Like [`succeeds`], with additional environment variables.
 pub fn succeeds_with(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) {
     assert_eq!(leftover(test, name, environment, devices, arguments), 0, "{name} has left something behind");
 }
 
-/// What perftest says where it finds no steady ratio of the processor's cycles to time, as on a machine with much
-/// other load. It reports nothing then.
+/// perftest's message if the ratio of processor cycles to time is not steady, as on a busy machine. It then reports
+/// nothing.
 const NO_CLOCK: &str = "Correlation coefficient";
-/// So often a tool that finds none is started.
+/// Most starts of a tool with that message.
 const ATTEMPTS: u32 = 5;
 
-/// Runs a tool as server and client with more in the environment; both must succeed. Returns how much they
-/// have left behind.
+/// Runs a tool as server and client with additional environment variables; both must succeed. Returns the number of
+/// files left behind.
 pub fn leftover(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) -> usize {
     let Some(tool) = tool(test, name) else { return 0 };
     let mut program = vec![Path::new("/usr/bin/env")];

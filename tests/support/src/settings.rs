@@ -1,6 +1,6 @@
-//! Settings in the environment that are not understood.
+//! Invalid settings in the environment.
 
-/// Settings, and what is said of them.
+/// Settings, and their errors.
 pub const WRONG: [(&str, &str, &str); 12] = [
     (
         "SOFTHCA_CLOCK",

@@ -1,15 +1,13 @@
-//! Commands as a program gives them to the device: queues that are made, and a queue pair's
-//! transitions.
+//! Encoding of commands: creation of queues, and transitions of a queue pair.
 //!
-//! What is not named stays 0: no scattering into completion entries, no compression, no signatures,
-//! pages as the user memory has them.
+//! All other fields are 0: no scatter-to-CQE, no compression, no signatures, the user memory's page size.
 
 use super::{ads, cap, cq, cqc, header, opcode, qp, qpc};
 use crate::prm::wqe::{AddressFields, AddressVector};
 
-/// Bytes of a command that makes or changes a queue.
+/// Bytes of a command that creates or modifies a queue.
 pub const COMMAND: usize = qp::BYTES;
-/// Bytes of the answer to such a command: a header, of which the object's number is part.
+/// Bytes of its output: a header with the object's number.
 pub const ANSWER: usize = header::BYTES;
 
 const _: () = assert!(cq::BYTES == COMMAND);
@@ -17,11 +15,11 @@ const _: () = assert!(cq::BYTES == COMMAND);
 /// A command's bytes.
 pub type Command = [u8; COMMAND];
 
-/// Where something lies in user memory.
+/// A position in registered user memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UmemPlace {
     pub id: u32,
-    /// Bytes from its start.
+    /// Bytes from the start.
     pub offset: u64,
 }
 
@@ -33,11 +31,11 @@ pub struct CreateCq {
     pub record: UmemPlace,
     /// Entries are 1 << this, at most 31.
     pub log_entries: u32,
-    /// Page of doorbell registers by which it is armed.
+    /// Page of the doorbell register that arms it.
     pub uar_page: u32,
-    /// Event queue, as `mlx5dv_devx_query_eqn` names it.
+    /// Event queue number from `mlx5dv_devx_query_eqn`.
     pub event_queue: u32,
-    /// The card overwrites entries that are not consumed.
+    /// True if the card overwrites unconsumed entries.
     pub ignore_overrun: bool,
 }
 
@@ -70,7 +68,7 @@ pub enum Service {
     Ud = qpc::ST_UD,
 }
 
-/// `CREATE_QP`: a receive queue of its own, followed by the send queue, in one buffer.
+/// `CREATE_QP`: a receive queue and then a send queue in one buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CreateQp {
     pub service: Service,
@@ -87,16 +85,16 @@ pub struct CreateQp {
     pub uar_page: u32,
     pub send_cq: u32,
     pub recv_cq: u32,
-    /// 24 bits that completion entries carry beside the queue pair's number.
+    /// Value of completion entries besides the queue pair's number, 24 bits.
     pub user_index: u32,
     /// Format of time stamps (`qpc::TS_*`).
     pub ts_format: u8,
-    /// It may release the sends of other queue pairs (SEND_EN, `cd_master`).
+    /// True if it may release the sends of other queue pairs (SEND_EN, `cd_master`).
     pub master: bool,
-    /// Another queue pair's SEND_EN may release its sends (`cd_slave_send`).
+    /// True if another queue pair's SEND_EN may release its sends (`cd_slave_send`).
     pub slave_send: bool,
-    /// Its sends have no doorbell record: it is rung by
-    /// [`Doorbell::without_record`](crate::prm::doorbell::Doorbell::without_record).
+    /// True if sends have no doorbell record:
+    /// [`Doorbell::without_record`](crate::prm::doorbell::Doorbell::without_record) rings it.
     pub no_send_record: bool,
 }
 
@@ -134,7 +132,7 @@ fn context(command: &mut Command) -> &mut [u8] {
     &mut command[qp::CONTEXT..qp::CONTEXT + qpc::BYTES]
 }
 
-/// What the remote side of a connection may do.
+/// Access rights of a connection's remote side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRights {
     pub read: bool,
@@ -142,79 +140,73 @@ pub struct RemoteRights {
     pub atomic: bool,
 }
 
-/// How the packets of a connection find the remote port.
+/// The path of a connection's packets to the remote port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// As an address handle has it. On Ethernet its LID is the UDP source port.
+    /// Address vector of an address handle. On Ethernet its LID is the UDP source port.
     pub vector: AddressVector,
     pub ethernet: bool,
 }
 
-/// The attributes of a connection for the step to RTR.
+/// Attributes of a connection for the transition to RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub route: Route,
     /// Path MTU: the code of `enum ibv_mtu`.
     pub mtu: u8,
     pub qpn: u32,
-    /// Its first sequence number.
+    /// Its first packet sequence number.
     pub psn: u32,
-    /// Reads and atomics that it may have outstanding here: 1 << this; of a reliable connection.
+    /// Log2 of the peer's outstanding reads and atomics (RC).
     pub log_reads: u32,
-    /// Code of the pause that is asked for while no receive is posted; of a reliable connection.
+    /// Code of the RNR NAK timer, sent while no receive is posted (RC).
     pub min_rnr_timer: u8,
 }
 
-/// How a reliable connection deals with silence.
+/// Retry attributes of a reliable connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retries {
     pub timeout: u8,
     pub count: u8,
-    /// Receiver-not-ready retries; 7 is for ever.
+    /// RNR retries; 7 means without limit.
     pub rnr: u8,
-    /// Reads and atomics outstanding: 1 << this.
+    /// Log2 of the outstanding reads and atomics.
     pub log_reads: u32,
 }
 
 /// A transition of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
-    /// `RST2INIT_QP`.
     ResetToInit {
         port: u8,
         pkey_index: u16,
-        /// Q_Key, of datagrams.
+        /// Q_Key (UD).
         qkey: u32,
-        /// Rights, of connections.
+        /// Rights of the remote side (RC, UC).
         rights: RemoteRights,
     },
-    /// `INIT2RTR_QP`; without a peer, of datagrams.
+    /// `INIT2RTR_QP`; UD has no peer.
     InitToReady {
         port: u8,
-        /// The remote side of a connection.
+        /// The remote side (RC, UC).
         peer: Option<Peer>,
     },
-    /// `RTR2RTS_QP`.
     ReadyToSend {
-        /// First sequence number of what is sent.
         psn: u32,
-        /// Of a reliable connection.
         retries: Retries,
     },
-    /// `2ERR_QP`.
     ToError,
-    /// `2RST_QP`.
     ToReset,
 }
 
 /// Longest message of a connection, as a power of two (`log_msg_max` of a device: 30).
 const LOG_MESSAGE: u8 = 30;
-/// Of a datagram: what fits its largest MTU, of 4096 bytes, whose code is 5 (`enum ibv_mtu`).
+/// Longest message of a datagram: its largest MTU, 4096 bytes, whose code is 5 (`enum ibv_mtu`).
 const LOG_DATAGRAM: u8 = 12;
 const DATAGRAM_MTU: u8 = 5;
 
 impl Transition {
-    /// The command's name, as in the manual of the device.
+    /// Returns the command's name in the PRM.
     pub fn name(&self) -> &'static str {
         self.command().0
     }
@@ -229,8 +221,7 @@ impl Transition {
         }
     }
 
-    /// The command, for queue pair `qpn`. To fail or to reset one takes no parameters: only a
-    /// header.
+    /// Encodes the command for queue pair `qpn`. Transitions to error and reset have no parameters, only a header.
     pub fn encode(&self, qpn: u32) -> Vec<u8> {
         let bare = matches!(self, Transition::ToError | Transition::ToReset);
         let mut command = vec![0; if bare { header::BYTES } else { COMMAND }];
@@ -286,11 +277,11 @@ impl Peer {
 }
 
 impl Route {
-    /// What the kernel puts into a path (`mlx5_set_path` of Linux).
+    /// Writes an address path like the kernel (`mlx5_set_path` of Linux).
     fn put(&self, context: &mut [u8]) {
         let AddressFields { static_rate, service_level, path_bits, dlid, mac, grh, .. } =
             self.vector.fields();
-        // On Ethernet every path is global, and vectors do not say so.
+        // On Ethernet every path is global, although vectors do not mark it.
         let grh = if self.ethernet { Some(self.vector.route()) } else { grh };
         ads::STAT_RATE.put(context, static_rate);
         if self.ethernet {
@@ -321,16 +312,16 @@ impl Route {
     }
 }
 
-/// `QUERY_HCA_CAP` of what the device is set to: of a type of capabilities (`cap::TYPE_*`).
+/// Encodes `QUERY_HCA_CAP` for the current values of one type of capabilities (`cap::TYPE_*`).
 pub fn query_capabilities(kind: u64) -> [u8; header::BYTES] {
     let mut command = [0; header::BYTES];
     header::OPCODE.put(&mut command, opcode::QUERY_HCA_CAP);
-    // The last bit asks for the current values, not for the greatest.
+    // The last bit selects current values instead of maximum values.
     header::OP_MOD.put(&mut command, kind << 1 | 1);
     command
 }
 
-/// Bytes of the answer to [`query_capabilities`].
+/// Bytes of the output of [`query_capabilities`].
 pub const CAPABILITIES: usize = cap::BYTES;
 
 #[cfg(test)]

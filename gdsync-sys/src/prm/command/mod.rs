@@ -1,11 +1,9 @@
-//! The device's commands: opcodes, statuses, and where their fields are, in bits from the
-//! beginning.
+//! Device commands: opcodes, statuses, and fields with their bit offsets from the beginning.
 //!
-//! Source: `mlx5_ifc.h` of rdma-core's mlx5 provider and of Linux
-//! (`include/linux/mlx5/mlx5_ifc.h`), whose names these are; completion queues: `cqc_bits` and
-//! `create_cq_in_bits` of the latter.
+//! Sources, and origin of the names: `mlx5_ifc.h` of rdma-core's mlx5 provider and of Linux
+//! (`include/linux/mlx5/mlx5_ifc.h`); for completion queues, `cqc_bits` and `create_cq_in_bits` of the latter.
 //!
-//! Both sides use them: [`encode`] writes what a program asks for, the software card reads it.
+//! [`encode`] uses them to write commands, the software card to read them.
 
 #![allow(missing_docs, reason = "names of fields and codes are those of `mlx5_ifc.h`")]
 
@@ -41,11 +39,10 @@ pub mod opcode {
     pub const QUERY_LAG: u16 = 0x842;
     pub const CREATE_RMP: u16 = 0x90c;
 
-    /// What the kernel lets through as a general command, besides a range of its own:
-    /// QUERY_HCA_CAP, _ADAPTER, _ISSI, _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT,
-    /// _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT, _VNIC_ENV, _VPORT_COUNTER,
-    /// GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS, _LAG (the
-    /// kernel's `devx_is_general_cmd`).
+    /// General commands that the kernel allows, besides [`GENERAL_RANGE`]: QUERY_HCA_CAP, _ADAPTER, _ISSI,
+    /// _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT, _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT,
+    /// _VNIC_ENV, _VPORT_COUNTER, GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS,
+    /// _LAG (the kernel's `devx_is_general_cmd`).
     pub const GENERAL: &[u16] = &[
         0x100, 0x101, 0x10a, 0x740, 0x750, 0x752, 0x754, 0x760, 0x762, 0x76f, 0x770, 0x80a, 0x80d, 0x822,
         0x824, 0x826, 0x842,
@@ -53,18 +50,17 @@ pub mod opcode {
     /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;
 
-    /// What the kernel takes for the creation of an object (`devx_is_obj_create_cmd`), and this
-    /// card has not: SRQ, XRC_SRQ, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD,
-    /// TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY, TIR, SQ, RQ, TIS, RQT, FLOW_TABLE,
-    /// _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT, MODIFY_HEADER_CONTEXT,
-    /// GENERAL_OBJECT.
+    /// Creations of objects that the kernel allows (`devx_is_obj_create_cmd`) and the software card lacks: SRQ,
+    /// XRC_SRQ, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD, TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY,
+    /// TIR, SQ, RQ, TIS, RQT, FLOW_TABLE, _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT,
+    /// MODIFY_HEADER_CONTEXT, GENERAL_OBJECT.
     pub const CREATE_OTHERS: &[u16] = &[
         0x700, 0x705, 0x717, 0x771, 0x782, 0x806, 0x80e, 0x816, 0x827, 0x829, 0x900, 0x904, 0x908, 0x912,
         0x916, 0x930, 0x933, 0x936, 0x939, 0x93d, 0x940, 0xa00,
     ];
 }
 
-/// What all commands and answers begin with, 16 bytes each.
+/// The header of all inputs and outputs, 16 bytes.
 pub mod header {
     use super::Field;
     pub const BYTES: usize = 16;
@@ -76,7 +72,7 @@ pub mod header {
     pub const NUMBER: Field = Field::new(0x48, 24);
 }
 
-/// `create_cq_in`, and what it shares with `query_cq_out`.
+/// `create_cq_in`, and its common part with `query_cq_out`.
 pub mod cq {
     use super::Field;
     /// Bytes of `create_cq_in` without a list of pages, and of `query_cq_out`.
@@ -85,11 +81,10 @@ pub mod cq {
     pub const CONTEXT: usize = 16;
     pub const UMEM_OFFSET: Field = Field::new(0x280, 64);
     pub const UMEM_ID: Field = Field::new(0x2c0, 32);
-    /// The kernel sets it, too.
+    /// Set by the kernel, too.
     pub(crate) const UMEM_VALID: Field = Field::new(0x2e0, 1);
 }
 
-/// `cqc`.
 pub mod cqc {
     use super::Field;
     pub const BYTES: usize = 64;
@@ -112,7 +107,7 @@ pub mod cqc {
 
     /// `status`: the queue has overrun.
     pub const STATUS_OVERFLOW: u8 = 9;
-    /// `st`: what it is armed for, or that it has fired (`MLX5_CQC_ST_*`).
+    /// `st`: the armed events, or fired (`MLX5_CQC_ST_*`).
     pub const ST_SOLICITED_ARMED: u8 = 6;
     pub const ST_ARMED: u8 = 9;
     pub const ST_FIRED: u8 = 0xa;
@@ -123,14 +118,13 @@ pub mod qp {
     use super::Field;
     /// Bytes of each without a list of pages.
     pub const BYTES: usize = 0x110;
-    /// The context's first byte.
     pub const CONTEXT: usize = 24;
     /// `qpc_ext` of INIT2INIT and RTS2RTS: an extended context follows.
     pub const QPC_EXT: Field = Field::new(0x40, 1);
     pub const OPT_PARAM_MASK: Field = Field::new(0x80, 32);
     pub const UMEM_OFFSET: Field = Field::new(0x800, 64);
     pub const UMEM_ID: Field = Field::new(0x840, 32);
-    /// The kernel sets it, too.
+    /// Set by the kernel, too.
     pub(crate) const UMEM_VALID: Field = Field::new(0x860, 1);
 
     /// Bits of `opt_param_mask` (`MLX5_QP_OPTPAR_*` of Linux' `include/linux/mlx5/qp.h`).
@@ -151,7 +145,6 @@ pub mod qp {
     pub const OPT_PRI_PORT: u32 = 1 << 16;
 }
 
-/// `qpc`.
 pub mod qpc {
     use super::Field;
     pub const BYTES: usize = 232;
@@ -169,7 +162,7 @@ pub mod qpc {
     pub const LOG_SQ_SIZE: Field = Field::new(0x51, 4);
     pub(crate) const TS_FORMAT: Field = Field::new(0x58, 2);
     pub const UAR_PAGE: Field = Field::new(0x68, 24);
-    /// In the place of older headers' reserved bits: doorbells without a record (`DBR_*`).
+    /// Doorbells without a record (`DBR_*`); reserved bits in older headers.
     pub const SEND_DBR_MODE: Field = Field::new(0x80, 2);
     pub const USER_INDEX: Field = Field::new(0x88, 24);
     pub const LOG_PAGE_SIZE: Field = Field::new(0xa3, 5);
@@ -180,7 +173,7 @@ pub mod qpc {
     pub const RETRY_COUNT: Field = Field::new(0x38d, 3);
     pub const RNR_RETRY: Field = Field::new(0x390, 3);
     pub const NEXT_SEND_PSN: Field = Field::new(0x3c8, 24);
-    /// Streams of a DC initiator, and those that may fail while others go on.
+    /// Streams of a DC initiator, and how many may fail while others continue.
     pub const LOG_NUM_DCI_STREAM_CHANNELS: Field = Field::new(0x3e3, 5);
     pub const CQN_SND: Field = Field::new(0x3e8, 24);
     pub const LOG_NUM_DCI_ERRORED_STREAMS: Field = Field::new(0x403, 5);
@@ -190,9 +183,9 @@ pub mod qpc {
     pub const RWE: Field = Field::new(0x491, 1);
     pub const RAE: Field = Field::new(0x492, 1);
     pub const PAGE_OFFSET: Field = Field::new(0x494, 6);
-    /// Its receives are released by another queue.
+    /// Another queue releases its receives.
     pub const CD_SLAVE_RECEIVE: Field = Field::new(0x49d, 1);
-    /// Its sends are released by another queue's SEND_EN, too.
+    /// Another queue's SEND_EN may release its sends.
     pub const CD_SLAVE_SEND: Field = Field::new(0x49e, 1);
     /// It may release the work requests of other queues.
     pub const CD_MASTER: Field = Field::new(0x49f, 1);
@@ -203,44 +196,43 @@ pub mod qpc {
     pub const Q_KEY: Field = Field::new(0x540, 32);
     pub const RQ_TYPE: Field = Field::new(0x565, 3);
     pub const SRQN: Field = Field::new(0x568, 24);
-    /// Data of reads and atomics inside completion entries, and data of receives (`CS_*`).
+    /// Scatter-to-CQE of reads and atomics, and of receives (`CS_*`).
     pub const CS_REQ: Field = Field::new(0x630, 8);
     pub const CS_RES: Field = Field::new(0x638, 8);
     pub const DBR_UMEM_VALID: Field = Field::new(0x683, 1);
     pub const DBR_UMEM_ID: Field = Field::new(0x720, 32);
 
-    /// `cs_req` and `cs_res`: at most 32 bytes inside entries of 64 bytes
-    /// (`MLX5_REQ_SCAT_DATA32_CQE`, `MLX5_RES_SCAT_DATA32_CQE` of the kernel's `qp.h`).
+    /// `cs_req` and `cs_res`: at most 32 bytes in 64-byte entries (`MLX5_REQ_SCAT_DATA32_CQE`,
+    /// `MLX5_RES_SCAT_DATA32_CQE` of the kernel's `qp.h`).
     pub const CS_REQ_32: u8 = 0x11;
     pub const CS_RES_32: u8 = 0x1;
-    /// At most 64 bytes, in entries of 128: of reads and atomics, and of receives.
+    /// At most 64 bytes, in 128-byte entries.
     pub const CS_REQ_64: u8 = 0x22;
-    /// As [`CS_REQ_64`], of receives.
+    /// As [`CS_REQ_64`], for receives.
     pub const CS_RES_64: u8 = 0x2;
-    /// `send_dbr_mode`: doorbells with a record; without one, rung by the program
-    /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)). (`enum doca_verbs_qp_send_dbr_mode`
-    /// of DOCA's `doca_verbs.h`.)
+    /// `send_dbr_mode`: doorbells with a record, or without one
+    /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD); `enum doca_verbs_qp_send_dbr_mode` of DOCA's
+    /// `doca_verbs.h`).
     pub const DBR_RECORD: u8 = 0;
     pub const DBR_NONE: u8 = 1;
-    /// `rq_type`: a receive queue of its own, and none.
+    /// `rq_type`: a private receive queue.
     pub const RQ_OWN: u8 = 0;
-    /// A shared receive queue, or a pool.
+    /// `rq_type`: a shared receive queue or a receive memory pool.
     pub const RQ_SHARED: u8 = 1;
     pub const RQ_NONE: u8 = 3;
-    /// `pm_state`: migrated.
     pub const PM_MIGRATED: u8 = 3;
     /// `st`: transports (`MLX5_QP_ST_*`).
     pub(crate) const ST_RC: u8 = 0;
     pub(crate) const ST_UC: u8 = 1;
     pub(crate) const ST_UD: u8 = 2;
-    /// `atomic_mode`: as the InfiniBand specification has them (`MLX5_ATOMIC_MODE_IB_COMP`).
+    /// `atomic_mode`: the InfiniBand specification's semantics (`MLX5_ATOMIC_MODE_IB_COMP`).
     pub(crate) const ATOMIC_IB_COMP: u8 = 1;
-    /// `ts_format`: a free-running counter, and whatever the device is set to.
+    /// `ts_format`: a free-running counter, and the device's default.
     pub const TS_FREE_RUNNING: u8 = 0;
     pub const TS_DEFAULT: u8 = 1;
 }
 
-/// `ads`, an address path, as it is in a queue pair's context.
+/// `ads`, the primary address path in a queue pair's context.
 pub mod ads {
     use super::{Field, qpc};
     const fn field(at: usize, width: usize) -> Field {
@@ -269,14 +261,12 @@ pub mod ads {
 /// `create_rmp_in` with its `rmpc`.
 pub mod rmp {
     use super::Field;
-    /// Bytes without a list of pages.
     pub const BYTES: usize = WQ + super::wq::BYTES;
     /// First byte of `wq`, which ends the context.
     pub const WQ: usize = 80;
     pub const BASIC_CYCLIC_RCV_WQE: Field = Field::new(0x120, 1);
 }
 
-/// `wq`.
 pub mod wq {
     use super::Field;
     pub const BYTES: usize = 192;
@@ -298,14 +288,12 @@ pub mod wq {
     pub const CYCLIC: u8 = 1;
 }
 
-/// `create_dct_in`.
 pub mod dct {
     /// Bytes of the command up to the end of its context.
     pub const BYTES: usize = CONTEXT + super::dctc::BYTES;
     pub const CONTEXT: usize = 16;
 }
 
-/// `dctc`.
 pub mod dctc {
     use super::Field;
     pub const BYTES: usize = 64;
@@ -328,14 +316,12 @@ pub mod dctc {
 /// `create_mkey_in` with its `mkc`.
 pub mod mkey {
     use super::Field;
-    /// Bytes without a list of translations.
     pub const BYTES: usize = 0x110;
-    /// First bit of the context.
     const CONTEXT: usize = 0x80;
     const fn field(at: usize, width: usize) -> Field {
         Field::new(at, width).within(CONTEXT)
     }
-    /// The key that the program asks for.
+    /// The requested key.
     pub const INPUT_MKEY_INDEX: Field = Field::new(0x28, 24);
     pub const FREE: Field = field(1, 1);
     pub const ACCESS_MODE_4_2: Field = field(3, 3);
@@ -346,20 +332,20 @@ pub mod mkey {
     pub const LW: Field = field(0x14, 1);
     pub const ACCESS_MODE_1_0: Field = field(0x16, 2);
     pub const MKEY_7_0: Field = field(0x38, 8);
-    /// The key's length is 2^64, whatever `LEN` says.
+    /// The length is 2^64, whatever `LEN` contains.
     pub const LENGTH64: Field = field(0x60, 1);
     pub const BSF_EN: Field = field(0x61, 1);
-    /// A send of the peer may invalidate the key.
+    /// A send with invalidation of the peer may invalidate the key.
     pub const EN_RINVAL: Field = field(0x67, 1);
     pub const PD: Field = field(0x68, 24);
     pub const START_ADDR: Field = field(0x80, 64);
     pub const LEN: Field = field(0xc0, 64);
-    /// Entries of 16 bytes that the translation may have.
+    /// Capacity of the translation in entries of 16 bytes.
     pub const TRANSLATIONS_OCTWORD_SIZE: Field = field(0x1a0, 32);
-    /// Bytes of each range of a key of fixed ranges, as a power of two.
+    /// Log2 of the bytes of each range of a fixed-size key.
     pub const LOG_ENTITY_SIZE: Field = field(0x1db, 5);
     pub const CRYPTO_EN: Field = field(0x1e3, 2);
-    /// Entries of 16 bytes that follow the fixed part.
+    /// Entries of 16 bytes after the fixed part.
     pub const TRANSLATIONS_OCTWORD_ACTUAL_SIZE: Field = Field::new(0x300, 32);
     pub const UMEM_ID: Field = Field::new(0x320, 32);
     pub const UMEM_OFFSET: Field = Field::new(0x340, 64);
@@ -367,6 +353,6 @@ pub mod mkey {
     pub const MODE_MTT: u8 = 1;
     /// `MLX5_MKC_ACCESS_MODE_KLMS`: ranges of other keys.
     pub const MODE_KLM: u8 = 2;
-    /// `MLX5_MKC_ACCESS_MODE_KSM`: ranges of other keys, all of one length.
+    /// `MLX5_MKC_ACCESS_MODE_KSM`: ranges of other keys, all of the same length.
     pub const MODE_KSM: u8 = 3;
 }

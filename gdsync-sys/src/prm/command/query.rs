@@ -1,11 +1,11 @@
-//! Answers of queries: capabilities and ports.
+//! Outputs of queries: capabilities and ports.
 
 use super::Field;
 
-/// `query_hca_cap_out`: `cmd_hca_cap` and `atomic_caps`, as they are in the answer.
+/// `query_hca_cap_out`: `cmd_hca_cap` and `atomic_caps` in the output.
 pub mod cap {
     use super::Field;
-    /// Bytes of the answer.
+    /// Bytes of the output.
     pub const BYTES: usize = 16 + 4096;
     const fn field(at: usize, width: usize) -> Field {
         Field::new(at, width).within(0x80)
@@ -17,10 +17,10 @@ pub mod cap {
     pub const TYPE_ROCE: u64 = 4;
     pub const TYPE_QOS: u64 = 0xc;
     pub const TYPE_GENERAL_2: u64 = 0x20;
-    /// The types of features that a device may have none of: offloads of Ethernet (1) and IPoIB (5, 6),
-    /// steering (7, 8, 9), debugging (0xd), device memory (0xf), TLS (0x11), vDPA (0x13), events (0x14),
-    /// IPsec (0x15), cryptography (0x1a), header splitting (0x1d), PSP (0x1e), MACsec (0x1f), port
-    /// selection (0x25), virtualization (0x26), advanced RDMA (0x28).
+    /// Types of optional features: offloads of Ethernet (1) and IPoIB (5, 6), steering (7, 8, 9), debugging (0xd),
+    /// device memory (0xf), TLS (0x11), vDPA (0x13), events (0x14), IPsec (0x15), cryptography (0x1a), header
+    /// splitting (0x1d), PSP (0x1e), MACsec (0x1f), port selection (0x25), virtualization (0x26), advanced RDMA
+    /// (0x28).
     pub const TYPES_OF_OPTIONS: [u64; 19] =
         [1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28];
 
@@ -30,14 +30,14 @@ pub mod cap {
     pub const LOG_MAX_CQ_SZ: Field = field(0xc8, 8);
     pub const LOG_MAX_CQ: Field = field(0xdb, 5);
     pub const LOG_MAX_MKEY: Field = field(0xea, 6);
-    /// There is a key that reads as zeros and forgets what is written (libmlx5's null region).
+    /// A key that reads as zeros and discards writes (libmlx5's null region).
     pub const DUMP_FILL_MKEY: Field = field(0xf8, 1);
-    /// How deep keys may refer to others.
+    /// Depth of keys that refer to other keys.
     pub const MAX_INDIRECTION: Field = field(0x100, 8);
-    /// Keys of ranges that all have one length.
+    /// Keys of ranges of the same length.
     pub const FIXED_BUFFER_SIZE: Field = field(0x108, 1);
     pub const LOG_MAX_MRW_SZ: Field = field(0x109, 7);
-    /// Entries that a key's translation may have.
+    /// Most entries of a key's translation.
     pub const LOG_MAX_KLM_LIST_SIZE: Field = field(0x11a, 6);
     pub const LOG_MAX_RA_REQ_QP: Field = field(0x14a, 6);
     pub const LOG_MAX_RA_RES_QP: Field = field(0x15a, 6);
@@ -54,7 +54,7 @@ pub mod cap {
     pub const CQ_OI: Field = field(0x220, 1);
     /// On-demand paging.
     pub const PG: Field = field(0x227, 1);
-    /// Work requests that release those of other queues, and wait for completion queues.
+    /// Cross-channel work requests: they release those of other queues, and wait for completion queues.
     pub const CD: Field = field(0x22c, 1);
     pub const UD: Field = field(0x23d, 1);
     pub const UC: Field = field(0x23e, 1);
@@ -71,35 +71,34 @@ pub mod cap {
     /// Ticks of the card's clock in a millisecond.
     pub const DEVICE_FREQUENCY_KHZ: Field = field(0x4e0, 32);
     pub const NUM_OF_UARS_PER_PAGE: Field = field(0x520, 32);
-    /// Work requests that wait for a word of memory, and for a time. (In `cmd_hca_cap` of Linux and of
-    /// DPDK's `mlx5_prm.h` alike.)
+    /// Work requests that wait for a word of memory, and for a time (in `cmd_hca_cap` of Linux and of DPDK's
+    /// `mlx5_prm.h`).
     pub const WAIT_ON_DATA: Field = field(0x68b, 1);
     pub const WAIT_ON_TIME: Field = field(0x68c, 1);
 
-    /// Of the second part of the general capabilities (`cmd_hca_cap_2`; `CmdHcaCap2` of rdma-core's
-    /// `tests/mlx5_prm_structs.py`): queue pairs without a doorbell record of sends, rung by programs,
-    /// and how many there may be.
+    /// General capabilities, second part (`cmd_hca_cap_2`; `CmdHcaCap2` of rdma-core's `tests/mlx5_prm_structs.py`):
+    /// queue pairs without a send doorbell record that programs ring, and how many.
     pub const SEND_DBR_MODE_NO_DBR_EXT: Field = field(0x2e1, 1);
     pub const LOG_MAX_SEND_DBR_LESS_QP_SQ: Field = field(0x2e3, 5);
 
-    /// Of the RoCE capabilities.
+    /// RoCE capabilities.
     pub const QP_TS_FORMAT: Field = field(0x1e, 2);
 
-    /// Of the atomic capabilities. The mode in which requests of 8 bytes are answered, 1 for host order,
-    /// and whether there is that mode.
+    /// Atomic capabilities. The response mode of requests of 8 bytes, 1 for host order, and whether that mode is
+    /// supported.
     pub const ATOMIC_8B_ENDIANNESS_MODE: Field = field(0x40, 2);
     pub const SUPPORTED_ATOMIC_8B_ENDIANNESS_MODE_1: Field = field(0x46, 1);
     pub const ATOMIC_OPERATIONS: Field = field(0x90, 16);
     /// One bit for each size in bytes.
     pub const ATOMIC_SIZE_QP: Field = field(0xb0, 16);
     pub const ATOMIC_SIZE_DC: Field = field(0xd0, 16);
-    /// Operations that are atomic for the CPUs, too: one bit for each of 4, 8 and 16 bytes.
+    /// Operations that are also atomic towards CPUs: one bit for each of 4, 8 and 16 bytes.
     pub const FETCH_ADD_PCI_ATOMIC: Field = field(0x280, 16);
     pub const SWAP_PCI_ATOMIC: Field = field(0x290, 16);
     pub const COMPARE_SWAP_PCI_ATOMIC: Field = field(0x2a0, 16);
 
-    /// Of the ODP capabilities: what may access on-demand memory, by transport service. The first bits are
-    /// send, receive, write, read, atomic, and receive of a shared queue.
+    /// ODP capabilities: access to on-demand memory, by transport service. The first bits are send, receive, write,
+    /// read, atomic, and receive of a shared queue.
     pub const ODP_RC: Field = field(0x80, 6);
     pub const ODP_UC: Field = field(0xa0, 6);
     pub const ODP_UD: Field = field(0xc0, 6);

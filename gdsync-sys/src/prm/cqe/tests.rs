@@ -3,8 +3,7 @@ use proptest::prelude::*;
 
 #[test]
 fn requester_bytes() {
-    // mlx5dv.h, struct mlx5_cqe64; sop_drop_qpn = opcode << 24 | qpn in requester entries
-    // (libmlx5 cq.c).
+    // mlx5dv.h, struct mlx5_cqe64; sop_drop_qpn = opcode << 24 | qpn in requester entries (libmlx5 cq.c).
     let cqe = Cqe64::requester(Opcode::RdmaRead, 0x010203, 0x4567, 0x1000).with_owner(true);
     let mut bytes = [0; 64];
     bytes[44..48].copy_from_slice(&[0, 0, 0x10, 0]);
@@ -15,8 +14,8 @@ fn requester_bytes() {
 
 #[test]
 fn responder_bytes() {
-    // mlx5dv.h, struct mlx5_cqe64; the remote queue pair is the low 24 bits of flags_rqpn,
-    // solicited is bit 1 of op_own.
+    // mlx5dv.h, struct mlx5_cqe64; the remote queue pair is the low 24 bits of flags_rqpn, solicited is bit 1 of
+    // op_own.
     let cqe = Cqe64::responder(CqeOpcode::RespSendImm, 0x0a0b0c, 0x0d0e0f, 7, 5, [1, 2, 3, 4], true);
     let mut bytes = [0; 64];
     bytes[25..28].copy_from_slice(&[0x0d, 0x0e, 0x0f]);
@@ -41,8 +40,7 @@ fn error_bytes() {
 
 #[test]
 fn path_bytes() {
-    // mlx5dv.h: slid at 22; flags_rqpn bits 29:28 GRH, 27:24 service level (libmlx5 cq.c), on
-    // RoCE the header's type.
+    // mlx5dv.h: slid at 22; flags_rqpn bits 29:28 GRH, 27:24 service level (libmlx5 cq.c), on RoCE the header's type.
     let cqe = Cqe64::responder(CqeOpcode::RespSend, 1, 0x0a_0b0c, 0, 0, [0; 4], false);
     let path = PathFields { slid: 0x0102, level_or_l3_type: 5, has_grh: true };
     let with = cqe.with_path(path);
@@ -66,7 +64,7 @@ fn the_user_index_is_in_every_kind_of_entry() {
 
 #[test]
 fn the_time_is_in_entries_without_an_error() {
-    // mlx5dv.h: timestamp at 48, where struct mlx5_err_cqe has its syndromes.
+    // mlx5dv.h: timestamp at 48; struct mlx5_err_cqe has its syndromes there.
     let good = Cqe64::requester(Opcode::Send, 1, 2, 3).with_timestamp(0x0102_0304_0506_0708);
     assert_eq!(good.as_bytes()[48..56], [1, 2, 3, 4, 5, 6, 7, 8]);
     let bad = Cqe64::error(CqeOpcode::ResponderError, 0, 1, 2, Syndrome::WrFlush, 0);

@@ -13,9 +13,9 @@ fn met(condition: (WaitOperation, bool), value: u64, mask: u64, number: u64) -> 
 
 #[test]
 fn a_wait_for_data_has_the_bytes_of_the_sources() {
-    // UCC's tl_mlx5_wqe.c, ucc_tl_mlx5_post_wait_on_data: opcode 0xf, opmod 1, 3 units, fence and
-    // CQ_UPDATE. DPDK's mlx5_prm.h, struct mlx5_wqe_wseg: operation, lkey, va_high, va_low (the low 3
-    // bits are the action), value, mask.
+    // UCC's tl_mlx5_wqe.c, ucc_tl_mlx5_post_wait_on_data: opcode 0xf, opmod 1, 3 units, fence and CQ_UPDATE. DPDK's
+    // mlx5_prm.h, struct mlx5_wqe_wseg: operation, lkey, va_high, va_low (the low 3 bits are the action), value,
+    // mask.
     let flags = CtrlFlags::FENCE | CtrlFlags::CQ_UPDATE;
     let control = Kind::Data.control(0x1234, 0xabcdef, flags);
     let expected = [1, 0x12, 0x34, 0x0f, 0xab, 0xcd, 0xef, 3, 0, 0, 0, 0x88, 0, 0, 0, 0];
@@ -53,9 +53,8 @@ fn a_wait_for_a_time_names_no_memory() {
 
 #[test]
 fn index_segments_have_the_bytes_of_the_sources() {
-    // DPDK's mlx5_txpp.c, mlx5_txpp_fill_wqe_rearm_queue, and mlx5_crypto_gcm.c,
-    // mlx5_crypto_gcm_build_send_en: 2 units; struct mlx5_wqe_qseg: 8 reserved bytes, max_index,
-    // qpn_cqn.
+    // DPDK's mlx5_txpp.c, mlx5_txpp_fill_wqe_rearm_queue, and mlx5_crypto_gcm.c, mlx5_crypto_gcm_build_send_en: 2
+    // units; struct mlx5_wqe_qseg: 8 reserved bytes, max_index, qpn_cqn.
     for (kind, opcode) in [(Kind::Completions, 0x0f), (Kind::SendEnable, 0x17)] {
         let control = kind.control(7, 0x40, CtrlFlags::empty());
         assert_eq!(control.as_bytes()[..8], [0, 0, 7, opcode, 0, 0, 0x40, 2]);
@@ -67,10 +66,9 @@ fn index_segments_have_the_bytes_of_the_sources() {
 
 #[test]
 fn fields_of_contexts_and_capabilities_lie_where_the_headers_say() {
-    // Byte and bit by hand, from the sums of the widths in rdma-core's mlx5_ifc.h (QPC, CQC,
-    // cmd_hca_cap), Linux' mlx5_ifc.h (wait_on_data, wait_on_time) and rdma-core's
-    // tests/mlx5_prm_structs.py (send_dbr_mode, CmdHcaCap2). An answer's capabilities begin at byte
-    // 16.
+    // Byte and bit by hand, from the sums of the widths in rdma-core's mlx5_ifc.h (QPC, CQC, cmd_hca_cap), Linux'
+    // mlx5_ifc.h (wait_on_data, wait_on_time) and rdma-core's tests/mlx5_prm_structs.py (send_dbr_mode, CmdHcaCap2).
+    // An answer's capabilities begin at byte 16.
     let cases: [(Field, usize, u8); 12] = [
         (qpc::CD_SLAVE_RECEIVE, 147, 0x04),
         (qpc::CD_SLAVE_SEND, 147, 0x02),

@@ -26,8 +26,7 @@ fn a_completion_queues_command_is_as_the_device_reads_it() {
         ignore_overrun: true,
     }
     .encode();
-    // By hand, from `create_cq_in_bits` and `cqc_bits` of Linux' mlx5_ifc.h; byte, value. The
-    // context starts at byte 16.
+    // Written by hand from `create_cq_in_bits` and `cqc_bits` of Linux' mlx5_ifc.h. The context starts at byte 16.
     let mut expected = [0; COMMAND];
     expected[..2].copy_from_slice(&[0x04, 0x00]);
     expected[16] = 2;
@@ -56,7 +55,7 @@ fn an_ethernet_route_has_the_mac_address_and_the_udp_port() {
     let route = |ethernet| {
         let mut vector = AddressVector::new(&fields).as_bytes().to_vec();
         if ethernet {
-            // As libmlx5 makes it: the bit is reserved there, as every path has a global route.
+            // libmlx5 leaves the bit 0: it is reserved there, as every path has a global route.
             vector[28] &= !0x40;
         }
         let vector = AddressVector::read_from_bytes(&vector).unwrap();

@@ -1,19 +1,19 @@
-//! Sockets of one host by abstract names: connecting without ever blocking, and who is at the other side.
+//! Sockets of one host with abstract names: connecting without blocking, and the peer's credentials.
 //!
-//! Abstract names have no owner: any user may take one. Who uses a name asks for the user behind it.
+//! Any user may bind an abstract name. Users of a name therefore check which user bound it ([`peer`]).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// The user that this process runs as.
+/// Returns the effective user of this process.
 pub fn own_user() -> libc::uid_t {
     // SAFETY: no preconditions; cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// The socket address of an abstract name, and its length.
+/// Returns the socket address of an abstract name, and its length.
 fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: all-zero bytes are a valid socket address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -26,8 +26,8 @@ fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen
     Ok((address, length as libc::socklen_t))
 }
 
-/// Connects to an abstract name without ever blocking (the standard library's connect waits while the backlog is
-/// full). The socket does not block either.
+/// Connects to an abstract name without blocking (the standard library's connect waits while the backlog is full).
+/// The socket itself does not block either.
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] while the backlog is full; [`io::ErrorKind::InvalidInput`] for a name of more than
@@ -49,8 +49,8 @@ pub fn connect(name: &[u8]) -> io::Result<UnixStream> {
     }
 }
 
-/// Process and user at the other side of a socket: of a connected one, as they were when it connected or listened.
-/// The process is 0 if this process's PID namespace does not have it.
+/// Returns process and user of the peer of a connected socket, as they were when it connected or listened. The
+/// process is 0 if this process's PID namespace does not contain it.
 ///
 /// # Errors
 /// The operating system's.
@@ -67,7 +67,7 @@ pub fn peer(socket: &UnixStream) -> io::Result<libc::ucred> {
     }
 }
 
-/// Which of several files can be read now, or have ended, in their order: [`ready`] of `POLLIN`.
+/// Returns which of several files are readable or at their end, in their order: [`ready`] with `POLLIN`.
 ///
 /// # Errors
 /// The operating system's.
@@ -76,9 +76,9 @@ pub fn readable<S: AsFd>(files: &[S], within: Duration) -> io::Result<Vec<bool>>
     ready(&files, within)
 }
 
-/// Which of several files are ready for their events (`POLLIN`, `POLLOUT`), or have failed, in their order. It waits
-/// until one is so: for `within` at most, rounded up to milliseconds, or until a signal comes, in which case it may
-/// find none.
+/// Returns which of several files are ready for their events (`POLLIN`, `POLLOUT`) or have failed, in their order.
+/// Waits until one is ready, but at most `within`, rounded up to milliseconds. A signal ends the wait early; possibly
+/// no file is ready then.
 ///
 /// # Errors
 /// The operating system's.
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         let listener =
             UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes()).unwrap()).unwrap();
-        // SAFETY: a plain system call; it makes the backlog of a listener as short as it can be.
+        // SAFETY: a plain system call that makes the listener's backlog as short as possible.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
         let first = connect(name.as_bytes()).unwrap();
         let peer = peer(&first).unwrap();

@@ -1,6 +1,6 @@
-//! Looks at processes, and what two looks say together: rates, and for how long something waits.
+//! Samples processes, and derives rates and the duration of waits from two samples.
 
-use super::view::{self, View};
+use crate::view::{self, View};
 use gdsync_cli::failure::Failure;
 use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all, printable};
 use std::collections::HashMap;
@@ -9,43 +9,40 @@ use std::io::Read;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-/// How long a process may take to answer. One that is stopped costs this at every look.
-const WITHIN: Duration = Duration::from_millis(500);
+/// Time limit of an answer. A stopped process costs this in every sample.
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
-/// Characters of a name at most.
-const LONGEST: usize = 32;
-/// Bytes of a command line that are read: processes may have very long ones.
-const MOST: u64 = 4096;
+const MAX_LENGTH: usize = 32;
+/// Most bytes read of a command line, which may be very long.
+const MAX_COMMAND_LINE: u64 = 4096;
 
-/// A card: process and address.
+/// Key of a card: process and address.
 type CardName = (u32, u32);
 
-/// What waits, in a process: a queue pair of a card, or a stream (the card is `None`); and the words and the mark of
-/// what it waits for.
+/// Key of a wait: process; card of a queue pair, or `None` for a stream; number; the wait's description and mark.
 type WaitName = (u32, Option<u32>, u64, String, u64);
 
-/// Remembers the last look.
+/// Takes samples, and keeps the last one.
 #[derive(Debug, Default)]
-pub(super) struct Sampler {
+pub(crate) struct Sampler {
     cards: HashMap<CardName, (u64, Traffic, Traffic)>,
-    /// When each wait was seen first.
+    /// Time at which each wait was first seen.
     waits: HashMap<WaitName, u64>,
     last_ns: Option<u64>,
-    /// Whose card is at an address.
+    /// Process of the card at each address.
     owners: HashMap<u32, (u32, String)>,
 }
 
 impl Sampler {
-    /// Asks all processes of the user.
-    pub(super) fn look(&mut self) -> Result<View, Failure> {
-        let found = ask_all(WITHIN).map_err(|error| format!("processes cannot be listed: {error}"))?;
+    pub(crate) fn sample(&mut self) -> Result<View, Failure> {
+        let found = ask_all(ANSWER_LIMIT).map_err(|error| format!("processes cannot be listed: {error}"))?;
         let named = found.into_iter().map(|process| (name_of(process.pid), process)).collect();
         Ok(self.view(named))
     }
 
-    /// What is shown of answers, each with the name of its process.
-    pub(super) fn view(&mut self, found: Vec<(String, Process)>) -> View {
-        // A process that does not answer any more still has what it had.
+    /// Converts answers, each with the name of its process, to a view.
+    pub(crate) fn view(&mut self, found: Vec<(String, Process)>) -> View {
+        // A process that does not answer keeps its cards.
         let mut owners = std::mem::take(&mut self.owners);
         owners.retain(|_, (pid, _)| {
             found.iter().any(|(_, process)| process.pid == *pid && process.status.is_err())
@@ -63,9 +60,8 @@ impl Sampler {
             .map(|(name, Process { pid, status })| {
                 let named = view::Process { pid, name, ..view::Process::default() };
                 match status {
-                    Ok(status) => {
-                        Looks { pid, owners: &owners, last: self, next: &mut next }.process(named, &status)
-                    }
+                    Ok(status) => ProcessSampler { pid, owners: &owners, last: self, next: &mut next }
+                        .process(named, &status),
                     Err(error) => view::Process { error: Some(error.to_string()), ..named },
                 }
             })
@@ -75,15 +71,14 @@ impl Sampler {
     }
 }
 
-/// What one process is seen with.
-struct Looks<'a> {
+struct ProcessSampler<'a> {
     pid: u32,
     owners: &'a HashMap<u32, (u32, String)>,
     last: &'a Sampler,
     next: &'a mut Sampler,
 }
 
-impl Looks<'_> {
+impl ProcessSampler<'_> {
     fn process(&mut self, named: view::Process, status: &Status) -> view::Process {
         let at = status.at_ns;
         let all: Vec<&QueuePair> = status.cards.iter().flat_map(|card| &card.queue_pairs).collect();
@@ -112,7 +107,7 @@ impl Looks<'_> {
             let rate = |now: u64, of: fn(&Traffic) -> u64| {
                 let (then, before) = before?;
                 let seconds = at.saturating_sub(then) as f64 / 1e9;
-                // A card that has begun anew at the same address has counted less.
+                // A new card at the same address has smaller counters.
                 (seconds > 0.0).then(|| now.checked_sub(of(&before)).map(|count| count as f64 / seconds))?
             };
             view::Traffic {
@@ -170,7 +165,7 @@ impl Looks<'_> {
         })
     }
 
-    /// A wait with the peers of the queue pairs that complete it; `own` is the one that waits, if one does.
+    /// Returns a wait with the peers of the queue pairs that complete it; `own` is the waiting queue pair, if any.
     fn wait(
         &mut self,
         wait: &Wait,
@@ -208,26 +203,26 @@ fn address(node: u32) -> String {
     }
 }
 
-/// The command line of a process, shortened: the program without its folder, and what follows. `?` for one that does not say.
+/// Returns a process's shortened command line: the program without its folder, and its arguments. `?` if unknown.
 fn name_of(pid: u32) -> String {
     let mut words = Vec::new();
     if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
-        // A process that ends meanwhile has no words any more.
-        let _ = file.take(MOST).read_to_end(&mut words);
+        // A process that ends meanwhile has no command line any more.
+        let _ = file.take(MAX_COMMAND_LINE).read_to_end(&mut words);
     }
-    of_words(&String::from_utf8_lossy(&words))
+    shorten(&String::from_utf8_lossy(&words))
 }
 
-/// The same of words with a zero behind each.
-fn of_words(words: &str) -> String {
+/// Does the same for zero-terminated words.
+fn shorten(words: &str) -> String {
     let mut words = words.split('\0').filter(|word| !word.is_empty());
     let Some(program) = words.next() else { return "?".to_owned() };
     let program = program.rsplit('/').next().unwrap_or(program);
-    let whole = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
-    // Names are shown on a terminal, and processes choose them.
-    let mut name: String = whole.chars().map(printable).take(LONGEST + 1).collect();
-    if name.chars().count() > LONGEST {
-        name = name.chars().take(LONGEST - 1).chain(['…']).collect();
+    let to_text = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
+    // Processes choose their names, which are shown on a terminal.
+    let mut name: String = to_text.chars().map(printable).take(MAX_LENGTH + 1).collect();
+    if name.chars().count() > MAX_LENGTH {
+        name = name.chars().take(MAX_LENGTH - 1).chain(['…']).collect();
     }
     name
 }
@@ -238,10 +233,10 @@ mod tests {
 
     #[test]
     fn a_name_is_short_and_steers_no_terminal() {
-        assert_eq!(of_words("/usr/bin/gdsync\0pingpong\0--json\0"), "gdsync pingpong --json");
-        assert_eq!(of_words("a\x1b[2J\0"), "a\u{fffd}[2J");
-        assert_eq!(of_words(&"x".repeat(100)), "x".repeat(31) + "…");
-        assert_eq!(of_words(&"x".repeat(32)), "x".repeat(32));
-        assert_eq!([of_words(""), name_of(u32::MAX)], ["?", "?"]);
+        assert_eq!(shorten("/usr/bin/gdsync\0pingpong\0--json\0"), "gdsync pingpong --json");
+        assert_eq!(shorten("a\x1b[2J\0"), "a\u{fffd}[2J");
+        assert_eq!(shorten(&"x".repeat(100)), "x".repeat(31) + "…");
+        assert_eq!(shorten(&"x".repeat(32)), "x".repeat(32));
+        assert_eq!([shorten(""), name_of(u32::MAX)], ["?", "?"]);
     }
 }

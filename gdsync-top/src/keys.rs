@@ -1,4 +1,4 @@
-//! Keys of a terminal in raw mode. (crossterm's events read a terminal that has gone away for ever.)
+//! Keys of a terminal in raw mode. (crossterm's events read a closed terminal endlessly.)
 
 use gdsync_sys::local::readable;
 use std::fs::File;
@@ -6,9 +6,8 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// A key that does something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(crate) enum Key {
     Quit,
     Pause,
     Sort,
@@ -24,30 +23,28 @@ pub(super) enum Key {
 
 const ESC: u8 = 0x1b;
 const CONTROL_C: u8 = 3;
-/// Longer than any sequence of a key.
-const LONGEST: usize = 32;
+/// Longer than any key's sequence.
+const MAX_LENGTH: usize = 32;
 
-/// The keyboard of a terminal.
-pub(super) struct Keys {
+pub(crate) struct Keys {
     terminal: File,
-    /// The first bytes of a sequence whose others have not come.
+    /// The first bytes of an incomplete sequence.
     begun: Vec<u8>,
 }
 
 impl Keys {
-    /// Keys from `terminal`.
-    pub(super) fn of(terminal: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn of(terminal: impl AsFd) -> io::Result<Self> {
         let terminal = File::from(terminal.as_fd().try_clone_to_owned()?);
         Ok(Keys { terminal, begun: Vec::new() })
     }
 
-    /// The keys that are pressed until `within` is over, or until a first one or a signal has come.
+    /// Returns the keys pressed within `within`; returns early after the first ones or a signal.
     ///
     /// # Errors
     /// The terminal is gone.
-    pub(super) fn wait(&mut self, within: Duration) -> io::Result<Vec<Key>> {
+    pub(crate) fn wait(&mut self, within: Duration) -> io::Result<Vec<Key>> {
         if readable(&[&self.terminal], within)? != [true] {
-            // Nothing follows it, so it is the key itself.
+            // Nothing follows, so it is the escape key.
             let is_escape = std::mem::take(&mut self.begun) == [ESC];
             return Ok(if is_escape { vec![Key::Quit] } else { Vec::new() });
         }
@@ -63,7 +60,6 @@ impl Keys {
         }
     }
 
-    /// The keys of the bytes that have come.
     fn take(&mut self) -> Vec<Key> {
         let mut keys = Vec::new();
         let mut rest = &self.begun[..];
@@ -71,23 +67,23 @@ impl Keys {
             keys.extend(key);
             rest = &rest[length..];
         }
-        let left = if rest.len() > LONGEST { 0 } else { rest.len() };
+        let left = if rest.len() > MAX_LENGTH { 0 } else { rest.len() };
         self.begun.drain(..self.begun.len() - left);
         keys
     }
 }
 
-/// The first key, if it does anything, and how many bytes it has. `None` if its end has not come.
+/// Returns the first key, if it has a function, and its length in bytes. `None` if it is incomplete.
 fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
         [] | [ESC] | [ESC, b'[' | b'O'] => None,
         [ESC, b'[' | b'O', rest @ ..] => {
-            // Parameters, and the byte that ends them.
+            // Parameters, and the final byte.
             let end = rest.iter().position(|byte| (0x40..=0x7e).contains(byte))?;
             Some((sequence(&rest[..end], rest[end]), end + 3))
         }
         [ESC, ESC, ..] => Some((Some(Key::Quit), 1)),
-        // With Alt.
+        // A key with Alt.
         [ESC, _, ..] => Some((None, 2)),
         [b'q' | CONTROL_C, ..] => Some((Some(Key::Quit), 1)),
         [b'p', ..] => Some((Some(Key::Pause), 1)),
@@ -97,7 +93,7 @@ fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
 }
 
 fn sequence(parameters: &[u8], last: u8) -> Option<Key> {
-    // Behind a semicolon are Shift, Alt and Control.
+    // Modifiers (Shift, Alt and Control) follow a semicolon.
     let number = parameters.split(|byte| *byte == b';').next().unwrap_or_default();
     Some(match (last, number) {
         (b'A', _) => Key::Up,
@@ -148,7 +144,7 @@ mod tests {
             Key::Home,
         ];
         assert_eq!(keys.wait(LONG).unwrap(), expected);
-        // Others: with Alt, a key of functions, a letter of several bytes.
+        // Others: with Alt, a function key, a letter of several bytes.
         terminal.write_all("\x1bq\x1b[15~µ\x1b\x1b[Z".as_bytes()).unwrap();
         assert_eq!(keys.wait(LONG).unwrap(), [Key::Quit]);
         assert_eq!(keys.wait(Duration::ZERO).unwrap(), []);
@@ -166,7 +162,7 @@ mod tests {
         terminal.write_all(b"\x1b").unwrap();
         assert_eq!(keys.wait(LONG).unwrap(), []);
         assert_eq!(keys.wait(Duration::ZERO).unwrap(), [Key::Quit]);
-        // What never ends is let go.
+        // A sequence without an end is dropped.
         terminal.write_all(&[&b"\x1b["[..], &[b'1'; 200]].concat()).unwrap();
         assert_eq!(keys.wait(LONG).unwrap(), []);
         terminal.write_all(b"s").unwrap();

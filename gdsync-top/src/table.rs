@@ -1,25 +1,22 @@
-//! A view as tables.
+//! Views as tables.
 
-use super::view::{Card, Peer, Process, QueuePair, Traffic, View, Wait};
+use crate::view::{Card, Peer, Process, QueuePair, Traffic, View, Wait};
 use gdsync_cli::text;
 
-/// From this time on, a wait is one to look at.
+/// Duration from which a wait is an alarm.
 const LONG_MS: f64 = 1000.0;
 
-/// How rows are sorted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Order {
-    /// By process.
+pub(crate) enum Order {
     #[default]
     Process,
-    /// The most bytes a second first, and the most work outstanding.
+    /// Highest rate first, then most outstanding work.
     Rate,
-    /// The longest wait first.
     Wait,
 }
 
 impl Order {
-    pub(super) fn next(self) -> Self {
+    pub(crate) fn next(self) -> Self {
         match self {
             Order::Process => Order::Rate,
             Order::Rate => Order::Wait,
@@ -27,7 +24,7 @@ impl Order {
         }
     }
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Order::Process => "process",
             Order::Rate => "rate",
@@ -36,12 +33,11 @@ impl Order {
     }
 }
 
-/// How a line is to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(crate) enum LineStyle {
     Header,
     Plain,
-    /// Something waits for long, or is wrong.
+    /// A long wait, or an error.
     Alarm,
 }
 
@@ -58,17 +54,15 @@ struct Row {
     is_alarm: bool,
 }
 
-/// The whole view in plain text.
-pub(super) fn whole(view: &View) -> String {
+pub(crate) fn to_text(view: &View) -> String {
     lines(view, Order::default()).into_iter().map(|(_, line)| line + "\n").collect()
 }
 
-/// The whole view, line by line.
-pub(super) fn lines(view: &View, order: Order) -> Vec<(Look, String)> {
+pub(crate) fn lines(view: &View, order: Order) -> Vec<(LineStyle, String)> {
     if view.processes.is_empty() {
         let none =
             "no process of this user has a software card or uses the library, in this network namespace";
-        return vec![(Look::Plain, none.to_owned())];
+        return vec![(LineStyle::Plain, none.to_owned())];
     }
     let all = || view.processes.iter();
     let cards = all().flat_map(|process| process.cards.iter().map(move |card| card_row(process, card)));
@@ -90,7 +84,7 @@ pub(super) fn lines(view: &View, order: Order) -> Vec<(Look, String)> {
     lines
 }
 
-fn table(lines: &mut Vec<(Look, String)>, header: &[&str], mut rows: Vec<Row>, order: Order) {
+fn table(lines: &mut Vec<(LineStyle, String)>, header: &[&str], mut rows: Vec<Row>, order: Order) {
     if rows.is_empty() {
         return;
     }
@@ -101,24 +95,24 @@ fn table(lines: &mut Vec<(Look, String)>, header: &[&str], mut rows: Vec<Row>, o
         Order::Wait => rows.sort_by(by(|row| row.waited_ms)),
     }
     if !lines.is_empty() {
-        lines.push((Look::Plain, String::new()));
+        lines.push((LineStyle::Plain, String::new()));
     }
-    let looks = rows.iter().map(|row| if row.is_alarm { Look::Alarm } else { Look::Plain });
-    let looks: Vec<Look> = std::iter::once(Look::Header).chain(looks).collect();
+    let looks = rows.iter().map(|row| if row.is_alarm { LineStyle::Alarm } else { LineStyle::Plain });
+    let looks: Vec<LineStyle> = std::iter::once(LineStyle::Header).chain(looks).collect();
     let cells: Vec<Vec<String>> = rows.into_iter().map(|row| row.cells).collect();
     let text = text::table(header, &cells);
     lines.extend(looks.into_iter().zip(text.lines().map(str::to_owned)));
 }
 
-/// What the tables do not have.
-fn notes(view: &View, lines: &mut Vec<(Look, String)>) {
+/// Adds errors and omissions below the tables.
+fn notes(view: &View, lines: &mut Vec<(LineStyle, String)>) {
     let mut notes = Vec::new();
     for process in &view.processes {
         let name = format!("{} {}", process.pid, process.name);
-        notes.extend(process.error.as_ref().map(|error| (Look::Alarm, format!("{name}: {error}"))));
+        notes.extend(process.error.as_ref().map(|error| (LineStyle::Alarm, format!("{name}: {error}"))));
         let mut left_out = |count: u32, what: &str| {
             if count > 0 {
-                notes.push((Look::Plain, format!("{name}: {} more", text::count(count, what))));
+                notes.push((LineStyle::Plain, format!("{name}: {} more", text::count(count, what))));
             }
         };
         left_out(process.cards_left_out, "card");
@@ -126,7 +120,7 @@ fn notes(view: &View, lines: &mut Vec<(Look, String)>) {
         left_out(process.cards.iter().map(|card| card.queue_pairs_left_out).sum(), "queue pair");
     }
     if !notes.is_empty() && !lines.is_empty() {
-        lines.push((Look::Plain, String::new()));
+        lines.push((LineStyle::Plain, String::new()));
     }
     lines.extend(notes);
 }
@@ -152,7 +146,7 @@ fn card_row(process: &Process, card: &Card) -> Row {
     Row { cells, rate, waited_ms, is_alarm: card.is_busy }
 }
 
-/// Rates, or counts where there is no rate yet.
+/// Formats rates, or counts if there is no rate yet.
 fn traffic(traffic: &Traffic) -> String {
     match (traffic.packets_per_s, traffic.payload_bytes_per_s) {
         (Some(packets), Some(bytes)) => format!("{}, {}", text::rate(packets, "pkt"), text::rate(bytes, "B")),

@@ -13,7 +13,7 @@ fn what_is_copied_in_comes_out() {
     let mut out = vec![0; 5000];
     memory.copy_from(0, &mut out).unwrap();
     assert!(out[0] == 0 && out[1..] == bytes);
-    // SAFETY: inside, and no other thread accesses it.
+    // SAFETY: the address is inside the mapping, and no other thread accesses it.
     assert_eq!(unsafe { memory.as_ptr().add(1).read_volatile() }, bytes[0]);
     for kernel in StoreKernel::available() {
         memory.copy_to_by(kernel, 100, b"between").unwrap();
@@ -48,20 +48,19 @@ fn a_kernel_that_the_processor_lacks_is_refused() {
     let memory = Mapping::stand_in(100).unwrap();
     let store = StoreKernel::ALL.into_iter().find(|kernel| !kernel.is_available());
     let load = LoadKernel::ALL.into_iter().find(|kernel| !kernel.is_available());
-    // Each kind of processor lacks the other's.
+    // Every processor lacks the other architecture's kernels.
     let error = memory.copy_to_by(store.unwrap(), 0, &[1]).unwrap_err().to_string();
     assert!(error.contains(&store.unwrap().to_string()) && error.contains("volatile"), "{error}");
     let error = memory.copy_from_by(load.unwrap(), 0, &mut [1]).unwrap_err().to_string();
     assert!(error.contains(&load.unwrap().to_string()) && error.contains("memcpy"), "{error}");
 }
 
-/// The exit status of a child that has its parent's mapping: 0 if every access is refused, and
-/// dropping it unmaps nothing.
+/// Runs in a child with its parent's mapping. Returns 0 if every access is refused and dropping the mapping unmaps
+/// nothing.
 fn in_child(memory: Mapping) -> i32 {
     let refused = memory.copy_to(0, &[1]) == Err(MappingError::Forked)
         && memory.copy_from(0, &mut [0]) == Err(MappingError::Forked);
-    // SAFETY: maps over what would be unmapped by mistake, at the address that the child does not
-    // have.
+    // SAFETY: maps at the mapping's address, which is free in the child; a wrong unmap would remove this page.
     let fresh = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         libc::mmap(memory.as_ptr().cast(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
@@ -83,8 +82,7 @@ fn in_child(memory: Mapping) -> i32 {
 fn a_child_does_not_inherit_it() {
     let memory = Mapping::stand_in(4096).unwrap();
     memory.copy_to(0, &[7]).unwrap();
-    // SAFETY: the child does nothing that allocates, and leaves without running anything of the
-    // test harness.
+    // SAFETY: the child does not allocate, and exits without running the test harness.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let code = in_child(memory);
@@ -93,7 +91,7 @@ fn a_child_does_not_inherit_it() {
     }
     assert!(child > 0);
     let mut status = 0;
-    // SAFETY: our own child.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0), "status {status:#x}");
     let mut seen = [0];

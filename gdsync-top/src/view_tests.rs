@@ -1,10 +1,10 @@
-//! Views of answers that were made up, and the screen that shows them.
+//! Views of made-up answers, and the screen that shows them.
 
-use super::keys::Key;
-use super::sampler::Sampler;
-use super::screen::{After, Screen};
-use super::table::{Look, Order, lines, whole};
-use super::view::View;
+use crate::keys::Key;
+use crate::sampler::Sampler;
+use crate::screen::{KeyAction, Screen};
+use crate::table::{LineStyle, Order, lines, to_text};
+use crate::view::View;
 use gdsync_status::{Card, Peer, Process, QueuePair, Status, Traffic, Wait, WireError};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -39,7 +39,8 @@ fn wait(what: &str, mark: u64, time: Option<Duration>, queue_pairs: Vec<u32>) ->
     Wait { what: what.to_owned(), mark, time, queue_pairs }
 }
 
-/// Two processes, each with a card; a queue pair and a stream of the first wait for the second. After two seconds.
+/// Returns the view of two processes, each with a card, after two seconds; a queue pair and a stream of the first
+/// wait for the second.
 fn view(sampler: &mut Sampler, mark: u64) -> View {
     let mut last = View::default();
     for (at, packets) in [(10, 100), (12, 2100)] {
@@ -69,7 +70,7 @@ fn two_looks_give_rates_and_the_time_of_waits_and_who_is_waited_for() {
     assert_eq!((stream.wait.waited_ms, stream.wait.is_at_least), (2000.0, true));
     assert_eq!(stream.wait.peers[0].address, "LID 0x6 queue pair 0x41");
     assert_eq!((stream.wait.peers[0].pid, first.streams_left_out), (Some(2), 1));
-    let text = whole(&view);
+    let text = to_text(&view);
     assert!(text.contains("1.00 kpkt/s, 1.00 MB/s"), "{text}");
     let expected =
         ">2.0 s  completion 9 of queue 0x44 of queue pair 0x40, peer LID 0x6 queue pair 0x41 (pid 2)";
@@ -97,7 +98,10 @@ fn a_process_that_does_not_answer_any_more_still_has_its_card() {
     let last = lines(&view, Order::Process).pop().unwrap();
     assert_eq!(
         last,
-        (Look::Alarm, "2 program 2: it answers with something else than the status of gdsync".to_owned())
+        (
+            LineStyle::Alarm,
+            "2 program 2: it answers with something else than the status of gdsync".to_owned()
+        )
     );
     // It has ended.
     assert_eq!(peer(&sampler.view(vec![first()])).pid, None);
@@ -125,7 +129,7 @@ fn rows_are_sorted_by_what_is_asked_for() {
 
 #[test]
 fn nothing_at_all_is_said() {
-    assert!(whole(&View::default()).starts_with("no process of this user has a software card"));
+    assert!(to_text(&View::default()).starts_with("no process of this user has a software card"));
 }
 
 /// The lines of a screen of so many columns and lines.
@@ -155,7 +159,7 @@ fn the_screen_scrolls_pauses_sorts_and_quits() {
         (Key::Right, "CESS"),
         (Key::Left, "PID  PROCESS"),
     ] {
-        assert_eq!(screen.press(key), After::GoOn);
+        assert_eq!(screen.press(key), KeyAction::Continue);
         let (lines, _) = drawn(&mut screen, (80, 6));
         assert!(lines[1].starts_with(first), "{key:?}: {lines:?}");
     }
@@ -174,7 +178,7 @@ fn the_screen_scrolls_pauses_sorts_and_quits() {
     screen.take(View::default());
     let (lines, _) = drawn(&mut screen, (80, 6));
     assert!(lines[0].starts_with("gdsync top: 0 processes"), "{lines:?}");
-    assert_eq!(screen.press(Key::Quit), After::Quit);
+    assert_eq!(screen.press(Key::Quit), KeyAction::Quit);
 }
 
 #[test]
