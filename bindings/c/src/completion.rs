@@ -1,6 +1,6 @@
 //! Completions in the form of `struct ibv_wc`.
 
-use crate::error::CallError;
+use crate::error::{CallError, bad, non_null_mut};
 use gdsync::queue::{PollError, Syndrome, WorkKind};
 use gdsync::{Completion, CompletionQueue, QueueError};
 use gdsync_sys::verbs::ibv_wc;
@@ -77,11 +77,7 @@ pub(crate) fn translate(completion: &Completion) -> ibv_wc {
 ///
 /// # Errors
 /// What the card wrote makes no sense, and nothing was polled before it.
-pub(crate) fn poll(
-    queue: &CompletionQueue,
-    out: &mut dyn FnMut(ibv_wc),
-    most: usize,
-) -> Result<usize, CallError> {
+fn poll(queue: &CompletionQueue, out: &mut dyn FnMut(ibv_wc), most: usize) -> Result<usize, CallError> {
     let mut polled = 0;
     while polled < most {
         match queue.poll_unawaited() {
@@ -97,6 +93,27 @@ pub(crate) fn poll(
         polled += 1;
     }
     Ok(polled)
+}
+
+/// Polls into an array of C. Returns the number of completions.
+///
+/// # Safety
+/// `wc` is null or has room for `num_entries` completions.
+pub(crate) unsafe fn poll_into(
+    queue: &CompletionQueue,
+    num_entries: c_int,
+    wc: *mut ibv_wc,
+) -> Result<c_int, CallError> {
+    let wc = non_null_mut("wc", wc)?;
+    let most = usize::try_from(num_entries)
+        .map_err(|_| bad("num_entries", num_entries, "it must not be negative"))?;
+    let mut at = 0;
+    let mut put = |completion| {
+        // SAFETY: no more than `most` are written, and there is room for them.
+        unsafe { wc.add(at).write(completion) };
+        at += 1;
+    };
+    poll(queue, &mut put, most).map(|count| count as c_int)
 }
 
 #[cfg(test)]

@@ -87,6 +87,25 @@ pub(crate) fn stale(what: &'static str, value: usize, why: &'static str, remedy:
     CallError::Stale { what, value: value as u64, why, remedy }
 }
 
+/// Checks the result of a verbs call, which is 0, a positive errno, or -1 with `errno` set.
+pub(crate) fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
+    let source = match code {
+        0 => return Ok(()),
+        code if code > 0 => std::io::Error::from_raw_os_error(code),
+        _ => std::io::Error::last_os_error(),
+    };
+    Err(CallError::Verbs { call, source })
+}
+
+/// Checks the result of a verbs call, which is a pointer, or null with `errno` set.
+pub(crate) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
+    if pointer.is_null() {
+        Err(CallError::Verbs { call, source: std::io::Error::last_os_error() })
+    } else {
+        Ok(pointer)
+    }
+}
+
 fn waits(at: &Option<String>) -> String {
     at.as_ref().map_or_else(String::new, |wait| format!(": {wait}"))
 }
@@ -337,8 +356,7 @@ pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mu
     if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(pointer) }
 }
 
-/// Flags of which there are none.
-/// A list of the program.
+/// An array of the program.
 ///
 /// # Safety
 /// `list` is null, or an array of `number`.

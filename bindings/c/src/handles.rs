@@ -6,9 +6,11 @@
 //! are made. Where all structs of a unit are gone, its memory goes back to the system. Its addresses
 //! are not used again.
 
+use crate::error::{CallError, stale};
 use parking_lot::Mutex;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -180,6 +182,78 @@ fn reserve() -> io::Result<(*mut u8, usize)> {
             return Err(io::Error::last_os_error());
         }
         len /= 2;
+    }
+}
+
+/// All objects of one kind: `C` is what programs see, `O` what the library has.
+pub(crate) struct Named<C, O> {
+    handles: Handles<C, O>,
+    what: &'static str,
+    /// What to do where a value names none.
+    remedy: &'static str,
+}
+
+impl<C, O: Send + Sync> Named<C, O> {
+    pub(crate) const fn new(what: &'static str, remedy: &'static str) -> Self {
+        Named { handles: Handles::new(), what, remedy }
+    }
+
+    /// Makes a handle. `public` makes what programs see, of its address.
+    pub(crate) fn keep(
+        &self,
+        object: impl Into<Arc<O>>,
+        public: impl FnOnce(usize) -> C,
+    ) -> Result<*mut C, CallError> {
+        let object = object.into();
+        let made = self.handles.insert(|at| (public(at.addr().get()), object));
+        let made = made.map_err(|source| gdsync::Error::Memory { len: size_of::<C>(), source })?;
+        Ok(made.as_ptr())
+    }
+
+    /// The object of a handle.
+    ///
+    /// # Safety
+    /// No other thread [takes](Self::take) the object while the reference is used.
+    pub(crate) unsafe fn find<'a>(&self, handle: *mut C) -> Result<&'a O, CallError> {
+        // SAFETY: the caller's.
+        match unsafe { self.handles.find(handle.addr()) } {
+            Some((object, 0)) => Ok(object),
+            _ => Err(self.unknown(handle)),
+        }
+    }
+
+    /// Ends a handle, and returns its object: to one caller only.
+    pub(crate) fn take(&self, handle: *mut C) -> Result<Arc<O>, CallError> {
+        self.handles.remove(handle.addr()).ok_or_else(|| self.unknown(handle))
+    }
+
+    #[cold]
+    fn unknown(&self, handle: *mut C) -> CallError {
+        if handle.is_null() {
+            return CallError::Null { what: self.what };
+        }
+        stale(self.what, handle.addr(), "is not gdsync's, or is gone", self.remedy)
+    }
+}
+
+/// For maps by address.
+pub(crate) type Addresses = BuildHasherDefault<AddressHasher>;
+
+/// Multiplies: the lowest bits of addresses are alike.
+#[derive(Default)]
+pub(crate) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.0 = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
 }
 

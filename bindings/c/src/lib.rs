@@ -11,26 +11,19 @@
 //!
 //! Nothing happens when the library is loaded. Every function may be called from any thread.
 
-#[deny(unsafe_code)]
-mod addresses;
 pub mod api;
 mod batch;
-#[deny(unsafe_code)]
 mod completion;
 mod error;
 mod handles;
 pub mod inside;
 #[deny(unsafe_code)]
 mod log;
-mod named;
 pub mod notify_types;
 mod objects;
 mod pages;
 mod persistent;
-#[deny(unsafe_code)]
-mod placement;
 mod providers;
-mod registrations;
 #[deny(unsafe_code)]
 mod requests;
 #[deny(unsafe_code)]

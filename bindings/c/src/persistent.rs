@@ -2,7 +2,7 @@
 
 use crate::completion::translate;
 use crate::error::{CallError, bad};
-use crate::named::Named;
+use crate::handles::Named;
 use crate::types::{gds_qp, gdsync_request};
 use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
 use gdsync::qp::CardWord;

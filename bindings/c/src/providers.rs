@@ -2,8 +2,8 @@
 //! what the program made by gdsync's calls on it; else the system's libibverbs, which the program
 //! then uses itself.
 
-use crate::addresses::Addresses;
 use crate::error::{CallError, stale};
+use crate::handles::Addresses;
 use gdsync::verbs::provider;
 use gdsync_sys::VerbsApi;
 use parking_lot::RwLock;

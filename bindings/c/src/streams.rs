@@ -1,8 +1,8 @@
 //! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software
 //! streams.
 
-use crate::addresses::Addresses;
 use crate::error::{CallError, bad, stale};
+use crate::handles::Addresses;
 use crate::stream_object::{StreamObject, on, patience};
 use crate::types::CUstream;
 use gdsync::cudarc::driver::sys;

@@ -1,7 +1,7 @@
 //! Bootstraps, teams and segments that C programs have names of.
 
 use crate::error::{CallError, bad, stale};
-use crate::named::Named;
+use crate::handles::Named;
 use crate::notify_types::{gdsync_put_t, gdsync_team_attr_t};
 use crate::stream_object::StreamObject;
 use crate::streams;

@@ -1,7 +1,7 @@
 //! `gdsync/ext.h`: the software card, streams, and the ways out.
 
-use super::verbs::{check, made};
 use crate::error::{self, CallError, bad, non_null, non_null_mut};
+use crate::error::{check, made};
 use crate::providers::{self, Kind};
 use crate::types::{CUstream, GDSYNC_STREAM_NEVER_CAPTURED, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, requests, streams};

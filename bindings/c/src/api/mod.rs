@@ -6,7 +6,6 @@
 //! destroys the object during the call.
 
 pub mod bootstrap;
-pub mod checked;
 pub mod descriptors;
 pub mod ext;
 pub mod memory;
@@ -14,7 +13,6 @@ pub mod mlx5;
 pub mod notify;
 pub mod persistent;
 pub mod queue_pair;
-pub mod ready_word;
 pub mod registration;
 pub mod segment;
 pub mod send;

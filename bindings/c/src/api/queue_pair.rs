@@ -1,12 +1,12 @@
 //! `gdsync/core.h`: the version, and queue pairs.
 
-use super::trigger::TriggerObject;
-use crate::error::{self, CallError, bad, non_null_mut};
-use crate::placement::Wishes;
+use crate::completion::poll_into;
+use crate::error::{self, CallError, bad, check, non_null_mut};
+use crate::objects::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
-use crate::{completion, log, objects, streams, work};
-use gdsync::QueuePairConfig;
+use crate::{log, objects, streams, work};
 use gdsync::verbs::Transport;
+use gdsync::{Device, ProtectionDomain, QueuePairConfig, Trigger};
 use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
 use libc::c_int;
 
@@ -78,7 +78,7 @@ pub(super) unsafe fn create(
     (pd, context): (*mut ibv_pd, *mut ibv_context),
     qp_init_attr: *mut gds_qp_init_attr_t,
     (gpu_id, flags): (c_int, c_int),
-    trigger: Option<&TriggerObject>,
+    trigger: Option<(&Trigger, &(Device, ProtectionDomain))>,
 ) -> Result<*mut gds_qp, CallError> {
     non_null_mut("the protection domain", pd)?;
     non_null_mut("the context", context)?;
@@ -98,9 +98,9 @@ pub(super) unsafe fn create(
         .recv_segments(attr.cap.max_recv_sge)
         .inline(attr.cap.max_inline_data);
     let domain = match trigger {
-        Some(object) => {
-            config = config.trigger(&object.trigger);
-            object.domain.clone()
+        Some((trigger, domain)) => {
+            config = config.trigger(trigger);
+            domain.clone()
         }
         // SAFETY: the caller's.
         None => unsafe { objects::domain(context, pd) }?,
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn gds_modify_qp(qp: *mut gds_qp, attr: *mut ibv_qp_attr, 
         let attr = non_null_mut("attr", attr)?;
         // SAFETY: a queue pair that is alive; `attr` is the caller's.
         let code = unsafe { (qp.api.modify_qp)(qp.queue_pair.as_raw(), attr, attr_mask) };
-        super::verbs::check("ibv_modify_qp", code)?;
+        check("ibv_modify_qp", code)?;
         qp.queue_pair.adopt_state();
         Ok(())
     })
@@ -173,27 +173,6 @@ pub unsafe extern "C" fn gds_poll_cq(cq: *mut gds_cq, num_entries: c_int, wc: *m
         // SAFETY: the caller's.
         let (queue, _) = unsafe { objects::queue(cq) }?;
         // SAFETY: the caller's.
-        unsafe { poll(&queue, num_entries, wc) }
+        unsafe { poll_into(&queue, num_entries, wc) }
     })
-}
-
-/// Polls into an array.
-///
-/// # Safety
-/// As [`gds_poll_cq`].
-pub(super) unsafe fn poll(
-    queue: &gdsync::CompletionQueue,
-    num_entries: c_int,
-    wc: *mut ibv_wc,
-) -> Result<c_int, CallError> {
-    let wc = non_null_mut("wc", wc)?;
-    let most = usize::try_from(num_entries)
-        .map_err(|_| bad("num_entries", num_entries, "it must not be negative"))?;
-    let mut at = 0;
-    let mut put = |completion| {
-        // SAFETY: no more than `most` are written, and there is room for them.
-        unsafe { wc.add(at).write(completion) };
-        at += 1;
-    };
-    completion::poll(queue, &mut put, most).map(|count| count as c_int)
 }

@@ -2,14 +2,97 @@
 
 use super::segment::gpu;
 use crate::error::{self, CallError, bad, non_null_mut};
-use crate::registrations::{self, CACHES, CacheObject, REGIONS};
+use crate::handles::Named;
 use crate::types::{gdsync_cache, gdsync_cache_statistics_t, gdsync_region};
 use crate::{log, objects};
-use gdsync::Access;
-use gdsync::verbs::{CacheLimits, RegistrationCache};
+use gdsync::verbs::{CacheLimits, CachedRegion, RegistrationCache};
+use gdsync::{Access, PinnedMemory};
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::{c_int, c_ulonglong, c_void, size_t};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
+
+/// What a `gdsync_cache_t *` stands for.
+struct CacheObject {
+    cache: RegistrationCache,
+    /// Host memory that was asked for, by its address. The cache forgets memory when its handle here is dropped.
+    host: Mutex<BTreeMap<usize, PinnedMemory>>,
+}
+
+static CACHES: Named<gdsync_cache, CacheObject> =
+    Named::new("the cache", "pass what gdsync_cache_create returned, until gdsync_cache_free");
+
+/// Each keeps its registration.
+static REGIONS: Named<gdsync_region, CachedRegion> =
+    Named::new("the region", "pass what gdsync_cache_get returned, and no copy, until gdsync_cache_release");
+
+impl CacheObject {
+    fn new(cache: RegistrationCache) -> Self {
+        CacheObject { cache, host: Mutex::default() }
+    }
+
+    /// Host memory, registered.
+    ///
+    /// # Safety
+    /// It is mapped, and stays so until [`Self::invalidate`] is called for it, or the cache has gone, and the region is
+    /// dropped. The program's accesses are as those of a device.
+    unsafe fn get(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        access: Access,
+    ) -> Result<CachedRegion, CallError> {
+        // SAFETY: the caller's.
+        let memory = unsafe { self.memory(base, length) };
+        Ok(self.cache.host(&memory, access)?)
+    }
+
+    /// The known memory that has these bytes, or they become known.
+    ///
+    /// # Safety
+    /// As [`Self::get`].
+    unsafe fn memory(&self, base: NonNull<u8>, length: usize) -> PinnedMemory {
+        let start = base.addr().get();
+        let mut host = self.host.lock();
+        let has_all =
+            |at: usize, memory: &PinnedMemory| memory.len() - (start - at).min(memory.len()) >= length;
+        let known = host.range(..=start).rev().find(|(at, memory)| has_all(**at, memory));
+        if let Some((_, memory)) = known {
+            return memory.clone();
+        }
+        // SAFETY: the caller's.
+        let memory = unsafe { PinnedMemory::from_raw(base, length, ()) };
+        let shorter = host.insert(start, memory.clone());
+        drop(host);
+        // Its registration leaves the cache.
+        drop(shorter);
+        memory
+    }
+
+    /// Forgets registrations of a range. Returns how many.
+    fn invalidate(&self, start: usize, length: usize) -> usize {
+        let end = start.saturating_add(length);
+        let gone = self.cache.invalidate(start as u64..end as u64);
+        let mut host = self.host.lock();
+        let of_range: Vec<usize> = host
+            .range(..end)
+            .filter(|(at, memory)| at.saturating_add(memory.len()) > start)
+            .map(|(at, _)| *at)
+            .collect();
+        let memory: Vec<_> = of_range.iter().map(|at| host.remove(at)).collect();
+        drop(host);
+        drop(memory);
+        gone
+    }
+}
+
+/// Makes a handle of a region.
+fn keep_region(region: CachedRegion) -> Result<*mut gdsync_region, CallError> {
+    let (lkey, rkey) = (region.lkey(), region.rkey());
+    let remote = region.remote();
+    REGIONS.keep(region, |_| gdsync_region { addr: remote.addr, length: remote.len as usize, lkey, rkey })
+}
 
 /// `gdsync_cache_create`.
 ///
@@ -60,7 +143,7 @@ pub unsafe extern "C" fn gdsync_cache_get(
         let base = NonNull::new(addr.cast::<u8>()).ok_or(CallError::Null { what: "the memory" })?;
         check_length(addr.addr() as u64, length)?;
         // SAFETY: the caller's.
-        registrations::keep_region(unsafe { object.get(base, length, access_of(access)?) }?)
+        keep_region(unsafe { object.get(base, length, access_of(access)?) }?)
     })
 }
 
@@ -92,7 +175,7 @@ pub unsafe extern "C" fn gdsync_cache_get_gpu(
         let access = access_of(access)?;
         // SAFETY: the caller's.
         let region = unsafe { object.cache.gpu_raw(&gpu(gpu_id)?, addr, length, access) }?;
-        registrations::keep_region(region)
+        keep_region(region)
     })
 }
 

@@ -2,11 +2,14 @@
 
 use super::queue_pair::create;
 use crate::error::{self, non_null_mut};
-use crate::named::Named;
-use crate::requests;
-use crate::types::{gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_trigger};
-use crate::{log, objects};
-use gdsync::{Device, ProtectionDomain, Trigger};
+use crate::handles::Named;
+use crate::persistent::{self, Work};
+use crate::types::{
+    gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_ready_word, gdsync_request, gdsync_trigger,
+};
+use crate::{log, objects, requests, work};
+use gdsync::qp::CardWord;
+use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, Trigger};
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::c_int;
 use std::ptr::with_exposed_provenance_mut;
@@ -15,7 +18,7 @@ use std::ptr::with_exposed_provenance_mut;
 pub(crate) struct TriggerObject {
     pub(crate) trigger: Trigger,
     /// Of which its queue pairs are.
-    pub(crate) domain: (Device, ProtectionDomain),
+    domain: (Device, ProtectionDomain),
     /// The same, by the names that the program has of them.
     context: usize,
     pd: usize,
@@ -63,7 +66,9 @@ pub unsafe extern "C" fn gdsync_trigger_create_qp(
         let (pd, context) =
             (with_exposed_provenance_mut(object.pd), with_exposed_provenance_mut(object.context));
         // SAFETY: the caller's; domain and context outlive the trigger.
-        unsafe { create((pd, context), qp_init_attr, (gpu_id, flags), Some(object)) }
+        unsafe {
+            create((pd, context), qp_init_attr, (gpu_id, flags), Some((&object.trigger, &object.domain)))
+        }
     })
 }
 
@@ -112,4 +117,73 @@ pub extern "C" fn gdsync_trigger_word(ticket: u64) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_free(trigger: *mut gdsync_trigger) -> c_int {
     error::status("gdsync_trigger_free", || TRIGGERS.take(trigger).map(drop))
+}
+
+/// Requests behind a word keep it, too.
+static READY_WORDS: Named<gdsync_ready_word, CardWord> = Named::new(
+    "the ready word",
+    "pass what gdsync_ready_word_create returned, and no copy, until gdsync_ready_word_free",
+);
+
+/// `gdsync_ready_word_create`.
+///
+/// # Safety
+/// Domain and context are null or valid, and outlive the word and the requests behind it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_ready_word_create(
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+) -> *mut gdsync_ready_word {
+    log::start();
+    error::pointer("gdsync_ready_word_create", || {
+        // SAFETY: the caller's.
+        let (_, domain) = unsafe { objects::domain(context, pd) }?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let word = CardWord::in_region(&MemoryRegion::allocate(&domain, size_of::<u64>(), access)?, 0)?;
+        let (address, rkey) = (word.address() as usize, word.remote().rkey);
+        READY_WORDS
+            .keep(word, |_| gdsync_ready_word { word: std::ptr::with_exposed_provenance_mut(address), rkey })
+    })
+}
+
+/// `gdsync_ready_word_free`.
+///
+/// # Safety
+/// No other thread uses the word.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_ready_word_free(word: *mut gdsync_ready_word) -> c_int {
+    error::status("gdsync_ready_word_free", || READY_WORDS.take(word).map(drop))
+}
+
+/// `gdsync_send_behind`.
+///
+/// # Safety
+/// No other thread frees the request or the word.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_send_behind(
+    send: *mut gdsync_request,
+    word: *mut gdsync_ready_word,
+) -> c_int {
+    error::status("gdsync_send_behind", || {
+        // SAFETY: the caller's.
+        unsafe { persistent::set_behind(send, READY_WORDS.find(word)?) }
+    })
+}
+
+/// `gdsync_count_init`.
+///
+/// # Safety
+/// No other thread destroys the queue pair.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_count_init(
+    qp: *mut gds_qp,
+    remote_addr: u64,
+    rkey: u32,
+) -> *mut gdsync_request {
+    error::pointer("gdsync_count_init", || {
+        // SAFETY: the caller's.
+        let object = unsafe { objects::queue_pair(qp) }?;
+        let count = work::persistent_count(object, remote_addr, rkey)?;
+        persistent::keep(qp.addr(), 0, Work::Send(count))
+    })
 }

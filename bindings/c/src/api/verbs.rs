@@ -1,8 +1,8 @@
 //! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on whichever provider an object
 //! is of.
 
-use super::queue_pair::poll;
-use crate::error::{self, CallError, non_null_mut};
+use crate::completion::poll_into;
+use crate::error::{self, CallError, check, made, non_null_mut};
 use crate::objects;
 use crate::providers::{self, Kind};
 use crate::types::ibv_recv_wr;
@@ -12,7 +12,6 @@ use gdsync_sys::verbs::{
     ibv_qp, ibv_wc,
 };
 use libc::{c_int, c_void, size_t};
-use std::io;
 
 /// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/it/headers.rs`
 /// compares).
@@ -20,24 +19,6 @@ pub const OPS_POST_RECV: usize = 26;
 
 type PostRecv =
     unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int;
-
-/// A call that returns 0, a positive errno, or -1 and `errno`.
-pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
-    let source = match code {
-        0 => return Ok(()),
-        code if code > 0 => io::Error::from_raw_os_error(code),
-        _ => io::Error::last_os_error(),
-    };
-    Err(CallError::Verbs { call, source })
-}
-
-pub(super) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
-    if pointer.is_null() {
-        Err(CallError::Verbs { call, source: io::Error::last_os_error() })
-    } else {
-        Ok(pointer)
-    }
-}
 
 /// `gdsync_poll_cq`.
 ///
@@ -49,7 +30,7 @@ pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
         let cq = non_null_mut("the completion queue", cq)?;
         if let Some(queue) = objects::find_queue(cq) {
             // SAFETY: the caller's.
-            return unsafe { poll(&queue, num_entries, wc) };
+            return unsafe { poll_into(&queue, num_entries, wc) };
         }
         if !providers::libibverbs_is_there() {
             return Err(objects::no_provider_queue(cq));
