@@ -1,9 +1,8 @@
-//! The C functions. Their documentation is in the headers; what they take is described there.
+//! The C functions. The headers document them and their arguments.
 //!
-//! Where one demands of the caller that a pointer is null or valid, that is of the program's own
-//! memory, and of objects of libibverbs and CUDA. Handles of gdsync's queue pairs, completion queues,
-//! software streams and objects of the software card may have any value; only, no other thread
-//! destroys the object during the call.
+//! A function that requires a pointer to be null or valid means memory of the program, and objects of libibverbs and CUDA. Handles of
+//! gdsync's queue pairs, completion queues, software streams and objects of the software card may have any value, as long as no other
+//! thread destroys the object during the call.
 
 pub mod bootstrap;
 pub mod descriptors;

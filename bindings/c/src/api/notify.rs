@@ -20,9 +20,9 @@ pub unsafe extern "C" fn gdsync_put(
     puts: *const gdsync_put_t,
 ) -> c_int {
     error::status("gdsync_put", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         let (queue, puts) = unsafe { (TEAMS.find(team)?.queue(queue)?, list("puts", number, puts)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         puts.iter().try_for_each(|one| unsafe { teams::put(team, one, |operation| queue.post(operation)) })
     })
 }
@@ -40,9 +40,9 @@ pub unsafe extern "C" fn gdsync_stream_put(
     puts: *const gdsync_put_t,
 ) -> c_int {
     error::status("gdsync_stream_put", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the stream and the object alive.
         let (stream, queue) = unsafe { (streams::find(stream)?, TEAMS.find(team)?.queue(queue)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         unsafe { teams::exchange(&stream, team, Some((&queue, list("puts", number, puts)?)), None) }
     })
 }
@@ -60,9 +60,9 @@ pub unsafe extern "C" fn gdsync_stream_wait_notifications(
     ids: *const u32,
 ) -> c_int {
     error::status("gdsync_stream_wait_notifications", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the stream and the object alive.
         let (stream, segment) = unsafe { (streams::find(stream)?, teams::segment_of(team, segment)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         unsafe { teams::exchange(&stream, team, None, Some((segment, list("ids", number, ids)?))) }
     })
 }
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn gdsync_stream_exchange(
     ids: *const u32,
 ) -> c_int {
     error::status("gdsync_stream_exchange", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             let (stream, queue) = (streams::find(stream)?, TEAMS.find(team)?.queue(queue)?);
             let segment = teams::segment_of(team, segment)?;
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn gdsync_stream_quiet(
     rank: u32,
 ) -> c_int {
     error::status("gdsync_stream_quiet", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the stream and the object alive.
         let (stream, team) = unsafe { (streams::find(stream)?, TEAMS.find(team)?) };
         let waits = team.queue(queue)?.prepare_waits(rank)?;
         stream.post(waits.into_iter().fold(Batch::new(), Batch::wait))

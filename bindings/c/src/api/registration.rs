@@ -13,17 +13,17 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// What a `gdsync_cache_t *` stands for.
+/// The object of a `gdsync_cache_t *`.
 struct CacheObject {
     cache: RegistrationCache,
-    /// Host memory that was asked for, by its address. The cache forgets memory when its handle here is dropped.
+    /// Host memory that was registered, by address. The cache forgets the memory when its handle here is dropped.
     host: Mutex<BTreeMap<usize, PinnedMemory>>,
 }
 
 static CACHES: Named<gdsync_cache, CacheObject> =
     Named::new("the cache", "pass what gdsync_cache_create returned, until gdsync_cache_free");
 
-/// Each keeps its registration.
+/// The regions of programs. Each holds its registration.
 static REGIONS: Named<gdsync_region, CachedRegion> =
     Named::new("the region", "pass what gdsync_cache_get returned, and no copy, until gdsync_cache_release");
 
@@ -32,23 +32,23 @@ impl CacheObject {
         CacheObject { cache, host: Mutex::default() }
     }
 
-    /// Host memory, registered.
+    /// Registers host memory.
     ///
     /// # Safety
-    /// It is mapped, and stays so until [`Self::invalidate`] is called for it, or the cache has gone, and the region is
-    /// dropped. The program's accesses are as those of a device.
+    /// The memory stays mapped until [`Self::invalidate`] is called for it, or the cache is dropped, and until the region is dropped. The
+    /// program accesses it as a device does.
     unsafe fn get(
         &self,
         base: NonNull<u8>,
         length: usize,
         access: Access,
     ) -> Result<CachedRegion, CallError> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory mapped.
         let memory = unsafe { self.memory(base, length) };
         Ok(self.cache.host(&memory, access)?)
     }
 
-    /// The known memory that has these bytes, or they become known.
+    /// Returns known memory that contains these bytes, or adds it.
     ///
     /// # Safety
     /// As [`Self::get`].
@@ -61,16 +61,16 @@ impl CacheObject {
         if let Some((_, memory)) = known {
             return memory.clone();
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory mapped.
         let memory = unsafe { PinnedMemory::from_raw(base, length, ()) };
         let shorter = host.insert(start, memory.clone());
         drop(host);
-        // Its registration leaves the cache.
+        // The shorter registration leaves the cache.
         drop(shorter);
         memory
     }
 
-    /// Forgets registrations of a range. Returns how many.
+    /// Forgets the registrations of a range. Returns their number.
     fn invalidate(&self, start: usize, length: usize) -> usize {
         let end = start.saturating_add(length);
         let gone = self.cache.invalidate(start as u64..end as u64);
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn gdsync_cache_create(
 ) -> *mut gdsync_cache {
     log::start();
     error::pointer("gdsync_cache_create", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         let (_, domain) = unsafe { objects::domain(context, pd) }?;
         let mut limits = CacheLimits::default();
         if entries > 0 {
@@ -138,11 +138,11 @@ pub unsafe extern "C" fn gdsync_cache_get(
     access: c_int,
 ) -> *mut gdsync_region {
     error::pointer("gdsync_cache_get", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { CACHES.find(cache) }?;
         let base = NonNull::new(addr.cast::<u8>()).ok_or(CallError::Null { what: "the memory" })?;
         check_length(addr.addr() as u64, length)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory mapped.
         keep_region(unsafe { object.get(base, length, access_of(access)?) }?)
     })
 }
@@ -166,14 +166,14 @@ pub unsafe extern "C" fn gdsync_cache_get_gpu(
     access: c_int,
 ) -> *mut gdsync_region {
     error::pointer("gdsync_cache_get_gpu", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { CACHES.find(cache) }?;
         if addr == 0 {
             return Err(CallError::Null { what: "the memory" });
         }
         check_length(addr, length)?;
         let access = access_of(access)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory mapped.
         let region = unsafe { object.cache.gpu_raw(&gpu(gpu_id)?, addr, length, access) }?;
         keep_region(region)
     })
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn gdsync_cache_invalidate(
     length: size_t,
 ) -> c_int {
     error::count("gdsync_cache_invalidate", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { CACHES.find(cache) }?;
         check_length(addr.addr() as u64, length)?;
         Ok(c_int::try_from(object.invalidate(addr.addr(), length)).unwrap_or(c_int::MAX))
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn gdsync_cache_invalidate(
 /// `gdsync_cache_statistics`.
 ///
 /// # Safety
-/// No other thread frees the cache; `statistics` is null or a valid place.
+/// No other thread frees the cache; `statistics` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_statistics(
     cache: *mut gdsync_cache,
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn gdsync_cache_statistics(
 ) -> c_int {
     error::status("gdsync_cache_statistics", || {
         let place = non_null_mut("statistics", statistics)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let found = unsafe { CACHES.find(cache) }?.cache.statistics();
         let said = gdsync_cache_statistics_t {
             hits: found.hits,
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn gdsync_cache_statistics(
             entries: found.entries as u64,
             bytes: found.bytes,
         };
-        // SAFETY: a valid place, the caller's.
+        // SAFETY: the caller passes a place that is valid for a write.
         unsafe { place.write(said) };
         Ok(())
     })

@@ -1,4 +1,4 @@
-//! `gdsync/ext.h`: triggers.
+//! `gdsync/ext.h`: triggers, and words that hold sends back until their receives are posted.
 
 use super::queue_pair::create;
 use crate::error::{self, non_null_mut};
@@ -14,12 +14,12 @@ use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::c_int;
 use std::ptr::with_exposed_provenance_mut;
 
-/// What a `gdsync_trigger_t *` stands for.
+/// The object of a `gdsync_trigger_t *`.
 pub(crate) struct TriggerObject {
     pub(crate) trigger: Trigger,
-    /// Of which its queue pairs are.
+    /// The domain of the trigger's queue pairs.
     domain: (Device, ProtectionDomain),
-    /// The same, by the names that the program has of them.
+    /// The program's pointers to its context and domain.
     context: usize,
     pd: usize,
 }
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn gdsync_trigger_create(
 ) -> *mut gdsync_trigger {
     log::start();
     error::pointer("gdsync_trigger_create", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         let domain = unsafe { objects::domain(context, pd) }?;
         let trigger = Trigger::new(&domain.1)?;
         let word = trigger.address() as usize;
@@ -61,11 +61,11 @@ pub unsafe extern "C" fn gdsync_trigger_create_qp(
     flags: c_int,
 ) -> *mut gds_qp {
     error::pointer("gdsync_trigger_create_qp", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { TRIGGERS.find(trigger) }?;
         let (pd, context) =
             (with_exposed_provenance_mut(object.pd), with_exposed_provenance_mut(object.context));
-        // SAFETY: the caller's; domain and context outlive the trigger.
+        // SAFETY: the caller passes attributes that are null or valid; domain and context outlive the trigger.
         unsafe {
             create((pd, context), qp_init_attr, (gpu_id, flags), Some((&object.trigger, &object.domain)))
         }
@@ -75,18 +75,18 @@ pub unsafe extern "C" fn gdsync_trigger_create_qp(
 /// `gdsync_send_ticket`.
 ///
 /// # Safety
-/// The request is null or valid; `ticket` is null or a valid place.
+/// The request is null or valid; `ticket` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ticket: *mut u64) -> c_int {
     error::status("gdsync_send_ticket", || {
         let (request, place) = (non_null_mut("the request", request)?, non_null_mut("ticket", ticket)?);
-        // SAFETY: valid, the caller's.
+        // SAFETY: the caller passes a valid pointer.
         let name = unsafe { (*request).rollback_id };
         let mut last = 0;
         for send in requests::use_up_sends(name)? {
             last = send.into_ticket()?;
         }
-        // SAFETY: a valid place, the caller's.
+        // SAFETY: the caller passes a place that is valid for a write.
         unsafe { place.write(last) };
         Ok(())
     })
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ti
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_release(trigger: *mut gdsync_trigger, ticket: u64) -> c_int {
     error::status("gdsync_trigger_release", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         Ok(unsafe { TRIGGERS.find(trigger) }?.trigger.release(ticket)?)
     })
 }
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn gdsync_trigger_free(trigger: *mut gdsync_trigger) -> c_
     error::status("gdsync_trigger_free", || TRIGGERS.take(trigger).map(drop))
 }
 
-/// Requests behind a word keep it, too.
+/// The ready words of programs. Requests behind a word keep it alive, too.
 static READY_WORDS: Named<gdsync_ready_word, CardWord> = Named::new(
     "the ready word",
     "pass what gdsync_ready_word_create returned, and no copy, until gdsync_ready_word_free",
@@ -128,7 +128,7 @@ static READY_WORDS: Named<gdsync_ready_word, CardWord> = Named::new(
 /// `gdsync_ready_word_create`.
 ///
 /// # Safety
-/// Domain and context are null or valid, and outlive the word and the requests behind it.
+/// Domain and context are null or valid, and outlive the word and the requests that wait for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_ready_word_create(
     pd: *mut ibv_pd,
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn gdsync_ready_word_create(
 ) -> *mut gdsync_ready_word {
     log::start();
     error::pointer("gdsync_ready_word_create", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         let (_, domain) = unsafe { objects::domain(context, pd) }?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let word = CardWord::in_region(&MemoryRegion::allocate(&domain, size_of::<u64>(), access)?, 0)?;
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn gdsync_send_behind(
     word: *mut gdsync_ready_word,
 ) -> c_int {
     error::status("gdsync_send_behind", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         unsafe { persistent::set_behind(send, READY_WORDS.find(word)?) }
     })
 }
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn gdsync_count_init(
     rkey: u32,
 ) -> *mut gdsync_request {
     error::pointer("gdsync_count_init", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread destroy the object.
         let object = unsafe { objects::queue_pair(qp) }?;
         let count = work::persistent_count(object, remote_addr, rkey)?;
         persistent::keep(qp.addr(), 0, Work::Send(count))

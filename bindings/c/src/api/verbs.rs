@@ -1,5 +1,4 @@
-//! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on whichever provider an object
-//! is of.
+//! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on objects of either provider.
 
 use crate::completion::poll_into;
 use crate::error::{self, CallError, check, made, non_null_mut};
@@ -13,8 +12,7 @@ use gdsync_sys::verbs::{
 };
 use libc::{c_int, c_void, size_t};
 
-/// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/it/headers.rs`
-/// compares).
+/// The index of `post_recv` in `ibv_context::ops` (verbs.h of rdma-core; `tests/it/headers.rs` compares).
 pub const OPS_POST_RECV: usize = 26;
 
 type PostRecv =
@@ -29,20 +27,19 @@ pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     error::count("gdsync_poll_cq", || {
         let cq = non_null_mut("the completion queue", cq)?;
         if let Some(queue) = objects::find_queue(cq) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes an array of that length.
             return unsafe { poll_into(&queue, num_entries, wc) };
         }
         if !providers::libibverbs_is_there() {
             return Err(objects::no_provider_queue(cq));
         }
-        // SAFETY: a valid queue of libibverbs' (the caller's): its context has the function of this
-        // type in this place.
+        // SAFETY: the caller passes a valid queue of libibverbs, whose context has a function of this type here.
         let theirs = unsafe {
             let op = (*(*cq).context).ops[OPS_POLL_CQ];
             std::mem::transmute::<*mut c_void, Option<PollCq>>(op)
         };
         let theirs = theirs.ok_or(NO_FUNCTION)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         Ok(unsafe { theirs(cq, num_entries, wc) })
     })
 }
@@ -63,19 +60,18 @@ pub unsafe extern "C" fn gdsync_post_recv(
     error::status("gdsync_post_recv", || {
         let qp = non_null_mut("the queue pair", qp)?;
         if let Some(ours) = objects::find_queue_pair(qp) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes valid pointers, and keeps the memory registered.
             return unsafe { work::post_receives(&ours, wr, bad_wr) };
         }
         if !providers::libibverbs_is_there() {
             return Err(objects::no_provider_queue_pair(qp));
         }
-        // SAFETY: a valid queue pair of libibverbs' (the caller's): its context has the function of
-        // this type in this place.
+        // SAFETY: the caller passes a valid queue pair of libibverbs, whose context has a function of this type here.
         let theirs = unsafe {
             let op = (*(*qp).context).ops[OPS_POST_RECV];
             std::mem::transmute::<*mut c_void, Option<PostRecv>>(op)
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         check("ibv_post_recv", unsafe { theirs.ok_or(NO_FUNCTION)?(qp, wr, bad_wr) })
     })
 }
@@ -88,7 +84,7 @@ pub unsafe extern "C" fn gdsync_post_recv(
 pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     error::pointer("gdsync_alloc_pd", || {
         let api = providers::of(Kind::Context, context)?;
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         let pd = made("ibv_alloc_pd", unsafe { (api.alloc_pd)(context) })?;
         Ok(providers::note(api, Kind::Domain, pd))
     })
@@ -101,7 +97,7 @@ pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     error::status("gdsync_dealloc_pd", || {
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         providers::end(Kind::Domain, pd, |api| check("ibv_dealloc_pd", unsafe { (api.dealloc_pd)(pd) }))
     })
 }
@@ -109,7 +105,7 @@ pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 /// `gdsync_reg_mr`.
 ///
 /// # Safety
-/// The domain is null or valid; the memory is mapped, and stays so until it is deregistered.
+/// The domain is null or valid; the memory stays mapped until it is deregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_reg_mr(
     pd: *mut ibv_pd,
@@ -120,7 +116,7 @@ pub unsafe extern "C" fn gdsync_reg_mr(
     error::pointer("gdsync_reg_mr", || {
         let api = providers::of(Kind::Domain, pd)?;
         non_null_mut("the memory", addr)?;
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         let mr = made("ibv_reg_mr", unsafe { (api.reg_mr)(pd, addr, length, access) })?;
         Ok(providers::note(api, Kind::Region, mr))
     })
@@ -133,7 +129,7 @@ pub unsafe extern "C" fn gdsync_reg_mr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
     error::status("gdsync_dereg_mr", || {
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         providers::end(Kind::Region, mr, |api| check("ibv_dereg_mr", unsafe { (api.dereg_mr)(mr) }))
     })
 }
@@ -150,9 +146,9 @@ pub unsafe extern "C" fn gdsync_query_port(
 ) -> c_int {
     error::status("gdsync_query_port", || {
         let (api, attr) = (providers::of(Kind::Context, context)?, non_null_mut("attr", attr)?);
-        // SAFETY: a valid place of plain numbers.
+        // SAFETY: the place is valid, and of plain numbers.
         unsafe { attr.write_bytes(0, 1) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         check("ibv_query_port", unsafe { (api.query_port)(context, port, attr) })
     })
 }
@@ -170,7 +166,7 @@ pub unsafe extern "C" fn gdsync_query_gid(
 ) -> c_int {
     error::status("gdsync_query_gid", || {
         let (api, gid) = (providers::of(Kind::Context, context)?, non_null_mut("gid", gid)?);
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         check("ibv_query_gid", unsafe { (api.query_gid)(context, port, index, gid) })
     })
 }
@@ -183,7 +179,7 @@ pub unsafe extern "C" fn gdsync_query_gid(
 pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     error::pointer("gdsync_create_ah", || {
         let (api, attr) = (providers::of(Kind::Domain, pd)?, non_null_mut("attr", attr)?);
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         let ah = made("ibv_create_ah", unsafe { (api.create_ah)(pd, attr) })?;
         Ok(providers::note(api, Kind::Path, ah))
     })
@@ -196,7 +192,7 @@ pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_destroy_ah(ah: *mut ibv_ah) -> c_int {
     error::status("gdsync_destroy_ah", || {
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         providers::end(Kind::Path, ah, |api| check("ibv_destroy_ah", unsafe { (api.destroy_ah)(ah) }))
     })
 }

@@ -2,14 +2,14 @@
 
 use libc::size_t;
 
-/// Structs of which programs see nothing.
+/// Structs that are opaque to programs.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident;)+) => { $(
         $(#[$doc])*
         #[repr(C)]
         #[derive(Debug)]
         pub struct $name {
-            /// A struct of no bytes would have no address of its own.
+            /// Gives the struct a size, and so a unique address.
             own_address: usize,
         }
 
@@ -46,7 +46,7 @@ pub struct gdsync_status {
 #[repr(C)]
 #[derive(Debug)]
 pub struct gdsync_trigger {
-    /// What the card waits for.
+    /// The word for which the card waits.
     pub word: *mut u64,
 }
 
@@ -54,9 +54,9 @@ pub struct gdsync_trigger {
 #[repr(C)]
 #[derive(Debug)]
 pub struct gdsync_ready_word {
-    /// What the other side counts up.
+    /// The word that the other side counts up.
     pub word: *mut u64,
-    /// The key for it.
+    /// The key of the word.
     pub rkey: u32,
 }
 
@@ -78,18 +78,18 @@ pub struct gdsync_region {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gdsync_cache_statistics_t {
-    /// Calls that a registration which was there has served.
+    /// Calls that an existing registration has served.
     pub hits: u64,
     /// Calls that had to register.
     pub misses: u64,
-    /// Registrations that made way for others.
+    /// Registrations that were evicted for others.
     pub evictions: u64,
-    /// Registrations that went with their memory.
+    /// Registrations whose memory was invalidated.
     pub invalidations: u64,
-    /// Registrations that were handed out without being kept.
+    /// Registrations that were returned without being cached.
     pub not_kept: u64,
     /// Registrations held now.
     pub entries: u64,
-    /// Bytes that they have.
+    /// Bytes of the registrations held now.
     pub bytes: u64,
 }
