@@ -20,7 +20,6 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The calling thread.
     pub(crate) const CPU: Target = Target { is_cuda: false, has_flush: true };
 }
 
@@ -48,7 +47,6 @@ pub(crate) fn check_flags(flags: c_int, allowed: c_int) -> Result<c_int, CallErr
 /// The numbers of taken requests. A drop frees the numbers.
 struct Taken(Vec<u64>);
 
-/// Builds a batch.
 pub(crate) struct Builder {
     target: Target,
     batch: Batch,
@@ -58,7 +56,6 @@ pub(crate) struct Builder {
 
 /// An operation to add once all arguments are checked.
 enum Step {
-    /// The next taken request.
     Request,
     Wait(gds_wait_value32_t),
     Write(gds_write_value32_t),
@@ -252,7 +249,6 @@ impl Builder {
     }
 }
 
-/// The longest write of bytes.
 const MOST_BYTES: usize = 16 << 20;
 
 /// Refuses a null or misaligned word.

@@ -45,7 +45,6 @@ const WITH_GRH: c_uint = 1 << 0;
 const WITH_IMM: c_uint = 1 << 1;
 const WITH_INV: c_uint = 1 << 3;
 
-/// Translates a completion.
 pub(crate) fn translate(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.wr_id,

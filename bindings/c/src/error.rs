@@ -17,7 +17,6 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("{what} is a null pointer: pass a valid one")]
@@ -240,7 +239,6 @@ fn of_bootstrap(error: &BootstrapError) -> c_int {
 }
 
 impl CallError {
-    /// The errno value that the C function returns.
     fn errno(&self) -> c_int {
         match self {
             CallError::Null { .. }

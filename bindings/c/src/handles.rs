@@ -19,10 +19,8 @@ const UNIT: usize = 64 << 10;
 /// The reserved address space: for 2 billion handles or more, or less if the process is limited.
 const MOST: usize = 1 << 38;
 
-/// A C struct and its object.
 #[repr(C, align(64))]
 struct Slot<C, O> {
-    /// Read and written by the program.
     public: UnsafeCell<C>,
     /// Null before the object is made, and after it is removed.
     object: AtomicPtr<O>,

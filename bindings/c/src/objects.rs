@@ -137,7 +137,6 @@ pub(crate) fn first_active_port(device: &Device) -> Result<u8, CallError> {
     Ok((1..=ports).find(active).unwrap_or(gdsync::verbs::DEFAULT_PORT))
 }
 
-/// Destroys a queue pair.
 pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     non_null_mut("the queue pair", qp)?;
     let object = QUEUE_PAIRS.remove(qp.addr()).ok_or_else(|| no_queue_pair(qp))?;
@@ -252,9 +251,7 @@ impl QueuePairObject {
 /// The placement arguments of `gds_create_qp`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
-    /// `GDS_CREATE_QP_*` flags.
     pub(crate) flags: c_int,
-    /// The number of the GPU; negative for none.
     pub(crate) gpu: c_int,
 }
 

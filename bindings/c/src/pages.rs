@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// The unit of registration.
 pub(crate) const PAGE: usize = 4096;
 
 /// Pages registered for streams of GPUs.
@@ -54,7 +53,6 @@ pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> Result<MemoryWrite, 
     MemoryWrite::new(&memory, offset, bytes)
 }
 
-/// Forgets the pages of a range.
 pub(crate) fn forget(address: usize, len: usize) {
     let (first, end) = (address & !(PAGE - 1), address.saturating_add(len));
     let mut pages = PAGES.lock();

@@ -12,7 +12,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A persistent send or receive.
 pub(crate) enum Work {
     Send(PersistentSend),
     Receive(PersistentRecv),
@@ -30,7 +29,6 @@ macro_rules! on {
 
 /// The object of a `gdsync_request_t *`.
 pub(crate) struct RequestObject {
-    /// The handle of its queue pair.
     owner: usize,
     wr_id: u64,
     work: Mutex<Work>,
@@ -44,7 +42,6 @@ static REQUESTS: Named<gdsync_request, RequestObject> = Named::new(
 /// The requests of each queue pair: pairs of the queue pair's handle and the request's.
 static BY_OWNER: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
 
-/// Makes a handle of a request.
 pub(crate) fn keep(owner: usize, wr_id: u64, work: Work) -> Result<*mut gdsync_request, CallError> {
     let object = Arc::new(RequestObject { owner, wr_id, work: Mutex::new(work) });
     let made = REQUESTS.keep(object, gdsync_request::at)?;

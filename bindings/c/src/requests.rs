@@ -9,7 +9,6 @@ use spin::relax::Yield;
 pub(crate) enum Pending {
     /// A single send, the most frequent case.
     Send(PreparedSend),
-    /// A list of sends.
     Sends(Vec<PreparedSend>),
     /// A wait, and the words that the stream writes after it.
     Wait(PreparedWait, Vec<(usize, u32)>),
@@ -18,7 +17,6 @@ pub(crate) enum Pending {
 struct Place {
     /// Counts the uses of the place; a number of another generation is stale. Never 0, so that a zeroed struct names nothing.
     generation: u32,
-    /// The queue pair.
     owner: usize,
     pending: Option<Pending>,
 }
@@ -49,7 +47,6 @@ fn table_of(owner: usize) -> u32 {
     ((owner as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - TABLE_BITS)) as u32
 }
 
-/// Packs a generation, a place and a table.
 fn name(generation: u32, place: u32, table: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(place << TABLE_BITS | table)
 }
@@ -59,7 +56,6 @@ fn lock(table: u32) -> SpinMutexGuard<'static, Table, Yield> {
     TABLES[table as usize].lock()
 }
 
-/// Locks the table of a name.
 #[inline]
 fn lock_of(name: u64) -> SpinMutexGuard<'static, Table, Yield> {
     lock(name as u32 & ((1 << TABLE_BITS) - 1))
@@ -160,14 +156,12 @@ pub(crate) fn use_up_wait(name: u64) -> Result<PreparedWait, CallError> {
     Ok(wait)
 }
 
-/// Undoes [`take`].
 pub(crate) fn put_back(name: u64, pending: Pending) {
     if let Ok((_, place)) = lock_of(name).place(name) {
         place.pending = Some(pending);
     }
 }
 
-/// Uses up a number.
 pub(crate) fn used_up(name: u64) {
     let mut table = lock_of(name);
     if let Ok((index, _)) = table.place(name) {

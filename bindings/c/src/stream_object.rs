@@ -9,7 +9,6 @@ use gdsync::{CudaStream, QueuePair, SoftStream, Stream, WorkRequest};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A software or CUDA stream.
 #[derive(Debug)]
 pub(crate) enum StreamObject {
     Soft(Stream<SoftStream>),
@@ -40,7 +39,6 @@ pub(crate) fn patience() -> Duration {
 }
 
 impl StreamObject {
-    /// Prepares and posts a send.
     #[inline(always)]
     pub(crate) fn queue_send(
         &self,

@@ -16,7 +16,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-/// The key of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Name {
     handle: usize,
@@ -56,7 +55,6 @@ static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
 /// Counts the forgotten streams. A stream that a thread remembers from before a change may no longer exist.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
-/// The stream that a thread has used last.
 #[derive(Clone, Copy)]
 struct Remembered {
     handle: usize,
@@ -230,7 +228,6 @@ pub(crate) fn find_soft(stream: CUstream) -> Result<Arc<StreamObject>, CallError
     known.filter(|known| known.soft().is_some()).ok_or_else(|| no_soft_stream(stream))
 }
 
-/// Makes a software stream.
 pub(crate) fn create_soft() -> Result<CUstream, CallError> {
     let made = Arc::new(StreamObject::Soft(Stream::new(SoftStream::new()?)?));
     let handle = soft_name();
@@ -286,7 +283,6 @@ impl StreamObject {
         }
     }
 
-    /// Posts a send, as [`Self::post`] does.
     #[inline(always)]
     pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), CallError> {
         match on!(self, stream => stream.post_send(send)) {

@@ -28,7 +28,6 @@ pub(crate) struct BootstrapObject {
 
 /// The object of a `gdsync_segment_t *`.
 pub(crate) struct SegmentObject {
-    /// The handle of its team.
     team: usize,
     pub(crate) segment: Segment,
     /// For memory of the program: true once the library no longer uses it.
@@ -46,7 +45,6 @@ pub(crate) static TEAMS: Named<gdsync_team, Team> =
 pub(crate) static SEGMENTS: Named<gdsync_segment, SegmentObject> =
     Named::new("the segment", "pass what gdsync_segment_* returned, until gdsync_segment_free");
 
-/// Makes a handle of a bootstrap.
 pub(crate) fn keep_bootstrap(inner: Bootstrap) -> Result<*mut gdsync_bootstrap, CallError> {
     let (rank, size) = (inner.rank(), inner.size());
     BOOTSTRAPS.keep(BootstrapObject { rank, size, inner: Mutex::new(Some(inner)) }, gdsync_bootstrap::at)

@@ -347,7 +347,6 @@ pub(crate) unsafe fn post_receives(
     unsafe { each(list, bad, |wr| wr.next, post) }
 }
 
-/// Refuses lists and datagrams.
 fn check_persistent(qp: &QueuePairObject, is_one: bool) -> Result<(), CallError> {
     if qp.is_datagram {
         let remedy = "prepare each datagram (gds_prepare_send)";

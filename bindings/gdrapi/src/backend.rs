@@ -19,7 +19,6 @@ fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Option<Mappi
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backend {
     pub(crate) kind: MappingBackend,
-    /// The version that `gdr_driver_get_version` reports.
     pub(crate) version: (u16, u16),
     /// True if pinned memory stays when CUDA frees it first.
     pub(crate) persistent: bool,

@@ -10,7 +10,6 @@ use libc::c_int;
 const OTHER_MEMORY: &str = "without gdrdrv, and with drivers before CUDA 13.3, only memory of cuMemCreate with requestedHandleTypes = \
      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR can be mapped; load gdrdrv for that of cuMemAlloc";
 
-/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("{what} is a null pointer")]
@@ -62,7 +61,6 @@ impl From<DriverError> for CallError {
     }
 }
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
 const CUDA_OUT_OF_MEMORY: u32 = 2;
 
 fn of_mapping(error: &MappingError) -> c_int {
@@ -82,7 +80,6 @@ fn of_mapping(error: &MappingError) -> c_int {
 }
 
 impl CallError {
-    /// The errno value that the C function returns.
     fn errno(&self) -> c_int {
         match self {
             CallError::Mapped => libc::EAGAIN,

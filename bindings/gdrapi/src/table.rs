@@ -84,7 +84,6 @@ impl Pinned {
 }
 
 impl Table {
-    /// Adds an open library.
     pub(crate) fn open(&self, backend: Backend) -> u64 {
         let mut libraries = self.libraries.write();
         let number = draw();
@@ -109,7 +108,6 @@ impl Table {
         Ok(())
     }
 
-    /// Adds pinned memory.
     pub(crate) fn add(&self, library: u64, pin: Pin) -> Result<u64, CallError> {
         // The lock is held until the pin is added, so `close` either finds the pin or came first.
         let libraries = self.libraries.read();

@@ -27,7 +27,6 @@ pub(crate) struct Peer {
     pub(crate) connection: Option<Connection>,
     /// On a transfer's sending side, the word that its receiver counts up, if the card waits for words.
     pub(crate) clear_to_send: Option<CardWord>,
-    /// Starts of the transfer so far.
     starts: u64,
     /// The other side, once it is known.
     pub(crate) remote: Option<ConnectionInfo>,
@@ -86,7 +85,6 @@ pub(crate) enum ClearToSend {
 pub(crate) struct Connection {
     pub(crate) queue_pair: QueuePair,
     probe_queue_pair: Option<QueuePair>,
-    /// True while a probe has not completed.
     is_probing: bool,
 }
 
@@ -191,11 +189,9 @@ const NO_ENDPOINT: &str = "none";
 pub(crate) struct ConnectionInfo {
     /// A word on which both sides must agree: `transfer`, or the collective with its shape.
     pub(crate) shape: String,
-    /// Bytes of the message, or of the receive.
     pub(crate) bytes: u64,
     /// The largest length of a work request (`GDSYNC_MPI_PART_BYTES`).
     pub(crate) fragment_bytes: u64,
-    /// The provider of the card.
     pub(crate) provider: String,
     /// None if the side has no queue pair.
     pub(crate) endpoint: Option<Endpoint>,

@@ -23,13 +23,11 @@ const COLLECT: &str = "GDSYNC_MPI_COLLECT_FROM";
 /// From this number on, one wait for a collector's word takes fewer operations.
 const COLLECT_FROM: u32 = 2;
 
-/// Unit tests have silent peers.
 const DEFAULT_PEER_TIMEOUT: u64 = if cfg!(test) { 1_000 } else { 20_000 };
 /// The limit of cards is 2 GiB.
 const DEFAULT_PART: u64 = 1 << 30;
 /// The transmissions of a message: the first one and its retries.
 const TRANSMISSIONS: u64 = 8;
-/// The largest code of an acknowledgement timeout.
 const LAST_CODE: u8 = 31;
 
 /// The protection domain and the settings of all requests.
@@ -39,7 +37,6 @@ pub(crate) struct Domain {
     /// Registrations of the buffers of messages.
     pub(crate) cache: RegistrationCache,
     pub(crate) connection: ConnectOptions,
-    /// The largest length of a work request.
     pub(crate) fragment_bytes: u64,
     /// True if the card holds sends back until their receives are posted.
     pub(crate) holds_sends: bool,

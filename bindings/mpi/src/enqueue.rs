@@ -139,7 +139,6 @@ fn scope(stream: CUstream, has_cuda: bool) -> (usize, u64) {
     (context.addr(), thread)
 }
 
-/// Returns the queue of a software stream that the program has made.
 pub(crate) fn software_queue(stream: usize) -> Result<Arc<Queue>, Failure> {
     queue::find(stream)
 }

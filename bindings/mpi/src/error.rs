@@ -14,9 +14,7 @@ use std::fmt::Display;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Class {
-    /// A bad argument.
     Argument = 1,
-    /// A bad buffer.
     Buffer = 2,
     /// The request is in a state that does not allow the call.
     Request = 3,
@@ -28,7 +26,6 @@ pub(crate) enum Class {
     Memory = 6,
     /// The peer does not respond or has failed.
     Peer = 7,
-    /// Everything else.
     Other = 8,
 }
 
@@ -50,7 +47,6 @@ impl Class {
     }
 }
 
-/// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 #[error("{text}")]
 pub(crate) struct Failure {

@@ -24,11 +24,8 @@ const MOST: usize = 256;
 /// The graph that gets new nodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// A stream that is being captured.
     Captured(CUstream),
-    /// The place for a new CUDA graph.
     Cuda(NonNull<CUgraph>),
-    /// The place for a new graph of software streams.
     Software(NonNull<*const SoftGraph>),
 }
 
@@ -302,7 +299,6 @@ fn operations(context: &Arc<CudaContext>, steps: &[Step]) -> Result<Vec<MemOp>, 
     Ok(all)
 }
 
-/// Returns the current context.
 fn context() -> Result<Arc<CudaContext>, Failure> {
     let none = || {
         let text = "no context of a GPU is current: call cudaSetDevice before you build a graph";

@@ -82,7 +82,6 @@ impl Message {
 /// A message that has ended: the address of the C part's operation, and the outcome.
 pub(crate) type Ended = (usize, Result<u64, Failure>);
 
-/// The result of [`Link::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enqueued {
     /// A stream posts it.
@@ -93,9 +92,7 @@ pub(crate) enum Enqueued {
     Full,
 }
 
-/// Why a message cannot be posted.
 enum PostError {
-    /// The queue pair or the stream is full.
     Full,
     /// Another stream has not passed earlier messages yet.
     Order,
@@ -108,7 +105,6 @@ impl From<Failure> for PostError {
     }
 }
 
-/// One end of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) sends: bool,
@@ -124,7 +120,6 @@ pub(crate) struct Link {
     is_finished: bool,
     /// False after a wait for room was in vain, until a message completes.
     may_wait_for_room: bool,
-    /// The number of completed messages.
     completed: u64,
     probed_at: Instant,
 }
@@ -192,12 +187,10 @@ impl Link {
         self.may_wait_for_room = false;
     }
 
-    /// The number of completed messages.
     pub(crate) fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Removes a deferred message.
     pub(crate) fn withdraw(&mut self, message: &Arc<Message>) {
         self.deferred.retain(|deferred| !Arc::ptr_eq(deferred, message));
     }
@@ -263,7 +256,6 @@ impl Link {
         self.failed.get_or_insert(Failure::new(Class::Other, text));
     }
 
-    /// Returns whether no message is outstanding.
     pub(crate) fn is_idle(&mut self) -> bool {
         self.reap();
         self.posted.is_empty() && self.deferred.is_empty()

@@ -18,7 +18,6 @@ const ROOM_TIMEOUT: Duration = Duration::from_millis(20);
 
 static LINKS: Mutex<Vec<Weak<Request>>> = Mutex::new(Vec::new());
 
-/// Adds a link to those that the thread progresses.
 pub(crate) fn add(link: &Arc<Request>) {
     let mut links = LINKS.lock();
     links.retain(|known| known.strong_count() > 0);
@@ -76,7 +75,6 @@ pub(crate) fn wait_on_cpu(link: &Request, message: &Message) -> Result<u64, Fail
     }
 }
 
-/// The thread's own stream.
 fn cpu() -> Result<&'static Stream<Cpu>, Failure> {
     static STREAM: OnceLock<Stream<Cpu>> = OnceLock::new();
     if let Some(known) = STREAM.get() {

@@ -14,14 +14,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A buffer of the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
 }
 
-/// A registered buffer.
 #[derive(Debug)]
 pub(crate) enum Region {
     /// No bytes; nothing is registered.
@@ -30,7 +28,6 @@ pub(crate) enum Region {
     Gpu(GpuMemoryRegion),
 }
 
-/// The owner of the memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Host,

@@ -37,11 +37,8 @@ struct State {
     in_graphs: Vec<Arc<Operation>>,
     /// References that destroyed graphs held. The driver's callback cannot drop them, as it may not call CUDA.
     released: Vec<Arc<Operation>>,
-    /// The functions of the thread that has ended.
     ended: Option<Calls>,
-    /// True if the C part has outstanding operations.
     is_busy: bool,
-    /// Counts the calls of [`wake`].
     wakes: u64,
     /// True if an idle thread calls the C part every [`PROBE_INTERVAL`].
     polls: bool,
@@ -71,7 +68,6 @@ impl State {
         !self.is_busy && self.waiting.is_empty() && self.launched().next().is_none()
     }
 
-    /// The operations that launches have triggered.
     fn launched(&self) -> impl Iterator<Item = &Arc<Operation>> {
         self.in_graphs.iter().filter(|operation| operation.launch_word().is_ok_and(LaunchWord::is_triggered))
     }

@@ -22,7 +22,6 @@ pub struct Calls {
     pub progress: unsafe extern "C" fn() -> c_int,
 }
 
-/// An operation of the C part.
 #[derive(Debug)]
 pub(crate) struct Operation {
     /// The address of the C part's `struct mpix_operation`.
@@ -33,14 +32,11 @@ pub(crate) struct Operation {
 
 #[derive(Debug)]
 pub(crate) enum Signal {
-    /// The signal of an operation that is triggered once.
     Flag(Flag),
-    /// The signal of an operation in a graph.
     Launch(LaunchWord),
 }
 
 impl Signal {
-    /// The condition for which a stream waits.
     pub(crate) fn condition(&self) -> (&Word32, Condition, u32) {
         match self {
             Signal::Flag(flag) => (&flag.word, Condition::Geq, flag.value),
@@ -84,7 +80,6 @@ impl Operation {
         }
     }
 
-    /// Waits on the CPU until the operation has completed.
     pub(crate) fn wait(&self) {
         let mut pause = Pause::new();
         while !self.signal.is_set() {
@@ -117,7 +112,6 @@ fn allocate_word(purpose: &str) -> Result<(PinnedMemory, Word32), Failure> {
     Ok((memory, word))
 }
 
-/// Bytes of flags allocated at a time.
 const PAGE: usize = 4096;
 
 /// Words whose flags are set. A word counts up and streams compare cyclically, so a stream that still waits for an earlier flag

@@ -18,7 +18,6 @@ use gdsync::{Completion, PinnedMemory, RemoteMemory, WorkRequest};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) partitions: u32,
-    /// Bytes of each partition.
     pub(crate) bytes: u64,
 }
 
@@ -33,15 +32,12 @@ impl Layout {
 #[derive(Clone, Copy)]
 pub(crate) struct Route<'a> {
     pub(crate) connection: &'a Connection,
-    /// This side's buffer.
     pub(crate) region: &'a Region,
     /// The other side's buffer; of length 0 at the receiving side.
     pub(crate) remote: RemoteMemory,
-    /// The largest length of a work request.
     pub(crate) fragment_bytes: u64,
 }
 
-/// The rounds of a request.
 #[derive(Debug)]
 pub(crate) struct Partitions {
     layout: Layout,
@@ -53,7 +49,6 @@ pub(crate) struct Partitions {
     done: Vec<bool>,
     /// Completions that posted work requests still owe.
     outstanding: u64,
-    /// The round's first failure.
     failed: Option<Failure>,
     /// True if matching has failed.
     is_given_up: bool,
@@ -174,7 +169,6 @@ impl Partitions {
         !self.done.iter().all(|ready| *ready)
     }
 
-    /// Returns whether a partition has arrived.
     pub(crate) fn arrived(&mut self, index: i32, route: Option<Route<'_>>) -> Result<bool, Failure> {
         let index = self.check(index)?;
         if self.sends {
@@ -224,7 +218,6 @@ impl Partitions {
         })
     }
 
-    /// Posts the writes of a partition.
     fn post(&mut self, route: Route<'_>, index: u32) -> Result<(), Failure> {
         let (bytes, fragment_bytes) = (self.layout.bytes, route.fragment_bytes);
         let first = u64::from(index) * bytes;

@@ -135,12 +135,10 @@ fn failure_of(error: WorkError) -> Failure {
     }
 }
 
-/// The number of fragments of a message.
 pub(crate) fn fragment_count(message: u64, fragment_bytes: u64) -> u64 {
     message.div_ceil(fragment_bytes).max(1)
 }
 
-/// The offsets of a message's fragments.
 pub(crate) fn fragment_offsets(message: u64, fragment_bytes: u64) -> impl Iterator<Item = u64> {
     (0..fragment_count(message, fragment_bytes)).map(move |number| number * fragment_bytes)
 }

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 /// How long a request may stay locked: longer than any check of its state takes.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A queue of the program.
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) stream: AnyStream,
@@ -54,7 +53,6 @@ impl Lists {
     }
 }
 
-/// All queues that the program has made.
 static QUEUES: Mutex<Vec<Weak<Queue>>> = Mutex::new(Vec::new());
 
 impl Queue {

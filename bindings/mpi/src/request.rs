@@ -47,7 +47,6 @@ impl RequestKind {
         }
     }
 
-    /// A word on which both sides must agree.
     fn shape(&self) -> String {
         match self {
             RequestKind::Transfer { .. } => "transfer".to_owned(),
@@ -63,7 +62,6 @@ impl RequestKind {
         }
     }
 
-    /// The length of a message.
     fn bytes(&self) -> u64 {
         match self {
             RequestKind::Transfer { buffer, .. } | RequestKind::Partitioned { buffer, .. } => {
@@ -86,7 +84,6 @@ impl RequestKind {
     }
 }
 
-/// The work of a matched request.
 #[derive(Debug)]
 pub(crate) enum Work {
     Transfer(PersistentGroup),
@@ -138,7 +135,6 @@ impl State {
     }
 }
 
-/// A request of the program.
 #[derive(Debug)]
 pub(crate) struct Request {
     kind: RequestKind,
@@ -414,7 +410,6 @@ impl Request {
     }
 }
 
-/// As [`Request::probe`].
 pub(crate) fn probe(peers: &mut [Peer]) {
     peers.iter_mut().for_each(Peer::probe);
 }

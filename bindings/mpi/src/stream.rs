@@ -21,7 +21,6 @@ pub(crate) const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the end of the program waits for a stream, and again after it has aborted the stream's work.
 pub(crate) const FINALIZE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The stream of a queue.
 #[derive(Debug)]
 pub(crate) enum AnyStream {
     Soft(Stream<SoftStream>),
@@ -83,7 +82,6 @@ impl AnyStream {
         with_stream!(self, stream => wait(stream, list, meanwhile))
     }
 
-    /// As [`post`].
     pub(crate) fn post(&self, batch: Batch, meanwhile: impl FnMut()) -> Result<(), Failure> {
         with_stream!(self, stream => post(stream, batch, meanwhile))
     }
@@ -93,7 +91,6 @@ impl AnyStream {
         Ok(with_stream!(self, stream => stream.synchronize_timeout(timeout))?)
     }
 
-    /// Describes the oldest wait of the stream.
     pub(crate) fn oldest_wait(&self) -> Option<String> {
         with_stream!(self, stream => stream.oldest_wait())
     }

@@ -50,7 +50,6 @@ pub unsafe extern "C" fn gdsync_bootstrap_join(
     })
 }
 
-/// The program's all-gather with its argument.
 struct Exchange(gdsync_all_gather_t, *mut c_void);
 
 // SAFETY: the library calls the function only on the thread that passes the bootstrap, as the caller of `gdsync_bootstrap_with` allows.

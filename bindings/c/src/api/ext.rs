@@ -88,7 +88,6 @@ pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
     })
 }
 
-/// A function of the program with its argument.
 struct Kernel(unsafe extern "C" fn(*mut c_void), *mut c_void);
 
 // SAFETY: the program lets the stream's thread call the function with its argument.

@@ -19,7 +19,6 @@ type Allocated = Box<dyn Any + Send>;
 /// The allocated memory, by the numbers in `mh`.
 static ALLOCATED: LazyLock<Mutex<(u64, HashMap<u64, Allocated>)>> = LazyLock::new(Mutex::default);
 
-/// The addresses for both sides.
 struct Addresses {
     gpu: u64,
     host: *mut c_void,

@@ -115,7 +115,6 @@ pub(super) unsafe fn create(
         attr.cap.max_inline_data = objects::queue_pair(made)?.queue_pair.max_inline();
     }
     attr.pd = pd;
-    // IBV_EXP_QP_INIT_ATTR_PD.
     attr.comp_mask |= 1 << 0;
     Ok(made)
 }

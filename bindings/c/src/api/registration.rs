@@ -87,7 +87,6 @@ impl CacheObject {
     }
 }
 
-/// Makes a handle of a region.
 fn keep_region(region: CachedRegion) -> Result<*mut gdsync_region, CallError> {
     let (lkey, rkey) = (region.lkey(), region.rkey());
     let remote = region.remote();

@@ -275,7 +275,6 @@ pub(super) unsafe fn post_requests<T>(
     stream.post(unsafe { builder.finish() }?)
 }
 
-/// Refuses a count below 1.
 pub(super) fn how_many(count: c_int) -> Result<usize, CallError> {
     let known = usize::try_from(count).ok().filter(|count| *count > 0);
     known.ok_or_else(|| bad("the count", count, "it must be at least 1"))

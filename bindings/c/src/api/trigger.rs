@@ -17,7 +17,6 @@ use std::ptr::with_exposed_provenance_mut;
 /// The object of a `gdsync_trigger_t *`.
 pub(crate) struct TriggerObject {
     pub(crate) trigger: Trigger,
-    /// The domain of the trigger's queue pairs.
     domain: (Device, ProtectionDomain),
     /// The program's pointers to its context and domain.
     context: usize,

@@ -2,7 +2,7 @@
 
 use super::operations::queue;
 use super::requests::make;
-use super::{RequestHandle, handle, length, null, store, take};
+use super::{RequestHandle, give, handle, length, null, store, take, with};
 use crate::device::domain;
 use crate::error::{Class, Failure, status};
 use crate::link::{Ended, Message};
@@ -16,7 +16,6 @@ use std::ffi::CString;
 use std::slice;
 use std::sync::Arc;
 
-/// An [`Arc`] of a message, as a pointer of C.
 type MessageHandle = *const c_void;
 
 /// Reports the end of a message: its operation, the class of its failure or 0, the failure's text, and the bytes received.
@@ -70,12 +69,8 @@ pub unsafe extern "C" fn gdsync_mpi_message(
         // SAFETY: the caller keeps the memory, and no key leaves the process.
         let slices = unsafe { memory::register_message(&domain.cache, buffer, access) }?;
         let message = Message::new(operation.expose_provenance(), slices);
-        let raw = Arc::into_raw(Arc::new(message));
         // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(made, raw.cast()) }.inspect_err(|_| {
-            // SAFETY: made above; no other code has the pointer.
-            drop(unsafe { Arc::from_raw(raw) });
-        })
+        unsafe { give(Arc::new(message), made) }
     })
 }
 
@@ -89,13 +84,17 @@ pub unsafe extern "C" fn gdsync_mpi_message_free(message: MessageHandle) -> c_in
     status(|| unsafe { take::<Message>("the message", message) }.map(drop))
 }
 
-/// Returns a link and a message of it.
+/// Runs the body of a C function with a link and a message of it.
 ///
 /// # Safety
 /// As [`gdsync_mpi_message_enqueue`].
-unsafe fn both(link: RequestHandle, message: MessageHandle) -> Result<(Arc<Request>, Arc<Message>), Failure> {
+unsafe fn with_message(
+    link: RequestHandle,
+    message: MessageHandle,
+    act: impl FnOnce(&Arc<Request>, &Arc<Message>) -> Result<(), Failure>,
+) -> c_int {
     // SAFETY: the caller passes handles that are null or not freed.
-    unsafe { Ok((handle("the link", link)?, handle("the message", message)?)) }
+    unsafe { with("the link", link, |link| act(link, &handle("the message", message)?)) }
 }
 
 /// Enqueues a message. `by_stream` is 1 if the stream and the card do everything, and 0 if the message is deferred to the thread.
@@ -111,15 +110,15 @@ pub unsafe extern "C" fn gdsync_mpi_message_enqueue(
     message: MessageHandle,
     by_stream: *mut c_int,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let (link, message) = unsafe { both(link, message) }?;
+    let act = |link: &Arc<Request>, message: &Arc<Message>| {
         // SAFETY: the caller passes the place of a live stream of that kind.
         let queue = unsafe { queue(kind, stream) }?;
-        let given = link_progress::enqueue(&link, &queue, &message)?;
+        let given = link_progress::enqueue(link, &queue, message)?;
         // SAFETY: the caller passes a place that is null or valid for a write.
         unsafe { store(by_stream, given.into()) }
-    })
+    };
+    // SAFETY: the caller passes handles that are null or not freed.
+    unsafe { with_message(link, message, act) }
 }
 
 /// Lets the thread post a deferred message, which a stream has triggered.
@@ -128,11 +127,9 @@ pub unsafe extern "C" fn gdsync_mpi_message_enqueue(
 /// As [`gdsync_mpi_message_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_trigger(link: RequestHandle, message: MessageHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let (link, message) = unsafe { both(link, message) }?;
-        link.with_link(|link, _| link.trigger(&message))
-    })
+    let act = |link: &Arc<Request>, message: &Arc<Message>| link.with_link(|link, _| link.trigger(message));
+    // SAFETY: the caller passes handles that are null or not freed.
+    unsafe { with_message(link, message, act) }
 }
 
 /// Withdraws a deferred message.
@@ -141,11 +138,9 @@ pub unsafe extern "C" fn gdsync_mpi_message_trigger(link: RequestHandle, message
 /// As [`gdsync_mpi_message_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_withdraw(link: RequestHandle, message: MessageHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let (link, message) = unsafe { both(link, message) }?;
-        link.with_link(|link, _| link.withdraw(&message))
-    })
+    let act = |link: &Arc<Request>, message: &Arc<Message>| link.with_link(|link, _| link.withdraw(message));
+    // SAFETY: the caller passes handles that are null or not freed.
+    unsafe { with_message(link, message, act) }
 }
 
 /// Requests a report of the message's end.
@@ -154,13 +149,13 @@ pub unsafe extern "C" fn gdsync_mpi_message_withdraw(link: RequestHandle, messag
 /// As [`gdsync_mpi_message_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_watch(link: RequestHandle, message: MessageHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let (link, message) = unsafe { both(link, message) }?;
-        link.with_link(|link, _| link.watch(&message))?;
+    let act = |link: &Arc<Request>, message: &Arc<Message>| {
+        link.with_link(|link, _| link.watch(message))?;
         mpi_thread::wake();
         Ok(())
-    })
+    };
+    // SAFETY: the caller passes handles that are null or not freed.
+    unsafe { with_message(link, message, act) }
 }
 
 /// Waits on the CPU for a message that a stream has posted. `bytes` gets the bytes received.
@@ -173,13 +168,13 @@ pub unsafe extern "C" fn gdsync_mpi_message_wait(
     message: MessageHandle,
     bytes: *mut u64,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let (link, message) = unsafe { both(link, message) }?;
-        let received = link_progress::wait_on_cpu(&link, &message)?;
+    let act = |link: &Arc<Request>, message: &Arc<Message>| {
+        let received = link_progress::wait_on_cpu(link, message)?;
         // SAFETY: the caller passes a place that is null or valid for a write.
         unsafe { store(bytes, received) }
-    })
+    };
+    // SAFETY: the caller passes handles that are null or not freed.
+    unsafe { with_message(link, message, act) }
 }
 
 /// Makes a stream wait for messages that streams have posted.

@@ -63,6 +63,51 @@ unsafe fn store<T>(place: *mut T, value: T) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns a new handle of an object to C.
+///
+/// # Safety
+/// As [`store`].
+unsafe fn give<T>(object: Arc<T>, made: *mut *const c_void) -> Result<(), Failure> {
+    let raw = Arc::into_raw(object);
+    // SAFETY: the caller passes a place that is null or valid for a write.
+    unsafe { store(made, raw.cast()) }.inspect_err(|_| {
+        // SAFETY: made above; no other code has the pointer.
+        drop(unsafe { Arc::from_raw(raw) });
+    })
+}
+
+/// Runs the body of a C function with the object of a handle.
+///
+/// # Safety
+/// As [`handle()`].
+unsafe fn with<T>(
+    what: &str,
+    object: *const c_void,
+    act: impl FnOnce(&Arc<T>) -> Result<(), Failure>,
+) -> c_int {
+    // SAFETY: the caller passes a handle that is null or not freed.
+    status(|| act(&unsafe { handle(what, object) }?))
+}
+
+/// As [`with`], and stores the result.
+///
+/// # Safety
+/// As [`handle()`] and [`store`].
+unsafe fn get<T, R>(
+    what: &str,
+    object: *const c_void,
+    place: *mut R,
+    act: impl FnOnce(&Arc<T>) -> Result<R, Failure>,
+) -> c_int {
+    let act = |object: &Arc<T>| {
+        let result = act(object)?;
+        // SAFETY: the caller passes a place that is null or valid for a write.
+        unsafe { store(place, result) }
+    };
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe { with(what, object, act) }
+}
+
 fn length(bytes: u64) -> Result<usize, Failure> {
     let text = || format!("{bytes} bytes are more than the address space has");
     usize::try_from(bytes).map_err(|_| Failure::new(Class::Argument, text()))

@@ -1,7 +1,7 @@
 //! Operations of MPI in the order of streams and in graphs, and the thread that calls MPI.
 
 use super::queues::launch;
-use super::{handle, null, store, take};
+use super::{give, handle, null, store, take, with};
 use crate::enqueue;
 use crate::error::{Class, Failure, status};
 use crate::graph::{self, SoftGraph, Target};
@@ -62,12 +62,9 @@ pub unsafe extern "C" fn gdsync_mpi_operation(
 ) -> c_int {
     status(|| {
         // SAFETY: the caller keeps the promises of `new`.
-        let raw = Arc::into_raw(Arc::new(unsafe { Operation::new(operation, is_in_graph != 0) }?));
+        let made_operation = unsafe { Operation::new(operation, is_in_graph != 0) }?;
         // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(made, raw.cast()) }.inspect_err(|_| {
-            // SAFETY: made above; no other code has the pointer.
-            drop(unsafe { Arc::from_raw(raw) });
-        })
+        unsafe { give(Arc::new(made_operation), made) }
     })
 }
 
@@ -87,11 +84,12 @@ pub unsafe extern "C" fn gdsync_mpi_operation_free(operation: OperationHandle) -
 /// As [`gdsync_mpi_operation_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_completed(operation: OperationHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        unsafe { handle::<Operation>("the operation", operation) }?.signal.set();
+    let act = |operation: &Arc<Operation>| {
+        operation.signal.set();
         Ok(())
-    })
+    };
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe { with("the operation", operation, act) }
 }
 
 /// Waits on the CPU until an operation has completed.
@@ -100,11 +98,12 @@ pub unsafe extern "C" fn gdsync_mpi_operation_completed(operation: OperationHand
 /// As [`gdsync_mpi_operation_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_wait(operation: OperationHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        unsafe { handle::<Operation>("the operation", operation) }?.wait();
+    let act = |operation: &Arc<Operation>| {
+        operation.wait();
         Ok(())
-    })
+    };
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe { with("the operation", operation, act) }
 }
 
 /// `enum gdsync_mpi_stream` of `c/engine.h`.

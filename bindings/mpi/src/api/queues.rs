@@ -1,6 +1,6 @@
 //! Creates and frees queues, starts requests on them, and waits for them.
 
-use super::{RequestHandle, handle, null, store};
+use super::{RequestHandle, give, handle, null};
 use crate::error::{Failure, status};
 use crate::queue::{self, Queue};
 use crate::request::Request;
@@ -27,12 +27,8 @@ pub unsafe extern "C" fn gdsync_mpi_queue(stream: *const CUstream, made: *mut Qu
             // SAFETY: the caller passes the place of a live stream of that kind.
             Some(stream) => unsafe { AnyStream::cuda(*stream, true) }?,
         };
-        let raw = Arc::into_raw(Queue::new(stream)?);
         // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(made, raw.cast()) }.inspect_err(|_| {
-            // SAFETY: made above; no other code has the pointer.
-            drop(unsafe { Arc::from_raw(raw) });
-        })
+        unsafe { give(Queue::new(stream)?, made) }
     })
 }
 
@@ -91,7 +87,6 @@ pub extern "C" fn gdsync_mpi_queue_wait(queue: QueueHandle) -> c_int {
     status(|| queue::find(queue.addr())?.synchronize())
 }
 
-/// A function of the program with its argument, for a stream's thread.
 struct Function {
     function: unsafe extern "C" fn(*mut c_void),
     argument: *mut c_void,

@@ -1,6 +1,6 @@
 //! Creates, matches and frees requests, and waits for them on the CPU; partitioned requests also start here.
 
-use super::{RequestHandle, handle, length, null, store, take};
+use super::{RequestHandle, get, give, handle, length, null, store, take, with};
 use crate::collective::{Reduction, check_defined, element, operation};
 use crate::connection::{INFO_BYTES, refusal, to_bytes};
 use crate::error::{Class, Failure, status};
@@ -13,15 +13,11 @@ use std::sync::Arc;
 
 /// # Safety
 /// As [`Request::new`] and [`store`].
-pub(super) unsafe fn make(plan: RequestKind, made: *mut RequestHandle) -> Result<(), Failure> {
+pub(super) unsafe fn make(kind: RequestKind, made: *mut RequestHandle) -> Result<(), Failure> {
     // SAFETY: the caller keeps the promises of `new`.
-    let request = Arc::new(unsafe { Request::new(plan) });
-    let raw = Arc::into_raw(request);
+    let request = Arc::new(unsafe { Request::new(kind) });
     // SAFETY: the caller passes a place that is null or valid for a write.
-    unsafe { store(made, raw.cast()) }.inspect_err(|_| {
-        // SAFETY: made above; no other code has the pointer.
-        drop(unsafe { Arc::from_raw(raw) });
-    })
+    unsafe { give(request, made) }
 }
 
 /// Makes a request that sends, if `sends` is not 0, or receives `bytes` bytes.
@@ -135,13 +131,12 @@ pub unsafe extern "C" fn gdsync_mpi_request_free(request: RequestHandle) -> c_in
 /// As [`gdsync_mpi_request_free`]; `number` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_peers(request: RequestHandle, number: *mut c_int) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        let legs = request.state.lock().peers.len() as c_int;
-        // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(number, legs) }
-    })
+    // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
+    unsafe {
+        get("the request", request, number, |request: &Arc<Request>| {
+            Ok(request.state.lock().peers.len() as c_int)
+        })
+    }
 }
 
 /// Returns the rank of a collective's peer, and whether this side sends.
@@ -224,12 +219,13 @@ pub unsafe extern "C" fn gdsync_mpi_connect(
 /// As [`gdsync_mpi_request_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_abandon_match(request: RequestHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        request.abandon_match();
-        Ok(())
-    })
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe {
+        with("the request", request, |request: &Arc<Request>| {
+            request.abandon_match();
+            Ok(())
+        })
+    }
 }
 
 /// Makes the work of a request whose peers are connected. `bytes` gets the length of a transfer's message.
@@ -238,13 +234,8 @@ pub unsafe extern "C" fn gdsync_mpi_abandon_match(request: RequestHandle) -> c_i
 /// As [`gdsync_mpi_peers`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_complete_match(request: RequestHandle, bytes: *mut u64) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        let message = request.complete_match()?;
-        // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(bytes, message) }
-    })
+    // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
+    unsafe { get("the request", request, bytes, |request: &Arc<Request>| request.complete_match()) }
 }
 
 /// Waits on the CPU until a request has completed. `bytes` gets the bytes received.
@@ -253,13 +244,8 @@ pub unsafe extern "C" fn gdsync_mpi_complete_match(request: RequestHandle, bytes
 /// As [`gdsync_mpi_peers`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_wait(request: RequestHandle, bytes: *mut u64) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        let received = request.wait()?;
-        // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(bytes, received) }
-    })
+    // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
+    unsafe { get("the request", request, bytes, |request: &Arc<Request>| request.wait()) }
 }
 
 /// The most partitions of a request: a queue has a work request for each, in two rounds.
@@ -296,11 +282,12 @@ pub unsafe extern "C" fn gdsync_mpi_partitioned(
 /// As [`gdsync_mpi_request_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_partitions_start(request: RequestHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        request.with_partitions(|partitions, route| partitions.start(route))
-    })
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe {
+        with("the request", request, |request: &Arc<Request>| {
+            request.with_partitions(|partitions, route| partitions.start(route))
+        })
+    }
 }
 
 /// Sends a partition, which is ready.
@@ -309,11 +296,12 @@ pub unsafe extern "C" fn gdsync_mpi_partitions_start(request: RequestHandle) -> 
 /// As [`gdsync_mpi_request_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_partition_ready(request: RequestHandle, partition: c_int) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        request.with_partitions(|partitions, route| partitions.ready(partition, route))
-    })
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe {
+        with("the request", request, |request: &Arc<Request>| {
+            request.with_partitions(|partitions, route| partitions.ready(partition, route))
+        })
+    }
 }
 
 /// Returns whether a partition has arrived.
@@ -326,13 +314,12 @@ pub unsafe extern "C" fn gdsync_mpi_partition_arrived(
     partition: c_int,
     arrived: *mut c_int,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        let has = request.with_partitions(|partitions, route| partitions.arrived(partition, route))?;
-        // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(arrived, has.into()) }
-    })
+    // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
+    unsafe {
+        get("the request", request, arrived, |request: &Arc<Request>| {
+            Ok(request.with_partitions(|partitions, route| partitions.arrived(partition, route))?.into())
+        })
+    }
 }
 
 /// Returns the address of a request's partition flags, for kernels of the current context's GPU, or else for the CPU. The request
@@ -342,13 +329,8 @@ pub unsafe extern "C" fn gdsync_mpi_partition_arrived(
 /// As [`gdsync_mpi_request_free`]; `address` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_partition_flags(request: RequestHandle, address: *mut u64) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes handles that are null or not freed.
-        let request: Arc<Request> = unsafe { handle("the request", request) }?;
-        let flags = request.partition_flags()?;
-        // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(address, flags) }
-    })
+    // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
+    unsafe { get("the request", request, address, |request: &Arc<Request>| request.partition_flags()) }
 }
 
 /// Sends the partitions that kernels have flagged, and flags those that have arrived. `rounds` gets the number of incomplete rounds.

@@ -19,7 +19,6 @@ use std::sync::Arc;
 /// The stream's work adds to a round's latency.
 const SHORT: usize = 32 * 1024;
 
-/// An all-reduce of the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     /// The input; none if it is in the output.

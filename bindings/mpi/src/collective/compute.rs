@@ -14,10 +14,12 @@ use std::sync::Arc;
 /// A computation after the messages of a round.
 #[derive(Clone, Debug)]
 pub(crate) enum Computation {
-    /// Copies the input to the output.
     Copy,
     /// Reduces arrivals, from offset `from` on, into these bytes of the output.
-    Reduce { bytes: Range<usize>, from: usize },
+    Reduce {
+        bytes: Range<usize>,
+        from: usize,
+    },
 }
 
 /// Memory that computations use.
@@ -43,7 +45,6 @@ impl Operand {
         Ok(Self::in_host(unsafe { memory::host(buffer) }?, gpu))
     }
 
-    /// Memory of a GPU.
     pub(crate) fn on_gpu(address: u64, bytes: usize) -> Self {
         Operand { host: None, gpu: Some(address), bytes }
     }
@@ -68,14 +69,12 @@ impl Operand {
     }
 }
 
-/// The operands of a reduction.
 #[derive(Clone, Debug)]
 pub(crate) struct Operands {
     pub(crate) what: (Element, Operation),
     /// None if the input is in the output.
     pub(crate) source: Option<Operand>,
     pub(crate) target: Operand,
-    /// Memory for arrivals.
     pub(crate) arrivals: Operand,
 }
 
@@ -248,7 +247,6 @@ fn reduce(
     }
 }
 
-/// Copies one memory to another.
 fn copy(into: &PinnedMemory, from: &PinnedMemory) {
     let mut piece = vec![0; PIECE];
     for start in (0..into.len()).step_by(PIECE) {

@@ -38,7 +38,6 @@ struct Round {
     send: Range<usize>,
     /// The receive for which the round waits; empty if it has none.
     receive: Range<usize>,
-    /// The receives that the round starts.
     starts: Range<usize>,
     then: Option<Computation>,
 }
@@ -50,7 +49,6 @@ struct Handshake {
     begin: Word32,
     /// Written by the collective's stream at the end.
     end: Word32,
-    /// The number of starts so far.
     starts: u32,
 }
 
@@ -67,7 +65,6 @@ impl Handshake {
 #[derive(Debug)]
 pub(crate) struct Collective {
     group: PersistentGroup,
-    /// The number of sends in the group.
     sends: usize,
     rounds: Vec<Round>,
     /// The operands of the reduction; none for a barrier.
@@ -135,7 +132,6 @@ impl Collective {
         })
     }
 
-    /// A barrier.
     pub(crate) fn barrier(
         connections: &[(Side, &Connection)],
         (rank, size): (u32, u32),

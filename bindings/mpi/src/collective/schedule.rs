@@ -45,7 +45,6 @@ impl Round {
     }
 }
 
-/// The rounds of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     pub(crate) rounds: Vec<Round>,
@@ -54,7 +53,6 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Bytes of the memory for arrivals.
     pub(crate) fn arrivals(&self) -> usize {
         let end = |receive: &Receive| match receive.into {
             Target::Output => 0,
@@ -126,7 +124,6 @@ pub(crate) fn doubling(rank: u32, size: u32, bytes: usize) -> Schedule {
     Schedule { rounds: reducing.chain(last).collect(), ahead: usize::MAX }
 }
 
-/// The bytes of a chunk of a ring.
 pub(super) fn chunk(number: u32, size: u32, bytes: usize, each: usize) -> Range<usize> {
     let elements = (bytes / each) as u128;
     let start = |number: u32| (elements * u128::from(number) / u128::from(size)) as usize * each;

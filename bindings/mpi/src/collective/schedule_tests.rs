@@ -44,7 +44,6 @@ struct Link {
 struct Paper {
     schedules: Vec<Schedule>,
     ranks: Vec<Rank>,
-    /// By sender and receiver.
     links: BTreeMap<(usize, usize), Link>,
     random: u64,
 }
