@@ -1,7 +1,10 @@
 //! The C functions, which `gdrapi.h` documents.
 //!
-//! Every `unsafe fn` here requires that a pointer through which it writes is null, which is an error, or valid for the write that the header
-//! documents. Handles may be any numbers.
+//! # Safety
+//! The caller of an `unsafe` function guarantees, besides what its own documentation says, that a pointer through which it writes is null,
+//! which is an error, or valid for the write that the header documents. Handles may be any numbers.
+
+#![allow(clippy::missing_safety_doc, reason = "the module's documentation has what all functions require")]
 
 use crate::backend::Backend;
 use crate::error::{CallError, attempt, non_null, status};
@@ -107,9 +110,6 @@ pub extern "C" fn gdr_unpin_buffer(g: *mut Gdr, handle: MemoryHandle) -> c_int {
 }
 
 /// `gdr_get_callback_flag`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_callback_flag(g: *mut Gdr, handle: MemoryHandle, flag: *mut c_int) -> c_int {
     status("gdr_get_callback_flag", || {
@@ -126,9 +126,6 @@ fn info(g: *mut Gdr, handle: MemoryHandle) -> Result<InfoV2, CallError> {
 }
 
 /// `gdr_get_info_v2`, which the header also calls `gdr_get_info`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_info_v2(g: *mut Gdr, handle: MemoryHandle, to: *mut InfoV2) -> c_int {
     status("gdr_get_info_v2", || {
@@ -141,9 +138,6 @@ pub unsafe extern "C" fn gdr_get_info_v2(g: *mut Gdr, handle: MemoryHandle, to: 
 }
 
 /// The symbol `gdr_get_info` of programs that were built before gdrcopy 2.4, with the shorter struct.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_info(g: *mut Gdr, handle: MemoryHandle, to: *mut InfoV1) -> c_int {
     status("gdr_get_info", || {
@@ -156,9 +150,6 @@ pub unsafe extern "C" fn gdr_get_info(g: *mut Gdr, handle: MemoryHandle, to: *mu
 }
 
 /// `gdr_map`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_map(
     g: *mut Gdr,
@@ -171,9 +162,6 @@ pub unsafe extern "C" fn gdr_map(
 }
 
 /// `gdr_map_v2`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_map_v2(
     g: *mut Gdr,
@@ -264,9 +252,6 @@ unsafe fn write_version(version: (u16, u16), major: *mut c_int, minor: *mut c_in
 }
 
 /// `gdr_runtime_get_version`. Null pointers are not written to.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
     // SAFETY: the caller passes pointers that are null or valid.
@@ -274,9 +259,6 @@ pub unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut 
 }
 
 /// `gdr_driver_get_version`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_driver_get_version(g: *mut Gdr, major: *mut c_int, minor: *mut c_int) -> c_int {
     status("gdr_driver_get_version", || {
@@ -290,9 +272,6 @@ pub unsafe extern "C" fn gdr_driver_get_version(g: *mut Gdr, major: *mut c_int, 
 }
 
 /// `gdr_get_attribute`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_attribute(g: *mut Gdr, attr: c_uint, v: *mut c_int) -> c_int {
     status("gdr_get_attribute", || {
@@ -314,9 +293,6 @@ pub unsafe extern "C" fn gdr_get_attribute(g: *mut Gdr, attr: c_uint, v: *mut c_
 }
 
 /// `gdr_get_mapping_type_string`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_mapping_type_string(
     mapping_type: c_uint,

@@ -20,9 +20,6 @@ pub extern "C" fn gdsync_bootstrap_from_env(timeout_ms: c_uint) -> *mut gdsync_b
 }
 
 /// `gdsync_bootstrap_join`.
-///
-/// # Safety
-/// The address is null or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_join(
     rank: u32,
@@ -88,9 +85,6 @@ pub unsafe extern "C" fn gdsync_bootstrap_with(
 }
 
 /// `gdsync_bootstrap_rank`.
-///
-/// # Safety
-/// No other thread frees the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_rank(bootstrap: *mut gdsync_bootstrap) -> c_int {
     // SAFETY: the caller lets no other thread free the object.
@@ -98,9 +92,6 @@ pub unsafe extern "C" fn gdsync_bootstrap_rank(bootstrap: *mut gdsync_bootstrap)
 }
 
 /// `gdsync_bootstrap_size`.
-///
-/// # Safety
-/// No other thread frees the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_size(bootstrap: *mut gdsync_bootstrap) -> c_int {
     // SAFETY: the caller lets no other thread free the object.
@@ -152,9 +143,6 @@ unsafe fn with<T>(
 }
 
 /// `gdsync_bootstrap_barrier`.
-///
-/// # Safety
-/// No other thread frees the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_barrier(bootstrap: *mut gdsync_bootstrap) -> c_int {
     error::status("gdsync_bootstrap_barrier", || {
@@ -164,9 +152,6 @@ pub unsafe extern "C" fn gdsync_bootstrap_barrier(bootstrap: *mut gdsync_bootstr
 }
 
 /// `gdsync_bootstrap_free`.
-///
-/// # Safety
-/// No other thread uses the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_free(bootstrap: *mut gdsync_bootstrap) -> c_int {
     error::status("gdsync_bootstrap_free", || BOOTSTRAPS.take(bootstrap).map(drop))

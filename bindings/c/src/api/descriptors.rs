@@ -11,9 +11,6 @@ use gdsync::stream::Cpu;
 use libc::{c_int, size_t};
 
 /// `gds_prepare_wait_value32`.
-///
-/// # Safety
-/// `desc` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_prepare_wait_value32(
     desc: *mut gds_wait_value32_t,
@@ -34,9 +31,6 @@ pub unsafe extern "C" fn gds_prepare_wait_value32(
 }
 
 /// `gds_prepare_write_value32`.
-///
-/// # Safety
-/// `desc` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_prepare_write_value32(
     desc: *mut gds_write_value32_t,
@@ -55,9 +49,6 @@ pub unsafe extern "C" fn gds_prepare_write_value32(
 }
 
 /// `gds_prepare_write_memory`.
-///
-/// # Safety
-/// `desc` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_prepare_write_memory(
     desc: *mut gds_write_memory_t,

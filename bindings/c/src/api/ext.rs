@@ -18,9 +18,6 @@ pub extern "C" fn gdsync_error_text() -> *const c_char {
 }
 
 /// `gdsync_soft_open`.
-///
-/// # Safety
-/// The name is null or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_context {
     log::start();
@@ -57,9 +54,6 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
 }
 
 /// `gdsync_soft_close`.
-///
-/// # Safety
-/// The context is null or was opened by [`gdsync_soft_open`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
     error::status("gdsync_soft_close", || {
@@ -77,9 +71,6 @@ pub extern "C" fn gdsync_soft_stream_create() -> CUstream {
 }
 
 /// `gdsync_soft_stream_destroy`.
-///
-/// # Safety
-/// No other thread uses the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
     error::status("gdsync_soft_stream_destroy", || {
@@ -122,9 +113,6 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
 }
 
 /// `gdsync_stream_synchronize`.
-///
-/// # Safety
-/// The stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms: c_uint) -> c_int {
     error::status("gdsync_stream_synchronize", || {
@@ -150,18 +138,12 @@ pub unsafe extern "C" fn gdsync_stream_keep(stream: CUstream, flags: c_uint) -> 
 }
 
 /// `gdsync_stream_forget`.
-///
-/// # Safety
-/// The stream is alive, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_forget(stream: CUstream) -> c_int {
     error::status("gdsync_stream_forget", || streams::forget(stream, false))
 }
 
 /// `gdsync_cancel_send`.
-///
-/// # Safety
-/// The request is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) -> c_int {
     error::status("gdsync_cancel_send", || {
@@ -175,9 +157,6 @@ pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) ->
 }
 
 /// `gdsync_cancel_wait`.
-///
-/// # Safety
-/// The request is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) -> c_int {
     error::status("gdsync_cancel_wait", || {
@@ -188,9 +167,6 @@ pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) ->
 }
 
 /// `gdsync_abort_qp`.
-///
-/// # Safety
-/// No other thread destroys the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_abort_qp(qp: *mut gds_qp) -> c_int {
     // SAFETY: the caller lets no other thread destroy the object.

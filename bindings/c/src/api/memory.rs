@@ -68,9 +68,6 @@ fn device_address(memory: &PinnedMemory) -> Result<u64, CallError> {
 }
 
 /// `gds_alloc_mapped_memory`.
-///
-/// # Safety
-/// `desc` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_alloc_mapped_memory(
     desc: *mut gds_mem_desc_t,

@@ -72,9 +72,6 @@ fn give(sends: Vec<PreparedSend>) -> Result<Option<KernelSend>, CallError> {
 }
 
 /// `gds_mlx5_get_send_info`.
-///
-/// # Safety
-/// The pointers are null or arrays of `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_mlx5_get_send_info(
     count: c_int,
@@ -105,9 +102,6 @@ pub unsafe extern "C" fn gds_mlx5_get_send_info(
 }
 
 /// `gds_mlx5_get_wait_info`.
-///
-/// # Safety
-/// The pointers are null or arrays of `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_mlx5_get_wait_info(
     count: c_int,

@@ -1,8 +1,13 @@
 //! The C functions. The headers document them and their arguments.
 //!
-//! A function that requires a pointer to be null or valid means memory of the program, and objects of libibverbs and CUDA. Handles of
-//! gdsync's queue pairs, completion queues, software streams and objects of the software card may have any value, as long as no other
-//! thread destroys the object during the call.
+//! # Safety
+//! The caller of an `unsafe` function guarantees, besides what its own documentation says:
+//! - A pointer to memory of the program is null, which is an error, or valid for the function's reads and writes: for an array, of as many
+//!   elements as the call says. Objects of libibverbs and CUDA streams are alive.
+//! - Objects of gdsync and of the software card may be any value, and no other thread destroys them during the call. During a call that
+//!   destroys an object, no other thread uses it.
+
+#![allow(clippy::missing_safety_doc, reason = "the module's documentation has what all functions require")]
 
 pub mod bootstrap;
 pub mod descriptors;

@@ -9,9 +9,6 @@ use gdsync::Batch;
 use libc::{c_int, c_uint, size_t};
 
 /// `gdsync_put`.
-///
-/// # Safety
-/// `puts` is null or an array of `number`; no other thread frees the team or a segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_put(
     team: *mut gdsync_team,
@@ -28,9 +25,6 @@ pub unsafe extern "C" fn gdsync_put(
 }
 
 /// `gdsync_stream_put`.
-///
-/// # Safety
-/// As [`gdsync_put`]; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_put(
     stream: CUstream,
@@ -48,9 +42,6 @@ pub unsafe extern "C" fn gdsync_stream_put(
 }
 
 /// `gdsync_stream_wait_notifications`.
-///
-/// # Safety
-/// `ids` is null or an array of `number`; no other thread frees the team or the segment; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_wait_notifications(
     stream: CUstream,
@@ -68,9 +59,6 @@ pub unsafe extern "C" fn gdsync_stream_wait_notifications(
 }
 
 /// `gdsync_stream_exchange`.
-///
-/// # Safety
-/// As [`gdsync_stream_put`] and [`gdsync_stream_wait_notifications`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_exchange(
     stream: CUstream,
@@ -94,9 +82,6 @@ pub unsafe extern "C" fn gdsync_stream_exchange(
 }
 
 /// `gdsync_stream_quiet`.
-///
-/// # Safety
-/// No other thread frees the team; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_quiet(
     stream: CUstream,

@@ -45,9 +45,6 @@ pub unsafe extern "C" fn gdsync_recv_init(qp: *mut gds_qp, wr: *const ibv_recv_w
 const LIST: &str = "the list of requests";
 
 /// `gdsync_start_all`.
-///
-/// # Safety
-/// The stream is alive, and the list is null or an array of `number`; no other thread frees the requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_start_all(
     stream: CUstream,
@@ -63,9 +60,6 @@ pub unsafe extern "C" fn gdsync_start_all(
 }
 
 /// `gdsync_start_all_by_trigger`.
-///
-/// # Safety
-/// As [`gdsync_start_all`]; no other thread frees the trigger.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_start_all_by_trigger(
     stream: CUstream,
@@ -115,9 +109,6 @@ fn is_not_connected(error: &CallError) -> bool {
 }
 
 /// `gdsync_wait_all`.
-///
-/// # Safety
-/// As [`gdsync_start_all`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_wait_all(
     stream: CUstream,
@@ -133,9 +124,6 @@ pub unsafe extern "C" fn gdsync_wait_all(
 }
 
 /// `gdsync_request_complete`.
-///
-/// # Safety
-/// `wc` is null or valid for a write; no other thread frees the request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_request_complete(
     request: *mut gdsync_request,
@@ -153,9 +141,6 @@ pub unsafe extern "C" fn gdsync_request_complete(
 }
 
 /// `gdsync_request_free`.
-///
-/// # Safety
-/// No other thread uses the request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_request_free(request: *mut gdsync_request) -> c_int {
     // SAFETY: the caller lets no other thread free the object.

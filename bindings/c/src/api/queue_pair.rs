@@ -11,9 +11,6 @@ use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
 use libc::c_int;
 
 /// `gds_query_param`.
-///
-/// # Safety
-/// `value` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_query_param(param: c_int, value: *mut c_int) -> c_int {
     error::status("gds_query_param", || {
@@ -120,18 +117,12 @@ pub(super) unsafe fn create(
 }
 
 /// `gds_destroy_qp`.
-///
-/// # Safety
-/// No other thread uses the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_destroy_qp(qp: *mut gds_qp) -> c_int {
     error::status("gds_destroy_qp", || objects::destroy(qp))
 }
 
 /// `gds_modify_qp`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_modify_qp(qp: *mut gds_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
     error::status("gds_modify_qp", || {
@@ -163,9 +154,6 @@ pub unsafe extern "C" fn gds_post_recv(
 }
 
 /// `gds_poll_cq`.
-///
-/// # Safety
-/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_poll_cq(cq: *mut gds_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     error::count("gds_poll_cq", || {

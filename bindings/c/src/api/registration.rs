@@ -179,18 +179,12 @@ pub unsafe extern "C" fn gdsync_cache_get_gpu(
 }
 
 /// `gdsync_cache_release`.
-///
-/// # Safety
-/// No other thread uses the region.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_release(region: *mut gdsync_region) -> c_int {
     error::status("gdsync_cache_release", || REGIONS.take(region).map(drop))
 }
 
 /// `gdsync_cache_invalidate`.
-///
-/// # Safety
-/// No other thread frees the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_invalidate(
     cache: *mut gdsync_cache,
@@ -206,9 +200,6 @@ pub unsafe extern "C" fn gdsync_cache_invalidate(
 }
 
 /// `gdsync_cache_statistics`.
-///
-/// # Safety
-/// No other thread frees the cache; `statistics` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_statistics(
     cache: *mut gdsync_cache,
@@ -234,9 +225,6 @@ pub unsafe extern "C" fn gdsync_cache_statistics(
 }
 
 /// `gdsync_cache_free`.
-///
-/// # Safety
-/// No other thread uses the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_free(cache: *mut gdsync_cache) -> c_int {
     error::status("gdsync_cache_free", || CACHES.take(cache).map(drop))

@@ -21,9 +21,6 @@ pub(super) fn gpu(number: c_int) -> Result<Arc<CudaContext>, CallError> {
 }
 
 /// `gdsync_segment_allocate`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_allocate(
     team: *mut gdsync_team,
@@ -38,9 +35,6 @@ pub unsafe extern "C" fn gdsync_segment_allocate(
 }
 
 /// `gdsync_segment_allocate_gpu`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_allocate_gpu(
     team: *mut gdsync_team,
@@ -116,9 +110,6 @@ unsafe fn find<'a>(segment: *mut gdsync_segment) -> Result<&'a Segment, CallErro
 }
 
 /// `gdsync_segment_data`.
-///
-/// # Safety
-/// No other thread frees the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_data(segment: *mut gdsync_segment) -> *mut c_void {
     error::pointer("gdsync_segment_data", || {
@@ -129,9 +120,6 @@ pub unsafe extern "C" fn gdsync_segment_data(segment: *mut gdsync_segment) -> *m
 }
 
 /// `gdsync_segment_free`.
-///
-/// # Safety
-/// No other thread uses the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_free(segment: *mut gdsync_segment) -> c_int {
     error::status("gdsync_segment_free", || teams::free_segment(segment))
@@ -146,9 +134,6 @@ fn ids(first: u32, count: u32) -> Result<Range<u32>, CallError> {
 }
 
 /// `gdsync_notification_expect_from`.
-///
-/// # Safety
-/// No other thread frees the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_expect_from(
     segment: *mut gdsync_segment,
@@ -163,9 +148,6 @@ pub unsafe extern "C" fn gdsync_notification_expect_from(
 }
 
 /// `gdsync_notification_wait`.
-///
-/// # Safety
-/// No other thread frees the segment; `id` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_wait(
     segment: *mut gdsync_segment,
@@ -187,9 +169,6 @@ pub unsafe extern "C" fn gdsync_notification_wait(
 }
 
 /// `gdsync_notification_reset`.
-///
-/// # Safety
-/// No other thread frees the segment; `value` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_reset(
     segment: *mut gdsync_segment,
@@ -208,9 +187,6 @@ pub unsafe extern "C" fn gdsync_notification_reset(
 }
 
 /// `gdsync_notification_check`.
-///
-/// # Safety
-/// No other thread frees the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_check(segment: *mut gdsync_segment, id: u32) -> c_int {
     // SAFETY: the caller lets no other thread free the object.

@@ -211,9 +211,6 @@ unsafe fn queue_any(
 }
 
 /// `gds_stream_post_send`.
-///
-/// # Safety
-/// The request is null or valid; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_send(stream: CUstream, request: *mut gds_send_request_t) -> c_int {
     error::status("gds_stream_post_send", || {
@@ -229,9 +226,6 @@ pub unsafe extern "C" fn gds_stream_post_send(stream: CUstream, request: *mut gd
 }
 
 /// `gds_stream_post_send_all`.
-///
-/// # Safety
-/// `request` is null or an array of `count`; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_send_all(
     stream: CUstream,

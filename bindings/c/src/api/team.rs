@@ -30,9 +30,6 @@ pub unsafe extern "C" fn gdsync_team_create(
 }
 
 /// `gdsync_team_rank`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_rank(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller lets no other thread free the object.
@@ -40,9 +37,6 @@ pub unsafe extern "C" fn gdsync_team_rank(team: *mut gdsync_team) -> c_int {
 }
 
 /// `gdsync_team_size`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_size(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller lets no other thread free the object.
@@ -50,9 +44,6 @@ pub unsafe extern "C" fn gdsync_team_size(team: *mut gdsync_team) -> c_int {
 }
 
 /// `gdsync_team_barrier`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_barrier(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller lets no other thread free the object.
@@ -60,9 +51,6 @@ pub unsafe extern "C" fn gdsync_team_barrier(team: *mut gdsync_team) -> c_int {
 }
 
 /// `gdsync_team_flush`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_flush(
     team: *mut gdsync_team,
@@ -77,9 +65,6 @@ pub unsafe extern "C" fn gdsync_team_flush(
 }
 
 /// `gdsync_team_is_dead`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) -> c_int {
     error::count("gdsync_team_is_dead", || {
@@ -95,9 +80,6 @@ pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) 
 }
 
 /// `gdsync_team_shrink`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_shrink(team: *mut gdsync_team) -> c_int {
     // SAFETY: the caller lets no other thread free the object.
@@ -105,9 +87,6 @@ pub unsafe extern "C" fn gdsync_team_shrink(team: *mut gdsync_team) -> c_int {
 }
 
 /// `gdsync_team_free`.
-///
-/// # Safety
-/// No other thread uses the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_free(team: *mut gdsync_team) -> c_int {
     error::status("gdsync_team_free", || teams::free_team(team))

@@ -49,9 +49,6 @@ pub unsafe extern "C" fn gdsync_trigger_create(
 }
 
 /// `gdsync_trigger_create_qp`.
-///
-/// # Safety
-/// No other thread frees the trigger; `qp_init_attr` is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_create_qp(
     trigger: *mut gdsync_trigger,
@@ -72,9 +69,6 @@ pub unsafe extern "C" fn gdsync_trigger_create_qp(
 }
 
 /// `gdsync_send_ticket`.
-///
-/// # Safety
-/// The request is null or valid; `ticket` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ticket: *mut u64) -> c_int {
     error::status("gdsync_send_ticket", || {
@@ -92,9 +86,6 @@ pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ti
 }
 
 /// `gdsync_trigger_release`.
-///
-/// # Safety
-/// No other thread frees the trigger.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_release(trigger: *mut gdsync_trigger, ticket: u64) -> c_int {
     error::status("gdsync_trigger_release", || {
@@ -110,9 +101,6 @@ pub extern "C" fn gdsync_trigger_word(ticket: u64) -> u64 {
 }
 
 /// `gdsync_trigger_free`.
-///
-/// # Safety
-/// No other thread uses the trigger.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_free(trigger: *mut gdsync_trigger) -> c_int {
     error::status("gdsync_trigger_free", || TRIGGERS.take(trigger).map(drop))
@@ -146,18 +134,12 @@ pub unsafe extern "C" fn gdsync_ready_word_create(
 }
 
 /// `gdsync_ready_word_free`.
-///
-/// # Safety
-/// No other thread uses the word.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_ready_word_free(word: *mut gdsync_ready_word) -> c_int {
     error::status("gdsync_ready_word_free", || READY_WORDS.take(word).map(drop))
 }
 
 /// `gdsync_send_behind`.
-///
-/// # Safety
-/// No other thread frees the request or the word.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_send_behind(
     send: *mut gdsync_request,
@@ -170,9 +152,6 @@ pub unsafe extern "C" fn gdsync_send_behind(
 }
 
 /// `gdsync_count_init`.
-///
-/// # Safety
-/// No other thread destroys the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_count_init(
     qp: *mut gds_qp,

@@ -105,9 +105,6 @@ pub unsafe extern "C" fn gdsync_upstream_create_qp(
 }
 
 /// `gdsync_trigger_create_qp`.
-///
-/// # Safety
-/// As [`gdsync_trigger_create_qp`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_upstream_trigger_create_qp(
     trigger: *mut gdsync_trigger,

@@ -19,9 +19,6 @@ type PostRecv =
     unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int;
 
 /// `gdsync_poll_cq`.
-///
-/// # Safety
-/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     error::count("gdsync_poll_cq", || {
@@ -77,9 +74,6 @@ pub unsafe extern "C" fn gdsync_post_recv(
 }
 
 /// `gdsync_alloc_pd`.
-///
-/// # Safety
-/// The context is null or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     error::pointer("gdsync_alloc_pd", || {
@@ -91,9 +85,6 @@ pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_
 }
 
 /// `gdsync_dealloc_pd`.
-///
-/// # Safety
-/// The domain is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     error::status("gdsync_dealloc_pd", || {
@@ -123,9 +114,6 @@ pub unsafe extern "C" fn gdsync_reg_mr(
 }
 
 /// `gdsync_dereg_mr`.
-///
-/// # Safety
-/// The region is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
     error::status("gdsync_dereg_mr", || {
@@ -135,9 +123,6 @@ pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
 }
 
 /// `gdsync_query_port`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_query_port(
     context: *mut ibv_context,
@@ -154,9 +139,6 @@ pub unsafe extern "C" fn gdsync_query_port(
 }
 
 /// `gdsync_query_gid`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_query_gid(
     context: *mut ibv_context,
@@ -172,9 +154,6 @@ pub unsafe extern "C" fn gdsync_query_gid(
 }
 
 /// `gdsync_create_ah`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     error::pointer("gdsync_create_ah", || {
@@ -186,9 +165,6 @@ pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 }
 
 /// `gdsync_destroy_ah`.
-///
-/// # Safety
-/// The handle is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_destroy_ah(ah: *mut ibv_ah) -> c_int {
     error::status("gdsync_destroy_ah", || {

@@ -32,9 +32,6 @@ pub(super) unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), C
 }
 
 /// `gds_prepare_wait_cq`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_prepare_wait_cq(
     cq: *mut gds_cq,
@@ -81,9 +78,6 @@ pub unsafe extern "C" fn gds_append_wait_cq(
 }
 
 /// `gds_stream_post_wait_cq`.
-///
-/// # Safety
-/// The request is null or valid; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_wait_cq(
     stream: CUstream,
@@ -102,9 +96,6 @@ pub unsafe extern "C" fn gds_stream_post_wait_cq(
 }
 
 /// `gds_stream_post_wait_cq_all`.
-///
-/// # Safety
-/// `request` is null or an array of `count`; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_wait_cq_all(
     stream: CUstream,
@@ -126,9 +117,6 @@ unsafe fn post_all(
 }
 
 /// `gds_stream_wait_cq`.
-///
-/// # Safety
-/// The queue is null or valid; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_wait_cq(stream: CUstream, cq: *mut gds_cq, flags: c_int) -> c_int {
     error::status("gds_stream_wait_cq", || {
@@ -152,9 +140,6 @@ pub unsafe extern "C" fn gds_stream_wait_cq(stream: CUstream, cq: *mut gds_cq, f
 }
 
 /// `gds_post_wait_cq`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_post_wait_cq(
     cq: *mut gds_cq,
@@ -169,9 +154,6 @@ pub unsafe extern "C" fn gds_post_wait_cq(
 }
 
 /// `gds_abort_wait_cq`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_abort_wait_cq(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> c_int {
     // SAFETY: the caller lets no other thread destroy the object.
@@ -193,9 +175,6 @@ static STATUSES: Named<gdsync_status, Status> =
     Named::new("the status", "pass what gdsync_stream_wait_cq_checked returned, until gdsync_status_free");
 
 /// `gdsync_stream_wait_cq_checked`.
-///
-/// # Safety
-/// The stream is alive, and no other thread destroys the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_wait_cq_checked(
     stream: CUstream,
@@ -215,9 +194,6 @@ pub unsafe extern "C" fn gdsync_stream_wait_cq_checked(
 }
 
 /// `gdsync_status_wait`.
-///
-/// # Safety
-/// No other thread frees the status.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_status_wait(status: *mut gdsync_status, timeout_ms: c_uint) -> c_int {
     error::status("gdsync_status_wait", || {
@@ -237,9 +213,6 @@ pub unsafe extern "C" fn gdsync_status_wait(status: *mut gdsync_status, timeout_
 }
 
 /// `gdsync_status_free`.
-///
-/// # Safety
-/// No other thread uses the status.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_status_free(status: *mut gdsync_status) -> c_int {
     error::status("gdsync_status_free", || STATUSES.take(status).map(drop))

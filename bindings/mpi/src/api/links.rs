@@ -22,9 +22,6 @@ type MessageHandle = *const c_void;
 type EndedOfC = unsafe extern "C" fn(operation: *mut c_void, class: c_int, text: *const c_char, bytes: u64);
 
 /// Makes a link that sends (`sends` is not 0) or receives.
-///
-/// # Safety
-/// `made` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_link(sends: c_int, made: *mut RequestHandle) -> c_int {
     status(|| {
@@ -40,9 +37,8 @@ pub unsafe extern "C" fn gdsync_mpi_link(sends: c_int, made: *mut RequestHandle)
 /// Makes a message with a buffer of `bytes` bytes.
 ///
 /// # Safety
-/// The memory stays until the message has ended, and the program uses it only as MPI allows. The link is as for
-/// [`gdsync_mpi_request_free`](super::gdsync_mpi_request_free). `operation` is valid for the function of
-/// [`gdsync_mpi_links_progress`]. `made` is null or valid for a write.
+/// The memory stays until the message has ended, and the program uses it only as MPI allows. `operation` is valid for the function of
+/// [`gdsync_mpi_links_progress`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message(
     link: RequestHandle,
@@ -75,9 +71,6 @@ pub unsafe extern "C" fn gdsync_mpi_message(
 }
 
 /// Frees C's reference to a message. Its work continues.
-///
-/// # Safety
-/// The message is null or was made by this library and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_free(message: MessageHandle) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed, and does not use it again.
@@ -85,9 +78,6 @@ pub unsafe extern "C" fn gdsync_mpi_message_free(message: MessageHandle) -> c_in
 }
 
 /// Runs the body of a C function with a link and a message of it.
-///
-/// # Safety
-/// As [`gdsync_mpi_message_enqueue`].
 unsafe fn with_message(
     link: RequestHandle,
     message: MessageHandle,
@@ -98,10 +88,6 @@ unsafe fn with_message(
 }
 
 /// Enqueues a message. `by_stream` is 1 if the stream and the card do everything, and 0 if the message is deferred to the thread.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`](super::gdsync_mpi_enqueue) for the stream, [`gdsync_mpi_message_free`] for the message and
-/// [`gdsync_mpi_request_free`](super::gdsync_mpi_request_free) for the link; `by_stream` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_enqueue(
     link: RequestHandle,
@@ -122,9 +108,6 @@ pub unsafe extern "C" fn gdsync_mpi_message_enqueue(
 }
 
 /// Lets the thread post a deferred message, which a stream has triggered.
-///
-/// # Safety
-/// As [`gdsync_mpi_message_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_trigger(link: RequestHandle, message: MessageHandle) -> c_int {
     let act = |link: &Arc<Request>, message: &Arc<Message>| link.with_link(|link, _| link.trigger(message));
@@ -133,9 +116,6 @@ pub unsafe extern "C" fn gdsync_mpi_message_trigger(link: RequestHandle, message
 }
 
 /// Withdraws a deferred message.
-///
-/// # Safety
-/// As [`gdsync_mpi_message_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_withdraw(link: RequestHandle, message: MessageHandle) -> c_int {
     let act = |link: &Arc<Request>, message: &Arc<Message>| link.with_link(|link, _| link.withdraw(message));
@@ -144,9 +124,6 @@ pub unsafe extern "C" fn gdsync_mpi_message_withdraw(link: RequestHandle, messag
 }
 
 /// Requests a report of the message's end.
-///
-/// # Safety
-/// As [`gdsync_mpi_message_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_watch(link: RequestHandle, message: MessageHandle) -> c_int {
     let act = |link: &Arc<Request>, message: &Arc<Message>| {
@@ -159,9 +136,6 @@ pub unsafe extern "C" fn gdsync_mpi_message_watch(link: RequestHandle, message: 
 }
 
 /// Waits on the CPU for a message that a stream has posted. `bytes` gets the bytes received.
-///
-/// # Safety
-/// As [`gdsync_mpi_message_enqueue`]; `bytes` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_message_wait(
     link: RequestHandle,
@@ -178,9 +152,6 @@ pub unsafe extern "C" fn gdsync_mpi_message_wait(
 }
 
 /// Makes a stream wait for messages that streams have posted.
-///
-/// # Safety
-/// As [`gdsync_mpi_message_enqueue`]; `messages` are `number` handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_enqueue_message_waits(
     kind: c_int,
@@ -208,8 +179,7 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue_message_waits(
 /// Does the thread's work for all links. `outstanding` gets the number of messages that need the thread.
 ///
 /// # Safety
-/// `ended` may be called once with the operation of each message that was triggered or is watched. `outstanding` is null or valid
-/// for a write. No other thread calls this function.
+/// `ended` may be called once with the operation of each message that was triggered or is watched. No other thread calls this function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_links_progress(
     ended: Option<EndedOfC>,
@@ -225,9 +195,6 @@ pub unsafe extern "C" fn gdsync_mpi_links_progress(
 }
 
 /// Gives messages a second to complete, and then ends them; after the thread has ended.
-///
-/// # Safety
-/// As [`gdsync_mpi_links_go_on`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_links_finish(ended: Option<EndedOfC>) -> c_int {
     // SAFETY: the caller lets the function be called once for each message.
@@ -235,7 +202,7 @@ pub unsafe extern "C" fn gdsync_mpi_links_finish(ended: Option<EndedOfC>) -> c_i
 }
 
 /// # Safety
-/// As [`gdsync_mpi_links_go_on`].
+/// As [`gdsync_mpi_links_progress`].
 unsafe fn report(ended: Option<EndedOfC>, messages: Vec<Ended>) -> Result<(), Failure> {
     let ended = ended.ok_or_else(|| null("the function"))?;
     for (operation, outcome) in messages {

@@ -1,5 +1,14 @@
 //! The functions that the C part calls. They return 0 or the class of an error (`c/engine.h`), whose text
-//! [`gdsync_mpi_error_text`] returns. The C part has checked MPI's handles, and passes valid pointers.
+//! [`gdsync_mpi_error_text`] returns. The C part has checked MPI's handles.
+//!
+//! # Safety
+//! The caller of an `unsafe` function guarantees, besides what its own documentation says:
+//! - A handle is null, or was made by this library and is not freed before the call has returned.
+//! - A place for a result is null or valid for a write. A list has as many elements as the call says.
+//! - `stream` is null or points to a handle of its kind: a live CUDA stream whose context outlives the process's use of it, or any value
+//!   for a software stream. For a graph, it is a place for the graph.
+
+#![allow(clippy::missing_safety_doc, reason = "the module's documentation has what all functions require")]
 
 mod links;
 mod operations;
@@ -135,9 +144,6 @@ pub unsafe extern "C" fn gdsync_mpi_error_text(into: *mut c_char, len: usize) {
 }
 
 /// Allocates memory of the host or, if `on_gpu` is not 0, of the current context's GPU.
-///
-/// # Safety
-/// `made` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_allocate(bytes: u64, on_gpu: c_int, made: *mut *mut c_void) -> c_int {
     status(|| {
@@ -163,9 +169,6 @@ pub extern "C" fn gdsync_mpi_set_match_progress(matches: Option<extern "C" fn()>
 }
 
 /// Returns the counts of this rank.
-///
-/// # Safety
-/// `into` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_counts(into: *mut Counts) -> c_int {
     // SAFETY: the caller passes a valid `into`.
@@ -173,9 +176,6 @@ pub unsafe extern "C" fn gdsync_mpi_counts(into: *mut Counts) -> c_int {
 }
 
 /// Ends the library's work at the end of the program. Returns the counts of this rank.
-///
-/// # Safety
-/// As [`gdsync_mpi_counts`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_finish(into: *mut Counts) -> c_int {
     status(|| {

@@ -20,7 +20,7 @@ type OperationHandle = *const c_void;
 /// Starts the thread that calls MPI.
 ///
 /// # Safety
-/// `calls` is null or valid for a read. The thread may call its functions until [`gdsync_mpi_thread_stop`].
+/// `calls` is null or valid for a read, and its functions may be called by the thread until [`gdsync_mpi_thread_stop`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_thread_start(calls: *const Calls) -> c_int {
     status(|| {
@@ -52,8 +52,7 @@ pub extern "C" fn gdsync_mpi_thread_wake() -> c_int {
 /// Makes an operation for a stream or, if `is_in_graph` is not 0, for a graph.
 ///
 /// # Safety
-/// `operation` is valid for `start` of [`Calls`] until that was called with it, in a graph until `retire` was; `made` is null or
-/// valid for a write.
+/// `operation` is valid for `start` of [`Calls`] until that was called with it, in a graph until `retire` was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation(
     operation: *mut c_void,
@@ -69,9 +68,6 @@ pub unsafe extern "C" fn gdsync_mpi_operation(
 }
 
 /// Frees C's reference to an operation.
-///
-/// # Safety
-/// The operation is null or was made by this library and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_free(operation: OperationHandle) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed, and does not use it again.
@@ -79,9 +75,6 @@ pub unsafe extern "C" fn gdsync_mpi_operation_free(operation: OperationHandle) -
 }
 
 /// Completes an operation. Earlier writes are visible to the streams that wait for it.
-///
-/// # Safety
-/// As [`gdsync_mpi_operation_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_completed(operation: OperationHandle) -> c_int {
     let act = |operation: &Arc<Operation>| {
@@ -93,9 +86,6 @@ pub unsafe extern "C" fn gdsync_mpi_operation_completed(operation: OperationHand
 }
 
 /// Waits on the CPU until an operation has completed.
-///
-/// # Safety
-/// As [`gdsync_mpi_operation_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_wait(operation: OperationHandle) -> c_int {
     let act = |operation: &Arc<Operation>| {
@@ -113,9 +103,6 @@ const CUDA_GRAPH: c_int = 2;
 const SOFTWARE_GRAPH: c_int = 3;
 
 /// Returns the queue of C's stream, to whose handle the pointer points.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`].
 pub(super) unsafe fn queue(kind: c_int, stream: *const *mut c_void) -> Result<Arc<Queue>, Failure> {
     if matches!(kind, CUDA_GRAPH | SOFTWARE_GRAPH) {
         return Err(Failure::new(Class::Argument, "the queue is a graph, and this takes a stream: pass one"));
@@ -131,9 +118,6 @@ pub(super) unsafe fn queue(kind: c_int, stream: *const *mut c_void) -> Result<Ar
 }
 
 /// Returns what gets the nodes of a graph, or none for a stream that is not captured.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`].
 unsafe fn target(kind: c_int, stream: *const *mut c_void) -> Result<Option<Target>, Failure> {
     let place = NonNull::new(stream.cast_mut()).ok_or_else(|| null("the place of the stream or graph"))?;
     Ok(match kind {
@@ -150,9 +134,6 @@ unsafe fn target(kind: c_int, stream: *const *mut c_void) -> Result<Option<Targe
 }
 
 /// Returns whether an operation goes into a graph.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`]; `into` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_is_graph(
     kind: c_int,
@@ -168,9 +149,6 @@ pub unsafe extern "C" fn gdsync_mpi_is_graph(
 }
 
 /// Launches a graph of software streams on a stream.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`]; the graph is as for [`gdsync_mpi_graph_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_graph_launch(
     graph: *const c_void,
@@ -187,9 +165,6 @@ pub unsafe extern "C" fn gdsync_mpi_graph_launch(
 }
 
 /// Frees a graph of software streams. Its launches continue.
-///
-/// # Safety
-/// The graph is null, or was made by this library and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_graph_free(graph: *const c_void) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed, and does not use it again.
@@ -208,9 +183,7 @@ pub extern "C" fn gdsync_mpi_graphs_end() -> c_int {
 /// Enqueues the trigger of an operation on a stream or in a graph.
 ///
 /// # Safety
-/// `stream` is null or points to a handle of that kind: a live CUDA stream whose context outlives the process's use of it, or any
-/// value for a software stream; for a graph, it is a valid place. The operation is as for [`gdsync_mpi_operation_free`], and was made
-/// for a graph if [`gdsync_mpi_is_graph`] returns 1.
+/// The operation was made for a graph if [`gdsync_mpi_is_graph`] returns 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_enqueue(
     kind: c_int,
@@ -232,9 +205,6 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue(
 }
 
 /// Makes a stream or a graph wait until operations have completed.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`]; `operations` are `number` handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_enqueue_waits(
     kind: c_int,
@@ -264,9 +234,6 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue_waits(
 }
 
 /// Waits on the CPU until a stream has performed everything.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_stream_wait(kind: c_int, stream: *const *mut c_void) -> c_int {
     // SAFETY: the caller passes the place of a live stream of that kind.
@@ -276,7 +243,7 @@ pub unsafe extern "C" fn gdsync_mpi_stream_wait(kind: c_int, stream: *const *mut
 /// Runs a function in the order of a software stream.
 ///
 /// # Safety
-/// As [`gdsync_mpi_enqueue`] and [`gdsync_mpi_launch`](super::gdsync_mpi_launch).
+/// As [`gdsync_mpi_launch`](super::gdsync_mpi_launch).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_stream_launch(
     kind: c_int,

@@ -16,8 +16,7 @@ type QueueHandle = *const c_void;
 /// Makes a queue with a software stream, or, if `stream` is not null, with the CUDA stream to which it points.
 ///
 /// # Safety
-/// `stream` is null or points to a stream that is alive until the queue is freed, and whose context outlives it; `made` is null or
-/// valid for a write.
+/// The CUDA stream is alive until the queue is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_queue(stream: *const CUstream, made: *mut QueueHandle) -> c_int {
     status(|| {
@@ -33,9 +32,6 @@ pub unsafe extern "C" fn gdsync_mpi_queue(stream: *const CUstream, made: *mut Qu
 }
 
 /// Frees a queue. Its stream still performs what was enqueued.
-///
-/// # Safety
-/// No other thread frees the queue. Any pointer may be passed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_queue_free(queue: QueueHandle) -> c_int {
     status(|| {
@@ -46,11 +42,7 @@ pub unsafe extern "C" fn gdsync_mpi_queue_free(queue: QueueHandle) -> c_int {
     })
 }
 
-/// Starts requests on a queue.
-///
-/// # Safety
-/// `requests` are `number` handles, each null, for a request without a peer, or as for
-/// [`gdsync_mpi_request_free`](super::gdsync_mpi_request_free).
+/// Starts requests on a queue. A null handle is a request without a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_start(
     queue: QueueHandle,

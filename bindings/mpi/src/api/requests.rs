@@ -23,7 +23,7 @@ pub(super) unsafe fn make(kind: RequestKind, made: *mut RequestHandle) -> Result
 /// Makes a request that sends, if `sends` is not 0, or receives `bytes` bytes.
 ///
 /// # Safety
-/// The memory stays until the request is freed and its work has ended; `made` is null or valid for a write.
+/// The memory stays until the request is freed and its work has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_transfer(
     sends: c_int,
@@ -46,9 +46,6 @@ fn place(rank: c_int, size: c_int) -> Result<(u32, u32), Failure> {
 }
 
 /// Makes a barrier among `size` ranks, of which this one is `rank`.
-///
-/// # Safety
-/// `made` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_barrier(rank: c_int, size: c_int, made: *mut RequestHandle) -> c_int {
     status(|| {
@@ -111,9 +108,6 @@ fn overlap(one: Buffer, other: Buffer) -> bool {
 }
 
 /// Frees a request. Its work continues; the program gets its memory back once that has ended.
-///
-/// # Safety
-/// The request is null or was made by this library and not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_request_free(request: RequestHandle) -> c_int {
     status(|| {
@@ -126,9 +120,6 @@ pub unsafe extern "C" fn gdsync_mpi_request_free(request: RequestHandle) -> c_in
 }
 
 /// Returns the number of a request's peers.
-///
-/// # Safety
-/// As [`gdsync_mpi_request_free`]; `number` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_peers(request: RequestHandle, number: *mut c_int) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
@@ -140,9 +131,6 @@ pub unsafe extern "C" fn gdsync_mpi_peers(request: RequestHandle, number: *mut c
 }
 
 /// Returns the rank of a collective's peer, and whether this side sends.
-///
-/// # Safety
-/// As [`gdsync_mpi_peers`], for both places.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_peer(
     request: RequestHandle,
@@ -168,12 +156,12 @@ pub unsafe extern "C" fn gdsync_mpi_peer(
 /// Makes this side of the connection with a peer. `info` gets the line for the peer; after a failure, a refusal.
 ///
 /// # Safety
-/// As [`gdsync_mpi_request_free`]; `info` has `GDSYNC_MPI_INFO_BYTES` bytes.
+/// `info` has `GDSYNC_MPI_INFO_BYTES` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_connection_info(
     request: RequestHandle,
     index: c_int,
-    offer: *mut c_char,
+    info: *mut c_char,
 ) -> c_int {
     status(|| {
         // SAFETY: the caller passes handles that are null or not freed.
@@ -181,7 +169,7 @@ pub unsafe extern "C" fn gdsync_mpi_connection_info(
         let made = request.connection_info(index as usize);
         let line = made.as_ref().map_or_else(refusal, ToString::to_string);
         // SAFETY: the caller passes a place that is null or valid for a write.
-        unsafe { store(offer.cast(), to_bytes(&line)) }?;
+        unsafe { store(info.cast(), to_bytes(&line)) }?;
         made.map(drop)
     })
 }
@@ -214,9 +202,6 @@ pub unsafe extern "C" fn gdsync_mpi_connect(
 }
 
 /// Ends the connections of a request that has failed to match.
-///
-/// # Safety
-/// As [`gdsync_mpi_request_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_abandon_match(request: RequestHandle) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed.
@@ -229,9 +214,6 @@ pub unsafe extern "C" fn gdsync_mpi_abandon_match(request: RequestHandle) -> c_i
 }
 
 /// Makes the work of a request whose peers are connected. `bytes` gets the length of a transfer's message.
-///
-/// # Safety
-/// As [`gdsync_mpi_peers`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_complete_match(request: RequestHandle, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
@@ -239,9 +221,6 @@ pub unsafe extern "C" fn gdsync_mpi_complete_match(request: RequestHandle, bytes
 }
 
 /// Waits on the CPU until a request has completed. `bytes` gets the bytes received.
-///
-/// # Safety
-/// As [`gdsync_mpi_peers`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_wait(request: RequestHandle, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
@@ -277,9 +256,6 @@ pub unsafe extern "C" fn gdsync_mpi_partitioned(
 }
 
 /// Starts a round of a partitioned request.
-///
-/// # Safety
-/// As [`gdsync_mpi_request_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_partitions_start(request: RequestHandle) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed.
@@ -291,9 +267,6 @@ pub unsafe extern "C" fn gdsync_mpi_partitions_start(request: RequestHandle) -> 
 }
 
 /// Sends a partition, which is ready.
-///
-/// # Safety
-/// As [`gdsync_mpi_request_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_partition_ready(request: RequestHandle, partition: c_int) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed.
@@ -305,9 +278,6 @@ pub unsafe extern "C" fn gdsync_mpi_partition_ready(request: RequestHandle, part
 }
 
 /// Returns whether a partition has arrived.
-///
-/// # Safety
-/// As [`gdsync_mpi_request_free`]; `arrived` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_partition_arrived(
     request: RequestHandle,
@@ -324,9 +294,6 @@ pub unsafe extern "C" fn gdsync_mpi_partition_arrived(
 
 /// Returns the address of a request's partition flags, for kernels of the current context's GPU, or else for the CPU. The request
 /// keeps the memory.
-///
-/// # Safety
-/// As [`gdsync_mpi_request_free`]; `address` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_partition_flags(request: RequestHandle, address: *mut u64) -> c_int {
     // SAFETY: the caller passes a handle that is null or not freed, and a place that is null or valid for a write.
@@ -334,9 +301,6 @@ pub unsafe extern "C" fn gdsync_mpi_partition_flags(request: RequestHandle, addr
 }
 
 /// Sends the partitions that kernels have flagged, and flags those that have arrived. `rounds` gets the number of incomplete rounds.
-///
-/// # Safety
-/// `rounds` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_poll_partition_flags(rounds: *mut c_int) -> c_int {
     status(|| {
