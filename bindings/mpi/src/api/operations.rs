@@ -52,7 +52,7 @@ pub extern "C" fn gdsync_mpi_thread_wake() -> c_int {
 /// Makes an operation for a stream or, if `is_in_graph` is not 0, for a graph.
 ///
 /// # Safety
-/// `operation` is valid for `start` of [`Calls`] until that was called with it, in a graph until `retire` was.
+/// `operation` is valid for `start` of `struct gdsync_mpi_calls` until that was called with it, in a graph until `retire` was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation(
     operation: *mut c_void,
