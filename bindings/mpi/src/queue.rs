@@ -10,11 +10,13 @@ use crate::stream::{AnyStream, FINALIZE_TIMEOUT, PROBE_INTERVAL, WAIT_SLICE, pro
 use gdsync::{Trigger, persistent};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ptr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+/// How long a queue pair outlives its request: a peer whose acknowledgement was lost sends again.
+const GRACE: Duration = Duration::from_secs(2);
 /// How long a request may stay locked: longer than any check of its state takes.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -200,7 +202,7 @@ impl Queue {
 
     /// Forgets a request that the program frees. Does nothing while a start holds the lists: a request that is freed meanwhile was
     /// never started.
-    pub(crate) fn forget(&self, request: &Arc<Request>) {
+    fn forget(&self, request: &Arc<Request>) {
         let Some(mut lists) = self.lists.try_lock() else { return };
         lists.pending.retain(|pending| !ptr::eq(Arc::as_ptr(pending), Arc::as_ptr(request)));
         lists.awaited.remove(&Arc::as_ptr(request).addr());
@@ -233,8 +235,26 @@ pub(crate) fn find(name: usize) -> Result<Arc<Queue>, Failure> {
 }
 
 /// All queues that the program has made and not freed.
-pub(crate) fn all() -> Vec<Arc<Queue>> {
+fn all() -> Vec<Arc<Queue>> {
     QUEUES.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Requests that the program has freed.
+static FREED: Mutex<VecDeque<(Instant, Arc<Request>)>> = Mutex::new(VecDeque::new());
+
+/// Frees a request, but keeps it until its work has ended, and its queue pairs for [`GRACE`]. The program gets its memory back as
+/// soon as the work has ended.
+pub(crate) fn free_request(request: Arc<Request>) {
+    all().iter().for_each(|queue| queue.forget(&request));
+    let mut freed = FREED.lock();
+    freed.push_back((Instant::now(), request));
+    freed.retain(|(since, request)| {
+        let is_done = request.outcome().is_some();
+        if is_done {
+            request.state.lock().release_memory();
+        }
+        !is_done || since.elapsed() < GRACE
+    });
 }
 
 /// Aborts, at the end of the program, the work for which streams still wait.

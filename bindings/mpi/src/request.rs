@@ -13,15 +13,11 @@ use gdsync::qp::CardWord;
 use gdsync::{Access, MemoryRegion};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::ptr;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 /// Starts for which a queue pair has room, at least.
 const DEPTH: u64 = 32;
-/// How long a queue pair outlives its request: a peer whose acknowledgement was lost sends again.
-const GRACE: Duration = Duration::from_secs(2);
 /// Outstanding messages of a link, at most; half the depth of its queue pair.
 const LINK_DEPTH: u64 = 128;
 
@@ -126,6 +122,11 @@ impl State {
             }
             Some(Work::Transfer(_) | Work::Collective(_)) => Ok(()),
         }
+    }
+
+    /// Ends the use of the program's memory, once the work has ended.
+    pub(crate) fn release_memory(&mut self) {
+        (self.work, self.region) = (None, Region::Empty);
     }
 
     fn peer(&mut self, index: usize) -> Result<&mut Peer, Failure> {
@@ -444,22 +445,4 @@ fn route<'a>(peers: &'a [Peer], region: &'a Region, fragment_bytes: u64) -> Opti
 
 fn not_matched() -> Failure {
     Failure::new(Class::Request, "the request is not matched: match it first")
-}
-
-/// Requests that the program has freed.
-static FREED: Mutex<VecDeque<(Instant, Arc<Request>)>> = Mutex::new(VecDeque::new());
-
-/// Keeps a freed request until its work has ended, and its queue pairs for [`GRACE`]. The program gets its memory back as soon
-/// as the work has ended.
-pub(crate) fn retire(request: Arc<Request>) {
-    let mut freed = FREED.lock();
-    freed.push_back((Instant::now(), request));
-    freed.retain(|(since, request)| {
-        let is_done = request.outcome().is_some();
-        if is_done {
-            let state = &mut *request.state.lock();
-            (state.work, state.region) = (None, Region::Empty);
-        }
-        !is_done || since.elapsed() < GRACE
-    });
 }

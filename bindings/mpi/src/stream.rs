@@ -96,7 +96,7 @@ impl AnyStream {
     }
 }
 
-/// Starts a list, and waits for room as long as it takes; `meanwhile` is called every [`PROBE_AFTER`].
+/// Starts a list, retrying until there is room. Calls `meanwhile` every [`PROBE_INTERVAL`].
 pub(crate) fn start<B: MemOpStream>(
     stream: &Stream<B>,
     list: &mut [&mut dyn Request],

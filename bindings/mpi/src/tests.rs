@@ -7,7 +7,7 @@ use crate::memory::Buffer;
 use crate::partitions::Layout;
 use crate::queue::{self, Queue};
 use crate::request::RequestKind;
-use crate::request::{Request, abort, poll_partition_flags, retire};
+use crate::request::{Request, abort, poll_partition_flags};
 use crate::stream::AnyStream;
 use gdsync::PinnedMemory;
 use gdsync_notify::collective::{Element, Operation};
@@ -32,9 +32,9 @@ fn buffer(memory: &PinnedMemory) -> Buffer {
     Buffer { address: memory.addr().get() as usize, bytes: memory.len() }
 }
 
-fn request(plan: RequestKind) -> Arc<Request> {
+fn request(kind: RequestKind) -> Arc<Request> {
     // SAFETY: the tests keep the memory longer than the requests, and use it as they are ordered.
-    Arc::new(unsafe { Request::new(plan) })
+    Arc::new(unsafe { Request::new(kind) })
 }
 
 fn transfer(sends: bool, memory: &PinnedMemory) -> Arc<Request> {
@@ -103,7 +103,7 @@ fn a_transfer_is_started_many_times() {
     // The CPU has already waited for the requests.
     queue.enqueue_wait().unwrap();
     queue.synchronize().unwrap();
-    [send, receive].into_iter().for_each(retire);
+    [send, receive].into_iter().for_each(queue::free_request);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn partitions_arrive_in_any_order_and_not_before_the_receive_starts() {
         assert_eq!(content(&target), [round; 12]);
         assert!(has_arrived(&receive, 0).unwrap(), "a round that has ended is complete");
     }
-    [send, receive].into_iter().for_each(retire);
+    [send, receive].into_iter().for_each(queue::free_request);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::error::{Class, Failure, status};
 use crate::memory::Buffer;
 use crate::partitions::Layout;
 use crate::queue;
-use crate::request::{Request, RequestKind, poll_partition_flags, retire};
+use crate::request::{Request, RequestKind, poll_partition_flags};
 use libc::{c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -113,8 +113,7 @@ pub unsafe extern "C" fn gdsync_mpi_request_free(request: RequestHandle) -> c_in
     status(|| {
         // SAFETY: the caller passes a handle that is null or not freed, and does not use it again.
         let request: Arc<Request> = unsafe { take("the request", request) }?;
-        queue::all().iter().for_each(|queue| queue.forget(&request));
-        retire(request);
+        queue::free_request(request);
         Ok(())
     })
 }

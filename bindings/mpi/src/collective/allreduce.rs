@@ -68,7 +68,7 @@ fn arrivals(
 }
 
 /// # Safety
-/// As [`Chain::allreduce`].
+/// As [`Collective::allreduce`].
 unsafe fn operands(
     reduction: Reduction,
     (arrivals, bytes): (&Region, usize),

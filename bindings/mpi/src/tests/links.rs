@@ -6,9 +6,9 @@ use crate::error::{Class, Failure};
 use crate::link::{Ended, Message};
 use crate::link_progress::{enqueue, enqueue_wait, wait_on_cpu};
 use crate::memory::register_message;
-use crate::queue::Queue;
+use crate::queue::{Queue, free_request};
+use crate::request::Request;
 use crate::request::RequestKind;
-use crate::request::{Request, retire};
 use gdsync::stream::Cpu;
 use gdsync::{Access, PinnedMemory, Stream};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ fn messages_that_the_thread_posts_keep_the_order_of_their_calls() {
     assert_eq!(wait_on_cpu(&sending.link, &send).unwrap(), 0);
     assert_eq!(wait_on_cpu(&receiving.link, &receive).unwrap(), 8);
     assert_eq!(content(&target[1]), [vec![1; 8], vec![0]].concat());
-    [sending, receiving].into_iter().for_each(|side| retire(side.link));
+    [sending, receiving].into_iter().for_each(|side| free_request(side.link));
 }
 
 #[test]
