@@ -25,10 +25,10 @@ struct mpis_comm {
     /* On these, senders send their connection info: of transfers with the program's tags, of collectives with their number, as all
      * ranks make them in the same order. */
     MPI_Comm transfers, collectives;
-    int made;
+    int next_number;
     /* On this, receivers reply with a tag that the sender has chosen, as replies come in any order. */
     MPI_Comm replies;
-    int asked;
+    int next_reply_tag;
     /* On this, senders send the info of links; MPI_COMM_NULL if the communicator is not linked. */
     MPI_Comm linked;
     struct mpis_link *links;

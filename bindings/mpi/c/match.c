@@ -195,8 +195,8 @@ static int begin_exchange(MPIS_Request request, struct mpis_exchange *exchange)
 
     if (!exchange->sends)
         return receive_message(exchange, request->tag, infos);
-    exchange->ours.reply_tag = comm->asked;
-    comm->asked = comm->asked == comm->max_tag ? 0 : comm->asked + 1;
+    exchange->ours.reply_tag = comm->next_reply_tag;
+    comm->next_reply_tag = comm->next_reply_tag == comm->max_tag ? 0 : comm->next_reply_tag + 1;
     error = receive_message(exchange, exchange->ours.reply_tag, comm->replies);
     return error == MPI_SUCCESS ? send_message(exchange, request->tag, infos) : error;
 }

@@ -87,8 +87,8 @@ static int collective(MPI_Comm comm, MPIS_Request *into, MPIS_Request *request, 
     *request = mpis_request_new(MPIS_COLLECTIVE, known);
     if (!*request)
         return MPI_ERR_NO_MEM;
-    (*request)->tag = known->made;
-    known->made = known->made == known->max_tag ? 0 : known->made + 1;
+    (*request)->tag = known->next_number;
+    known->next_number = known->next_number == known->max_tag ? 0 : known->next_number + 1;
     MPI_Comm_rank(comm, rank);
     MPI_Comm_size(comm, size);
     return MPI_SUCCESS;
