@@ -38,7 +38,7 @@ struct State {
     outcome: Option<Result<u64, Failure>>,
     /// True if a stream has triggered a deferred message.
     is_triggered: bool,
-    /// True if the outcome is reported to the C part.
+    /// True if the outcome has to be reported to the C part.
     is_watched: bool,
 }
 
