@@ -6,7 +6,7 @@ use std::{env, fs, io};
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libgdsync.so.2");
-    // gdsync's build script names the folder. cargo-c installs what lies in OUT_DIR/include.
+    // gdsync's build script sets the folder. cargo-c installs the files of OUT_DIR/include.
     let header = path_in("DEP_GDSYNC_DEVICE_INCLUDE")?;
     println!("cargo::rerun-if-changed={}", header.display());
     copy_files(&header, &path_in("OUT_DIR")?.join("include"))

@@ -1,4 +1,4 @@
-//! Gives the shared library the name that programs built against gdrcopy's ask for.
+//! Sets the soname for which programs that were built against gdrcopy's library look.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

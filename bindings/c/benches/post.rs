@@ -1,10 +1,8 @@
-//! What the C layer costs over the Rust calls under it, for each posted send and each exchange: `cargo bench -p
-//! gdsync-c`.
+//! The cost of the C layer over the Rust calls under it, for each posted send and each exchange: `cargo bench -p gdsync-c`.
 //!
-//! Both use the same queue pair of a software card, which is connected to itself, and 8 bytes a message, 64 at
-//! a time; the posts are timed, the completions are not. An exchange is a send, a wait of the stream for its
-//! completion, and a wait for its arrival. Streams are held back meanwhile, so that their threads are not in
-//! the way. Rounds alternate.
+//! Both use the same queue pair of a software card, connected to itself, and post 64 messages of 8 bytes at a time; only the posts are timed.
+//! An exchange is a send, a wait of the stream for its completion, and a wait for its arrival. A gate holds the streams back meanwhile, so that
+//! their threads do not disturb. Rounds alternate.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -29,14 +27,14 @@ const ROUNDS: usize = 4000;
 const WRITE: i32 = 0;
 const SEND: i32 = 2;
 
-/// How an exchange is handed over to the stream.
+/// How an exchange is posted to the stream.
 #[derive(Clone, Copy, PartialEq)]
 enum Shape {
-    /// In three calls, each of which prepares, too.
+    /// By three calls that also prepare.
     Calls,
-    /// In three calls, prepared before.
+    /// Prepared before, by three calls.
     Prepared,
-    /// In one call, prepared before.
+    /// Prepared before, by one call.
     Batch,
 }
 
@@ -48,14 +46,13 @@ struct Pair {
 }
 
 fn modify(qp: *mut gds_qp, attr: &mut ibv_qp_attr, mask: u32) {
-    // SAFETY: a queue pair that is alive, and valid attributes.
+    // SAFETY: the queue pair is alive, and the attributes are valid.
     assert_eq!(unsafe { c_qp::gds_modify_qp(qp, attr, mask as i32) }, 0);
 }
 
 impl Pair {
     fn new() -> Self {
-        // SAFETY: every pointer is what the call before returned, or a valid place; nothing is
-        // destroyed before the end.
+        // SAFETY: every pointer is the result of an earlier call or valid for a write; nothing is destroyed before the end.
         let (qp, mr, port) = unsafe {
             let context = ext::gdsync_soft_open(null_mut());
             let pd = c_verbs::gdsync_alloc_pd(context);
@@ -112,7 +109,7 @@ impl Pair {
     fn poll(&self, queue: *mut gds_cq) {
         let (mut left, mut wc) = (POSTS as i32, [ibv_wc::default(); 16]);
         while left > 0 {
-            // SAFETY: a queue that is alive, and room for 16.
+            // SAFETY: the queue is alive, and there is room for 16.
             let polled = unsafe { c_qp::gds_poll_cq(queue, 16, wc.as_mut_ptr()) };
             assert!(polled >= 0 && wc[..polled as usize].iter().all(|one| one.status == 0));
             left -= polled;
@@ -151,7 +148,7 @@ impl Pair {
         start.elapsed()
     }
 
-    /// The same by Rust calls.
+    /// As [`Self::posts`], by Rust calls.
     fn rust_posts(&self, post: impl Fn(&QueuePair, WorkRequest<'_>)) -> Duration {
         let (queue_pair, slices, remote) = self.inside();
         let start = Instant::now();
@@ -161,7 +158,7 @@ impl Pair {
         start.elapsed()
     }
 
-    /// The queue pair, and what is sent or written, and where to.
+    /// The queue pair, the bytes to send or write, and their destination.
     fn inside(&self) -> (&QueuePair, [Slice; 1], RemoteMemory) {
         // SAFETY: queue pair and region are alive.
         unsafe {
@@ -182,7 +179,7 @@ impl Pair {
         took
     }
 
-    /// By a stream that is held back meanwhile.
+    /// Posts on a stream that a gate holds back meanwhile.
     fn held(&self, posts: impl FnOnce() -> Duration) -> Duration {
         let gate = AtomicU32::new(0);
         let wait = gds_wait_value32_t {
@@ -203,7 +200,7 @@ impl Pair {
         took
     }
 
-    /// Prepared and posted in one call.
+    /// Prepares and posts in one call.
     fn queued(&self, in_c: bool) -> Duration {
         self.held(|| {
             if in_c {
@@ -219,7 +216,7 @@ impl Pair {
         })
     }
 
-    /// Prepared by one call, posted by another.
+    /// Prepares by one call and posts by another.
     fn prepared(&self, in_c: bool) -> Duration {
         self.held(|| {
             if in_c {
@@ -239,7 +236,7 @@ impl Pair {
         })
     }
 
-    /// Sent, and waited for.
+    /// Sends, and waits for the completion.
     fn waited(&self, in_c: bool) -> Duration {
         self.held(|| {
             if in_c {
@@ -258,7 +255,7 @@ impl Pair {
         })
     }
 
-    /// Sent to itself, and both completions waited for.
+    /// Sends to itself, and waits for both completions.
     fn exchanged(&self, in_c: bool, shape: Shape) -> Duration {
         // SAFETY: the region is alive.
         let (addr, lkey) = unsafe { ((*self.mr).addr as u64 + 8, (*self.mr).lkey) };
@@ -285,7 +282,7 @@ impl Pair {
         took
     }
 
-    /// Prepares all, and then posts each exchange, in one call or in three.
+    /// Prepares all, and then posts each exchange in one call or in three.
     fn exchanged_in_c(&self, in_one_call: bool) -> Duration {
         // SAFETY: plain data, for which zero is a value.
         let place = || unsafe { std::mem::zeroed::<(gds_send_request_t, [gds_wait_request_t; 2])>() };
@@ -366,13 +363,12 @@ impl Pair {
     }
 }
 
-/// A post's time in Rust and in C, in nanoseconds, in rounds that alternate: what a tenth of the
-/// rounds stay below. The rest have been disturbed by the card's threads, the stream's, or others
-/// of the machine.
+/// Returns the time of a post in Rust and in C, in nanoseconds, over alternating rounds: the 10th percentile, as the other rounds are
+/// disturbed by the threads of the card and the stream, or by other processes.
 fn measure(took: impl Fn(bool) -> Duration) -> [f64; 2] {
     let mut times = [const { Vec::new() }; 2];
     for round in 0..2 * rounds() {
-        // The second finds the caches warmer: they take turns.
+        // The second of a round has warmer caches, so they take turns.
         let in_c = (round / 2 + round) % 2 == 0;
         times[usize::from(in_c)].push(took(in_c).as_nanos() as f64 / f64::from(POSTS));
     }
@@ -405,7 +401,7 @@ fn main() {
     }
 }
 
-/// As many as the command line says, after what cargo says there.
+/// The number of rounds on the command line, after cargo's own arguments.
 fn rounds() -> usize {
     std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(ROUNDS)
 }

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * libgdsync's interface, version 2.2, on gdsync. Programs written against libgdsync's header are compiled again, and link with
- * -lgdsync. docs/c-abi.md has the whole list, and what is different.
- *
- * Every function may be called from any thread. Functions that return an int return 0, or a positive errno; the reason is on
- * stderr, and in gdsync_error_text() of <gdsync/ext.h>.
- *
- * libgdsync's sources have two dialects. Released versions take the types of the old OFED's "exp" verbs; its unreleased branch for
- * upstream verbs (pull request 107) takes libibverbs' own. Define GDSYNC_UPSTREAM_VERBS before the first include for the second. Files of both
- * may be linked together, and pass queue pairs and requests to each other.
- *
- * Wants libibverbs' header. The toolkit's cuda.h and gdrcopy's gdrapi.h are used where they are found, and their few types
- * declared here where not: software streams need neither.
+  * libgdsync's interface, version 2.2, on gdsync. Recompile programs that use libgdsync's header, and link them with -lgdsync. docs/c-abi.md has
+  * the whole list, and the differences.
+  *
+  * Every function may be called from any thread. Functions that return an int return 0 or a positive errno; the reason is printed to stderr, and
+  * returned by gdsync_error_text() of <gdsync/ext.h>.
+  *
+  * libgdsync's sources have two dialects. Released versions take the types of the old OFED's "exp" verbs; the unreleased branch for upstream verbs
+  * (pull request 107) takes libibverbs' own. Define GDSYNC_UPSTREAM_VERBS before the first include for the second. Files of both dialects may be
+  * linked together, and pass queue pairs and requests to each other.
+  *
+  * Needs libibverbs' header. Uses the toolkit's cuda.h and gdrcopy's gdrapi.h if they are found, and otherwise declares their few types, as
+  * software streams need neither.
  */
 #ifndef __GDSYNC_H__
 #define __GDSYNC_H__

@@ -1,4 +1,4 @@
-//! Descriptors of C programs as a batch.
+//! Translates descriptors of C programs to a batch.
 
 use crate::error::{CallError, bad, non_null, non_null_mut};
 use crate::pages;
@@ -10,17 +10,16 @@ use gdsync::raw::{DeviceRange, DeviceWord32};
 use gdsync::{Batch, QueueError};
 use libc::c_int;
 
-/// Where a batch is performed, as far as its making depends on that.
+/// The properties of the target that a batch depends on.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// On a GPU, which needs host memory registered.
+    /// True on a GPU, which needs host memory to be registered.
     pub(crate) is_cuda: bool,
-    /// It flushes on demand.
+    /// True if the target can flush.
     pub(crate) has_flush: bool,
 }
 
 impl Target {
-    /// The calling thread.
     pub(crate) const CPU: Target = Target { is_cuda: false, has_flush: true };
 }
 
@@ -35,7 +34,7 @@ pub(crate) fn condition(code: c_int) -> Result<Condition, CallError> {
     }
 }
 
-/// Checks flags: one memory type, and none but these. Returns the memory type.
+/// Checks that the flags have one memory type, and otherwise only allowed flags. Returns the memory type.
 pub(crate) fn check_flags(flags: c_int, allowed: c_int) -> Result<c_int, CallError> {
     let kind = flags & types::GDS_MEMORY_MASK;
     let known = [types::GDS_MEMORY_GPU, types::GDS_MEMORY_HOST, types::GDS_MEMORY_IO].contains(&kind);
@@ -45,10 +44,9 @@ pub(crate) fn check_flags(flags: c_int, allowed: c_int) -> Result<c_int, CallErr
     Ok(kind)
 }
 
-/// Numbers of requests whose entries the batch has taken; dropping this frees the numbers.
+/// The numbers of taken requests. A drop frees the numbers.
 struct Taken(Vec<u64>);
 
-/// A batch in the making.
 pub(crate) struct Builder {
     target: Target,
     batch: Batch,
@@ -56,9 +54,8 @@ pub(crate) struct Builder {
     steps: Vec<Step>,
 }
 
-/// What is added to the batch once nothing can be wrong with the arguments any more.
+/// An operation to add once all arguments are checked.
 enum Step {
-    /// The next of the requests that were taken.
     Request,
     Wait(gds_wait_value32_t),
     Write(gds_write_value32_t),
@@ -75,7 +72,7 @@ impl Builder {
         }
     }
 
-    /// Adds a prepared send, or wait, by its number.
+    /// Adds a prepared send or wait by its number.
     pub(crate) fn request(&mut self, name: u64, is_send: bool) -> Result<(), CallError> {
         self.taken.push((name, requests::take(name, is_send)?));
         self.steps.push(Step::Request);
@@ -137,16 +134,16 @@ impl Builder {
         Ok(())
     }
 
-    /// The batch, and the numbers that are used up by it.
+    /// Returns the batch, and uses up the numbers of its requests.
     ///
     /// # Safety
-    /// What the descriptors name is valid on the target, and stays so until it has passed them.
+    /// The memory of the descriptors is valid on the target, and stays so until that has passed them.
     pub(crate) unsafe fn finish(mut self) -> Result<Batch, CallError> {
         let mut taken = std::mem::take(&mut self.taken);
         let used = Taken(taken.iter().map(|(name, _)| *name).collect());
         let mut pending = taken.drain(..).map(|(_, pending)| pending);
         for step in std::mem::take(&mut self.steps) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes valid pointers.
             unsafe {
                 match step {
                     Step::Request => self.add_request(pending.next())?,
@@ -173,7 +170,7 @@ impl Builder {
             Some(Pending::Wait(wait, words)) => {
                 self.put(|batch| batch.wait(wait));
                 for (address, value) in words {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller keeps the memory of the descriptors valid.
                     unsafe { self.add_write(address as *mut u32, value, types::GDS_MEMORY_HOST) }?;
                 }
             }
@@ -182,15 +179,14 @@ impl Builder {
         Ok(())
     }
 
-    /// The target's own name for memory of that type, or none where it is host memory to be
-    /// registered.
+    /// Returns whether the address is the target's own, and not one of host memory that needs to be registered.
     fn is_direct(&self, flags: c_int) -> bool {
         !self.target.is_cuda || flags & types::GDS_MEMORY_MASK == types::GDS_MEMORY_GPU
     }
 
     unsafe fn add_wait(&mut self, wait: gds_wait_value32_t) -> Result<(), CallError> {
         let (condition, address) = (condition(wait.cond_flags)?, wait.ptr as usize);
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             if self.is_direct(wait.flags) {
                 let word = DeviceWord32::new(address as u64)?;
@@ -210,7 +206,7 @@ impl Builder {
         if flags & types::GDS_WRITE_PRE_BARRIER_SYS != 0 {
             self.put(Batch::barrier);
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             if self.is_direct(flags) {
                 let word = DeviceWord32::new(ptr as u64)?;
@@ -227,14 +223,14 @@ impl Builder {
         if write.flags & types::GDS_WRITE_MEMORY_PRE_BARRIER_SYS != 0 {
             self.put(Batch::barrier);
         }
-        // SAFETY: the bytes are readable and do not change during the call: the caller's.
+        // SAFETY: the caller passes readable bytes that do not change during the call.
         let bytes = unsafe { std::slice::from_raw_parts(write.src, write.count) };
         let mut at = write.dest as usize;
         let mut rest = bytes;
         while !rest.is_empty() {
-            // To the end of a page: host memory is known by pages, and no piece may be longer.
+            // Host memory is registered by pages, so a piece ends at a page's end.
             let (piece, after) = rest.split_at(rest.len().min(pages::PAGE - at % pages::PAGE));
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes valid pointers.
             let piece = unsafe {
                 if self.is_direct(write.flags) {
                     MemoryWrite::new(&DeviceRange::new(at as u64, piece.len()), 0, piece)?
@@ -253,10 +249,9 @@ impl Builder {
     }
 }
 
-/// Longest write of bytes.
 const MOST_BYTES: usize = 16 << 20;
 
-/// A word that descriptors can name.
+/// Refuses a null or misaligned word.
 pub(crate) fn check_word(ptr: *mut u32) -> Result<(), CallError> {
     non_null_mut("the descriptor's ptr", ptr)?;
     if (ptr as usize).is_multiple_of(size_of::<u32>()) {

@@ -1,6 +1,6 @@
-//! Completions in the form of `struct ibv_wc`.
+//! Translates completions to `struct ibv_wc`.
 
-use crate::error::CallError;
+use crate::error::{CallError, bad, non_null_mut};
 use gdsync::queue::{PollError, Syndrome, WorkKind};
 use gdsync::{Completion, CompletionQueue, QueueError};
 use gdsync_sys::verbs::ibv_wc;
@@ -15,12 +15,12 @@ fn opcode(kind: WorkKind) -> c_int {
         WorkKind::FetchAdd => 4,
         WorkKind::Receive => 1 << 7,
         WorkKind::ReceiveRdmaWithImmediate => (1 << 7) + 1,
-        // Sends. A NOP is a send that was taken back, and not reported.
+        // Sends. A NOP is a cancelled send, which is not reported.
         _ => 0,
     }
 }
 
-/// `enum ibv_wc_status` of a syndrome, as libmlx5 has it.
+/// Returns the `enum ibv_wc_status` of a syndrome, as libmlx5 does.
 fn status(syndrome: u8) -> c_int {
     const PAIRS: [(Syndrome, c_int); 13] = [
         (Syndrome::LocalLength, 1),
@@ -45,7 +45,6 @@ const WITH_GRH: c_uint = 1 << 0;
 const WITH_IMM: c_uint = 1 << 1;
 const WITH_INV: c_uint = 1 << 3;
 
-/// A completion as programs see it.
 pub(crate) fn translate(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.wr_id,
@@ -73,21 +72,17 @@ pub(crate) fn translate(completion: &Completion) -> ibv_wc {
     wc
 }
 
-/// Polls into `out`; returns how many.
+/// Polls into `out`. Returns the number of completions.
 ///
 /// # Errors
-/// What the card wrote makes no sense, and nothing was polled before it.
-pub(crate) fn poll(
-    queue: &CompletionQueue,
-    out: &mut dyn FnMut(ibv_wc),
-    most: usize,
-) -> Result<usize, CallError> {
+/// The first entry is invalid.
+fn poll(queue: &CompletionQueue, out: &mut dyn FnMut(ibv_wc), most: usize) -> Result<usize, CallError> {
     let mut polled = 0;
     while polled < most {
         match queue.poll_unawaited() {
             Ok(Some(completion)) => out(translate(&completion)),
             Ok(None) => break,
-            // The entry is skipped; earlier completions are returned first.
+            // The invalid entry is skipped; the completions before it are returned first.
             Err(error @ PollError::BadCompletion { .. }) if polled > 0 => {
                 tracing::error!(%error, "polling");
                 break;
@@ -97,6 +92,27 @@ pub(crate) fn poll(
         polled += 1;
     }
     Ok(polled)
+}
+
+/// Polls into an array of C. Returns the number of completions.
+///
+/// # Safety
+/// `wc` is null or has room for `num_entries` completions.
+pub(crate) unsafe fn poll_into(
+    queue: &CompletionQueue,
+    num_entries: c_int,
+    wc: *mut ibv_wc,
+) -> Result<c_int, CallError> {
+    let wc = non_null_mut("wc", wc)?;
+    let most = usize::try_from(num_entries)
+        .map_err(|_| bad("num_entries", num_entries, "it must not be negative"))?;
+    let mut at = 0;
+    let mut put = |completion| {
+        // SAFETY: `poll` calls this at most `most` times, and the caller has room for as many.
+        unsafe { wc.add(at).write(completion) };
+        at += 1;
+    };
+    poll(queue, &mut put, most).map(|count| count as c_int)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From errors, and panics, to errno values.
+//! Translates errors and panics to errno values.
 
 use crate::log;
 use gdsync::batch::WriteError;
@@ -17,7 +17,6 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("{what} is a null pointer: pass a valid one")]
@@ -76,15 +75,34 @@ pub(crate) enum CallError {
     Panic { message: String },
 }
 
-/// An argument that is out of its limit.
+/// An error for an argument that exceeds its limit.
 pub(crate) fn bad(what: &'static str, value: impl Into<i64>, limit: &'static str) -> CallError {
     CallError::Bad { what, value: value.into(), limit }
 }
 
-/// A handle, or a number, of which the library has nothing.
+/// An error for a handle or a number that names no object.
 #[cold]
 pub(crate) fn stale(what: &'static str, value: usize, why: &'static str, remedy: &'static str) -> CallError {
     CallError::Stale { what, value: value as u64, why, remedy }
+}
+
+/// Checks the result of a verbs call, which is 0, a positive errno, or -1 with `errno` set.
+pub(crate) fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
+    let source = match code {
+        0 => return Ok(()),
+        code if code > 0 => std::io::Error::from_raw_os_error(code),
+        _ => std::io::Error::last_os_error(),
+    };
+    Err(CallError::Verbs { call, source })
+}
+
+/// Checks the result of a verbs call, which is a pointer, or null with `errno` set.
+pub(crate) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
+    if pointer.is_null() {
+        Err(CallError::Verbs { call, source: std::io::Error::last_os_error() })
+    } else {
+        Ok(pointer)
+    }
 }
 
 fn waits(at: &Option<String>) -> String {
@@ -221,7 +239,6 @@ fn of_bootstrap(error: &BootstrapError) -> c_int {
 }
 
 impl CallError {
-    /// What the C function returns.
     fn errno(&self) -> c_int {
         match self {
             CallError::Null { .. }
@@ -250,7 +267,7 @@ impl CallError {
         }
     }
 
-    /// Nothing to report: it happens to programs that are as fast as they can be, which try again.
+    /// Returns whether this is a lack of room, which fast programs meet and retry.
     fn is_fullness(&self) -> bool {
         matches!(self.errno(), libc::ENOMEM | libc::EAGAIN | libc::ETIMEDOUT)
     }
@@ -260,7 +277,7 @@ thread_local! {
     static TEXT: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// What [`CallError`] was the last of this thread, for `gdsync_error_text`.
+/// Returns the text of this thread's last [`CallError`], for `gdsync_error_text`.
 pub(crate) fn text() -> *const c_char {
     const NONE: &CStr = c"";
     TEXT.try_with(|text| text.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
@@ -277,25 +294,24 @@ fn report(call: &'static str, error: &CallError) -> c_int {
         tracing::error!(call, errno, "{error}");
     }
     let said = CString::new(format!("{call}: {error}").replace('\0', "?")).unwrap_or_default();
-    // Gone while the thread ends.
+    // The thread-local is gone while the thread ends.
     let _gone_while_the_thread_ends = TEXT.try_with(|text| *text.borrow_mut() = said);
     errno
 }
 
-/// Does what a C function is to do. A panic is an error like others.
+/// Runs the body of a C function, and returns a panic as an error.
 #[inline]
 fn attempt<T>(body: impl FnOnce() -> Result<T, CallError>) -> Result<T, CallError> {
     contain(body).unwrap_or_else(|message| Err(CallError::Panic { message }))
 }
 
-/// Tries the fast path, and reports no errors. A panic counts as `None`: the general path, which is
-/// tried next, reports it.
+/// Tries a fast path without reporting errors. After a panic it returns `None`, and the general path reports the panic.
 #[inline(always)]
 pub(crate) fn quietly<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
     catch_unwind(AssertUnwindSafe(body)).ok().flatten()
 }
 
-/// A C function that returns 0 or a positive errno.
+/// Runs a C function that returns 0 or a positive errno.
 #[inline]
 pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), CallError>) -> c_int {
     match attempt(body) {
@@ -304,7 +320,7 @@ pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), CallE
     }
 }
 
-/// A C function that returns a number, or -1 and `errno`.
+/// Runs a C function that returns a number, or -1 and `errno`.
 pub(crate) fn count(call: &'static str, body: impl FnOnce() -> Result<c_int, CallError>) -> c_int {
     attempt(body).unwrap_or_else(|error| {
         set_errno(report(call, &error));
@@ -312,7 +328,7 @@ pub(crate) fn count(call: &'static str, body: impl FnOnce() -> Result<c_int, Cal
     })
 }
 
-/// A C function that returns a pointer, or null and `errno`.
+/// Runs a C function that returns a pointer, or null and `errno`.
 pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Result<*mut T, CallError>) -> *mut T {
     attempt(body).unwrap_or_else(|error| {
         set_errno(report(call, &error));
@@ -321,24 +337,23 @@ pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Result<*mut 
 }
 
 fn set_errno(code: c_int) {
-    // SAFETY: the C library's place for this thread's `errno` is always valid.
+    // SAFETY: the C library's pointer to this thread's `errno` is always valid.
     unsafe { *libc::__errno_location() = code };
 }
 
-/// A pointer that must not be null.
+/// Refuses a null pointer.
 #[inline]
 pub(crate) fn non_null<T>(what: &'static str, pointer: *const T) -> Result<*const T, CallError> {
     if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(pointer) }
 }
 
-/// The same, to be written to.
+/// Refuses a null pointer.
 #[inline]
 pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
     if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(pointer) }
 }
 
-/// Flags of which there are none.
-/// A list of the program.
+/// Returns an array of the program.
 ///
 /// # Safety
 /// `list` is null, or an array of `number`.
@@ -352,7 +367,7 @@ pub(crate) unsafe fn list<'a, T>(
         return Ok(&[]);
     }
     let list = non_null(what, list)?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array of that length.
     Ok(unsafe { std::slice::from_raw_parts(list, number) })
 }
 

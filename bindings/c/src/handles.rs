@@ -1,37 +1,35 @@
-//! Handles: the addresses by which programs know objects. No address is that of a second object, and
-//! all of them stay readable. So the library may look at any value that a program passes, and
-//! recognises the handle of an object that is gone, whatever was made since.
+//! Handles: the addresses by which programs know objects. No address is used for a second object, and all of them stay readable, so
+//! the library can look up any value that a program passes, and recognises the handle of a destroyed object.
 //!
-//! The C structs lie in address space of their own, one to a cache line, in the order in which they
-//! are made. Where all structs of a unit are gone, its memory goes back to the system. Its addresses
-//! are not used again.
+//! The C structs have a reserved range of address space, one to a cache line, in the order of their creation. When all structs of a
+//! unit are destroyed, its memory is returned to the system, but its addresses are not reused.
 
+use crate::error::{CallError, stale};
 use parking_lot::Mutex;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Bytes that become writable, and go back to the system, at a time: a multiple of every page size.
+/// Bytes that become writable, or are returned to the system, at a time: a multiple of every page size.
 const UNIT: usize = 64 << 10;
-/// Address space: for 2 billion handles or more. Less where the process may not have as much.
+/// The reserved address space: for 2 billion handles or more, or less if the process is limited.
 const MOST: usize = 1 << 38;
 
-/// A C struct, and the object that it stands for.
 #[repr(C, align(64))]
 struct Slot<C, O> {
-    /// The program's to read, and to write.
     public: UnsafeCell<C>,
-    /// Null before the object is made, and once it is gone.
+    /// Null before the object is made, and after it is removed.
     object: AtomicPtr<O>,
 }
 
-/// All handles of one kind of objects: `C` is what programs see, `O` what the library has.
+/// All handles of one kind: `C` is the program's struct, `O` the library's object.
 pub(crate) struct Handles<C, O> {
     base: AtomicPtr<Slot<C, O>>,
-    /// Bytes of slots that were handed out, from `base` on.
+    /// Bytes of used slots, from `base` on.
     used: AtomicUsize,
     growth: Mutex<Growth>,
 }
@@ -39,13 +37,13 @@ pub(crate) struct Handles<C, O> {
 struct Growth {
     reserved: usize,
     writable: usize,
-    /// Objects in each unit that has some, by the unit's number.
+    /// The number of objects in each unit that has any, by the unit's index.
     live: BTreeMap<usize, usize>,
 }
 
-/// Any thread may make, find and remove objects.
+/// Any thread can make, find and remove objects.
 impl<C, O: Send + Sync> Handles<C, O> {
-    /// Bytes from one struct to the next: one cache line, or two.
+    /// Bytes from one struct to the next: one or two cache lines.
     const SLOT: usize = size_of::<Slot<C, O>>();
 
     pub(crate) const fn new() -> Self {
@@ -60,11 +58,10 @@ impl<C, O: Send + Sync> Handles<C, O> {
     /// Makes a handle. `make` gets its address, and returns the C struct and the object.
     ///
     /// # Errors
-    /// ENOMEM: no memory, or the address space for handles is used up.
+    /// ENOMEM: there is no memory, or the address space for handles is used up.
     pub(crate) fn insert(&self, make: impl FnOnce(NonNull<C>) -> (C, Arc<O>)) -> io::Result<NonNull<C>> {
         let slot = self.next()?;
-        // SAFETY: `next` has made the slot writable for good, and nothing else has got it. A fresh
-        // page is zero, a valid slot without an object.
+        // SAFETY: `next` has made the slot writable and gives it out once. A fresh page is zero, which is a valid slot.
         let slot = unsafe { slot.as_ref() };
         let at = NonNull::from(&slot.public).cast::<C>();
         let (public, object) = make(at);
@@ -74,7 +71,7 @@ impl<C, O: Send + Sync> Handles<C, O> {
         Ok(at)
     }
 
-    /// The next slot, which is no other handle's and never was.
+    /// Returns a slot that was never used.
     fn next(&self) -> io::Result<NonNull<Slot<C, O>>> {
         let mut growth = self.growth.lock();
         if growth.reserved == 0 {
@@ -89,20 +86,20 @@ impl<C, O: Send + Sync> Handles<C, O> {
         }
         if start == growth.writable {
             let access = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: a unit of the address space that `reserve` has got for this value.
+            // SAFETY: a unit of the address space that `reserve` has returned for this value.
             if unsafe { libc::mprotect(base.add(start).cast(), UNIT, access) } != 0 {
                 return Err(io::Error::last_os_error());
             }
             growth.writable += UNIT;
         }
         *growth.live.entry(start / UNIT).or_default() += 1;
-        // Whoever finds the slot within `used` finds the base, and may read the slot.
+        // A thread that finds the slot below `used` also finds the base and may read the slot.
         self.used.store(start + Self::SLOT, Ordering::Release);
-        // SAFETY: within the address space; never null.
+        // SAFETY: within the reserved address space, and so not null.
         Ok(unsafe { NonNull::new_unchecked(base.add(start).cast()) })
     }
 
-    /// The slot that an address is in, and the offset of the address there.
+    /// Returns the slot that contains an address, and the offset of the address in it.
     #[inline(always)]
     fn slot(&self, address: usize) -> Option<(&Slot<C, O>, usize)> {
         let used = self.used.load(Ordering::Acquire);
@@ -111,13 +108,12 @@ impl<C, O: Send + Sync> Handles<C, O> {
         if offset >= used {
             return None;
         }
-        // SAFETY: slots below `used` stay readable for good (`next`), and are valid: zero, or as
-        // `insert` has written them.
+        // SAFETY: slots below `used` stay readable (`next`), and are zero or as `insert` has written them.
         Some((unsafe { &*base.add(offset / Self::SLOT) }, offset % Self::SLOT))
     }
 
-    /// The object in whose C struct an address is, and the offset of the address there. `None` for
-    /// any other value, also for one whose object is gone.
+    /// Returns the object whose C struct contains an address, and the offset of the address in it; `None` for any other value, and for
+    /// a removed object.
     ///
     /// # Safety
     /// No other thread [removes](Self::remove) the object while the reference is used.
@@ -125,29 +121,27 @@ impl<C, O: Send + Sync> Handles<C, O> {
     pub(crate) unsafe fn find<'a>(&self, address: usize) -> Option<(&'a O, usize)> {
         let (slot, offset) = self.slot(address)?;
         let object = slot.object.load(Ordering::Acquire);
-        // SAFETY: null, or from the `Arc` that `insert` has kept; it lives until it is removed,
-        // which does not happen meanwhile (the caller's).
+        // SAFETY: null, or from the `Arc` that `insert` has kept; the caller lets no thread remove it while the reference is used.
         Some((unsafe { object.as_ref() }?, offset))
     }
 
-    /// True where an object had its handle there. It is gone, or yet to be made.
+    /// Returns whether an address is in the struct of an object that was removed or is being made.
     pub(crate) fn had(&self, address: usize) -> bool {
         self.slot(address).is_some()
     }
 
-    /// Ends a handle, and returns its object: to one caller only. The C struct is zero from then on.
+    /// Ends a handle, and returns its object to one caller. The C struct becomes zero.
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<O>> {
         let (slot, 0) = self.slot(handle)? else { return None };
         let object = NonNull::new(slot.object.swap(ptr::null_mut(), Ordering::AcqRel))?;
-        // SAFETY: the program has given the struct back; the library does not read it as a `C`
-        // again.
+        // SAFETY: the program has given up the struct, and the library does not read it as a `C` again.
         unsafe { slot.public.get().write_bytes(0, 1) };
         self.give_back(handle);
-        // SAFETY: the pointer of `insert`'s `Arc::into_raw`, which the exchange gives out once.
+        // SAFETY: the pointer of `insert`'s `Arc::into_raw`; the exchange returns it once.
         Some(unsafe { Arc::from_raw(object.as_ptr()) })
     }
 
-    /// One object fewer in the unit of that address.
+    /// Counts a removed object, and returns the memory of an empty unit to the system.
     fn give_back(&self, address: usize) {
         let mut growth = self.growth.lock();
         let base = self.base.load(Ordering::Relaxed);
@@ -159,14 +153,14 @@ impl<C, O: Send + Sync> Handles<C, O> {
         }
         growth.live.remove(&unit);
         if (unit + 1) * UNIT <= self.used.load(Ordering::Relaxed) {
-            // SAFETY: a unit of this value's own, with no object left and none to come. Its slots
-            // read as zero afterwards, as slots without objects do. A failure keeps the memory.
+            // SAFETY: a unit of this value without objects now and later. Its slots then read as zero, as slots without objects do. After a
+            // failure it keeps its memory.
             unsafe { libc::madvise(base.cast::<u8>().add(unit * UNIT).cast(), UNIT, libc::MADV_DONTNEED) };
         }
     }
 }
 
-/// Address space that nothing else gets, and its bytes: as much as there is, up to [`MOST`].
+/// Reserves address space, up to [`MOST`] bytes. Returns it with its length.
 fn reserve() -> io::Result<(*mut u8, usize)> {
     let mut len = MOST;
     loop {
@@ -183,13 +177,85 @@ fn reserve() -> io::Result<(*mut u8, usize)> {
     }
 }
 
+/// All objects of one kind, which programs know by a pointer to a `C` and the library has as an `O`. Any value can be looked up.
+pub(crate) struct Named<C, O> {
+    handles: Handles<C, O>,
+    what: &'static str,
+    /// The remedy for a value that names no object.
+    remedy: &'static str,
+}
+
+impl<C, O: Send + Sync> Named<C, O> {
+    pub(crate) const fn new(what: &'static str, remedy: &'static str) -> Self {
+        Named { handles: Handles::new(), what, remedy }
+    }
+
+    /// Makes a handle. `public` makes the program's struct, given its address.
+    pub(crate) fn keep(
+        &self,
+        object: impl Into<Arc<O>>,
+        public: impl FnOnce(usize) -> C,
+    ) -> Result<*mut C, CallError> {
+        let object = object.into();
+        let made = self.handles.insert(|at| (public(at.addr().get()), object));
+        let made = made.map_err(|source| gdsync::Error::Memory { len: size_of::<C>(), source })?;
+        Ok(made.as_ptr())
+    }
+
+    /// Returns the object of a handle.
+    ///
+    /// # Safety
+    /// No other thread [takes](Self::take) the object while the reference is used.
+    pub(crate) unsafe fn find<'a>(&self, handle: *mut C) -> Result<&'a O, CallError> {
+        // SAFETY: the caller lets no other thread destroy the object.
+        match unsafe { self.handles.find(handle.addr()) } {
+            Some((object, 0)) => Ok(object),
+            _ => Err(self.unknown(handle)),
+        }
+    }
+
+    /// Ends a handle, and returns its object to one caller.
+    pub(crate) fn take(&self, handle: *mut C) -> Result<Arc<O>, CallError> {
+        self.handles.remove(handle.addr()).ok_or_else(|| self.unknown(handle))
+    }
+
+    #[cold]
+    fn unknown(&self, handle: *mut C) -> CallError {
+        if handle.is_null() {
+            return CallError::Null { what: self.what };
+        }
+        stale(self.what, handle.addr(), "is not gdsync's, or is gone", self.remedy)
+    }
+}
+
+/// The hasher of maps by address. The addresses are the library's, so a program cannot choose ones that collide.
+pub(crate) type Addresses = BuildHasherDefault<AddressHasher>;
+
+/// Multiplies, as the lowest bits of addresses are alike.
+#[derive(Default)]
+pub(crate) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.0 = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     type Numbers = Handles<[u64; 7], u64>;
 
-    /// Makes an object; returns its handle.
+    /// Makes an object. Returns its handle.
     fn insert(handles: &Numbers, value: u64) -> usize {
         handles.insert(|at| ([at.addr().get() as u64; 7], Arc::new(value))).unwrap().addr().get()
     }
@@ -236,10 +302,10 @@ mod tests {
             assert!(find(&handles, last).is_none() || last == kept);
             last = handle;
         }
-        // All but the first unit, which has an object, and the last, which is to have more.
+        // The first unit has an object, and the last one has room for more.
         assert_eq!(handles.growth.lock().live, BTreeMap::from([(0, 1)]));
         assert_eq!(find(&handles, kept), Some((u64::MAX, 0)));
-        // Addresses whose memory went back are readable.
+        // Addresses whose memory was returned stay readable.
         assert!(find(&handles, kept + 2 * UNIT).is_none() && handles.had(kept + 2 * UNIT));
     }
 

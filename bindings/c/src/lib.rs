@@ -1,36 +1,25 @@
-//! libgdsync for C and C++: the interface of GPUDirect Async's libgdsync, version 2.2, and a few
-//! calls of its own (`include/gdsync/ext.h`), on gdsync.
-//! [docs/c-abi.md](https://github.com/gdsync/gdsync/blob/main/docs/c-abi.md) lists it, and says
-//! what is different.
+//! libgdsync for C and C++: the interface of GPUDirect Async's libgdsync, version 2.2, and calls of gdsync (`include/gdsync/ext.h`).
+//! [docs/c-abi.md](https://github.com/gdsync/gdsync/blob/main/docs/c-abi.md) lists them, and the differences.
 //!
-//! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into
-//! errno values; `handles` are names that are never used twice, and `named` the objects that they stand for; `providers`, `objects`, `requests`,
-//! `streams`, `persistent`, `teams`, `registrations` and `pages` are what C programs have names of, and the only state of the process;
-//! `work`, `completion` and `batch` translate; `api` are the C functions, one module for each header
-//! or part of one.
+//! `api` has the C functions, one module for each header or part of one. `handles` and the modules of the objects that C programs have
+//! (`objects`, `requests`, `streams`, `persistent`, `teams`, `pages`) hold all state of the process; `work`, `completion` and `batch`
+//! translate between the C structs of `types` and gdsync.
 //!
-//! Nothing happens when the library is loaded. Every function may be called from any thread.
+//! Loading the library has no effect. Every function may be called from any thread.
 
-#[deny(unsafe_code)]
-mod addresses;
 pub mod api;
 mod batch;
-#[deny(unsafe_code)]
 mod completion;
 mod error;
 mod handles;
 pub mod inside;
 #[deny(unsafe_code)]
 mod log;
-mod named;
 pub mod notify_types;
 mod objects;
 mod pages;
 mod persistent;
-#[deny(unsafe_code)]
-mod placement;
 mod providers;
-mod registrations;
 #[deny(unsafe_code)]
 mod requests;
 #[deny(unsafe_code)]

@@ -1,5 +1,4 @@
-//! The library's log on stderr, as libgdsync has it: errors and warnings, and more where the
-//! environment asks for it.
+//! The library's log on stderr, as libgdsync's: errors and warnings, and more if the environment asks for it.
 
 use std::io;
 use std::sync::Once;
@@ -9,7 +8,7 @@ use tracing_subscriber::prelude::*;
 /// The variable with the filter, as `tracing_subscriber::filter::Targets` reads it.
 const VARIABLE: &str = "GDSYNC_LOG";
 
-/// A switch of libgdsync: on where it is a number other than 0.
+/// Returns whether a switch of libgdsync is a number other than 0.
 fn is_on(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value.trim().parse::<i64>().is_ok_and(|number| number != 0))
 }
@@ -23,18 +22,17 @@ fn filter() -> Targets {
     format!("{level}{memops}").parse().unwrap_or_default()
 }
 
-/// Starts the log, unless the process has one already (a Rust program that links the static
-/// library).
+/// Starts the log, unless the process has one, such as a Rust program that links the static library.
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         let written = tracing_subscriber::fmt::layer()
             .with_writer(io::stderr)
-            // Reports a failed write by `eprintln!`, which panics.
+            // The layer would report a failed write by `eprintln!`, which panics.
             .log_internal_errors(false)
             .with_ansi(false);
         let log = tracing_subscriber::registry().with(written).with(filter());
-        // Another log is the program's wish.
+        // The program's own log takes precedence.
         drop(log.try_init());
     });
 }

@@ -19,11 +19,11 @@ pub type gdsync_all_gather_t = unsafe extern "C" fn(*mut c_void, *const c_void, 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct gdsync_team_attr_t {
-    /// Queues.
+    /// The number of queues.
     pub queues: c_uint,
     /// `GDSYNC_CONNECTIONS_*`.
     pub connections: c_uint,
-    /// How long a post waits for room.
+    /// How long a post waits for room, in milliseconds.
     pub post_timeout_ms: c_uint,
     /// 0.
     pub reserved: c_uint,
@@ -35,17 +35,17 @@ pub struct gdsync_team_attr_t {
 pub struct gdsync_put_t {
     /// The segment with the source.
     pub from: *mut gdsync_segment,
-    /// The source's first byte in this rank's part.
+    /// The offset of the source in this rank's part.
     pub from_offset: size_t,
-    /// Bytes; 0 where only a notification is set.
+    /// Bytes; 0 for a notification alone.
     pub length: size_t,
-    /// The segment written into.
+    /// The segment that is written.
     pub to: *mut gdsync_segment,
-    /// The first byte in that rank's part.
+    /// The offset of the destination in that rank's part.
     pub to_offset: u64,
-    /// That rank.
+    /// The rank that is written to.
     pub rank: u32,
-    /// The notification set there after the bytes.
+    /// The notification that is set there after the bytes.
     pub notification: u32,
     /// Its value; 0 for none.
     pub value: u32,

@@ -1,16 +1,22 @@
-//! Queue pairs and completion queues that C programs have names of.
+//! Queue pairs and completion queues of C programs.
 
-use crate::addresses::Addresses;
 use crate::error::{CallError, bad, non_null_mut, stale};
-use crate::handles::Handles;
-use crate::placement::{self, Wishes};
+use crate::handles::{Addresses, Handles};
 use crate::providers::{self, Kind};
-use crate::types::{gds_cq, gds_qp};
+use crate::types::{
+    GDS_CREATE_QP_RX_CQ_ON_GPU, GDS_CREATE_QP_TX_CQ_ON_GPU, GDS_CREATE_QP_WISHES,
+    GDS_CREATE_QP_WQ_DBREC_ON_GPU, gds_cq, gds_qp,
+};
 use crate::{persistent, requests, streams};
+use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
 use gdsync::raw::RegisteredMemory;
-use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
+use gdsync::{
+    CompletionQueue, CompletionQueueConfig, Device, Error, ProtectionDomain, QueuePair, QueuePairConfig,
+};
 use gdsync_sys::VerbsApi;
+use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{ibv_context, ibv_cq, ibv_pd, ibv_qp};
+use libc::c_int;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::mem::offset_of;
@@ -18,20 +24,20 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// What a `struct gds_qp *` stands for.
+/// The object of a `struct gds_qp *`.
 pub(crate) struct QueuePairObject {
     handle: usize,
     pub(crate) queue_pair: QueuePair,
     pub(crate) memory: RegisteredMemory,
-    /// Every send completes with an entry.
+    /// True if every send is signaled.
     pub(crate) signal_all: bool,
-    /// Its sends have addresses.
+    /// True for UD.
     pub(crate) is_datagram: bool,
     pub(crate) api: &'static VerbsApi,
     context: usize,
 }
 
-/// Where the completion queues of a `struct gds_qp` are.
+/// The offsets of the completion queues in a `struct gds_qp`.
 const SEND: usize = offset_of!(gds_qp, send_cq);
 const RECV: usize = offset_of!(gds_qp, recv_cq);
 
@@ -39,20 +45,20 @@ static QUEUE_PAIRS: Handles<gds_qp, QueuePairObject> = Handles::new();
 
 #[derive(Default)]
 struct Objects {
-    /// By the provider's objects.
+    /// By the address of the provider's object.
     queue_pairs: HashMap<usize, Arc<QueuePairObject>, Addresses>,
-    /// By the provider's objects.
+    /// By the address of the provider's object.
     queues: HashMap<usize, CompletionQueue, Addresses>,
-    /// A device for each context of a program, as long as it has queue pairs.
+    /// The device of each context with queue pairs, and their number.
     devices: HashMap<usize, (Device, usize), Addresses>,
 }
 
 static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
 
-/// A domain of the program, and its device.
+/// Returns a domain of the program, and its device.
 ///
 /// # Safety
-/// Context and domain, where they are libibverbs', are valid. Both stay so until all is dropped that is made of them.
+/// A context and domain of libibverbs are valid, and stay so until everything that is made from them is dropped.
 pub(crate) unsafe fn domain(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -66,10 +72,10 @@ pub(crate) unsafe fn domain(
     let known = OBJECTS.read().devices.get(&(context as usize)).map(|(device, _)| device.clone());
     let device = match known {
         Some(device) => device,
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         None => unsafe { Device::from_raw(api, context_at) }?,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the domain and the context alive.
     let domain = unsafe { ProtectionDomain::from_raw(&device, pd) }?;
     Ok((device, domain))
 }
@@ -77,7 +83,7 @@ pub(crate) unsafe fn domain(
 /// Makes a queue pair in a domain of the program.
 ///
 /// # Safety
-/// Context and domain, where they are libibverbs', are valid. Both stay so until it is destroyed.
+/// A context and domain of libibverbs are valid, and stay so until the queue pair is destroyed.
 pub(crate) unsafe fn create(
     context: *mut ibv_context,
     (device, domain): (Device, ProtectionDomain),
@@ -87,7 +93,7 @@ pub(crate) unsafe fn create(
 ) -> Result<*mut gds_qp, CallError> {
     let (api, key) = (providers::of(Kind::Context, context)?, context as usize);
     let config = config.port(first_active_port(&device)?);
-    let queue_pair = placement::make(api, &device, &domain, config, wishes)?;
+    let queue_pair = make(api, &device, &domain, config, wishes)?;
     let (send_cq, recv_cq) = (queue_pair.send_cq(), queue_pair.recv_cq());
     let (memory, raw) = (queue_pair.registered(), queue_pair.as_raw());
     let mut made = None;
@@ -123,8 +129,7 @@ pub(crate) unsafe fn create(
     Ok(handle.as_ptr())
 }
 
-/// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one
-/// at once.
+/// Returns the first active port. gdsync needs a port at creation, but libgdsync's programs choose it only with INIT.
 pub(crate) fn first_active_port(device: &Device) -> Result<u8, CallError> {
     let ports = device.attributes()?.ports;
     let active =
@@ -132,7 +137,6 @@ pub(crate) fn first_active_port(device: &Device) -> Result<u8, CallError> {
     Ok((1..=ports).find(active).unwrap_or(gdsync::verbs::DEFAULT_PORT))
 }
 
-/// Destroys a queue pair.
 pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     non_null_mut("the queue pair", qp)?;
     let object = QUEUE_PAIRS.remove(qp.addr()).ok_or_else(|| no_queue_pair(qp))?;
@@ -147,12 +151,12 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
             device = objects.devices.remove(&object.context);
         }
     }
-    // What is dropped may take its time, and locks.
+    // Drops may take locks and time.
     drop(objects);
     requests::forget(object.handle);
     persistent::forget(object.handle);
     drop((queues, gone, known));
-    // The program will deallocate its domain next, which fails while anything is left in it.
+    // The program may deallocate its domain next, which fails while objects are left in it.
     let object = Arc::into_inner(object);
     let destroyed = object.is_none_or(|object| object.queue_pair.drop_within(PATIENCE, streams::settle));
     if !destroyed {
@@ -164,10 +168,10 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     Ok(())
 }
 
-/// Time for streams to pass work that was aborted.
+/// How long streams may take to pass aborted work.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why a value is no handle of a queue pair.
+/// The error for a value that is not a queue pair's handle.
 #[cold]
 fn no_queue_pair(qp: *mut gds_qp) -> CallError {
     no_handle("the queue pair", qp.addr(), "pass what gds_create_qp returned, and no copy of the struct")
@@ -184,49 +188,49 @@ fn no_handle(what: &'static str, value: usize, remedy: &'static str) -> CallErro
     }
 }
 
-/// The queue pair of a handle. Any value may be looked up.
+/// Returns the queue pair of a handle. Any value may be passed.
 ///
 /// # Safety
 /// No other thread destroys the queue pair while the reference is used.
 #[inline]
 pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObject, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread destroy the object.
     match unsafe { QUEUE_PAIRS.find(qp.addr()) } {
         Some((object, 0)) => Ok(object),
         _ => Err(no_queue_pair(qp)),
     }
 }
 
-/// Why the address of a provider's object is none.
+/// The error for an address of no provider's queue pair.
 #[cold]
 pub(crate) fn no_provider_queue_pair(qp: *mut ibv_qp) -> CallError {
     no_handle("the queue pair", qp.addr(), "pass qp->qp of what gds_create_qp returned, until gds_destroy_qp")
 }
 
-/// Why the address of a provider's object is none.
+/// The error for an address of no provider's completion queue.
 #[cold]
 pub(crate) fn no_provider_queue(cq: *mut ibv_cq) -> CallError {
     let remedy = "pass the cq of a queue pair that gds_create_qp returned, until gds_destroy_qp";
     no_handle("the completion queue", cq.addr(), remedy)
 }
 
-/// The queue pair of a provider's object, if it is gdsync's.
+/// Returns the queue pair of a provider's object, if it is gdsync's.
 pub(crate) fn find_queue_pair(qp: *mut ibv_qp) -> Option<Arc<QueuePairObject>> {
     OBJECTS.read().queue_pairs.get(&(qp as usize)).cloned()
 }
 
-/// The completion queue of a provider's object, if it is gdsync's.
+/// Returns the completion queue of a provider's object, if it is gdsync's.
 pub(crate) fn find_queue(cq: *mut ibv_cq) -> Option<CompletionQueue> {
     OBJECTS.read().queues.get(&(cq as usize)).cloned()
 }
 
-/// The completion queue of a handle, and the name of the queue pair that it is of, for `requests`.
-/// Any value may be looked up. One that is found points to a `struct gds_cq` of the library's.
+/// Returns the completion queue of a handle, and its queue pair's name for `requests`. Any value may be passed. If it is found, it
+/// points to a `struct gds_cq` of the library.
 ///
 /// # Safety
 /// No other thread destroys the queue pair during the call.
 pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread destroy the object.
     match unsafe { QUEUE_PAIRS.find(cq.addr()) } {
         Some((object, SEND)) => Ok((object.queue_pair.send_cq(), object.handle)),
         Some((object, RECV)) => Ok((object.queue_pair.recv_cq(), object.handle)),
@@ -238,8 +242,73 @@ pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), 
 }
 
 impl QueuePairObject {
-    /// What its requests are kept by: a name that no other queue pair gets.
+    /// The name under which `requests` keeps the queue pair's requests. It is never reused.
     pub(crate) fn name(&self) -> usize {
         self.handle
     }
+}
+
+/// The placement arguments of `gds_create_qp`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wishes {
+    pub(crate) flags: c_int,
+    pub(crate) gpu: c_int,
+}
+
+impl Wishes {
+    /// Returns the GPU's memory if the flag is set, otherwise the host's.
+    fn place(self, flag: c_int, gpu: u32) -> Placement {
+        if self.flags & flag != 0 { Placement::Gpu(gpu) } else { Placement::Host }
+    }
+}
+
+/// Makes a queue pair with the placement that the program wishes, as far as possible.
+pub(crate) fn make(
+    api: &VerbsApi,
+    device: &Device,
+    domain: &ProtectionDomain,
+    config: QueuePairConfig<'_>,
+    wishes: Wishes,
+) -> Result<QueuePair, CallError> {
+    if wishes.flags & GDS_CREATE_QP_WISHES != 0 {
+        let reason = match (api.provider, u32::try_from(wishes.gpu)) {
+            // Queues in GPU memory are made by DEVX, without the `ibv_qp` that the C structs have.
+            (provider, _) if provider != Provider::Software => {
+                "the system's provider takes queues of verbs in host memory only".to_owned()
+            }
+            (_, Err(_)) => "gpu_id names no GPU".to_owned(),
+            (_, Ok(gpu)) => match placed(device, domain, config, wishes, gpu) {
+                Err(Error::Placement(PlacementError { reason, .. })) => reason,
+                done => return Ok(done?),
+            },
+        };
+        tracing::info!(
+            flags = wishes.flags,
+            reason,
+            "queues and records are put into host memory, not the GPU's"
+        );
+    }
+    Ok(QueuePair::unmanaged(domain, config)?)
+}
+
+fn placed(
+    device: &Device,
+    domain: &ProtectionDomain,
+    config: QueuePairConfig<'_>,
+    wishes: Wishes,
+    gpu: u32,
+) -> Result<QueuePair, Error> {
+    let queue = |flag, depth: u32| {
+        let placement = QueuePlacement::HOST.completions(wishes.place(flag, gpu));
+        // The depth of a queue pair's own completion queues: one entry for each request, and for each that a stream has not read yet.
+        CompletionQueue::new(
+            device,
+            CompletionQueueConfig::from(depth.max(1).saturating_mul(2)).placement(placement),
+        )
+    };
+    let send_cq = queue(GDS_CREATE_QP_TX_CQ_ON_GPU, config.send_depth)?;
+    let recv_cq = queue(GDS_CREATE_QP_RX_CQ_ON_GPU, config.recv_depth)?;
+    let records = wishes.place(GDS_CREATE_QP_WQ_DBREC_ON_GPU, gpu);
+    let config = config.placement(QueuePlacement::HOST.records(records));
+    QueuePair::unmanaged(domain, config.completion_queues(&send_cq, &recv_cq))
 }

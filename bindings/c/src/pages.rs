@@ -1,5 +1,4 @@
-//! Host memory that descriptors name by address only. A GPU gets it registered page by page, and
-//! keeps the pages.
+//! Host memory that descriptors name only by address. It is registered with GPUs by pages, which stay registered.
 
 use gdsync::PinnedMemory;
 use gdsync::batch::{MemoryWrite, WriteError};
@@ -9,17 +8,16 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// The unit in which memory is known.
 pub(crate) const PAGE: usize = 4096;
 
 /// Pages registered for streams of GPUs.
 static PAGES: Mutex<BTreeMap<usize, PinnedMemory>> = Mutex::new(BTreeMap::new());
 
-/// The page around an address.
+/// Returns the page around an address, and the offset of the address in it.
 ///
 /// # Safety
-/// It is mapped, readable and writable, until [`forget`] is called for it; the program's other uses
-/// of it tolerate concurrent access.
+/// The page is mapped, readable and writable until [`forget`] is called for it, and the program's other uses of it tolerate concurrent
+/// access.
 unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
     let base = address & !(PAGE - 1);
     let mut pages = PAGES.lock();
@@ -27,35 +25,34 @@ unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
         return Some((known.clone(), address - base));
     }
     let start = NonNull::new(base as *mut u8)?;
-    // SAFETY: the caller's. The library touches no byte of it that no descriptor has named.
+    // SAFETY: the caller keeps the page mapped. The library accesses only bytes that descriptors name.
     let made = unsafe { PinnedMemory::from_raw(start, PAGE, ()) };
     pages.insert(base, made.clone());
     Some((made, address - base))
 }
 
-/// The word at an address.
+/// Returns the word at an address.
 ///
 /// # Safety
 /// As [`page`].
 pub(crate) unsafe fn word(address: usize) -> Result<Word32, WordError> {
     let bad = WordError::Outside { offset: address, size: size_of::<u32>(), len: usize::MAX };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the memory of the descriptors valid.
     let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
     Word32::new(&memory, offset)
 }
 
-/// A write of bytes that lie within one page.
+/// Returns a write of bytes within one page.
 ///
 /// # Safety
 /// As [`page`].
 pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> Result<MemoryWrite, WriteError> {
     let bad = OutOfBounds { start: address as u64, end: (address + bytes.len()) as u64, len: 0 };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the memory of the descriptors valid.
     let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
     MemoryWrite::new(&memory, offset, bytes)
 }
 
-/// Forgets the pages of a range.
 pub(crate) fn forget(address: usize, len: usize) {
     let (first, end) = (address & !(PAGE - 1), address.saturating_add(len));
     let mut pages = PAGES.lock();

@@ -1,8 +1,8 @@
-//! Persistent requests that C programs have names of.
+//! Persistent requests of C programs.
 
 use crate::completion::translate;
 use crate::error::{CallError, bad};
-use crate::named::Named;
+use crate::handles::Named;
 use crate::types::{gds_qp, gdsync_request};
 use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
 use gdsync::qp::CardWord;
@@ -12,13 +12,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A request of either kind.
 pub(crate) enum Work {
     Send(PersistentSend),
     Receive(PersistentRecv),
 }
 
-/// Evaluates an expression with the request of a [`Work`], of either kind.
+/// Evaluates an expression with the request of a [`Work`].
 macro_rules! on {
     ($work:expr, $request:ident => $value:expr) => {
         match $work {
@@ -28,9 +27,8 @@ macro_rules! on {
     };
 }
 
-/// What a `gdsync_request_t *` stands for.
+/// The object of a `gdsync_request_t *`.
 pub(crate) struct RequestObject {
-    /// The handle of its queue pair.
     owner: usize,
     wr_id: u64,
     work: Mutex<Work>,
@@ -44,7 +42,6 @@ static REQUESTS: Named<gdsync_request, RequestObject> = Named::new(
 /// The requests of each queue pair: pairs of the queue pair's handle and the request's.
 static BY_OWNER: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
 
-/// Makes a handle of a request.
 pub(crate) fn keep(owner: usize, wr_id: u64, work: Work) -> Result<*mut gdsync_request, CallError> {
     let object = Arc::new(RequestObject { owner, wr_id, work: Mutex::new(work) });
     let made = REQUESTS.keep(object, gdsync_request::at)?;
@@ -52,7 +49,7 @@ pub(crate) fn keep(owner: usize, wr_id: u64, work: Work) -> Result<*mut gdsync_r
     Ok(made)
 }
 
-/// Calls with the requests of a list.
+/// Calls a function with the requests of a list.
 ///
 /// # Safety
 /// No other thread frees the requests, or destroys their queue pairs.
@@ -62,7 +59,7 @@ pub(crate) unsafe fn with_all(
 ) -> Result<(), CallError> {
     let mut locked = Vec::with_capacity(requests.len());
     for (index, request) in requests.iter().enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { REQUESTS.find(*request) }?;
         locked.push(object.work.try_lock().ok_or(CallError::RequestInUse { index })?);
     }
@@ -71,12 +68,12 @@ pub(crate) unsafe fn with_all(
     call(&mut list)
 }
 
-/// Has the card hold the starts of a send back until the word has reached their numbers.
+/// Makes the card hold back each start of a send until the word has reached the start's number.
 ///
 /// # Safety
 /// As [`with_all`], for the request.
 pub(crate) unsafe fn set_behind(request: *mut gdsync_request, word: &CardWord) -> Result<(), CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let object = unsafe { REQUESTS.find(request) }?;
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
     match &mut *work {
@@ -93,7 +90,7 @@ pub(crate) unsafe fn set_behind(request: *mut gdsync_request, word: &CardWord) -
 /// # Safety
 /// As [`with_all`], for the request.
 pub(crate) unsafe fn complete(request: *mut gdsync_request, timeout: Duration) -> Result<ibv_wc, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let object = unsafe { REQUESTS.find(request) }?;
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
     let completion = on!(&mut *work, request => request.complete(timeout));
@@ -107,10 +104,10 @@ pub(crate) unsafe fn complete(request: *mut gdsync_request, timeout: Duration) -
 /// # Safety
 /// As [`with_all`], for the request.
 pub(crate) unsafe fn free(request: *mut gdsync_request) -> Result<(), CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let object = unsafe { REQUESTS.find(request) }?;
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
-    // Looks whether it has completed.
+    // Checks for its completion.
     let is_active = on!(&mut *work, request => matches!(request.complete(Duration::ZERO), Ok(None)));
     if is_active {
         return Err(ListError { index: None, source: PersistentError::Active }.into());
@@ -120,27 +117,27 @@ pub(crate) unsafe fn free(request: *mut gdsync_request) -> Result<(), CallError>
     REQUESTS.take(request).map(drop)
 }
 
-/// The queue pairs of a list, as C programs have them.
+/// Returns the handles of a list's queue pairs.
 ///
 /// # Safety
 /// As [`with_all`].
 pub(crate) unsafe fn owners(requests: &[*mut gdsync_request]) -> Result<BTreeSet<*mut gds_qp>, CallError> {
     let owner = |request: &*mut gdsync_request| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { REQUESTS.find(*request) }?;
         Ok(std::ptr::without_provenance_mut(object.owner))
     };
     requests.iter().map(owner).collect()
 }
 
-/// A queue pair is being destroyed: its requests are gone. Work that was started ends with it.
+/// Removes the requests of a queue pair that is being destroyed. Started work ends with it.
 pub(crate) fn forget(owner: usize) {
     let mut requests = BY_OWNER.lock();
     let of_it: Vec<_> = requests.range((owner, 0)..=(owner, usize::MAX)).copied().collect();
     requests.retain(|(of, _)| *of != owner);
     drop(requests);
     for (_, request) in of_it {
-        // Freed meanwhile, where it is unknown.
+        // The program may have freed the request meanwhile.
         drop(REQUESTS.take(std::ptr::without_provenance_mut(request)));
     }
 }

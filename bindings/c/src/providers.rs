@@ -1,9 +1,8 @@
-//! Which provider drives an object of libibverbs' kinds that a program names: the software card, for
-//! what the program made by gdsync's calls on it; else the system's libibverbs, which the program
-//! then uses itself.
+//! The provider of a libibverbs object that a program passes: the software card for objects that the program has made by gdsync's calls
+//! on it, otherwise the system's libibverbs, which the program then uses itself.
 
-use crate::addresses::Addresses;
 use crate::error::{CallError, stale};
+use crate::handles::Addresses;
 use gdsync::verbs::provider;
 use gdsync_sys::VerbsApi;
 use parking_lot::RwLock;
@@ -22,7 +21,7 @@ pub(crate) enum Kind {
     Path,
 }
 
-/// The software card's objects that programs have, by their addresses.
+/// The programs' objects of the software card, by address.
 static SOFTWARE: LazyLock<RwLock<HashMap<usize, Kind, Addresses>>> = LazyLock::new(RwLock::default);
 
 impl Kind {
@@ -44,11 +43,10 @@ impl Kind {
     }
 }
 
-/// What drives an object. It is not looked at.
+/// Returns the provider of an object, without reading the object.
 ///
 /// # Errors
-/// Null; an object of another kind; no object of the software card, where it cannot be one of
-/// libibverbs', either.
+/// Null, an object of another kind, or an object that is not the software card's, in a process without libibverbs.
 pub(crate) fn of<T>(kind: Kind, object: *const T) -> Result<&'static VerbsApi, CallError> {
     let known = SOFTWARE.read().get(&object.addr()).copied();
     match known {
@@ -58,7 +56,7 @@ pub(crate) fn of<T>(kind: Kind, object: *const T) -> Result<&'static VerbsApi, C
     }
 }
 
-/// Notes an object that a provider has made.
+/// Records an object that a provider has made.
 pub(crate) fn note<T>(api: &VerbsApi, kind: Kind, object: *mut T) -> *mut T {
     if ptr::eq(api, provider::software()) {
         SOFTWARE.write().insert(object.addr(), kind);
@@ -69,7 +67,7 @@ pub(crate) fn note<T>(api: &VerbsApi, kind: Kind, object: *mut T) -> *mut T {
 /// Destroys an object.
 ///
 /// # Errors
-/// As [`of`]; `destroy`'s.
+/// Those of [`of`] and `destroy`.
 pub(crate) fn end<T>(
     kind: Kind,
     object: *mut T,
@@ -79,18 +77,16 @@ pub(crate) fn end<T>(
     if ptr::eq(api, provider::software()) { end_software(kind, object, destroy) } else { destroy(api) }
 }
 
-/// Destroys an object of the software card, which is unknown from then on. Where `destroy` fails, it
-/// is known again.
+/// Destroys an object of the software card, which is unknown afterwards, unless `destroy` fails.
 ///
 /// # Errors
-/// Not one of the software card; `destroy`'s.
+/// An object that is not the software card's; those of `destroy`.
 pub(crate) fn end_software<T>(
     kind: Kind,
     object: *mut T,
     destroy: impl FnOnce(&'static VerbsApi) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
-    // First: as soon as it is destroyed, its address may be a new object's. Of two threads, one
-    // removes it.
+    // Before the destruction, after which a new object may have the address. If two threads race, one removes it.
     match SOFTWARE.write().entry(object.addr()) {
         Entry::Occupied(known) if *known.get() == kind => known.remove(),
         _ => return Err(kind.unknown(object)),
@@ -101,14 +97,13 @@ pub(crate) fn end_software<T>(
     })
 }
 
-/// Whether the process has libibverbs: without it, a program has no objects of it.
+/// Returns whether the process has loaded libibverbs, without which a program has no objects of it.
 pub(crate) fn libibverbs_is_there() -> bool {
     static FOUND: AtomicBool = AtomicBool::new(false);
     if FOUND.load(Ordering::Relaxed) {
         return true;
     }
-    // SAFETY: a zero-terminated name. Nothing is loaded; a library that is found stays, as its handle
-    // is not closed.
+    // SAFETY: a zero-terminated name. Nothing is loaded; the handle stays open, and so does the library.
     let found = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if !found.is_null() {
         FOUND.store(true, Ordering::Relaxed);

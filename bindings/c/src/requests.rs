@@ -1,31 +1,27 @@
-//! Prepared sends and waits. The C structs hold numbers, as they may be copied and thrown away;
-//! what they stand for is here.
+//! Prepared sends and waits. The C structs have numbers of them, as programs may copy and discard the structs.
 
 use crate::error::{CallError, stale};
 use gdsync::{PreparedSend, PreparedWait};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
 
-/// What a number stands for.
+/// The object of a number.
 pub(crate) enum Pending {
-    /// A list of one, as most are.
+    /// A single send, the most frequent case.
     Send(PreparedSend),
-    /// A list of sends.
     Sends(Vec<PreparedSend>),
     /// A wait, and the words that the stream writes after it.
     Wait(PreparedWait, Vec<(usize, u32)>),
 }
 
 struct Place {
-    /// Counts the uses of the place: a number with another generation is an old one. Never 0: a
-    /// struct of zeroes names nothing.
+    /// Counts the uses of the place; a number of another generation is stale. Never 0, so that a zeroed struct names nothing.
     generation: u32,
-    /// The queue pair.
     owner: usize,
     pending: Option<Pending>,
 }
 
-/// On a cache line of its own.
+/// Aligned to a cache line, against false sharing.
 #[derive(Default)]
 #[repr(align(64))]
 struct Table {
@@ -33,26 +29,24 @@ struct Table {
     free: Vec<u32>,
 }
 
-/// A request is in the table that its queue pair's address says, so that threads with queue pairs
-/// of their own rarely meet. As with gdsync's send queues, locks are released by a store, and a
-/// thread that finds one taken yields: none is held for long.
+/// The tables, of which the address of a request's queue pair chooses one, so that threads with different queue pairs rarely contend.
+/// Spin locks as in gdsync's send queues: a store releases them, waiters yield, and none is held for long.
 static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
     [const { SpinMutex::new(Table { places: Vec::new(), free: Vec::new() }) }; 1 << TABLE_BITS];
 
 const TABLE_BITS: u32 = 4;
 
-/// The request's number names nothing, or something of another kind.
+/// The error for a number that names nothing, or a request of the other kind.
 fn unknown(name: u64) -> CallError {
     let why = "was not prepared, or was posted, cancelled or destroyed with its queue pair";
     stale("the request", name as usize, why, "prepare it again, and post it once")
 }
 
 fn table_of(owner: usize) -> u32 {
-    // Addresses of objects are alike in their lowest bits.
+    // The lowest bits of objects' addresses are alike.
     ((owner as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - TABLE_BITS)) as u32
 }
 
-/// Generation, place and table.
 fn name(generation: u32, place: u32, table: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(place << TABLE_BITS | table)
 }
@@ -62,7 +56,6 @@ fn lock(table: u32) -> SpinMutexGuard<'static, Table, Yield> {
     TABLES[table as usize].lock()
 }
 
-/// The table that a name is in.
 #[inline]
 fn lock_of(name: u64) -> SpinMutexGuard<'static, Table, Yield> {
     lock(name as u32 & ((1 << TABLE_BITS) - 1))
@@ -78,7 +71,7 @@ impl Table {
         }
     }
 
-    /// The place is free. After its last generation it stays empty: no number is given out twice.
+    /// Frees a place, except after its last generation, as numbers are not reused.
     #[inline]
     fn free(&mut self, index: u32) {
         if let Some(place) = self.places.get_mut(index as usize)
@@ -90,7 +83,7 @@ impl Table {
     }
 }
 
-/// Keeps something for a queue pair; returns its number.
+/// Keeps a request of a queue pair. Returns its number.
 #[inline]
 pub(crate) fn keep(owner: usize, pending: Pending) -> u64 {
     let of = table_of(owner);
@@ -106,8 +99,7 @@ pub(crate) fn keep(owner: usize, pending: Pending) -> u64 {
     name(1, index, of)
 }
 
-/// Takes a single send out, and uses up its number. `None` where the number names anything else,
-/// and nothing has changed.
+/// Takes a single send, and uses up its number. `None`, without a change, if the number names anything else.
 #[inline]
 pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
     match take_if(name, |pending| matches!(pending, Pending::Send(_)))? {
@@ -116,7 +108,7 @@ pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
     }
 }
 
-/// The same for a wait without words.
+/// As [`take_send`], for a wait without words.
 #[inline]
 pub(crate) fn take_wait(name: u64) -> Option<PreparedWait> {
     match take_if(name, |pending| matches!(pending, Pending::Wait(_, words) if words.is_empty()))? {
@@ -125,7 +117,7 @@ pub(crate) fn take_wait(name: u64) -> Option<PreparedWait> {
     }
 }
 
-/// Takes out what a number names and uses the number up, where it is what the caller looks for.
+/// Takes a request and uses up its number, if it is the one that the caller wants.
 #[inline]
 fn take_if(name: u64, is_it: impl FnOnce(&Pending) -> bool) -> Option<Pending> {
     let mut table = lock_of(name);
@@ -135,7 +127,7 @@ fn take_if(name: u64, is_it: impl FnOnce(&Pending) -> bool) -> Option<Pending> {
     Some(taken)
 }
 
-/// Takes it out. The number is used up after [`used_up`]; until then [`put_back`] undoes it.
+/// Takes a request. [`used_up`] then uses up its number, or [`put_back`] undoes this.
 pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
@@ -146,7 +138,7 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     place.pending.take().ok_or_else(|| unknown(name))
 }
 
-/// Takes sends out for good, in their order: their number names nothing any more.
+/// Takes sends in their order, and uses up their number.
 pub(crate) fn use_up_sends(name: u64) -> Result<Vec<PreparedSend>, CallError> {
     let pending = take(name, true)?;
     used_up(name);
@@ -157,21 +149,19 @@ pub(crate) fn use_up_sends(name: u64) -> Result<Vec<PreparedSend>, CallError> {
     })
 }
 
-/// Takes a wait out for good.
+/// Takes a wait, and uses up its number.
 pub(crate) fn use_up_wait(name: u64) -> Result<PreparedWait, CallError> {
     let Pending::Wait(wait, _) = take(name, false)? else { return Err(unknown(name)) };
     used_up(name);
     Ok(wait)
 }
 
-/// Undoes [`take`].
 pub(crate) fn put_back(name: u64, pending: Pending) {
     if let Ok((_, place)) = lock_of(name).place(name) {
         place.pending = Some(pending);
     }
 }
 
-/// The number names nothing any more.
 pub(crate) fn used_up(name: u64) {
     let mut table = lock_of(name);
     if let Ok((index, _)) = table.place(name) {
@@ -179,7 +169,7 @@ pub(crate) fn used_up(name: u64) {
     }
 }
 
-/// Looks at a wait's words.
+/// Appends a word to a wait. Returns the number of words.
 pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32, CallError> {
     let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
@@ -193,7 +183,7 @@ pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32,
     }
 }
 
-/// The queue pair is being destroyed: what was prepared on it is taken back, newest first.
+/// Cancels the requests of a queue pair that is being destroyed.
 pub(crate) fn forget(owner: usize) {
     let mut table = lock(table_of(owner));
     let mut gone = Vec::new();

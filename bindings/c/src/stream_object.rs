@@ -1,4 +1,4 @@
-//! What a stream does, of either kind.
+//! Operations on a software or CUDA stream.
 
 use crate::batch::Target;
 use crate::error::CallError;
@@ -9,16 +9,15 @@ use gdsync::{CudaStream, QueuePair, SoftStream, Stream, WorkRequest};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A stream of either kind.
 #[derive(Debug)]
 pub(crate) enum StreamObject {
     Soft(Stream<SoftStream>),
-    /// With the driver's number for it, which no other stream gets: handles are reused. None where the
-    /// program keeps the stream (`streams::keep`): its handle is no other one's.
+    /// With the driver's id, which is unique, unlike handles. None if the program keeps the stream (`streams::keep`), whose handle is not
+    /// reused meanwhile.
     Cuda(Stream<CudaStream>, Option<u64>),
 }
 
-/// Evaluates an expression with the [`Stream`] of a [`StreamObject`], of either kind.
+/// Evaluates an expression with the [`Stream`] of a [`StreamObject`].
 macro_rules! on {
     ($object:expr, $stream:ident => $value:expr) => {
         match $object {
@@ -29,8 +28,7 @@ macro_rules! on {
 }
 pub(crate) use on;
 
-/// How long a post waits while the stream has as many submissions outstanding as it takes:
-/// libgdsync's blocks there.
+/// How long a post waits while the stream has its maximum of outstanding submissions. libgdsync blocks in this case.
 pub(crate) fn patience() -> Duration {
     static PATIENCE: OnceLock<Duration> = OnceLock::new();
     *PATIENCE.get_or_init(|| {
@@ -41,7 +39,6 @@ pub(crate) fn patience() -> Duration {
 }
 
 impl StreamObject {
-    /// Prepares a send and posts it.
     #[inline(always)]
     pub(crate) fn queue_send(
         &self,
@@ -56,25 +53,25 @@ impl StreamObject {
         on!(self, stream => persistent::wait_all(list, stream, patience())).map(drop).map_err(Into::into)
     }
 
-    /// Submissions that it has not passed.
+    /// The number of submissions that the stream has not passed.
     pub(crate) fn outstanding(&self) -> usize {
         on!(self, stream => stream.outstanding())
     }
 
-    /// Waits until it has performed everything.
+    /// Waits until the stream has performed everything.
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<(), CallError> {
         let (idle, at) = on!(self, stream => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()));
         let timeout_ms = timeout.as_millis() as u64;
         if idle { Ok(()) } else { Err(CallError::TimedOut { timeout_ms, at }) }
     }
 
-    /// What batches for it have to look like.
+    /// The properties of the stream that batches depend on.
     pub(crate) fn target(&self) -> Target {
         let has_flush = on!(self, stream => stream.caps().flush_remote);
         Target { is_cuda: matches!(self, StreamObject::Cuda(..)), has_flush }
     }
 
-    /// A software stream, to run a function on.
+    /// The software stream, which can run functions.
     pub(crate) fn soft(&self) -> Option<&Stream<SoftStream>> {
         match self {
             StreamObject::Soft(stream) => Some(stream),
@@ -82,7 +79,7 @@ impl StreamObject {
         }
     }
 
-    /// Its address of host memory.
+    /// Translates a host address for the stream.
     pub(crate) fn translate(&self, addr: gdsync::memory::HostAddr, len: usize) -> Result<u64, StreamError> {
         on!(self, stream => stream.translate(addr, len)).map(gdsync::memory::StreamAddr::get)
     }

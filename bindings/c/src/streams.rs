@@ -1,8 +1,7 @@
-//! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software
-//! streams.
+//! Streams of C programs: CUDA streams, wrapped at their first use, and software streams.
 
-use crate::addresses::Addresses;
 use crate::error::{CallError, bad, stale};
+use crate::handles::Addresses;
 use crate::stream_object::{StreamObject, on, patience};
 use crate::types::CUstream;
 use gdsync::cudarc::driver::sys;
@@ -17,27 +16,26 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-/// What a stream is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Name {
     handle: usize,
-    /// Default streams are named alike in every context, and the per-thread one in every thread.
+    /// The context and the thread of a default stream, whose handle is the same in all contexts, or in all threads.
     scope: usize,
 }
 
-/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: as null, names that are no pointers.
+/// The largest handle that is no pointer: null, `CU_STREAM_LEGACY` (1) and `CU_STREAM_PER_THREAD` (2).
 const LAST_DEFAULT: usize = 2;
 
-/// The lowest bits of a software stream's name. CUDA's names are pointers to aligned structs, and the
-/// numbers above: none has them all.
+/// The lowest bits of a software stream's handle. CUDA's handles are pointers to aligned structs or the numbers above, and never
+/// have all these bits.
 const SOFT: usize = 0b111;
 
-/// Whether a name is, or was, a software stream's: never one for CUDA to see.
+/// Returns whether a handle is, or was, a software stream's, which CUDA must not get.
 fn is_soft(stream: CUstream) -> bool {
     stream.addr() & SOFT == SOFT
 }
 
-/// A name that no stream had before: a number, and [`SOFT`].
+/// Returns a new handle: a number and [`SOFT`]. Handles are not reused.
 fn soft_name() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed) << SOFT.count_ones() | SOFT
@@ -54,51 +52,48 @@ type Streams = HashMap<Name, Arc<StreamObject>, Addresses>;
 
 static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
 
-/// Counts how often a stream was forgotten: a thread's cached stream from before may no longer
-/// exist.
+/// Counts the forgotten streams. A stream that a thread remembers from before a change may no longer exist.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
-/// The stream that a thread has named last.
 #[derive(Clone, Copy)]
 struct Remembered {
     handle: usize,
     forgotten: u64,
-    /// The driver's number for a CUDA stream that its program may destroy at any time.
+    /// The driver's id of a CUDA stream that its program may destroy at any time.
     number: Option<u64>,
     stream: *const StreamObject,
 }
 
 thread_local! {
-    /// Its address is the thread's number.
+    /// Identifies the thread by its address.
     static THREAD: u8 = const { 0 };
     static LAST: Cell<Remembered> = const {
         Cell::new(Remembered { handle: 0, forgotten: 0, number: None, stream: std::ptr::null() })
     };
 }
 
-/// The stream of that name, if it is the one that this thread has [found](find) last.
+/// Returns the stream if it is the one that this thread has [found](find) last.
 ///
 /// # Safety
-/// As [`find`]; the reference is used during the C function's call only.
+/// As [`find`]; the reference is used only during the C function's call.
 #[inline(always)]
 pub(crate) unsafe fn remembered<'a>(stream: CUstream) -> Option<&'a StreamObject> {
     let last = LAST.get();
     if last.handle != stream as usize
         || last.stream.is_null()
         || last.forgotten != FORGOTTEN.load(Ordering::Acquire)
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         || last.number.is_some_and(|number| unsafe { number_of(stream) } != number)
     {
         return None;
     }
-    // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and
-    // does not happen during the call (the caller's), or until another stream is found in its
-    // place, which has another number.
+    // SAFETY: `STREAMS` holds the stream until it is forgotten, which the count and the caller exclude, or until a stream with another
+    // id replaces it.
     Some(unsafe { &*last.stream })
 }
 
-/// Remembers the stream for this thread. Default streams are others in other contexts. `forgotten` is
-/// the count from before the stream was found: one that is forgotten since is not remembered.
+/// Remembers the stream for this thread, unless it is a default stream, which depends on the context. `forgotten` is the count from
+/// before the stream was found: if the stream was forgotten since, [`remembered`] does not return it.
 fn remember(stream: CUstream, found: &Arc<StreamObject>, forgotten: u64) {
     if stream as usize > LAST_DEFAULT {
         let number = match **found {
@@ -116,7 +111,7 @@ fn name_of(stream: CUstream) -> Result<Name, CallError> {
     }
     gdsync::cuda::device_count()?;
     let mut context = std::ptr::null_mut();
-    // SAFETY: the driver is there and initialised (`device_count`); `context` is a valid place.
+    // SAFETY: the driver is initialised (`device_count`); `context` is valid for a write.
     let result = unsafe { sys::cuCtxGetCurrent(&mut context) };
     if result != sys::CUresult::CUDA_SUCCESS || context.is_null() {
         return Err(bad("the stream", handle as i64, "no CUDA context is current"));
@@ -126,33 +121,32 @@ fn name_of(stream: CUstream) -> Result<Name, CallError> {
     Ok(Name { handle, scope: (context as usize) ^ thread })
 }
 
-/// The driver's number of a stream.
+/// Returns the driver's id of a stream.
 ///
 /// # Safety
 /// The stream is alive, and the driver initialised.
 unsafe fn number_of(stream: CUstream) -> u64 {
     let mut number = 0;
-    // SAFETY: the caller's; `number` is a valid place. Without an answer of the driver, numbers are
-    // alike.
+    // SAFETY: the caller passes a live stream; `number` is valid for a write. Drivers without ids leave it at 0.
     unsafe { sys::cuStreamGetId(stream.cast(), &mut number) };
     number
 }
 
-/// The stream of that name.
+/// Returns the stream of a handle, wrapping a CUDA stream at its first use.
 ///
 /// # Safety
-/// It is a name of a software stream, alive or not, or a CUDA stream that is alive (null and the
-/// other default streams among them), whose context stays for the life of the process.
+/// It is the handle of a software stream, alive or not, or of a live CUDA stream, which may be null or another default stream. The
+/// context stays for the life of the process.
 pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallError> {
     let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let name = name_of(stream)?;
     let known = STREAMS.read().get(&name).cloned();
     let found = match known {
         None if is_soft(stream) => return Err(no_soft_stream(stream)),
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         Some(found) if unsafe { found.is_still(stream) } => found,
-        // None, or another stream, at the place of one that was destroyed.
-        // SAFETY: the caller's.
+        // No stream, or a destroyed one whose handle was reused.
+        // SAFETY: the caller passes a stream that is alive.
         _ => unsafe { wrap(stream, name) }?,
     };
     remember(stream, &found, forgotten);
@@ -161,20 +155,19 @@ pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallErr
 
 #[cold]
 unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallError> {
-    // SAFETY: the caller's; without a driver, this fails before anything else.
+    // SAFETY: the caller passes a live stream; without a driver, this fails first.
     let backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a stream that is alive.
     let number = unsafe { number_of(stream) };
-    // The program may destroy the stream as soon as it is idle, and the driver cannot be asked
-    // about a destroyed stream.
+    // The program may destroy the stream as soon as it is idle, and the driver must not be asked about a destroyed stream.
     let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, Some(number)));
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a stream that is alive.
     Ok(first(name, made, |known| unsafe { known.is_still(stream) }))
 }
 
-/// Enters a stream under a name. Where another thread has entered the same stream, that one stays:
-/// threads may have [remembered](remember) it.
+/// Enters a stream. If another thread has entered the same stream, that entry stays, as threads may have
+/// [remembered](remember) it.
 fn first(
     name: Name,
     made: Arc<StreamObject>,
@@ -188,33 +181,32 @@ fn first(
     }
     let old = streams.insert(name, made.clone());
     drop(streams);
-    // It may wait for the stream.
+    // The drop may wait for the stream.
     drop(old);
     made
 }
 
-/// The program keeps a CUDA stream until it has it forgotten: the driver can be asked about it until then,
-/// so that posts need not say when the stream has passed them. With `is_never_captured`, posts do not ask
-/// whether it is being captured.
+/// Enters a CUDA stream that the program keeps until it has it forgotten: the driver can be asked about its progress, so posts need
+/// not signal it. With `is_never_captured`, posts do not check for a capture.
 ///
 /// # Safety
-/// As [`find`]. The stream is alive until [`forget`] of it has returned, no other thread uses it during this
-/// call, and nothing captures it if that is said.
+/// As [`find`]. The stream is alive until [`forget`] of it has returned, no other thread uses it during this call, and with
+/// `is_never_captured` nothing captures it.
 pub(crate) unsafe fn keep(stream: CUstream, is_never_captured: bool) -> Result<(), CallError> {
     if is_soft(stream) {
         return find_soft(stream).map(drop);
     }
     let name = name_of(stream)?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a stream that is alive.
     let mut backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
     if is_never_captured {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         backend = unsafe { backend.never_captured() };
     }
     let kept = Arc::new(StreamObject::Cuda(Stream::new(backend)?, None));
     let mut streams = STREAMS.write();
     if let Some(known) = streams.get(&name)
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         && unsafe { known.is_still(stream) }
     {
         let outstanding = known.outstanding();
@@ -225,18 +217,17 @@ pub(crate) unsafe fn keep(stream: CUstream, is_never_captured: bool) -> Result<(
     let old = streams.insert(name, kept);
     FORGOTTEN.fetch_add(1, Ordering::Release);
     drop(streams);
-    // It may wait for the stream.
+    // The drop may wait for the stream.
     drop(old);
     Ok(())
 }
 
-/// The software stream of that name. Any value may be looked up.
+/// Returns the software stream of a handle. Any value may be passed.
 pub(crate) fn find_soft(stream: CUstream) -> Result<Arc<StreamObject>, CallError> {
     let known = STREAMS.read().get(&Name { handle: stream.addr(), scope: 0 }).cloned();
     known.filter(|known| known.soft().is_some()).ok_or_else(|| no_soft_stream(stream))
 }
 
-/// Makes a software stream.
 pub(crate) fn create_soft() -> Result<CUstream, CallError> {
     let made = Arc::new(StreamObject::Soft(Stream::new(SoftStream::new()?)?));
     let handle = soft_name();
@@ -244,7 +235,7 @@ pub(crate) fn create_soft() -> Result<CUstream, CallError> {
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
-/// Forgets a stream; a software stream ends with that.
+/// Forgets a stream; this ends a software stream.
 pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError> {
     if soft_only || is_soft(stream) {
         find_soft(stream)?;
@@ -262,12 +253,12 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError>
     };
     FORGOTTEN.fetch_add(1, Ordering::Release);
     drop(streams);
-    // It may wait for the stream.
+    // The drop may wait for the stream.
     drop(gone);
     Ok(())
 }
 
-/// Looks at the progress of all streams, and releases what they have passed.
+/// Polls the progress of all streams, and releases what they have passed.
 pub(crate) fn settle() {
     let all: Vec<_> = STREAMS.read().values().cloned().collect();
     all.iter().for_each(|stream| {
@@ -280,7 +271,7 @@ impl StreamObject {
         on!(self, stream => stream.post_timeout(batch, patience())).map(drop)
     }
 
-    /// Posts a batch. What was not posted is dropped, and thereby taken back.
+    /// Posts a batch. Sends and waits that were not posted are dropped, which cancels them.
     pub(crate) fn post(&self, batch: Batch) -> Result<(), CallError> {
         match self.post_once(batch) {
             Ok(()) => Ok(()),
@@ -292,7 +283,6 @@ impl StreamObject {
         }
     }
 
-    /// Posts a send, as [`Self::post`] does.
     #[inline(always)]
     pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), CallError> {
         match on!(self, stream => stream.post_send(send)) {
@@ -301,7 +291,7 @@ impl StreamObject {
         }
     }
 
-    /// The cause may end by itself: [`Self::post`] may wait and try again.
+    /// Retries with [`Self::post`], which may wait, if the cause may end.
     #[cold]
     #[inline(never)]
     fn post_after(&self, error: PostError) -> Result<(), CallError> {
@@ -312,12 +302,12 @@ impl StreamObject {
         }
     }
 
-    /// Starts persistent requests, and waits for room as a post does.
+    /// Starts persistent requests. Waits for room as a post does.
     pub(crate) fn start_all(&self, list: &mut [&mut dyn Request]) -> Result<(), CallError> {
         start(|| on!(self, stream => persistent::start_all(list, stream, patience())).map(drop))
     }
 
-    /// The same, by one write of the trigger's word.
+    /// As [`Self::start_all`], by one write of the trigger's word.
     pub(crate) fn start_all_by_trigger(
         &self,
         list: &mut [&mut dyn Request],
@@ -328,18 +318,18 @@ impl StreamObject {
         })
     }
 
-    /// True unless the name is another stream's now.
+    /// Returns false if the handle now names another stream.
     ///
     /// # Safety
     /// As [`find`].
     unsafe fn is_still(&self, stream: CUstream) -> bool {
         let StreamObject::Cuda(_, Some(number)) = self else { return true };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         *number == unsafe { number_of(stream) }
     }
 }
 
-/// Starts a list, again where another stream was in the way at the last look.
+/// Starts a list, and retries once if another stream was in the way.
 fn start(mut start: impl FnMut() -> Result<(), ListError>) -> Result<(), CallError> {
     match start() {
         Err(ListError { source: PersistentError::Queue(error), .. }) if waits_for_a_stream(&error) => {}
@@ -350,12 +340,12 @@ fn start(mut start: impl FnMut() -> Result<(), ListError>) -> Result<(), CallErr
     Ok(start()?)
 }
 
-/// Another stream may have passed the blocking work since the last look.
+/// Returns whether another stream is in the way, which may have moved on since it was last polled.
 fn is_in_the_way(failure: &PostFailure) -> bool {
     matches!(failure, PostFailure::Queue(error) if waits_for_a_stream(error))
 }
 
-/// The same, of a queue.
+/// As [`is_in_the_way`], for a queue's error.
 pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
     matches!(
         error,
@@ -364,19 +354,18 @@ pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
     )
 }
 
-/// The default stream of the context that is current: how kernels of this thread see memory. `None`
-/// where there is no driver, or no context.
+/// Returns the current context's default stream, which translates addresses for this thread's kernels. `None` without a driver or a
+/// context.
 pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, CallError> {
     match name_of(std::ptr::null_mut()) {
-        // SAFETY: the legacy default stream of the current context is always there.
+        // SAFETY: the legacy default stream of the current context always exists.
         Ok(_) => unsafe { find(std::ptr::null_mut()) }.map(Some),
         Err(_) => Ok(None),
     }
 }
 
-/// A queue pair is made for streams of a GPU. Where a context of that GPU is current, it gets to know the
-/// library's memory now, and has the driver load what posts need: C has no call that makes a CUDA stream
-/// known but its first post.
+/// Registers the library's memory with a GPU, and loads what posts need, if the GPU's context is current. A queue pair's creation does
+/// this, as C has no call before a CUDA stream's first post.
 pub(crate) fn prepare(gpu: c_int) {
     patience();
     if u32::try_from(gpu).is_ok_and(|gpu| current_gpu() == Some(gpu))
@@ -386,11 +375,11 @@ pub(crate) fn prepare(gpu: c_int) {
     }
 }
 
-/// The GPU of the context that is current: `None` where there is no driver, or no context.
+/// Returns the GPU of the current context; `None` without a driver or a context.
 pub(crate) fn current_gpu() -> Option<u32> {
     name_of(std::ptr::null_mut()).ok()?;
     let mut device = -1;
-    // SAFETY: the driver is there and a context current (`name_of`); `device` is a valid place.
+    // SAFETY: the driver is initialised and a context is current (`name_of`); `device` is valid for a write.
     let result = unsafe { sys::cuCtxGetDevice(&mut device) };
     (result == sys::CUresult::CUDA_SUCCESS).then(|| u32::try_from(device).ok()).flatten()
 }
@@ -417,7 +406,7 @@ mod tests {
         let name = Name { handle: 1 << 62, scope: 0 };
         let (one, two, third) = (stream(), stream(), stream());
         assert!(Arc::ptr_eq(&first(name, one.clone(), |_| true), &one));
-        // The thread that was first has remembered it: it must stay.
+        // The first thread has remembered its stream, so that stays.
         assert!(Arc::ptr_eq(&first(name, two, |known| std::ptr::eq(known, &*one)), &one));
         assert!(Arc::ptr_eq(&first(name, third.clone(), |_| false), &third), "another one at its address");
         STREAMS.write().remove(&name);
@@ -430,7 +419,7 @@ mod tests {
         let found = find_soft(handle).unwrap();
         forget(handle, true).unwrap();
         remember(handle, &found, before);
-        // SAFETY: a name of a software stream.
+        // SAFETY: a software stream's handle.
         assert!(unsafe { remembered(handle) }.is_none());
     }
 }

@@ -1,7 +1,7 @@
-//! Bootstraps, teams and segments that C programs have names of.
+//! Bootstraps, teams and segments of C programs.
 
 use crate::error::{CallError, bad, stale};
-use crate::named::Named;
+use crate::handles::Named;
 use crate::notify_types::{gdsync_put_t, gdsync_team_attr_t};
 use crate::stream_object::StreamObject;
 use crate::streams;
@@ -18,20 +18,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a `gdsync_bootstrap_t *` stands for.
+/// The object of a `gdsync_bootstrap_t *`.
 pub(crate) struct BootstrapObject {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// None once a team has it.
+    /// None after a team has taken it.
     pub(crate) inner: Mutex<Option<Bootstrap>>,
 }
 
-/// What a `gdsync_segment_t *` stands for.
+/// The object of a `gdsync_segment_t *`.
 pub(crate) struct SegmentObject {
-    /// The handle of its team.
     team: usize,
     pub(crate) segment: Segment,
-    /// Memory of the program.
+    /// For memory of the program: true once the library no longer uses it.
     given: Option<Arc<AtomicBool>>,
 }
 
@@ -46,13 +45,12 @@ pub(crate) static TEAMS: Named<gdsync_team, Team> =
 pub(crate) static SEGMENTS: Named<gdsync_segment, SegmentObject> =
     Named::new("the segment", "pass what gdsync_segment_* returned, until gdsync_segment_free");
 
-/// Makes a handle of a bootstrap.
 pub(crate) fn keep_bootstrap(inner: Bootstrap) -> Result<*mut gdsync_bootstrap, CallError> {
     let (rank, size) = (inner.rank(), inner.size());
     BOOTSTRAPS.keep(BootstrapObject { rank, size, inner: Mutex::new(Some(inner)) }, gdsync_bootstrap::at)
 }
 
-/// A thread exchanges by a bootstrap that another one has made a team of.
+/// The error for a bootstrap that has become a team.
 pub(crate) fn taken(bootstrap: *mut gdsync_bootstrap) -> CallError {
     let remedy = "make another bootstrap for what comes after the team";
     stale("the bootstrap", bootstrap.addr(), "has become a team", remedy)
@@ -81,7 +79,7 @@ fn config(attr: gdsync_team_attr_t) -> Result<TeamConfig, CallError> {
     })
 }
 
-/// Makes a team. The bootstrap is gone then, unless an argument is wrong.
+/// Makes a team. This uses up the bootstrap, unless an argument is wrong.
 ///
 /// # Safety
 /// As [`objects::domain`].
@@ -92,7 +90,7 @@ pub(crate) unsafe fn create(
     attr: gdsync_team_attr_t,
 ) -> Result<*mut gdsync_team, CallError> {
     let config = config(attr)?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the domain and the context alive.
     let (device, domain) = unsafe { objects::domain(context, pd) }?;
     let queue_pair = config.queue_pair.port(objects::first_active_port(&device)?);
     let object = BOOTSTRAPS.take(bootstrap)?;
@@ -102,8 +100,7 @@ pub(crate) unsafe fn create(
     TEAMS.keep(team, gdsync_team::at)
 }
 
-/// Frees a team. The program may deallocate its domain next, so this waits for the team's thread, and what streams have
-/// passed is released.
+/// Frees a team. Waits for the team's thread and releases what streams have passed, as the program may deallocate its domain next.
 pub(crate) fn free_team(team: *mut gdsync_team) -> Result<(), CallError> {
     if let Some(team) = Arc::into_inner(TEAMS.take(team)?)
         && !team.close(PATIENCE)
@@ -114,7 +111,7 @@ pub(crate) fn free_team(team: *mut gdsync_team) -> Result<(), CallError> {
     Ok(())
 }
 
-/// Makes a handle of a segment. `given` says when memory of the program is free.
+/// Makes a handle of a segment. `given` becomes true when memory of the program is free.
 pub(crate) fn keep_segment(
     team: *mut gdsync_team,
     segment: Segment,
@@ -123,7 +120,7 @@ pub(crate) fn keep_segment(
     SEGMENTS.keep(SegmentObject { team: team.addr(), segment, given }, gdsync_segment::at)
 }
 
-/// Owner of memory of the program: notes that the library has let go of it.
+/// The owner of a program's memory, which records that the library no longer uses it.
 pub(crate) struct LetGo(pub(crate) Arc<AtomicBool>);
 
 impl Drop for LetGo {
@@ -132,10 +129,10 @@ impl Drop for LetGo {
     }
 }
 
-/// Time for a team's thread to end, and for streams to pass what names memory of a segment.
+/// How long a team's thread may take to end, and streams to pass work with a segment's memory.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Frees a segment, and waits until nothing in the library has memory of the program.
+/// Frees a segment, and waits until the library no longer uses memory of the program.
 pub(crate) fn free_segment(segment: *mut gdsync_segment) -> Result<(), CallError> {
     let object = SEGMENTS.take(segment)?;
     let given = object.given.clone();
@@ -153,7 +150,7 @@ pub(crate) fn free_segment(segment: *mut gdsync_segment) -> Result<(), CallError
     Ok(())
 }
 
-/// A segment of a team.
+/// Returns a segment of a team.
 ///
 /// # Safety
 /// No other thread frees the segment while the reference is used.
@@ -161,7 +158,7 @@ pub(crate) unsafe fn segment_of<'a>(
     team: *mut gdsync_team,
     segment: *mut gdsync_segment,
 ) -> Result<&'a Segment, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let object = unsafe { SEGMENTS.find(segment) }?;
     if object.team != team.addr() {
         return Err(bad("the segment", segment.addr() as i64, "it is of another team: pass that one's"));
@@ -169,7 +166,7 @@ pub(crate) unsafe fn segment_of<'a>(
     Ok(&object.segment)
 }
 
-/// Where a segment's data is, for the CPU or for kernels.
+/// Returns the address of a segment's data, for the CPU or for kernels.
 pub(crate) fn data_of(segment: &Segment) -> Result<usize, CallError> {
     match segment.memory() {
         SegmentMemory::Host(region) => Ok(region.memory().addr().get() as usize),
@@ -178,7 +175,7 @@ pub(crate) fn data_of(segment: &Segment) -> Result<usize, CallError> {
     }
 }
 
-/// Has a queue take what a put says, and take it again where a stream was in the way that may have passed since the last look.
+/// Gives a queue the operation of a put, and retries once if another stream was in the way.
 ///
 /// # Safety
 /// As [`segment_of`].
@@ -191,7 +188,7 @@ pub(crate) unsafe fn put<T>(
     if put.reserved != 0 {
         return Err(bad("reserved of a put", put.reserved, "it must be 0"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let to = unsafe { segment_of(team, put.to) }?;
     let given = |operation| match take(operation) {
         Err(NotifyError::Post { source, .. }) if streams::waits_for_a_stream(&source) => {
@@ -206,7 +203,7 @@ pub(crate) unsafe fn put<T>(
             _ => Ok(given(Operation::Notify { rank, to, id, value })?),
         };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let from = unsafe { segment_of(team, put.from) }?;
     let from = &from.slice(from_offset..from_offset.saturating_add(length))?;
     Ok(given(match value {
@@ -215,7 +212,7 @@ pub(crate) unsafe fn put<T>(
     })?)
 }
 
-/// Posts a batch on a stream: a list of puts, then waits for notifications, which it clears.
+/// Posts a batch on a stream: puts, and then waits for notifications, which it clears.
 ///
 /// # Safety
 /// As [`segment_of`], for each.
@@ -230,7 +227,7 @@ pub(crate) unsafe fn exchange(
     let mut sends = Vec::new();
     if let Some((queue, puts)) = puts {
         for one in puts {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes valid pointers, and keeps the memory registered.
             sends.extend(unsafe { put(team, one, |operation| queue.prepare(operation)) }?);
         }
     }

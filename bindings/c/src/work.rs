@@ -1,4 +1,4 @@
-//! Work requests of C programs.
+//! Translates work requests of C programs, and posts and prepares them.
 
 use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
@@ -7,31 +7,30 @@ use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
 use gdsync::persistent::{PersistentRecv, PersistentSend};
 use gdsync::queue::StateError;
-use gdsync::raw::BorrowedSlice;
 use gdsync::verbs::AddressHandle;
 use gdsync::{PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
 use gdsync_sys::verbs::ibv_sge;
 use libc::c_int;
 use std::ptr::{self, NonNull};
 
-/// `enum ibv_exp_wr_opcode`, which are libibverbs' numbers.
-mod opcode {
+/// `enum ibv_exp_wr_opcode`, whose numbers are libibverbs'.
+pub(crate) mod opcode {
     use libc::c_int;
-    pub(super) const RDMA_WRITE: c_int = 0;
-    pub(super) const RDMA_WRITE_WITH_IMM: c_int = 1;
-    pub(super) const SEND: c_int = 2;
-    pub(super) const SEND_WITH_IMM: c_int = 3;
-    pub(super) const RDMA_READ: c_int = 4;
-    pub(super) const COMPARE_SWAP: c_int = 5;
-    pub(super) const FETCH_ADD: c_int = 6;
+    pub(crate) const RDMA_WRITE: c_int = 0;
+    pub(crate) const RDMA_WRITE_WITH_IMM: c_int = 1;
+    pub(crate) const SEND: c_int = 2;
+    pub(crate) const SEND_WITH_IMM: c_int = 3;
+    pub(crate) const RDMA_READ: c_int = 4;
+    pub(crate) const COMPARE_SWAP: c_int = 5;
+    pub(crate) const FETCH_ADD: c_int = 6;
 }
 
 const FENCE: u64 = 1 << 0;
-const SIGNALED: u64 = 1 << 1;
+pub(crate) const SIGNALED: u64 = 1 << 1;
 const SOLICITED: u64 = 1 << 2;
 const INLINE: u64 = 1 << 3;
 
-/// More elements than any card takes, and than a program means.
+/// A limit above that of any card.
 const MOST_ELEMENTS: c_int = 1024;
 
 /// The elements of a request.
@@ -43,14 +42,14 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
     if !(0..=MOST_ELEMENTS).contains(&count) {
         return Err(bad("num_sge", count, "0 to 1024 are possible"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array of that length.
     unsafe { error::list("sg_list", count as usize, list) }
 }
 
-/// Calls with the memory that elements name.
+/// Calls a function with the slices of a list of elements.
 ///
 /// # Safety
-/// The memory stays registered until the request that is made of it has completed.
+/// The memory stays registered until the request has completed.
 #[inline(always)]
 unsafe fn with_slices<T>(
     qp: &QueuePairObject,
@@ -58,14 +57,14 @@ unsafe fn with_slices<T>(
     call: impl FnOnce(&[Slice]) -> Result<T, CallError>,
 ) -> Result<T, CallError> {
     match list {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         [one] => call(unsafe { qp.memory.borrow(one.addr, one.length as usize, one.lkey) }.slices()),
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         several => unsafe { with_several(qp, several, call) },
     }
 }
 
-/// The same, of none or many.
+/// As [`with_slices`], for any number of elements.
 ///
 /// # Safety
 /// As [`with_slices`].
@@ -76,27 +75,26 @@ unsafe fn with_several<T>(
     list: &[ibv_sge],
     call: impl FnOnce(&[Slice]) -> Result<T, CallError>,
 ) -> Result<T, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     let slice = |sge: &ibv_sge| unsafe { qp.memory.slice(sge.addr, sge.length as usize, sge.lkey) };
     call(&list.iter().map(slice).collect::<Vec<_>>())
 }
 
-/// Bytes that are copied into the request.
+/// Gathers the bytes of an inline request.
 ///
 /// # Safety
-/// The elements name readable memory of the process.
+/// The elements are readable memory of the process.
 unsafe fn gather(list: &[ibv_sge]) -> Result<Vec<u8>, CallError> {
     let mut bytes = Vec::new();
     for sge in list.iter().filter(|sge| sge.length > 0) {
         let from = non_null("the address of an inline element", sge.addr as *const u8)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array of that length.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from, sge.length as usize) });
     }
     Ok(bytes)
 }
 
-/// Before the bytes are looked at: a length that no queue pair takes is no promise that there are as
-/// many.
+/// Refuses a length above the queue pair's limit before the bytes are read, as such a program may not have as many.
 fn check_inline(qp: &QueuePairObject, list: &[ibv_sge]) -> Result<(), CallError> {
     let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
     if length <= u64::from(qp.queue_pair.max_inline()) {
@@ -106,7 +104,7 @@ fn check_inline(qp: &QueuePairObject, list: &[ibv_sge]) -> Result<(), CallError>
     Err(bad("the length of the inline elements", length as i64, limit))
 }
 
-/// Calls with a request as gdsync has it.
+/// Calls a function with the translated request.
 ///
 /// # Safety
 /// The request's pointers are valid, and its memory stays registered until it has completed.
@@ -116,19 +114,19 @@ unsafe fn with_request<T>(
     wr: &gds_send_wr,
     call: impl FnOnce(WorkRequest<'_>) -> Result<T, CallError>,
 ) -> Result<T, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array of that length.
     let list = unsafe { elements(wr.sg_list, wr.num_sge) }?;
     if wr.exp_send_flags & INLINE != 0 && matches!(wr.exp_opcode, opcode::RDMA_WRITE..=opcode::SEND_WITH_IMM)
     {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         return unsafe { with_inline(qp, wr, list, call) };
     }
     let with = |slices: &[Slice]| finish(qp, wr, other_request(wr, slices)?, call);
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { with_slices(qp, list, with) }
 }
 
-/// The same, for a request with its bytes copied.
+/// As [`with_request`], for an inline request.
 ///
 /// # Safety
 /// As [`gather`].
@@ -146,11 +144,10 @@ unsafe fn with_inline<T>(
     };
     match list {
         [one] if one.length > 0 && one.addr != 0 => {
-            // SAFETY: readable memory of the process, which does not change during the call: the
-            // caller's.
+            // SAFETY: the caller passes readable memory, which does not change during the call.
             post(unsafe { std::slice::from_raw_parts(one.addr as *const u8, one.length as usize) })
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         several => post(&unsafe { gather(several) }?),
     }
 }
@@ -161,7 +158,7 @@ fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkReques
         (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, _) => WorkRequest::write(slices, remote(wr)),
         (opcode::RDMA_READ, _) => WorkRequest::read(slices, remote(wr)),
         (opcode::COMPARE_SWAP | opcode::FETCH_ADD, [result]) => {
-            // SAFETY: plain numbers, of which any value is one.
+            // SAFETY: plain numbers, for which every bit pattern is valid.
             let operands = unsafe { wr.wr.atomic };
             let at = RemoteMemory { addr: operands.remote_addr, len: 8, rkey: operands.rkey };
             match wr.exp_opcode {
@@ -178,10 +175,10 @@ fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkReques
     })
 }
 
-/// Remote memory of which only the address and the key are known.
+/// The remote memory of a request, whose length is unknown.
 #[inline(always)]
-fn remote(wr: &gds_send_wr) -> RemoteMemory {
-    // SAFETY: plain numbers, of which any value is one.
+pub(crate) fn remote(wr: &gds_send_wr) -> RemoteMemory {
+    // SAFETY: plain numbers, for which every bit pattern is valid.
     let (addr, rkey) = unsafe { (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
     RemoteMemory { addr, len: u64::MAX, rkey }
 }
@@ -227,20 +224,20 @@ fn to_datagram<T>(
     request: WorkRequest<'_>,
     call: impl FnOnce(WorkRequest<'_>) -> Result<T, CallError>,
 ) -> Result<T, CallError> {
-    // SAFETY: any value of the bytes is one of these plain numbers.
+    // SAFETY: plain numbers, for which every bit pattern is valid.
     let ud = unsafe { wr.wr.ud };
     let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
     if !ptr::eq(providers::of(Kind::Path, ud.ah)?, qp.api) {
         return Err(bad("wr.ud.ah", ud.ah.addr() as i64, "it must be of the queue pair's context"));
     }
-    // SAFETY: an address handle of the software card that is alive, as it is known; or one of
-    // libibverbs', valid as the caller of the C function promises.
+    // SAFETY: an address handle that is alive: a known one of the software card, or one of libibverbs, as the C function's caller
+    // promises.
     let handle = unsafe { AddressHandle::from_raw(&qp.queue_pair, path) }?;
     call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
 }
 
-/// Whether to try again: the cause may have ended since the last look. The program has connected
-/// the queue pair, or a stream has passed what was in the way.
+/// Updates the state that an error depends on, and returns whether to try again: the program may have connected the queue pair, or a
+/// stream may have passed what was in the way.
 #[cold]
 #[inline(never)]
 fn look_again(qp: &QueuePairObject, error: &CallError) -> bool {
@@ -252,7 +249,7 @@ fn look_again(qp: &QueuePairObject, error: &CallError) -> bool {
     true
 }
 
-/// Does something, and again where that is worth it.
+/// Tries, and retries if the cause may have ended.
 #[inline(always)]
 fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, CallError>) -> Result<T, CallError> {
     match what() {
@@ -261,10 +258,10 @@ fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, CallError>) -> 
     }
 }
 
-/// Calls with each request of a list; `bad` receives the one at which that failed.
+/// Calls a function with each request of a list. `bad` receives the request at which it failed.
 ///
 /// # Safety
-/// As [`with_request`], for each; `bad` is null or a valid place.
+/// As [`with_request`], for each; `bad` is null or valid for a write.
 unsafe fn each<T>(
     list: *mut T,
     bad: *mut *mut T,
@@ -273,11 +270,11 @@ unsafe fn each<T>(
 ) -> Result<(), CallError> {
     let mut at = non_null_mut("the work request", list)?;
     while !at.is_null() {
-        // SAFETY: a valid request, as the caller promises.
+        // SAFETY: the caller passes a list of valid requests.
         let wr = unsafe { &*at };
         if let Err(error) = call(wr) {
             if !bad.is_null() {
-                // SAFETY: a valid place, as the caller promises.
+                // SAFETY: the caller passes a place that is valid for a write.
                 unsafe { *bad = at };
             }
             return Err(error);
@@ -287,47 +284,7 @@ unsafe fn each<T>(
     Ok(())
 }
 
-/// A request of a list of one that is plain: a send or a write of one element, signaled, which is
-/// what programs do most. Where the compiler knows that much, posting takes half of the time.
-pub(crate) struct Plain<'a> {
-    wr: &'a gds_send_wr,
-    borrowed: BorrowedSlice<'a>,
-}
-
-impl<'a> Plain<'a> {
-    /// `None` for all others: the general path does these, and reports errors.
-    ///
-    /// # Safety
-    /// As [`with_request`]; the pointer is null or valid.
-    #[inline(always)]
-    pub(crate) unsafe fn of(qp: &'a QueuePairObject, wr: *const gds_send_wr) -> Option<Self> {
-        // SAFETY: the caller's.
-        let wr = unsafe { wr.as_ref() }?;
-        if !wr.next.is_null() || wr.exp_send_flags != SIGNALED || wr.num_sge != 1 || qp.is_datagram {
-            return None;
-        }
-        // SAFETY: the caller's.
-        let borrowed = unsafe {
-            let sge = wr.sg_list.as_ref()?;
-            qp.memory.borrow(sge.addr, sge.length as usize, sge.lkey)
-        };
-        Some(Plain { wr, borrowed })
-    }
-
-    /// The request. A value rather than the argument of a call: arguments of this size are copied,
-    /// and a copy of what was just stored waits for the stores.
-    #[inline(always)]
-    pub(crate) fn request(&self) -> Option<WorkRequest<'_>> {
-        let request = match self.wr.exp_opcode {
-            opcode::SEND => WorkRequest::send(self.borrowed.slices()),
-            opcode::RDMA_WRITE => WorkRequest::write(self.borrowed.slices(), remote(self.wr)),
-            _ => return None,
-        };
-        Some(request.wr_id(self.wr.wr_id))
-    }
-}
-
-/// Posts a list at once.
+/// Posts a list on the CPU.
 ///
 /// # Safety
 /// As [`each`].
@@ -337,10 +294,10 @@ pub(crate) unsafe fn post_sends(
     bad: *mut *mut gds_send_wr,
 ) -> Result<(), CallError> {
     let post = |wr: &gds_send_wr| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.post_send(request)?)) })
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { each(list, bad, |wr| wr.next, post) }
 }
 
@@ -349,11 +306,11 @@ pub(crate) unsafe fn post_sends(
 /// # Safety
 /// As [`with_request`].
 pub(crate) unsafe fn prepare_send(qp: &QueuePairObject, wr: &gds_send_wr) -> Result<PreparedSend, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.prepare(request)?)) })
 }
 
-/// Prepares a list. Where one fails, those before it are taken back.
+/// Prepares a list. If a request fails, those before it are cancelled.
 ///
 /// # Safety
 /// As [`each`].
@@ -363,9 +320,9 @@ pub(crate) unsafe fn prepare_sends(
     bad: *mut *mut gds_send_wr,
     mut keep: impl FnMut(PreparedSend),
 ) -> Result<(), CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     let prepare = |wr: &gds_send_wr| unsafe { prepare_send(qp, wr) }.map(&mut keep);
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { each(list, bad, |wr| wr.next, prepare) }
 }
 
@@ -379,18 +336,17 @@ pub(crate) unsafe fn post_receives(
     bad: *mut *mut ibv_recv_wr,
 ) -> Result<(), CallError> {
     let post = |wr: &ibv_recv_wr| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             let list = elements(wr.sg_list, wr.num_sge)?;
             let receive = |slices: &[Slice]| Ok(qp.queue_pair.post_recv(slices, wr.wr_id)?);
             attempt(qp, || with_slices(qp, list, receive))
         }
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { each(list, bad, |wr| wr.next, post) }
 }
 
-/// A persistent request is one, and of a connection.
 fn check_persistent(qp: &QueuePairObject, is_one: bool) -> Result<(), CallError> {
     if qp.is_datagram {
         let remedy = "prepare each datagram (gds_prepare_send)";
@@ -427,7 +383,7 @@ pub(crate) unsafe fn persistent_send(
             }
         })
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array of that length.
     let request = unsafe { with_slices(qp, elements(wr.sg_list, wr.num_sge)?, make) }?;
     Ok(match wr.exp_opcode {
         opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM => request.immediate(u32::from_be(wr.imm_data)),
@@ -435,7 +391,7 @@ pub(crate) unsafe fn persistent_send(
     })
 }
 
-/// Makes a persistent write of the number of its start.
+/// Makes a persistent write of its start's number.
 pub(crate) fn persistent_count(
     qp: &QueuePairObject,
     addr: u64,
@@ -456,6 +412,6 @@ pub(crate) unsafe fn persistent_receive(
 ) -> Result<PersistentRecv, CallError> {
     check_persistent(qp, wr.next.is_null())?;
     let make = |slices: &[Slice]| Ok(PersistentRecv::new(&qp.queue_pair, slices)?);
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array of that length.
     unsafe { with_slices(qp, elements(wr.sg_list, wr.num_sge)?, make) }
 }

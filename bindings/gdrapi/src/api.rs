@@ -1,7 +1,10 @@
-//! The C functions of `gdrapi.h`, which says what they do.
+//! The C functions, which `gdrapi.h` documents.
 //!
-//! The contract of every `unsafe fn` here: a pointer that a function writes through is null, which
-//! is an error, or valid for what the header says is written there. Handles may be any numbers.
+//! # Safety
+//! The caller of an `unsafe` function guarantees, besides what its own documentation says, that a pointer through which it writes is null,
+//! which is an error, or valid for the write that the header documents. Handles may be any numbers.
+
+#![allow(clippy::missing_safety_doc, reason = "the module's documentation has what all functions require")]
 
 use crate::backend::Backend;
 use crate::error::{CallError, attempt, non_null, status};
@@ -40,7 +43,7 @@ pub extern "C" fn gdr_close(g: *mut Gdr) -> c_int {
 /// `gdr_pin_buffer`.
 ///
 /// # Safety
-/// See the module; and memory that CUDA knows under the address stays until it is unpinned.
+/// See the module; memory at the address that CUDA knows stays until it is unpinned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_pin_buffer(
     g: *mut Gdr,
@@ -58,7 +61,7 @@ pub unsafe extern "C" fn gdr_pin_buffer(
         if va_space != 0 {
             return Err(CallError::Bad { what: "va_space", value: va_space.into(), limit });
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory until it is unpinned.
         unsafe { pin(g, addr, size, handle) }
     })
 }
@@ -78,7 +81,7 @@ pub unsafe extern "C" fn gdr_pin_buffer_v2(
     status("gdr_pin_buffer_v2", || {
         let bad = |limit| Err(CallError::Bad { what: "flags", value: flags.into(), limit });
         match flags {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the memory until it is unpinned.
             0 => unsafe { pin(g, addr, size, handle) },
             types::PIN_FORCE_PCIE => bad("nothing here maps over PCIe what is coherent"),
             _ => bad("there are only 0 and GDR_PIN_FLAG_FORCE_PCIE"),
@@ -92,10 +95,10 @@ unsafe fn pin(g: *mut Gdr, addr: c_ulong, size: usize, handle: *mut MemoryHandle
     let library = number(g)?;
     let backend = table().library(library)?;
     non_null("handle", handle)?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the memory until it is unpinned.
     let pin = unsafe { Pin::new(backend, addr, size) }?;
     let number = table().add(library, pin)?;
-    // SAFETY: not null (checked), and so valid (the caller's).
+    // SAFETY: not null (checked), so the caller passes a valid pointer.
     unsafe { handle.write(MemoryHandle { h: number as c_ulong }) };
     Ok(())
 }
@@ -107,15 +110,12 @@ pub extern "C" fn gdr_unpin_buffer(g: *mut Gdr, handle: MemoryHandle) -> c_int {
 }
 
 /// `gdr_get_callback_flag`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_callback_flag(g: *mut Gdr, handle: MemoryHandle, flag: *mut c_int) -> c_int {
     status("gdr_get_callback_flag", || {
         let freed = table().look(number(g)?, handle.h, |pin| Ok(pin.is_freed()))?;
         non_null("flag", flag)?;
-        // SAFETY: not null (checked), and so valid (the caller's).
+        // SAFETY: not null (checked), so the caller passes a valid pointer.
         unsafe { flag.write(freed.into()) };
         Ok(())
     })
@@ -125,40 +125,31 @@ fn info(g: *mut Gdr, handle: MemoryHandle) -> Result<InfoV2, CallError> {
     table().look(number(g)?, handle.h, |pin| Ok(pin.info()))
 }
 
-/// `gdr_get_info_v2`, and what the header calls `gdr_get_info`.
-///
-/// # Safety
-/// See the module.
+/// `gdr_get_info_v2`, which the header also calls `gdr_get_info`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_info_v2(g: *mut Gdr, handle: MemoryHandle, to: *mut InfoV2) -> c_int {
     status("gdr_get_info_v2", || {
         let info = info(g, handle)?;
         non_null("info", to)?;
-        // SAFETY: not null (checked), and so valid (the caller's).
+        // SAFETY: not null (checked), so the caller passes a valid pointer.
         unsafe { to.write(info) };
         Ok(())
     })
 }
 
-/// The symbol `gdr_get_info`, of programs that were built before gdrcopy 2.4: the shorter struct.
-///
-/// # Safety
-/// See the module.
+/// The symbol `gdr_get_info` of programs that were built before gdrcopy 2.4, with the shorter struct.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_info(g: *mut Gdr, handle: MemoryHandle, to: *mut InfoV1) -> c_int {
     status("gdr_get_info", || {
         let InfoV2 { va, mapped_size, page_size, tm_cycles, cycles_per_ms, bits, .. } = info(g, handle)?;
         non_null("info", to)?;
-        // SAFETY: not null (checked), and so valid (the caller's).
+        // SAFETY: not null (checked), so the caller passes a valid pointer.
         unsafe { to.write(InfoV1 { va, mapped_size, page_size, tm_cycles, cycles_per_ms, bits }) };
         Ok(())
     })
 }
 
 /// `gdr_map`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_map(
     g: *mut Gdr,
@@ -166,14 +157,11 @@ pub unsafe extern "C" fn gdr_map(
     va: *mut *mut c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a pointer that is null or valid.
     status("gdr_map", || unsafe { map(g, handle, va, size, 0) })
 }
 
 /// `gdr_map_v2`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_map_v2(
     g: *mut Gdr,
@@ -182,7 +170,7 @@ pub unsafe extern "C" fn gdr_map_v2(
     size: usize,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a pointer that is null or valid.
     status("gdr_map_v2", || unsafe { map(g, handle, ptr_va, size, flags) })
 }
 
@@ -207,7 +195,7 @@ unsafe fn map(
         }
     };
     let at = table().change(library, handle.h, |pin| pin.map(size, wanted))?;
-    // SAFETY: not null (checked), and so valid (the caller's).
+    // SAFETY: not null (checked), so the caller passes a valid pointer.
     unsafe { va.write(at.cast()) };
     Ok(())
 }
@@ -230,7 +218,7 @@ pub unsafe extern "C" fn gdr_copy_to_mapping(
     size: usize,
 ) -> c_int {
     status("gdr_copy_to_mapping", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes readable memory of that size.
         table().copy(handle.h, |pin| unsafe { pin.copy_to(map_d_ptr as u64, h_ptr.cast(), size) })
     })
 }
@@ -247,7 +235,7 @@ pub unsafe extern "C" fn gdr_copy_from_mapping(
     size: usize,
 ) -> c_int {
     status("gdr_copy_from_mapping", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes writable memory of that size.
         table().copy(handle.h, |pin| unsafe { pin.copy_from(map_d_ptr as u64, h_ptr.cast(), size) })
     })
 }
@@ -257,42 +245,33 @@ pub unsafe extern "C" fn gdr_copy_from_mapping(
 unsafe fn write_version(version: (u16, u16), major: *mut c_int, minor: *mut c_int) {
     for (to, number) in [(major, version.0), (minor, version.1)] {
         if !to.is_null() {
-            // SAFETY: not null (checked), and so valid (the caller's).
+            // SAFETY: not null (checked), so the caller passes a valid pointer.
             unsafe { to.write(number.into()) };
         }
     }
 }
 
 /// `gdr_runtime_get_version`. Null pointers are not written to.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes pointers that are null or valid.
     unsafe { write_version(types::VERSION, major, minor) };
 }
 
 /// `gdr_driver_get_version`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_driver_get_version(g: *mut Gdr, major: *mut c_int, minor: *mut c_int) -> c_int {
     status("gdr_driver_get_version", || {
         let backend = table().library(number(g)?)?;
         non_null("major", major)?;
         non_null("minor", minor)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes pointers that are null or valid.
         unsafe { write_version(backend.version, major, minor) };
         Ok(())
     })
 }
 
 /// `gdr_get_attribute`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_attribute(g: *mut Gdr, attr: c_uint, v: *mut c_int) -> c_int {
     status("gdr_get_attribute", || {
@@ -307,16 +286,13 @@ pub unsafe extern "C" fn gdr_get_attribute(g: *mut Gdr, attr: c_uint, v: *mut c_
                 return Err(CallError::Bad { what: "attr", value: attr.into(), limit });
             }
         };
-        // SAFETY: not null (checked), and so valid (the caller's).
+        // SAFETY: not null (checked), so the caller passes a valid pointer.
         unsafe { v.write(value.into()) };
         Ok(())
     })
 }
 
 /// `gdr_get_mapping_type_string`.
-///
-/// # Safety
-/// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_mapping_type_string(
     mapping_type: c_uint,
@@ -334,7 +310,7 @@ pub unsafe extern "C" fn gdr_get_mapping_type_string(
                 return Err(CallError::Bad { what: "mapping_type", value: mapping_type.into(), limit });
             }
         };
-        // SAFETY: not null (checked), and so valid (the caller's).
+        // SAFETY: not null (checked), so the caller passes a valid pointer.
         unsafe { pstr.write(name.as_ptr()) };
         Ok(())
     })

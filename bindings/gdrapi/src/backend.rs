@@ -5,7 +5,7 @@ use crate::types::{GPU_PAGE, VERSION};
 use gdsync_gdr::{GdrdrvModule, MappingBackend, MappingError, Refusal, page_size};
 use std::ffi::OsStr;
 
-/// The backend that the environment asks for, from the values of `GDSYNC_MAPPING` and `GDRCOPY_USE_DMABUF_MMAP`.
+/// Returns the backend that `GDSYNC_MAPPING` and `GDRCOPY_USE_DMABUF_MMAP` name with these values.
 fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Option<MappingBackend>, CallError> {
     match mapping.filter(|name| !name.is_empty()).map(OsStr::to_string_lossy) {
         // `FromStr` parses only backends for GPU memory.
@@ -15,18 +15,17 @@ fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Option<Mappi
     }
 }
 
-/// How memory is mapped.
+/// A way to map memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backend {
     pub(crate) kind: MappingBackend,
-    /// The version that `gdr_driver_get_version` reports.
     pub(crate) version: (u16, u16),
-    /// Pinned memory stays if CUDA frees it first.
+    /// True if pinned memory stays when CUDA frees it first.
     pub(crate) persistent: bool,
 }
 
 impl Backend {
-    /// The backend that the environment names, or the first that the machine has.
+    /// Returns the backend that the environment names, or the first that the machine has.
     pub(crate) fn choose() -> Result<Self, CallError> {
         let value = |variable| std::env::var_os(variable);
         let wish = wish(value("GDSYNC_MAPPING").as_deref(), value("GDRCOPY_USE_DMABUF_MMAP").as_deref())?;
@@ -55,8 +54,7 @@ impl Backend {
         }
     }
 
-    /// Bytes of a page: what is mapped begins and ends at one. As in gdrcopy, GPU pages, but the
-    /// host's for dma-bufs.
+    /// Bytes of a page, at whose multiples mappings begin and end: a GPU page, as in gdrcopy, or a host page for dma-bufs.
     pub(crate) fn page(self) -> usize {
         if self.kind == MappingBackend::DmaBuf { page_size() } else { GPU_PAGE }
     }

@@ -1,4 +1,4 @@
-//! From errors and panics to errno values.
+//! Translates errors and panics to errno values.
 
 use crate::log;
 use gdsync_gdr::driver::DriverError;
@@ -6,11 +6,10 @@ use gdsync_gdr::{MappingBackend, MappingError, Refusal};
 use gdsync_sys::contain::contain;
 use libc::c_int;
 
-/// The remedy where only exportable memory can be mapped.
+/// The remedy if only exportable memory can be mapped.
 const OTHER_MEMORY: &str = "without gdrdrv, and with drivers before CUDA 13.3, only memory of cuMemCreate with requestedHandleTypes = \
      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR can be mapped; load gdrdrv for that of cuMemAlloc";
 
-/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("{what} is a null pointer")]
@@ -62,7 +61,6 @@ impl From<DriverError> for CallError {
     }
 }
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
 const CUDA_OUT_OF_MEMORY: u32 = 2;
 
 fn of_mapping(error: &MappingError) -> c_int {
@@ -82,7 +80,6 @@ fn of_mapping(error: &MappingError) -> c_int {
 }
 
 impl CallError {
-    /// What the C function returns.
     fn errno(&self) -> c_int {
         match self {
             CallError::Mapped => libc::EAGAIN,
@@ -106,25 +103,24 @@ fn report(call: &'static str, error: &CallError) -> c_int {
     errno
 }
 
-/// Runs the body of a C function. A panic is an error like others.
+/// Runs the body of a C function, and returns a panic as an error.
 #[inline]
 pub(crate) fn attempt<T>(
     call: &'static str,
     body: impl FnOnce() -> Result<T, CallError>,
 ) -> Result<T, c_int> {
-    // What a panic leaves half done is behind locks without poisoning, and consistent after each
-    // step.
+    // State that a panic interrupts is behind locks without poisoning, and consistent after each step.
     let result = contain(body).unwrap_or_else(|message| Err(CallError::Panic { message }));
     result.map_err(|error| report(call, &error))
 }
 
-/// A C function that returns 0 or a positive errno.
+/// Runs a C function that returns 0 or a positive errno.
 #[inline]
 pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), CallError>) -> c_int {
     attempt(call, body).err().unwrap_or(0)
 }
 
-/// A pointer that must not be null.
+/// Refuses a null pointer.
 #[inline]
 pub(crate) fn non_null<T>(what: &'static str, pointer: *const T) -> Result<(), CallError> {
     if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(()) }

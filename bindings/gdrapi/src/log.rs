@@ -4,10 +4,9 @@ use std::io;
 use std::sync::Once;
 use tracing::level_filters::LevelFilter;
 
-/// The least level that is written, as gdrcopy counts: 1 debug, 2 information, 3 warnings, 4
-/// errors.
+/// Returns the lowest level that is logged, in gdrcopy's numbers: 1 debug, 2 information, 3 warnings, 4 errors.
 fn level(text: Option<&str>) -> LevelFilter {
-    // As C's atoi: leading digits, and 0 where there are none.
+    // As C's atoi: the leading digits, or 0 without any.
     let number = text.map_or(4, |text| {
         let text = text.trim_start();
         let sign = text.starts_with(['-', '+']) as usize;
@@ -23,8 +22,7 @@ fn level(text: Option<&str>) -> LevelFilter {
     }
 }
 
-/// Starts the log if the environment asks for one, and the program has none (a Rust program that
-/// links the static library).
+/// Starts the log if the environment asks for one, unless the program has one, such as a Rust program that links the static library.
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -35,7 +33,7 @@ pub(crate) fn start() {
         let log = tracing_subscriber::fmt()
             .with_max_level(level(text.as_deref()))
             .with_writer(io::stderr)
-            // Reports a failed write by `eprintln!`, which panics.
+            // The subscriber would report a failed write by `eprintln!`, which panics.
             .log_internal_errors(false)
             .with_ansi(false)
             .without_time();

@@ -1,4 +1,4 @@
-//! Pinned memory, and its mapping.
+//! Pinned memory and its mapping.
 
 use crate::backend::Backend;
 use crate::error::{CallError, non_null};
@@ -7,10 +7,10 @@ use gdsync_gdr::{Caching, GpuRange, Mapping, MappingBackend, MappingError, page_
 
 #[derive(Default)]
 struct State {
-    /// Made when the memory is pinned, so that memory that cannot be mapped is refused there; then
-    /// anew after each `gdr_unmap`, which must not leave pages mapped.
+    /// Made when the memory is pinned, so that memory that cannot be mapped is refused then; made anew after each `gdr_unmap`, which must not
+    /// leave pages mapped.
     mapping: Option<Mapping>,
-    /// Bytes of it that `gdr_map` gave the program; 0 while it is not mapped for the program.
+    /// Bytes of the mapping that `gdr_map` gave to the program; 0 while it is not mapped.
     shown: usize,
 }
 
@@ -18,7 +18,7 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pages {
     first: u64,
-    /// Where in them the memory begins.
+    /// The offset of the memory in the pages.
     skew: u64,
     size: usize,
 }
@@ -40,11 +40,11 @@ impl Pages {
     }
 }
 
-/// What `gdr_pin_buffer` makes.
+/// The memory that `gdr_pin_buffer` pins.
 pub(crate) struct Pin {
     backend: Backend,
     pages: Pages,
-    /// None where host memory is mapped in the place of a GPU's.
+    /// None for the stand-in, which maps host memory instead of a GPU's.
     memory: Option<GpuRange>,
     state: State,
 }
@@ -61,15 +61,13 @@ impl Pin {
     /// Pins memory.
     ///
     /// # Safety
-    /// If the driver knows the address, the memory and the current context stay until the value is
-    /// dropped.
+    /// If the driver knows the address, the memory and the current context stay until the value is dropped.
     pub(crate) unsafe fn new(backend: Backend, address: u64, len: usize) -> Result<Self, CallError> {
         let pages = Pages::around(address, len, backend.page())?;
         let memory = match backend.kind {
             MappingBackend::StandIn => None,
-            // From the memory's own first byte on: the bytes of the page before it may be other
-            // memory, and are never handed out.
-            // SAFETY: the caller's.
+            // From the memory's first byte on: earlier bytes of the page may be other memory, and are never mapped for the program.
+            // SAFETY: the caller keeps the memory and the context.
             _ => Some(unsafe { GpuRange::from_current(address, pages.size - pages.skew as usize) }?),
         };
         let mut pin = Pin { backend, pages, memory, state: State::default() };
@@ -84,12 +82,12 @@ impl Pin {
         }
     }
 
-    /// The check that `gdr_map` makes first.
+    /// Refuses memory that is mapped, as `gdr_map` does first.
     pub(crate) fn check_unmapped(&self) -> Result<(), CallError> {
         if self.state.shown > 0 { Err(CallError::Mapped) } else { Ok(()) }
     }
 
-    /// Hands the mapping out: the address of the first byte.
+    /// Maps the memory for the program. Returns the address of the first byte.
     pub(crate) fn map(&mut self, size: usize, wanted: Option<u32>) -> Result<*mut u8, CallError> {
         self.check_unmapped()?;
         let (page, skew) = (self.backend.page(), self.pages.skew);
@@ -116,7 +114,7 @@ impl Pin {
         Ok(base)
     }
 
-    /// Takes back the mapping that [`Pin::map`] handed out.
+    /// Ends the mapping that [`Pin::map`] returned.
     pub(crate) fn unmap(&mut self, at: u64, size: usize) -> Result<(), CallError> {
         let (mapping, shown) = self.state.handed_out()?;
         let base = mapping.as_ptr() as u64;
@@ -131,7 +129,7 @@ impl Pin {
         Ok(())
     }
 
-    /// What `gdr_get_info` reports.
+    /// The information that `gdr_get_info` reports.
     pub(crate) fn info(&self) -> InfoV2 {
         let mapping_type = self.state.handed_out().map_or(types::TYPE_NONE, |(mapping, _)| type_of(mapping));
         let mapped = if mapping_type == types::TYPE_NONE { 0 } else { types::MAPPED };
@@ -147,7 +145,7 @@ impl Pin {
         }
     }
 
-    /// True where the memory was freed under its mapping.
+    /// Returns whether the memory was freed while it was mapped.
     pub(crate) fn is_freed(&self) -> bool {
         let asked = self.state.mapping.as_ref().map(|mapping| mapping.copy_from(0, &mut []));
         matches!(asked, Some(Err(MappingError::Freed)))
@@ -161,7 +159,7 @@ impl Pin {
     pub(crate) unsafe fn copy_to(&self, at: u64, from: *const u8, len: usize) -> Result<(), CallError> {
         let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
         non_null("h_ptr", from)?;
-        // SAFETY: the caller's; no more bytes than the mapping has, which fit the address space.
+        // SAFETY: the caller passes readable memory; the length is at most that of the mapping, so it fits the address space.
         let bytes = unsafe { std::slice::from_raw_parts(from, len) };
         Ok(mapping.copy_to(offset, bytes)?)
     }
@@ -174,14 +172,14 @@ impl Pin {
     pub(crate) unsafe fn copy_from(&self, at: u64, to: *mut u8, len: usize) -> Result<(), CallError> {
         let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
         non_null("h_ptr", to)?;
-        // SAFETY: the caller's; as above. The bytes are C memory: any value is valid.
+        // SAFETY: the caller passes writable memory, in which any value is valid; the length as above.
         let bytes = unsafe { std::slice::from_raw_parts_mut(to, len) };
         Ok(mapping.copy_from(offset, bytes)?)
     }
 }
 
 impl State {
-    /// The mapping that `gdr_map` gave the program, and how many bytes of it.
+    /// The mapping that `gdr_map` gave to the program, and its length.
     #[inline]
     fn handed_out(&self) -> Result<(&Mapping, usize), CallError> {
         match &self.mapping {
@@ -190,7 +188,7 @@ impl State {
         }
     }
 
-    /// The mapping, and where in it a range begins; none where there is nothing to copy.
+    /// Returns the mapping and the offset of a range in it, or none if there is nothing to copy.
     #[inline]
     fn place(&self, at: u64, len: usize) -> Result<Option<(&Mapping, usize)>, CallError> {
         let (mapping, size) = self.handed_out()?;
@@ -198,7 +196,7 @@ impl State {
             return Ok(None);
         }
         let start = mapping.as_ptr() as u64;
-        // An address before the first byte wraps to one far beyond the last.
+        // An address before the first byte wraps to one far after the last.
         let offset = at.wrapping_sub(start);
         if offset > size as u64 || len as u64 > size as u64 - offset {
             return Err(CallError::Outside { at, len, start, size });

@@ -1,22 +1,20 @@
-//! Objects by handle, found without a lock that all lookups share: a copy of a few bytes takes
-//! little longer than the lookup.
+//! A table of objects by handle, without a lock that all lookups share: a copy of a few bytes takes little longer than the lookup.
 
 use crate::error::CallError;
 use parking_lot::{Mutex, RwLock};
 use std::sync::OnceLock;
 
-/// Bits of a handle that are the index of its slot. The others are its number, which is never
-/// reused.
+/// The bits of a handle that are the index of its slot. The other bits are a number that is never reused.
 const INDEX_BITS: u32 = 24;
 /// Slots of the first chunk; each further chunk has twice as many as the one before.
 const FIRST: usize = 64;
 const CHUNKS: usize = (INDEX_BITS - FIRST.ilog2()) as usize;
-/// Most slots.
+/// The maximum number of slots.
 const MOST: usize = (FIRST << CHUNKS) - FIRST;
 
-/// A slot, which holds one object after the other.
+/// A slot, which holds objects in turn.
 struct Slot<T> {
-    /// That of the object; 0 while the slot is empty.
+    /// The object's handle; 0 while the slot is empty.
     handle: u64,
     content: Option<T>,
 }
@@ -35,7 +33,7 @@ struct Free {
     unused: usize,
 }
 
-/// All slots. They never move, and are freed with the whole.
+/// All slots. They do not move, and are freed together.
 pub(crate) struct Slots<T> {
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<Free>,
@@ -48,7 +46,7 @@ impl<T> Default for Slots<T> {
     }
 }
 
-/// The chunk of an index, and the position in it.
+/// Returns the chunk of an index, and the position in the chunk.
 fn place(index: usize) -> (usize, usize) {
     let from_first = index + FIRST;
     let chunk = (from_first.ilog2() - FIRST.ilog2()) as usize;
@@ -65,13 +63,12 @@ impl<T> Slots<T> {
         self.chunks.get(chunk)?.get()?.get(at)
     }
 
-    /// The slot of a handle, which may hold another object by now.
+    /// Returns the slot of a handle, which may hold another object by now.
     fn slot_of(&self, handle: u64) -> Result<&RwLock<Slot<T>>, CallError> {
         self.slot((handle & ((1 << INDEX_BITS) - 1)) as usize).ok_or_else(|| unknown(handle))
     }
 
-    /// Adds an object: its handle. The number was never used before, is not 0, and has at most 40
-    /// bits.
+    /// Adds an object. Returns its handle. The number was never used before, is not 0, and has at most 40 bits.
     pub(crate) fn add(&self, number: u64, content: T) -> Result<u64, CallError> {
         let index = {
             let mut free = self.free.lock();
@@ -115,7 +112,7 @@ impl<T> Slots<T> {
         body(content.ok_or_else(|| unknown(handle))?)
     }
 
-    /// Takes out the object of this handle, if `may_go` allows it.
+    /// Removes the object of this handle, if `may_go` allows it.
     pub(crate) fn remove(
         &self,
         handle: u64,
@@ -126,7 +123,7 @@ impl<T> Slots<T> {
         self.empty(&mut slot).ok_or_else(|| unknown(handle))
     }
 
-    /// Takes out all objects for which `such` is true.
+    /// Removes all objects for which `such` is true.
     pub(crate) fn remove_all(&self, such: impl Fn(&T) -> bool) -> Vec<T> {
         let unused = self.free.lock().unused;
         let taken = (0..unused).filter_map(|index| {
@@ -143,7 +140,7 @@ impl<T> Slots<T> {
         let index = slot.handle & ((1 << INDEX_BITS) - 1);
         slot.handle = 0;
         let content = slot.content.take();
-        // Under the slot's lock; no holder of this lock waits for a slot.
+        // The slot's lock is held; holders of this lock do not wait for a slot.
         self.free.lock().indices.push(index as usize);
         content
     }

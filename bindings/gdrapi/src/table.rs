@@ -1,8 +1,7 @@
-//! All objects that C programs have handles of.
+//! All objects of C programs, by handle.
 //!
-//! Handles are numbers that are never reused, so that one that was given back is recognised. A
-//! child process starts with an empty table: it does not inherit its parent's mappings, and cannot
-//! release locks that another thread of the parent held during the fork.
+//! Handles are numbers that are never reused, so a stale one is recognised. A child process starts with an empty table, as it does not
+//! inherit its parent's mappings, and cannot release locks that another thread of the parent held during the fork.
 
 use crate::backend::Backend;
 use crate::error::CallError;
@@ -17,27 +16,25 @@ struct Pinned {
     pin: Pin,
 }
 
-/// Open libraries and pinned memory. The libraries' lock is taken before a pin's. Readers of a pin
-/// copy; writers map and unmap, and so wait for copies to end.
+/// Open libraries and pinned memory. The libraries' lock is taken before a pin's. Copies hold a pin's lock for reading; maps and unmaps
+/// hold it for writing, and so wait for copies to end.
 #[derive(Default)]
 pub(crate) struct Table {
-    /// Sorted by number: numbers grow, and are drawn under the lock.
+    /// Sorted by number, as numbers grow and are drawn under the lock.
     libraries: RwLock<Vec<(u64, Backend)>>,
     pins: Slots<Pinned>,
 }
 
-/// This process' table; null until it is first used. Never freed: a child must not undo its
-/// parent's mappings.
+/// This process' table; null until its first use. Never freed, as a child must not undo its parent's mappings.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
-/// The number drawn last. Children continue it, so that they do not take their parent's handles for
-/// their own.
+/// The last number drawn. A child continues from it, so that it does not take its parent's handles for its own.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn in_child() {
     TABLE.store(ptr::null_mut(), Ordering::Release);
 }
 
-/// This process' table.
+/// Returns this process' table.
 #[inline]
 pub(crate) fn table() -> &'static Table {
     let table = TABLE.load(Ordering::Acquire);
@@ -87,7 +84,6 @@ impl Pinned {
 }
 
 impl Table {
-    /// Adds an open library.
     pub(crate) fn open(&self, backend: Backend) -> u64 {
         let mut libraries = self.libraries.write();
         let number = draw();
@@ -95,13 +91,13 @@ impl Table {
         number
     }
 
-    /// The backend of an open library.
+    /// Returns the backend of an open library.
     pub(crate) fn library(&self, number: u64) -> Result<Backend, CallError> {
         let libraries = self.libraries.read();
         Ok(libraries[find(&libraries, number)?].1)
     }
 
-    /// Takes out a library, and unmaps and unpins the memory that it pinned.
+    /// Removes a library, and unmaps and unpins its memory.
     pub(crate) fn close(&self, number: u64) -> Result<(), CallError> {
         let mut libraries = self.libraries.write();
         let at = find(&libraries, number)?;
@@ -112,9 +108,8 @@ impl Table {
         Ok(())
     }
 
-    /// Adds pinned memory.
     pub(crate) fn add(&self, library: u64, pin: Pin) -> Result<u64, CallError> {
-        // Held until the pin is added: `close` finds the pin, or came first.
+        // The lock is held until the pin is added, so `close` either finds the pin or came first.
         let libraries = self.libraries.read();
         find(&libraries, library)?;
         self.pins.add(draw(), Pinned { library, pin })

@@ -1,14 +1,14 @@
-//! The structs of `gdrapi.h`. Its enums are numbers here: C may pass any.
+//! The structs of `gdrapi.h`. Enums are numbers here, as C may pass any.
 
 use libc::c_ulong;
 
-/// `struct gdr`, which no C program sees. A `gdr_t` is a number in the shape of a pointer to it.
+/// `struct gdr`, which is opaque to C programs. A `gdr_t` is a number in the shape of a pointer to it.
 #[repr(C)]
 pub struct Gdr {
     _nothing: [u8; 0],
 }
 
-/// `gdr_mh_t`: names pinned memory. 0 names none.
+/// `gdr_mh_t`: a handle of pinned memory. 0 is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct MemoryHandle {
@@ -16,14 +16,13 @@ pub struct MemoryHandle {
     pub h: c_ulong,
 }
 
-/// `gdr_info_v1_t`, which gdrcopy's header no longer declares: the struct that the symbol
-/// `gdr_get_info` fills in.
+/// `gdr_info_v1_t`, which gdrcopy's header no longer declares: the struct of the symbol `gdr_get_info`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct InfoV1 {
-    /// First GPU address pinned.
+    /// The first pinned GPU address.
     pub va: u64,
-    /// Bytes pinned.
+    /// Pinned bytes.
     pub mapped_size: u64,
     /// Bytes of a page.
     pub page_size: u32,
@@ -39,9 +38,9 @@ pub struct InfoV1 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct InfoV2 {
-    /// First GPU address pinned.
+    /// The first pinned GPU address.
     pub va: u64,
-    /// Bytes pinned.
+    /// Pinned bytes.
     pub mapped_size: u64,
     /// Bytes of a page.
     pub page_size: u32,

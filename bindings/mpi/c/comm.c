@@ -7,8 +7,10 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int comm_key = MPI_KEYVAL_INVALID, end_key = MPI_KEYVAL_INVALID;
-/* MPI_Finalize has begun. */
+/* True once MPI_Finalize has begun. */
 static int is_ending;
+/* The library's part of the end of the program. */
+static void (*library_end)(void);
 
 int mpis_wants_statistics(void)
 {
@@ -26,13 +28,20 @@ int mpis_check_running(void)
     return running && !over && !is_ending ? MPI_SUCCESS : MPI_ERR_OTHER;
 }
 
-void mpis_end_of_program(void)
+void mpis_on_finalize(void (*end)(void))
 {
-    if (!__atomic_exchange_n(&is_ending, 1, __ATOMIC_ACQ_REL))
-        mpis_library_end();
+    __atomic_store_n(&library_end, end, __ATOMIC_RELEASE);
 }
 
-/* The first thing that MPI_Finalize does: the attributes of MPI_COMM_SELF are deleted, the last one first. */
+void mpis_end_of_program(void)
+{
+    void (*end)(void) = __atomic_load_n(&library_end, __ATOMIC_ACQUIRE);
+
+    if (!__atomic_exchange_n(&is_ending, 1, __ATOMIC_ACQ_REL) && end)
+        end();
+}
+
+/* MPI_Finalize first deletes the attributes of MPI_COMM_SELF, the last one first. */
 static int at_end(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
@@ -40,7 +49,7 @@ static int at_end(MPI_Comm comm, int key, void *value, void *extra)
     return MPI_SUCCESS;
 }
 
-/* Its messages may still have to find the other sides, by messages of MPI. */
+/* Waits for links to match: the matching messages are on the communicator. */
 static void free_links(struct mpis_comm *known)
 {
     struct mpis_link *link;
@@ -59,7 +68,7 @@ static int at_comm_free(MPI_Comm comm, int key, void *value, void *extra)
     struct mpis_comm *known = value;
 
     (void)key, (void)extra;
-    /* No program frees it. */
+    /* Only MPI_Finalize frees MPI_COMM_SELF. */
     if (comm == MPI_COMM_SELF)
         mpis_end_of_program();
     free_links(known);
@@ -75,7 +84,7 @@ static int at_comm_free(MPI_Comm comm, int key, void *value, void *extra)
     return MPI_SUCCESS;
 }
 
-/* Once in the process. */
+/* Makes the keys once in the process. */
 static int make_keys(void)
 {
     int error = MPI_SUCCESS;
@@ -84,7 +93,7 @@ static int make_keys(void)
     if (comm_key == MPI_KEYVAL_INVALID)
         error = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_comm_free, &comm_key, NULL);
     if (error == MPI_SUCCESS && end_key == MPI_KEYVAL_INVALID) {
-        gdsync_mpi_meanwhile(mpis_match_progress);
+        gdsync_mpi_set_match_progress(mpis_match_progress);
         error = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_end, &end_key, NULL);
         if (error == MPI_SUCCESS)
             error = MPI_Comm_set_attr(MPI_COMM_SELF, end_key, NULL);
@@ -102,16 +111,16 @@ static int duplicate(MPI_Comm comm, MPI_Comm *made)
     return error;
 }
 
-/* Collective over the communicator. */
+/* Makes the state of a communicator. Collective over it. */
 static int make(MPI_Comm comm, struct mpis_comm **made)
 {
     struct mpis_comm *new = calloc(1, sizeof *new);
-    int error = MPI_ERR_NO_MEM, has_most = 0, *most = NULL;
+    int error = MPI_ERR_NO_MEM, has_max_tag = 0, *max_tag = NULL;
 
     if (!new)
         return error;
-    MPI_Comm_get_attr(comm, MPI_TAG_UB, &most, &has_most);
-    new->most = has_most ? *most : 32767;
+    MPI_Comm_get_attr(comm, MPI_TAG_UB, &max_tag, &has_max_tag);
+    new->max_tag = has_max_tag ? *max_tag : 32767;
     new->program = comm;
     new->refs = 1;
     new->linked = MPI_COMM_NULL;
@@ -172,15 +181,4 @@ struct mpis_comm *mpis_comm_linked(MPI_Comm comm)
     if (comm_key == MPI_KEYVAL_INVALID || MPI_Comm_get_attr(comm, comm_key, &known, &is_known) != MPI_SUCCESS)
         return NULL;
     return is_known && known->linked != MPI_COMM_NULL ? known : NULL;
-}
-
-void mpis_comm_hold(struct mpis_comm *comm)
-{
-    __atomic_add_fetch(&comm->refs, 1, __ATOMIC_RELAXED);
-}
-
-void mpis_comm_release(struct mpis_comm *comm)
-{
-    if (comm && __atomic_sub_fetch(&comm->refs, 1, __ATOMIC_ACQ_REL) == 0)
-        free(comm);
 }

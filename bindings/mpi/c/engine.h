@@ -1,12 +1,12 @@
-/* What the Rust part (bindings/mpi/src/api) has for the C part. Functions return 0 or a class. */
+/* The Rust part's functions for the C part (bindings/mpi/src/api). They return 0 or a class. */
 #ifndef GDSYNC_MPI_ENGINE_H
 #define GDSYNC_MPI_ENGINE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of an offer, with its zero. */
-#define GDSYNC_MPI_OFFER 320
+/* Bytes of a line of connection info or a refusal, with its zero. */
+#define GDSYNC_MPI_INFO_BYTES 320
 
 enum gdsync_mpi_class {
     GDSYNC_MPI_ARGUMENT = 1,
@@ -73,22 +73,22 @@ int gdsync_mpi_barrier(int rank, int size, const void **made);
 int gdsync_mpi_allreduce(const struct gdsync_mpi_reduction *what, const void **made);
 int gdsync_mpi_request_free(const void *request);
 
-int gdsync_mpi_legs(const void *request, int *number);
-int gdsync_mpi_leg(const void *request, int index, int *peer, int *sends);
-int gdsync_mpi_offer(const void *request, int index, char *offer);
-int gdsync_mpi_answer(const void *request, int index, const char *theirs, char *refused);
-int gdsync_mpi_abandon(const void *request);
-int gdsync_mpi_matched(const void *request, uint64_t *bytes);
+int gdsync_mpi_peers(const void *request, int *number);
+int gdsync_mpi_peer(const void *request, int index, int *peer, int *sends);
+int gdsync_mpi_connection_info(const void *request, int index, char *info);
+int gdsync_mpi_connect(const void *request, int index, const char *theirs, char *refused);
+int gdsync_mpi_abandon_match(const void *request);
+int gdsync_mpi_complete_match(const void *request, uint64_t *bytes);
 int gdsync_mpi_wait(const void *request, uint64_t *bytes);
 
-/* Partitioned requests; all of the above is theirs, too, but a start on a queue. */
+/* Partitioned requests. The functions above take them, too; queues cannot start them. */
 int gdsync_mpi_partitioned(int sends, void *buffer, int partitions, uint64_t bytes, const void **made);
 int gdsync_mpi_partitions_start(const void *request);
 int gdsync_mpi_partition_ready(const void *request, int partition);
 int gdsync_mpi_partition_arrived(const void *request, int partition, int *arrived);
-/* What kernels mark, and see marked. */
-int gdsync_mpi_marks(const void *request, uint64_t *address);
-int gdsync_mpi_look_at_marks(int *rounds);
+/* Returns the address of the partition flags, which kernels write and read. */
+int gdsync_mpi_partition_flags(const void *request, uint64_t *address);
+int gdsync_mpi_poll_partition_flags(int *rounds);
 
 int gdsync_mpi_queue(const void *stream, const void **made);
 int gdsync_mpi_queue_free(const void *queue);
@@ -97,11 +97,11 @@ int gdsync_mpi_enqueue_wait(const void *queue);
 int gdsync_mpi_queue_wait(const void *queue);
 int gdsync_mpi_launch(const void *queue, void (*function)(void *), void *argument);
 
-/* Operations of MPI that streams trigger, and the thread that calls MPI for them. `stream` points to a handle. */
+/* Operations of MPI that streams trigger, and the thread that starts them in MPI. `stream` points to a handle. */
 enum gdsync_mpi_stream {
     GDSYNC_MPI_CUDA = 0,
     GDSYNC_MPI_SOFTWARE = 1,
-    /* `stream` is the place of a graph that the call makes. */
+    /* `stream` is the place for a graph that the call makes. */
     GDSYNC_MPI_CUDA_GRAPH = 2,
     GDSYNC_MPI_SOFTWARE_GRAPH = 3
 };
@@ -109,9 +109,9 @@ enum gdsync_mpi_stream {
 struct gdsync_mpi_calls {
     /* Starts an operation that a stream has triggered, or gives it up. */
     void (*start)(void *operation, int is_given_up);
-    /* No graph triggers an operation any more, and it is not outstanding. */
-    void (*gone)(void *operation);
-    /* Has MPI progress. Returns how much is outstanding. */
+    /* Ends an operation that no graph triggers any more and that is not outstanding. */
+    void (*retire)(void *operation);
+    /* Progresses MPI. Returns the number of outstanding operations. */
     int (*progress)(void);
 };
 
@@ -122,40 +122,40 @@ int gdsync_mpi_operation(void *operation, int is_in_graph, const void **made);
 int gdsync_mpi_operation_completed(const void *operation);
 int gdsync_mpi_operation_wait(const void *operation);
 int gdsync_mpi_operation_free(const void *operation);
-/* Whether what is enqueued goes into a graph, which triggers it any number of times. */
+/* Returns whether an operation goes into a graph, which triggers it any number of times. */
 int gdsync_mpi_is_graph(int kind, void *const *stream, int *is_graph);
 int gdsync_mpi_graph_launch(const void *graph, int kind, void *const *stream);
 int gdsync_mpi_graph_free(const void *graph);
-/* After the thread, and after what was outstanding: gives up what launches still trigger, and ends the operations in graphs. */
+/* Ends the operations in graphs, and gives up what launches still trigger; after the thread and all outstanding operations. */
 int gdsync_mpi_graphs_end(void);
 int gdsync_mpi_enqueue(int kind, void *const *stream, const void *operation);
 int gdsync_mpi_enqueue_waits(int kind, void *const *stream, size_t number, const void *const *operations);
 int gdsync_mpi_stream_wait(int kind, void *const *stream);
 int gdsync_mpi_stream_launch(int kind, void *const *stream, void (*function)(void *), void *argument);
 
-/* Links: requests that are matched as transfers are, and carry messages of any buffers from then on. A message has an
- * operation beside it: its flag, and its trigger where it is the thread's. */
+/* Links are requests that match as transfers do, and then carry messages of any buffers. Each message also has an operation, for
+ * its flag and, if it is deferred to the thread, its trigger. */
 int gdsync_mpi_link(int sends, const void **made);
 int gdsync_mpi_message(const void *link, void *operation, void *buffer, uint64_t bytes, const void **made);
 int gdsync_mpi_message_free(const void *message);
-/* `by_stream` is 1 where the stream and the card do all that is to be done. If it is 0, the message is the thread's: then
- * its operation is enqueued, and the message is triggered, or taken back. */
+/* `by_stream` is 1 if the stream and the card do everything. If it is 0, the message is deferred to the thread: its operation is
+ * enqueued, and the message is triggered or withdrawn. */
 int gdsync_mpi_message_enqueue(const void *link, int kind, void *const *stream, const void *message, int *by_stream);
 int gdsync_mpi_message_trigger(const void *link, const void *message);
-int gdsync_mpi_message_take_back(const void *link, const void *message);
-/* The thread is to say how it ends. */
+int gdsync_mpi_message_withdraw(const void *link, const void *message);
+/* Requests a report of the message's end. */
 int gdsync_mpi_message_watch(const void *link, const void *message);
 /* Waits on the CPU for a message that a stream has posted. */
 int gdsync_mpi_message_wait(const void *link, const void *message, uint64_t *bytes);
 int gdsync_mpi_enqueue_message_waits(int kind, void *const *stream, size_t number, const void *const *messages);
-/* What the thread does for all links. `ended` is called for the messages that are the thread's, or are watched. */
+/* Does the thread's work for all links. Calls `ended` for the messages that were triggered or are watched. */
 typedef void gdsync_mpi_ended(void *operation, int gdsync_class, const char *text, uint64_t bytes);
-int gdsync_mpi_links_go_on(gdsync_mpi_ended *ended, int *outstanding);
-/* The thread has ended: ends what a second does not complete. */
+int gdsync_mpi_links_progress(gdsync_mpi_ended *ended, int *outstanding);
+/* Gives messages a second to complete, and then ends them; after the thread has ended. */
 int gdsync_mpi_links_finish(gdsync_mpi_ended *ended);
 
-/* Called by threads of the program while they wait. */
-void gdsync_mpi_meanwhile(void (*matches)(void));
+/* Sets the function that threads of the program call while they wait. */
+void gdsync_mpi_set_match_progress(void (*matches)(void));
 
 int gdsync_mpi_allocate(uint64_t bytes, int on_gpu, void **made);
 int gdsync_mpi_deallocate(const void *memory);

@@ -1,4 +1,4 @@
-/* Errors of MPI with the library's text: one code for each class, whose text is that of the last error. */
+/* Error codes of MPI with the library's text: one code for each class, whose text is that of the last error. */
 #include "internal.h"
 
 #include <pthread.h>
@@ -6,15 +6,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_CLASSES 32
+#define MAX_CLASSES 32
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int mpi_class, code;
-} codes[MOST_CLASSES];
+} codes[MAX_CLASSES];
 static int known;
 
-/* Whether MPI finds the text of a code again. MPICH 4.0 has another text of its own for codes that are added to its classes. */
+/* Returns whether MPI returns the text of a code. MPICH 4.0 returns a generic text for codes that are added to its classes. */
 static int has_text(int code)
 {
     static const char probe[] = "gdsync";
@@ -25,7 +25,7 @@ static int has_text(int code)
            strstr(text, probe) != NULL;
 }
 
-/* The code of a class; the class itself where there is none to be had, or none with a text. */
+/* Returns the code of a class, or the class itself if MPI adds no code, or none with a text. */
 static int code_of(int mpi_class)
 {
     int at, code = mpi_class;
@@ -33,7 +33,7 @@ static int code_of(int mpi_class)
     for (at = 0; at < known; at++)
         if (codes[at].mpi_class == mpi_class)
             return codes[at].code;
-    if (known < MOST_CLASSES && MPI_Add_error_code(mpi_class, &code) == MPI_SUCCESS) {
+    if (known < MAX_CLASSES && MPI_Add_error_code(mpi_class, &code) == MPI_SUCCESS) {
         codes[known].mpi_class = mpi_class;
         codes[known].code = has_text(code) ? code : mpi_class;
         return codes[known++].code;

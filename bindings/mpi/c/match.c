@@ -1,5 +1,5 @@
-/* Matching: each leg's sides send each other their offers, on duplicates of the communicator and with the program's
- * tag, so in the order of the calls for a peer and a tag. Nothing here blocks but mpis_match_end. */
+/* Matching: the sides of a request exchange their connection info, on duplicates of the communicator and with the program's tag,
+ * and so in the order of the calls for a peer and a tag. Only mpis_match_settle and mpis_match_end block. */
 #include "internal.h"
 
 #include <pthread.h>
@@ -8,15 +8,15 @@
 #include <string.h>
 #include <time.h>
 
-/* Looks at the list before the waiting thread sleeps. */
+/* Polls before the waiting thread sleeps. */
 #define SPINS 1000
-#define NAP_NS 50000
+#define SLEEP_NS 50000
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static MPIS_Request matching;
 
-/* Remembers the first cause. */
-static void note(MPIS_Request request, int error)
+/* Records the first cause of a failure. */
+static void record(MPIS_Request request, int error)
 {
     if (request->failed)
         return;
@@ -24,7 +24,7 @@ static void note(MPIS_Request request, int error)
     gdsync_mpi_error_text(request->text, sizeof request->text);
 }
 
-static void note_mpi(MPIS_Request request, int error)
+static void record_mpi(MPIS_Request request, int error)
 {
     int len = 0;
 
@@ -34,99 +34,99 @@ static void note_mpi(MPIS_Request request, int error)
     MPI_Error_string(error, request->text, &len);
 }
 
-static void settle(MPIS_Request request, struct mpis_leg *leg, int error)
+static void settle(MPIS_Request request, struct mpis_exchange *exchange, int error)
 {
-    note_mpi(request, error);
-    leg->phase = MPIS_SETTLED;
+    record_mpi(request, error);
+    exchange->phase = MPIS_SETTLED;
 }
 
-static int send_message(struct mpis_leg *leg, int tag, MPI_Comm comm)
+static int send_message(struct mpis_exchange *exchange, int tag, MPI_Comm comm)
 {
-    return MPI_Isend(&leg->ours, sizeof leg->ours, MPI_BYTE, leg->peer, tag, comm, &leg->outgoing);
+    return MPI_Isend(&exchange->ours, sizeof exchange->ours, MPI_BYTE, exchange->peer, tag, comm, &exchange->outgoing);
 }
 
-static int receive_message(struct mpis_leg *leg, int tag, MPI_Comm comm)
+static int receive_message(struct mpis_exchange *exchange, int tag, MPI_Comm comm)
 {
-    return MPI_Irecv(&leg->theirs, sizeof leg->theirs, MPI_BYTE, leg->peer, tag, comm, &leg->incoming);
+    return MPI_Irecv(&exchange->theirs, sizeof exchange->theirs, MPI_BYTE, exchange->peer, tag, comm, &exchange->incoming);
 }
 
-/* The request has failed: the peers that have not got its offers get a refusal. */
+/* Replaces the unsent info of a failed request with a refusal. */
 static void refuse(MPIS_Request request, const char *refusal)
 {
     int index;
 
     for (index = 0; index < request->number; index++) {
-        struct mpis_leg *leg = &request->legs[index];
-        if (leg->phase == MPIS_OFFERED && leg->outgoing == MPI_REQUEST_NULL)
-            memcpy(leg->ours.offer, refusal, sizeof leg->ours.offer);
+        struct mpis_exchange *exchange = &request->exchanges[index];
+        if (exchange->phase == MPIS_SENDING && exchange->outgoing == MPI_REQUEST_NULL)
+            memcpy(exchange->ours.info, refusal, sizeof exchange->ours.info);
     }
 }
 
-/* The other side's offer is there. */
-static void take_offer(MPIS_Request request, int index)
+/* Connects with the other side, whose info has arrived. */
+static void take_info(MPIS_Request request, int index)
 {
-    struct mpis_leg *leg = &request->legs[index];
-    char refusal[GDSYNC_MPI_OFFER];
+    struct mpis_exchange *exchange = &request->exchanges[index];
+    char refusal[GDSYNC_MPI_INFO_BYTES];
     int error = 0;
 
     if (!request->failed)
-        error = gdsync_mpi_answer(request->engine, index, leg->theirs.offer, refusal);
+        error = gdsync_mpi_connect(request->engine, index, exchange->theirs.info, refusal);
     if (error) {
-        note(request, error);
+        record(request, error);
         refuse(request, refusal);
     }
-    leg->phase = MPIS_REPLIED;
-    if (!leg->sends && (error = send_message(leg, leg->theirs.reply_tag, request->comm->replies)) != MPI_SUCCESS)
-        settle(request, leg, error);
+    exchange->phase = MPIS_REPLYING;
+    if (!exchange->sends && (error = send_message(exchange, exchange->theirs.reply_tag, request->comm->replies)) != MPI_SUCCESS)
+        settle(request, exchange, error);
 }
 
 static void advance(MPIS_Request request, int index)
 {
-    struct mpis_leg *leg = &request->legs[index];
+    struct mpis_exchange *exchange = &request->exchanges[index];
     int done = 0, error = MPI_SUCCESS;
 
-    if (leg->phase == MPIS_OFFERED) {
-        error = MPI_Test(&leg->incoming, &done, MPI_STATUS_IGNORE);
+    if (exchange->phase == MPIS_SENDING) {
+        error = MPI_Test(&exchange->incoming, &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS)
-            settle(request, leg, error);
+            settle(request, exchange, error);
         else if (done)
-            take_offer(request, index);
+            take_info(request, index);
     }
-    if (leg->phase == MPIS_REPLIED) {
-        error = MPI_Test(&leg->outgoing, &done, MPI_STATUS_IGNORE);
+    if (exchange->phase == MPIS_REPLYING) {
+        error = MPI_Test(&exchange->outgoing, &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS || done)
-            settle(request, leg, error);
+            settle(request, exchange, error);
     }
 }
 
-/* Whether all its legs are settled. */
+/* Returns whether all exchanges are settled, after advancing them. */
 static int is_settled(MPIS_Request request)
 {
     int index, settled = 1;
 
     for (index = 0; index < request->number; index++) {
-        if (request->legs[index].phase != MPIS_SETTLED)
+        if (request->exchanges[index].phase != MPIS_SETTLED)
             advance(request, index);
-        settled &= request->legs[index].phase == MPIS_SETTLED;
+        settled &= request->exchanges[index].phase == MPIS_SETTLED;
     }
     return settled;
 }
 
-/* Returns whether it has matched, or failed to. */
+/* Returns whether the request has matched or failed to match. */
 static int finish(MPIS_Request request)
 {
     int error;
 
     if (!is_settled(request))
         return 0;
-    if (!request->failed && (error = gdsync_mpi_matched(request->engine, &request->bytes)) != 0)
-        note(request, error);
-    /* Peers of other legs may have matched: what they start ends. */
+    if (!request->failed && (error = gdsync_mpi_complete_match(request->engine, &request->bytes)) != 0)
+        record(request, error);
+    /* Other peers may have matched: what they start ends. */
     if (request->failed)
-        gdsync_mpi_abandon(request->engine);
+        gdsync_mpi_abandon_match(request->engine);
     request->state = request->failed ? MPIS_FAILED : MPIS_MATCHED;
-    free(request->legs);
-    request->legs = NULL;
+    free(request->exchanges);
+    request->exchanges = NULL;
     request->number = 0;
     return 1;
 }
@@ -156,49 +156,49 @@ int mpis_match_outstanding(void)
     return outstanding;
 }
 
-static int make_legs(MPIS_Request request)
+static int make_exchanges(MPIS_Request request)
 {
     int index, error;
 
-    if ((error = gdsync_mpi_legs(request->engine, &request->number)) != 0)
+    if ((error = gdsync_mpi_peers(request->engine, &request->number)) != 0)
         return error;
-    request->legs = calloc(request->number ? request->number : 1, sizeof *request->legs);
-    if (!request->legs)
+    request->exchanges = calloc(request->number ? request->number : 1, sizeof *request->exchanges);
+    if (!request->exchanges)
         return GDSYNC_MPI_MEMORY;
     for (index = 0; index < request->number; index++) {
-        struct mpis_leg *leg = &request->legs[index];
-        if ((error = gdsync_mpi_leg(request->engine, index, &leg->peer, &leg->sends)) != 0)
+        struct mpis_exchange *exchange = &request->exchanges[index];
+        if ((error = gdsync_mpi_peer(request->engine, index, &exchange->peer, &exchange->sends)) != 0)
             return error;
         if (request->kind != MPIS_COLLECTIVE)
-            leg->peer = request->peer;
-        leg->outgoing = leg->incoming = MPI_REQUEST_NULL;
+            exchange->peer = request->peer;
+        exchange->outgoing = exchange->incoming = MPI_REQUEST_NULL;
     }
     for (index = 0; index < request->number; index++) {
-        struct mpis_leg *leg = &request->legs[index];
-        /* The other sides get its refusal. */
-        if ((error = gdsync_mpi_offer(request->engine, index, leg->ours.offer)) != 0) {
-            note(request, error);
-            refuse(request, leg->ours.offer);
+        struct mpis_exchange *exchange = &request->exchanges[index];
+        /* The other sides get a refusal. */
+        if ((error = gdsync_mpi_connection_info(request->engine, index, exchange->ours.info)) != 0) {
+            record(request, error);
+            refuse(request, exchange->ours.info);
             break;
         }
     }
     return 0;
 }
 
-/* The first messages of a leg. */
-static int exchange(MPIS_Request request, struct mpis_leg *leg)
+/* Posts the first messages of an exchange. */
+static int begin_exchange(MPIS_Request request, struct mpis_exchange *exchange)
 {
     struct mpis_comm *comm = request->comm;
-    MPI_Comm offers = request->kind == MPIS_LINK ? comm->linked
+    MPI_Comm infos = request->kind == MPIS_LINK ? comm->linked
                       : request->kind == MPIS_TRANSFER ? comm->transfers : comm->collectives;
     int error;
 
-    if (!leg->sends)
-        return receive_message(leg, request->tag, offers);
-    leg->ours.reply_tag = comm->asked;
-    comm->asked = comm->asked == comm->most ? 0 : comm->asked + 1;
-    error = receive_message(leg, leg->ours.reply_tag, comm->replies);
-    return error == MPI_SUCCESS ? send_message(leg, request->tag, offers) : error;
+    if (!exchange->sends)
+        return receive_message(exchange, request->tag, infos);
+    exchange->ours.reply_tag = comm->next_reply_tag;
+    comm->next_reply_tag = comm->next_reply_tag == comm->max_tag ? 0 : comm->next_reply_tag + 1;
+    error = receive_message(exchange, exchange->ours.reply_tag, comm->replies);
+    return error == MPI_SUCCESS ? send_message(exchange, request->tag, infos) : error;
 }
 
 int mpis_match_begin(MPIS_Request request)
@@ -216,15 +216,15 @@ int mpis_match_begin(MPIS_Request request)
     if (request->comm->is_freed)
         return mpis_fail(handler, MPI_ERR_COMM, "the communicator was freed before the request was matched");
     pthread_mutex_lock(&lock);
-    if ((error = make_legs(request)) != 0) {
-        free(request->legs);
-        request->legs = NULL;
+    if ((error = make_exchanges(request)) != 0) {
+        free(request->exchanges);
+        request->exchanges = NULL;
         pthread_mutex_unlock(&lock);
         return mpis_fail_engine(handler, error);
     }
     for (index = 0; index < request->number; index++)
-        if ((error = exchange(request, &request->legs[index])) != MPI_SUCCESS)
-            settle(request, &request->legs[index], error);
+        if ((error = begin_exchange(request, &request->exchanges[index])) != MPI_SUCCESS)
+            settle(request, &request->exchanges[index], error);
     request->state = MPIS_MATCHING;
     mpis_request_hold(request);
     for (at = &matching; *at; at = &(*at)->next)
@@ -247,16 +247,16 @@ static int state_of(MPIS_Request request)
 
 void mpis_match_settle(MPIS_Request request)
 {
-    const struct timespec nap = {0, NAP_NS};
+    const struct timespec interval = {0, SLEEP_NS};
     int spins;
 
     for (spins = 0; state_of(request) == MPIS_MATCHING; spins++) {
         mpis_match_progress();
-        /* MPI may run more ranks than there are processors. */
+        /* There may be more ranks than processors. */
         if (spins < SPINS)
             sched_yield();
         else
-            nanosleep(&nap, NULL);
+            nanosleep(&interval, NULL);
     }
 }
 

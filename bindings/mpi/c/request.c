@@ -1,4 +1,4 @@
-/* What requests of both libraries have: their making and their end, statuses, and the checks of their arguments. */
+/* Requests of both libraries: their creation, reference counts, statuses, and the checks of their arguments. */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -12,6 +12,17 @@ void mpis_status(MPI_Status *status, int peer, int tag, uint64_t bytes, int erro
     status->MPI_ERROR = error;
     MPI_Status_set_elements_x(status, MPI_BYTE, (MPI_Count)bytes);
     MPI_Status_set_cancelled(status, 0);
+}
+
+void mpis_comm_hold(struct mpis_comm *comm)
+{
+    __atomic_add_fetch(&comm->refs, 1, __ATOMIC_RELAXED);
+}
+
+void mpis_comm_release(struct mpis_comm *comm)
+{
+    if (comm && __atomic_sub_fetch(&comm->refs, 1, __ATOMIC_ACQ_REL) == 0)
+        free(comm);
 }
 
 void mpis_request_hold(MPIS_Request request)
@@ -28,11 +39,10 @@ void mpis_request_release(MPIS_Request request)
     if (request->engine)
         gdsync_mpi_request_free(request->engine);
     mpis_comm_release(request->comm);
-    free(request->legs);
+    free(request->exchanges);
     free(request);
 }
 
-/* A request without an engine's, which has the caller's share of the communicator. */
 MPIS_Request mpis_request_new(enum mpis_kind kind, struct mpis_comm *comm)
 {
     MPIS_Request request = calloc(1, sizeof *request);
@@ -52,7 +62,6 @@ MPIS_Request mpis_request_new(enum mpis_kind kind, struct mpis_comm *comm)
     return request;
 }
 
-/* Hands a request out, or reports why it could not be made. */
 int mpis_request_made(MPIS_Request request, int gdsync_error, MPIS_Request *into)
 {
     int error;
@@ -80,11 +89,11 @@ int mpis_check_peer(MPI_Comm comm, int peer)
     return mpis_fail(comm, MPI_ERR_RANK, "the rank is %d, but the communicator has the ranks 0 to %d", peer, size - 1);
 }
 
-int mpis_check_tag(MPI_Comm comm, int most, int tag)
+int mpis_check_tag(MPI_Comm comm, int max_tag, int tag)
 {
-    if (tag >= 0 && tag <= most)
+    if (tag >= 0 && tag <= max_tag)
         return MPI_SUCCESS;
-    return mpis_fail(comm, MPI_ERR_TAG, "the tag is %d, but tags are 0 to %d", tag, most);
+    return mpis_fail(comm, MPI_ERR_TAG, "the tag is %d, but tags are 0 to %d", tag, max_tag);
 }
 
 int mpis_check_matched(const struct mpis_comm *known, int peer, int tag)
@@ -99,5 +108,5 @@ int mpis_check_matched(const struct mpis_comm *known, int peer, int tag)
         return mpis_fail(comm, MPI_ERR_TAG,
                          "MPI_ANY_TAG: a request is matched with one other, before it is started. Name its tag");
     error = mpis_check_peer(comm, peer);
-    return error == MPI_SUCCESS ? mpis_check_tag(comm, known->most, tag) : error;
+    return error == MPI_SUCCESS ? mpis_check_tag(comm, known->max_tag, tag) : error;
 }

@@ -1,13 +1,13 @@
-/* Datatypes and operations of MPI, as the Rust part knows them. */
+/* Translates datatypes and reduction operations of MPI for the Rust part. */
 #include "internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A type of more bytes is not packed to find out the order of its elements. */
-#define MOST_PACKED (64 << 20)
+/* The largest type that is packed to find out the order of its elements. */
+#define MAX_PACKED (64 << 20)
 
-/* Whether a type's elements lie in memory in the order in which they are sent: packs a pattern. -1: no memory. */
+/* Packs a pattern to find out whether a type's elements are sent in the order of memory. Returns -1 without memory. */
 static int is_in_order(MPI_Datatype datatype, MPI_Aint start, int size)
 {
     unsigned char *from = malloc(size), *packed;
@@ -27,7 +27,7 @@ static int is_in_order(MPI_Datatype datatype, MPI_Aint start, int size)
     return in_order;
 }
 
-/* Whether one element of a type is one piece of memory, in order. */
+/* Returns whether one element of a type is one piece of memory, in order. */
 static int is_piece(MPI_Datatype datatype, MPI_Count size)
 {
     int integers, addresses, types, combiner, piece = 0;
@@ -42,9 +42,9 @@ static int is_piece(MPI_Datatype datatype, MPI_Count size)
     MPI_Type_get_envelope(datatype, &integers, &addresses, &types, &combiner);
     if (combiner == MPI_COMBINER_NAMED)
         return 1;
-    if (size <= MOST_PACKED)
+    if (size <= MAX_PACKED)
         return is_in_order(datatype, (MPI_Aint)lb, (int)size) == 1;
-    /* A large array of something: its elements follow each other, as there are no gaps. */
+    /* A large array: its elements are contiguous, as there are no gaps. */
     if ((combiner != MPI_COMBINER_CONTIGUOUS && combiner != MPI_COMBINER_DUP && combiner != MPI_COMBINER_RESIZED) ||
         integers > 2 || addresses > 2 || types != 1)
         return 0;
@@ -110,7 +110,7 @@ int mpis_element(MPI_Comm comm, MPI_Datatype datatype, uint32_t *element)
         return mpis_fail(comm, MPI_ERR_TYPE,
                          "MPIS_Allreduce_init takes MPI's integers of C, MPI_FLOAT and MPI_DOUBLE");
     else {
-        /* The kinds are in the order of their sizes. */
+        /* The enumeration is in the order of sizes. */
         MPI_Type_size(datatype, &size);
         *element = (uint32_t)known + (size == 1 ? 0 : size == 2 ? 2 : size == 4 ? 4 : 6);
     }

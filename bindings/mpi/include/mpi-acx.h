@@ -1,8 +1,8 @@
 /* Stream-triggered MPI: the interface of NVIDIA's mpi-acx, on gdsync (libgdsync-mpix).
  *
- * Sends and receives that a CUDA stream starts and waits for, and partitioned transfers. docs/mpi.md of gdsync
- * describes every call and what it returns: MPI_SUCCESS, or an error code of MPI whose text MPI_Error_string has, after
- * the communicator's error handler was called. */
+  * Sends and receives that a CUDA stream starts and waits for, and partitioned transfers. docs/mpi.md of gdsync
+  * describes every call. Calls return MPI_SUCCESS, or an error code of MPI, whose text MPI_Error_string returns, after they have
+  * called the communicator's error handler. */
 #ifndef GDSYNC_MPI_ACX_H
 #define GDSYNC_MPI_ACX_H
 
@@ -11,7 +11,7 @@
 
 #include "gdsync/mpix_device.h"
 
-/* Programs of the original expect them; the library needs neither. */
+/* Programs of the original expect these headers; the library needs neither. */
 #ifdef __has_include
 #if __has_include(<cuda.h>) && __has_include(<cuda_runtime.h>)
 #include <cuda.h>
@@ -29,16 +29,16 @@ typedef void *MPIX_Prequest;
 #define MPIX_REQUEST_NULL NULL
 #define MPIX_PREQUEST_NULL NULL
 
-/* What the argument `queue` points to. */
+/* The type of the object to which the argument `queue` points. */
 enum {
     /* A cudaStream_t. On a machine without CUDA the null stream is a software stream of the process. */
     MPIX_QUEUE_CUDA_STREAM = 0,
-    /* A cudaGraph_t, which the call makes: each launch of a graph that has it as a child performs the operation anew. (So does a
-     * launch of what a stream has captured.) The current context is that of its GPU. */
+    /* A cudaGraph_t, which the call makes for the current context's GPU. Each launch of a graph that has it as a child performs
+     * the operation anew, and so does each launch of a captured graph. */
     MPIX_QUEUE_CUDA_GRAPH = 1,
-    /* gdsync's own: a gdsync_mpix_stream. */
+    /* A gdsync_mpix_stream; an addition of gdsync. */
     MPIX_QUEUE_GDSYNC_SOFTWARE = 100,
-    /* gdsync's own: a gdsync_mpix_graph, which the call makes. */
+    /* A gdsync_mpix_graph, which the call makes; an addition of gdsync. */
     MPIX_QUEUE_GDSYNC_GRAPH = 101
 };
 
@@ -59,7 +59,7 @@ int MPIX_Precv_init(void *buf, int partitions, MPI_Count count, MPI_Datatype dat
                     MPI_Comm comm, MPI_Info info, MPIX_Request *request);
 int MPIX_Start(MPIX_Request *request);
 int MPIX_Startall(int count, MPIX_Request *request);
-/* For kernels; of a request that is not active. It is the request's until that is freed. */
+/* The request for kernels, made while the request is inactive. It is valid until the request is freed. */
 int MPIX_Prequest_create(MPIX_Request request, MPIX_Prequest *prequest);
 int MPIX_Prequest_free(MPIX_Prequest *request);
 
@@ -67,12 +67,12 @@ int MPIX_Wait(MPIX_Request *req, MPI_Status *status);
 int MPIX_Waitall(int count, MPIX_Request *reqs, MPI_Status *statuses);
 int MPIX_Request_free(MPIX_Request *request);
 
-/* gdsync's own: messages of MPIX_Isend_enqueue and MPIX_Irecv_enqueue on the communicator are carried by the stream and the
- * card from now on, without MPI and the CPU. Collective over it, before its first message. Both sides of each message enqueue
- * it; receives name their source and their tag. GDSYNC_MPIX_LINKS=1 does it for MPI_COMM_WORLD. */
+/* An addition of gdsync: the stream and the card carry the communicator's messages of MPIX_Isend_enqueue and MPIX_Irecv_enqueue from
+ * now on, without MPI and the CPU. Collective over the communicator, before its first message. Both sides of each message enqueue
+ * it; receives name their source and their tag. GDSYNC_MPIX_LINKS=1 links MPI_COMM_WORLD. */
 int gdsync_mpix_link(MPI_Comm comm);
 
-/* gdsync's own: a software stream, which takes the place of a CUDA stream where there is no GPU. */
+/* An addition of gdsync: a software stream, to use instead of a CUDA stream where there is no GPU. */
 typedef struct gdsync_mpix_stream_object *gdsync_mpix_stream;
 int gdsync_mpix_stream_create(gdsync_mpix_stream *stream);
 int gdsync_mpix_stream_destroy(gdsync_mpix_stream *stream);
@@ -81,7 +81,7 @@ int gdsync_mpix_launch(int qtype, void *queue, void (*function)(void *), void *a
 /* Waits until a stream has performed everything. */
 int gdsync_mpix_synchronize(int qtype, void *queue);
 
-/* gdsync's own: a graph of software streams, in the place of a cudaGraph_t. Its launches are performed in the stream's order. */
+/* An addition of gdsync: a graph of software streams, to use instead of a cudaGraph_t. Launches run in the stream's order. */
 typedef const struct gdsync_mpix_graph_object *gdsync_mpix_graph;
 int gdsync_mpix_graph_launch(gdsync_mpix_graph graph, int qtype, void *queue);
 int gdsync_mpix_graph_destroy(gdsync_mpix_graph *graph);

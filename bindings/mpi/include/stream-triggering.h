@@ -1,8 +1,8 @@
 /* Stream-triggered MPI: the interface of mpi-advance/stream-triggering, on gdsync (libgdsync-mpis).
  *
- * A request is matched once with its other side, and then started and waited for on a queue's stream, as often as
- * wanted. docs/mpi.md of gdsync describes every call and what it returns: MPI_SUCCESS, or an error code of MPI whose
- * text MPI_Error_string has, after the communicator's error handler was called. */
+  * A request is matched once with its other side, and then started and waited for on a queue's stream any number of times.
+  * docs/mpi.md of gdsync describes every call. Calls return MPI_SUCCESS, or an error code of MPI, whose text MPI_Error_string returns,
+  * after they have called the communicator's error handler. */
 #ifndef GDSYNC_STREAM_TRIGGERING_H
 #define GDSYNC_STREAM_TRIGGERING_H
 
@@ -16,7 +16,7 @@ extern "C" {
 typedef uintptr_t MPIS_Queue;
 typedef struct MPIS_Request_struct *MPIS_Request;
 
-/* Of the original interface. gdsync returns MPIS_SUCCESS or error codes of MPI. */
+/* Codes of the original interface. gdsync returns MPIS_SUCCESS or error codes of MPI. */
 enum {
     MPIS_SUCCESS = 0,
     MPIS_NOT_READY = -1,
@@ -28,7 +28,7 @@ extern const uintptr_t MPIS_QUEUE_NULL;
 extern const MPIS_Request MPIS_REQUEST_NULL;
 
 enum MPIS_Queue_type {
-    /* A software stream of the queue's own; the stream that is passed is not used, and may be NULL. */
+    /* The queue has its own software stream; the stream argument is ignored, and may be NULL. */
     THREAD = 0,
     /* The CUDA stream that the argument points to (cudaStream_t *). */
     GPU_MEM_OPS = 3,
@@ -75,7 +75,7 @@ int MPIS_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Datat
 int MPIS_Alloc_mem(MPI_Aint size, MPI_Info info, void **baseptr);
 int MPIS_Free_mem(void *baseptr);
 
-/* gdsync's own: runs a function in the order of a THREAD queue, as a kernel runs on a CUDA stream. It must not call
+/* An addition of gdsync: runs a function in the order of a THREAD queue, as a kernel runs on a CUDA stream. The function must not call
  * MPI or this library. */
 int gdsync_mpis_launch(MPIS_Queue queue, void (*function)(void *), void *argument);
 

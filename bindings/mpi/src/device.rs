@@ -1,55 +1,51 @@
-//! The card of the process, and what the environment says of it.
+//! The card of the process, and the environment variables that configure it.
 
 use crate::error::{Class, Failure};
 use gdsync::verbs::{Provider, RegistrationCache, provider};
 use gdsync::{ConnectOptions, Device, ProtectionDomain};
 use std::sync::OnceLock;
 
-/// `software`, or the name of one of the system's cards. By default, the system's first mlx5 card, or else the
-/// software card.
+/// `software`, or the name of one of the system's cards. The default is the system's first mlx5 card, or else the software card.
 const DEVICE: &str = "GDSYNC_MPI_DEVICE";
-/// Milliseconds after which a silent peer is given up, at least.
+/// The least time in milliseconds after which a silent peer is given up.
 const PEER_TIMEOUT: &str = "GDSYNC_MPI_PEER_TIMEOUT_MS";
-/// Bytes of one work request, at most.
+/// The largest length of a work request in bytes.
 const PART: &str = "GDSYNC_MPI_PART_BYTES";
-/// Whether the card holds a send back until its receive is posted (1), or repeats it until then (0).
+/// 1: the card holds a send back until its receive is posted. 0: it repeats the send until then.
 const HOLD: &str = "GDSYNC_MPI_HOLD_SENDS";
 
-/// Whether the card waits in front of and behind each list of transfers (1): then a stream starts a list, and waits for
-/// it, by one memory operation each.
+/// 1: the card waits before and after each list of transfers, so a stream starts a list, and waits for it, by one memory operation
+/// each.
 const CARD_WAITS: &str = "GDSYNC_MPI_CARD_WAITS";
-/// From how many waits on the card collects them; unset: the stream waits for each, or, where [`CARD_WAITS`] is 1, for
-/// one alone.
+/// The number of waits from which on the card collects them. Unset: the stream waits for each; or, if [`CARD_WAITS`] is 1,
+/// [`COLLECT_FROM`].
 const COLLECT: &str = "GDSYNC_MPI_COLLECT_FROM";
-/// From so many on, a word is fewer operations than waits.
+/// From this number on, one wait for a collector's word takes fewer operations.
 const COLLECT_FROM: u32 = 2;
 
-/// Unit tests have peers that stay silent.
 const DEFAULT_PEER_TIMEOUT: u64 = if cfg!(test) { 1_000 } else { 20_000 };
-/// Cards take messages up to 2 GiB.
+/// The limit of cards is 2 GiB.
 const DEFAULT_PART: u64 = 1 << 30;
-/// The retries of a message, and its first transmission.
+/// The transmissions of a message: the first one and its retries.
 const TRANSMISSIONS: u64 = 8;
-/// The longest code of an acknowledgement's time-out.
 const LAST_CODE: u8 = 31;
 
-/// Where all requests of the process live.
+/// The protection domain and the settings of all requests.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) pd: ProtectionDomain,
-    /// Of the buffers of messages.
+    /// Registrations of the buffers of messages.
     pub(crate) cache: RegistrationCache,
     pub(crate) connection: ConnectOptions,
-    /// Bytes of one work request, at most.
-    pub(crate) part: u64,
-    /// The card holds sends back until their receives are posted.
+    pub(crate) fragment_bytes: u64,
+    /// True if the card holds sends back until their receives are posted.
     pub(crate) holds_sends: bool,
-    /// One write of a stream starts a list.
+    /// True if one write of a stream starts a list.
     pub(crate) starts_by_word: bool,
 }
 
 impl Domain {
-    /// `software` or `system`: both sides of a leg have the same.
+    /// `software` or `system`, which both sides must have in common.
     pub(crate) fn provider(&self) -> &'static str {
         match self.pd.device().provider() {
             Provider::Software => "software",
@@ -58,16 +54,16 @@ impl Domain {
     }
 }
 
-/// The domain. The first call opens the card.
+/// Returns the domain. The first call opens the card.
 pub(crate) fn domain() -> Result<&'static Domain, Failure> {
     static DOMAIN: OnceLock<Domain> = OnceLock::new();
     if let Some(known) = DOMAIN.get() {
         return Ok(known);
     }
     let timeout = number(PEER_TIMEOUT, DEFAULT_PEER_TIMEOUT)?;
-    // A send that starts before its receive comes again after 10 µs (InfiniBand, table 45), for as long as it takes.
+    // A send that starts before its receive is repeated after 10 µs (InfiniBand, table 45), without limit.
     let connection = ConnectOptions::default().timeout(timeout_code(timeout)).rnr_retry(7).min_rnr_timer(1);
-    let part = number(PART, DEFAULT_PART)?;
+    let fragment_bytes = number(PART, DEFAULT_PART)?;
     let device = open()?;
     let (asked, is_software) = (std::env::var(HOLD).ok(), device.provider() == Provider::Software);
     let (waits, starts_by_word) = (device.card_waits()?, card_waits()?);
@@ -86,13 +82,13 @@ pub(crate) fn domain() -> Result<&'static Domain, Failure> {
         holds => holds,
     };
     let pd = ProtectionDomain::new(&device)?;
-    // Of two threads, one sets it; the other's card is closed.
+    // If two threads race, the second one's card is closed.
     let cache = RegistrationCache::new(&pd);
-    Ok(DOMAIN.get_or_init(|| Domain { pd, cache, connection, part, holds_sends, starts_by_word }))
+    Ok(DOMAIN.get_or_init(|| Domain { pd, cache, connection, fragment_bytes, holds_sends, starts_by_word }))
 }
 
-/// By default where a repeated message costs more than telling the other side: an mlx5 card repeats after 10 µs at the
-/// least. The software card is asked for less work by repeating (docs/results.md).
+/// Returns whether sends are held back. By default they are if a repetition costs more than a clear-to-send write: an mlx5 card repeats
+/// after 10 µs at the least, but the software card has less work with repetitions (docs/results.md).
 fn holds_sends(asked: Option<&str>, waits: bool, is_software: bool) -> Result<bool, Failure> {
     match asked {
         None => Ok(waits && !is_software),
@@ -111,7 +107,7 @@ fn neither(variable: &str, value: &str) -> Failure {
     Failure::new(Class::Argument, text)
 }
 
-/// Whether the card waits for lists of transfers.
+/// Returns whether the card waits for lists of transfers.
 pub(crate) fn card_waits() -> Result<bool, Failure> {
     match std::env::var(CARD_WAITS).as_deref() {
         Err(_) | Ok("0") => Ok(false),
@@ -120,7 +116,7 @@ pub(crate) fn card_waits() -> Result<bool, Failure> {
     }
 }
 
-/// From how many waits on a stream has the card collect them.
+/// Returns the number of waits from which on the card collects them for a stream.
 pub(crate) fn collect_from() -> Result<Option<u32>, Failure> {
     let asked = setting(COLLECT)?.map(|waits| u32::try_from(waits).unwrap_or(u32::MAX));
     Ok(asked.or(card_waits()?.then_some(COLLECT_FROM)))
@@ -130,7 +126,7 @@ fn number(variable: &str, default: u64) -> Result<u64, Failure> {
     Ok(setting(variable)?.unwrap_or(default))
 }
 
-/// A number from 1 on, if it is set.
+/// Returns a variable's value, a number from 1 on, if it is set.
 fn setting(variable: &str) -> Result<Option<u64>, Failure> {
     let Ok(text) = std::env::var(variable) else { return Ok(None) };
     let number = text.parse().ok().filter(|value| *value > 0);
@@ -158,8 +154,8 @@ fn open() -> Result<Device, Failure> {
     }
 }
 
-/// The code of an acknowledgement's time-out (4.096 µs * 2^code) with which all transmissions take that many
-/// milliseconds, or a little longer.
+/// Returns the code of the acknowledgement timeout (4.096 µs * 2^code) with which all transmissions take that many milliseconds, or
+/// a little longer.
 fn timeout_code(milliseconds: u64) -> u8 {
     let each = milliseconds.saturating_mul(1_000_000) / TRANSMISSIONS;
     (1..LAST_CODE).find(|code| 4096u64 << code >= each).unwrap_or(LAST_CODE)

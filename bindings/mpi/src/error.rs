@@ -1,4 +1,4 @@
-//! From errors, and panics, to the classes of MPI.
+//! Translates errors and panics to classes of MPI errors.
 
 use gdsync::memop::StreamError;
 use gdsync::memory::OutOfBounds;
@@ -10,25 +10,22 @@ use gdsync_sys::contain::contain;
 use std::cell::RefCell;
 use std::fmt::Display;
 
-/// The class of an error: `enum gdsync_mpi_class` of `c/engine.h`, whose C part maps it to one of MPI's.
+/// The class of an error: `enum gdsync_mpi_class` of `c/engine.h`. The C part maps it to a class of MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Class {
-    /// A bad argument.
     Argument = 1,
-    /// A bad buffer.
     Buffer = 2,
-    /// The request is in another state than the call needs.
+    /// The request is in a state that does not allow the call.
     Request = 3,
     /// The receive is shorter than the message.
     Truncate = 4,
-    /// The library cannot do that.
+    /// The library does not support the call.
     Unsupported = 5,
-    /// Memory or another resource cannot be had.
+    /// Memory or another resource is missing.
     Memory = 6,
-    /// The peer does not answer, or has failed.
+    /// The peer does not respond or has failed.
     Peer = 7,
-    /// Everything else.
     Other = 8,
 }
 
@@ -44,13 +41,12 @@ impl Class {
         Class::Other,
     ];
 
-    /// The class of that number, as a peer has sent it; [`Class::Other`] of unknown numbers.
+    /// Returns the class with a number that a peer has sent; [`Class::Other`] for an unknown number.
     pub(crate) fn of(number: i32) -> Class {
         Self::ALL.into_iter().find(|class| *class as i32 == number).unwrap_or(Class::Other)
     }
 }
 
-/// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 #[error("{text}")]
 pub(crate) struct Failure {
@@ -63,7 +59,7 @@ impl Failure {
         Failure { class, text: text.to_string() }
     }
 
-    /// The same, with what the call was about in front.
+    /// Returns the failure with its subject in front of the text.
     pub(crate) fn about(self, what: impl Display) -> Self {
         Failure { text: format!("{what}: {}", self.text), ..self }
     }
@@ -118,18 +114,18 @@ thread_local! {
     static TEXT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// The text of the last failure of this thread.
+/// Returns the text of this thread's last failure.
 pub(crate) fn text() -> String {
     TEXT.try_with(|text| text.borrow().clone()).unwrap_or_default()
 }
 
-/// The text, or as much of its beginning as fits that many bytes.
+/// Returns the text, cut to that many bytes.
 pub(crate) fn cut(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]
 }
 
-/// Does what a C function is to do. Returns 0, or the class of the error, whose text is this thread's from then on.
+/// Runs the body of a C function. Returns 0, or the class of its error, whose text becomes this thread's last one.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Failure>) -> i32 {
     let result = contain(body).unwrap_or_else(|message| {
         let text = format!("a panic inside gdsync, which is a defect: please report it ({message})");
@@ -137,7 +133,7 @@ pub(crate) fn status(body: impl FnOnce() -> Result<(), Failure>) -> i32 {
     });
     let Err(failure) = result else { return 0 };
     tracing::debug!(class = ?failure.class, "{failure}");
-    // The place is gone while the thread ends.
+    // The thread-local is gone while the thread ends.
     let _gone = TEXT.try_with(|text| *text.borrow_mut() = failure.text);
     failure.class as i32
 }

@@ -1,4 +1,4 @@
-//! Buffers of the program: what memory they are, and their registration; and memory that the library allocates.
+//! Classifies and registers buffers of the program, and allocates memory for it.
 
 use crate::error::{Class, Failure};
 use gdsync::cuda::{self, Consistency, GpuMemory};
@@ -14,27 +14,24 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A buffer as C names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
 }
 
-/// A registered buffer.
 #[derive(Debug)]
 pub(crate) enum Region {
-    /// No bytes, and nothing registered.
+    /// No bytes; nothing is registered.
     Empty,
     Host(MemoryRegion),
     Gpu(GpuMemoryRegion),
 }
 
-/// Whose memory is at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Host,
-    /// Of the host, and known to the driver, which that GPU's context may ask about it.
+    /// Host memory that the driver has mapped for that GPU.
     CudaHost(u32),
     Gpu(u32),
     Managed,
@@ -44,8 +41,8 @@ impl Region {
     /// Registers a buffer.
     ///
     /// # Safety
-    /// The memory stays where it is until the region and what is made from it are dropped. The program uses it
-    /// only in ways that are ordered with the work that names it.
+    /// The memory stays where it is until the region and its slices are dropped. The program orders its uses with the work that uses
+    /// the memory.
     pub(crate) unsafe fn register(
         pd: &ProtectionDomain,
         buffer: Buffer,
@@ -59,14 +56,14 @@ impl Region {
         match owner(address)? {
             Owner::Managed => Err(Failure::new(Class::Buffer, format!("{} {MANAGED}", what()))),
             Owner::Host | Owner::CudaHost(_) => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the memory in place.
                 let memory = unsafe { host(buffer) }?;
                 let region = MemoryRegion::register(pd, memory, access);
                 Ok(Region::Host(region.map_err(|error| Failure::from(error).about(what()))?))
             }
             Owner::Gpu(ordinal) => {
                 let failed = |error: gdsync::Error| Failure::from(error).about(what());
-                // SAFETY: the caller's; the driver says that it is this GPU's.
+                // SAFETY: the caller keeps the memory in place; the driver says that it is this GPU's.
                 let memory = unsafe { GpuMemory::from_raw(&context(ordinal)?, address as u64, bytes, ()) };
                 let memory = memory.map_err(|error| failed(error.into()))?;
                 Ok(Region::Gpu(GpuMemoryRegion::register(pd, memory, access).map_err(failed)?))
@@ -74,7 +71,7 @@ impl Region {
         }
     }
 
-    /// It, as the other side writes to it.
+    /// The region as the target of the other side's writes.
     pub(crate) fn remote(&self) -> RemoteMemory {
         match self {
             Region::Empty => RemoteMemory { addr: 0, len: 0, rkey: 0 },
@@ -83,7 +80,7 @@ impl Region {
         }
     }
 
-    /// A part of it, as a work request takes it: none where it has no bytes.
+    /// Returns a range as a work request's segments; none for an empty range.
     pub(crate) fn slices(&self, range: Range<usize>) -> Result<Vec<Slice>, Failure> {
         if range.is_empty() {
             return Ok(Vec::new());
@@ -96,13 +93,12 @@ impl Region {
     }
 }
 
-/// The buffer of a message, registered: as a work request takes it. The program may send the same memory again: of memory
-/// that the CUDA driver knows, that says whether it is the same, and its registration is kept. Other memory is registered each time, as
-/// nothing says whether it is the same.
+/// Registers the buffer of a message. If the CUDA driver knows the memory, it tells whether that is still the same allocation, so
+/// the registration is cached for the next message; other memory is registered each time.
 ///
 /// # Safety
 /// As [`Region::register`]; the other side gets no key.
-pub(crate) unsafe fn of_message(
+pub(crate) unsafe fn register_message(
     cache: &RegistrationCache,
     buffer: Buffer,
     access: Access,
@@ -114,10 +110,10 @@ pub(crate) unsafe fn of_message(
     };
     let owner = if bytes == 0 { Owner::Host } else { owner(address)? };
     let region = match owner {
-        // SAFETY: the caller's; the driver says that it is this GPU's.
+        // SAFETY: the caller keeps the memory in place; the driver says that it is this GPU's.
         Owner::Gpu(gpu) => Some(unsafe { cache.gpu_raw(&context(gpu)?, at, bytes, access) }.map_err(failed)?),
         Owner::CudaHost(gpu) => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the memory in place.
             unsafe { cache.cuda_host_raw(&context(gpu)?, at, bytes, access) }.map_err(failed)?
         }
         Owner::Host | Owner::Managed => None,
@@ -125,11 +121,11 @@ pub(crate) unsafe fn of_message(
     if let Some(region) = region {
         return Ok(vec![region.slice(..)?]);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the memory in place.
     unsafe { Region::register(cache.domain(), buffer, access) }?.slices(0..bytes)
 }
 
-/// The primary context of a GPU, which stays for the life of the process.
+/// Returns a GPU's primary context, which stays for the life of the process.
 pub(crate) fn context(gpu: u32) -> Result<Arc<CudaContext>, Failure> {
     static KNOWN: Mutex<BTreeMap<u32, Arc<CudaContext>>> = Mutex::new(BTreeMap::new());
 
@@ -142,7 +138,7 @@ pub(crate) fn context(gpu: u32) -> Result<Arc<CudaContext>, Failure> {
     }
 }
 
-/// Host memory of the program; not for a buffer of no bytes.
+/// Returns host memory of the program; a buffer of no bytes is not allowed.
 ///
 /// # Safety
 /// As [`Region::register`].
@@ -153,11 +149,11 @@ pub(crate) unsafe fn host(Buffer { address, bytes }: Buffer) -> Result<PinnedMem
             format!("the buffer of {bytes} bytes is a null pointer: pass a valid one"),
         )
     })?;
-    // SAFETY: the caller's. No one observes the end of the registration: no later work names the memory.
+    // SAFETY: the caller keeps the memory in place. Nothing need observe the end of the registration: no later work uses the memory.
     Ok(unsafe { PinnedMemory::from_raw(base, bytes, ()) })
 }
 
-/// The GPU whose memory is at an address; none for host memory. Managed memory is refused.
+/// Returns the GPU that owns the memory at an address, or none for host memory. Refuses managed memory.
 pub(crate) fn gpu_of(address: usize) -> Result<Option<u32>, Failure> {
     match owner(address)? {
         Owner::Host | Owner::CudaHost(_) => Ok(None),
@@ -166,7 +162,7 @@ pub(crate) fn gpu_of(address: usize) -> Result<Option<u32>, Failure> {
     }
 }
 
-/// Refuses memory of a GPU that may see a card's writes later than what the CPU writes after them.
+/// Refuses memory of a GPU that may see a card's writes later than subsequent writes of the CPU.
 pub(crate) fn check_order(address: usize) -> Result<(), Failure> {
     let Owner::Gpu(ordinal) = (if address == 0 { Owner::Host } else { owner(address)? }) else {
         return Ok(());
@@ -181,24 +177,24 @@ pub(crate) fn check_order(address: usize) -> Result<(), Failure> {
     Err(Failure::new(Class::Unsupported, format!("the buffer at {address:#x} {why}")))
 }
 
-/// The GPU of the context that is current; none where there is no driver, or no context.
+/// Returns the GPU of the current context; none without a driver or a context.
 pub(crate) fn current_gpu() -> Option<u32> {
     if !has_driver() {
         return None;
     }
     let mut ordinal = -1;
-    // SAFETY: the driver is initialised (`has_driver`); `ordinal` is a valid place.
+    // SAFETY: the driver is initialised (`has_driver`); `ordinal` is valid for a write.
     let result = unsafe { sys::cuCtxGetDevice(&mut ordinal) };
     (result == sys::CUresult::CUDA_SUCCESS).then(|| u32::try_from(ordinal).ok()).flatten()
 }
 
 const MANAGED: &str = "is managed memory, which moves: allocate it by cudaMalloc";
 
-/// Whether the process has loaded the CUDA driver. If so, it is initialised, or can be.
+/// Returns whether the process has loaded a usable CUDA driver, which is then initialised.
 pub(crate) fn has_driver() -> bool {
-    /// What the driver has said when it was found.
+    /// True if the driver that was found is usable.
     static USABLE: OnceLock<bool> = OnceLock::new();
-    /// How many libraries had been loaded when it was not found: it is looked for again once there are more.
+    /// The number of loaded libraries when no driver was found; the search is repeated once there are more.
     static SEARCHED: AtomicU64 = AtomicU64::new(0);
 
     if let Some(usable) = USABLE.get() {
@@ -208,7 +204,7 @@ pub(crate) fn has_driver() -> bool {
     if loaded != 0 && loaded == SEARCHED.load(Ordering::Relaxed) {
         return false;
     }
-    // SAFETY: a zero-terminated name. Nothing is loaded; the handle of a library that is found stays open.
+    // SAFETY: a zero-terminated name. Nothing is loaded; the handle stays open.
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     if driver.is_null() {
         SEARCHED.store(loaded, Ordering::Relaxed);
@@ -217,29 +213,29 @@ pub(crate) fn has_driver() -> bool {
     *USABLE.get_or_init(|| cuda::device_count().is_ok())
 }
 
-/// The dynamic linker's count of the libraries that it has ever loaded. To ask for it takes no look at a file, which
-/// `dlopen` takes for a library that is not loaded.
+/// Returns the dynamic linker's count of all libraries that it has ever loaded. Unlike `dlopen` of a library that is not loaded, this
+/// opens no file.
 fn libraries_ever_loaded() -> u64 {
-    /// The count is the same in the information of every library: that of the first is enough.
+    /// Reads the count, which every library's information has, and stops.
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, loaded: *mut c_void) -> c_int {
-        // SAFETY: the linker hands over valid information, and the place below.
+        // SAFETY: the linker passes valid information, and the pointer that is given below.
         unsafe { *loaded.cast::<u64>() = (*info).dlpi_adds };
         1
     }
     let mut loaded = 0u64;
-    // SAFETY: the function fits the signature, and writes to `loaded` during the call only.
+    // SAFETY: the function has the right signature, and writes to `loaded` only during the call.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loaded).cast()) };
     loaded
 }
 
-/// A process without the CUDA driver has no memory of a GPU.
+/// Returns the owner of the memory at an address. Without a CUDA driver, all memory is the host's.
 fn owner(address: usize) -> Result<Owner, Failure> {
     if !has_driver() {
         return Ok(Owner::Host);
     }
     let ask = |attribute| {
         let mut value = 0u32;
-        // SAFETY: the attributes that are asked for below are at most 32 bits wide; the driver checks the address.
+        // SAFETY: the attributes below are at most 32 bits wide; the driver checks the address.
         let result =
             unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address as u64) };
         (result == sys::CUresult::CUDA_SUCCESS).then_some(value)
@@ -260,17 +256,17 @@ fn owner(address: usize) -> Result<Owner, Failure> {
     }
 }
 
-/// What the program has from [`allocate`], by address.
+/// Memory from [`allocate`], by address.
 static ALLOCATED: Mutex<BTreeMap<usize, Allocation>> = Mutex::new(BTreeMap::new());
 
-/// Kept for its end.
+/// Memory that is freed when it is dropped.
 #[derive(Debug)]
 enum Allocation {
     Host { _memory: PinnedMemory },
     Gpu { _memory: GpuMemory },
 }
 
-/// Allocates zeroed memory of the host, or memory of the GPU whose context is current.
+/// Allocates zeroed memory of the host, or memory of the current context's GPU.
 pub(crate) fn allocate(bytes: usize, on_gpu: bool) -> Result<usize, Failure> {
     let (address, allocation) = if on_gpu {
         let failed = |error: cuda::CudaError| Failure::new(Class::Memory, error);
@@ -286,7 +282,7 @@ pub(crate) fn allocate(bytes: usize, on_gpu: bool) -> Result<usize, Failure> {
     Ok(address)
 }
 
-/// Frees what [`allocate`] has returned.
+/// Frees memory from [`allocate`].
 pub(crate) fn free(address: usize) -> Result<(), Failure> {
     let allocation = ALLOCATED.lock().remove(&address);
     allocation.map(drop).ok_or_else(|| {
@@ -321,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_null_pointer_with_bytes_is_refused() {
-        // SAFETY: there is no memory at all.
+        // SAFETY: there is no memory.
         let error = unsafe { host(Buffer { address: 0, bytes: 4 }) }.unwrap_err();
         assert!(error.text.contains("null pointer"), "{error}");
     }

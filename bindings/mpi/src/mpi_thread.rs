@@ -1,12 +1,12 @@
-//! The thread that calls MPI in the place of streams: it starts operations when streams trigger them, in order, and
-//! has MPI progress until they have completed. It sleeps while there are none.
+//! The thread that calls MPI on behalf of streams: it starts operations in the order in which streams trigger them, and has MPI
+//! progress until they have completed. It sleeps while there are none.
 
 use crate::error::{Class, Failure};
-use crate::launches::Launches;
 use crate::memory;
+use crate::operation::LaunchWord;
+use crate::operation::SequenceNumber;
 use crate::operation::{Calls, Operation, Signal};
-use crate::stream::{LAST, PROBE_AFTER};
-use crate::turn::Turn;
+use crate::stream::{FINALIZE_TIMEOUT, PROBE_INTERVAL};
 use gdsync::cuda::RelaxedCapture;
 use gdsync::memop::Word32;
 use gdsync_sys::contain::contain;
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Graphs that have triggered nothing for so long do not go on.
+/// Graphs that have triggered nothing for this long have ended.
 const QUIET: Duration = Duration::from_millis(50);
 
 struct MpiThread {
     state: Mutex<State>,
-    /// There is work, or the thread is to end.
+    /// Signals that there is work, or that the thread is to end.
     work: Condvar,
 }
 
@@ -31,20 +31,17 @@ static THREAD: MpiThread = MpiThread { state: Mutex::new(State::new()), work: Co
 struct State {
     thread: Option<(Calls, JoinHandle<()>)>,
     is_ending: bool,
-    /// Operations that were not triggered when the thread looked last, in the order of the program's calls.
-    waiting: VecDeque<(Arc<Operation>, Turn)>,
-    /// Operations in graphs, until those are gone.
+    /// Operations that were not triggered when the thread last checked, in the order of the program's calls.
+    waiting: VecDeque<(Arc<Operation>, SequenceNumber)>,
+    /// Operations in graphs, until the graphs are destroyed.
     in_graphs: Vec<Arc<Operation>>,
-    /// Shares of graphs that are gone: what drops them may call no function of CUDA.
+    /// References that destroyed graphs held. The driver's callback cannot drop them, as it may not call CUDA.
     released: Vec<Arc<Operation>>,
-    /// The functions of a thread that has ended.
     ended: Option<Calls>,
-    /// The C part has something outstanding.
     is_busy: bool,
-    /// Counts what has made it busy.
     wakes: u64,
-    /// An idle thread looks all the same, every [`PROBE_AFTER`].
-    looks: bool,
+    /// True if an idle thread calls the C part every [`PROBE_INTERVAL`].
+    polls: bool,
 }
 
 impl State {
@@ -58,7 +55,7 @@ impl State {
             ended: None,
             is_busy: false,
             wakes: 0,
-            looks: false,
+            polls: false,
         }
     }
 
@@ -66,46 +63,49 @@ impl State {
         self.waiting.is_empty() && self.in_graphs.is_empty() && !self.is_busy
     }
 
-    /// Nothing is triggered, or will be unless a graph is launched again.
+    /// Returns whether no operation is triggered, or can be without another launch of a graph.
     fn is_done(&self) -> bool {
         !self.is_busy && self.waiting.is_empty() && self.launched().next().is_none()
     }
 
-    /// Operations that a launch has triggered.
     fn launched(&self) -> impl Iterator<Item = &Arc<Operation>> {
-        self.in_graphs.iter().filter(|operation| operation.launches().is_ok_and(Launches::is_triggered))
+        self.in_graphs.iter().filter(|operation| operation.launch_word().is_ok_and(LaunchWord::is_triggered))
     }
 
-    /// Takes out the operations that no graph names any more.
-    fn take_gone(&mut self) -> Vec<Arc<Operation>> {
-        let are_over = |operation: &mut Arc<Operation>| operation.launches().is_ok_and(Launches::are_over);
-        self.in_graphs.extract_if(.., are_over).collect()
+    /// Removes the operations that no graph uses any more.
+    fn take_retired(&mut self) -> Vec<Arc<Operation>> {
+        let is_retired =
+            |operation: &mut Arc<Operation>| operation.launch_word().is_ok_and(LaunchWord::is_retired);
+        self.in_graphs.extract_if(.., is_retired).collect()
     }
 
-    /// Takes the operations that streams and launches have triggered, in the order in which MPI is to see them.
+    /// Takes the operations that streams and launches have triggered, in the order in which MPI has to see them.
     ///
-    /// Nothing behind the trigger of a launch is triggered on its stream before that is taken here (`graph`). So what is seen
-    /// together with it was enqueued earlier, if it is of the same stream, or of one that an event orders: turns come
-    /// first. And launches that are seen together have no order. That holds as turns are read after launches, and before a
-    /// launch is taken.
+    /// A launch's stream triggers nothing further until the thread has set the launch started (`graph`). So an operation that is
+    /// seen together with a launch, on the same stream or on one that an event orders with it, was enqueued before the launch and
+    /// comes first; launches that are seen together have no order. This requires that sequence words are read after the launch
+    /// words and before a launch is set started.
     fn take_triggered(&mut self) -> Vec<Arc<Operation>> {
         let launched: Vec<_> = self.launched().cloned().collect();
-        let mut taken = self.take_turns();
-        launched.iter().filter_map(|operation| operation.launches().ok()).for_each(Launches::take);
+        let mut taken = self.take_reached();
+        launched
+            .iter()
+            .filter_map(|operation| operation.launch_word().ok())
+            .for_each(LaunchWord::set_started);
         taken.extend(launched);
         taken
     }
 
-    /// Takes out the operations whose turns streams have come to.
+    /// Removes the operations whose sequence numbers streams have reached.
     ///
-    /// Of one stream, they are in its own order. Streams that the program orders by events have the order of the
-    /// program's calls, which an event cannot go against. That holds where the words are read at one moment: an
-    /// operation behind an event must not be seen without the one before it. So they are read until none has changed.
-    fn take_turns(&mut self) -> Vec<Arc<Operation>> {
+    /// They are in the order of the program's calls, which is each stream's order and cannot contradict events between streams.
+    /// This requires that all words are read at one moment: an operation after an event must not be seen without the one before
+    /// the event. So the words are read until none has changed.
+    fn take_reached(&mut self) -> Vec<Arc<Operation>> {
         let mut words: Vec<(&Word32, u32)> = Vec::new();
-        for (_, turn) in &self.waiting {
-            if !words.iter().any(|(word, _)| word.addr() == turn.word.addr()) {
-                words.push((&turn.word, turn.word.load()));
+        for (_, number) in &self.waiting {
+            if !words.iter().any(|(word, _)| word.addr() == number.word.addr()) {
+                words.push((&number.word, number.word.load()));
             }
         }
         loop {
@@ -118,11 +118,11 @@ impl State {
                 break;
             }
         }
-        let is_reached = |turn: &Turn| {
-            let word = words.iter().find(|(word, _)| word.addr() == turn.word.addr());
-            word.is_some_and(|(_, value)| turn.is_reached_at(*value))
+        let is_reached = |number: &SequenceNumber| {
+            let word = words.iter().find(|(word, _)| word.addr() == number.word.addr());
+            word.is_some_and(|(_, value)| number.is_reached_at(*value))
         };
-        let triggered: Vec<bool> = self.waiting.iter().map(|(_, turn)| is_reached(turn)).collect();
+        let triggered: Vec<bool> = self.waiting.iter().map(|(_, number)| is_reached(number)).collect();
         if !triggered.contains(&true) {
             return Vec::new();
         }
@@ -146,9 +146,9 @@ impl MpiThread {
             let mut state = self.state.lock();
             while state.is_idle() && !state.is_ending {
                 pause = Pause::new();
-                if !state.looks {
+                if !state.polls {
                     self.work.wait(&mut state);
-                } else if self.work.wait_for(&mut state, PROBE_AFTER).timed_out() {
+                } else if self.work.wait_for(&mut state, PROBE_INTERVAL).timed_out() {
                     break;
                 }
             }
@@ -156,17 +156,17 @@ impl MpiThread {
                 return;
             }
             let (triggered, wakes) = (state.take_triggered(), state.wakes);
-            let (gone, released) = (state.take_gone(), std::mem::take(&mut state.released));
+            let (retired, released) = (state.take_retired(), std::mem::take(&mut state.released));
             state.is_busy |= !triggered.is_empty();
             drop(state);
             drop(released);
-            gone.iter().for_each(|operation| operation.gone(calls));
-            // MPI may call what a capture of the program forbids other threads.
+            retired.iter().for_each(|operation| operation.retire(calls));
+            // MPI may call CUDA functions that another thread's capture forbids.
             if relaxed.is_none() && !triggered.is_empty() && memory::has_driver() {
                 relaxed = Some(RelaxedCapture::new());
             }
             triggered.iter().for_each(|operation| operation.start(calls, false));
-            // SAFETY: the C part's function, which may be called by this thread at any time.
+            // SAFETY: the caller of `start` lets this thread call the function.
             let now = unsafe { (calls.progress)() };
             let mut state = self.state.lock();
             state.is_busy = now > 0 || state.wakes != wakes;
@@ -184,7 +184,7 @@ impl MpiThread {
 /// Starts the thread.
 ///
 /// # Errors
-/// [`Class::Request`] where it runs; [`Class::Memory`] where there is no thread to be had.
+/// [`Class::Request`] if it runs; [`Class::Memory`] if no thread can be created.
 ///
 /// # Safety
 /// The functions may be called by another thread until [`stop`].
@@ -206,11 +206,11 @@ pub(crate) unsafe fn start(calls: Calls) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Ends the thread: gives the streams a second, and gives up what they have not triggered by then. What the C part has
-/// outstanding is left to that.
+/// Ends the thread. Streams get a second; operations that they have not triggered by then are given up. Outstanding operations stay
+/// with the C part.
 pub(crate) fn stop() {
     let mut pause = Pause::new();
-    while !THREAD.state.lock().is_done() && pause.elapsed() < LAST {
+    while !THREAD.state.lock().is_done() && pause.elapsed() < FINALIZE_TIMEOUT {
         pause.pause();
     }
     let mut state = THREAD.state.lock();
@@ -230,17 +230,18 @@ pub(crate) fn stop() {
     waiting.iter().for_each(|(operation, _)| operation.start(calls, true));
 }
 
-/// After [`stop`], and the C part's end of what was outstanding: gives up what launches still trigger, so that they pass
-/// their waits, and ends the operations in graphs.
+/// Ends the operations in graphs, after [`stop`] and after the C part has ended outstanding operations. Gives up what launches still
+/// trigger, so that they pass their waits.
 pub(crate) fn end_graphs() {
     let mut state = THREAD.state.lock();
     let Some(calls) = state.ended.take() else { return };
     let (mut pause, mut last) = (Pause::new(), Duration::ZERO);
-    while !state.in_graphs.is_empty() && pause.elapsed() < LAST && pause.elapsed() - last < QUIET {
+    while !state.in_graphs.is_empty() && pause.elapsed() < FINALIZE_TIMEOUT && pause.elapsed() - last < QUIET
+    {
         let launched: Vec<_> = state.launched().cloned().collect();
         drop(state);
         for operation in &launched {
-            operation.launches().into_iter().for_each(Launches::take);
+            operation.launch_word().into_iter().for_each(LaunchWord::set_started);
             operation.start(calls, true);
             last = pause.elapsed();
         }
@@ -250,20 +251,20 @@ pub(crate) fn end_graphs() {
     let (left, released) = (std::mem::take(&mut state.in_graphs), std::mem::take(&mut state.released));
     drop(state);
     drop(released);
-    left.iter().for_each(|operation| operation.gone(calls));
+    left.iter().for_each(|operation| operation.retire(calls));
 }
 
-/// Enters an operation, before its stream is given the trigger: with its turn, or none where launches trigger it.
+/// Registers an operation before its stream gets the trigger: with its sequence number, or none if launches trigger it.
 ///
 /// # Errors
-/// [`Class::Request`] where the thread does not run.
-pub(crate) fn enter(operation: &Arc<Operation>, turn: Option<Turn>) -> Result<(), Failure> {
+/// [`Class::Request`] if the thread does not run.
+pub(crate) fn register(operation: &Arc<Operation>, number: Option<SequenceNumber>) -> Result<(), Failure> {
     let mut state = THREAD.state.lock();
     if state.thread.is_none() {
         return Err(Failure::new(Class::Request, "the library is not initialized: call MPIX_Init first"));
     }
-    match turn {
-        Some(turn) => state.waiting.push_back((operation.clone(), turn)),
+    match number {
+        Some(number) => state.waiting.push_back((operation.clone(), number)),
         None => state.in_graphs.push(operation.clone()),
     }
     drop(state);
@@ -271,22 +272,22 @@ pub(crate) fn enter(operation: &Arc<Operation>, turn: Option<Turn>) -> Result<()
     Ok(())
 }
 
-/// Takes an operation back whose trigger the stream, or the graph, has refused.
-pub(crate) fn take_back(operation: &Arc<Operation>) {
+/// Removes an operation whose trigger the stream or the graph has refused.
+pub(crate) fn withdraw(operation: &Arc<Operation>) {
     let mut state = THREAD.state.lock();
     state.waiting.retain(|(waiting, _)| !Arc::ptr_eq(waiting, operation));
     state.in_graphs.retain(|other| !Arc::ptr_eq(other, operation));
 }
 
-/// A graph that named an operation's word is gone. Calls no function of CUDA, and drops nothing.
+/// Releases the reference of a destroyed graph. Calls no function of CUDA, and drops nothing.
 pub(crate) fn release(operation: Arc<Operation>) {
-    if let Signal::Launches(launches) = &operation.signal {
-        launches.release();
+    if let Signal::Launch(launch) = &operation.signal {
+        launch.release();
     }
     THREAD.state.lock().released.push(operation);
 }
 
-/// The C part has something outstanding that no stream has triggered.
+/// Tells the thread that the C part has outstanding work that no stream triggers.
 pub(crate) fn wake() {
     let mut state = THREAD.state.lock();
     state.is_busy = true;
@@ -295,17 +296,17 @@ pub(crate) fn wake() {
     THREAD.work.notify_all();
 }
 
-/// There are messages which the thread has to look at now and then, while nothing of its own is outstanding.
-pub(crate) fn look_now_and_then() {
-    THREAD.state.lock().looks = true;
+/// Makes the thread call the C part periodically, even while it has no outstanding operations.
+pub(crate) fn poll_periodically() {
+    THREAD.state.lock().polls = true;
     THREAD.work.notify_all();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flag::Flag;
-    use crate::launches::{DONE, TRIGGERED};
+    use crate::operation::Flag;
+    use crate::operation::{DONE, TRIGGERED};
     use gdsync::PinnedMemory;
 
     fn operation(name: usize) -> Arc<Operation> {
@@ -316,13 +317,13 @@ mod tests {
     fn operations_are_taken_in_the_order_of_the_calls_as_far_as_their_streams_have_passed() {
         let memory = PinnedMemory::allocate(8).unwrap();
         let (one, other) = (Word32::new(&memory, 0).unwrap(), Word32::new(&memory, 4).unwrap());
-        // The numbers of a stream wrap.
+        // Sequence numbers wrap.
         one.store(u32::MAX - 1);
         let mut state = State::new();
-        let turns = [(&one, u32::MAX), (&other, 1), (&one, 0), (&other, 2), (&one, 1)];
-        for (name, (word, number)) in turns.into_iter().enumerate() {
-            let turn = Turn { word: word.clone(), number };
-            state.waiting.push_back((operation(name), turn));
+        let sequence = [(&one, u32::MAX), (&other, 1), (&one, 0), (&other, 2), (&one, 1)];
+        for (name, (word, number)) in sequence.into_iter().enumerate() {
+            let number = SequenceNumber { word: word.clone(), number };
+            state.waiting.push_back((operation(name), number));
         }
         let mut taken = || state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
         assert_eq!(taken(), [0usize; 0]);
@@ -337,15 +338,15 @@ mod tests {
 
     #[test]
     fn launches_trigger_an_operation_until_its_graphs_are_gone() {
-        let launches = Launches::new().unwrap();
-        let word = launches.word.clone();
-        let repeated = Arc::new(Operation { operation: 0, signal: Signal::Launches(launches) });
-        let launches = repeated.launches().unwrap();
+        let launch_word = LaunchWord::new().unwrap();
+        let word = launch_word.word.clone();
+        let repeated = Arc::new(Operation { operation: 0, signal: Signal::Launch(launch_word) });
+        let launch_word = repeated.launch_word().unwrap();
         let mut state = State::new();
         let memory = PinnedMemory::allocate(4).unwrap();
-        let turn = Turn { word: Word32::new(&memory, 0).unwrap(), number: 1 };
+        let number = SequenceNumber { word: Word32::new(&memory, 0).unwrap(), number: 1 };
         state.in_graphs.push(repeated.clone());
-        state.waiting.push_back((operation(1), turn.clone()));
+        state.waiting.push_back((operation(1), number.clone()));
         let taken =
             |state: &mut State| state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
         for _launch in 0..3 {
@@ -357,27 +358,27 @@ mod tests {
             repeated.signal.set();
             assert!(repeated.signal.is_set() && word.load() == DONE);
         }
-        // Two graphs have it, and then none; the last launch goes on.
-        launches.hold();
+        // Two graphs hold it, and then none, while the last launch is in progress.
+        launch_word.hold();
         word.store(TRIGGERED);
-        turn.word.store(1);
-        // What is seen together with a launch was enqueued earlier, wherever it is in the list.
+        number.word.store(1);
+        // An operation that is seen together with a launch comes first, wherever it is in the list.
         assert_eq!(taken(&mut state), [1, 0]);
         assert!(state.is_done() && !state.is_idle());
-        launches.release();
-        launches.release();
-        assert!(state.take_gone().is_empty());
+        launch_word.release();
+        launch_word.release();
+        assert!(state.take_retired().is_empty());
         repeated.signal.set();
-        assert_eq!(state.take_gone().len(), 1);
+        assert_eq!(state.take_retired().len(), 1);
         assert!(state.is_idle());
-        assert_eq!(operation(2).launches().unwrap_err().class, Class::Request);
+        assert_eq!(operation(2).launch_word().unwrap_err().class, Class::Request);
     }
 
     #[test]
-    fn nothing_is_entered_while_the_thread_does_not_run() {
+    fn nothing_is_registered_while_the_thread_does_not_run() {
         let memory = PinnedMemory::allocate(4).unwrap();
-        let turn = Turn { word: Word32::new(&memory, 0).unwrap(), number: 1 };
-        let error = enter(&operation(0), Some(turn)).unwrap_err();
+        let number = SequenceNumber { word: Word32::new(&memory, 0).unwrap(), number: 1 };
+        let error = register(&operation(0), Some(number)).unwrap_err();
         assert!(error.text.contains("MPIX_Init"), "{error}");
     }
 }

@@ -1,61 +1,59 @@
-//! Partitioned transfers: each partition is a write of the card into the other side's buffer, as soon as it is ready.
+//! Partitioned transfers: the card writes each partition into the other side's buffer as soon as it is ready.
 //!
-//! A round begins with a *gate*, a send of no bytes, which the card repeats until the receiving side has started, too.
-//! Writes follow in the queue's order: so none reaches a buffer that the other side still uses, and no CPU waits for that.
-//! The last write of a partition carries the partition's index.
+//! A round begins with a *gate*, a send of no bytes, which the card repeats until the receiving side has started the round. Writes
+//! follow in the queue pair's order, so none reaches a buffer that the other side still uses, without a wait of the CPU. The last
+//! write of a partition carries its index as immediate data.
 
-use crate::channel::Channel;
+use crate::connection::Connection;
 use crate::error::{Class, Failure};
-use crate::marks::Marks;
-use crate::memory::Region;
-use crate::parts::{number_of, ranges};
+use crate::memory::{self, Region};
+use crate::persistent::{fragment_count, fragment_offsets};
 use crate::statistics;
-use gdsync::{Completion, RemoteMemory, WorkRequest};
+use gdsync::cuda;
+use gdsync::cudarc::driver::sys;
+use gdsync::memop::Word32;
+use gdsync::{Completion, PinnedMemory, RemoteMemory, WorkRequest};
 
-/// What both sides agree on.
+/// The layout on which both sides agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) partitions: u32,
-    /// Bytes of each partition.
     pub(crate) bytes: u64,
 }
 
 impl Layout {
-    /// Work requests of a round, with the gate.
-    pub(crate) fn work_requests(self, part: u64) -> u64 {
-        number_of(self.bytes, part).saturating_mul(self.partitions.into()).saturating_add(1)
+    /// Work requests of a round, including the gate.
+    pub(crate) fn work_requests(self, fragment_bytes: u64) -> u64 {
+        fragment_count(self.bytes, fragment_bytes).saturating_mul(self.partitions.into()).saturating_add(1)
     }
 }
 
-/// The other side, as a round needs it.
+/// Where the partitions go.
 #[derive(Clone, Copy)]
 pub(crate) struct Route<'a> {
-    pub(crate) channel: &'a Channel,
-    /// This side's buffer.
+    pub(crate) connection: &'a Connection,
     pub(crate) region: &'a Region,
-    /// The other side's buffer; of no length at the receiving side.
+    /// The other side's buffer; of length 0 at the receiving side.
     pub(crate) remote: RemoteMemory,
-    /// Bytes of one work request, at most.
-    pub(crate) part: u64,
+    pub(crate) fragment_bytes: u64,
 }
 
-/// The rounds of a request.
 #[derive(Debug)]
 pub(crate) struct Partitions {
     layout: Layout,
     sends: bool,
     is_active: bool,
-    /// The round's gate, or its receives, are posted.
+    /// True if the round's gate or receives are posted.
     is_open: bool,
-    /// Ready, or arrived.
+    /// For each partition, true if it is ready or has arrived.
     done: Vec<bool>,
-    /// Completions that are to come of what is posted.
+    /// Completions that posted work requests still owe.
     outstanding: u64,
-    /// The round's first failure.
     failed: Option<Failure>,
+    /// True if matching has failed.
     is_given_up: bool,
-    /// For kernels, where the program has asked for that.
-    marks: Option<Marks>,
+    /// Flags for kernels, if the program has asked for them.
+    flags: Option<PartitionFlags>,
 }
 
 impl Partitions {
@@ -70,35 +68,35 @@ impl Partitions {
             outstanding: 0,
             failed: None,
             is_given_up: false,
-            marks: None,
+            flags: None,
         }
     }
 
-    /// Starts a round; without a route, [`Self::open`] has to follow.
+    /// Starts a round. Without a route, [`Self::open`] has to follow.
     pub(crate) fn start(&mut self, route: Option<Route<'_>>) -> Result<(), Failure> {
         if self.is_active {
             return Err(Failure::new(Class::Request, "the request is started already: wait for it before"));
         }
         self.done.fill(false);
-        if let Some(marks) = &self.marks {
-            marks.next_round();
+        if let Some(flags) = &self.flags {
+            flags.next_round();
         }
         (self.is_active, self.is_open) = (true, false);
         let opened = route.map_or(Ok(()), |route| self.open(route));
         opened.inspect_err(|_| self.is_active = false)
     }
 
-    /// The sides cannot meet: rounds that are started end with that.
+    /// Fails started rounds, as the sides cannot match.
     pub(crate) fn give_up(&mut self) {
         self.is_given_up = true;
     }
 
-    /// Posts what a started round has had to leave until its sides have met.
+    /// Posts what a started round deferred until its sides were matched.
     pub(crate) fn open(&mut self, route: Route<'_>) -> Result<(), Failure> {
         if !self.is_active || self.is_open {
             return Ok(());
         }
-        let queue_pair = &route.channel.queue_pair;
+        let queue_pair = &route.connection.queue_pair;
         if !self.sends {
             for _ in 0..=self.layout.partitions {
                 queue_pair.post_recv(&[], 0)?;
@@ -117,7 +115,7 @@ impl Partitions {
             .try_for_each(|index| self.post(route, index))
     }
 
-    /// A partition is ready to be sent.
+    /// Sends a partition, which is ready.
     pub(crate) fn ready(&mut self, index: i32, route: Option<Route<'_>>) -> Result<(), Failure> {
         let index = self.check(index)?;
         if !self.sends || !self.is_active {
@@ -133,33 +131,33 @@ impl Partitions {
         route.filter(|_| self.is_open).map_or(Ok(()), |route| self.post(route, index))
     }
 
-    /// The marks for kernels: they are there from then on.
-    pub(crate) fn marks(&mut self) -> Result<&Marks, Failure> {
-        if self.marks.is_none() && self.is_active {
+    /// The flags for kernels, which the first call allocates.
+    pub(crate) fn flags(&mut self) -> Result<&PartitionFlags, Failure> {
+        if self.flags.is_none() && self.is_active {
             let text =
                 "the request is started: make what kernels mark before its first start, or wait for it";
             return Err(Failure::new(Class::Request, text));
         }
-        match &mut self.marks {
-            Some(marks) => Ok(marks),
-            none => Ok(none.insert(Marks::new(self.layout.partitions)?)),
+        match &mut self.flags {
+            Some(flags) => Ok(flags),
+            none => Ok(none.insert(PartitionFlags::new(self.layout.partitions)?)),
         }
     }
 
-    /// Sends what kernels have marked, and marks what has arrived. Returns whether a round is active and incomplete.
-    pub(crate) fn look(&mut self, route: Option<Route<'_>>) -> bool {
+    /// Sends the partitions that kernels have flagged, and flags those that have arrived. Returns whether a round is incomplete.
+    pub(crate) fn progress(&mut self, route: Option<Route<'_>>) -> bool {
         if !self.is_active || self.is_given_up || self.failed.is_some() {
             return false;
         }
         if !self.sends {
             if let Some(route) = route {
-                self.poll(route.channel);
+                self.poll(route.connection);
             }
             return !self.done.iter().all(|arrived| *arrived);
         }
         for index in 0..self.layout.partitions {
-            let is_new = |marks: &Marks| !self.done[index as usize] && marks.is_marked(index as usize);
-            if self.marks.as_ref().is_some_and(is_new) {
+            let is_new = |flags: &PartitionFlags| !self.done[index as usize] && flags.is_set(index as usize);
+            if self.flags.as_ref().is_some_and(is_new) {
                 self.done[index as usize] = true;
                 if let Some(route) = route.filter(|_| self.is_open)
                     && let Err(failure) = self.post(route, index)
@@ -171,18 +169,17 @@ impl Partitions {
         !self.done.iter().all(|ready| *ready)
     }
 
-    /// Whether a partition has arrived.
     pub(crate) fn arrived(&mut self, index: i32, route: Option<Route<'_>>) -> Result<bool, Failure> {
         let index = self.check(index)?;
         if self.sends {
             return Err(Failure::new(Class::Request, "the request sends: no partition arrives"));
         }
-        // A request that is not active has all of its last round, or had none: MPI calls both complete.
+        // MPI calls an inactive request complete: it has its whole last round, or had none.
         if !self.is_active {
             return Ok(true);
         }
         if let Some(route) = route {
-            self.poll(route.channel);
+            self.poll(route.connection);
         }
         match &self.failed {
             Some(failure) => Err(failure.clone()),
@@ -191,8 +188,8 @@ impl Partitions {
         }
     }
 
-    /// Where the round has ended, or none was started: the bytes received, or the first failure.
-    pub(crate) fn outcome(&mut self, channel: Option<&Channel>) -> Option<Result<u64, Failure>> {
+    /// If the round has ended, or none was started, returns the bytes received or the first failure.
+    pub(crate) fn outcome(&mut self, connection: Option<&Connection>) -> Option<Result<u64, Failure>> {
         if !self.is_active {
             return Some(Ok(0));
         }
@@ -200,8 +197,8 @@ impl Partitions {
             self.is_active = false;
             return Some(Err(not_matched()));
         }
-        if let Some(channel) = channel.filter(|_| self.is_open) {
-            self.poll(channel);
+        if let Some(connection) = connection.filter(|_| self.is_open) {
+            self.poll(connection);
         }
         let is_posted =
             self.failed.is_some() || (self.is_open && (!self.sends || self.done.iter().all(|ready| *ready)));
@@ -221,26 +218,25 @@ impl Partitions {
         })
     }
 
-    /// Has the card write a partition.
     fn post(&mut self, route: Route<'_>, index: u32) -> Result<(), Failure> {
-        let (bytes, part) = (self.layout.bytes, route.part);
+        let (bytes, fragment_bytes) = (self.layout.bytes, route.fragment_bytes);
         let first = u64::from(index) * bytes;
-        let last = number_of(bytes, part) - 1;
-        for (at, start) in (0..).zip(ranges(bytes, part)) {
-            let (start, end) = (first + start, first + bytes.min(start + part));
+        let last = fragment_count(bytes, fragment_bytes) - 1;
+        for (at, start) in (0..).zip(fragment_offsets(bytes, fragment_bytes)) {
+            let (start, end) = (first + start, first + bytes.min(start + fragment_bytes));
             let (start, end) = (start as usize, end as usize);
             let slices = route.region.slices(start..end)?;
             let request = WorkRequest::write(&slices, route.remote.slice(start..end)?);
             let request = if at == last { request.immediate(index) } else { request.unsignaled() };
-            route.channel.queue_pair.post_send(request)?;
+            route.connection.queue_pair.post_send(request)?;
         }
         self.outstanding += 1;
         statistics::wrote_partition();
         Ok(())
     }
 
-    fn poll(&mut self, channel: &Channel) {
-        let queue_pair = &channel.queue_pair;
+    fn poll(&mut self, connection: &Connection) {
+        let queue_pair = &connection.queue_pair;
         let completions = if self.sends { queue_pair.send_cq() } else { queue_pair.recv_cq() };
         loop {
             match completions.poll() {
@@ -263,13 +259,13 @@ impl Partitions {
         if self.sends {
             return;
         }
-        // The gate has none.
+        // The gate has no immediate data.
         let Some(index) = completion.immediate else { return };
         match self.done.get_mut(index as usize) {
             Some(arrived) if !*arrived => {
                 *arrived = true;
-                if let Some(marks) = &self.marks {
-                    marks.mark(index as usize);
+                if let Some(flags) = &self.flags {
+                    flags.set(index as usize);
                 }
             }
             _ => {
@@ -282,4 +278,86 @@ impl Partitions {
 
 fn not_matched() -> Failure {
     Failure::new(Class::Request, "the request has not matched: its sides differ, or one could not be made")
+}
+
+/// The words before the flags: the number of partitions, and the number of the round.
+const HEAD: usize = 2;
+const ROUND: usize = 1;
+
+/// The partition flags of a request, in pinned memory that kernels write and read: `struct gdsync_mpix_marks` of `mpi-acx.h`. A
+/// partition's flag is set if its word has the number of the round: kernels flag ready partitions, the library arrived ones.
+#[derive(Debug)]
+pub(crate) struct PartitionFlags {
+    memory: PinnedMemory,
+    words: Vec<Word32>,
+}
+
+impl PartitionFlags {
+    /// The flags before the first round.
+    ///
+    /// # Errors
+    /// [`Class::Memory`].
+    pub(crate) fn new(partitions: u32) -> Result<Self, Failure> {
+        let number = HEAD + partitions as usize;
+        let failed = |error: String| Failure::new(Class::Memory, format!("{number} words of marks: {error}"));
+        let memory =
+            PinnedMemory::allocate(number * size_of::<u32>()).map_err(|error| failed(error.to_string()))?;
+        let word = |index| Word32::new(&memory, index * size_of::<u32>());
+        let words: Vec<_> =
+            (0..number).map(word).collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
+        words[0].store(partitions);
+        Ok(PartitionFlags { memory, words })
+    }
+
+    /// The address for kernels of the current context's GPU, or for the CPU if no context is current.
+    ///
+    /// # Errors
+    /// [`Class::Memory`] if the GPU cannot reach the memory.
+    pub(crate) fn address(&self) -> Result<u64, Failure> {
+        let mut ordinal = 0;
+        let has_context = cuda::device_count().is_ok_and(|count| count > 0) && {
+            // SAFETY: the driver is initialised (`device_count`); `ordinal` is valid for a write.
+            unsafe { sys::cuCtxGetDevice(&mut ordinal) == sys::CUresult::CUDA_SUCCESS }
+        };
+        if !has_context {
+            return Ok(self.memory.addr().get());
+        }
+        let context = memory::context(u32::try_from(ordinal).unwrap_or(0))?;
+        cuda::pin(&context, &self.memory).map_err(|error| Failure::new(Class::Memory, error))
+    }
+
+    /// Begins a round, in which no flag is set.
+    pub(crate) fn next_round(&self) {
+        let round = self.words[ROUND].load().wrapping_add(1);
+        self.words[HEAD..].iter().for_each(|flag| flag.store(round.wrapping_sub(1)));
+        self.words[ROUND].store(round);
+    }
+
+    /// Sets a partition's flag. Earlier writes are visible to a reader that sees it.
+    pub(crate) fn set(&self, index: usize) {
+        self.words[HEAD + index].store(self.words[ROUND].load());
+    }
+
+    pub(crate) fn is_set(&self, index: usize) -> bool {
+        self.words[HEAD + index].load() == self.words[ROUND].load()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_set_in_one_round() {
+        let flags = PartitionFlags::new(3).unwrap();
+        flags.next_round();
+        flags.set(1);
+        assert_eq!([0, 1, 2].map(|index| flags.is_set(index)), [false, true, false]);
+        flags.words[ROUND].store(u32::MAX);
+        flags.set(2);
+        assert!(flags.is_set(2));
+        flags.next_round();
+        assert_eq!([0, 1, 2].map(|index| flags.is_set(index)), [false; 3], "the numbers wrap");
+        assert_eq!(flags.words[0].load(), 3);
+    }
 }

@@ -1,94 +1,101 @@
-//! A request: its plan, its legs, and, once it is matched, its work.
+//! A request: what the program asks for, its peers, and, once it is matched, its work.
 
-use crate::channel::Channel;
-use crate::collective::{Chain, Side};
+use crate::collective::{Collective, Reduction, barrier};
+use crate::connection::{ClearToSend, Connection, ConnectionInfo, INFO_BYTES, Peer, Side, read};
 use crate::device::{Domain, domain};
 use crate::error::{Class, Failure};
 use crate::link::Link;
-use crate::memory::{self, Region};
-use crate::offer::{OFFER, Offer, read};
-use crate::partitions::{Partitions, Route};
-use crate::parts::{Parts, Readiness};
-use crate::plan::Plan;
-use crate::progress;
-use crate::stream::PROBE_AFTER;
+use crate::memory::{self, Buffer, Region};
+use crate::partitions::{Layout, Partitions, Route};
+use crate::persistent::{PersistentGroup, fragment_count};
+use crate::stream::{PROBE_INTERVAL, progress_matches};
 use gdsync::qp::CardWord;
 use gdsync::{Access, MemoryRegion};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::ptr;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
-/// Starts that a queue pair has room for, at least.
+/// Starts for which a queue pair has room, at least.
 const DEPTH: u64 = 32;
-/// How long a queue pair stays after its request was freed: a peer whose acknowledgement was lost sends again.
-const GRACE: Duration = Duration::from_secs(2);
+/// Outstanding messages of a link, at most; half the depth of its queue pair.
+const LINK_DEPTH: u64 = 128;
 
-/// A message of a round, or, of a collective, a comparison. Of a transfer, C knows the peer.
-#[derive(Debug)]
-pub(crate) struct Leg {
-    pub(crate) side: Side,
-    channel: Option<Channel>,
-    /// Of a transfer's sending side, where the card waits for words.
-    word: Option<CardWord>,
-    /// How often the transfer was started.
-    starts: u64,
-    theirs: Option<Offer>,
+/// The kind of a request, with its arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RequestKind {
+    Transfer { sends: bool, buffer: Buffer },
+    Partitioned { sends: bool, buffer: Buffer, layout: Layout },
+    Link { sends: bool },
+    Barrier { rank: u32, size: u32 },
+    Allreduce { reduction: Reduction, rank: u32, size: u32 },
 }
 
-impl Leg {
-    pub(crate) fn count_start(&mut self) {
-        self.starts += 1;
+impl RequestKind {
+    /// This rank's side of each message.
+    fn sides(&self) -> Vec<Side> {
+        match *self {
+            RequestKind::Transfer { sends, .. }
+            | RequestKind::Partitioned { sends, .. }
+            | RequestKind::Link { sends } => vec![Side { rank: 0, sends, has_queue_pair: true }],
+            RequestKind::Barrier { rank, size } => barrier(rank, size).sides(),
+            RequestKind::Allreduce { reduction, rank, size } => reduction.sides(rank, size),
+        }
     }
 
-    /// Has the card ask whether the other side is there. A send that is held back goes; if its receive is not there, the
-    /// card repeats it. (Where the card waits for the list, the receive may be there too early for that: another queue
-    /// pair asks.)
-    fn probe(&mut self) {
-        if self.theirs.is_none() {
-            return;
-        }
-        match (&self.word, &mut self.channel) {
-            (_, Some(channel)) if channel.waits() => channel.probe(),
-            (Some(word), _) => {
-                if let Err(error) = word.raise(self.starts) {
-                    tracing::warn!(%error, "a send that is held back stays so");
-                }
+    fn shape(&self) -> String {
+        match self {
+            RequestKind::Transfer { .. } => "transfer".to_owned(),
+            RequestKind::Link { .. } => "link".to_owned(),
+            RequestKind::Partitioned { layout, .. } => {
+                format!("partitions-{}-of-{}-bytes", layout.partitions, layout.bytes)
             }
-            (None, Some(channel)) if !self.side.sends => channel.probe(),
-            _ => {}
+            RequestKind::Barrier { size, .. } => format!("barrier-of-{size}"),
+            RequestKind::Allreduce { reduction, size, .. } => {
+                let Reduction { target, element, operation, .. } = reduction;
+                format!("{operation}-of-{}-bytes-of-{element}-among-{size}", target.bytes)
+            }
         }
     }
 
-    fn readiness(&self) -> Readiness {
-        let theirs = self.theirs.as_ref().map(|theirs| theirs.memory).filter(|memory| memory.len > 0);
-        match (&self.word, theirs) {
-            (Some(word), _) => Readiness::Word(word.clone()),
-            (None, Some(theirs)) => Readiness::Remote(theirs),
-            (None, None) => Readiness::Unknown,
+    fn bytes(&self) -> u64 {
+        match self {
+            RequestKind::Transfer { buffer, .. } | RequestKind::Partitioned { buffer, .. } => {
+                buffer.bytes as u64
+            }
+            RequestKind::Link { .. } | RequestKind::Barrier { .. } => 0,
+            RequestKind::Allreduce { reduction, .. } => reduction.target.bytes as u64,
+        }
+    }
+
+    /// Work requests of a start on each queue pair.
+    fn work_requests(&self, fragment_bytes: u64) -> u64 {
+        match self {
+            RequestKind::Transfer { buffer, .. } => fragment_count(buffer.bytes as u64, fragment_bytes),
+            RequestKind::Partitioned { layout, .. } => layout.work_requests(fragment_bytes),
+            RequestKind::Link { .. } => LINK_DEPTH,
+            // Each send is waited for before the next one, and receives are started one round ahead.
+            RequestKind::Barrier { .. } | RequestKind::Allreduce { .. } => 2,
         }
     }
 }
 
-/// The work of a matched request.
 #[derive(Debug)]
 pub(crate) enum Work {
-    Transfer(Parts),
-    Collective(Box<Chain>),
-    /// From the start on: a round may start before its sides have met.
+    Transfer(PersistentGroup),
+    Collective(Box<Collective>),
+    /// Present before the match, too: a round may start before its sides are matched.
     Partitioned(Partitions),
-    /// The same of a link, and its messages.
+    /// Present before the match, too.
     Link(Link),
 }
 
 impl Work {
-    fn outcome(&mut self, channel: Option<&Channel>) -> Option<Result<u64, Failure>> {
+    fn outcome(&mut self, connection: Option<&Connection>) -> Option<Result<u64, Failure>> {
         match self {
-            Work::Transfer(parts) => parts.outcome(),
-            Work::Collective(chain) => chain.outcome(),
-            Work::Partitioned(partitions) => partitions.outcome(channel),
+            Work::Transfer(group) => group.outcome(),
+            Work::Collective(collective) => collective.outcome(),
+            Work::Partitioned(partitions) => partitions.outcome(connection),
             Work::Link(link) => link.is_idle().then_some(Ok(0)),
         }
     }
@@ -96,183 +103,212 @@ impl Work {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) legs: Vec<Leg>,
+    pub(crate) peers: Vec<Peer>,
     region: Region,
     pub(crate) work: Option<Work>,
-    /// The queue on which it was started, until that waits for it or the CPU has completed it.
+    /// The queue on which the request was started, until that waits for it or the CPU has completed it.
     pub(crate) started_on: Option<usize>,
 }
 
-/// A request of the program.
+impl State {
+    /// Returns whether a queue can start the request, or why not.
+    pub(crate) fn check_startable(&self) -> Result<(), &'static str> {
+        match self.work {
+            None => Err("is not matched: match it before it is started"),
+            Some(Work::Partitioned(_)) => Err("is partitioned, which the CPU starts"),
+            Some(Work::Link(_)) => Err("is a link, whose messages are enqueued"),
+            Some(Work::Transfer(_) | Work::Collective(_)) if self.started_on.is_some() => {
+                Err("is started already: enqueue a wait for it, or wait for it, before")
+            }
+            Some(Work::Transfer(_) | Work::Collective(_)) => Ok(()),
+        }
+    }
+
+    /// Ends the use of the program's memory, once the work has ended.
+    pub(crate) fn release_memory(&mut self) {
+        (self.work, self.region) = (None, Region::Empty);
+    }
+
+    fn peer(&mut self, index: usize) -> Result<&mut Peer, Failure> {
+        let peers = self.peers.len();
+        let text = || format!("the request has {peers} legs, and none with the index {index}");
+        self.peers.get_mut(index).ok_or_else(|| Failure::new(Class::Argument, text()))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Request {
-    plan: Plan,
+    kind: RequestKind,
     pub(crate) state: Mutex<State>,
 }
 
 impl Request {
-    /// A request of which nothing is registered or made yet.
+    /// A request for which nothing is registered or made yet.
     ///
     /// # Safety
-    /// The memory of the plan's buffers stays where it is until the request is freed and its work has ended. The
-    /// program uses it between a start and the end of that only as MPI allows.
-    pub(crate) unsafe fn new(plan: Plan) -> Self {
-        let leg = |side| Leg { side, channel: None, word: None, starts: 0, theirs: None };
-        let legs = plan.sides().into_iter().map(leg).collect();
-        let work = match plan {
-            Plan::Partitioned { sends, layout, .. } => {
+    /// The memory of the buffers stays where it is until the request is freed and its work has ended. Between a start and its
+    /// end the program uses it only as MPI allows.
+    pub(crate) unsafe fn new(kind: RequestKind) -> Self {
+        let peers = kind.sides().into_iter().map(Peer::new).collect();
+        let work = match kind {
+            RequestKind::Partitioned { sends, layout, .. } => {
                 Some(Work::Partitioned(Partitions::new(sends, layout)))
             }
-            Plan::Link { sends } => Some(Work::Link(Link::new(sends))),
+            RequestKind::Link { sends } => Some(Work::Link(Link::new(sends))),
             _ => None,
         };
-        let state = State { legs, region: Region::Empty, work, started_on: None };
-        Request { plan, state: Mutex::new(state) }
+        let state = State { peers, region: Region::Empty, work, started_on: None };
+        Request { kind, state: Mutex::new(state) }
     }
 
-    /// Makes this side of a leg, and says what the other side is sent.
-    pub(crate) fn offer(&self, index: usize) -> Result<Offer, Failure> {
+    /// Makes this side of the connection with a peer. Returns what the peer needs to connect.
+    pub(crate) fn connection_info(&self, index: usize) -> Result<ConnectionInfo, Failure> {
         let domain = domain()?;
         let state = &mut *self.state.lock();
         if index == 0 {
             self.register(domain, state)?;
         }
-        let depth = DEPTH.max(2 * self.plan.work_requests(domain.part));
-        let leg = leg(state, index)?;
-        let (mut endpoint, mut life) = (None, None);
-        if leg.side.carries {
-            let waits = domain.starts_by_word && matches!(self.plan, Plan::Transfer { .. });
+        let depth = DEPTH.max(2 * self.kind.work_requests(domain.fragment_bytes));
+        let peer = state.peer(index)?;
+        let (mut endpoint, mut probe_endpoint) = (None, None);
+        if peer.side.has_queue_pair {
+            let card_waits = domain.starts_by_word && matches!(self.kind, RequestKind::Transfer { .. });
             let depth = u32::try_from(depth).unwrap_or(u32::MAX);
-            let channel = Channel::new(domain, leg.side.sends, depth, waits)?;
-            let most = channel.queue_pair.max_message();
-            if domain.part > most {
+            let connection = Connection::new(domain, peer.side.sends, depth, card_waits)?;
+            let most = connection.queue_pair.max_message();
+            if domain.fragment_bytes > most {
                 let text = format!(
                     "GDSYNC_MPI_PART_BYTES is {}, and the card's messages have at most {most}",
-                    domain.part
+                    domain.fragment_bytes
                 );
                 return Err(Failure::new(Class::Argument, text));
             }
-            let (own, probed) = channel.endpoints()?;
-            (endpoint, life) = (Some(own), probed);
-            leg.channel = Some(channel);
+            let (own, probe) = connection.endpoints()?;
+            (endpoint, probe_endpoint) = (Some(own), probe);
+            peer.connection = Some(connection);
         }
-        if matches!(self.plan, Plan::Transfer { sends: true, .. }) && domain.holds_sends {
-            let region = MemoryRegion::allocate(
-                &domain.pd,
-                size_of::<u64>(),
-                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
-            )?;
-            leg.word = Some(CardWord::in_region(&region, 0)?);
+        if matches!(self.kind, RequestKind::Transfer { sends: true, .. }) && domain.holds_sends {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let region = MemoryRegion::allocate(&domain.pd, size_of::<u64>(), access)?;
+            peer.clear_to_send = Some(CardWord::in_region(&region, 0)?);
         }
-        let word = leg.word.as_ref().map(CardWord::remote);
-        let (shape, bytes) = (self.plan.shape(), self.plan.bytes());
-        let memory = match self.plan {
-            Plan::Partitioned { sends: false, .. } => state.region.remote(),
+        let word = peer.clear_to_send.as_ref().map(CardWord::remote);
+        let writable = match self.kind {
+            RequestKind::Partitioned { sends: false, .. } => state.region.remote(),
             _ => word.unwrap_or_else(|| Region::Empty.remote()),
         };
-        let provider = domain.provider().to_owned();
-        Ok(Offer { shape, bytes, part: domain.part, provider, endpoint, memory, life })
+        Ok(ConnectionInfo {
+            shape: self.kind.shape(),
+            bytes: self.kind.bytes(),
+            fragment_bytes: domain.fragment_bytes,
+            provider: domain.provider().to_owned(),
+            endpoint,
+            writable,
+            probe_endpoint,
+        })
     }
 
     fn register(&self, domain: &Domain, state: &mut State) -> Result<(), Failure> {
-        match self.plan {
-            Plan::Transfer { sends, buffer } => {
-                let access = if sends { Access::empty() } else { Access::LOCAL_WRITE };
-                // SAFETY: the promise of `new`.
-                state.region = unsafe { Region::register(&domain.pd, buffer, access) }?;
-                Ok(())
-            }
-            Plan::Partitioned { sends, buffer, .. } => {
-                let access = if sends { Access::empty() } else { Access::LOCAL_WRITE | Access::REMOTE_WRITE };
-                // SAFETY: the promise of `new`.
-                state.region = unsafe { Region::register(&domain.pd, buffer, access) }?;
-                Ok(())
-            }
-            Plan::Link { .. } | Plan::Barrier { .. } => Ok(()),
-            Plan::Allreduce { reduction, .. } => {
+        let (buffer, access) = match self.kind {
+            RequestKind::Transfer { sends: true, buffer }
+            | RequestKind::Partitioned { sends: true, buffer, .. } => (buffer, Access::empty()),
+            RequestKind::Transfer { buffer, .. } => (buffer, Access::LOCAL_WRITE),
+            RequestKind::Partitioned { buffer, .. } => (buffer, Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+            RequestKind::Link { .. } | RequestKind::Barrier { .. } => return Ok(()),
+            RequestKind::Allreduce { reduction, .. } => {
                 let mut buffers = reduction.source.into_iter().chain([reduction.target]);
-                buffers.try_for_each(|buffer| memory::gpu_of(buffer.address).map(drop))
+                return buffers.try_for_each(|buffer| memory::gpu_of(buffer.address).map(drop));
             }
-        }
+        };
+        // SAFETY: the caller of `new` keeps the memory in place.
+        state.region = unsafe { Region::register(&domain.pd, buffer, access) }?;
+        Ok(())
     }
 
-    /// Takes the other side's offer for a leg, and connects the leg.
-    pub(crate) fn answer(&self, index: usize, line: &[u8; OFFER]) -> Result<(), Failure> {
-        let (domain, theirs) = (domain()?, read(line)?);
+    /// Compares this side with a peer's, and connects them.
+    pub(crate) fn connect(&self, index: usize, line: &[u8; INFO_BYTES]) -> Result<(), Failure> {
+        let (domain, remote) = (domain()?, read(line)?);
         let state = &mut *self.state.lock();
-        let leg = leg(state, index)?;
-        let (shape, own) = (self.plan.shape(), self.plan.bytes());
-        if theirs.shape != shape {
-            let text = format!("this rank has {shape}, and the peer {}: all ranks do the same", theirs.shape);
+        let peer = state.peer(index)?;
+        let (shape, own) = (self.kind.shape(), self.kind.bytes());
+        if remote.shape != shape {
+            let text = format!("this rank has {shape}, and the peer {}: all ranks do the same", remote.shape);
             return Err(Failure::new(Class::Argument, text));
         }
-        if theirs.part != domain.part {
+        if remote.fragment_bytes != domain.fragment_bytes {
             let text = format!(
                 "GDSYNC_MPI_PART_BYTES is {}, and the peer's {}: set it alike for all ranks",
-                domain.part, theirs.part
+                domain.fragment_bytes, remote.fragment_bytes
             );
             return Err(Failure::new(Class::Other, text));
         }
-        let (message, capacity) = if leg.side.sends { (own, theirs.bytes) } else { (theirs.bytes, own) };
+        let (message, capacity) = if peer.side.sends { (own, remote.bytes) } else { (remote.bytes, own) };
         if message > capacity {
             let text = format!("the message has {message} bytes, and the receive {capacity}");
             return Err(Failure::new(Class::Truncate, text));
         }
-        if leg.side.carries {
-            leg.channel.as_ref().ok_or_else(not_made)?.connect(domain, &theirs)?;
+        if peer.side.has_queue_pair {
+            peer.connection.as_ref().ok_or_else(not_matched)?.connect(domain, &remote)?;
         }
-        leg.theirs = Some(theirs);
+        peer.remote = Some(remote);
         Ok(())
     }
 
-    /// All legs are connected: makes the work. Returns the bytes of a transfer's message.
-    pub(crate) fn matched(&self) -> Result<u64, Failure> {
+    /// Makes the work, once all peers are connected. Returns the length of a transfer's message.
+    pub(crate) fn complete_match(&self) -> Result<u64, Failure> {
         let domain = domain()?;
         let state = &mut *self.state.lock();
-        if !state.legs.iter().all(|leg| leg.theirs.is_some()) {
-            return Err(not_made());
+        if !state.peers.iter().all(|peer| peer.remote.is_some()) {
+            return Err(not_matched());
         }
-        let channels = state.legs.iter().filter_map(|leg| Some((leg.side, leg.channel.as_ref()?)));
-        let channels: Vec<_> = channels.collect();
+        let connections = state.peers.iter().filter_map(|peer| Some((peer.side, peer.connection.as_ref()?)));
+        let connections: Vec<_> = connections.collect();
         let mut message = 0;
-        state.work = Some(match self.plan {
-            Plan::Transfer { sends, buffer } => {
-                let theirs = state.legs.first().and_then(|leg| leg.theirs.as_ref());
-                let readiness = state.legs.first().map_or(Readiness::Unknown, Leg::readiness);
-                let (Some(theirs), Some((_, channel))) = (theirs, channels.first()) else {
-                    return Err(not_made());
+        state.work = Some(match self.kind {
+            RequestKind::Transfer { sends, buffer } => {
+                let remote = state.peers.first().and_then(|peer| peer.remote.as_ref());
+                let clear = state.peers.first().map_or(ClearToSend::Unused, Peer::clear_to_send);
+                let (Some(remote), Some((_, connection))) = (remote, connections.first()) else {
+                    return Err(not_matched());
                 };
                 let own = buffer.bytes as u64;
-                message = if sends { own } else { theirs.bytes };
-                let how = (sends, &readiness);
-                Work::Transfer(Parts::of_message(channel, how, &state.region, (message, own), domain.part)?)
+                message = if sends { own } else { remote.bytes };
+                let (side, lengths) = ((sends, &clear), (message, own));
+                let group = PersistentGroup::of_message(
+                    connection,
+                    side,
+                    &state.region,
+                    lengths,
+                    domain.fragment_bytes,
+                );
+                Work::Transfer(group?)
             }
-            Plan::Partitioned { buffer, .. } => {
-                let route = route(&state.legs, &state.region, domain.part);
+            RequestKind::Partitioned { buffer, .. } => {
+                let route = route(&state.peers, &state.region, domain.fragment_bytes);
                 let (Some(Work::Partitioned(partitions)), Some(route)) = (&mut state.work, route) else {
-                    return Err(not_made());
+                    return Err(not_matched());
                 };
                 partitions.open(route)?;
                 return Ok(buffer.bytes as u64);
             }
-            // Its messages find the other side.
-            Plan::Link { .. } => return Ok(0),
-            Plan::Barrier { rank, size } => {
-                Work::Collective(Box::new(Chain::barrier(&channels, (rank, size))?))
+            RequestKind::Link { .. } => return Ok(0),
+            RequestKind::Barrier { rank, size } => {
+                Work::Collective(Box::new(Collective::barrier(&connections, (rank, size))?))
             }
-            Plan::Allreduce { reduction, rank, size } => {
-                // SAFETY: the promise of `new`.
-                let chain = unsafe { Chain::allreduce(&domain.pd, reduction, &channels, (rank, size)) };
-                Work::Collective(Box::new(chain?))
+            RequestKind::Allreduce { reduction, rank, size } => {
+                // SAFETY: the caller of `new` keeps the memory in place.
+                let made =
+                    unsafe { Collective::allreduce(&domain.pd, reduction, &connections, (rank, size)) };
+                Work::Collective(Box::new(made?))
             }
         });
         Ok(message)
     }
 
-    /// Matching has failed: ends what is connected, and what waits for the match.
-    pub(crate) fn abandon(&self) {
+    /// Ends what is connected and what waits for the match, after matching has failed.
+    pub(crate) fn abandon_match(&self) {
         let state = &mut *self.state.lock();
-        abort(&state.legs);
+        abort(&state.peers);
         match &mut state.work {
             Some(Work::Partitioned(partitions)) => partitions.give_up(),
             Some(Work::Link(link)) => link.give_up(),
@@ -280,92 +316,94 @@ impl Request {
         }
     }
 
-    /// Does something with a link; with its channel, once its sides have met.
+    /// Calls a function with the link, and with its connection once its sides are matched.
     pub(crate) fn with_link<R>(
         &self,
-        act: impl FnOnce(&mut Link, Option<&mut Channel>) -> R,
+        act: impl FnOnce(&mut Link, Option<&mut Connection>) -> R,
     ) -> Result<R, Failure> {
-        let State { legs, work, .. } = &mut *self.state.lock();
-        let leg = legs.first_mut().filter(|leg| leg.theirs.is_some());
-        let channel = leg.and_then(|leg| leg.channel.as_mut());
+        let State { peers, work, .. } = &mut *self.state.lock();
+        let peer = peers.first_mut().filter(|peer| peer.remote.is_some());
+        let connection = peer.and_then(|peer| peer.connection.as_mut());
         match work {
-            Some(Work::Link(link)) => Ok(act(link, channel)),
+            Some(Work::Link(link)) => Ok(act(link, connection)),
             _ => Err(Failure::new(Class::Request, "the request is not a link")),
         }
     }
 
-    /// Ends all work of the card for it.
+    /// Ends all work of the card for the request.
     pub(crate) fn abort(&self) {
-        abort(&self.state.lock().legs);
+        abort(&self.state.lock().peers);
     }
 
-    /// Does something with the rounds of a partitioned request; with the other side, once that is known.
+    /// Calls a function with the partitions, and with the other side once that is known.
     pub(crate) fn with_partitions<R>(
         &self,
         act: impl FnOnce(&mut Partitions, Option<Route<'_>>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         let domain = domain()?;
         let state = &mut *self.state.lock();
-        let route = route(&state.legs, &state.region, domain.part);
+        let route = route(&state.peers, &state.region, domain.fragment_bytes);
         match &mut state.work {
             Some(Work::Partitioned(partitions)) => act(partitions, route),
             _ => Err(Failure::new(Class::Request, "the request is not partitioned")),
         }
     }
 
-    /// The address of a partitioned request's marks, which the thread that calls MPI looks at from then on.
+    /// Returns the address of a partitioned request's flags, which the thread that calls MPI polls from then on.
     ///
     /// # Errors
-    /// [`Class::Unsupported`] where a kernel that sees a mark might not see the partition.
-    pub(crate) fn marks(self: &Arc<Self>) -> Result<u64, Failure> {
-        if let Plan::Partitioned { sends: false, buffer, .. } = self.plan {
+    /// [`Class::Unsupported`] where a kernel that sees a flag might not see the partition.
+    pub(crate) fn partition_flags(self: &Arc<Self>) -> Result<u64, Failure> {
+        if let RequestKind::Partitioned { sends: false, buffer, .. } = self.kind {
             memory::check_order(buffer.address)?;
         }
-        let address = self.with_partitions(|partitions, _| partitions.marks()?.address())?;
-        let mut marked = MARKED.lock();
-        marked.retain(|known| known.strong_count() > 0 && !ptr::eq(known.as_ptr(), Arc::as_ptr(self)));
-        marked.push(Arc::downgrade(self));
+        let address = self.with_partitions(|partitions, _| partitions.flags()?.address())?;
+        let mut polled = POLLED.lock();
+        polled.retain(|known| known.strong_count() > 0 && !ptr::eq(known.as_ptr(), Arc::as_ptr(self)));
+        polled.push(Arc::downgrade(self));
         Ok(address)
     }
 
-    /// Looks whether it has completed, and ends its channels where it has failed and the other ranks would not learn of it
-    /// otherwise: those of a collective, and what asks for probes' sake alone.
+    /// Returns the bytes received, or the failure, if the request has completed.
+    ///
+    /// After a failure it ends the connections whose other side would not learn of it: a collective's, and those with a probe
+    /// queue pair.
     pub(crate) fn outcome(&self) -> Option<Result<u64, Failure>> {
         let state = &mut *self.state.lock();
-        let channel = state.legs.first().and_then(|leg| leg.channel.as_ref());
-        let outcome = state.work.as_mut().map_or(Some(Ok(0)), |work| work.outcome(channel));
+        let connection = state.peers.first().and_then(|peer| peer.connection.as_ref());
+        let outcome = state.work.as_mut().map_or(Some(Ok(0)), |work| work.outcome(connection));
         if matches!(outcome, Some(Err(_))) {
             match state.work {
-                Some(Work::Collective(_)) => abort(&state.legs),
-                _ => state.legs.iter().filter_map(|leg| leg.channel.as_ref()).for_each(Channel::end_together),
+                Some(Work::Collective(_)) => abort(&state.peers),
+                _ => connections(&state.peers).for_each(Connection::end_together),
             }
         }
         outcome
     }
 
-    /// Waits on the CPU until it has completed. Returns the bytes received.
+    /// Waits on the CPU until the request has completed. Returns the bytes received.
     pub(crate) fn wait(&self) -> Result<u64, Failure> {
-        let (mut pause, mut probe_at) = (Pause::new(), PROBE_AFTER);
+        let (mut pause, mut probe_at) = (Pause::new(), PROBE_INTERVAL);
         loop {
             if let Some(outcome) = self.outcome() {
                 self.state.lock().started_on = None;
                 return outcome;
             }
-            progress::go_on();
+            progress_matches();
             if pause.elapsed() >= probe_at {
-                probe_at += PROBE_AFTER;
+                probe_at += PROBE_INTERVAL;
                 self.probe();
             }
             pause.pause();
         }
     }
 
-    /// Has the card ask whether the peers that it waits for are there.
+    /// Probes the peers for which the request waits.
     pub(crate) fn probe(&self) {
         if let Some(mut state) = self.state.try_lock() {
-            probe(&mut state.legs);
-            if let Some(Work::Collective(chain)) = &state.work
-                && let Err(error) = chain.look()
+            probe(&mut state.peers);
+            if let Some(Work::Collective(collective)) = &state.work
+                && let Err(error) = collective.is_idle()
             {
                 tracing::debug!(%error, "the stream of a collective has failed");
             }
@@ -373,59 +411,38 @@ impl Request {
     }
 }
 
-/// As [`Request::probe`].
-pub(crate) fn probe(legs: &mut [Leg]) {
-    legs.iter_mut().for_each(Leg::probe);
+pub(crate) fn probe(peers: &mut [Peer]) {
+    peers.iter_mut().for_each(Peer::probe);
 }
 
-/// Ends all work of the legs: what a stream waits for ends with an error, here and, after their retries, at the peers.
-pub(crate) fn abort(legs: &[Leg]) {
-    legs.iter().filter_map(|leg| leg.channel.as_ref()).for_each(Channel::abort);
+fn connections(peers: &[Peer]) -> impl Iterator<Item = &Connection> {
+    peers.iter().filter_map(|peer| peer.connection.as_ref())
 }
 
-/// Partitioned requests that have marks.
-static MARKED: Mutex<Vec<Weak<Request>>> = Mutex::new(Vec::new());
+/// Ends all work with the peers: what a stream waits for ends with an error, here and, after their retries, at the peers.
+pub(crate) fn abort(peers: &[Peer]) {
+    connections(peers).for_each(Connection::abort);
+}
 
-/// Looks at the marks of all requests. Returns how many rounds go on.
-pub(crate) fn look_at_marks() -> usize {
-    let marked: Vec<_> = MARKED.lock().iter().filter_map(Weak::upgrade).collect();
-    let looked = |request: &&Arc<Request>| {
-        request.with_partitions(|partitions, route| Ok(partitions.look(route))).unwrap_or(false)
+/// Partitioned requests whose flags are polled.
+static POLLED: Mutex<Vec<Weak<Request>>> = Mutex::new(Vec::new());
+
+/// Polls the flags of all partitioned requests. Returns the number of incomplete rounds.
+pub(crate) fn poll_partition_flags() -> usize {
+    let polled: Vec<_> = POLLED.lock().iter().filter_map(Weak::upgrade).collect();
+    let is_incomplete = |request: &&Arc<Request>| {
+        request.with_partitions(|partitions, route| Ok(partitions.progress(route))).unwrap_or(false)
     };
-    marked.iter().filter(looked).count()
+    polled.iter().filter(is_incomplete).count()
 }
 
-/// How the card gets to the other side of a partitioned request, once that is known.
-fn route<'a>(legs: &'a [Leg], region: &'a Region, part: u64) -> Option<Route<'a>> {
-    let leg = legs.first()?;
-    let (channel, remote) = (leg.channel.as_ref()?, leg.theirs.as_ref()?.memory);
-    Some(Route { channel, region, remote, part })
+/// Returns the other side of a partitioned request, once that is known.
+fn route<'a>(peers: &'a [Peer], region: &'a Region, fragment_bytes: u64) -> Option<Route<'a>> {
+    let peer = peers.first()?;
+    let (connection, remote) = (peer.connection.as_ref()?, peer.remote.as_ref()?.writable);
+    Some(Route { connection, region, remote, fragment_bytes })
 }
 
-fn leg(state: &mut State, index: usize) -> Result<&mut Leg, Failure> {
-    let legs = state.legs.len();
-    let text = || format!("the request has {legs} legs, and none with the index {index}");
-    state.legs.get_mut(index).ok_or_else(|| Failure::new(Class::Argument, text()))
-}
-
-fn not_made() -> Failure {
+fn not_matched() -> Failure {
     Failure::new(Class::Request, "the request is not matched: match it first")
-}
-
-/// Requests that the program has freed.
-static FREED: Mutex<VecDeque<(Instant, Arc<Request>)>> = Mutex::new(VecDeque::new());
-
-/// Keeps a request until its work has ended, and its queue pairs a while longer. Its memory is the program's again as
-/// soon as its work has ended.
-pub(crate) fn retire(request: Arc<Request>) {
-    let mut freed = FREED.lock();
-    freed.push_back((Instant::now(), request));
-    freed.retain(|(since, request)| {
-        let is_done = request.outcome().is_some();
-        if is_done {
-            let state = &mut *request.state.lock();
-            (state.work, state.region) = (None, Region::Empty);
-        }
-        !is_done || since.elapsed() < GRACE
-    });
 }

@@ -1,25 +1,25 @@
-//! What this rank has done, for the line that `GDSYNC_MPI_STATS=1` prints.
+//! Counts of this rank, for the line that `GDSYNC_MPI_STATS=1` prints.
 
 use gdsync::stream::Posted;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counts, as C reads them.
+/// The counts, as `struct gdsync_mpi_counts` of C.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Requests that were started.
+    /// Started requests.
     pub starts: u64,
-    /// Requests that a stream was made to wait for.
+    /// Requests for which a stream waits.
     pub waits: u64,
     /// Submissions to streams.
     pub batches: u64,
-    /// Memory operations of them.
+    /// Memory operations in the submissions.
     pub operations: u64,
-    /// Pieces of work in the order of a stream that a thread of the CPU does: reductions.
+    /// Reductions that the CPU performs in the order of a stream.
     pub cpu: u64,
     /// Partitions that the card has written.
     pub partitions: u64,
-    /// Messages of links that a stream has posted.
+    /// Messages of links that streams have posted.
     pub by_stream: u64,
     /// Messages of links that the thread has posted.
     pub by_thread: u64,

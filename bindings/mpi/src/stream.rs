@@ -1,34 +1,34 @@
-//! Streams of either kind, and posts that wait for room.
+//! Software and CUDA streams, and posts that wait until there is room.
 
 use crate::error::{Class, Failure};
-use crate::{device, progress, statistics};
+use crate::{device, statistics};
 use gdsync::cudarc::driver::sys::CUstream;
 use gdsync::memop::MemOpStream;
 use gdsync::persistent::{ListError, PersistentError, Request, start_all, start_all_by_trigger, wait_all};
 use gdsync::stream::{PostFailure, Posted, StreamOptions};
 use gdsync::{Batch, CudaStream, QueueError, SoftStream, Stream, Trigger};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long a thread waits at a time, before it does what else there is to do.
-pub(crate) const SLICE: Duration = Duration::from_millis(20);
-/// How long a thread that is ahead of its stream sleeps before it looks for room. Where there is none, the stream has
-/// dozens of starts before it, so it does not run dry meanwhile.
-pub(crate) const AHEAD: Duration = Duration::from_micros(50);
-/// How long a silent peer is waited for before it is probed, and between probes.
-pub(crate) const PROBE_AFTER: Duration = Duration::from_millis(500);
+/// How long a thread waits for a stream before it progresses matches.
+pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
+/// How long a thread sleeps while its stream or queue pair is full. A full one has dozens of starts before it, so it does not run
+/// dry meanwhile.
+pub(crate) const ROOM_POLL: Duration = Duration::from_micros(50);
+/// How long to wait for a silent peer before the first probe, and between probes.
+pub(crate) const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long the end of the program waits for a stream, and again after its work was aborted.
-pub(crate) const LAST: Duration = Duration::from_secs(1);
+/// How long the end of the program waits for a stream, and again after it has aborted the stream's work.
+pub(crate) const FINALIZE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The stream of a queue.
 #[derive(Debug)]
 pub(crate) enum AnyStream {
     Soft(Stream<SoftStream>),
     Cuda(Stream<CudaStream>),
 }
 
-/// Evaluates an expression with the [`Stream`] of an [`AnyStream`], of either kind.
-macro_rules! on {
+/// Evaluates an expression with the [`Stream`] of an [`AnyStream`].
+macro_rules! with_stream {
     ($stream:expr, $each:ident => $value:expr) => {
         match $stream {
             AnyStream::Soft($each) => $value,
@@ -44,18 +44,18 @@ impl AnyStream {
     }
 
     /// # Safety
-    /// The stream is alive, and its context stays as long as the process uses the library. One that `stays` is alive
-    /// until the returned value is dropped: then the driver is asked about it, and no post has to say how far it is.
-    /// Nothing is posted to another one that the program has destroyed.
+    /// The stream is alive, and its context outlives the process's use of the library. If `stays`, the stream is alive until the
+    /// returned value is dropped: the library queries the driver for its progress, and posts need not signal it. Otherwise nothing
+    /// is posted once the program has destroyed the stream.
     pub(crate) unsafe fn cuda(stream: CUstream, stays: bool) -> Result<Self, Failure> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the stream and its context alive.
         let backend = unsafe { CudaStream::from_raw(stream, ()) };
         let backend = backend.map_err(|error| Failure::new(Class::Other, error))?;
         let options = StreamOptions::default().always_signal(!stays).collect_from(device::collect_from()?);
         Ok(AnyStream::Cuda(Stream::with_options(backend, options)?))
     }
 
-    /// The software stream, which alone runs functions of the CPU.
+    /// Returns the software stream; only software streams run functions of the CPU.
     pub(crate) fn soft(&self, what: &str) -> Result<&Stream<SoftStream>, Failure> {
         match self {
             AnyStream::Soft(stream) => Ok(stream),
@@ -73,60 +73,58 @@ impl AnyStream {
         meanwhile: impl FnMut(),
     ) -> Result<(), Failure> {
         match by {
-            None => on!(self, stream => start(stream, list, meanwhile)),
-            Some(trigger) => on!(self, stream => start_by(trigger, stream, list, meanwhile)),
+            None => with_stream!(self, stream => start(stream, list, meanwhile)),
+            Some(trigger) => with_stream!(self, stream => start_by(trigger, stream, list, meanwhile)),
         }
     }
 
     pub(crate) fn wait(&self, list: &mut [&mut dyn Request], meanwhile: impl FnMut()) -> Result<(), Failure> {
-        on!(self, stream => wait(stream, list, meanwhile))
+        with_stream!(self, stream => wait(stream, list, meanwhile))
     }
 
-    /// Posts a batch; as [`post`].
     pub(crate) fn post(&self, batch: Batch, meanwhile: impl FnMut()) -> Result<(), Failure> {
-        on!(self, stream => post(stream, batch, meanwhile))
+        with_stream!(self, stream => post(stream, batch, meanwhile))
     }
 
-    /// Waits until it has performed everything. False if that takes longer.
+    /// Waits until the stream has performed everything. Returns false after the timeout.
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<bool, Failure> {
-        Ok(on!(self, stream => stream.synchronize_timeout(timeout))?)
+        Ok(with_stream!(self, stream => stream.synchronize_timeout(timeout))?)
     }
 
-    /// What it has waited for longest.
     pub(crate) fn oldest_wait(&self) -> Option<String> {
-        on!(self, stream => stream.oldest_wait())
+        with_stream!(self, stream => stream.oldest_wait())
     }
 }
 
-/// Starts a list, and waits for room as long as it takes; `meanwhile` is called every [`PROBE_AFTER`].
+/// Starts a list, retrying until there is room. Calls `meanwhile` every [`PROBE_INTERVAL`].
 pub(crate) fn start<B: MemOpStream>(
     stream: &Stream<B>,
     list: &mut [&mut dyn Request],
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    patiently(|| start_all(list, stream, Duration::ZERO), meanwhile)
+    retry_until_room(|| start_all(list, stream, Duration::ZERO), meanwhile)
 }
 
-/// The same by one write of a trigger's word.
+/// As [`start`], by one write of a trigger's word.
 fn start_by<B: MemOpStream>(
     trigger: &Trigger,
     stream: &Stream<B>,
     list: &mut [&mut dyn Request],
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    patiently(|| start_all_by_trigger(list, stream, trigger, Duration::ZERO), meanwhile)
+    retry_until_room(|| start_all_by_trigger(list, stream, trigger, Duration::ZERO), meanwhile)
 }
 
-/// Has a stream wait for a list; as [`start`].
+/// Makes a stream wait for a list; as [`start`].
 pub(crate) fn wait<B: MemOpStream>(
     stream: &Stream<B>,
     list: &mut [&mut dyn Request],
     meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    patiently(|| wait_all(list, stream, Duration::ZERO), meanwhile)
+    retry_until_room(|| wait_all(list, stream, Duration::ZERO), meanwhile)
 }
 
-/// Posts a batch, and waits for room as long as it takes; as [`start`].
+/// Posts a batch; as [`start`].
 pub(crate) fn post<B: MemOpStream>(
     stream: &Stream<B>,
     batch: Batch,
@@ -139,14 +137,14 @@ pub(crate) fn post<B: MemOpStream>(
             ListError { index: None, source: PersistentError::Post(error.source) }
         })
     };
-    patiently(attempt, meanwhile)
+    retry_until_room(attempt, meanwhile)
 }
 
-fn patiently(
+fn retry_until_room(
     mut post: impl FnMut() -> Result<Posted, ListError>,
     mut meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    let mut probe_at = Instant::now() + PROBE_AFTER;
+    let mut probe_at = Instant::now() + PROBE_INTERVAL;
     loop {
         match post() {
             Ok(posted) => {
@@ -154,10 +152,10 @@ fn patiently(
                 return Ok(());
             }
             Err(error) if is_lack_of_room(&error.source) => {
-                progress::go_on();
-                std::thread::sleep(AHEAD);
+                progress_matches();
+                std::thread::sleep(ROOM_POLL);
                 if Instant::now() >= probe_at {
-                    probe_at += PROBE_AFTER;
+                    probe_at += PROBE_INTERVAL;
                     meanwhile();
                 }
             }
@@ -166,11 +164,27 @@ fn patiently(
     }
 }
 
-/// Waiting may help.
+/// Returns whether a retry may succeed.
 pub(crate) fn is_lack_of_room(error: &PersistentError) -> bool {
     matches!(
         error,
         PersistentError::Queue(QueueError::Full(_))
             | PersistentError::Post(PostFailure::Queue(QueueError::Full(_)) | PostFailure::WouldBlock { .. })
     )
+}
+
+/// The C part's function that progresses matches.
+static MATCHES: OnceLock<extern "C" fn()> = OnceLock::new();
+
+/// Sets what waiting threads call; later calls change nothing. The function may use requests that are neither started nor being
+/// started.
+pub(crate) fn set_match_progress(matches: extern "C" fn()) {
+    let _known = MATCHES.set(matches);
+}
+
+/// Progresses matches while a thread of the program waits.
+pub(crate) fn progress_matches() {
+    if let Some(matches) = MATCHES.get() {
+        matches();
+    }
 }

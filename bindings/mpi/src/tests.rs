@@ -1,13 +1,13 @@
 //! Requests and queues of several ranks in one process, without MPI.
 
 use crate::collective::Reduction;
+use crate::connection::{refusal, to_bytes};
 use crate::error::{Class, Failure};
 use crate::memory::Buffer;
-use crate::offer::{refusal, to_bytes};
 use crate::partitions::Layout;
-use crate::plan::Plan;
 use crate::queue::{self, Queue};
-use crate::request::{Request, abort, look_at_marks, retire};
+use crate::request::RequestKind;
+use crate::request::{Request, abort, poll_partition_flags};
 use crate::stream::AnyStream;
 use gdsync::PinnedMemory;
 use gdsync_notify::collective::{Element, Operation};
@@ -32,27 +32,32 @@ fn buffer(memory: &PinnedMemory) -> Buffer {
     Buffer { address: memory.addr().get() as usize, bytes: memory.len() }
 }
 
-fn request(plan: Plan) -> Arc<Request> {
+fn request(kind: RequestKind) -> Arc<Request> {
     // SAFETY: the tests keep the memory longer than the requests, and use it as they are ordered.
-    Arc::new(unsafe { Request::new(plan) })
+    Arc::new(unsafe { Request::new(kind) })
 }
 
 fn transfer(sends: bool, memory: &PinnedMemory) -> Arc<Request> {
-    request(Plan::Transfer { sends, buffer: buffer(memory) })
+    request(RequestKind::Transfer { sends, buffer: buffer(memory) })
 }
 
 fn queue() -> Arc<Queue> {
     Queue::new(AnyStream::software().unwrap()).unwrap()
 }
 
-/// Has each leg of the ranks' requests meet its other side.
+/// Connects each of the ranks' requests with its peers.
 fn matched(ranks: &[Arc<Request>]) -> Result<(), Failure> {
     let mut lines = Vec::new();
     for (rank, request) in ranks.iter().enumerate() {
-        let legs: Vec<_> =
-            request.state.lock().legs.iter().map(|leg| (leg.side.peer as usize, leg.side.sends)).collect();
-        for (index, (peer, sends)) in legs.into_iter().enumerate() {
-            let line = request.offer(index)?.to_string();
+        let peers: Vec<_> = request
+            .state
+            .lock()
+            .peers
+            .iter()
+            .map(|peer| (peer.side.rank as usize, peer.side.sends))
+            .collect();
+        for (index, (peer, sends)) in peers.into_iter().enumerate() {
+            let line = request.connection_info(index)?.to_string();
             lines.push((rank, index, peer, sends, line));
         }
     }
@@ -61,18 +66,18 @@ fn matched(ranks: &[Arc<Request>]) -> Result<(), Failure> {
             from == peer && to == rank && theirs != sends
         };
         let (.., line) = lines.iter().find(is_other).unwrap();
-        ranks[*rank].answer(*index, &to_bytes(line))?;
+        ranks[*rank].connect(*index, &to_bytes(line))?;
     }
-    ranks.iter().try_for_each(|request| request.matched().map(drop))
+    ranks.iter().try_for_each(|request| request.complete_match().map(drop))
 }
 
-/// The same for a transfer, whose peers are C's to know.
+/// Connects a transfer's sides, whose ranks are not in the request.
 fn pair(send: &Arc<Request>, receive: &Arc<Request>) -> Result<u64, Failure> {
-    let (offer, reply) = (send.offer(0)?, receive.offer(0)?);
-    receive.answer(0, &to_bytes(&offer.to_string()))?;
-    send.answer(0, &to_bytes(&reply.to_string()))?;
-    send.matched()?;
-    receive.matched()
+    let (info, reply) = (send.connection_info(0)?, receive.connection_info(0)?);
+    receive.connect(0, &to_bytes(&info.to_string()))?;
+    send.connect(0, &to_bytes(&reply.to_string()))?;
+    send.complete_match()?;
+    receive.complete_match()
 }
 
 fn started(queue: &Queue, requests: &[&Arc<Request>]) -> Result<(), Failure> {
@@ -95,10 +100,10 @@ fn a_transfer_is_started_many_times() {
     }
     started(&queue, &[&receive, &send]).unwrap();
     assert_eq!((send.wait().unwrap(), receive.wait().unwrap()), (0, 64));
-    // What the CPU has waited for, the stream need not.
+    // The CPU has already waited for the requests.
     queue.enqueue_wait().unwrap();
     queue.synchronize().unwrap();
-    [send, receive].into_iter().for_each(retire);
+    [send, receive].into_iter().for_each(queue::free_request);
 }
 
 #[test]
@@ -111,12 +116,12 @@ fn requests_in_the_wrong_state_are_refused() {
         assert!(failure.text.contains(word), "{failure}");
     };
     refused(&[&send], "request 0 of the list is not matched");
-    assert_eq!(send.matched().unwrap_err().class, Class::Request);
+    assert_eq!(send.complete_match().unwrap_err().class, Class::Request);
     pair(&send, &receive).unwrap();
     refused(&[&receive, &send, &send], "request 2 of the list is in it twice");
     started(&queue, &[&receive, &send]).unwrap();
     refused(&[&receive], "started already");
-    assert_eq!(send.offer(1).unwrap_err().class, Class::Argument);
+    assert_eq!(send.connection_info(1).unwrap_err().class, Class::Argument);
     queue.enqueue_wait().unwrap();
     queue.synchronize().unwrap();
     assert_eq!(content(&target), [1; 8]);
@@ -128,21 +133,23 @@ fn what_does_not_fit_is_refused_on_both_sides() {
     let (send, receive) = (transfer(true, &source), transfer(false, &target));
     let failure = pair(&send, &receive).unwrap_err();
     assert_eq!(failure.class, Class::Truncate);
-    let there = send.answer(0, &to_bytes(&refusal(&failure))).unwrap_err();
+    let there = send.connect(0, &to_bytes(&refusal(&failure))).unwrap_err();
     assert_eq!(there.class, Class::Truncate);
     assert!(there.text.contains("the message has 8 bytes, and the receive 4"), "{there}");
 
-    let barrier = request(Plan::Barrier { rank: 0, size: 2 });
-    let offer = send.offer(0).unwrap();
-    let failure = barrier.offer(0).and_then(|_| barrier.answer(0, &to_bytes(&offer.to_string())));
+    let barrier = request(RequestKind::Barrier { rank: 0, size: 2 });
+    let info = send.connection_info(0).unwrap();
+    let failure = barrier.connection_info(0).and_then(|_| barrier.connect(0, &to_bytes(&info.to_string())));
     assert!(failure.unwrap_err().text.contains("barrier-of-2"));
-    for (part, provider, word) in
-        [(offer.part + 1, "software", "PART_BYTES"), (offer.part, "abacus", "DEVICE")]
+    let length = info.fragment_bytes;
+    for (fragment_bytes, provider, word) in
+        [(length + 1, "software", "PART_BYTES"), (length, "abacus", "DEVICE")]
     {
-        let other = crate::offer::Offer { part, provider: provider.to_owned(), ..offer.clone() };
+        let provider = provider.to_owned();
+        let other = crate::connection::ConnectionInfo { fragment_bytes, provider, ..info.clone() };
         let receive = transfer(false, &source);
-        receive.offer(0).unwrap();
-        let failure = receive.answer(0, &to_bytes(&other.to_string())).unwrap_err();
+        receive.connection_info(0).unwrap();
+        let failure = receive.connect(0, &to_bytes(&other.to_string())).unwrap_err();
         assert!(failure.text.contains(word), "{failure}");
     }
 }
@@ -154,11 +161,11 @@ fn a_transfer_without_its_peer_fails() {
     pair(&send, &receive).unwrap();
     started(&queue, &[&receive]).unwrap();
     queue.enqueue_wait().unwrap();
-    abort(&receive.state.lock().legs);
+    abort(&receive.state.lock().peers);
     let failure = queue.synchronize().unwrap_err();
     assert_eq!(failure.class, Class::Peer);
     assert_eq!(started(&queue, &[&receive]).unwrap_err().class, Class::Peer);
-    // It is reported once.
+    // A failure is reported once.
     queue.synchronize().unwrap();
 }
 
@@ -172,7 +179,7 @@ fn all_reduce(size: u32, numbers: u64) {
             let target = buffer(&outputs[rank as usize]);
             let (element, operation) = (Element::U64, Operation::Sum);
             let reduction = Reduction { source, target, element, operation };
-            request(Plan::Allreduce { reduction, rank, size })
+            request(RequestKind::Allreduce { reduction, rank, size })
         })
         .collect();
     matched(&ranks).unwrap();
@@ -193,14 +200,14 @@ fn all_reduce(size: u32, numbers: u64) {
 #[test]
 fn all_reduces_of_every_size() {
     for size in 1..=9 {
-        // Doubling, and a ring.
+        // By doubling, and by a ring.
         [7, 5000].into_iter().for_each(|numbers| all_reduce(size, numbers));
     }
 }
 
 #[test]
 fn a_barrier_waits_for_all_and_fails_for_all() {
-    let ranks: Vec<_> = (0..3).map(|rank| request(Plan::Barrier { rank, size: 3 })).collect();
+    let ranks: Vec<_> = (0..3).map(|rank| request(RequestKind::Barrier { rank, size: 3 })).collect();
     matched(&ranks).unwrap();
     let queues: Vec<_> = ranks.iter().map(|_| queue()).collect();
     let enter = |rank: usize| {
@@ -215,10 +222,10 @@ fn a_barrier_waits_for_all_and_fails_for_all() {
     enter(2);
     queues.iter().for_each(|queue| queue.synchronize().unwrap());
 
-    // Rank 2 ends in the next round, and nothing else is left in order.
+    // Rank 2 aborts in the next round.
     enter(0);
     enter(1);
-    abort(&ranks[2].state.lock().legs);
+    abort(&ranks[2].state.lock().peers);
     let failures: Vec<_> = std::thread::scope(|scope| {
         let waits: Vec<_> =
             queues[..2].iter().map(|queue| scope.spawn(|| queue.synchronize().unwrap_err())).collect();
@@ -239,7 +246,7 @@ fn a_queue_is_known_until_it_is_freed() {
 
 fn partitioned(sends: bool, memory: &PinnedMemory, partitions: u32) -> Arc<Request> {
     let layout = Layout { partitions, bytes: memory.len() as u64 / u64::from(partitions) };
-    request(Plan::Partitioned { sends, buffer: buffer(memory), layout })
+    request(RequestKind::Partitioned { sends, buffer: buffer(memory), layout })
 }
 
 fn start(request: &Request) -> Result<(), Failure> {
@@ -258,7 +265,7 @@ fn has_arrived(request: &Request, index: i32) -> Result<bool, Failure> {
 fn partitions_arrive_in_any_order_and_not_before_the_receive_starts() {
     let (source, target) = (memory(&[0; 12]), memory(&[9; 12]));
     let (send, receive) = (partitioned(true, &source, 4), partitioned(false, &target, 4));
-    // A round starts before its sides have met.
+    // A round starts before its sides are matched.
     source.write(0, &[1; 12]);
     start(&send).unwrap();
     ready(&send, 2).unwrap();
@@ -269,7 +276,7 @@ fn partitions_arrive_in_any_order_and_not_before_the_receive_starts() {
             start(&send).unwrap();
             ready(&send, 2).unwrap();
         }
-        // The write waits for the gate: the receive still has its last round.
+        // The write waits for the gate: the receive is still in its last round.
         std::thread::yield_now();
         assert_eq!(content(&target), [if round > 1 { round - 1 } else { 9 }; 12]);
         start(&receive).unwrap();
@@ -283,7 +290,7 @@ fn partitions_arrive_in_any_order_and_not_before_the_receive_starts() {
         assert_eq!(content(&target), [round; 12]);
         assert!(has_arrived(&receive, 0).unwrap(), "a round that has ended is complete");
     }
-    [send, receive].into_iter().for_each(retire);
+    [send, receive].into_iter().for_each(queue::free_request);
 }
 
 #[test]
@@ -310,7 +317,7 @@ fn partitions_in_the_wrong_state_are_refused() {
     let (fewer, more) = (partitioned(true, &source, 2), partitioned(false, &target, 4));
     start(&more).unwrap();
     refused(pair(&fewer, &more).map(drop), Class::Argument, "partitions-2-of-4-bytes");
-    more.abandon();
+    more.abandon_match();
     refused(has_arrived(&more, 0).map(drop), Class::Request, "has not matched");
     refused(more.wait().map(drop), Class::Request, "has not matched");
 }
@@ -321,30 +328,33 @@ fn partitions_without_their_peer_fail() {
     let (send, receive) = (partitioned(true, &source, 2), partitioned(false, &target, 2));
     pair(&send, &receive).unwrap();
     start(&receive).unwrap();
-    abort(&receive.state.lock().legs);
+    abort(&receive.state.lock().peers);
     start(&send).unwrap();
     ready(&send, 0).unwrap();
-    // One partition is never ready: the round ends all the same.
+    // The round ends even though one partition is never ready.
     assert_eq!(send.wait().unwrap_err().class, Class::Peer);
     assert_eq!(receive.wait().unwrap_err().class, Class::Peer);
-    // Its queue pair has failed: no other round starts.
+    // The queue pair has failed: no other round starts.
     start(&send).unwrap_err();
     assert_eq!(send.wait().unwrap(), 0);
 }
 
 #[test]
-fn partitions_that_kernels_mark_are_sent() {
+fn partitions_that_kernels_flag_are_sent() {
     let (source, target) = (memory(&[0; 6]), memory(&[9; 6]));
     let (send, receive) = (partitioned(true, &source, 3), partitioned(false, &target, 3));
     pair(&send, &receive).unwrap();
-    // No GPU is here, or none is current: the addresses are the CPU's. They stay.
-    assert_eq!((send.marks().unwrap(), receive.marks().is_ok()), (send.marks().unwrap(), true));
-    let marked = |request: &Request, index| {
-        request.with_partitions(|partitions, _| Ok(partitions.marks()?.is_marked(index))).unwrap_or(false)
+    // Without a current context of a GPU, the addresses are for the CPU. They stay the same.
+    assert_eq!(
+        (send.partition_flags().unwrap(), receive.partition_flags().is_ok()),
+        (send.partition_flags().unwrap(), true)
+    );
+    let flagged = |request: &Request, index| {
+        request.with_partitions(|partitions, _| Ok(partitions.flags()?.is_set(index))).unwrap_or(false)
     };
-    let mark = |index| {
+    let flag = |index| {
         send.with_partitions(|partitions, _| {
-            partitions.marks()?.mark(index);
+            partitions.flags()?.set(index);
             Ok(())
         })
     };
@@ -352,21 +362,21 @@ fn partitions_that_kernels_mark_are_sent() {
         source.write(0, &[round; 6]);
         start(&send).unwrap();
         start(&receive).unwrap();
-        mark(1).unwrap();
-        while !marked(&receive, 1) {
-            assert!(look_at_marks() >= 2, "both rounds go on");
+        flag(1).unwrap();
+        while !flagged(&receive, 1) {
+            assert!(poll_partition_flags() >= 2, "both rounds go on");
         }
-        assert_eq!((content(&target)[2..4].to_vec(), marked(&receive, 0)), (vec![round; 2], false));
-        mark(0).unwrap();
-        // The CPU may mark some, too.
+        assert_eq!((content(&target)[2..4].to_vec(), flagged(&receive, 0)), (vec![round; 2], false));
+        flag(0).unwrap();
+        // The CPU may send partitions, too.
         ready(&send, 2).unwrap();
-        while !(marked(&receive, 0) && marked(&receive, 2)) {
-            look_at_marks();
+        while !(flagged(&receive, 0) && flagged(&receive, 2)) {
+            poll_partition_flags();
         }
         assert_eq!((send.wait().unwrap(), receive.wait().unwrap()), (0, 6));
         assert_eq!(content(&target), [round; 6]);
     }
     let late = partitioned(true, &source, 3);
     start(&late).unwrap();
-    assert_eq!(late.marks().unwrap_err().class, Class::Request);
+    assert_eq!(late.partition_flags().unwrap_err().class, Class::Request);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Semaphores for kernels: words that are stored to (release) and waited for (wait_*). C++ only. From C++11 on with the verbs for
- * kernels, which device_verbs.cuh has by itself, too: for compilers that have no headers of the system.
+  * Semaphores for kernels: words that kernels release and wait for. C++ only. From C++11 on also the verbs for kernels; device_verbs.cuh has them
+  * alone, for compilers without system headers.
  */
 #ifndef GDSYNC_DEVICE_CUH
 #define GDSYNC_DEVICE_CUH
@@ -21,7 +21,7 @@
 
 namespace gdsync {
 
-// Cycles after which a wait gives up: about 2.5 s at 1.7 GHz.
+// Cycles after which a wait times out: about 2.5 s at 1.7 GHz.
 static const clock_t large_timeout = (clock_t)1 << 32;
 
 enum {
@@ -31,7 +31,7 @@ enum {
 
 typedef gds_wait_cond_flag_t wait_cond_t;
 
-// A word of its own, and the value that it gets or is compared with.
+// A semaphore with its own word, and the value to store or to compare with.
 struct sem32 {
     typedef uint32_t T;
     typedef int32_t Tsigned;
@@ -42,7 +42,7 @@ struct sem32 {
 };
 typedef struct sem32 sem32_t;
 
-// A word somewhere else.
+// A semaphore whose word is elsewhere.
 struct isem32 {
     typedef uint32_t T;
     typedef int32_t Tsigned;
@@ -69,7 +69,7 @@ typedef struct isem64 isem64_t;
 
 namespace device {
 
-// Stores the value. What has to be visible before it is the caller's to fence.
+// Stores the value. The caller fences what has to be visible before.
 template <typename S> __device__ inline void release(S &sem) {
     assert(sem.access_once() != NULL);
     *sem.access_once() = sem.value;
@@ -91,14 +91,14 @@ template <typename S> struct neither {
     static __device__ inline bool holds(typename S::T word, typename S::T value) { return (typename S::T) ~(word | value) != 0; }
 };
 
-// Looks until the condition holds: 0, or ERROR_TIMEOUT. clock64, as the 32 bits of clock come round within the time-out.
+// Waits until the condition holds. Returns 0 or ERROR_TIMEOUT. Uses clock64, as the 32 bits of clock wrap within the timeout.
 template <typename C, typename S> __device__ inline int wait_until(S &sem) {
     const long long start = clock64();
     do {
         if (C::holds(*sem.access_once(), sem.value)) {
             return 0;
         }
-        // Nothing that is read after may have been read before.
+        // Later reads must not be performed before this one.
         __threadfence_block();
     } while (clock64() - start < (long long)large_timeout);
     return ERROR_TIMEOUT;
@@ -109,7 +109,7 @@ template <typename S> __device__ inline int wait_geq(S &sem) { return wait_until
 template <typename S> __device__ inline int wait_and(S &sem) { return wait_until<common<S> >(sem); }
 template <typename S> __device__ inline int wait_nor(S &sem) { return wait_until<neither<S> >(sem); }
 
-// The same, by a condition that is known only at run time.
+// Waits for a condition that is known at run time.
 template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond) {
     switch (cond) {
     case GDS_WAIT_COND_EQ: return wait_eq(sem);
@@ -128,7 +128,7 @@ template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond) {
 
 #undef GDSYNC_BOTH
 
-// GPUs before Volta have the semaphores only.
+// GPUs before Volta only have the semaphores.
 #if __cplusplus >= 201103L && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700)
 #include <gdsync/device_verbs.cuh>
 #endif

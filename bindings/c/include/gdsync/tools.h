@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Memory that a stream and the CPU both reach: small flags, in tests mainly.
+  * Memory that a stream and the CPU both reach, for small flags, mainly in tests.
  */
 #ifndef GDSYNC_TOOLS_H
 #define GDSYNC_TOOLS_H
@@ -20,10 +20,10 @@ typedef struct gds_mem_desc {
     gdr_mh_t mh; /* gdsync's own */
 } gds_mem_desc_t;
 
-/* Allocates zeroed bytes. flags: GDS_MEMORY_HOST, or GDS_MEMORY_GPU, which is a wish: it is host memory, too, that the GPU of the
- * current context reaches. */
+/* Allocates zeroed memory. flags: GDS_MEMORY_HOST; or GDS_MEMORY_GPU, which is a wish and may give host memory that the current context's GPU
+ * reaches. */
 int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags);
-/* Frees it. EINVAL: not of gds_alloc_mapped_memory, or free already. */
+/* Frees it. EINVAL: not of gds_alloc_mapped_memory, or already free. */
 int gds_free_mapped_memory(gds_mem_desc_t *desc);
 
 GDS_END_DECLS

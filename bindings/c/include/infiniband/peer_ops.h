@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The types of the old "peer direct" verbs that structs of <gdsync.h> are made of, so that code written against them compiles.
- * gdsync never asks a program for them, and looks at none of them but rollback_id and peek_id, which are its own.
+  * The types of the old "peer direct" verbs in structs of <gdsync.h>, so that code that uses them compiles. gdsync never asks a program for
+  * them, and reads only its own numbers in rollback_id and peek_id.
  */
 #ifndef GDSYNC_INFINIBAND_PEER_OPS_H
 #define GDSYNC_INFINIBAND_PEER_OPS_H
@@ -53,21 +53,21 @@ struct peer_op_wr {
     uint32_t comp_mask;
 };
 
-/* Work that was prepared. */
+/* Prepared work. */
 struct ibv_exp_peer_commit {
     struct peer_op_wr *storage; /* NULL: the operations stay in the library */
     uint32_t entries;           /* 0 */
-    uint64_t rollback_id;       /* gdsync's name for it */
+    uint64_t rollback_id;       /* gdsync's number of it */
     uint32_t comp_mask;
 };
 
-/* A wait that was prepared. */
+/* A prepared wait. */
 struct ibv_exp_peer_peek {
     struct peer_op_wr *storage; /* NULL, as above */
-    uint32_t entries;           /* words that gds_append_wait_cq has added */
+    uint32_t entries;           /* words added by gds_append_wait_cq */
     uint32_t whence;
-    uint32_t offset;  /* which completion of its queue */
-    uint64_t peek_id; /* gdsync's name for it */
+    uint32_t offset;  /* index of the completion in its queue */
+    uint64_t peek_id; /* gdsync's number of it */
     uint32_t comp_mask;
 };
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * For code written against the "exp" verbs of the old Mellanox OFED: those of their types that users of libgdsync fill in, on
- * the verbs of today's rdma-core. A field that is not here, and a flag or an operation that is not here, is one that gdsync
- * does not have.
- *
- * It also sends ibv_poll_cq and ibv_post_recv to gdsync, which polls and fills the queues of its queue pairs itself; other
- * queues' calls go on to their provider from there. Define GDSYNC_NO_VERBS_REDIRECT before the first include to call
- * gds_poll_cq and gds_post_recv instead.
+  * The types of the "exp" verbs of the old Mellanox OFED that users of libgdsync fill in, on the verbs of today's rdma-core. gdsync does not
+  * support fields, flags and operations that are missing here.
+  *
+  * The header also redirects ibv_poll_cq and ibv_post_recv to gdsync, which polls and fills the queues of its queue pairs itself and passes other
+  * calls on to their provider. Define GDSYNC_NO_VERBS_REDIRECT before the first include to call gds_poll_cq and gds_post_recv instead.
  */
 #ifndef GDSYNC_INFINIBAND_VERBS_EXP_H
 #define GDSYNC_INFINIBAND_VERBS_EXP_H
@@ -37,7 +35,7 @@ enum ibv_exp_send_flags {
     IBV_EXP_SEND_INLINE = 1 << 3
 };
 
-/* Which fields of a struct ibv_exp_qp_init_attr are set. */
+/* The set fields of a struct ibv_exp_qp_init_attr. */
 enum ibv_exp_qp_init_attr_comp_mask {
     IBV_EXP_QP_INIT_ATTR_PD = 1 << 0,
     IBV_EXP_QP_INIT_ATTR_XRCD = 1 << 1,
@@ -46,7 +44,7 @@ enum ibv_exp_qp_init_attr_comp_mask {
     IBV_EXP_QP_INIT_ATTR_PEER_DIRECT = 1 << 10
 };
 
-/* A resource domain: every queue pair of gdsync has a doorbell register of its own without one. */
+/* A resource domain. Every queue pair of gdsync has its own doorbell register without one. */
 struct ibv_exp_res_domain;
 
 /* A send work request. */
@@ -82,8 +80,8 @@ struct ibv_exp_send_wr {
     uint32_t comp_mask;
 };
 
-/* What a queue pair is to be. gdsync looks at cap, qp_type, sq_sig_all and srq (which must be NULL), and sets pd, the two
- * completion queues, cap.max_inline_data and comp_mask. */
+/* The attributes of a queue pair. gdsync reads cap, qp_type, sq_sig_all and srq (which must be NULL), and sets pd, the two completion queues,
+ * cap.max_inline_data and comp_mask. */
 struct ibv_exp_qp_init_attr {
     void *qp_context;
     struct ibv_cq *send_cq;
@@ -100,10 +98,10 @@ struct ibv_exp_qp_init_attr {
     void *peer_direct_attrs;
 };
 
-/* ibv_poll_cq for any queue: gdsync's are polled by gdsync. */
+/* ibv_poll_cq for any queue; gdsync polls its own. */
 int gdsync_poll_cq(struct ibv_cq *cq, int num_entries, struct ibv_wc *wc);
 
-/* ibv_post_recv for any queue pair: gdsync's are filled by gdsync. */
+/* ibv_post_recv for any queue pair; gdsync fills its own. */
 int gdsync_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-//! `gdsync/team.h`: how the processes of a job meet.
+//! `gdsync/team.h`: bootstraps, by which the processes of a job find each other.
 
 use crate::error::{self, CallError, non_null, non_null_mut};
 use crate::log;
@@ -20,9 +20,6 @@ pub extern "C" fn gdsync_bootstrap_from_env(timeout_ms: c_uint) -> *mut gdsync_b
 }
 
 /// `gdsync_bootstrap_join`.
-///
-/// # Safety
-/// The address is null or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_join(
     rank: u32,
@@ -33,9 +30,9 @@ pub unsafe extern "C" fn gdsync_bootstrap_join(
     log::start();
     error::pointer("gdsync_bootstrap_join", || {
         let address = non_null("the address", address)?;
-        // SAFETY: a string, the caller's.
+        // SAFETY: the caller passes a string.
         let address = unsafe { CStr::from_ptr(address) }.to_string_lossy().into_owned();
-        // host:port is where rank 0 listens; other text is a name on this host.
+        // host:port is where rank 0 listens; any other text is a name on this host.
         let meeting = match address.rsplit_once(':') {
             Some((_, port)) if port.parse::<u16>().is_ok() => Meeting::Root(address),
             _ => Meeting::Local(address),
@@ -50,17 +47,14 @@ pub unsafe extern "C" fn gdsync_bootstrap_join(
     })
 }
 
-/// The program's all-gather, and its argument.
 struct Exchange(gdsync_all_gather_t, *mut c_void);
 
-// SAFETY: the library calls it on the thread that calls the library with the bootstrap, as the caller of
-// `gdsync_bootstrap_with` agrees to.
+// SAFETY: the library calls the function only on the thread that passes the bootstrap, as the caller of `gdsync_bootstrap_with` allows.
 unsafe impl Send for Exchange {}
 
 impl Exchange {
     fn gather(&self, own: &[u8], all: &mut [u8]) -> Result<(), String> {
-        // SAFETY: as the caller of `gdsync_bootstrap_with` promises: it reads a block, and fills `all`, which
-        // has one for each rank.
+        // SAFETY: the caller of `gdsync_bootstrap_with` passes a function that reads one block, and writes one for each rank to `all`.
         match unsafe { (self.0)(self.1, own.as_ptr().cast(), all.as_mut_ptr().cast(), own.len()) } {
             0 => Ok(()),
             code => Err(format!("it returned {code}")),
@@ -71,8 +65,8 @@ impl Exchange {
 /// `gdsync_bootstrap_with`.
 ///
 /// # Safety
-/// The function is null, or may be called with the argument as the header says, until the bootstrap, or the
-/// call that makes a team of it, has ended.
+/// The function is null, or may be called with the argument as the header says until the bootstrap, or the call that makes a team of
+/// it, has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_with(
     rank: u32,
@@ -91,22 +85,16 @@ pub unsafe extern "C" fn gdsync_bootstrap_with(
 }
 
 /// `gdsync_bootstrap_rank`.
-///
-/// # Safety
-/// No other thread frees the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_rank(bootstrap: *mut gdsync_bootstrap) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::count("gdsync_bootstrap_rank", || Ok(unsafe { BOOTSTRAPS.find(bootstrap) }?.rank as c_int))
 }
 
 /// `gdsync_bootstrap_size`.
-///
-/// # Safety
-/// No other thread frees the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_size(bootstrap: *mut gdsync_bootstrap) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::count("gdsync_bootstrap_size", || Ok(unsafe { BOOTSTRAPS.find(bootstrap) }?.size as c_int))
 }
 
@@ -123,23 +111,23 @@ pub unsafe extern "C" fn gdsync_bootstrap_all_gather(
 ) -> c_int {
     error::status("gdsync_bootstrap_all_gather", || {
         let (own, all) = (non_null("own", own)?, non_null_mut("all", all)?.cast::<u8>());
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array of that length.
         let own = unsafe { std::slice::from_raw_parts(own.cast::<u8>(), length) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let parts = unsafe { with(bootstrap, |inner| inner.all_gather(own)) }?;
         let other = parts.iter().enumerate().find(|(_, part)| part.len() != length);
         if let Some((rank, part)) = other {
             return Err(CallError::OtherLength { length, rank, theirs: part.len() });
         }
         for (rank, part) in parts.iter().enumerate() {
-            // SAFETY: `all` has a place of `length` bytes for each rank (the caller's).
+            // SAFETY: the caller has room for `length` bytes of each rank in `all`.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), all.add(rank * length), length) };
         }
         Ok(())
     })
 }
 
-/// Calls with a bootstrap that no team has taken.
+/// Calls a function with a bootstrap that no team has taken.
 ///
 /// # Safety
 /// No other thread frees it.
@@ -147,7 +135,7 @@ unsafe fn with<T>(
     bootstrap: *mut gdsync_bootstrap,
     call: impl FnOnce(&mut Bootstrap) -> Result<T, BootstrapError>,
 ) -> Result<T, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let object = unsafe { BOOTSTRAPS.find(bootstrap) }?;
     let mut inner = object.inner.lock();
     let inner = inner.as_mut().ok_or_else(|| taken(bootstrap))?;
@@ -155,21 +143,15 @@ unsafe fn with<T>(
 }
 
 /// `gdsync_bootstrap_barrier`.
-///
-/// # Safety
-/// No other thread frees the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_barrier(bootstrap: *mut gdsync_bootstrap) -> c_int {
     error::status("gdsync_bootstrap_barrier", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         unsafe { with(bootstrap, Bootstrap::barrier) }
     })
 }
 
 /// `gdsync_bootstrap_free`.
-///
-/// # Safety
-/// No other thread uses the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_bootstrap_free(bootstrap: *mut gdsync_bootstrap) -> c_int {
     error::status("gdsync_bootstrap_free", || BOOTSTRAPS.take(bootstrap).map(drop))

@@ -11,9 +11,6 @@ use gdsync::stream::Cpu;
 use libc::{c_int, size_t};
 
 /// `gds_prepare_wait_value32`.
-///
-/// # Safety
-/// `desc` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_prepare_wait_value32(
     desc: *mut gds_wait_value32_t,
@@ -27,16 +24,13 @@ pub unsafe extern "C" fn gds_prepare_wait_value32(
         check_word(ptr)?;
         check_flags(flags, types::GDS_WAIT_POST_FLUSH_REMOTE)?;
         condition(cond_flags)?;
-        // SAFETY: a valid place.
+        // SAFETY: the place is valid for a write.
         unsafe { desc.write(gds_wait_value32_t { ptr, value, cond_flags, flags }) };
         Ok(())
     })
 }
 
 /// `gds_prepare_write_value32`.
-///
-/// # Safety
-/// `desc` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_prepare_write_value32(
     desc: *mut gds_write_value32_t,
@@ -48,16 +42,13 @@ pub unsafe extern "C" fn gds_prepare_write_value32(
         let desc = non_null_mut("the descriptor", desc)?;
         check_word(ptr)?;
         check_flags(flags, types::GDS_WRITE_PRE_BARRIER_SYS)?;
-        // SAFETY: a valid place.
+        // SAFETY: the place is valid for a write.
         unsafe { desc.write(gds_write_value32_t { ptr, value, flags }) };
         Ok(())
     })
 }
 
 /// `gds_prepare_write_memory`.
-///
-/// # Safety
-/// `desc` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_prepare_write_memory(
     desc: *mut gds_write_memory_t,
@@ -72,18 +63,18 @@ pub unsafe extern "C" fn gds_prepare_write_memory(
         non_null("src", src)?;
         let barriers = types::GDS_WRITE_MEMORY_POST_BARRIER_SYS | types::GDS_WRITE_MEMORY_PRE_BARRIER_SYS;
         check_flags(flags, barriers)?;
-        // SAFETY: a valid place.
+        // SAFETY: the place is valid for a write.
         unsafe { desc.write(gds_write_memory_t { dest, src, count, flags }) };
         Ok(())
     })
 }
 
-/// Descriptors, ready to become a batch.
+/// Checks an array of descriptors.
 unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) -> Result<Builder, CallError> {
     let mut builder = Builder::new(target, n_descs.min(1024));
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array of that length.
     for one in unsafe { list("the descriptors", n_descs, descs) }? {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory of the descriptors valid.
         unsafe { builder.descriptor(one) }?;
     }
     Ok(builder)
@@ -92,8 +83,7 @@ unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) ->
 /// `gds_stream_post_descriptors`.
 ///
 /// # Safety
-/// `descs` is null or an array of `n_descs`; what it names stays valid until the stream, which is
-/// alive, has passed it.
+/// `descs` is null or an array of `n_descs`; its memory stays valid until the stream, which is alive, has passed the descriptors.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_descriptors(
     stream: CUstream,
@@ -103,9 +93,9 @@ pub unsafe extern "C" fn gds_stream_post_descriptors(
 ) -> c_int {
     error::status("gds_stream_post_descriptors", || {
         no_flags(flags)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         let stream = unsafe { streams::find(stream) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory of the descriptors valid.
         stream.post(unsafe { read(stream.target(), n_descs, descs)?.finish() }?)
     })
 }
@@ -113,7 +103,7 @@ pub unsafe extern "C" fn gds_stream_post_descriptors(
 /// `gds_post_descriptors`.
 ///
 /// # Safety
-/// `descs` is null or an array of `n_descs`, which names memory of the CPU.
+/// `descs` is null or an array of `n_descs`, with memory of the CPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_post_descriptors(
     n_descs: size_t,
@@ -122,9 +112,9 @@ pub unsafe extern "C" fn gds_post_descriptors(
 ) -> c_int {
     error::status("gds_post_descriptors", || {
         no_flags(flags)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory of the descriptors valid.
         let batch = unsafe { read(Target::CPU, n_descs, descs)?.finish() }?;
-        // One for each call: another thread's may be waiting.
+        // A stream for each call, as the stream of another thread may be waiting.
         let cpu = Stream::new(Cpu::new())?;
         match cpu.post(batch) {
             Ok(_) => Ok(()),

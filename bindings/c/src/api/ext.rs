@@ -1,7 +1,7 @@
-//! `gdsync/ext.h`: the software card, streams, and the ways out.
+//! `gdsync/ext.h`: the software card, streams, cancelling and aborting.
 
-use super::verbs::{check, made};
 use crate::error::{self, CallError, bad, non_null, non_null_mut};
+use crate::error::{check, made};
 use crate::providers::{self, Kind};
 use crate::types::{CUstream, GDSYNC_STREAM_NEVER_CAPTURED, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, requests, streams};
@@ -18,20 +18,16 @@ pub extern "C" fn gdsync_error_text() -> *const c_char {
 }
 
 /// `gdsync_soft_open`.
-///
-/// # Safety
-/// The name is null or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_context {
     log::start();
     error::pointer("gdsync_soft_open", || {
-        // SAFETY: a string, the caller's.
+        // SAFETY: the caller passes a string.
         let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
         let (api, mut count) = (provider::software(), 0);
-        // Says in words what is wrong with a setting in the environment.
+        // This call reports a bad setting in the environment.
         let present = gdsync::Device::names(api)?;
-        // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it
-        // is freed.
+        // SAFETY: `count` is valid for a write; the list has `count` entries with names until it is freed.
         let context = unsafe {
             let list = made("ibv_get_device_list", (api.get_device_list)(&mut count))?;
             let devices = std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0));
@@ -58,14 +54,11 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
 }
 
 /// `gdsync_soft_close`.
-///
-/// # Safety
-/// The context is null or was opened by [`gdsync_soft_open`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
     error::status("gdsync_soft_close", || {
         providers::end_software(Kind::Context, context, |api| {
-            // SAFETY: open, as it is known.
+            // SAFETY: the context is known, and so open.
             check("ibv_close_device", unsafe { (api.close_device)(context) })
         })
     })
@@ -78,9 +71,6 @@ pub extern "C" fn gdsync_soft_stream_create() -> CUstream {
 }
 
 /// `gdsync_soft_stream_destroy`.
-///
-/// # Safety
-/// No other thread uses the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
     error::status("gdsync_soft_stream_destroy", || {
@@ -89,16 +79,14 @@ pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
     })
 }
 
-/// A function of the program, and its argument.
 struct Kernel(unsafe extern "C" fn(*mut c_void), *mut c_void);
 
-// SAFETY: the program has the function called on the stream's thread, and vouches for its argument
-// there.
+// SAFETY: the program lets the stream's thread call the function with its argument.
 unsafe impl Send for Kernel {}
 
 impl Kernel {
     fn run(self) {
-        // SAFETY: as the caller of `gdsync_soft_stream_launch` promises.
+        // SAFETY: the caller of `gdsync_soft_stream_launch` lets another thread call the function.
         unsafe { (self.0)(self.1) };
     }
 }
@@ -125,13 +113,10 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
 }
 
 /// `gdsync_stream_synchronize`.
-///
-/// # Safety
-/// The stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms: c_uint) -> c_int {
     error::status("gdsync_stream_synchronize", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         unsafe { streams::find(stream) }?.synchronize(Duration::from_millis(timeout_ms.into()))
     })
 }
@@ -139,71 +124,59 @@ pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms:
 /// `gdsync_stream_keep`.
 ///
 /// # Safety
-/// As the flags promise: the stream is alive until `gdsync_stream_forget` of it has returned, and with
-/// `GDSYNC_STREAM_NEVER_CAPTURED`, nothing captures it. No other thread uses it during the call.
+/// As the flags promise: the stream is alive until `gdsync_stream_forget` of it has returned, and with `GDSYNC_STREAM_NEVER_CAPTURED`
+/// nothing captures it. No other thread uses it during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_keep(stream: CUstream, flags: c_uint) -> c_int {
     error::status("gdsync_stream_keep", || {
         if flags & !GDSYNC_STREAM_NEVER_CAPTURED != 0 {
             return Err(bad("flags", flags, "GDSYNC_STREAM_NEVER_CAPTURED (1) is the only flag"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that is alive.
         unsafe { streams::keep(stream, flags & GDSYNC_STREAM_NEVER_CAPTURED != 0) }
     })
 }
 
 /// `gdsync_stream_forget`.
-///
-/// # Safety
-/// The stream is alive, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_forget(stream: CUstream) -> c_int {
     error::status("gdsync_stream_forget", || streams::forget(stream, false))
 }
 
 /// `gdsync_cancel_send`.
-///
-/// # Safety
-/// The request is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) -> c_int {
     error::status("gdsync_cancel_send", || {
         let request = non_null_mut("the request", request)?;
-        // SAFETY: valid, the caller's.
+        // SAFETY: the caller passes a valid pointer.
         let name = unsafe { (*request).rollback_id };
-        // Newest first: what is newest leaves no trace.
+        // The newest first, as cancelling the newest send leaves no NOP.
         requests::use_up_sends(name)?.into_iter().rev().for_each(drop);
         Ok(())
     })
 }
 
 /// `gdsync_cancel_wait`.
-///
-/// # Safety
-/// The request is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) -> c_int {
     error::status("gdsync_cancel_wait", || {
         let request = non_null_mut("the request", request)?;
-        // SAFETY: valid, the caller's.
+        // SAFETY: the caller passes a valid pointer.
         requests::use_up_wait(unsafe { (*request).peek_id }).map(drop)
     })
 }
 
 /// `gdsync_abort_qp`.
-///
-/// # Safety
-/// No other thread destroys the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_abort_qp(qp: *mut gds_qp) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread destroy the object.
     error::status("gdsync_abort_qp", || Ok(unsafe { objects::queue_pair(qp) }?.queue_pair.abort()?))
 }
 
 /// `gdsync_forget_memory`.
 ///
 /// # Safety
-/// No stream that has not passed it names the memory.
+/// No stream still has to pass work that uses the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_forget_memory(addr: *const c_void, length: size_t) -> c_int {
     error::status("gdsync_forget_memory", || {

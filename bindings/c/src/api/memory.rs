@@ -1,4 +1,4 @@
-//! `gdsync/tools.h`: memory that streams and the CPU both reach.
+//! `gdsync/tools.h`: memory that both streams and the CPU reach.
 
 use crate::error::{self, CallError, bad, non_null_mut, stale};
 use crate::pages::PAGE;
@@ -13,13 +13,12 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Memory that a descriptor stands for; it is released with this value.
+/// The memory of a descriptor. A drop releases it.
 type Allocated = Box<dyn Any + Send>;
 
-/// What was allocated, by the numbers in `mh`.
+/// The allocated memory, by the numbers in `mh`.
 static ALLOCATED: LazyLock<Mutex<(u64, HashMap<u64, Allocated>)>> = LazyLock::new(Mutex::default);
 
-/// Where both sides find it.
 struct Addresses {
     gpu: u64,
     host: *mut c_void,
@@ -27,7 +26,7 @@ struct Addresses {
     bar: *mut c_void,
 }
 
-/// Memory of the current context's GPU, mapped for the CPU. `None` where that cannot be had.
+/// Allocates memory of the current context's GPU, mapped for the CPU. `None` if that is not possible.
 fn on_gpu(size: usize) -> Option<(Allocated, Addresses)> {
     let ordinal = streams::current_gpu()?;
     let context = gdsync::cuda::context(ordinal).ok()?;
@@ -44,9 +43,9 @@ fn on_gpu(size: usize) -> Option<(Allocated, Addresses)> {
     }
 }
 
-/// Pinned memory of the host, which the GPU reaches where there is one.
+/// Allocates pinned host memory, mapped for the GPU if there is one.
 fn on_host(size: usize) -> Result<(Allocated, Addresses), CallError> {
-    // A last page of fewer than 4 bytes has no word to ask for.
+    // Rounded up to whole words, so that the last page has one to look up.
     let whole = size.saturating_add(size_of::<u32>() - 1) & !(size_of::<u32>() - 1);
     let memory = PinnedMemory::allocate(whole).map_err(|source| Error::Memory { len: size, source })?;
     let host = memory.addr().get() as *mut c_void;
@@ -54,8 +53,7 @@ fn on_host(size: usize) -> Result<(Allocated, Addresses), CallError> {
     Ok((Box::new(memory), addresses))
 }
 
-/// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know
-/// one address.
+/// Returns the GPU's address of the memory. The GPU maps pages; kernels know one address, and need the pages to be contiguous.
 fn device_address(memory: &PinnedMemory) -> Result<u64, CallError> {
     let Some(stream) = streams::current()? else { return Ok(memory.addr().get()) };
     let first = stream.translate(memory.addr(), 1)?;
@@ -70,9 +68,6 @@ fn device_address(memory: &PinnedMemory) -> Result<u64, CallError> {
 }
 
 /// `gds_alloc_mapped_memory`.
-///
-/// # Safety
-/// `desc` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_alloc_mapped_memory(
     desc: *mut gds_mem_desc_t,
@@ -94,7 +89,7 @@ pub unsafe extern "C" fn gds_alloc_mapped_memory(
         let name = allocated.0;
         allocated.1.insert(name, memory);
         let (d_ptr, h_ptr, bar_ptr) = (at.gpu, at.host, at.bar);
-        // SAFETY: a valid place.
+        // SAFETY: the place is valid for a write.
         unsafe { desc.write(gds_mem_desc_t { d_ptr, h_ptr, bar_ptr, flags, alloc_size: size, mh: name }) };
         Ok(())
     })
@@ -103,12 +98,12 @@ pub unsafe extern "C" fn gds_alloc_mapped_memory(
 /// `gds_free_mapped_memory`.
 ///
 /// # Safety
-/// `desc` is null or valid; no stream that has not passed it names the memory.
+/// `desc` is null or valid; no stream still has to pass work that uses the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_free_mapped_memory(desc: *mut gds_mem_desc_t) -> c_int {
     error::status("gds_free_mapped_memory", || {
         let desc = non_null_mut("the descriptor", desc)?;
-        // SAFETY: valid, the caller's.
+        // SAFETY: the caller passes a valid pointer.
         let name = unsafe { (*desc).mh };
         let gone = ALLOCATED.lock().1.remove(&name);
         if gone.is_none() {

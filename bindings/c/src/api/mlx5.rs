@@ -18,7 +18,7 @@ use gdsync::raw::KernelSend;
 use libc::c_int;
 use std::sync::Arc;
 
-/// How kernels of this thread see memory.
+/// Translates addresses for this thread's kernels.
 struct View(Option<Arc<StreamObject>>);
 
 impl View {
@@ -53,16 +53,16 @@ pub unsafe extern "C" fn gds_mlx5_get_dword_wait_info(
         let ptr = if check_flags(flags, 0)? == types::GDS_MEMORY_GPU || view.0.is_none() {
             ptr
         } else {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the memory of the descriptors valid.
             view.pointer(unsafe { pages::word(ptr as usize) }?.addr())?
         };
-        // SAFETY: a valid place.
+        // SAFETY: the place is valid for a write.
         unsafe { info.write(gds_mlx5_dword_wait_info_t { ptr, value }) };
         Ok(())
     })
 }
 
-/// Gives sends to a kernel, of which the last one's doorbell rings for all.
+/// Hands sends to a kernel. The last one's doorbell rings for all.
 fn give(sends: Vec<PreparedSend>) -> Result<Option<KernelSend>, CallError> {
     let mut last = None;
     for send in sends {
@@ -72,9 +72,6 @@ fn give(sends: Vec<PreparedSend>) -> Result<Option<KernelSend>, CallError> {
 }
 
 /// `gds_mlx5_get_send_info`.
-///
-/// # Safety
-/// The pointers are null or arrays of `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_mlx5_get_send_info(
     count: c_int,
@@ -86,11 +83,11 @@ pub unsafe extern "C" fn gds_mlx5_get_send_info(
         let infos = non_null_mut("mlx5_infos", mlx5_infos)?;
         let view = View::new()?;
         for i in 0..count {
-            // SAFETY: an array of `count`, the caller's.
+            // SAFETY: the caller passes an array of `count`.
             let name = unsafe { (*requests.add(i)).rollback_id };
             let Some(ring) = give(requests::use_up_sends(name)?)? else { continue };
             let info = gds_mlx5_send_info_t {
-                // Only `membar_full`.
+                // Only `membar_full` is set.
                 membars: 1 << 1,
                 dbrec_ptr: view.pointer(ring.record_at)?,
                 dbrec_value: ring.record,
@@ -105,9 +102,6 @@ pub unsafe extern "C" fn gds_mlx5_get_send_info(
 }
 
 /// `gds_mlx5_get_wait_info`.
-///
-/// # Safety
-/// The pointers are null or arrays of `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_mlx5_get_wait_info(
     count: c_int,
@@ -119,7 +113,7 @@ pub unsafe extern "C" fn gds_mlx5_get_wait_info(
         let infos = non_null_mut("mlx5_infos", mlx5_infos)?;
         let view = View::new()?;
         for i in 0..count {
-            // SAFETY: an array of `count`, the caller's.
+            // SAFETY: the caller passes an array of `count`.
             let name = unsafe { (*requests.add(i)).peek_id };
             let Pending::Wait(wait, words) = requests::take(name, false)? else { continue };
             if !words.is_empty() {

@@ -1,12 +1,15 @@
-//! The C functions. Their documentation is in the headers; what they take is described there.
+//! The C functions. The headers document them and their arguments.
 //!
-//! Where one demands of the caller that a pointer is null or valid, that is of the program's own
-//! memory, and of objects of libibverbs and CUDA. Handles of gdsync's queue pairs, completion queues,
-//! software streams and objects of the software card may have any value; only, no other thread
-//! destroys the object during the call.
+//! # Safety
+//! The caller of an `unsafe` function guarantees, besides what its own documentation says:
+//! - A pointer to memory of the program is null, which is an error, or valid for the function's reads and writes: for an array, of as many
+//!   elements as the call says. Objects of libibverbs and CUDA streams are alive.
+//! - Objects of gdsync and of the software card may be any value, and no other thread destroys them during the call. During a call that
+//!   destroys an object, no other thread uses it.
+
+#![allow(clippy::missing_safety_doc, reason = "the module's documentation has what all functions require")]
 
 pub mod bootstrap;
-pub mod checked;
 pub mod descriptors;
 pub mod ext;
 pub mod memory;
@@ -14,7 +17,6 @@ pub mod mlx5;
 pub mod notify;
 pub mod persistent;
 pub mod queue_pair;
-pub mod ready_word;
 pub mod registration;
 pub mod segment;
 pub mod send;

@@ -9,9 +9,6 @@ use gdsync::Batch;
 use libc::{c_int, c_uint, size_t};
 
 /// `gdsync_put`.
-///
-/// # Safety
-/// `puts` is null or an array of `number`; no other thread frees the team or a segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_put(
     team: *mut gdsync_team,
@@ -20,17 +17,14 @@ pub unsafe extern "C" fn gdsync_put(
     puts: *const gdsync_put_t,
 ) -> c_int {
     error::status("gdsync_put", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         let (queue, puts) = unsafe { (TEAMS.find(team)?.queue(queue)?, list("puts", number, puts)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         puts.iter().try_for_each(|one| unsafe { teams::put(team, one, |operation| queue.post(operation)) })
     })
 }
 
 /// `gdsync_stream_put`.
-///
-/// # Safety
-/// As [`gdsync_put`]; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_put(
     stream: CUstream,
@@ -40,17 +34,14 @@ pub unsafe extern "C" fn gdsync_stream_put(
     puts: *const gdsync_put_t,
 ) -> c_int {
     error::status("gdsync_stream_put", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the stream and the object alive.
         let (stream, queue) = unsafe { (streams::find(stream)?, TEAMS.find(team)?.queue(queue)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         unsafe { teams::exchange(&stream, team, Some((&queue, list("puts", number, puts)?)), None) }
     })
 }
 
 /// `gdsync_stream_wait_notifications`.
-///
-/// # Safety
-/// `ids` is null or an array of `number`; no other thread frees the team or the segment; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_wait_notifications(
     stream: CUstream,
@@ -60,17 +51,14 @@ pub unsafe extern "C" fn gdsync_stream_wait_notifications(
     ids: *const u32,
 ) -> c_int {
     error::status("gdsync_stream_wait_notifications", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the stream and the object alive.
         let (stream, segment) = unsafe { (streams::find(stream)?, teams::segment_of(team, segment)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         unsafe { teams::exchange(&stream, team, None, Some((segment, list("ids", number, ids)?))) }
     })
 }
 
 /// `gdsync_stream_exchange`.
-///
-/// # Safety
-/// As [`gdsync_stream_put`] and [`gdsync_stream_wait_notifications`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_exchange(
     stream: CUstream,
@@ -83,7 +71,7 @@ pub unsafe extern "C" fn gdsync_stream_exchange(
     ids: *const u32,
 ) -> c_int {
     error::status("gdsync_stream_exchange", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             let (stream, queue) = (streams::find(stream)?, TEAMS.find(team)?.queue(queue)?);
             let segment = teams::segment_of(team, segment)?;
@@ -94,9 +82,6 @@ pub unsafe extern "C" fn gdsync_stream_exchange(
 }
 
 /// `gdsync_stream_quiet`.
-///
-/// # Safety
-/// No other thread frees the team; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_quiet(
     stream: CUstream,
@@ -105,7 +90,7 @@ pub unsafe extern "C" fn gdsync_stream_quiet(
     rank: u32,
 ) -> c_int {
     error::status("gdsync_stream_quiet", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the stream and the object alive.
         let (stream, team) = unsafe { (streams::find(stream)?, TEAMS.find(team)?) };
         let waits = team.queue(queue)?.prepare_waits(rank)?;
         stream.post(waits.into_iter().fold(Batch::new(), Batch::wait))

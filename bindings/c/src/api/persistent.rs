@@ -19,9 +19,9 @@ use std::time::Duration;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_send_init(qp: *mut gds_qp, wr: *const gds_send_wr) -> *mut gdsync_request {
     error::pointer("gdsync_send_init", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the queue pair alive, and passes a pointer that is null or valid.
         let (object, wr) = unsafe { (objects::queue_pair(qp)?, &*non_null("the work request", wr)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         let send = unsafe { work::persistent_send(object, wr) }?;
         persistent::keep(qp.addr(), wr.wr_id, Work::Send(send))
     })
@@ -34,9 +34,9 @@ pub unsafe extern "C" fn gdsync_send_init(qp: *mut gds_qp, wr: *const gds_send_w
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_recv_init(qp: *mut gds_qp, wr: *const ibv_recv_wr) -> *mut gdsync_request {
     error::pointer("gdsync_recv_init", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the queue pair alive, and passes a pointer that is null or valid.
         let (object, wr) = unsafe { (objects::queue_pair(qp)?, &*non_null("the work request", wr)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         let receive = unsafe { work::persistent_receive(object, wr) }?;
         persistent::keep(qp.addr(), wr.wr_id, Work::Receive(receive))
     })
@@ -45,9 +45,6 @@ pub unsafe extern "C" fn gdsync_recv_init(qp: *mut gds_qp, wr: *const ibv_recv_w
 const LIST: &str = "the list of requests";
 
 /// `gdsync_start_all`.
-///
-/// # Safety
-/// The stream is alive, and the list is null or an array of `number`; no other thread frees the requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_start_all(
     stream: CUstream,
@@ -55,17 +52,14 @@ pub unsafe extern "C" fn gdsync_start_all(
     requests: *const *mut gdsync_request,
 ) -> c_int {
     error::status("gdsync_start_all", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         let (list, stream) = unsafe { (list(LIST, number, requests)?, streams::find(stream)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         unsafe { start(list, |list| stream.start_all(list)) }
     })
 }
 
 /// `gdsync_start_all_by_trigger`.
-///
-/// # Safety
-/// As [`gdsync_start_all`]; no other thread frees the trigger.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_start_all_by_trigger(
     stream: CUstream,
@@ -74,16 +68,16 @@ pub unsafe extern "C" fn gdsync_start_all_by_trigger(
     requests: *const *mut gdsync_request,
 ) -> c_int {
     error::status("gdsync_start_all_by_trigger", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         let (list, stream) = unsafe { (list(LIST, number, requests)?, streams::find(stream)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let trigger = &unsafe { TRIGGERS.find(trigger) }?.trigger;
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         unsafe { start(list, |list| stream.start_all_by_trigger(list, trigger)) }
     })
 }
 
-/// Starts a list, whose queue pairs the program may have connected without gdsync.
+/// Starts a list. If a queue pair is not connected, adopts the states that the program may have set without gdsync, and retries.
 ///
 /// # Safety
 /// No other thread frees the requests, or destroys their queue pairs.
@@ -91,13 +85,13 @@ unsafe fn start(
     list: &[*mut gdsync_request],
     start: impl Fn(&mut [&mut dyn Request]) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     let start = || unsafe { persistent::with_all(list, &start) };
     match start() {
         Err(error) if is_not_connected(&error) => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller lets no other thread free the object.
             for owner in unsafe { persistent::owners(list) }? {
-                // SAFETY: the caller's.
+                // SAFETY: the caller lets no other thread destroy the object.
                 unsafe { objects::queue_pair(owner) }?.queue_pair.adopt_state();
             }
             start()
@@ -106,7 +100,7 @@ unsafe fn start(
     }
 }
 
-/// The program may have connected the queue pair without gdsync.
+/// Returns whether a queue pair was not connected; the program may have connected it without gdsync.
 fn is_not_connected(error: &CallError) -> bool {
     let CallError::Persistent(ListError { source: PersistentError::Queue(error), .. }) = error else {
         return false;
@@ -115,9 +109,6 @@ fn is_not_connected(error: &CallError) -> bool {
 }
 
 /// `gdsync_wait_all`.
-///
-/// # Safety
-/// As [`gdsync_start_all`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_wait_all(
     stream: CUstream,
@@ -125,17 +116,14 @@ pub unsafe extern "C" fn gdsync_wait_all(
     requests: *const *mut gdsync_request,
 ) -> c_int {
     error::status("gdsync_wait_all", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the objects alive, and passes an array of that length.
         let (list, stream) = unsafe { (list(LIST, number, requests)?, streams::find(stream)?) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         unsafe { persistent::with_all(list, |list| stream.wait_all(list)) }
     })
 }
 
 /// `gdsync_request_complete`.
-///
-/// # Safety
-/// `wc` is null or a valid place; no other thread frees the request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_request_complete(
     request: *mut gdsync_request,
@@ -144,20 +132,17 @@ pub unsafe extern "C" fn gdsync_request_complete(
 ) -> c_int {
     error::status("gdsync_request_complete", || {
         let wc = non_null_mut("wc", wc)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let completion = unsafe { persistent::complete(request, Duration::from_millis(timeout_ms.into())) }?;
-        // SAFETY: a valid place.
+        // SAFETY: the place is valid for a write.
         unsafe { wc.write(completion) };
         Ok(())
     })
 }
 
 /// `gdsync_request_free`.
-///
-/// # Safety
-/// No other thread uses the request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_request_free(request: *mut gdsync_request) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::status("gdsync_request_free", || unsafe { persistent::free(request) })
 }

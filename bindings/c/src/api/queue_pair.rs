@@ -1,19 +1,16 @@
 //! `gdsync/core.h`: the version, and queue pairs.
 
-use super::trigger::TriggerObject;
-use crate::error::{self, CallError, bad, non_null_mut};
-use crate::placement::Wishes;
+use crate::completion::poll_into;
+use crate::error::{self, CallError, bad, check, non_null_mut};
+use crate::objects::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
-use crate::{completion, log, objects, streams, work};
-use gdsync::QueuePairConfig;
+use crate::{log, objects, streams, work};
 use gdsync::verbs::Transport;
+use gdsync::{Device, ProtectionDomain, QueuePairConfig, Trigger};
 use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
 use libc::c_int;
 
 /// `gds_query_param`.
-///
-/// # Safety
-/// `value` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_query_param(param: c_int, value: *mut c_int) -> c_int {
     error::status("gds_query_param", || {
@@ -21,7 +18,7 @@ pub unsafe extern "C" fn gds_query_param(param: c_int, value: *mut c_int) -> c_i
         if param != types::GDS_PARAM_VERSION {
             return Err(bad("the parameter", param, "0 (GDS_PARAM_VERSION) is the only one"));
         }
-        // SAFETY: a valid place.
+        // SAFETY: the place is valid for a write.
         unsafe { *value = types::GDS_API_VERSION };
         Ok(())
     })
@@ -45,7 +42,7 @@ fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), CallError> {
         let remedy = "leave GDS_CREATE_QP_WQ_ON_GPU out";
         return Err(CallError::Unsupported { what: "work queues cannot be in GPU memory", remedy });
     }
-    // Without a driver the number cannot be checked, and does not matter.
+    // Without a driver, the number cannot be checked, and is unused.
     let count = gdsync::cuda::device_count().ok().and_then(|count| c_int::try_from(count).ok());
     if gpu_id < -1 || count.is_some_and(|count| count > 0 && gpu_id >= count) {
         return Err(bad("gpu_id", gpu_id, "it must be the number of a GPU, or -1 for none"));
@@ -66,11 +63,11 @@ pub unsafe extern "C" fn gds_create_qp(
     flags: c_int,
 ) -> *mut gds_qp {
     log::start();
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the domain and the context alive.
     error::pointer("gds_create_qp", || unsafe { create((pd, context), qp_init_attr, (gpu_id, flags), None) })
 }
 
-/// Makes a queue pair, whose sends a trigger of the domain releases where there is one.
+/// Makes a queue pair. If there is a trigger, it is in the trigger's domain, and the trigger releases its sends.
 ///
 /// # Safety
 /// As [`gds_create_qp`].
@@ -78,13 +75,13 @@ pub(super) unsafe fn create(
     (pd, context): (*mut ibv_pd, *mut ibv_context),
     qp_init_attr: *mut gds_qp_init_attr_t,
     (gpu_id, flags): (c_int, c_int),
-    trigger: Option<&TriggerObject>,
+    trigger: Option<(&Trigger, &(Device, ProtectionDomain))>,
 ) -> Result<*mut gds_qp, CallError> {
     non_null_mut("the protection domain", pd)?;
     non_null_mut("the context", context)?;
     let attr = non_null_mut("qp_init_attr", qp_init_attr)?;
     check_create(flags, gpu_id)?;
-    // SAFETY: valid, and not used elsewhere during the call (the caller's).
+    // SAFETY: the caller passes a valid pointer, and does not use the attributes elsewhere during the call.
     let attr = unsafe { &mut *attr };
     if !attr.srq.is_null() {
         let remedy = "leave srq NULL";
@@ -98,50 +95,43 @@ pub(super) unsafe fn create(
         .recv_segments(attr.cap.max_recv_sge)
         .inline(attr.cap.max_inline_data);
     let domain = match trigger {
-        Some(object) => {
-            config = config.trigger(&object.trigger);
-            object.domain.clone()
+        Some((trigger, domain)) => {
+            config = config.trigger(trigger);
+            domain.clone()
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         None => unsafe { objects::domain(context, pd) }?,
     };
     streams::prepare(gpu_id);
     let wishes = Wishes { flags, gpu: gpu_id };
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the domain and the context alive.
     let made = unsafe { objects::create(context, domain, config, wishes, attr.sq_sig_all != 0) }?;
-    // SAFETY: just made.
+    // SAFETY: made above.
     unsafe {
         (attr.send_cq, attr.recv_cq) = ((*made).send_cq.cq, (*made).recv_cq.cq);
         attr.cap.max_inline_data = objects::queue_pair(made)?.queue_pair.max_inline();
     }
     attr.pd = pd;
-    // IBV_EXP_QP_INIT_ATTR_PD.
     attr.comp_mask |= 1 << 0;
     Ok(made)
 }
 
 /// `gds_destroy_qp`.
-///
-/// # Safety
-/// No other thread uses the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_destroy_qp(qp: *mut gds_qp) -> c_int {
     error::status("gds_destroy_qp", || objects::destroy(qp))
 }
 
 /// `gds_modify_qp`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_modify_qp(qp: *mut gds_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
     error::status("gds_modify_qp", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread destroy the object.
         let qp = unsafe { objects::queue_pair(qp) }?;
         let attr = non_null_mut("attr", attr)?;
-        // SAFETY: a queue pair that is alive; `attr` is the caller's.
+        // SAFETY: the queue pair is alive, and the caller passes valid attributes.
         let code = unsafe { (qp.api.modify_qp)(qp.queue_pair.as_raw(), attr, attr_mask) };
-        super::verbs::check("ibv_modify_qp", code)?;
+        check("ibv_modify_qp", code)?;
         qp.queue_pair.adopt_state();
         Ok(())
     })
@@ -158,42 +148,18 @@ pub unsafe extern "C" fn gds_post_recv(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     error::status("gds_post_recv", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread destroy the object.
         unsafe { work::post_receives(objects::queue_pair(qp)?, wr, bad_wr) }
     })
 }
 
 /// `gds_poll_cq`.
-///
-/// # Safety
-/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_poll_cq(cq: *mut gds_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     error::count("gds_poll_cq", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread destroy the object.
         let (queue, _) = unsafe { objects::queue(cq) }?;
-        // SAFETY: the caller's.
-        unsafe { poll(&queue, num_entries, wc) }
+        // SAFETY: the caller passes an array of that length.
+        unsafe { poll_into(&queue, num_entries, wc) }
     })
-}
-
-/// Polls into an array.
-///
-/// # Safety
-/// As [`gds_poll_cq`].
-pub(super) unsafe fn poll(
-    queue: &gdsync::CompletionQueue,
-    num_entries: c_int,
-    wc: *mut ibv_wc,
-) -> Result<c_int, CallError> {
-    let wc = non_null_mut("wc", wc)?;
-    let most = usize::try_from(num_entries)
-        .map_err(|_| bad("num_entries", num_entries, "it must not be negative"))?;
-    let mut at = 0;
-    let mut put = |completion| {
-        // SAFETY: no more than `most` are written, and there is room for them.
-        unsafe { wc.add(at).write(completion) };
-        at += 1;
-    };
-    completion::poll(queue, &mut put, most).map(|count| count as c_int)
 }

@@ -2,14 +2,96 @@
 
 use super::segment::gpu;
 use crate::error::{self, CallError, bad, non_null_mut};
-use crate::registrations::{self, CACHES, CacheObject, REGIONS};
+use crate::handles::Named;
 use crate::types::{gdsync_cache, gdsync_cache_statistics_t, gdsync_region};
 use crate::{log, objects};
-use gdsync::Access;
-use gdsync::verbs::{CacheLimits, RegistrationCache};
+use gdsync::verbs::{CacheLimits, CachedRegion, RegistrationCache};
+use gdsync::{Access, PinnedMemory};
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::{c_int, c_ulonglong, c_void, size_t};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
+
+/// The object of a `gdsync_cache_t *`.
+struct CacheObject {
+    cache: RegistrationCache,
+    /// Host memory that was registered, by address. The cache forgets the memory when its handle here is dropped.
+    host: Mutex<BTreeMap<usize, PinnedMemory>>,
+}
+
+static CACHES: Named<gdsync_cache, CacheObject> =
+    Named::new("the cache", "pass what gdsync_cache_create returned, until gdsync_cache_free");
+
+/// The regions of programs. Each holds its registration.
+static REGIONS: Named<gdsync_region, CachedRegion> =
+    Named::new("the region", "pass what gdsync_cache_get returned, and no copy, until gdsync_cache_release");
+
+impl CacheObject {
+    fn new(cache: RegistrationCache) -> Self {
+        CacheObject { cache, host: Mutex::default() }
+    }
+
+    /// Registers host memory.
+    ///
+    /// # Safety
+    /// The memory stays mapped until [`Self::invalidate`] is called for it, or the cache is dropped, and until the region is dropped. The
+    /// program accesses it as a device does.
+    unsafe fn get(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        access: Access,
+    ) -> Result<CachedRegion, CallError> {
+        // SAFETY: the caller keeps the memory mapped.
+        let memory = unsafe { self.memory(base, length) };
+        Ok(self.cache.host(&memory, access)?)
+    }
+
+    /// Returns known memory that contains these bytes, or adds it.
+    ///
+    /// # Safety
+    /// As [`Self::get`].
+    unsafe fn memory(&self, base: NonNull<u8>, length: usize) -> PinnedMemory {
+        let start = base.addr().get();
+        let mut host = self.host.lock();
+        let has_all =
+            |at: usize, memory: &PinnedMemory| memory.len() - (start - at).min(memory.len()) >= length;
+        let known = host.range(..=start).rev().find(|(at, memory)| has_all(**at, memory));
+        if let Some((_, memory)) = known {
+            return memory.clone();
+        }
+        // SAFETY: the caller keeps the memory mapped.
+        let memory = unsafe { PinnedMemory::from_raw(base, length, ()) };
+        let shorter = host.insert(start, memory.clone());
+        drop(host);
+        // The shorter registration leaves the cache.
+        drop(shorter);
+        memory
+    }
+
+    /// Forgets the registrations of a range. Returns their number.
+    fn invalidate(&self, start: usize, length: usize) -> usize {
+        let end = start.saturating_add(length);
+        let gone = self.cache.invalidate(start as u64..end as u64);
+        let mut host = self.host.lock();
+        let of_range: Vec<usize> = host
+            .range(..end)
+            .filter(|(at, memory)| at.saturating_add(memory.len()) > start)
+            .map(|(at, _)| *at)
+            .collect();
+        let memory: Vec<_> = of_range.iter().map(|at| host.remove(at)).collect();
+        drop(host);
+        drop(memory);
+        gone
+    }
+}
+
+fn keep_region(region: CachedRegion) -> Result<*mut gdsync_region, CallError> {
+    let (lkey, rkey) = (region.lkey(), region.rkey());
+    let remote = region.remote();
+    REGIONS.keep(region, |_| gdsync_region { addr: remote.addr, length: remote.len as usize, lkey, rkey })
+}
 
 /// `gdsync_cache_create`.
 ///
@@ -24,7 +106,7 @@ pub unsafe extern "C" fn gdsync_cache_create(
 ) -> *mut gdsync_cache {
     log::start();
     error::pointer("gdsync_cache_create", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         let (_, domain) = unsafe { objects::domain(context, pd) }?;
         let mut limits = CacheLimits::default();
         if entries > 0 {
@@ -55,12 +137,12 @@ pub unsafe extern "C" fn gdsync_cache_get(
     access: c_int,
 ) -> *mut gdsync_region {
     error::pointer("gdsync_cache_get", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { CACHES.find(cache) }?;
         let base = NonNull::new(addr.cast::<u8>()).ok_or(CallError::Null { what: "the memory" })?;
         check_length(addr.addr() as u64, length)?;
-        // SAFETY: the caller's.
-        registrations::keep_region(unsafe { object.get(base, length, access_of(access)?) }?)
+        // SAFETY: the caller keeps the memory mapped.
+        keep_region(unsafe { object.get(base, length, access_of(access)?) }?)
     })
 }
 
@@ -83,32 +165,26 @@ pub unsafe extern "C" fn gdsync_cache_get_gpu(
     access: c_int,
 ) -> *mut gdsync_region {
     error::pointer("gdsync_cache_get_gpu", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { CACHES.find(cache) }?;
         if addr == 0 {
             return Err(CallError::Null { what: "the memory" });
         }
         check_length(addr, length)?;
         let access = access_of(access)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the memory mapped.
         let region = unsafe { object.cache.gpu_raw(&gpu(gpu_id)?, addr, length, access) }?;
-        registrations::keep_region(region)
+        keep_region(region)
     })
 }
 
 /// `gdsync_cache_release`.
-///
-/// # Safety
-/// No other thread uses the region.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_release(region: *mut gdsync_region) -> c_int {
     error::status("gdsync_cache_release", || REGIONS.take(region).map(drop))
 }
 
 /// `gdsync_cache_invalidate`.
-///
-/// # Safety
-/// No other thread frees the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_invalidate(
     cache: *mut gdsync_cache,
@@ -116,7 +192,7 @@ pub unsafe extern "C" fn gdsync_cache_invalidate(
     length: size_t,
 ) -> c_int {
     error::count("gdsync_cache_invalidate", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { CACHES.find(cache) }?;
         check_length(addr.addr() as u64, length)?;
         Ok(c_int::try_from(object.invalidate(addr.addr(), length)).unwrap_or(c_int::MAX))
@@ -124,9 +200,6 @@ pub unsafe extern "C" fn gdsync_cache_invalidate(
 }
 
 /// `gdsync_cache_statistics`.
-///
-/// # Safety
-/// No other thread frees the cache; `statistics` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_statistics(
     cache: *mut gdsync_cache,
@@ -134,7 +207,7 @@ pub unsafe extern "C" fn gdsync_cache_statistics(
 ) -> c_int {
     error::status("gdsync_cache_statistics", || {
         let place = non_null_mut("statistics", statistics)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let found = unsafe { CACHES.find(cache) }?.cache.statistics();
         let said = gdsync_cache_statistics_t {
             hits: found.hits,
@@ -145,16 +218,13 @@ pub unsafe extern "C" fn gdsync_cache_statistics(
             entries: found.entries as u64,
             bytes: found.bytes,
         };
-        // SAFETY: a valid place, the caller's.
+        // SAFETY: the caller passes a place that is valid for a write.
         unsafe { place.write(said) };
         Ok(())
     })
 }
 
 /// `gdsync_cache_free`.
-///
-/// # Safety
-/// No other thread uses the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_free(cache: *mut gdsync_cache) -> c_int {
     error::status("gdsync_cache_free", || CACHES.take(cache).map(drop))

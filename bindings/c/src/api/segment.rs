@@ -1,4 +1,4 @@
-//! `gdsync/team.h`: segments, and notifications as the CPU sees them.
+//! `gdsync/team.h`: segments and the CPU's view of notifications.
 
 use crate::error::{self, CallError, bad, non_null_mut};
 use crate::teams::{self, LetGo, SEGMENTS, TEAMS};
@@ -21,9 +21,6 @@ pub(super) fn gpu(number: c_int) -> Result<Arc<CudaContext>, CallError> {
 }
 
 /// `gdsync_segment_allocate`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_allocate(
     team: *mut gdsync_team,
@@ -31,16 +28,13 @@ pub unsafe extern "C" fn gdsync_segment_allocate(
     notifications: c_uint,
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_allocate", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let segment = unsafe { TEAMS.find(team) }?.allocate(length, notifications)?;
         teams::keep_segment(team, segment, None)
     })
 }
 
 /// `gdsync_segment_allocate_gpu`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_allocate_gpu(
     team: *mut gdsync_team,
@@ -49,7 +43,7 @@ pub unsafe extern "C" fn gdsync_segment_allocate_gpu(
     notifications: c_uint,
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_allocate_gpu", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let found = unsafe { TEAMS.find(team) }?;
         let segment = found.allocate_gpu(&gpu(gpu_id)?, length, notifications)?;
         teams::keep_segment(team, segment, None)
@@ -68,12 +62,12 @@ pub unsafe extern "C" fn gdsync_segment_register(
     notifications: c_uint,
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_register", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let found = unsafe { TEAMS.find(team) }?;
         let base = NonNull::new(addr.cast::<u8>()).ok_or(CallError::Null { what: "the memory" })?;
         let free = Arc::new(AtomicBool::new(false));
-        // SAFETY: the program keeps the memory until `gdsync_segment_free` has returned 0, which waits until the owner
-        // is dropped; the C program's accesses are as those of a device.
+        // SAFETY: the program keeps the memory until `gdsync_segment_free` has returned 0, which waits until the owner is dropped. The
+        // program accesses it as a device does.
         let memory = unsafe { PinnedMemory::from_raw(base, length, LetGo(free.clone())) };
         teams::keep_segment(team, found.register(&memory, notifications)?, Some(free))
     })
@@ -92,53 +86,46 @@ pub unsafe extern "C" fn gdsync_segment_register_gpu(
     notifications: c_uint,
 ) -> *mut gdsync_segment {
     error::pointer("gdsync_segment_register_gpu", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let found = unsafe { TEAMS.find(team) }?;
         if addr == 0 {
             return Err(CallError::Null { what: "the memory" });
         }
         let context = gpu(gpu_id)?;
         let free = Arc::new(AtomicBool::new(false));
-        // SAFETY: the program keeps the memory until `gdsync_segment_free` has returned 0, which waits until the owner
-        // is dropped.
+        // SAFETY: the program keeps the memory until `gdsync_segment_free` has returned 0, which waits until the owner is dropped.
         let memory = unsafe { GpuMemory::from_raw(&context, addr, length, LetGo(free.clone())) }?;
         let segment = found.register_gpu(&context, &memory, notifications)?;
         teams::keep_segment(team, segment, Some(free))
     })
 }
 
-/// The segment of a handle.
+/// Returns the segment of a handle.
 ///
 /// # Safety
 /// No other thread frees it while the reference is used.
 unsafe fn find<'a>(segment: *mut gdsync_segment) -> Result<&'a Segment, CallError> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     Ok(&unsafe { SEGMENTS.find(segment) }?.segment)
 }
 
 /// `gdsync_segment_data`.
-///
-/// # Safety
-/// No other thread frees the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_data(segment: *mut gdsync_segment) -> *mut c_void {
     error::pointer("gdsync_segment_data", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let address = teams::data_of(unsafe { find(segment) }?)?;
         Ok(std::ptr::with_exposed_provenance_mut(address))
     })
 }
 
 /// `gdsync_segment_free`.
-///
-/// # Safety
-/// No other thread uses the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_segment_free(segment: *mut gdsync_segment) -> c_int {
     error::status("gdsync_segment_free", || teams::free_segment(segment))
 }
 
-/// Notifications by the first and how many.
+/// Returns the range of `count` notifications from `first` on.
 fn ids(first: u32, count: u32) -> Result<Range<u32>, CallError> {
     match first.checked_add(count) {
         Some(end) if count > 0 => Ok(first..end),
@@ -147,9 +134,6 @@ fn ids(first: u32, count: u32) -> Result<Range<u32>, CallError> {
 }
 
 /// `gdsync_notification_expect_from`.
-///
-/// # Safety
-/// No other thread frees the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_expect_from(
     segment: *mut gdsync_segment,
@@ -158,15 +142,12 @@ pub unsafe extern "C" fn gdsync_notification_expect_from(
     rank: u32,
 ) -> c_int {
     error::status("gdsync_notification_expect_from", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         Ok(unsafe { find(segment) }?.expect_from(ids(first, count)?, rank)?)
     })
 }
 
 /// `gdsync_notification_wait`.
-///
-/// # Safety
-/// No other thread frees the segment; `id` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_wait(
     segment: *mut gdsync_segment,
@@ -176,21 +157,18 @@ pub unsafe extern "C" fn gdsync_notification_wait(
     timeout_ms: c_uint,
 ) -> c_int {
     error::status("gdsync_notification_wait", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let (found, id) = (unsafe { find(segment) }?, non_null_mut("id", id)?);
         let timeout = Duration::from_millis(timeout_ms.into());
         let set = found.notify_waitsome(ids(first, count)?, timeout)?;
         let set = set.ok_or(CallError::NotNotified { timeout_ms: timeout_ms.into() })?;
-        // SAFETY: a valid place, the caller's.
+        // SAFETY: the caller passes a place that is valid for a write.
         unsafe { id.write(set) };
         Ok(())
     })
 }
 
 /// `gdsync_notification_reset`.
-///
-/// # Safety
-/// No other thread frees the segment; `value` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_reset(
     segment: *mut gdsync_segment,
@@ -198,10 +176,10 @@ pub unsafe extern "C" fn gdsync_notification_reset(
     value: *mut u32,
 ) -> c_int {
     error::status("gdsync_notification_reset", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let old = unsafe { find(segment) }?.notify_reset(id)?;
         if !value.is_null() {
-            // SAFETY: a valid place, the caller's.
+            // SAFETY: the caller passes a place that is valid for a write.
             unsafe { value.write(old) };
         }
         Ok(())
@@ -209,11 +187,8 @@ pub unsafe extern "C" fn gdsync_notification_reset(
 }
 
 /// `gdsync_notification_check`.
-///
-/// # Safety
-/// No other thread frees the segment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_notification_check(segment: *mut gdsync_segment, id: u32) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::status("gdsync_notification_check", || Ok(unsafe { find(segment) }?.check_notification(id)?))
 }

@@ -12,8 +12,7 @@ use std::time::Duration;
 /// `gdsync_team_create`.
 ///
 /// # Safety
-/// Domain and context are null or valid, and outlive the team; `attr` is null or valid. No other thread uses the
-/// bootstrap.
+/// Domain and context are null or valid, and outlive the team; `attr` is null or valid. No other thread uses the bootstrap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_create(
     bootstrap: *mut gdsync_bootstrap,
@@ -23,47 +22,35 @@ pub unsafe extern "C" fn gdsync_team_create(
 ) -> *mut gdsync_team {
     log::start();
     error::pointer("gdsync_team_create", || {
-        // SAFETY: null or valid, the caller's.
+        // SAFETY: the caller passes a pointer that is null or valid.
         let attr = unsafe { attr.as_ref() }.copied().unwrap_or_default();
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         unsafe { teams::create(bootstrap, pd, context, attr) }
     })
 }
 
 /// `gdsync_team_rank`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_rank(team: *mut gdsync_team) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::count("gdsync_team_rank", || Ok(unsafe { TEAMS.find(team) }?.rank() as c_int))
 }
 
 /// `gdsync_team_size`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_size(team: *mut gdsync_team) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::count("gdsync_team_size", || Ok(unsafe { TEAMS.find(team) }?.size() as c_int))
 }
 
 /// `gdsync_team_barrier`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_barrier(team: *mut gdsync_team) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::status("gdsync_team_barrier", || Ok(unsafe { TEAMS.find(team) }?.barrier()?))
 }
 
 /// `gdsync_team_flush`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_flush(
     team: *mut gdsync_team,
@@ -71,20 +58,17 @@ pub unsafe extern "C" fn gdsync_team_flush(
     timeout_ms: c_uint,
 ) -> c_int {
     error::status("gdsync_team_flush", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let queue = unsafe { TEAMS.find(team) }?.queue(queue)?;
         Ok(queue.flush(Duration::from_millis(timeout_ms.into()))?)
     })
 }
 
 /// `gdsync_team_is_dead`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) -> c_int {
     error::count("gdsync_team_is_dead", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let team = unsafe { TEAMS.find(team) }?;
         let size = team.size();
         if rank >= size {
@@ -96,19 +80,13 @@ pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) 
 }
 
 /// `gdsync_team_shrink`.
-///
-/// # Safety
-/// No other thread frees the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_shrink(team: *mut gdsync_team) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets no other thread free the object.
     error::count("gdsync_team_shrink", || Ok(unsafe { TEAMS.find(team) }?.shrink()?.len() as c_int))
 }
 
 /// `gdsync_team_free`.
-///
-/// # Safety
-/// No other thread uses the team.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_team_free(team: *mut gdsync_team) -> c_int {
     error::status("gdsync_team_free", || teams::free_team(team))

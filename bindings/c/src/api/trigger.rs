@@ -1,22 +1,24 @@
-//! `gdsync/ext.h`: triggers.
+//! `gdsync/ext.h`: triggers, and words that hold sends back until their receives are posted.
 
 use super::queue_pair::create;
 use crate::error::{self, non_null_mut};
-use crate::named::Named;
-use crate::requests;
-use crate::types::{gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_trigger};
-use crate::{log, objects};
-use gdsync::{Device, ProtectionDomain, Trigger};
+use crate::handles::Named;
+use crate::persistent::{self, Work};
+use crate::types::{
+    gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_ready_word, gdsync_request, gdsync_trigger,
+};
+use crate::{log, objects, requests, work};
+use gdsync::qp::CardWord;
+use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, Trigger};
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::c_int;
 use std::ptr::with_exposed_provenance_mut;
 
-/// What a `gdsync_trigger_t *` stands for.
+/// The object of a `gdsync_trigger_t *`.
 pub(crate) struct TriggerObject {
     pub(crate) trigger: Trigger,
-    /// Of which its queue pairs are.
-    pub(crate) domain: (Device, ProtectionDomain),
-    /// The same, by the names that the program has of them.
+    domain: (Device, ProtectionDomain),
+    /// The program's pointers to its context and domain.
     context: usize,
     pd: usize,
 }
@@ -35,7 +37,7 @@ pub unsafe extern "C" fn gdsync_trigger_create(
 ) -> *mut gdsync_trigger {
     log::start();
     error::pointer("gdsync_trigger_create", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the domain and the context alive.
         let domain = unsafe { objects::domain(context, pd) }?;
         let trigger = Trigger::new(&domain.1)?;
         let word = trigger.address() as usize;
@@ -47,9 +49,6 @@ pub unsafe extern "C" fn gdsync_trigger_create(
 }
 
 /// `gdsync_trigger_create_qp`.
-///
-/// # Safety
-/// No other thread frees the trigger; `qp_init_attr` is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_create_qp(
     trigger: *mut gdsync_trigger,
@@ -58,43 +57,39 @@ pub unsafe extern "C" fn gdsync_trigger_create_qp(
     flags: c_int,
 ) -> *mut gds_qp {
     error::pointer("gdsync_trigger_create_qp", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         let object = unsafe { TRIGGERS.find(trigger) }?;
         let (pd, context) =
             (with_exposed_provenance_mut(object.pd), with_exposed_provenance_mut(object.context));
-        // SAFETY: the caller's; domain and context outlive the trigger.
-        unsafe { create((pd, context), qp_init_attr, (gpu_id, flags), Some(object)) }
+        // SAFETY: the caller passes attributes that are null or valid; domain and context outlive the trigger.
+        unsafe {
+            create((pd, context), qp_init_attr, (gpu_id, flags), Some((&object.trigger, &object.domain)))
+        }
     })
 }
 
 /// `gdsync_send_ticket`.
-///
-/// # Safety
-/// The request is null or valid; `ticket` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_send_ticket(request: *mut gds_send_request_t, ticket: *mut u64) -> c_int {
     error::status("gdsync_send_ticket", || {
         let (request, place) = (non_null_mut("the request", request)?, non_null_mut("ticket", ticket)?);
-        // SAFETY: valid, the caller's.
+        // SAFETY: the caller passes a valid pointer.
         let name = unsafe { (*request).rollback_id };
         let mut last = 0;
         for send in requests::use_up_sends(name)? {
             last = send.into_ticket()?;
         }
-        // SAFETY: a valid place, the caller's.
+        // SAFETY: the caller passes a place that is valid for a write.
         unsafe { place.write(last) };
         Ok(())
     })
 }
 
 /// `gdsync_trigger_release`.
-///
-/// # Safety
-/// No other thread frees the trigger.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_release(trigger: *mut gdsync_trigger, ticket: u64) -> c_int {
     error::status("gdsync_trigger_release", || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets no other thread free the object.
         Ok(unsafe { TRIGGERS.find(trigger) }?.trigger.release(ticket)?)
     })
 }
@@ -106,10 +101,67 @@ pub extern "C" fn gdsync_trigger_word(ticket: u64) -> u64 {
 }
 
 /// `gdsync_trigger_free`.
-///
-/// # Safety
-/// No other thread uses the trigger.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_free(trigger: *mut gdsync_trigger) -> c_int {
     error::status("gdsync_trigger_free", || TRIGGERS.take(trigger).map(drop))
+}
+
+/// The ready words of programs. Requests behind a word keep it alive, too.
+static READY_WORDS: Named<gdsync_ready_word, CardWord> = Named::new(
+    "the ready word",
+    "pass what gdsync_ready_word_create returned, and no copy, until gdsync_ready_word_free",
+);
+
+/// `gdsync_ready_word_create`.
+///
+/// # Safety
+/// Domain and context are null or valid, and outlive the word and the requests that wait for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_ready_word_create(
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+) -> *mut gdsync_ready_word {
+    log::start();
+    error::pointer("gdsync_ready_word_create", || {
+        // SAFETY: the caller keeps the domain and the context alive.
+        let (_, domain) = unsafe { objects::domain(context, pd) }?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let word = CardWord::in_region(&MemoryRegion::allocate(&domain, size_of::<u64>(), access)?, 0)?;
+        let (address, rkey) = (word.address() as usize, word.remote().rkey);
+        READY_WORDS
+            .keep(word, |_| gdsync_ready_word { word: std::ptr::with_exposed_provenance_mut(address), rkey })
+    })
+}
+
+/// `gdsync_ready_word_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_ready_word_free(word: *mut gdsync_ready_word) -> c_int {
+    error::status("gdsync_ready_word_free", || READY_WORDS.take(word).map(drop))
+}
+
+/// `gdsync_send_behind`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_send_behind(
+    send: *mut gdsync_request,
+    word: *mut gdsync_ready_word,
+) -> c_int {
+    error::status("gdsync_send_behind", || {
+        // SAFETY: the caller lets no other thread free the object.
+        unsafe { persistent::set_behind(send, READY_WORDS.find(word)?) }
+    })
+}
+
+/// `gdsync_count_init`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_count_init(
+    qp: *mut gds_qp,
+    remote_addr: u64,
+    rkey: u32,
+) -> *mut gdsync_request {
+    error::pointer("gdsync_count_init", || {
+        // SAFETY: the caller lets no other thread destroy the object.
+        let object = unsafe { objects::queue_pair(qp) }?;
+        let count = work::persistent_count(object, remote_addr, rkey)?;
+        persistent::keep(qp.addr(), 0, Work::Send(count))
+    })
 }

@@ -1,5 +1,5 @@
-//! The functions that take libibverbs' own structs in the place of the old OFED's: what `gds_create_qp` and others
-//! are called where `GDSYNC_UPSTREAM_VERBS` is defined. Their errors have the names of the headers.
+//! The functions with libibverbs' own structs instead of the old OFED's: `gds_create_qp` and others with `GDSYNC_UPSTREAM_VERBS`
+//! defined. Error texts use the names of the headers.
 
 use super::persistent::gdsync_send_init;
 use super::queue_pair::gds_create_qp;
@@ -19,13 +19,13 @@ use std::ptr;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct upstream_send_wr {
-    /// The poster's number.
+    /// The program's id of the request.
     pub wr_id: u64,
     /// The next request of the list, or null.
     pub next: *mut upstream_send_wr,
-    /// Its elements.
+    /// The elements.
     pub sg_list: *mut ibv_sge,
-    /// How many.
+    /// The number of elements.
     pub num_sge: c_int,
     /// `IBV_WR_*`.
     pub opcode: c_int,
@@ -33,15 +33,15 @@ pub struct upstream_send_wr {
     pub send_flags: c_uint,
     /// Immediate data, big endian; in C a union.
     pub imm_data: u32,
-    /// What the operation needs besides.
+    /// Operands that depend on the operation.
     pub wr: gds_send_operands,
-    /// Of operations that gdsync has not.
+    /// For operations that gdsync does not support.
     pub rest: [u64; 7],
 }
 
 impl upstream_send_wr {
-    /// The same request in the other dialect, whose operations and flags have the same numbers. Its `next` says
-    /// only whether there is one.
+    /// Translates the request to the other dialect, whose operations and flags have the same numbers. Its `next` only says whether there
+    /// is another request.
     pub(crate) fn translated(&self) -> gds_send_wr {
         gds_send_wr {
             wr_id: self.wr_id,
@@ -58,7 +58,7 @@ impl upstream_send_wr {
     }
 }
 
-/// Calls with the same attributes in the other dialect, and writes back what the call has set.
+/// Calls a function with the attributes in the other dialect, and writes its results back.
 ///
 /// # Safety
 /// `attr` is null or valid, and not used elsewhere during the call.
@@ -66,7 +66,7 @@ unsafe fn with_attributes<T>(
     attr: *mut ibv_qp_init_attr,
     call: impl FnOnce(*mut gds_qp_init_attr_t) -> T,
 ) -> T {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a pointer that is null or valid.
     let Some(given) = (unsafe { attr.as_mut() }) else { return call(ptr::null_mut()) };
     let mut local = gds_qp_init_attr_t {
         qp_context: given.qp_context,
@@ -100,14 +100,11 @@ pub unsafe extern "C" fn gdsync_upstream_create_qp(
     gpu_id: c_int,
     flags: c_int,
 ) -> *mut gds_qp {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { with_attributes(qp_init_attr, |attr| gds_create_qp(pd, context, attr, gpu_id, flags)) }
 }
 
 /// `gdsync_trigger_create_qp`.
-///
-/// # Safety
-/// As [`gdsync_trigger_create_qp`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_upstream_trigger_create_qp(
     trigger: *mut gdsync_trigger,
@@ -115,17 +112,17 @@ pub unsafe extern "C" fn gdsync_upstream_trigger_create_qp(
     gpu_id: c_int,
     flags: c_int,
 ) -> *mut gds_qp {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { with_attributes(qp_init_attr, |attr| gdsync_trigger_create_qp(trigger, attr, gpu_id, flags)) }
 }
 
-/// Requests of the longest list: more than any queue has room for.
+/// The longest list of requests: more than any queue has room for.
 const MOST: usize = 1 << 16;
 
-/// Calls with the same list in the other dialect; `bad_wr` receives the request at which that failed.
+/// Calls a function with the list in the other dialect. `bad_wr` receives the request at which it failed.
 ///
 /// # Safety
-/// The list's pointers are null or valid; `bad_wr` is null or a valid place.
+/// The list's pointers are null or valid; `bad_wr` is null or valid for a write.
 unsafe fn with_list(
     name: &'static str,
     wr: *mut upstream_send_wr,
@@ -133,19 +130,19 @@ unsafe fn with_list(
     call: impl FnOnce(*mut gds_send_wr, *mut *mut gds_send_wr) -> c_int,
 ) -> c_int {
     let mut failed = ptr::null_mut();
-    // SAFETY: null or valid, the caller's.
+    // SAFETY: the caller passes a pointer that is null or valid.
     let Some(first) = (unsafe { wr.as_ref() }) else { return call(ptr::null_mut(), &mut failed) };
     if first.next.is_null() {
         let code = call(&mut first.translated(), &mut failed);
         if !failed.is_null() && !bad_wr.is_null() {
-            // SAFETY: a valid place, the caller's.
+            // SAFETY: the caller passes a place that is valid for a write.
             unsafe { bad_wr.write(wr) };
         }
         return code;
     }
     let (mut list, mut given, mut at) = (Vec::new(), Vec::new(), wr);
     let code = error::status(name, || {
-        // SAFETY: null, or a valid request, the caller's.
+        // SAFETY: the caller passes a list of valid requests.
         while let Some(request) = unsafe { at.as_ref() } {
             if list.len() == MOST {
                 return Err(bad(
@@ -165,13 +162,13 @@ unsafe fn with_list(
     }
     let base: *mut gds_send_wr = list.as_mut_ptr();
     for index in 1..list.len() {
-        // SAFETY: both are within the list, which is not moved any more.
+        // SAFETY: both are within the list, which is not reallocated.
         unsafe { (*base.add(index - 1)).next = base.add(index) };
     }
     let code = call(base, &mut failed);
     let index = (failed.addr().wrapping_sub(base.addr())) / size_of::<gds_send_wr>();
     if let Some(request) = given.get(index).filter(|_| !failed.is_null() && !bad_wr.is_null()) {
-        // SAFETY: a valid place, the caller's.
+        // SAFETY: the caller passes a place that is valid for a write.
         unsafe { bad_wr.write(*request) };
     }
     code
@@ -187,7 +184,7 @@ pub unsafe extern "C" fn gdsync_upstream_post_send(
     wr: *mut upstream_send_wr,
     bad_wr: *mut *mut upstream_send_wr,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { with_list("gds_post_send", wr, bad_wr, |wr, bad| gds_post_send(qp, wr, bad)) }
 }
 
@@ -202,7 +199,7 @@ pub unsafe extern "C" fn gdsync_upstream_prepare_send(
     bad_wr: *mut *mut upstream_send_wr,
     request: *mut gds_send_request_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { with_list("gds_prepare_send", wr, bad_wr, |wr, bad| gds_prepare_send(qp, wr, bad, request)) }
 }
 
@@ -218,10 +215,10 @@ pub unsafe extern "C" fn gdsync_upstream_stream_queue_send(
     bad_wr: *mut *mut upstream_send_wr,
 ) -> c_int {
     let queue = |wr: *mut gds_send_wr, bad: *mut *mut gds_send_wr| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers, and keeps the memory registered.
         unsafe { gds_stream_queue_send(stream, qp, wr, bad) }
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { with_list("gds_stream_queue_send", wr, bad_wr, queue) }
 }
 
@@ -234,8 +231,8 @@ pub unsafe extern "C" fn gdsync_upstream_send_init(
     qp: *mut gds_qp,
     wr: *const upstream_send_wr,
 ) -> *mut gdsync_request {
-    // SAFETY: null or valid, the caller's. One with a successor is refused, and that one not looked at.
+    // SAFETY: the caller passes a pointer that is null or valid. A request with a successor is refused, without reading that.
     let translated = unsafe { wr.as_ref() }.map(upstream_send_wr::translated);
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes valid pointers, and keeps the memory registered.
     unsafe { gdsync_send_init(qp, translated.as_ref().map_or(ptr::null(), ptr::from_ref)) }
 }

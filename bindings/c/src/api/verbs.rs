@@ -1,8 +1,7 @@
-//! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on whichever provider an object
-//! is of.
+//! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on objects of either provider.
 
-use super::queue_pair::poll;
-use crate::error::{self, CallError, non_null_mut};
+use crate::completion::poll_into;
+use crate::error::{self, CallError, check, made, non_null_mut};
 use crate::objects;
 use crate::providers::{self, Kind};
 use crate::types::ibv_recv_wr;
@@ -12,56 +11,32 @@ use gdsync_sys::verbs::{
     ibv_qp, ibv_wc,
 };
 use libc::{c_int, c_void, size_t};
-use std::io;
 
-/// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/it/headers.rs`
-/// compares).
+/// The index of `post_recv` in `ibv_context::ops` (verbs.h of rdma-core; `tests/it/headers.rs` compares).
 pub const OPS_POST_RECV: usize = 26;
 
 type PostRecv =
     unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int;
 
-/// A call that returns 0, a positive errno, or -1 and `errno`.
-pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
-    let source = match code {
-        0 => return Ok(()),
-        code if code > 0 => io::Error::from_raw_os_error(code),
-        _ => io::Error::last_os_error(),
-    };
-    Err(CallError::Verbs { call, source })
-}
-
-pub(super) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
-    if pointer.is_null() {
-        Err(CallError::Verbs { call, source: io::Error::last_os_error() })
-    } else {
-        Ok(pointer)
-    }
-}
-
 /// `gdsync_poll_cq`.
-///
-/// # Safety
-/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     error::count("gdsync_poll_cq", || {
         let cq = non_null_mut("the completion queue", cq)?;
         if let Some(queue) = objects::find_queue(cq) {
-            // SAFETY: the caller's.
-            return unsafe { poll(&queue, num_entries, wc) };
+            // SAFETY: the caller passes an array of that length.
+            return unsafe { poll_into(&queue, num_entries, wc) };
         }
         if !providers::libibverbs_is_there() {
             return Err(objects::no_provider_queue(cq));
         }
-        // SAFETY: a valid queue of libibverbs' (the caller's): its context has the function of this
-        // type in this place.
+        // SAFETY: the caller passes a valid queue of libibverbs, whose context has a function of this type here.
         let theirs = unsafe {
             let op = (*(*cq).context).ops[OPS_POLL_CQ];
             std::mem::transmute::<*mut c_void, Option<PollCq>>(op)
         };
         let theirs = theirs.ok_or(NO_FUNCTION)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         Ok(unsafe { theirs(cq, num_entries, wc) })
     })
 }
@@ -82,45 +57,38 @@ pub unsafe extern "C" fn gdsync_post_recv(
     error::status("gdsync_post_recv", || {
         let qp = non_null_mut("the queue pair", qp)?;
         if let Some(ours) = objects::find_queue_pair(qp) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes valid pointers, and keeps the memory registered.
             return unsafe { work::post_receives(&ours, wr, bad_wr) };
         }
         if !providers::libibverbs_is_there() {
             return Err(objects::no_provider_queue_pair(qp));
         }
-        // SAFETY: a valid queue pair of libibverbs' (the caller's): its context has the function of
-        // this type in this place.
+        // SAFETY: the caller passes a valid queue pair of libibverbs, whose context has a function of this type here.
         let theirs = unsafe {
             let op = (*(*qp).context).ops[OPS_POST_RECV];
             std::mem::transmute::<*mut c_void, Option<PostRecv>>(op)
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         check("ibv_post_recv", unsafe { theirs.ok_or(NO_FUNCTION)?(qp, wr, bad_wr) })
     })
 }
 
 /// `gdsync_alloc_pd`.
-///
-/// # Safety
-/// The context is null or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     error::pointer("gdsync_alloc_pd", || {
         let api = providers::of(Kind::Context, context)?;
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         let pd = made("ibv_alloc_pd", unsafe { (api.alloc_pd)(context) })?;
         Ok(providers::note(api, Kind::Domain, pd))
     })
 }
 
 /// `gdsync_dealloc_pd`.
-///
-/// # Safety
-/// The domain is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     error::status("gdsync_dealloc_pd", || {
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         providers::end(Kind::Domain, pd, |api| check("ibv_dealloc_pd", unsafe { (api.dealloc_pd)(pd) }))
     })
 }
@@ -128,7 +96,7 @@ pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 /// `gdsync_reg_mr`.
 ///
 /// # Safety
-/// The domain is null or valid; the memory is mapped, and stays so until it is deregistered.
+/// The domain is null or valid; the memory stays mapped until it is deregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_reg_mr(
     pd: *mut ibv_pd,
@@ -139,28 +107,22 @@ pub unsafe extern "C" fn gdsync_reg_mr(
     error::pointer("gdsync_reg_mr", || {
         let api = providers::of(Kind::Domain, pd)?;
         non_null_mut("the memory", addr)?;
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         let mr = made("ibv_reg_mr", unsafe { (api.reg_mr)(pd, addr, length, access) })?;
         Ok(providers::note(api, Kind::Region, mr))
     })
 }
 
 /// `gdsync_dereg_mr`.
-///
-/// # Safety
-/// The region is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
     error::status("gdsync_dereg_mr", || {
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         providers::end(Kind::Region, mr, |api| check("ibv_dereg_mr", unsafe { (api.dereg_mr)(mr) }))
     })
 }
 
 /// `gdsync_query_port`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_query_port(
     context: *mut ibv_context,
@@ -169,17 +131,14 @@ pub unsafe extern "C" fn gdsync_query_port(
 ) -> c_int {
     error::status("gdsync_query_port", || {
         let (api, attr) = (providers::of(Kind::Context, context)?, non_null_mut("attr", attr)?);
-        // SAFETY: a valid place of plain numbers.
+        // SAFETY: the place is valid, and of plain numbers.
         unsafe { attr.write_bytes(0, 1) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         check("ibv_query_port", unsafe { (api.query_port)(context, port, attr) })
     })
 }
 
 /// `gdsync_query_gid`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_query_gid(
     context: *mut ibv_context,
@@ -189,33 +148,27 @@ pub unsafe extern "C" fn gdsync_query_gid(
 ) -> c_int {
     error::status("gdsync_query_gid", || {
         let (api, gid) = (providers::of(Kind::Context, context)?, non_null_mut("gid", gid)?);
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes valid pointers.
         check("ibv_query_gid", unsafe { (api.query_gid)(context, port, index, gid) })
     })
 }
 
 /// `gdsync_create_ah`.
-///
-/// # Safety
-/// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     error::pointer("gdsync_create_ah", || {
         let (api, attr) = (providers::of(Kind::Domain, pd)?, non_null_mut("attr", attr)?);
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         let ah = made("ibv_create_ah", unsafe { (api.create_ah)(pd, attr) })?;
         Ok(providers::note(api, Kind::Path, ah))
     })
 }
 
 /// `gdsync_destroy_ah`.
-///
-/// # Safety
-/// The handle is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_destroy_ah(ah: *mut ibv_ah) -> c_int {
     error::status("gdsync_destroy_ah", || {
-        // SAFETY: known, or the caller's.
+        // SAFETY: the software card's object is known, or the caller passes a valid one.
         providers::end(Kind::Path, ah, |api| check("ibv_destroy_ah", unsafe { (api.destroy_ah)(ah) }))
     })
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Null and bad arguments of every function: EINVAL (or what the table says), and a line of words. Prints each function's name as
- * it is done with it, for the test to compare with what the library exports.
+  * Null and bad arguments of every function return EINVAL, or the errno in the table, and a text. Prints each function's name after its
+  * checks, for the test to compare with the exported ones.
  */
 #include "common.h"
 
@@ -13,7 +13,7 @@ static struct gds_cq nobody;
 
 static void nothing(void *argument) { (void)argument; }
 
-/* The call that failed says so. */
+/* Checks that the failed call has set a text. */
 static void said(const char *name) {
     size_t length = strlen(name);
     CHECK(strncmp(gdsync_error_text(), name, length) == 0 && gdsync_error_text()[length] == ':');
@@ -136,7 +136,7 @@ static void sends(void) {
     wr.exp_send_flags |= IBV_EXP_SEND_INLINE;
     sge.length = 4096;
     BAD(EINVAL, gds_post_send, qp, &wr, &bad);
-    /* Lengths that nothing is behind, and whose copies would take 8 GiB. */
+    /* Lengths without memory, whose copies would take 8 GiB. */
     sges[0] = sges[1] = sge;
     sges[0].length = sges[1].length = ~(uint32_t)0;
     wr.sg_list = sges;
@@ -232,7 +232,7 @@ static void descriptors(void) {
     BAD(EINVAL, gds_post_descriptors, 1, &desc, 0);
     BAD(EINVAL, gds_stream_post_descriptors, stream, 1, &desc, 1);
     BAD(EINVAL, gds_post_descriptors, 1, &desc, 1);
-    /* A wait that no value satisfies would never end. */
+    /* A wait that no value satisfies is refused. */
     desc.tag = GDS_TAG_WAIT_VALUE32;
     OK(gds_prepare_wait_value32(&desc.wait32, &word, 0, GDS_WAIT_COND_AND, GDS_MEMORY_HOST));
     BAD(EINVAL, gds_stream_post_descriptors, stream, 1, &desc, 0);
@@ -488,7 +488,7 @@ int main(void) {
     held();
     kept();
     teams();
-    /* For the one that times out. */
+    /* For the wait that times out. */
     desc.tag = GDS_TAG_WAIT_VALUE32;
     OK(gds_prepare_wait_value32(&desc.wait32, &gate, 1, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
     OK(gds_stream_post_descriptors(stream, 1, &desc, 0));

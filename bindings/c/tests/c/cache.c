@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A registration cache: what serves what, what goes, and its keys in work requests.
+  * A registration cache: hits, misses, evictions, invalidations, and its keys in work requests.
  */
 #include "common.h"
 
@@ -22,14 +22,14 @@ static void is_cached(struct rig *rig, uint8_t *memory) {
     CHECK(cache != NULL);
     whole = gdsync_cache_get(cache, memory, 2 * PART, ACCESS);
     CHECK(whole != NULL && whole->addr == (uint64_t)(uintptr_t)memory && whole->length == 2 * PART);
-    /* A part of it, with less access, and the same again. */
+    /* A part of the region, with less access, and the same again. */
     part = gdsync_cache_get(cache, memory + PART, 10, IBV_ACCESS_LOCAL_WRITE);
     CHECK(part != NULL && part->lkey == whole->lkey && part->rkey == whole->rkey);
     OK(gdsync_cache_release(part));
     CHECK_STATUS(EINVAL, gdsync_cache_release(part));
     statistics = statistics_of(cache);
     CHECK(statistics.hits == 1 && statistics.misses == 1 && statistics.entries == 1 && statistics.bytes == 2 * PART);
-    /* More access, and more bytes, are other registrations. */
+    /* More access or more bytes need another registration. */
     more = gdsync_cache_get(cache, memory, PART, ACCESS | IBV_ACCESS_REMOTE_READ);
     CHECK(more != NULL && more->rkey != whole->rkey);
     longer = gdsync_cache_get(cache, memory, ALL, ACCESS);
@@ -38,7 +38,7 @@ static void is_cached(struct rig *rig, uint8_t *memory) {
     OK(gdsync_cache_release(more));
     OK(gdsync_cache_release(whole));
     OK(gdsync_cache_release(longer));
-    /* Before the memory is freed. */
+    /* Invalidated before the memory is freed. */
     CHECK(gdsync_cache_invalidate(cache, memory + ALL, PART) == 0);
     CHECK(gdsync_cache_invalidate(cache, memory + ALL - 1, 1) >= 1);
     CHECK(statistics_of(cache).entries == 0);
@@ -49,7 +49,7 @@ static void is_cached(struct rig *rig, uint8_t *memory) {
     CHECK_STATUS(EINVAL, gdsync_cache_free(cache));
 }
 
-/* A cache of one registration: what nothing uses makes way, and what is in use stays. */
+/* A cache of one registration evicts an unused one, and keeps one in use. */
 static void is_limited(struct rig *rig, uint8_t *memory) {
     gdsync_cache_t *cache = gdsync_cache_create(rig->pd, rig->context, 1, PART);
     gdsync_region_t *one, *other;
@@ -66,7 +66,7 @@ static void is_limited(struct rig *rig, uint8_t *memory) {
     OK(gdsync_cache_free(cache));
 }
 
-/* The keys are those of registered memory: a write from it and into it. */
+/* The keys are valid for a write from the memory and into it. */
 static void is_used(struct rig *rig, uint8_t *memory) {
     gdsync_cache_t *cache = gdsync_cache_create(rig->pd, rig->context, 0, 0);
     gdsync_region_t *region = gdsync_cache_get(cache, memory, ALL, ACCESS);
@@ -86,7 +86,7 @@ static void is_used(struct rig *rig, uint8_t *memory) {
     OK(gds_post_send(rig->sides[0].qp, &wr, &bad));
     (void)poll_success(&rig->sides[0].qp->send_cq, 5);
     CHECK(memory[PART] == 9 && memory[2 * PART - 1] == 9);
-    /* A region that is in use outlives its cache. */
+    /* A region in use outlives its cache. */
     OK(gdsync_cache_free(cache));
     OK(gds_post_send(rig->sides[0].qp, &wr, &bad));
     (void)poll_success(&rig->sides[0].qp->send_cq, 5);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Waits with a status: of work that completes, that fails, that is flushed, and whose other side is gone.
+  * Waits with a status for work that completes, fails, is flushed, or whose other side is dead.
  */
 #include "common.h"
 
@@ -14,7 +14,7 @@ static gds_send_wr write_of(struct rig *rig, struct ibv_sge *sge, uint32_t rkey)
     return wr;
 }
 
-/* A stream learns how the work before it ended: behind the wait, a descriptor reads the word. */
+/* After the wait, a descriptor of the stream reads the status word. */
 static void completes(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0];
     struct ibv_sge sge = sge_of(left, 0, BYTES);
@@ -24,7 +24,7 @@ static void completes(struct rig *rig, CUstream stream) {
     uint32_t gate = 0;
 
     memset(left->buffer, 7, BYTES);
-    /* The work is held back until the gate opens: nothing is known before. */
+    /* The gate holds the work back, so the status is pending. */
     desc.tag = GDS_TAG_WAIT_VALUE32;
     OK(gds_prepare_wait_value32(&desc.wait32, &gate, 1, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
     OK(gds_stream_post_descriptors(stream, 1, &desc, 0));
@@ -44,7 +44,7 @@ static void completes(struct rig *rig, CUstream stream) {
     CHECK_STATUS(EINVAL, gdsync_status_wait(gone, 0));
     CHECK_STATUS(EINVAL, gdsync_status_free(gone));
     (void)poll_success(&left->qp->send_cq, 1);
-    /* Nothing is outstanding. */
+    /* No work is outstanding. */
     CHECK(gdsync_stream_wait_cq_checked(stream, &left->qp->send_cq) == NULL && errno == EINVAL);
 }
 
@@ -71,7 +71,7 @@ static void fails(struct rig *rig, CUstream stream) {
     OK(gdsync_status_free(second));
 }
 
-/* The other side's queue pair is destroyed: its card answers no more. */
+/* The other side's queue pair is destroyed, so its card does not respond. */
 static void peer_is_gone(CUstream stream) {
     struct rig rig;
     struct ibv_sge sge;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What the test programs share: checks, and two queue pairs on a software card, connected.
+  * Helpers of the test programs: checks, and two connected queue pairs on a software card.
  */
 #ifndef GDSYNC_TEST_COMMON_H
 #define GDSYNC_TEST_COMMON_H
@@ -24,7 +24,7 @@
         }                                                                                                                      \
     } while (0)
 
-/* A status that is as wanted, and said in words where it is an error. */
+/* Checks a status, and that an error has a text. */
 #define CHECK_STATUS(wanted, call)                                                                                             \
     do {                                                                                                                       \
         int status_ = (call);                                                                                                  \
@@ -133,7 +133,7 @@ static inline void rig_open_on(struct rig *rig, enum ibv_qp_type type, int gpu_i
 
 static inline void rig_open(struct rig *rig, enum ibv_qp_type type) { rig_open_on(rig, type, -1, GDS_CREATE_QP_DEFAULT); }
 
-/* Everything goes: nothing was left on the card. */
+/* Destroys everything. The card closes, so no object is left on it. */
 static inline void rig_close(struct rig *rig) {
     int i;
     for (i = 0; i < 2; i++) {
@@ -174,7 +174,7 @@ static inline void receive(struct side *side, size_t offset, uint32_t length, ui
     OK(gds_post_recv(side->qp, &wr, &bad));
 }
 
-/* Polls until there is a completion. */
+/* Polls until a completion arrives. */
 static inline struct ibv_wc poll_one(struct gds_cq *cq) {
     struct ibv_wc wc;
     int n;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Descriptors of every kind on CUDA streams, with the driver loaded at run time. Ends with 77, and says why, where there is no GPU.
+  * Descriptors of every kind on CUDA streams, with the driver loaded at run time. Exits with 77 and a reason without a GPU.
  */
 #include "common.h"
 
@@ -18,7 +18,7 @@ static int (*mem_alloc)(CUdeviceptr *at, size_t size);
 static int (*mem_free)(CUdeviceptr at);
 static int (*from_device)(void *to, CUdeviceptr from, size_t size);
 
-/* A function pointer out of an object pointer, as POSIX has it. */
+/* Converts an object pointer to a function pointer, which POSIX allows. */
 #define LOAD(library, function, name)                                                                                          \
     do {                                                                                                                       \
         void *found_ = dlsym(library, name);                                                                                   \
@@ -93,7 +93,7 @@ static void round_of(struct rig *rig, CUstream stream, uint32_t *words, CUdevice
     poll_success(&right->qp->recv_cq, number);
 }
 
-/* Memory of the GPU itself where it can be mapped, or else of the host. */
+/* GPU memory if it can be mapped, otherwise host memory. */
 static void mapped(void) {
     gds_mem_desc_t memory;
     uint32_t got[2];
@@ -109,7 +109,7 @@ static void mapped(void) {
     OK(gds_free_mapped_memory(&memory));
 }
 
-/* The pointers of a kernel are the GPU's: the driver reaches the words there. */
+/* A kernel's pointers are the GPU's, so the driver reaches the words there. */
 static void kernels(struct rig *rig) {
     struct side *left = &rig->sides[0];
     struct ibv_sge sge = sge_of(left, 0, 8);
@@ -132,7 +132,7 @@ static void kernels(struct rig *rig) {
     OK(gds_mlx5_get_send_info(1, &send, &ring));
     CHECK(from_device(&got, (CUdeviceptr)(uintptr_t)ring.dbrec_ptr, 4) == 0);
     CHECK(ring.db_ptr != NULL);
-    /* Nobody rings: the queue pair goes with it. */
+    /* The send is never rung for; destroying the queue pair frees it. */
 }
 
 static void everything(int gpu_id, int flags) {
@@ -146,10 +146,10 @@ static void everything(int gpu_id, int flags) {
     CHECK(posix_memalign((void **)&words, 4096, 4096) == 0);
     memset(words, 0, 4096);
     CHECK(mem_alloc(&gpu, 4096) == 0);
-    /* Streams that come and go at the same addresses, and the default stream. */
+    /* Streams that are destroyed and made again at the same addresses, and the default stream. */
     for (i = 0; i < 10; i++) {
         CHECK(stream_create(&streams[0], NON_BLOCKING) == 0 && stream_create(&streams[1], NON_BLOCKING) == 0);
-        /* One that the program keeps, every other time. */
+        /* The program keeps every other stream. */
         if (i % 2 == 1) {
             OK(gdsync_stream_keep(streams[0], i % 4 == 1 ? GDSYNC_STREAM_NEVER_CAPTURED : 0));
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Every kind of descriptor, on a software stream and on the CPU, and every operation of a send.
+  * Every kind of descriptor, on a software stream and on the CPU, and every operation of a send.
  */
 #include "common.h"
 
@@ -18,7 +18,7 @@ static gds_descriptor_t wait32(uint32_t *ptr, uint32_t value, gds_wait_cond_flag
     return desc;
 }
 
-/* The stream waits for the CPU under each condition, and not before it is met. */
+/* The stream waits for the CPU until each condition is met. */
 static void conditions(CUstream stream, uint32_t *word, uint32_t *flag) {
     static const struct {
         gds_wait_cond_flag_t condition;
@@ -105,7 +105,7 @@ static void operations(struct rig *rig) {
     struct ibv_wc wc;
     uint64_t number = 40;
 
-    /* A list of two, of which only the second completes: a gathered write, and a write with immediate, inline. */
+    /* A list of two, of which only the second is signaled: a gathered write, and an inline write with immediate data. */
     memcpy(left->buffer, "gathered", 8);
     sges[0] = sge_of(left, 0, 4);
     sges[1] = sge_of(left, 4, 4);
@@ -130,7 +130,7 @@ static void operations(struct rig *rig) {
     CHECK(wc.byte_len == 8 && wc.qp_num == right->qp->qp->qp_num);
     CHECK(memcmp(right->buffer + 2048, "gatheredgathered", 16) == 0);
 
-    /* A read, and a send with immediate that starts after it. */
+    /* A read, and a fenced send with immediate data. */
     wr = send_of(sges, 4);
     wr.exp_opcode = IBV_EXP_WR_RDMA_READ;
     sges[0] = sge_of(left, 512, 16);
@@ -170,7 +170,7 @@ static void operations(struct rig *rig) {
     CHECK(number == 50);
 }
 
-/* Datagrams, with an address handle of the program's. */
+/* Datagrams, with an address handle of the program. */
 static void datagrams(void) {
     struct rig rig;
     struct side *left = &rig.sides[0], *right = &rig.sides[1];

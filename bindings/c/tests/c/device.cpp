@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// device.cuh as a kernel has it, compiled for the CPU: what CUDA brings is here in its place.
+// Compiles device.cuh for the CPU, with substitutes for CUDA's declarations.
 #define __CUDACC__ 1
-// The verbs have instructions of a GPU there; as a CPU has them, headers.cpp includes them.
+// The verbs use GPU instructions; headers.cpp includes their CPU version.
 #define GDSYNC_DEVICE_VERBS_CUH
 #define __host__
 #define __device__
 
 static long long cycles;
 
-// A clock that runs only as fast as it is looked at: what times out does so at once.
+// A clock that advances only when it is read, so timeouts are immediate.
 static inline long long clock64() { return cycles += 1LL << 28; }
 static inline void __threadfence_block() {}
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Every header, and what the old verbs' and libgdsync's users do with them.
+  * Includes every header, and uses it as programs of the old verbs and of libgdsync do.
  */
 #include <gdsync.h>
 #include <gdsync/tools.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Lists of persistent requests that one write of a trigger's word starts, with sends that the card holds back until their receives are
- * posted. Where the card waits for no words (SOFTHCA_WAITS=off): what is refused.
+  * Lists of persistent requests that one write of a trigger's word starts, with sends that the card holds back until their receives are
+  * posted; and the refusals of a card that does not wait for words (SOFTHCA_WAITS=off).
  */
 #include "common.h"
 
@@ -9,14 +9,14 @@
 
 enum { PEERS = 3, BYTES = 64, ROUNDS = 24, SHORT_MS = 20, MOST = 4 * DEPTH };
 
-/* A queue pair of the sender to one of the receiver. */
+/* A queue pair from the sender to one of the receiver. */
 struct peer {
     struct rig rig; /* of one context and domain; the left side sends */
     gdsync_ready_word_t *word;
     gdsync_request_t *send, *receive, *count;
 };
 
-/* A sender and a receiver, each with a stream and a trigger of its own. */
+/* A sender and a receiver, each with its own stream and trigger. */
 struct both {
     struct peer peers[PEERS];
     struct ibv_context *context;
@@ -85,7 +85,7 @@ static void open_both(struct both *both) {
     }
 }
 
-/* Requests behind words keep these: all goes with the queue pairs. */
+/* Requests keep their words alive until their queue pairs are destroyed. */
 static void close_both(struct both *both) {
     int i, side;
 
@@ -126,7 +126,7 @@ static void completes(gdsync_request_t *request, uint64_t wr_id, enum ibv_wc_opc
     CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == wr_id && wc.opcode == opcode);
 }
 
-/* Whether all receivers have this byte, in the whole of their buffers. */
+/* Returns whether all receivers have this byte throughout their buffers. */
 static int all_have(const struct both *both, uint8_t byte) {
     int i, at;
     for (i = 0; i < PEERS; i++) {
@@ -139,7 +139,7 @@ static int all_have(const struct both *both, uint8_t byte) {
     return 1;
 }
 
-/* One write of each side starts all of its requests. No message is there before the receiver's stream has come to it. */
+/* One write of each side starts all of its requests. No message arrives before the receiver's stream has reached its start. */
 static void rounds(struct both *both) {
     gdsync_request_t *sends[PEERS], *receives[2 * PEERS];
     uint32_t gate;
@@ -172,7 +172,7 @@ static void rounds(struct both *both) {
         OK(gdsync_stream_synchronize(both->streams[0], PATIENCE_MS));
         CHECK(all_have(both, (uint8_t)round));
         if (round == 1) {
-            /* Those that are behind the words keep them. */
+            /* The requests keep the freed words alive. */
             for (i = 1; i < PEERS; i++) {
                 gdsync_ready_word_t *word = both->peers[i].word;
                 OK(gdsync_ready_word_free(word));
@@ -192,7 +192,7 @@ static void rounds(struct both *both) {
     }
 }
 
-/* A start of each side for a peer. */
+/* Starts one request of each side. */
 static void start_receive(struct both *both, struct peer *peer) {
     gdsync_request_t *list[2] = {peer->receive, peer->count};
     OK(gdsync_start_all_by_trigger(both->streams[1], both->triggers[1], 2, list));
@@ -202,7 +202,7 @@ static void start_send(struct both *both, struct peer *peer) {
     OK(gdsync_start_all_by_trigger(both->streams[0], both->triggers[0], 1, &peer->send));
 }
 
-/* A send that the other side does not count is let go by the program. Until then it is active. */
+/* The program releases a send that the other side does not count. The send is active until then. */
 static void by_the_program(struct both *both) {
     struct peer *peer = &both->peers[0];
     struct ibv_wc wc;
@@ -214,13 +214,13 @@ static void by_the_program(struct both *both) {
     __atomic_store_n(peer->word->word, gdsync_trigger_word(ROUNDS + 1), __ATOMIC_RELEASE);
     completes(peer->send, 1, IBV_WC_SEND);
     completes(peer->receive, 2, IBV_WC_RECV);
-    /* The count is one start behind now. */
+    /* The count is now one start behind. */
     OK(gdsync_start_all(both->streams[1], 1, &peer->count));
     completes(peer->count, 0, IBV_WC_RDMA_WRITE);
     CHECK(*(volatile uint64_t *)peer->word->word == gdsync_trigger_word(ROUNDS + 1));
 }
 
-/* Nothing of a list that is refused is started: the next start of the same requests is the next one in number. */
+/* A refused list starts nothing: the next start of its requests has the next number. */
 static void refusals(struct both *both) {
     struct peer *peer = &both->peers[0], *other = &both->peers[1];
     struct ibv_pd *foreign = gdsync_alloc_pd(both->context);
@@ -247,7 +247,7 @@ static void refusals(struct both *both) {
     gone = trigger;
     OK(gdsync_trigger_free(trigger));
     CHECK_STATUS(EINVAL, gdsync_start_all_by_trigger(both->streams[0], gone, 1, &peer->send));
-    /* Another context's domain. */
+    /* A domain of another context. */
     rig_open(&rig, IBV_QPT_UD);
     CHECK(gdsync_ready_word_create(rig.pd, both->context) == NULL && errno == EINVAL);
     /* Datagrams. */
@@ -264,7 +264,7 @@ static void refusals(struct both *both) {
     own = send_request(&side);
     CHECK_STATUS(EINVAL, gdsync_start_all_by_trigger(both->streams[0], both->triggers[0], 1, &own));
     OK(gds_destroy_qp(qp));
-    /* A queue pair with a trigger of its own: its sends may be behind a word. */
+    /* A queue pair with its own trigger, whose sends may wait for a word. */
     attr.cap.max_inline_data = 8;
     qp = gdsync_trigger_create_qp(both->triggers[0], &attr, -1, GDS_CREATE_QP_DEFAULT);
     CHECK(qp != NULL);
@@ -276,7 +276,7 @@ static void refusals(struct both *both) {
     CHECK(strstr(gdsync_error_text(), "trigger") != NULL);
     OK(gds_destroy_qp(qp));
 
-    /* A request that is active, and streams in the way of each other: until the first has written its ticket, and no longer. */
+    /* An active request; and two streams that are in each other's way until the first has written its ticket. */
     hold(both->streams[1], &gate);
     start_receive(both, other);
     CHECK_STATUS(EBUSY, gdsync_start_all_by_trigger(both->streams[1], both->triggers[1], 1, &other->receive));
@@ -287,7 +287,7 @@ static void refusals(struct both *both) {
     completes(other->send, 1, IBV_WC_SEND);
     completes(other->receive, 2, IBV_WC_RECV);
     completes(other->count, 0, IBV_WC_RDMA_WRITE);
-    /* The first stream may have yet to say so. */
+    /* The library may not have noticed yet that the first stream has passed. */
     count = count_request(&both->peers[2].rig.sides[1], peer->word);
     while ((status = gdsync_start_all_by_trigger(third, both->triggers[1], 1, &count)) == EBUSY) {
         sched_yield();
@@ -295,7 +295,7 @@ static void refusals(struct both *both) {
     CHECK(status == 0);
     completes(count, 0, IBV_WC_RDMA_WRITE);
     OK(gdsync_request_free(count));
-    /* A stream that has still to ring for a send of the queue pair. */
+    /* Another stream still has to ring for a send of the queue pair. */
     hold(third, &gate);
     OK(gdsync_start_all(third, 1, &both->peers[2].count));
     CHECK_STATUS(EBUSY, gdsync_start_all_by_trigger(both->streams[1], both->triggers[1], 1, &both->peers[2].count));
@@ -307,7 +307,7 @@ static void refusals(struct both *both) {
     OK(gdsync_dealloc_pd(foreign));
 }
 
-/* The queue is full: nothing is started, and as many starts as before have room. */
+/* A full queue starts nothing, and keeps room for as many starts as before. */
 static void full(struct both *both) {
     gdsync_request_t *counts[MOST];
     struct peer *peer = &both->peers[0];
@@ -326,7 +326,7 @@ static void full(struct both *both) {
     }
 }
 
-/* A queue pair that fails takes no more, and the stream goes on. */
+/* A failed queue pair refuses starts, and the stream goes on. */
 static void failures(struct both *both) {
     struct peer *peer = &both->peers[2];
     struct ibv_wc wc;
@@ -340,7 +340,7 @@ static void failures(struct both *both) {
     CHECK_STATUS(EIO, gdsync_start_all_by_trigger(both->streams[0], both->triggers[0], 1, &peer->send));
 }
 
-/* Neither triggers nor held sends; words and counts are the other side's to use. */
+/* Without card waits there are no triggers and held sends, but words and counts for the other side. */
 static void without_waits(void) {
     struct rig rig;
     gdsync_ready_word_t *word;
@@ -358,7 +358,7 @@ static void without_waits(void) {
     OK(gdsync_start_all(stream, 1, &count));
     completes(count, 0, IBV_WC_RDMA_WRITE);
     CHECK(*(volatile uint64_t *)word->word == gdsync_trigger_word(1));
-    /* The send is as before. */
+    /* The send is unchanged. */
     receive(&rig.sides[1], 0, BYTES, 5);
     OK(gdsync_start_all(stream, 1, &send));
     completes(send, 1, IBV_WC_SEND);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Persistent requests: made once, started and waited for on streams, completed by the CPU, and what is refused.
+  * Persistent requests: made once, started and waited for on streams, completed by the CPU; and refusals.
  */
 #include "common.h"
 
@@ -35,7 +35,7 @@ struct count {
     uint8_t *in, *out;
 };
 
-/* What came plus one is sent back. */
+/* Sends back the received number plus one. */
 static void add_one(void *argument) {
     struct count *count = (struct count *)argument;
     size_t i;
@@ -44,7 +44,7 @@ static void add_one(void *argument) {
     }
 }
 
-/* Two streams answer each other, without the CPU between. */
+/* Two streams answer each other without the CPU. */
 static void rounds(struct rig *rig) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     CUstream streams[2];
@@ -77,7 +77,7 @@ static void rounds(struct rig *rig) {
     for (i = 0; i < 2; i++) {
         OK(gdsync_stream_synchronize(streams[i], PATIENCE_MS));
     }
-    /* Round after round, either side adds one. */
+    /* In each round, either side adds one. */
     CHECK(left->buffer[0] == (uint8_t)(2 * ROUNDS) && right->buffer[BYTES - 1] == (uint8_t)(2 * ROUNDS - 1));
     OK(gdsync_request_complete(back[0], &wc, PATIENCE_MS));
     CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 12 && wc.opcode == IBV_WC_RECV && wc.byte_len == BYTES);
@@ -85,7 +85,7 @@ static void rounds(struct rig *rig) {
     CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 10 && wc.opcode == IBV_WC_SEND);
     CHECK_STATUS(EINVAL, gdsync_request_complete(there[0], &wc, 0));
     CHECK(ibv_poll_cq(left->qp->recv_cq.cq, 1, &wc) == 0 && ibv_poll_cq(right->qp->send_cq.cq, 1, &wc) == 0);
-    /* Those that the CPU has not completed are looked at when they are freed. */
+    /* A free of a request checks whether it has completed. */
     for (i = 0; i < 2; i++) {
         OK(gdsync_request_free(there[i]));
         OK(gdsync_request_free(back[i]));
@@ -93,7 +93,7 @@ static void rounds(struct rig *rig) {
     }
 }
 
-/* A write with immediate data, for a receive of the program's own. */
+/* A write with immediate data, for an ordinary receive of the program. */
 static void writes(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     struct ibv_sge sge = sge_of(left, 0, BYTES);
@@ -125,7 +125,7 @@ static void refusals(struct rig *rig, CUstream stream) {
     struct ibv_recv_wr recv_wr = receive_of(&sge, 0), recv_next = recv_wr;
     struct ibv_wc wc;
 
-    /* What cannot be a persistent request. */
+    /* Work requests that cannot be persistent. */
     CHECK(gdsync_send_init(NULL, &wr) == NULL && errno == EINVAL);
     CHECK(gdsync_send_init(left->qp, NULL) == NULL && errno == EINVAL);
     wr.next = &next;
@@ -142,7 +142,7 @@ static void refusals(struct rig *rig, CUstream stream) {
     recv_wr.next = &recv_next;
     CHECK(gdsync_recv_init(left->qp, &recv_wr) == NULL && errno == EOPNOTSUPP);
 
-    /* Lists: nothing of one that is refused is started. */
+    /* A refused list starts nothing. */
     OK(gdsync_start_all(stream, 0, NULL));
     OK(gdsync_wait_all(stream, 0, NULL));
     CHECK_STATUS(EINVAL, gdsync_start_all(stream, 1, NULL));
@@ -154,7 +154,7 @@ static void refusals(struct rig *rig, CUstream stream) {
     CHECK_STATUS(EINVAL, gdsync_request_complete(receives[0], &wc, 0));
     CHECK_STATUS(EINVAL, gdsync_request_complete(receives[0], NULL, 0));
 
-    /* Active ones. */
+    /* Active requests. */
     OK(gdsync_start_all(stream, 1, receives));
     CHECK_STATUS(EBUSY, gdsync_start_all(stream, 1, receives));
     CHECK_STATUS(EBUSY, gdsync_request_free(receives[0]));
@@ -171,7 +171,7 @@ static void refusals(struct rig *rig, CUstream stream) {
     OK(gdsync_request_free(receives[0]));
 }
 
-/* A write that the remote side refuses: the stream goes on, the completion says why, and the queue pair has failed. */
+/* The remote side refuses a write: the stream goes on, the completion has the reason, and the queue pair has failed. */
 static void failures(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     struct ibv_sge sge = sge_of(left, 0, BYTES);
@@ -191,10 +191,10 @@ static void failures(struct rig *rig, CUstream stream) {
     CHECK(wc.status == IBV_WC_REM_ACCESS_ERR && wc.wr_id == 40);
     CHECK_STATUS(EIO, gdsync_start_all(stream, 1, &write));
     CHECK_STATUS(EIO, gdsync_start_all(stream, 1, &receive_of_it));
-    /* Their queue pair frees them. */
+    /* Destroying the queue pair frees the requests. */
 }
 
-/* Destroying a queue pair frees its requests, of which one is active. */
+/* Destroying a queue pair frees its requests, one of which is active. */
 static void gone_with_the_queue_pair(void) {
     struct rig rig;
     CUstream stream = gdsync_soft_stream_create();
@@ -213,7 +213,7 @@ static void gone_with_the_queue_pair(void) {
     OK(gdsync_soft_stream_destroy(stream));
 }
 
-/* Connections only. */
+/* Datagrams are refused. */
 static void datagrams(void) {
     struct rig rig;
     struct ibv_sge sge;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Two queue pairs and two software streams: each stream waits for the other's message, computes, and answers, with no CPU between.
+  * Two queue pairs and two software streams: each stream waits for the other's message, computes, and answers, without the CPU.
  */
 #include "common.h"
 
 enum { ROUNDS = 1000, SIZE = 64 };
 
-/* What a kernel would do: the next number of the message that came, as the message that goes. */
+/* Computes the next message from the received one, as a kernel would. */
 struct step {
     const uint8_t *from;
     uint8_t *to;
@@ -75,7 +75,7 @@ static void play(int flags) {
 
 int main(void) {
     play(GDS_CREATE_QP_DEFAULT);
-    /* Without a GPU these are wishes that are not granted. */
+    /* These wishes are not granted without a GPU. */
     play(GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_RX_CQ_ON_GPU | GDS_CREATE_QP_WQ_DBREC_ON_GPU);
     puts("pingpong ok");
     return 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Prepared requests as programs treat them: copied, posted twice, thrown away, given back, handed to kernels; and failures.
+  * Prepared requests that are copied, posted twice, discarded, cancelled or handed to kernels; and failures.
  */
 #include "common.h"
 
@@ -10,7 +10,7 @@ static void prepare(struct side *side, uint64_t wr_id, gds_send_request_t *reque
     OK(gds_prepare_send(side->qp, &wr, &bad, request));
 }
 
-/* A copy names the same work; what is used up is refused, wherever it stands. */
+/* Copies name the same request; a used-up one is refused in any list. */
 static void copies(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     gds_send_request_t sends[2], copy, zero;
@@ -24,7 +24,7 @@ static void copies(struct rig *rig, CUstream stream) {
     prepare(left, 1, &sends[0]);
     prepare(left, 2, &sends[1]);
     copy = sends[0];
-    /* A list that names one of them twice: refused, and nothing is lost. */
+    /* A list that names a request twice is refused and changes nothing. */
     descs[0].tag = GDS_TAG_SEND;
     descs[0].send = &sends[0];
     descs[1].tag = GDS_TAG_SEND;
@@ -48,8 +48,8 @@ static void copies(struct rig *rig, CUstream stream) {
     poll_success(&right->qp->recv_cq, 2);
 }
 
-/* A completion is not polled while a wait for it is prepared; gds_post_wait_cq leaves it to the CPU, and the next wait is for the
- * next completion. */
+/* A completion cannot be polled while a wait for it is prepared. gds_post_wait_cq leaves it to the CPU, and the next wait is for the next
+ * completion. */
 static void polling_behind_waits(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     gds_send_request_t send;
@@ -68,7 +68,7 @@ static void polling_behind_waits(struct rig *rig, CUstream stream) {
     CHECK(second.peek.offset == first.peek.offset + 1);
     poll_success(&right->qp->recv_cq, 1);
     CHECK_STATUS(EINVAL, gds_abort_wait_cq(&right->qp->recv_cq, &first));
-    /* Given back, the next wait is for the same. */
+    /* After a wait is cancelled, the next one is for the same completion. */
     OK(gdsync_cancel_wait(&second));
     OK(gds_prepare_wait_cq(&right->qp->recv_cq, &first, 0));
     CHECK(first.peek.offset == second.peek.offset);
@@ -77,11 +77,11 @@ static void polling_behind_waits(struct rig *rig, CUstream stream) {
     OK(gds_stream_post_send(stream, &send));
     poll_success(&left->qp->send_cq, 2);
     poll_success(&right->qp->recv_cq, 2);
-    /* Nothing is to come any more. */
+    /* No completion is outstanding. */
     CHECK_STATUS(EINVAL, gds_prepare_wait_cq(&right->qp->recv_cq, &first, 0));
 }
 
-/* A request that is thrown away is in the way of later ones, and they say so, until it is taken back. */
+/* A discarded request blocks later ones, with an error that says so, until it is cancelled. */
 static void thrown_away(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     gds_send_request_t lost, later;
@@ -89,7 +89,7 @@ static void thrown_away(struct rig *rig, CUstream stream) {
     receive(right, 0, 8, 1);
     prepare(left, 1, &lost);
     prepare(left, 2, &later);
-    /* The later one cannot be posted, and is taken back. */
+    /* The later request cannot be posted, and is cancelled. */
     CHECK_STATUS(EINVAL, gds_stream_post_send(stream, &later));
     CHECK(strstr(gdsync_error_text(), "prepared earlier") != NULL);
     CHECK_STATUS(EINVAL, gds_stream_post_send(stream, &later));
@@ -100,7 +100,7 @@ static void thrown_away(struct rig *rig, CUstream stream) {
     poll_success(&right->qp->recv_cq, 1);
 }
 
-/* What a kernel does with the pointers. Without a GPU they are the CPU's. */
+/* Uses the pointers as a kernel does. Without a GPU they are the CPU's. */
 static void kernels(struct rig *rig) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     gds_send_request_t send;
@@ -140,7 +140,7 @@ static void kernels(struct rig *rig) {
     CHECK(word.ptr == &mine && word.value == 6);
 }
 
-/* A full queue is ENOMEM, nothing is prepared by it, and the request that it failed at is named. */
+/* A full queue returns ENOMEM, prepares nothing, and names the failed request. */
 static void full(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0], *right = &rig->sides[1];
     gds_send_request_t sends[1024];
@@ -168,7 +168,7 @@ static void full(struct rig *rig, CUstream stream) {
     }
 }
 
-/* A write to where nothing is: the waiting stream goes on, the poll tells, and the queue pair takes no more. */
+/* A write to unregistered memory: the waiting stream goes on, a poll returns the error, and the queue pair refuses work. */
 static void failure(CUstream stream) {
     struct rig rig;
     struct side *left = &rig.sides[0], *right = &rig.sides[1];
@@ -191,7 +191,7 @@ static void failure(CUstream stream) {
     CHECK(bad == &wr);
     rig_close(&rig);
 
-    /* A message that will never come: abort wakes the stream. */
+    /* An abort wakes a stream that waits for a message that never comes. */
     rig_open(&rig, IBV_QPT_RC);
     receive(right, 0, 8, 12);
     OK(gds_stream_wait_cq(stream, &right->qp->recv_cq, 0));
@@ -202,7 +202,7 @@ static void failure(CUstream stream) {
     rig_close(&rig);
 }
 
-/* A queue pair that goes with work prepared, and with a stream waiting. */
+/* Destroys a queue pair with prepared work and a waiting stream. */
 static void gone(CUstream stream) {
     struct rig rig;
     gds_send_request_t send;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Handles of objects that are gone, or never were: EINVAL, and words that name the value. Nothing behind them is touched: run it
- * under valgrind.
+  * Handles of destroyed objects and other values return EINVAL and a text with the value. The library must not access the memory: run this
+  * under valgrind.
  */
 #include "common.h"
 
-/* The call that failed names the value, and says what to do. */
+/* Checks that the error names the value and the remedy. */
 static void said(const void *value, const char *word) {
     char number[32];
     snprintf(number, sizeof(number), "%#lx", (unsigned long)(uintptr_t)value);
@@ -36,7 +36,7 @@ static void said(const void *value, const char *word) {
         said((const void *)(value), word);                                                                                     \
     } while (0)
 
-/* Every function that takes a queue pair, or one of its completion queues. */
+/* Every function with a queue pair or one of its completion queues. */
 static void no_queue_pair(struct rig *rig, struct gds_qp *qp, CUstream stream, const char *word) {
     struct ibv_sge sge = sge_of(&rig->sides[0], 0, 8);
     gds_send_wr send = send_of(&sge, 1), *bad = NULL;
@@ -54,7 +54,7 @@ static void no_queue_pair(struct rig *rig, struct gds_qp *qp, CUstream stream, c
     STALE(qp, word, gds_post_send(qp, &send, &bad));
     STALE(qp, word, gds_prepare_send(qp, &send, &bad, &request));
     STALE(qp, word, gds_stream_queue_send(stream, qp, &send, &bad));
-    /* Not by the way of one element, either. */
+    /* The fast path of one element refuses them, too. */
     send.num_sge = 0;
     STALE(qp, word, gds_post_send(qp, &send, &bad));
     STALE(qp, word, gds_post_recv(qp, &recv, &bad_recv));
@@ -88,7 +88,7 @@ static void queue_pairs(CUstream stream) {
     memset(&recv, 0, sizeof(recv));
     no_queue_pair(&rig, &copy, stream, "gdsync's");
     no_queue_pair(&rig, (struct gds_qp *)(uintptr_t)0x1000, stream, "gdsync's");
-    /* Inside of one, and after the last. */
+    /* Addresses inside a struct, and after the last one. */
     no_queue_pair(&rig, (struct gds_qp *)((uintptr_t)rig.sides[0].qp + 4), stream, "");
     no_queue_pair(&rig, rig.sides[1].qp + 1000, stream, "gdsync's");
     for (i = 0; i < 2; i++) {
@@ -101,7 +101,7 @@ static void queue_pairs(CUstream stream) {
     }
     STALE_COUNT(queue, "gone", gdsync_poll_cq(queue, 1, &wc));
     STALE(raw, "gone", gdsync_post_recv(raw, &recv, &bad));
-    /* New ones have other handles, and the old ones do not come back. */
+    /* New objects have new handles, and the old handles stay stale. */
     for (i = 0; i < 64; i++) {
         struct side side;
         make_side(&rig, &side, IBV_QPT_RC, -1, 0);
@@ -125,7 +125,7 @@ static void queue_pairs(CUstream stream) {
 
 static void nothing(void *argument) { (void)argument; }
 
-/* Every function that takes a stream. The name of a software stream that is gone is none of CUDA's. */
+/* Every function with a stream. A destroyed software stream's handle is never passed to CUDA. */
 static void no_stream(struct rig *rig, CUstream stream) {
     struct side *left = &rig->sides[0];
     struct ibv_sge sge = sge_of(left, 0, 8);
@@ -164,7 +164,7 @@ static void streams(void) {
 
     CHECK(gone != NULL);
     rig_open(&rig, IBV_QPT_RC);
-    /* The library has looked at it. */
+    /* The library has read it. */
     desc.tag = GDS_TAG_WRITE_VALUE32;
     OK(gds_prepare_write_value32(&desc.write32, &word, 1, GDS_MEMORY_HOST));
     OK(gds_stream_post_descriptors(gone, 1, &desc, 0));
@@ -172,7 +172,7 @@ static void streams(void) {
     no_stream(&rig, gone);
     for (i = 0; i < 20; i++) {
         other = gdsync_soft_stream_create();
-        /* No pointer, and none of CUDA's own names. */
+        /* Neither a pointer nor a special handle of CUDA. */
         CHECK(other != gone && (uintptr_t)other % 8 == 7);
         OK(gds_stream_post_descriptors(other, 1, &desc, 0));
         STALE(gone, "destroyed", gds_stream_post_descriptors(gone, 1, &desc, 0));
@@ -185,7 +185,7 @@ static void streams(void) {
     rig_close(&rig);
 }
 
-/* What libibverbs has elsewhere. */
+/* Objects that libibverbs makes itself. */
 static void verbs(void) {
     struct rig rig;
     struct ibv_mr *region, *freed;

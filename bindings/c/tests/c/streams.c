@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Posting sends on streams, in one call and in two, where something is in the way: another stream that has not passed the queue pair's
- * earlier sends, and a stream that is full.
+  * Posts sends on streams, in one call and in two, while another stream has not passed the queue pair's earlier sends, and while the stream is
+  * full.
  */
 #include "common.h"
 
-/* A word that a stream waits for. */
+/* A word for which a stream waits. */
 struct gate {
     uint32_t word;
 };
@@ -23,7 +23,7 @@ static void hold(CUstream stream, struct gate *gate) {
 
 static void release(struct gate *gate) { __atomic_store_n(&gate->word, 1, __ATOMIC_RELEASE); }
 
-/* One call, or two. */
+/* Sends by one call or by two. */
 static int send_on(CUstream stream, struct side *side, uint64_t wr_id, int calls) {
     struct ibv_sge sge = sge_of(side, 0, 8);
     gds_send_wr wr = send_of(&sge, wr_id), *bad = NULL;
@@ -34,7 +34,7 @@ static int send_on(CUstream stream, struct side *side, uint64_t wr_id, int calls
     }
     OK(gds_prepare_send(side->qp, &wr, &bad, &request));
     status = gds_stream_post_send(stream, &request);
-    /* Posted or refused, it is used up. */
+    /* The request is used up, whether posted or refused. */
     CHECK_STATUS(EINVAL, gds_stream_post_send(stream, &request));
     return status;
 }
@@ -44,7 +44,7 @@ static void arrives(struct rig *rig, uint64_t wr_id) {
     poll_success(&rig->sides[1].qp->recv_cq, wr_id);
 }
 
-/* What is outstanding on one stream keeps another from the queue pair, until it has passed it: which nobody has to look at. */
+/* Outstanding work of one stream keeps another from the queue pair until it has passed; the library notices that itself. */
 static void between_streams(int calls) {
     struct rig rig;
     struct gate gate;
@@ -65,7 +65,7 @@ static void between_streams(int calls) {
         CHECK_STATUS(EBUSY, send_on(second, left, 1001, calls));
         release(&gate);
         arrives(&rig, wr_id);
-        /* The first stream may have yet to say so. */
+        /* The library may not have noticed yet that the first stream has passed. */
         while (send_on(second, left, wr_id + 1, calls) == EBUSY) {
             sched_yield();
         }
@@ -78,7 +78,7 @@ static void between_streams(int calls) {
     OK(gdsync_soft_stream_destroy(second));
 }
 
-/* A full stream takes no more, for as long as GDSYNC_POST_TIMEOUT_MS says (20, here); then it does. */
+/* A full stream refuses posts after GDSYNC_POST_TIMEOUT_MS (20 here), until it has room. */
 static void full(int calls) {
     struct rig rig;
     struct gate gate;

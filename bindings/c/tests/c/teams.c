@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Teams: ranks that are threads and meet by a table that they share, and ranks that are processes, of which one dies.
+  * Teams: ranks that are threads and connect by a shared table, and ranks that are processes, one of which dies.
  */
 #include "common.h"
 
@@ -11,7 +11,7 @@
 
 enum { RANKS = 3, BLOCK = 256, ROUNDS = 50, TEXT = 64 };
 
-/* What ranks that are threads exchange by. */
+/* The table by which ranks that are threads exchange. */
 struct table {
     pthread_barrier_t barrier;
     uint8_t *blocks;
@@ -50,7 +50,7 @@ static struct card open_card(void) {
     return card;
 }
 
-/* Nothing is left on it. */
+/* The card closes, so no object is left on it. */
 static void close_card(struct card *card) {
     OK(gdsync_dealloc_pd(card->pd));
     OK(gdsync_soft_close(card->context));
@@ -96,7 +96,7 @@ struct step {
     const uint8_t *in;
 };
 
-/* As a kernel would: what came plus one is sent next. */
+/* Sends the received number plus one next, as a kernel would. */
 static void add_one(void *argument) {
     struct step *step = (struct step *)argument;
     size_t i;
@@ -105,8 +105,8 @@ static void add_one(void *argument) {
     }
 }
 
-/* A ring on a stream: each round, a block to the next rank, and one from the rank before. A rank may be ahead of the next one by as many
- * rounds as there are ranks, less one: so many blocks receive in turn. */
+/* A ring on a stream: in each round, a rank sends a block to the next rank and receives one from the previous. A rank may be ahead of the next by
+ * one round less than there are ranks, and uses as many blocks in turn. */
 static void on_a_stream(gdsync_team_t *team, gdsync_segment_t *segment) {
     uint32_t rank = (uint32_t)gdsync_team_rank(team), next = (rank + 1) % RANKS, round, id;
     uint8_t *data = (uint8_t *)gdsync_segment_data(segment);
@@ -195,7 +195,7 @@ static void *of_table(void *argument) {
 
     CHECK(bootstrap != NULL && memory != NULL);
     CHECK(gdsync_bootstrap_rank(bootstrap) == (int)rank->number && gdsync_bootstrap_size(bootstrap) == RANKS);
-    /* What a transport of queue pairs of its own needs: to exchange their numbers. */
+    /* A transport with its own queue pairs exchanges their numbers. */
     own = 1000 + rank->number;
     OK(gdsync_bootstrap_all_gather(bootstrap, &own, sizeof(own), numbers));
     for (i = 0; i < RANKS; i++) {
@@ -224,7 +224,7 @@ static void *of_table(void *argument) {
     on_a_stream(team, segment);
     refusals(team, segment);
 
-    /* Memory of the program; and a team, with the defaults, that has other segments. */
+    /* Memory of the program; and another team with defaults and its own segments. */
     memset(memory, (int)rank->number, BLOCK);
     registered = gdsync_segment_register(team, memory, BLOCK, 1);
     CHECK(registered != NULL && gdsync_segment_data(registered) == memory);
@@ -272,7 +272,7 @@ static void threads(void) {
     for (i = 0; i < RANKS; i++) {
         CHECK(pthread_join(all[i], NULL) == 0);
     }
-    /* An all-gather that fails: the team has taken the bootstrap. */
+    /* An all-gather that fails: the team has used up the bootstrap. */
     table.fails = 1;
     bootstrap = gdsync_bootstrap_with(0, RANKS, by_table, &ranks[0], PATIENCE_MS);
     CHECK(gdsync_team_create(bootstrap, card.pd, card.context, NULL) == NULL && errno == EPROTO);
@@ -286,7 +286,7 @@ static void threads(void) {
     CHECK(pthread_barrier_destroy(&table.barrier) == 0);
 }
 
-/* Of two processes, one ends without a word. */
+/* One of two processes exits without a message. */
 static void process(uint32_t rank, const char *name) {
     gdsync_bootstrap_t *bootstrap = gdsync_bootstrap_join(rank, 2, name, PATIENCE_MS);
     struct card card = open_card();
@@ -311,7 +311,7 @@ static void process(uint32_t rank, const char *name) {
     OK(gdsync_stream_wait_notifications(stream, team, segment, 1, &id));
     CHECK_STATUS(EHOSTDOWN, gdsync_notification_wait(segment, 0, 1, &id, PATIENCE_MS));
     CHECK(strstr(gdsync_error_text(), "rank 1 is dead") != NULL);
-    /* The stream goes on, and it can be known why. */
+    /* The stream goes on, and the check returns the reason. */
     OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
     CHECK_STATUS(EHOSTDOWN, gdsync_notification_check(segment, 1));
     CHECK(gdsync_team_is_dead(team, 1) == 1);
@@ -342,7 +342,7 @@ static void processes(void) {
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* By the environment: a job of one. */
+/* A job of one rank, by the environment. */
 static void environment(void) {
     gdsync_bootstrap_t *bootstrap;
 

@@ -8,7 +8,7 @@
 
 enum { THREADS = 4, RIGS = 5, ROUNDS = 40, SHARED_SENDS = 200 };
 
-/* A rig of its own, again and again. */
+/* Makes, uses and destroys a rig repeatedly. */
 static void *alone(void *argument) {
     int i, round;
     (void)argument;
@@ -34,7 +34,7 @@ static void *alone(void *argument) {
     return NULL;
 }
 
-/* One queue pair, whose completions whoever comes polls. */
+/* Threads share one queue pair; any of them polls a completion. */
 struct shared {
     struct rig rig;
     int polled;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Triggers: one word releases sends of several queue pairs, by a stream, by the CPU, and by the program's own store.
+  * Triggers: one word releases sends of several queue pairs, by a stream, by the CPU, and by the program's store.
  */
 #include "common.h"
 
@@ -77,7 +77,7 @@ static void has_arrived(struct peers *peers, uint8_t value) {
     }
 }
 
-/* A stream's batch has the sends of all peers, and writes the word. */
+/* A stream's batch has sends to all peers, and writes the word once. */
 static void by_a_stream(struct peers *peers) {
     CUstream stream = gdsync_soft_stream_create();
     gds_send_request_t requests[PEERS];
@@ -93,7 +93,7 @@ static void by_a_stream(struct peers *peers) {
     OK(gdsync_soft_stream_destroy(stream));
 }
 
-/* The program takes the tickets, and releases them by one store. */
+/* The program takes the tickets and releases them by one store. */
 static void by_the_program(struct peers *peers) {
     gds_send_request_t requests[PEERS], plain;
     struct ibv_sge sge = sge_of(&peers->rigs[0].sides[1], 0, BYTES);
@@ -123,7 +123,7 @@ static void by_the_program(struct peers *peers) {
     OK(gdsync_trigger_release(peers->trigger, 1));
     has_arrived(peers, 33);
 
-    /* Out of order, and of a queue pair without a trigger: the send is taken back. */
+    /* A ticket out of order, and one without a trigger: the send is cancelled. */
     prepare(&peers->rigs[0], 44, &requests[0]);
     prepare(&peers->rigs[1], 44, &requests[1]);
     CHECK_STATUS(EINVAL, gdsync_send_ticket(&requests[1], &ticket));
@@ -133,7 +133,7 @@ static void by_the_program(struct peers *peers) {
     CHECK_STATUS(EINVAL, gdsync_cancel_send(&plain));
 }
 
-/* Another stream may follow once the first has written its ticket: the library looks whether it has. */
+/* Another stream may continue once the first has written its ticket, which the library checks. */
 static void on_another_stream(struct peers *peers) {
     CUstream first = gdsync_soft_stream_create(), second = gdsync_soft_stream_create();
     gds_send_request_t request;
@@ -152,7 +152,7 @@ static void on_another_stream(struct peers *peers) {
     CHECK(strstr(gdsync_error_text(), "trigger") != NULL);
     __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
     (void)poll_success(&peers->rigs[0].sides[0].qp->send_cq, 55);
-    /* The first stream may have yet to say so. */
+    /* The library may not have noticed yet that the first stream has passed. */
     do {
         prepare(&peers->rigs[1], 66, &request);
         status = gds_stream_post_send(second, &request);

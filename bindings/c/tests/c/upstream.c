@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The dialect of upstream verbs, as programs of libgdsync's branch are written: libibverbs' own structs, pointers to completion queues,
- * gds_poll_cq and gds_post_recv. Messages go back and forth between two queue pairs on a software card; and what is refused.
+  * The dialect of upstream verbs, as programs of libgdsync's branch use it: libibverbs' structs, pointers to completion queues, gds_poll_cq and
+  * gds_post_recv. Two queue pairs on a software card exchange messages; and refusals.
  */
 #define GDSYNC_UPSTREAM_VERBS
 #include <gdsync.h>
@@ -159,7 +159,7 @@ static struct ibv_wc poll_one(gds_cq_t *cq, uint64_t wr_id) {
     return wc;
 }
 
-/* Both streams answer each other; requests are prepared and posted as descriptors, and queued at once. */
+/* Two streams answer each other; requests are prepared and posted as descriptors, or queued directly. */
 static void rounds(void) {
     CUstream streams[2];
     uint64_t round;
@@ -201,7 +201,7 @@ static void rounds(void) {
     }
 }
 
-/* A list, of which the requests keep their order, immediate data and flags. */
+/* A list, whose requests keep their order, immediate data and flags. */
 static void lists(void) {
     struct ibv_sge sge = sge_of(0, 0);
     gds_send_wr wrs[3], *bad = NULL;
@@ -230,11 +230,11 @@ static void lists(void) {
     (void)poll_one(qps[1]->recv_cq, 201);
     CHECK(buffers[1][3072] == 77 && buffers[1][3072 + 15] == 77 && buffers[1][3072 + 16] == 0);
 
-    /* The second cannot be: it is named, and the first is posted. */
+    /* The second request is refused and named; the first is posted. */
     wrs[1].opcode = (enum ibv_wr_opcode)77;
     CHECK_STATUS(EINVAL, gds_post_send(qps[0], wrs, &bad));
     CHECK(bad == &wrs[1] && strstr(gdsync_error_text(), "gds_post_send: exp_opcode is 0x4d") != NULL);
-    /* Nothing of it is prepared, or queued. */
+    /* Nothing of the list is prepared or queued. */
     bad = NULL;
     wrs[1].opcode = IBV_WR_SEND;
     wrs[2].send_flags = 1u << 20;
@@ -249,7 +249,7 @@ static void lists(void) {
         CHECK_STATUS(EINVAL, gds_stream_queue_send(stream, qps[0], wrs, NULL));
         OK(gdsync_soft_stream_destroy(stream));
     }
-    /* A list without an end. */
+    /* A circular list. */
     bad = NULL;
     wrs[2].next = wrs;
     CHECK_STATUS(EINVAL, gds_post_send(qps[0], wrs, &bad));
@@ -264,7 +264,7 @@ static void persistent(void) {
     struct ibv_wc wc;
 
     CHECK(request != NULL);
-    /* The third receive of `lists` is left. */
+    /* The third receive of `lists` is left over. */
     OK(gdsync_start_all(stream, 1, &request));
     OK(gdsync_request_complete(request, &wc, PATIENCE_MS));
     CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 300);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A program of libibverbs: its own device, domain, memory and transitions, its own queue beside gdsync's, and ibv_poll_cq and
- * ibv_post_recv as they stand in old programs.
+  * A program of libibverbs with its own device, domain, memory, state transitions and queue beside gdsync's, which calls ibv_poll_cq and
+  * ibv_post_recv as old programs do.
  */
 #include "common.h"
 
@@ -41,8 +41,7 @@ static void move(struct ibv_context *context, struct ibv_qp *qp, uint32_t remote
                          IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* From a queue pair of gdsync to one of libibverbs', whose queues are its own. */
-/* A cache of registrations in a domain of libibverbs'. */
+/* A cache of registrations in a domain of libibverbs. */
 static void kept_in(struct ibv_pd *pd, struct ibv_context *context, void *memory, const struct ibv_mr *other) {
     gdsync_cache_t *cache = gdsync_cache_create(pd, context, 0, 0);
     gdsync_region_t *region = gdsync_cache_get(cache, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
@@ -58,7 +57,7 @@ static int alone(void *argument, const void *own, void *all, size_t bytes) {
     return 0;
 }
 
-/* A team there, which writes to itself in the order of a stream. */
+/* A team on libibverbs' objects, which writes to itself in the order of a stream. */
 static void of_one(struct ibv_pd *pd, struct ibv_context *context, CUstream stream) {
     gdsync_bootstrap_t *bootstrap = gdsync_bootstrap_with(0, 1, alone, NULL, PATIENCE_MS);
     gdsync_team_t *team = gdsync_team_create(bootstrap, pd, context, NULL);
@@ -143,7 +142,7 @@ int main(void) {
         }
         CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)round && wc.byte_len == SIZE);
         CHECK(memcmp(memory[0], memory[1], SIZE) == 0);
-        /* And a receive of gdsync's, posted and polled as if it were libibverbs'. */
+        /* A receive on gdsync's queue pair, posted and polled by libibverbs' names. */
         recv.wr_id = (uint64_t)round + 9;
         OK(ibv_post_recv(qp->qp, &recv, &bad_recv));
         {

@@ -1,5 +1,4 @@
-//! The headers: as C and as C++, with and without CUDA's, and their structs and numbers against the
-//! library's.
+//! Compiles the headers as C and C++, with and without CUDA's, and compares their structs and numbers with the library's.
 
 use crate::support::{Language, build, root, works};
 use gdsync_c::api::upstream::upstream_send_wr;
@@ -96,7 +95,7 @@ fn structs_and_numbers_are_the_headers() {
             "notification" = notification, "value" = value, "reserved" = reserved,
         }
     );
-    // Of expressions there are no alignments in ISO C.
+    // ISO C has no alignment of expressions.
     expected.retain(|(what, _)| !what.starts_with("_Alignof(("));
     for (name, value) in [
         ("GDS_API_VERSION", GDS_API_VERSION),
@@ -135,7 +134,7 @@ fn structs_and_numbers_are_the_headers() {
     for name in ["GDS_SEND_INFO_MAX_OPS", "GDS_WAIT_INFO_MAX_OPS"] {
         expected.push((name.to_owned(), GDS_INFO_MAX_OPS));
     }
-    // The place of a function among a context's operations.
+    // The index of a function in a context's operations.
     let place = "(offsetof(struct ibv_context_ops, post_recv) / sizeof(void *))".to_owned();
     expected.push((place, gdsync_c::api::verbs::OPS_POST_RECV));
 
@@ -177,7 +176,7 @@ fn structs_of_the_upstream_dialect_are_the_headers() {
     for (what, value) in &expected {
         source += &format!("_Static_assert({what} == {value}, \"{value}\");\n");
     }
-    // Numbers that libibverbs has in both.
+    // Numbers that libibverbs has in both dialects.
     for (name, value) in [("IBV_WR_ATOMIC_FETCH_AND_ADD", 6), ("IBV_SEND_INLINE", 8)] {
         source += &format!("_Static_assert({name} == {value}, \"{value}\");\n");
     }
@@ -185,7 +184,7 @@ fn structs_of_the_upstream_dialect_are_the_headers() {
     compiler.build_text(&source);
 }
 
-/// A use of a name, in C++.
+/// Uses a name in C++.
 fn use_of(kind: &str, name: &str) -> String {
     let plain = name.replace("struct_", "struct ").replace("enum_", "enum ");
     match kind {
@@ -209,7 +208,7 @@ fn every_name_of_libgdsync_is_there() {
             page.contains(&format!("| `{written}` | {kind} |")),
             "{name} in docs/c-abi.md: run scripts/c-symbols"
         );
-        // Those of devices are used by device.cpp.
+        // device.cpp uses the device's names.
         if kind != "device" {
             source += &use_of(kind, name);
         }

@@ -1,5 +1,4 @@
-//! C programs on the library: compiled as C11 and as C++17, run on the software card with software
-//! streams.
+//! C programs on the library, compiled as C11 and C++17, and run on the software card with software streams.
 
 use crate::support::{Language, build, root, works};
 use gdsync_test_support::{on_system, skipped};
@@ -99,7 +98,7 @@ fn programs_of_the_upstream_dialect_are_served() {
     }
 }
 
-/// The example of docs/c-abi.md, by ranks that are processes.
+/// The example of docs/c-abi.md, with processes as ranks.
 #[test]
 fn a_transport_of_the_example_carries_every_byte() {
     let test = "a_transport_of_the_example_carries_every_byte";
@@ -183,7 +182,7 @@ fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
     }
 }
 
-/// What takes no argument that could be bad.
+/// Functions without an argument that could be bad.
 const WITHOUT_ARGUMENTS: [&str; 3] =
     ["gdsync_error_text", "gdsync_soft_stream_create", "gdsync_trigger_word"];
 
@@ -237,6 +236,6 @@ fn errors_are_said_on_stderr() {
     assert!(!lines.contains("within 1 ms"), "{lines}");
     assert!(said(&[("GDS_ENABLE_DEBUG", "1")]).contains("within 1 ms"));
     assert_eq!(said(&[("GDSYNC_LOG", "off")]), "");
-    // libgdsync's switch for the operations of streams.
+    // libgdsync's switch that logs memory operations.
     assert!(said(&[("GDS_ENABLE_DUMP_MEMOPS", "1")]).contains("Wait32"));
 }

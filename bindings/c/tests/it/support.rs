@@ -3,7 +3,7 @@
 use gdsync_test_support::compiler::{Compiler, Program, library};
 use std::path::Path;
 
-/// A language, and its standard here.
+/// A language with its standard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Language {
     C,
@@ -14,7 +14,7 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The compiler of a language, with the headers and the library.
+/// Returns a language's compiler with the headers and the library.
 pub(crate) fn compiler(language: Language) -> Compiler {
     let compiler = match language {
         Language::C => Compiler::c("gnu11"),
@@ -25,7 +25,7 @@ pub(crate) fn compiler(language: Language) -> Compiler {
     compiler.shared("gdsync", &library("libgdsync_c.so")).libraries(["-lpthread"])
 }
 
-/// The compiler, if it can build programs in that language here. Skips the test if not.
+/// Returns the compiler, or skips the test if it cannot build programs in that language here.
 pub(crate) fn works(test: &str, language: Language) -> Option<Compiler> {
     let compiler = compiler(language);
     compiler.works(test, "#include <infiniband/verbs.h>").then_some(compiler)

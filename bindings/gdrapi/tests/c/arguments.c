@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Every function with every wrong argument, and what it returns. The backend is the stand-in.
+  * Calls every function with every wrong argument, and checks its result. The backend is the stand-in.
  */
 #include "common.h"
 
@@ -9,7 +9,7 @@
 
 static int failed;
 
-/* One call, what it returned, and the line. */
+/* Reports a call with an unexpected result. */
 static void expect(int line, const char *call, int found, int wanted)
 {
     if (found != wanted) {
@@ -119,7 +119,7 @@ int main(void)
     EXPECT(0, gdr_copy_from_mapping(mh, bytes, map + SIZE - 8, 8));
     EXPECT(0, gdr_copy_from_mapping(mh, NULL, NULL, 0));
 
-    /* Questions. */
+    /* Queries. */
     EXPECT(EINVAL, gdr_get_info(none, mh, &info));
     EXPECT(EINVAL, gdr_get_info(other, mh, &info));
     EXPECT(EINVAL, gdr_get_info(g, freed, &info));
@@ -162,7 +162,7 @@ int main(void)
     EXPECT(EINVAL, gdr_unmap(g, mh, at, SIZE));
     EXPECT(EINVAL, gdr_copy_to_mapping(mh, map, bytes, 8));
 
-    /* Closing the library unpins what is left. */
+    /* Closing the library unpins the rest. */
     EXPECT(0, gdr_close(g));
     EXPECT(EINVAL, gdr_unpin_buffer(g, unaligned));
     EXPECT(EINVAL, gdr_copy_to_mapping(unaligned, map, bytes, 8));

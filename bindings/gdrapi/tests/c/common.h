@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ends the program with the place and the value where they differ. */
+/* Ends the program with the line and the value if they differ. */
 #define EQUAL(expression, expected)                                                                          \
     do {                                                                                                     \
         long long found_ = (long long)(expression), wanted_ = (long long)(expected);                        \

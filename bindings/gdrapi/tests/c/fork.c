@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A child has no part in its parent's handles and mappings, can have its own, and leaves the parent's alone; also where other threads of
- * the parent are inside the library while it forks. The backend is the stand-in.
+  * A child cannot use its parent's handles and mappings, can make its own, and does not change the parent's, even if other threads of the parent
+  * are inside the library during the fork. The backend is the stand-in.
  */
 #include "common.h"
 #include <pthread.h>
@@ -57,7 +57,7 @@ static void child(gdr_mh_t mh, void *at)
     EQUAL(gdr_close(g), EINVAL);
     DONE(gdr_close(own));
     signal(SIGSEGV, SIG_DFL);
-    /* The parent's pages are not here: this ends the child. */
+    /* The parent's pages are not mapped here, so this ends the child. */
     *(volatile char *)at = 8;
     _exit(4);
 }

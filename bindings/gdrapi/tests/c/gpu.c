@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A real GPU's memory: pinned by its address, mapped, copied both ways, compared with what CUDA sees. Needs no CUDA headers, and no driver
- * to build. Prints `SKIPPED why` where there is nothing to try it on, else figures and `passed`.
+  * Memory of a real GPU, pinned by its address, mapped, copied both ways, and compared with CUDA's view. Needs no CUDA headers, and no driver to
+  * build. Prints `SKIPPED why` without such a GPU, otherwise figures and `passed`.
  */
 #include "common.h"
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The driver's interface, as far as it is used here (cuda.h of CUDA 12). */
+/* The part of the driver's interface that is used here (cuda.h of CUDA 12). */
 typedef unsigned long long CUdeviceptr;
 typedef struct {
     int type, id;
@@ -85,7 +85,7 @@ static void load(void)
 #undef LOAD
 }
 
-/* At least `size` bytes of GPU 0 in an address range of its own. */
+/* Allocates at least `size` bytes of GPU 0 in a separate address range. */
 static CUdeviceptr create(size_t *size, int exportable)
 {
     AllocationProp prop;
@@ -126,7 +126,7 @@ static void fill(unsigned seed)
         source[i] = (unsigned char)((i + seed) * 2654435761u >> 11);
 }
 
-/* Copies through a mapping, and what CUDA sees of them. */
+/* Copies through a mapping, and compares with CUDA's view. */
 static void both_ways(gdr_t g, CUdeviceptr memory, size_t pinned)
 {
     static const size_t offsets[] = { 0, 1, 3, 8, 63, 64, 4095, 65536 };
@@ -157,7 +157,7 @@ static void both_ways(gdr_t g, CUdeviceptr memory, size_t pinned)
         DONE(memcmp(seen + i % 3, source, size));
         EQUAL(seen[i % 3 + size], 0);
     }
-    /* Through the pointer itself; the copy behind it pushes the bytes out. */
+    /* Writes through the pointer; the copy after it flushes the bytes. */
     *(volatile unsigned *)map = 0x12345678;
     DONE(gdr_copy_to_mapping(mh, map + 4, "x", 1));
     DONE(cu.cuMemcpyDtoH_v2(seen, memory, 8));
@@ -180,7 +180,7 @@ struct pinner {
     CUdeviceptr memory;
 };
 
-/* A thread in which no context is current. */
+/* A thread without a current context. */
 static void *pin_elsewhere(void *argument)
 {
     struct pinner *pinner = (struct pinner *)argument;
@@ -254,21 +254,21 @@ int main(void)
     DONE(cu.cuDevicePrimaryCtxRetain(&primary, 0));
     DONE(cu.cuCtxSetCurrent(primary));
 
-    /* Exportable memory, whatever the backend. */
+    /* Exportable memory, which every backend maps. */
     size_t size = 5 << 20;
     CUdeviceptr memory = create(&size, 1);
     both_ways(g, memory, size);
     both_ways(g, memory + 7 * GPU_PAGE_SIZE, 2 * GPU_PAGE_SIZE);
 
-    /* What does not begin at a page is pinned, but not mapped. */
+    /* Memory that does not begin at a page is pinned, but not mapped. */
     DONE(gdr_pin_buffer(g, memory + 512, 8, 0, 0, &mh));
     EQUAL(gdr_map(g, mh, &at, 8), EINVAL);
     DONE(gdr_unpin_buffer(g, mh));
 
-    /* No GPU's memory. */
+    /* Memory that is not a GPU's. */
     EQUAL(gdr_pin_buffer(g, (unsigned long)(uintptr_t)source & GPU_PAGE_MASK, GPU_PAGE_SIZE, 0, 0, &mh), EINVAL);
 
-    /* Contexts: none, and one that is destroyed. */
+    /* Without a context, and with a destroyed one. */
     struct pinner pinner = { g, memory };
     pthread_t thread;
     DONE(pthread_create(&thread, NULL, pin_elsewhere, &pinner));
@@ -281,7 +281,7 @@ int main(void)
     DONE(cu.cuCtxSetCurrent(primary));
     both_ways(g, memory, size);
 
-    /* Children; and memory that CUDA frees first. */
+    /* Child processes; and memory that CUDA frees first. */
     DONE(gdr_pin_buffer(g, memory, size, 0, 0, &mh));
     DONE(gdr_map(g, mh, &at, size));
     child_has_none(g, mh, at);
@@ -295,7 +295,7 @@ int main(void)
     DONE(gdr_unmap(g, mh, at, size));
     DONE(gdr_unpin_buffer(g, mh));
 
-    /* Memory of other kinds: mapped, or refused so that the program can go on. */
+    /* Other kinds of memory are mapped, or refused without harm to the program. */
     CUdeviceptr ordinary, aligned;
     DONE(cu.cuMemAlloc_v2(&ordinary, 8 * GPU_PAGE_SIZE));
     aligned = (ordinary + GPU_PAGE_SIZE - 1) & GPU_PAGE_MASK;

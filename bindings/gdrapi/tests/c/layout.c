@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Prints the sizes, offsets and values of the header, one a line. C11 and C++17.
+  * Prints the sizes, offsets and values of the header, one per line. C11 and C++17.
  */
 #include "gdrapi.h"
 #include "gdrconfig.h"
@@ -11,7 +11,7 @@
 #define FIELD(type, field) printf(#type "." #field " %zu %zu\n", offsetof(type, field), sizeof(((type *)0)->field))
 #define SIZE(type) printf(#type " %zu\n", sizeof(type))
 
-/* Which 32-bit word of the struct a bit field is in, and its value there. */
+/* Prints the index of the 32-bit word that contains a bit field, and the field's value in it. */
 static void bit(const char *name, const gdr_info_v2_t *info)
 {
     unsigned words[sizeof(*info) / 4], i;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Pin, map, copy, look through the pointer, unmap, unpin. The backend is the stand-in.
+  * Pins, maps, copies, reads through the pointer, unmaps and unpins. The backend is the stand-in.
  */
 #include "common.h"
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 
 static unsigned char source[SIZE + 64], seen[SIZE + 64];
 
-/* Every pair of offsets that aligns differently, in the mapping and in the host's memory. */
+/* Every pair of offsets with a different alignment, in the mapping and in host memory. */
 static void copies(gdr_mh_t mh, unsigned char *map)
 {
     static const size_t offsets[] = { 0, 1, 2, 3, 4, 7, 8, 11, 15, 16, 17, 31, 32, 33, 63, 64, 129, 4095 };
@@ -35,7 +35,7 @@ static void copies(gdr_mh_t mh, unsigned char *map)
             }
 }
 
-/* The signal that ends a child that loads from there, or 0. */
+/* Returns the signal that ends a child that loads from an address, or 0. */
 static int signal_of_load(const volatile unsigned char *at)
 {
     int status = 0;
@@ -91,7 +91,7 @@ int main(void)
         DONE(strcmp(name, names[i]));
     }
 
-    /* Not aligned: pinned with the pages around, but not mappable. */
+    /* Unaligned memory: pinned with its pages, but not mappable. */
     gdr_mh_t mh;
     gdr_info_v2_t info;
     DONE(gdr_pin_buffer_v2(g, ADDRESS + GPU_PAGE_SIZE - 1, 2, 0, &mh));
@@ -137,7 +137,7 @@ int main(void)
     DONE(gdr_unmap(g, mh, at, SIZE));
     EQUAL(signal_of_load(map), SIGSEGV);
 
-    /* Again, a part of it: no byte beyond is copied, and the host's pages round it up. */
+    /* Maps a part of it again, rounded up to host pages; no byte beyond it is copied. */
     DONE(gdr_map(g, mh, &at, 4097));
     map = (unsigned char *)at;
     DONE(gdr_copy_to_mapping(mh, map + 8191, source, 1));
@@ -145,7 +145,7 @@ int main(void)
     DONE(gdr_unmap(g, mh, at, 4097));
     DONE(gdr_map(g, mh, &at, SIZE));
 
-    /* Several at once, each by itself. */
+    /* Several independent mappings at once. */
     gdr_mh_t second;
     void *second_at = NULL;
     DONE(gdr_pin_buffer(g, ADDRESS + SIZE, 1, 0, 0, &second));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Says whether the library opens here.
+  * Prints whether the library opens here.
  */
 #include "gdrapi.h"
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Threads that copy through a handle while another maps, unmaps and gives it back: each call does all of its work, or says why not.
- * The backend is the stand-in.
+  * Threads copy through a handle while another maps, unmaps and unpins it: each call does all of its work, or returns the reason. The backend is
+  * the stand-in.
  */
 #include "common.h"
 #include <pthread.h>

@@ -1,4 +1,4 @@
-//! The header, the types of Rust and the symbols of the library agree.
+//! Compares the header, the Rust types and the library's symbols.
 
 use crate::support::{Language, Linked, build};
 use gdrapi::types::*;
@@ -16,7 +16,7 @@ macro_rules! fields {
     )*};
 }
 
-/// What `layout.c` prints: Rust's types, and the numbers of gdrcopy 2.6.
+/// The expected output of `layout.c`: Rust's types, and the numbers of gdrcopy 2.6.
 fn expected() -> String {
     let mut text = String::new();
     let (pointer, handle) = (size_of::<*mut Gdr>(), size_of::<MemoryHandle>());
@@ -71,7 +71,7 @@ fn the_header_is_rusts_types_in_c_and_cpp() {
     }
 }
 
-/// As on every 64-bit machine that gdrcopy runs on.
+/// The layout of every 64-bit machine on which gdrcopy runs.
 #[cfg(target_pointer_width = "64")]
 #[test]
 fn structs_are_as_gdrcopys() {
@@ -80,7 +80,7 @@ fn structs_are_as_gdrcopys() {
     assert_eq!((offset_of!(InfoV1, tm_cycles), offset_of!(InfoV1, bits)), (24, 36));
 }
 
-/// What the header declares, and the symbol that its macro hides.
+/// The functions that the header declares, and the symbol that its macro hides.
 fn declared() -> BTreeSet<String> {
     let header = include_str!("../../include/gdrapi.h");
     let code = header.lines().filter(|line| !line.starts_with([' ', '#']) && line.contains('('));
@@ -92,7 +92,7 @@ fn declared() -> BTreeSet<String> {
     names.chain(["gdr_get_info".to_owned()]).collect()
 }
 
-/// A tool of binutils, or nothing where there is none.
+/// Runs a tool of binutils, if there is one.
 fn tool(test: &str, name: &str, arguments: &[&str]) -> Option<String> {
     let Ok(output) = Command::new(name).args(arguments).arg(library("libgdrapi.so")).output() else {
         skipped(test, &format!("there is no {name} (apt-get install binutils)"));

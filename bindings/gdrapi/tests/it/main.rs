@@ -1,4 +1,4 @@
-//! The C interface, as C and C++ programs see it.
+//! Tests of the C interface by C and C++ programs.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 

@@ -1,4 +1,4 @@
-//! C and C++ programs on the library, which maps host memory in the place of a GPU's.
+//! C and C++ programs on the library, with the stand-in backend.
 
 use crate::support::{Language, Linked, build};
 use gdsync_test_support::skipped;
@@ -10,7 +10,7 @@ fn wrong_arguments_are_refused_by_their_errno_values() {
     let test = "wrong_arguments_are_refused_by_their_errno_values";
     let Some(program) = build(test, Language::C, "arguments.c", Linked::Shared) else { return };
     program.succeed(STAND_IN);
-    // The same, and every refusal is logged.
+    // Again, with every refusal logged.
     let output = program.run(&[("GDSYNC_MAPPING", "stand-in"), ("GDRCOPY_ENABLE_LOGGING", "1")]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -68,7 +68,7 @@ fn a_library_that_cannot_map_does_not_open_and_says_why() {
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
     };
     let null = || "null\n".to_owned();
-    // Quiet unless the environment asks for a log.
+    // Silent unless the environment asks for a log.
     assert_eq!(said(&[("GDSYNC_MAPPING", "nonsense")]), (null(), String::new()));
     let (printed, text) = said(&[("GDSYNC_MAPPING", "nonsense"), ("GDRCOPY_ENABLE_LOGGING", "")]);
     assert!(text.contains("GDSYNC_MAPPING") && text.contains("stand-in"), "{text}");
@@ -78,7 +78,7 @@ fn a_library_that_cannot_map_does_not_open_and_says_why() {
     assert_eq!(text, "");
     let (printed, text) = said(&[("GDSYNC_MAPPING", "stand-in"), logged, ("GDRCOPY_LOG_LEVEL", "2")]);
     assert!(printed == "open\n" && text.contains("mapped by stand-in"), "{text}");
-    // With what this machine has.
+    // With the backend that this machine has.
     let (printed, text) = said(&[logged]);
     if printed == "open\n" {
         skipped(test, "this machine maps GPU memory: it cannot show what is said where none can");

@@ -1,16 +1,16 @@
-//! Programs on libgdrapi.
+//! Builds programs on libgdrapi.
 
 use gdsync_test_support::compiler::{Compiler, Program, library};
 use std::path::Path;
 
-/// A language, and its standard here.
+/// A language with its standard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Language {
     C,
     Cpp,
 }
 
-/// How a program is linked to the library.
+/// The way in which a program is linked to the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Linked {
     Shared,

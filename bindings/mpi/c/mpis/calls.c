@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* Where the status of a list's request is to be. */
+/* Returns the place of a request's status in a list. */
 static MPI_Status *status_at(MPI_Status statuses[], int index)
 {
     return statuses == MPI_STATUSES_IGNORE ? MPI_STATUS_IGNORE : &statuses[index];
@@ -29,7 +29,7 @@ int MPIS_Match(MPIS_Request *request, MPI_Status *status)
     return error == MPI_SUCCESS ? mpis_match_end(*request, status) : error;
 }
 
-/* All of them are begun, and all are ended: so ranks may have their requests in any order. */
+/* Begins all matches before it waits for any, so ranks may list their requests in any order. */
 int MPIS_Matchall(int len, MPIS_Request requests[], MPI_Status statuses[])
 {
     int index, each, error = check_list(len, requests);
@@ -40,7 +40,7 @@ int MPIS_Matchall(int len, MPIS_Request requests[], MPI_Status statuses[])
         return error;
     for (index = 0; index < len && error == MPI_SUCCESS; index++)
         error = mpis_match_begin(requests[index]);
-    /* One that was refused did not begin, and nor did those behind it. */
+    /* A refused match did not begin, nor did those after it. */
     len = error == MPI_SUCCESS ? len : index - 1;
     for (index = 0; index < len; index++) {
         each = mpis_match_end(requests[index], status_at(statuses, index));

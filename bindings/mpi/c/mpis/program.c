@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-void mpis_library_end(void)
+static void end(void)
 {
     struct gdsync_mpi_counts counts;
     int rank = -1;
@@ -18,12 +18,18 @@ void mpis_library_end(void)
             (unsigned long long)counts.cpu);
 }
 
-/* MPI_COMM_WORLD is made ready while all ranks are in a call of MPI: later, not all of them may make a request on it. */
+int mpis_library_comm(MPI_Comm comm, struct mpis_comm **found)
+{
+    mpis_on_finalize(end);
+    return mpis_comm_get(comm, found);
+}
+
+/* Prepares MPI_COMM_WORLD, which is collective: later, not all ranks may make a request on it. */
 static int begin(int error)
 {
     struct mpis_comm *world;
 
-    if (error == MPI_SUCCESS && mpis_comm_get(MPI_COMM_WORLD, &world) == MPI_SUCCESS)
+    if (error == MPI_SUCCESS && mpis_library_comm(MPI_COMM_WORLD, &world) == MPI_SUCCESS)
         mpis_comm_release(world);
     return error;
 }

@@ -6,7 +6,7 @@
 
 const uintptr_t MPIS_QUEUE_NULL = 0;
 
-/* The Rust part looks a queue up before it uses it. */
+/* The Rust part checks the pointer before it uses it. */
 static const void *engine_of(MPIS_Queue queue)
 {
     return (const void *)queue;

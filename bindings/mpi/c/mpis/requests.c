@@ -1,4 +1,4 @@
-/* Requests of MPIS_*: made, and freed. */
+/* Creates and frees requests of MPIS_*. */
 #include "internal.h"
 
 const MPIS_Request MPIS_REQUEST_NULL = 0;
@@ -22,7 +22,7 @@ static int transfer(int sends, void *buffer, MPI_Count count, MPI_Datatype datat
     MPIS_Request request;
     MPI_Aint start;
     uint64_t bytes;
-    int error = mpis_comm_get(comm, &known);
+    int error = mpis_library_comm(comm, &known);
 
     if (error != MPI_SUCCESS)
         return error;
@@ -58,7 +58,7 @@ int MPIS_Send_init(const void *buffer, MPI_Count count, MPI_Datatype datatype, i
     return transfer(1, (void *)buffer, count, datatype, dest, tag, comm, request);
 }
 
-/* A ready send needs no promise that its receive is there: the card sends again until it is. */
+/* A ready send is an ordinary one: it does not rely on a posted receive. */
 int MPIS_Rsend_init(const void *buffer, MPI_Count count, MPI_Datatype datatype, int dest, int tag, MPI_Comm comm,
                     MPI_Info info, MPIS_Request *request)
 {
@@ -72,11 +72,11 @@ int MPIS_Recv_init(void *buffer, MPI_Count count, MPI_Datatype datatype, int sou
     return transfer(0, buffer, count, datatype, source, tag, comm, request);
 }
 
-/* A collective without its engine's request. All ranks make them in the same order: that is their tag. */
+/* Makes a collective without its Rust request. All ranks make collectives in the same order, so their number is the tag. */
 static int collective(MPI_Comm comm, MPIS_Request *into, MPIS_Request *request, int *rank, int *size)
 {
     struct mpis_comm *known;
-    int error = mpis_comm_get(comm, &known);
+    int error = mpis_library_comm(comm, &known);
 
     if (error != MPI_SUCCESS)
         return error;
@@ -87,8 +87,8 @@ static int collective(MPI_Comm comm, MPIS_Request *into, MPIS_Request *request, 
     *request = mpis_request_new(MPIS_COLLECTIVE, known);
     if (!*request)
         return MPI_ERR_NO_MEM;
-    (*request)->tag = known->made;
-    known->made = known->made == known->most ? 0 : known->made + 1;
+    (*request)->tag = known->next_number;
+    known->next_number = known->next_number == known->max_tag ? 0 : known->next_number + 1;
     MPI_Comm_rank(comm, rank);
     MPI_Comm_size(comm, size);
     return MPI_SUCCESS;

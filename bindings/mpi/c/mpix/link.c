@@ -1,4 +1,4 @@
-/* Links: the messages of a linked communicator go by the card, without MPI. */
+/* Links: the card carries the messages of a linked communicator, without MPI. */
 #include "mpix.h"
 
 #include <pthread.h>
@@ -26,7 +26,7 @@ int gdsync_mpix_link(MPI_Comm comm)
     return error == MPI_SUCCESS ? mpis_comm_link(comm) : error;
 }
 
-/* Makes a link, which its sides match in the order of the first messages. */
+/* Makes a link and begins its match, in the order of first messages. */
 static int make(struct mpis_comm *known, int sends, int peer, int tag, struct mpis_link **made)
 {
     struct mpis_link *new = calloc(1, sizeof *new);
@@ -76,7 +76,7 @@ int mpix_link_of(MPI_Comm comm, int sends, int peer, int tag, MPIS_Request *link
         *at = found->next;
     else
         error = make(known, sends, peer, tag, &found);
-    /* The one that was used last is the first to be found. */
+    /* Moves the link to the front, to be found first. */
     if (error == MPI_SUCCESS) {
         found->next = known->links;
         known->links = found;
@@ -116,13 +116,13 @@ int mpix_message_enqueue(struct mpix_operation *operation, int count, MPI_Dataty
         return mpis_fail_engine(comm, gdsync_error);
     if (operation->is_by_stream)
         return MPI_SUCCESS;
-    /* The thread's share. */
+    /* The thread's reference. */
     __atomic_add_fetch(&operation->refs, 1, __ATOMIC_RELAXED);
     gdsync_error = gdsync_mpi_enqueue(kind, stream, operation->engine);
     if (!gdsync_error)
         return MPI_SUCCESS;
     error = mpis_fail_engine(comm, gdsync_error);
-    gdsync_mpi_message_take_back(operation->link->engine, operation->message);
+    gdsync_mpi_message_withdraw(operation->link->engine, operation->message);
     mpix_operation_release(operation);
     return error;
 }
@@ -134,7 +134,7 @@ void mpix_message_start(struct mpix_operation *operation, int is_given_up)
     if (!is_given_up)
         gdsync_error = gdsync_mpi_message_trigger(operation->link->engine, operation->message);
     else
-        gdsync_mpi_message_take_back(operation->link->engine, operation->message);
+        gdsync_mpi_message_withdraw(operation->link->engine, operation->message);
     if (is_given_up || gdsync_error)
         mpix_message_ended(operation, gdsync_error ? gdsync_error : GDSYNC_MPI_OTHER,
                            "the library was finalized before the stream reached the message", 0);
@@ -142,7 +142,7 @@ void mpix_message_start(struct mpix_operation *operation, int is_given_up)
 
 void mpix_message_watch(struct mpix_operation *operation)
 {
-    /* The thread's share. */
+    /* The thread's reference. */
     __atomic_add_fetch(&operation->refs, 1, __ATOMIC_RELAXED);
     operation->is_by_stream = 0;
     gdsync_mpi_message_watch(operation->link->engine, operation->message);

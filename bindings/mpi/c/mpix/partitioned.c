@@ -1,4 +1,4 @@
-/* Partitioned requests: matched as they are made, and from then on the card's. */
+/* Partitioned requests: MPI matches them when they are made, and the card carries them. */
 #include "mpix.h"
 
 #include <stdlib.h>
@@ -6,11 +6,11 @@
 struct mpix_partitioned {
     struct mpix_request request;
     int sends;
-    /* What it is matched by; its engine's request is NULL where the peer is MPI_PROC_NULL. */
+    /* The request that is matched; its Rust request is NULL if the peer is MPI_PROC_NULL. */
     MPIS_Request matched;
     int is_started;
-    /* Kernels mark its partitions: the thread looks at them. */
-    int has_marks;
+    /* Kernels set its partition flags, which the thread polls. */
+    int has_flags;
 };
 
 static int check_buffer(MPI_Comm comm, void **buffer, int partitions, MPI_Count count, MPI_Datatype datatype,
@@ -36,7 +36,7 @@ static int check_buffer(MPI_Comm comm, void **buffer, int partitions, MPI_Count 
     return MPI_SUCCESS;
 }
 
-/* A request that matches in the order of these calls, with its share of the communicator. */
+/* Makes a request that matches in the order of these calls. Takes over the reference to the communicator. */
 static int match(int sends, void *buffer, int partitions, uint64_t bytes, int peer, int tag, struct mpis_comm *known,
                  MPIS_Request *into)
 {
@@ -111,7 +111,7 @@ int MPIX_Precv_init(void *buf, int partitions, MPI_Count count, MPI_Datatype dat
     return init(0, buf, partitions, count, datatype, source, tag, comm, request);
 }
 
-/* The partitioned request at a place. */
+/* Returns the partitioned request at a place. */
 static int find(const MPIX_Request *place, struct mpix_partitioned **found)
 {
     int error = mpix_check_request(place);
@@ -141,7 +141,7 @@ int MPIX_Start(MPIX_Request *request)
     if (error != MPI_SUCCESS)
         return error;
     started->is_started = 1;
-    if (started->has_marks)
+    if (started->has_flags)
         gdsync_mpi_thread_wake();
     return MPI_SUCCESS;
 }
@@ -181,7 +181,7 @@ int MPIX_Parrived(void *request, int partition, int *flag)
     return error;
 }
 
-/* What the header calls where a compiler of CUDA has given the names of MPIX_* to its own. */
+/* The header calls these on the CPU where a CUDA compiler defines MPIX_Pready and MPIX_Parrived itself. */
 int gdsync_mpix_pready(int partition, void *request);
 int gdsync_mpix_parrived(void *request, int partition, int *flag);
 
@@ -231,17 +231,17 @@ int MPIX_Prequest_create(MPIX_Request request, MPIX_Prequest *prequest)
     if (!prequest)
         return mpis_fail(mpis_handler_of(found->matched->comm), MPI_ERR_ARG,
                          "the place for the request of kernels is a null pointer");
-    /* Kernels may mark partitions of no peer, too: that is a null pointer. */
+    /* Kernels may flag partitions of no peer, too: the pointer is null. */
     if (found->matched->engine)
-        error = reported(found, gdsync_mpi_marks(found->matched->engine, &address));
+        error = reported(found, gdsync_mpi_partition_flags(found->matched->engine, &address));
     if (error == MPI_SUCCESS) {
-        found->has_marks = 1;
+        found->has_flags = 1;
         *prequest = (MPIX_Prequest)(uintptr_t)address;
     }
     return error;
 }
 
-/* What it names is the request's. */
+/* The request keeps the memory. */
 int MPIX_Prequest_free(MPIX_Prequest *request)
 {
     int error = mpix_check_running();

@@ -5,59 +5,6 @@
 #include <stdio.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int is_running;
-
-int mpix_check_running(void)
-{
-    if (mpis_check_running() != MPI_SUCCESS)
-        return MPI_ERR_OTHER;
-    if (!__atomic_load_n(&is_running, __ATOMIC_ACQUIRE))
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_OTHER, "the library is not initialized: call MPIX_Init first");
-    return MPI_SUCCESS;
-}
-
-static int begin(void)
-{
-    const struct gdsync_mpi_calls calls = {mpix_operation_start, mpix_operation_gone, mpix_operations_progress};
-    struct mpis_comm *world;
-    int level = MPI_THREAD_SINGLE, error;
-
-    MPI_Query_thread(&level);
-    if (level < MPI_THREAD_MULTIPLE)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_OTHER,
-                         "MPI was initialized without MPI_THREAD_MULTIPLE (level %d), and a thread of this library calls "
-                         "it: call MPI_Init_thread with MPI_THREAD_MULTIPLE", level);
-    if (is_running)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_OTHER,
-                         "the library is initialized: call MPIX_Init once, and then MPIX_Finalize");
-    error = mpix_operations_prepare();
-    if (error == MPI_SUCCESS)
-        error = mpis_comm_get(MPI_COMM_WORLD, &world);
-    if (error != MPI_SUCCESS)
-        return error;
-    mpis_comm_release(world);
-    error = mpix_link_world();
-    if (error != MPI_SUCCESS)
-        return error;
-    error = gdsync_mpi_thread_start(&calls);
-    if (error)
-        return mpis_fail_engine(MPI_COMM_WORLD, error);
-    __atomic_store_n(&is_running, 1, __ATOMIC_RELEASE);
-    return MPI_SUCCESS;
-}
-
-int MPIX_Init(void)
-{
-    int error = mpis_check_running();
-
-    /* Without MPI there is no error handler. */
-    if (error != MPI_SUCCESS)
-        return error;
-    pthread_mutex_lock(&lock);
-    error = begin();
-    pthread_mutex_unlock(&lock);
-    return error;
-}
 
 static void end(void)
 {
@@ -66,9 +13,9 @@ static void end(void)
     int rank = -1;
 
     pthread_mutex_lock(&lock);
-    if (is_running) {
-        /* What comes from now on is refused. */
-        __atomic_store_n(&is_running, 0, __ATOMIC_RELEASE);
+    if (mpix_is_running()) {
+        /* Calls are refused from now on. */
+        mpix_set_running(0);
         gdsync_mpi_thread_stop();
         gdsync_mpi_links_finish(mpix_message_ended);
         mpix_operations_end();
@@ -86,6 +33,58 @@ static void end(void)
     pthread_mutex_unlock(&lock);
 }
 
+static void end_of_program(void)
+{
+    struct gdsync_mpi_counts counts;
+
+    end();
+    gdsync_mpi_finish(&counts);
+}
+
+static int begin(void)
+{
+    const struct gdsync_mpi_calls calls = {mpix_operation_start, mpix_operation_retire, mpix_operations_progress};
+    struct mpis_comm *world;
+    int level = MPI_THREAD_SINGLE, error;
+
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_MULTIPLE)
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_OTHER,
+                         "MPI was initialized without MPI_THREAD_MULTIPLE (level %d), and a thread of this library calls "
+                         "it: call MPI_Init_thread with MPI_THREAD_MULTIPLE", level);
+    if (mpix_is_running())
+        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_OTHER,
+                         "the library is initialized: call MPIX_Init once, and then MPIX_Finalize");
+    mpis_on_finalize(end_of_program);
+    error = mpix_operations_prepare();
+    if (error == MPI_SUCCESS)
+        error = mpis_comm_get(MPI_COMM_WORLD, &world);
+    if (error != MPI_SUCCESS)
+        return error;
+    mpis_comm_release(world);
+    error = mpix_link_world();
+    if (error != MPI_SUCCESS)
+        return error;
+    error = gdsync_mpi_thread_start(&calls);
+    if (error)
+        return mpis_fail_engine(MPI_COMM_WORLD, error);
+    mpix_set_running(1);
+    return MPI_SUCCESS;
+}
+
+int MPIX_Init(void)
+{
+    int error = mpis_check_running();
+
+    /* Without MPI there is no error handler to call. */
+    if (error != MPI_SUCCESS)
+        return error;
+    pthread_mutex_lock(&lock);
+    error = begin();
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
 int MPIX_Finalize(void)
 {
     int error = mpix_check_running();
@@ -93,12 +92,4 @@ int MPIX_Finalize(void)
     if (error == MPI_SUCCESS)
         end();
     return error;
-}
-
-void mpis_library_end(void)
-{
-    struct gdsync_mpi_counts counts;
-
-    end();
-    gdsync_mpi_finish(&counts);
 }

@@ -1,32 +1,5 @@
-/* Streams: those that the program names, and software streams. */
+/* Software streams and their graphs. */
 #include "mpix.h"
-
-int mpix_stream(MPI_Comm comm, int qtype, void *queue, int *kind, void *const **stream)
-{
-    switch (qtype) {
-    case MPIX_QUEUE_CUDA_STREAM:
-        *kind = GDSYNC_MPI_CUDA;
-        break;
-    case MPIX_QUEUE_CUDA_GRAPH:
-        *kind = GDSYNC_MPI_CUDA_GRAPH;
-        break;
-    case MPIX_QUEUE_GDSYNC_SOFTWARE:
-        *kind = GDSYNC_MPI_SOFTWARE;
-        break;
-    case MPIX_QUEUE_GDSYNC_GRAPH:
-        *kind = GDSYNC_MPI_SOFTWARE_GRAPH;
-        break;
-    default:
-        return mpis_fail(comm, MPI_ERR_ARG,
-                         "there are no queues of type %d: use MPIX_QUEUE_CUDA_STREAM (%d), MPIX_QUEUE_CUDA_GRAPH (%d), "
-                         "MPIX_QUEUE_GDSYNC_SOFTWARE (%d) or MPIX_QUEUE_GDSYNC_GRAPH (%d)", qtype, MPIX_QUEUE_CUDA_STREAM,
-                         MPIX_QUEUE_CUDA_GRAPH, MPIX_QUEUE_GDSYNC_SOFTWARE, MPIX_QUEUE_GDSYNC_GRAPH);
-    }
-    if (!queue)
-        return mpis_fail(comm, MPI_ERR_ARG, "the queue is a null pointer: pass the address of a stream or of a graph");
-    *stream = queue;
-    return MPI_SUCCESS;
-}
 
 /* Errors of streams have no communicator. */
 static int reported(int gdsync_error)
@@ -63,7 +36,7 @@ int gdsync_mpix_stream_destroy(gdsync_mpix_stream *stream)
     return error;
 }
 
-/* The stream of a call, while MPI runs. */
+/* Returns the stream of a call, if MPI runs. */
 static int running_stream(int qtype, void *queue, int *kind, void *const **stream)
 {
     int error = mpis_check_running();

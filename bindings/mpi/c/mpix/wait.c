@@ -1,48 +1,18 @@
 /* Waits of the CPU, and the end of requests of both kinds. */
 #include "mpix.h"
 
-int mpix_check_request(const MPIX_Request *request)
+static int wait_for_operation(struct mpix_operation *operation, MPI_Status *status)
 {
-    int error = mpix_check_running();
+    int error;
 
-    if (error == MPI_SUCCESS && !request)
-        error = mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the request is a null pointer: pass its address");
-    return error;
-}
-
-/* A request that is in a list twice would be completed, and released, twice. */
-static int check_distinct(int count, const MPIX_Request *reqs)
-{
-    int at, first = 0;
-
-    for (at = 0; at < count && !first; at++) {
-        struct mpix_request *each = reqs[at];
-        if (each && each->listed)
-            first = each->listed;
-        else if (each)
-            each->listed = at + 1;
+    if (operation->is_by_stream)
+        error = mpix_message_wait(operation, status);
+    else {
+        gdsync_mpi_operation_wait(operation->engine);
+        error = mpix_operation_result(operation, status);
     }
-    count = at;
-    for (at = 0; at < count; at++)
-        if (reqs[at])
-            ((struct mpix_request *)reqs[at])->listed = 0;
-    if (!first)
-        return MPI_SUCCESS;
-    return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST, "request %d of the list is request %d of it, too: list each once",
-                     count - 1, first - 1);
-}
-
-int mpix_check_list(int count, const MPIX_Request *reqs)
-{
-    int error = mpix_check_running();
-
-    if (error != MPI_SUCCESS)
-        return error;
-    if (count < 0)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_COUNT, "the list has %d requests: pass a number from 0 on", count);
-    if (count > 0 && !reqs)
-        return mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the list of requests is a null pointer");
-    return check_distinct(count, reqs);
+    mpix_operation_release(operation);
+    return error;
 }
 
 int MPIX_Wait(MPIX_Request *req, MPI_Status *status)
@@ -59,7 +29,7 @@ int MPIX_Wait(MPIX_Request *req, MPI_Status *status)
     }
     if (request->kind == MPIX_PARTITIONED)
         return mpix_partitioned_wait((struct mpix_partitioned *)request, status);
-    error = mpix_operation_wait((struct mpix_operation *)request, status);
+    error = wait_for_operation((struct mpix_operation *)request, status);
     *req = MPIX_REQUEST_NULL;
     return error;
 }

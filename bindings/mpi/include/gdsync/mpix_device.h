@@ -1,9 +1,9 @@
-/* The part of mpi-acx.h that kernels use. It includes nothing, so a compiler at run time takes it alone, too. */
+/* The part of mpi-acx.h that kernels use. It includes no headers, so a runtime compiler takes it alone, too. */
 #ifndef GDSYNC_MPIX_DEVICE_H
 #define GDSYNC_MPIX_DEVICE_H
 
-/* gdsync's own: what an MPIX_Prequest points to. A partition is marked where its word has the number of the round. Kernels
- * mark what is ready, and the library marks what has arrived. */
+/* An addition of gdsync: the memory to which an MPIX_Prequest points. A partition is marked if its word has the number of the round.
+ * Kernels mark ready partitions, and the library marks arrived ones. */
 struct gdsync_mpix_marks {
     unsigned partitions, round;
     unsigned marks[1];
@@ -11,13 +11,13 @@ struct gdsync_mpix_marks {
 
 #ifdef __CUDACC__
 #ifndef __CUDACC_RTC__
-/* MPIX_Pready and MPIX_Parrived on the CPU, by names that kernels do not have. */
+/* MPIX_Pready and MPIX_Parrived for the CPU, with names that kernels do not define. */
 extern "C" int gdsync_mpix_pready(int partition, void *request);
 extern "C" int gdsync_mpix_parrived(void *request, int partition, int *flag);
 #endif
 
-/* On the CPU, `request` is the address of an MPIX_Request. In a kernel it is an MPIX_Prequest, of which a null one has no
- * peer; the result is 0, or 1 where there is no such partition. */
+/* On the CPU, `request` is the address of an MPIX_Request. In a kernel it is an MPIX_Prequest, which is null without a peer; the result
+ * is 0, or 1 for a partition that does not exist. */
 static inline __host__ __device__ int MPIX_Pready(int partition, void *request)
 {
 #ifdef __CUDA_ARCH__
@@ -26,7 +26,7 @@ static inline __host__ __device__ int MPIX_Pready(int partition, void *request)
         return 0;
     if (partition < 0 || (unsigned)partition >= marks->partitions)
         return 1;
-    /* What this thread has written and seen written is visible before the mark. */
+    /* Writes that this thread has made or seen are visible before the mark. */
     __threadfence_system();
     marks->marks[partition] = marks->round;
     return 0;
@@ -45,7 +45,7 @@ static inline __host__ __device__ int MPIX_Parrived(void *request, int partition
     if (partition < 0 || (unsigned)partition >= marks->partitions)
         return 1;
     *flag = marks->marks[partition] == marks->round;
-    /* What was written before the mark is visible after. */
+    /* Writes before the mark are visible after this. */
     __threadfence_system();
     return 0;
 #else

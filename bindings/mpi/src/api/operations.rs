@@ -1,7 +1,7 @@
-//! Operations of MPI in the order of streams: made, triggered, waited for, and freed; and the thread that calls MPI.
+//! Operations of MPI in the order of streams and in graphs, and the thread that calls MPI.
 
 use super::queues::launch;
-use super::{handle, null, store, take};
+use super::{give, handle, null, store, take, with};
 use crate::enqueue;
 use crate::error::{Class, Failure, status};
 use crate::graph::{self, SoftGraph, Target};
@@ -14,19 +14,19 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-/// An [`Arc`] of an operation, as C has it.
+/// An [`Arc`] of an operation, as a pointer of C.
 type OperationHandle = *const c_void;
 
 /// Starts the thread that calls MPI.
 ///
 /// # Safety
-/// `calls` is null or valid for a read. Another thread may call its functions until [`gdsync_mpi_thread_stop`].
+/// `calls` is null or valid for a read, and its functions may be called by the thread until [`gdsync_mpi_thread_stop`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_thread_start(calls: *const Calls) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a pointer that is null or valid.
         let calls = unsafe { calls.as_ref() }.ok_or_else(|| null("the list of functions"))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets another thread call the functions.
         unsafe { mpi_thread::start(*calls) }
     })
 }
@@ -40,7 +40,7 @@ pub extern "C" fn gdsync_mpi_thread_stop() -> c_int {
     })
 }
 
-/// Says that the C part has something outstanding that no stream triggers.
+/// Tells the thread that the C part has outstanding work that no stream triggers.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdsync_mpi_thread_wake() -> c_int {
     status(|| {
@@ -49,11 +49,10 @@ pub extern "C" fn gdsync_mpi_thread_wake() -> c_int {
     })
 }
 
-/// Makes an operation that no stream triggers yet, or one for a graph.
+/// Makes an operation for a stream or, if `is_in_graph` is not 0, for a graph.
 ///
 /// # Safety
-/// `operation` is valid for `start` of the list of functions until that was called with it, or for a graph until `gone`
-/// was; `made` is a valid place.
+/// `operation` is valid for `start` of `struct gdsync_mpi_calls` until that was called with it, in a graph until `retire` was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation(
     operation: *mut c_void,
@@ -61,50 +60,40 @@ pub unsafe extern "C" fn gdsync_mpi_operation(
     made: *mut OperationHandle,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
-        let raw = Arc::into_raw(Arc::new(unsafe { Operation::new(operation, is_in_graph != 0) }?));
-        // SAFETY: the caller's.
-        unsafe { store(made, raw.cast()) }.inspect_err(|_| {
-            // SAFETY: made above, and nothing else has it.
-            drop(unsafe { Arc::from_raw(raw) });
-        })
+        // SAFETY: the caller keeps the promises of `new`.
+        let made_operation = unsafe { Operation::new(operation, is_in_graph != 0) }?;
+        // SAFETY: the caller passes a place that is null or valid for a write.
+        unsafe { give(Arc::new(made_operation), made) }
     })
 }
 
-/// Frees C's share of an operation.
-///
-/// # Safety
-/// The operation is null or was made by this library and not freed.
+/// Frees C's reference to an operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_free(operation: OperationHandle) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a handle that is null or not freed, and does not use it again.
     status(|| unsafe { take::<Operation>("the operation", operation) }.map(drop))
 }
 
-/// Says that an operation has completed: what was written before is visible to the streams that wait for it.
-///
-/// # Safety
-/// As [`gdsync_mpi_operation_free`].
+/// Completes an operation. Earlier writes are visible to the streams that wait for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_completed(operation: OperationHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller's.
-        unsafe { handle::<Operation>("the operation", operation) }?.signal.set();
+    let act = |operation: &Arc<Operation>| {
+        operation.signal.set();
         Ok(())
-    })
+    };
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe { with("the operation", operation, act) }
 }
 
 /// Waits on the CPU until an operation has completed.
-///
-/// # Safety
-/// As [`gdsync_mpi_operation_free`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_operation_wait(operation: OperationHandle) -> c_int {
-    status(|| {
-        // SAFETY: the caller's.
-        unsafe { handle::<Operation>("the operation", operation) }?.wait();
+    let act = |operation: &Arc<Operation>| {
+        operation.wait();
         Ok(())
-    })
+    };
+    // SAFETY: the caller passes a handle that is null or not freed.
+    unsafe { with("the operation", operation, act) }
 }
 
 /// `enum gdsync_mpi_stream` of `c/engine.h`.
@@ -113,47 +102,38 @@ const SOFTWARE: c_int = 1;
 const CUDA_GRAPH: c_int = 2;
 const SOFTWARE_GRAPH: c_int = 3;
 
-/// The stream that C names, and the place of its handle.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`].
+/// Returns the queue of C's stream, to whose handle the pointer points.
 pub(super) unsafe fn queue(kind: c_int, stream: *const *mut c_void) -> Result<Arc<Queue>, Failure> {
     if matches!(kind, CUDA_GRAPH | SOFTWARE_GRAPH) {
         return Err(Failure::new(Class::Argument, "the queue is a graph, and this takes a stream: pass one"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes the place of a live stream of that kind.
     let stream = *unsafe { stream.as_ref() }.ok_or_else(|| null("the place of the stream"))?;
     match kind {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         CUDA => unsafe { enqueue::cuda_queue(stream.cast::<_>() as CUstream) },
         SOFTWARE => enqueue::software_queue(stream.addr()),
         _ => Err(Failure::new(Class::Argument, format!("there are no streams of kind {kind}"))),
     }
 }
 
-/// Where a graph gets its nodes. None of a stream that is not captured.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`].
+/// Returns what gets the nodes of a graph, or none for a stream that is not captured.
 unsafe fn target(kind: c_int, stream: *const *mut c_void) -> Result<Option<Target>, Failure> {
     let place = NonNull::new(stream.cast_mut()).ok_or_else(|| null("the place of the stream or graph"))?;
     Ok(match kind {
         CUDA_GRAPH => Some(Target::Cuda(place.cast())),
         SOFTWARE_GRAPH => Some(Target::Software(place.cast())),
         CUDA => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes the place of a live stream of that kind.
             let stream = unsafe { place.read() }.cast::<_>() as CUstream;
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes the place of a live stream of that kind.
             unsafe { enqueue::is_captured(stream) }?.then_some(Target::Captured(stream))
         }
         _ => None,
     })
 }
 
-/// Says whether what is enqueued goes into a graph.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`]; `into` is a valid place.
+/// Returns whether an operation goes into a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_is_graph(
     kind: c_int,
@@ -161,17 +141,14 @@ pub unsafe extern "C" fn gdsync_mpi_is_graph(
     into: *mut c_int,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         let is_graph = unsafe { target(kind, stream) }?.is_some();
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a place that is null or valid for a write.
         unsafe { store(into, is_graph.into()) }
     })
 }
 
-/// Has a stream perform a graph of software streams.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`]; the graph is null, or was made by this library and not freed.
+/// Launches a graph of software streams on a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_graph_launch(
     graph: *const c_void,
@@ -179,25 +156,22 @@ pub unsafe extern "C" fn gdsync_mpi_graph_launch(
     stream: *const *mut c_void,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes handles that are null or not freed.
         let graph = unsafe { handle::<SoftGraph>("the graph", graph) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         let queue = unsafe { queue(kind, stream) }?;
         graph.launch(&queue)
     })
 }
 
-/// Frees a graph of software streams. Its launches go on.
-///
-/// # Safety
-/// The graph is null, or was made by this library and not freed.
+/// Frees a graph of software streams. Its launches continue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_graph_free(graph: *const c_void) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a handle that is null or not freed, and does not use it again.
     status(|| unsafe { take::<SoftGraph>("the graph", graph) }.map(drop))
 }
 
-/// Ends the operations in graphs, after the thread and what was outstanding.
+/// Ends the operations in graphs; after the thread and all outstanding operations.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdsync_mpi_graphs_end() -> c_int {
     status(|| {
@@ -206,12 +180,10 @@ pub extern "C" fn gdsync_mpi_graphs_end() -> c_int {
     })
 }
 
-/// Has a stream trigger an operation, or puts its trigger into a graph.
+/// Enqueues the trigger of an operation on a stream or in a graph.
 ///
 /// # Safety
-/// `stream` is null or points to a handle of that kind: a CUDA stream that is alive, and whose context stays, or any
-/// value for a software stream; or it is a place for a graph. The operation is as for [`gdsync_mpi_operation_free`], and
-/// was made for a graph where [`gdsync_mpi_is_graph`] says that it goes into one.
+/// The operation was made for a graph if [`gdsync_mpi_is_graph`] returns 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_enqueue(
     kind: c_int,
@@ -219,23 +191,20 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue(
     operation: OperationHandle,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes handles that are null or not freed.
         let operation = unsafe { handle("the operation", operation) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         if let Some(target) = unsafe { target(kind, stream) }? {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes a live stream, or a place for a graph.
             return unsafe { graph::start(target, &operation) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         let queue = unsafe { queue(kind, stream) }?;
         enqueue::start(&queue, &operation)
     })
 }
 
-/// Has a stream, or a graph, wait until operations have completed.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`]; `operations` are `number` handles.
+/// Makes a stream or a graph wait until operations have completed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_enqueue_waits(
     kind: c_int,
@@ -247,37 +216,34 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue_waits(
         let list = match number {
             0 => &[],
             _ if operations.is_null() => return Err(null("the list of operations")),
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes as many handles as it says.
             _ => unsafe { slice::from_raw_parts(operations, number) },
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes handles that are null or not freed.
         let list = list.iter().map(|each| unsafe { handle("an operation", *each) });
         let list = list.collect::<Result<Vec<_>, Failure>>()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         if let Some(target) = unsafe { target(kind, stream) }? {
-            // SAFETY: the caller's.
+            // SAFETY: the caller passes a live stream, or a place for a graph.
             return unsafe { graph::wait(target, &list) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         let queue = unsafe { queue(kind, stream) }?;
         enqueue::wait(&queue, &list)
     })
 }
 
 /// Waits on the CPU until a stream has performed everything.
-///
-/// # Safety
-/// As [`gdsync_mpi_enqueue`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_stream_wait(kind: c_int, stream: *const *mut c_void) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes the place of a live stream of that kind.
     status(|| unsafe { queue(kind, stream) }?.synchronize())
 }
 
 /// Runs a function in the order of a software stream.
 ///
 /// # Safety
-/// As [`gdsync_mpi_enqueue`] and [`gdsync_mpi_launch`](super::gdsync_mpi_launch).
+/// As [`gdsync_mpi_launch`](super::gdsync_mpi_launch).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_stream_launch(
     kind: c_int,
@@ -286,9 +252,9 @@ pub unsafe extern "C" fn gdsync_mpi_stream_launch(
     argument: *mut c_void,
 ) -> c_int {
     status(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes the place of a live stream of that kind.
         let queue = unsafe { queue(kind, stream) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller lets another thread call the function.
         unsafe { launch(&queue, function, argument) }
     })
 }

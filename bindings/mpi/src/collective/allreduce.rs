@@ -1,12 +1,10 @@
 //! All-reduces: which schedule a buffer takes, and the memory that it works on.
 
-use crate::channel::Channel;
-use crate::collective::Chain;
-use crate::collective::doubling::doubling;
-use crate::collective::ring::ring;
-use crate::collective::schedule::{Schedule, Side};
+use crate::collective::Collective;
+use crate::collective::compute::{CudaComputer, Operand, Operands, gpu_for};
+use crate::collective::schedule::{Schedule, doubling, ring};
+use crate::connection::{Connection, Side};
 use crate::error::{Class, Failure};
-use crate::lane::{self, CudaLane, Operands, Place};
 use crate::memory::{Buffer, Region};
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
@@ -15,16 +13,15 @@ use gdsync::{Access, MemoryRegion, ProtectionDomain};
 use gdsync_notify::collective::{Element, Operation};
 use std::sync::Arc;
 
-/// A buffer of up to so many bytes is reduced by doubling, a longer one by a ring. Doubling has fewer rounds, and sends the
-/// whole buffer in each. The ring gains first among three ranks: 4 rounds of a third against 3 of the whole, so from 0.6
-/// times the bytes that the network carries during the latency of a round. That is 30 KB at 25 GB/s and 2 µs; among eight
-/// ranks it is 8.8 times as many. A round has work of the stream, too, which adds to its latency.
+/// The longest buffer that is reduced by doubling; a longer one goes round a ring. Doubling has fewer rounds, and sends the whole
+/// buffer in each. The ring gains first among three ranks: 4 rounds of a third against 3 of the whole, so from 0.6 times the bytes
+/// that the network carries during the latency of a round, 30 KB at 25 GB/s and 2 µs; among eight ranks it is 8.8 times as many.
+/// The stream's work adds to a round's latency.
 const SHORT: usize = 32 * 1024;
 
-/// An all-reduce as the program asks for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
-    /// The input: none where the output has it.
+    /// The input; none if it is in the output.
     pub(crate) source: Option<Buffer>,
     pub(crate) target: Buffer,
     pub(crate) element: Element,
@@ -32,26 +29,26 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    /// The rounds of a rank. All ranks take the same algorithm, where they have the same length.
-    pub(crate) fn schedule(&self, rank: u32, size: u32) -> Schedule {
+    /// The rounds of a rank. Ranks with the same length take the same algorithm.
+    fn schedule(&self, rank: u32, size: u32) -> Schedule {
         let Reduction { target: Buffer { bytes, .. }, element, .. } = *self;
         if bytes <= SHORT { doubling(rank, size, bytes) } else { ring(rank, size, bytes, element.bytes()) }
     }
 
-    /// The sides of the rounds' messages, and those that the other algorithm would have: they carry nothing, and have ranks
-    /// whose lengths differ learn of it, as each side has its other side then.
+    /// The sides of the rounds' messages, and, without queue pairs, those of the other algorithm: by them ranks with different
+    /// lengths detect the difference.
     pub(crate) fn sides(&self, rank: u32, size: u32) -> Vec<Side> {
         let mut sides = self.schedule(rank, size).sides();
         for other in [doubling(rank, size, 0), ring(rank, size, 0, 1)].iter().flat_map(Schedule::sides) {
             if !sides.contains(&other) {
-                sides.push(Side { carries: false, ..other });
+                sides.push(Side { has_queue_pair: false, ..other });
             }
         }
         sides
     }
 }
 
-/// Memory for what arrives, of the kind that the output has.
+/// Allocates memory for arrivals, of the same kind as the output.
 fn arrivals(
     pd: &ProtectionDomain,
     like: &Region,
@@ -71,25 +68,25 @@ fn arrivals(
 }
 
 /// # Safety
-/// As [`Chain::allreduce`].
+/// As [`Collective::allreduce`].
 unsafe fn operands(
     reduction: Reduction,
     (arrivals, bytes): (&Region, usize),
     gpu: Option<&Arc<CudaContext>>,
 ) -> Result<Operands, Failure> {
     let Reduction { source, target, element, operation } = reduction;
-    // SAFETY: the caller's.
-    let of = |buffer| unsafe { Place::of(buffer, gpu) };
+    // SAFETY: the caller keeps the buffers in place.
+    let of = |buffer| unsafe { Operand::of(buffer, gpu) };
     let arrivals = match arrivals {
-        Region::Host(region) => Place::in_host(region.memory().clone(), gpu),
-        Region::Gpu(region) => Place::on_gpu(region.memory().address(), bytes),
+        Region::Host(region) => Operand::in_host(region.memory().clone(), gpu),
+        Region::Gpu(region) => Operand::on_gpu(region.memory().address(), bytes),
         Region::Empty => return Err(Failure::new(Class::Buffer, "the buffer has no bytes")),
     };
     let what = (element, operation);
     Ok(Operands { what, source: source.map(of).transpose()?, target: of(target)?, arrivals })
 }
 
-impl Chain {
+impl Collective {
     /// An all-reduce. All ranks get the same bytes.
     ///
     /// # Safety
@@ -97,35 +94,35 @@ impl Chain {
     pub(crate) unsafe fn allreduce(
         pd: &ProtectionDomain,
         reduction: Reduction,
-        channels: &[(Side, &Channel)],
+        connections: &[(Side, &Connection)],
         (rank, size): (u32, u32),
     ) -> Result<Self, Failure> {
         let Reduction { source, target, element, operation } = reduction;
         let schedule = reduction.schedule(rank, size);
         let buffers = source.into_iter().chain([target]);
-        // A kernel takes numbers at their multiples only.
+        // Kernels need numbers at multiples of their size.
         let is_aligned = buffers.clone().all(|buffer| buffer.address.is_multiple_of(element.bytes()));
         let on_gpu = buffers.map(|buffer| buffer.address).find(|address| *address != 0);
-        let gpu = if is_aligned { lane::gpu_for(on_gpu)? } else { None };
-        // SAFETY: the caller's.
+        let gpu = if is_aligned { gpu_for(on_gpu)? } else { None };
+        // SAFETY: the caller keeps the buffer in place.
         let region = unsafe { Region::register(pd, target, Access::LOCAL_WRITE) }?;
-        // Memory has bytes, also where nothing is reduced.
+        // An allocation needs a byte at least, even if nothing is reduced.
         let room = schedule.arrivals().max(element.bytes());
         let arrived = arrivals(pd, &region, room, gpu.as_ref())?;
         let operands = match &arrived {
             Region::Empty => None,
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the buffers in place.
             arrived => Some(unsafe { operands(reduction, (arrived, room), gpu.as_ref()) }?),
         };
-        let cuda = gpu.map(|gpu| CudaLane::new(&gpu, Some((element, operation)))).transpose()?;
-        Chain::new(&schedule, channels, (region, arrived), operands, cuda)
+        let cuda = gpu.map(|gpu| CudaComputer::new(&gpu, Some((element, operation)))).transpose()?;
+        Collective::new(&schedule, connections, (region, arrived), operands, cuda)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::barrier::barrier;
+    use crate::collective::schedule::barrier;
     use std::collections::BTreeSet;
 
     fn of_bytes(bytes: usize) -> Reduction {
@@ -151,8 +148,8 @@ mod tests {
                 let pairs = |sends: bool| {
                     let of = all.iter().filter(move |(_, side)| side.sends == sends);
                     let pair = |(rank, side): &(u32, Side)| {
-                        let ends = if sends { (*rank, side.peer) } else { (side.peer, *rank) };
-                        (ends, side.carries)
+                        let ends = if sends { (*rank, side.rank) } else { (side.rank, *rank) };
+                        (ends, side.has_queue_pair)
                     };
                     of.map(pair).collect::<Vec<_>>()
                 };
@@ -170,7 +167,7 @@ mod tests {
             for rank in 0..size {
                 let ends = |bytes| {
                     let sides = of_bytes(bytes).sides(rank, size);
-                    BTreeSet::from_iter(sides.into_iter().map(|side| (side.peer, side.sends)))
+                    BTreeSet::from_iter(sides.into_iter().map(|side| (side.rank, side.sends)))
                 };
                 assert_eq!(ends(SHORT), ends(SHORT + 1), "{rank} of {size}");
             }

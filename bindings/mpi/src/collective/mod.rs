@@ -1,30 +1,29 @@
-//! Collectives: chains of sends, receives and reductions on a stream of their own.
+//! Collectives: rounds of sends, receives and reductions on the collective's own stream.
 //!
-//! A start has the chain's stream wait for the program's; a wait has the program's stream wait for the chain's end: each
-//! writes a word for which the other waits. So collectives that are started together progress together, whatever the order
-//! of the other ranks. The chain has a stream of each kind on which it can be started, and uses the one of the program's kind.
+//! At a start the collective's stream waits for the program's stream; at a wait the program's stream waits for the collective's
+//! end. Each writes a word for which the other waits. So collectives that are started together progress together, in whatever
+//! order the other ranks start them. A collective has a stream of each kind on which it can be started, and uses the one of the
+//! program's kind.
 //!
-//! A round starts its send and some receives, waits for its send and its receive, and reduces what has arrived: behind
-//! its send, which has read the output by then. Receives are started ahead of their rounds, so that most messages find theirs.
+//! A round starts its send and some receives, waits for its send and its receive, and then reduces what has arrived; by then the
+//! send has read the output. Receives are started ahead of their rounds, so that most messages find them posted.
 
 mod allreduce;
-mod barrier;
-mod doubling;
-mod ring;
+mod compute;
 mod schedule;
 #[cfg(test)]
 mod schedule_tests;
 
 pub(crate) use allreduce::Reduction;
-pub(crate) use barrier::barrier;
-pub(crate) use schedule::Side;
+pub(crate) use compute::{check_defined, element, operation};
+pub(crate) use schedule::barrier;
 
-use crate::channel::Channel;
+use crate::connection::{Connection, Side};
 use crate::error::{Class, Failure};
-use crate::lane::{self, Act, CudaLane, Operands};
 use crate::memory::Region;
-use crate::parts::{Part, Parts};
+use crate::persistent::{Persistent, PersistentGroup};
 use crate::stream::{AnyStream, post, start, wait};
+use compute::{Computation, CudaComputer, Operands, compute_on_cpu, gpu_for, select};
 use gdsync::memop::{Condition, MemOpStream, Word32};
 use gdsync::persistent::{PersistentRecv, PersistentSend};
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
@@ -32,67 +31,64 @@ use schedule::{Receive, Schedule, Send, Target};
 use std::ops::Range;
 use std::time::Duration;
 
-/// A round of a chain. Ranges are of the chain's sends, and of its receives.
+/// A round. Its ranges are indices of the collective's sends and receives.
 #[derive(Debug)]
 struct Round {
-    /// The one that it sends, if it sends.
+    /// The send; empty if the round has none.
     send: Range<usize>,
-    /// The one that it waits for, if it receives.
+    /// The receive for which the round waits; empty if it has none.
     receive: Range<usize>,
-    /// Those that it starts.
     starts: Range<usize>,
-    then: Option<Act>,
+    then: Option<Computation>,
 }
 
-/// How the chain's stream and the program's wait for each other: by the number of the start.
+/// The words by which the program's stream and the collective's wait for each other. Their values are numbers of starts.
 #[derive(Debug)]
-struct Words {
-    /// The program's stream has come to the start.
-    go: Word32,
-    /// The chain's stream has come to the end.
-    done: Word32,
-    /// Starts so far.
-    number: u32,
+struct Handshake {
+    /// Written by the program's stream when it reaches the start.
+    begin: Word32,
+    /// Written by the collective's stream at the end.
+    end: Word32,
+    starts: u32,
 }
 
-impl Words {
+impl Handshake {
     fn new() -> Result<Self, Failure> {
         let memory = PinnedMemory::allocate(2 * size_of::<u32>());
         let memory = memory.map_err(|source| gdsync::Error::Memory { len: 2 * size_of::<u32>(), source })?;
         let word = |at: usize| Word32::new(&memory, at * size_of::<u32>()).map_err(gdsync::Error::from);
-        Ok(Words { go: word(0)?, done: word(1)?, number: 0 })
+        Ok(Handshake { begin: word(0)?, end: word(1)?, starts: 0 })
     }
 }
 
-/// A matched collective. Its parts are the sends of all rounds, and then their receives.
+/// A matched collective. Its group has the sends of all rounds, and then their receives.
 #[derive(Debug)]
-pub(crate) struct Chain {
-    pub(crate) parts: Parts,
-    /// How many of the parts are sends.
+pub(crate) struct Collective {
+    group: PersistentGroup,
     sends: usize,
     rounds: Vec<Round>,
-    /// What is reduced; nothing by a barrier.
+    /// The operands of the reduction; none for a barrier.
     operands: Option<Operands>,
-    /// Kept for acts, which know them by their addresses.
+    /// Keeps the memory that computations use by address.
     regions: Vec<Region>,
-    words: Words,
+    handshake: Handshake,
     /// Made with the first start on a software stream.
     soft: Option<Stream<SoftStream>>,
-    cuda: Option<CudaLane>,
+    cuda: Option<CudaComputer>,
 }
 
-impl Chain {
+impl Collective {
     fn new(
         schedule: &Schedule,
-        channels: &[(Side, &Channel)],
+        connections: &[(Side, &Connection)],
         (region, arrived): (Region, Region),
         operands: Option<Operands>,
-        cuda: Option<CudaLane>,
+        cuda: Option<CudaComputer>,
     ) -> Result<Self, Failure> {
-        let channel = |peer: u32, sends: bool| {
-            let is_it = |(side, _): &&(Side, &Channel)| side.peer == peer && side.sends == sends;
+        let connection = |peer: u32, sends: bool| {
+            let is_it = |(side, _): &&(Side, &Connection)| side.rank == peer && side.sends == sends;
             let text = "a collective has no leg for a message of its schedule";
-            channels.iter().find(is_it).map(|(_, one)| one).ok_or_else(|| Failure::new(Class::Other, text))
+            connections.iter().find(is_it).map(|(_, one)| one).ok_or_else(|| Failure::new(Class::Other, text))
         };
         let (mut sends, mut receives, mut rounds) = (Vec::new(), Vec::new(), Vec::new());
         let mut started = 0;
@@ -101,133 +97,139 @@ impl Chain {
             let mut then = None;
             if let Some(Send { peer, bytes }) = &round.send {
                 let slices = region.slices(bytes.clone())?;
-                sends.push(PersistentSend::send(&channel(*peer, true)?.queue_pair, &slices)?);
+                sends.push(PersistentSend::send(&connection(*peer, true)?.queue_pair, &slices)?);
             }
             if let Some(Receive { peer, bytes, into }) = &round.receive {
-                let (slices, act) = match *into {
+                let (slices, computation) = match *into {
                     Target::Output => (region.slices(bytes.clone())?, None),
                     Target::Arrivals(from) => {
-                        let act = Act::Reduce { bytes: bytes.clone(), from };
-                        (arrived.slices(from..from + bytes.len())?, (!bytes.is_empty()).then_some(act))
+                        let computation = Computation::Reduce { bytes: bytes.clone(), from };
+                        (
+                            arrived.slices(from..from + bytes.len())?,
+                            (!bytes.is_empty()).then_some(computation),
+                        )
                     }
                 };
-                receives.push(PersistentRecv::new(&channel(*peer, false)?.queue_pair, &slices)?);
-                then = act;
+                receives.push(PersistentRecv::new(&connection(*peer, false)?.queue_pair, &slices)?);
+                then = computation;
             }
             let starts = started..schedule.started(number);
             started = starts.end;
             rounds.push(Round { send: sent..sends.len(), receive: received..receives.len(), starts, then });
         }
         let number = sends.len();
-        let parts = sends.into_iter().map(Part::Send).chain(receives.into_iter().map(Part::Receive));
-        Ok(Chain {
-            parts: Parts::new(parts.collect()),
+        let group =
+            sends.into_iter().map(Persistent::Send).chain(receives.into_iter().map(Persistent::Receive));
+        Ok(Collective {
+            group: PersistentGroup::new(group.collect()),
             sends: number,
             rounds,
             operands,
             regions: vec![region, arrived],
-            words: Words::new()?,
+            handshake: Handshake::new()?,
             soft: None,
             cuda,
         })
     }
 
-    /// A barrier.
-    pub(crate) fn barrier(channels: &[(Side, &Channel)], (rank, size): (u32, u32)) -> Result<Self, Failure> {
-        let cuda = lane::gpu_for(None)?.map(|gpu| CudaLane::new(&gpu, None)).transpose()?;
-        Chain::new(&barrier(rank, size), channels, (Region::Empty, Region::Empty), None, cuda)
+    pub(crate) fn barrier(
+        connections: &[(Side, &Connection)],
+        (rank, size): (u32, u32),
+    ) -> Result<Self, Failure> {
+        let cuda = gpu_for(None)?.map(|gpu| CudaComputer::new(&gpu, None)).transpose()?;
+        Collective::new(&barrier(rank, size), connections, (Region::Empty, Region::Empty), None, cuda)
     }
 
-    /// Refuses a stream on which it cannot be started.
+    /// Refuses a stream on which the collective cannot be started.
     pub(crate) fn check(&self, program: &AnyStream) -> Result<(), Failure> {
-        lane::check(self.cuda.as_ref(), program, self.operands.as_ref()).map(drop)
+        select(self.cuda.as_ref(), program, self.operands.as_ref()).map(drop)
     }
 
-    /// Starts it: in the order of the program's stream.
+    /// Starts the collective in the order of the program's stream.
     pub(crate) fn start(&mut self, program: &AnyStream, mut meanwhile: impl FnMut()) -> Result<(), Failure> {
-        let Chain { parts, sends, rounds, operands, words, soft, cuda, .. } = self;
+        let Collective { group, sends, rounds, operands, handshake, soft, cuda, .. } = self;
         let operands = operands.as_ref();
-        let cuda = lane::check(cuda.as_ref(), program, operands)?;
+        let cuda = select(cuda.as_ref(), program, operands)?;
         let soft = match (cuda, &soft) {
             (None, None) => Some(&*soft.insert(Stream::new(SoftStream::new()?)?)),
             _ => soft.as_ref(),
         };
-        let number = words.number.wrapping_add(1);
-        program.post(Batch::new().write_value32(&words.go, number), &mut meanwhile)?;
-        words.number = number;
+        let number = handshake.starts.wrapping_add(1);
+        program.post(Batch::new().write_value32(&handshake.begin, number), &mut meanwhile)?;
+        handshake.starts = number;
         match (cuda, soft) {
-            (Some(lane), _) => {
-                let act = |act: &Act| match operands {
-                    // SAFETY: the chain has the memory, and leaves it allocated if it is dropped before the stream is idle. The
-                    // program's buffers stay until the request's work has ended (`Request::new`).
-                    Some(operands) => unsafe { lane.act(act, operands) },
+            (Some(cuda), _) => {
+                let compute = |computation: &Computation| match operands {
+                    // SAFETY: the collective keeps the memory, and leaks it if it is dropped before the stream is idle. The
+                    // caller of `Request::new` keeps the program's buffers until the work has ended.
+                    Some(operands) => unsafe { cuda.compute(computation, operands) },
                     None => Ok(()),
                 };
-                run(&lane.stream, parts.all.split_at_mut(*sends), rounds, words, act, meanwhile)
+                run(&cuda.stream, group.all.split_at_mut(*sends), rounds, handshake, compute, meanwhile)
             }
             (None, Some(stream)) => {
-                let act = |act: &Act| match operands {
-                    Some(operands) => lane::act_on_cpu(stream, act, operands),
+                let compute = |computation: &Computation| match operands {
+                    Some(operands) => compute_on_cpu(stream, computation, operands),
                     None => Ok(()),
                 };
-                run(stream, parts.all.split_at_mut(*sends), rounds, words, act, meanwhile)
+                run(stream, group.all.split_at_mut(*sends), rounds, handshake, compute, meanwhile)
             }
             (None, None) => Ok(()),
         }
     }
 
-    /// Has the program's stream wait for its end.
+    /// Makes the program's stream wait for the end of the newest start.
     pub(crate) fn wait(&self, program: &AnyStream, meanwhile: impl FnMut()) -> Result<(), Failure> {
-        let Words { done, number, .. } = &self.words;
-        program.post(Batch::new().wait_value32(done, Condition::Geq, *number), meanwhile)
+        let Handshake { end, starts, .. } = &self.handshake;
+        program.post(Batch::new().wait_value32(end, Condition::Geq, *starts), meanwhile)
     }
 
-    /// Where its newest start has ended: the first failure since the last outcome, if there is one.
+    /// Once the newest start has ended, returns the first failure since the last outcome, if there is one.
     pub(crate) fn outcome(&mut self) -> Option<Result<u64, Failure>> {
-        match self.look() {
-            Ok(true) => self.parts.outcome(),
+        match self.is_idle() {
+            Ok(true) => self.group.outcome(),
             Ok(false) => None,
             Err(error) => Some(Err(error)),
         }
     }
 
-    /// Looks how far its streams are: work of a queue pair that has failed ends there. True if they are idle.
-    pub(crate) fn look(&self) -> Result<bool, Failure> {
+    /// Returns whether the collective's streams are idle. Asking also ends their work for failed queue pairs.
+    pub(crate) fn is_idle(&self) -> Result<bool, Failure> {
         let soft = self.soft.as_ref().map(|stream| stream.synchronize_timeout(Duration::ZERO)).transpose()?;
         let cuda =
-            self.cuda.as_ref().map(|lane| lane.stream.synchronize_timeout(Duration::ZERO)).transpose()?;
+            self.cuda.as_ref().map(|cuda| cuda.stream.synchronize_timeout(Duration::ZERO)).transpose()?;
         Ok(soft != Some(false) && cuda != Some(false))
     }
 }
 
-impl Drop for Chain {
-    /// What kernels work on stays until they have ended: for ever, where that is not known.
+impl Drop for Collective {
+    /// Leaks memory that kernels may still use.
     fn drop(&mut self) {
-        if self.cuda.is_some() && !matches!(self.look(), Ok(true)) {
+        if self.cuda.is_some() && !matches!(self.is_idle(), Ok(true)) {
             tracing::warn!("a collective is dropped that has not ended: its memory stays");
             std::mem::forget((std::mem::take(&mut self.regions), self.operands.take()));
         }
     }
 }
 
-/// The rounds, on the chain's own stream.
+/// Enqueues the rounds on the collective's own stream.
 fn run<B: MemOpStream>(
     stream: &Stream<B>,
-    (sends, receives): (&mut [Part], &mut [Part]),
+    (sends, receives): (&mut [Persistent], &mut [Persistent]),
     rounds: &[Round],
-    words: &Words,
-    act: impl Fn(&Act) -> Result<(), Failure>,
+    handshake: &Handshake,
+    compute: impl Fn(&Computation) -> Result<(), Failure>,
     mut meanwhile: impl FnMut(),
 ) -> Result<(), Failure> {
-    let begin = Batch::new().wait_value32(&words.go, Condition::Geq, words.number);
+    let begin = Batch::new().wait_value32(&handshake.begin, Condition::Geq, handshake.starts);
     post(stream, begin, &mut meanwhile)?;
-    act(&Act::Copy)?;
+    compute(&Computation::Copy)?;
     for Round { send, receive, starts, then } in rounds {
         let started = receives[starts.clone()].iter_mut().chain(&mut sends[send.clone()]);
-        start(stream, &mut started.map(Part::request).collect::<Vec<_>>(), &mut meanwhile)?;
+        start(stream, &mut started.map(Persistent::request).collect::<Vec<_>>(), &mut meanwhile)?;
         let awaited = sends[send.clone()].iter_mut().chain(&mut receives[receive.clone()]);
-        wait(stream, &mut awaited.map(Part::request).collect::<Vec<_>>(), &mut meanwhile)?;
-        then.iter().try_for_each(&act)?;
+        wait(stream, &mut awaited.map(Persistent::request).collect::<Vec<_>>(), &mut meanwhile)?;
+        then.iter().try_for_each(&compute)?;
     }
-    post(stream, Batch::new().write_value32(&words.done, words.number), meanwhile)
+    post(stream, Batch::new().write_value32(&handshake.end, handshake.starts), meanwhile)
 }

@@ -1,24 +1,21 @@
-//! Schedules of all-reduces, run on paper: messages take what the output has when they arrive, and arrive at any time
-//! between the start and the end of their rounds.
+//! Runs schedules without a card. A message takes the output's values when it arrives, which may be at any time between the start and
+//! the end of its round.
 
-use crate::collective::doubling::doubling;
-use crate::collective::ring::ring;
-use crate::collective::schedule::{Round, Schedule, Target};
-use std::collections::BTreeMap;
+use crate::collective::schedule::{Round, Schedule, Target, barrier, chunk, doubling, ring};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Numbers of a buffer, one byte each.
+/// The elements of a buffer, one byte each.
 const NUMBERS: usize = 5;
-/// Starts, each of which may begin on a rank before another rank has ended the one before it.
+/// Starts. A rank may begin one before another rank has ended the one before it.
 const STARTS: usize = 2;
 
-/// What a number is made of: `(a b)` is a reduction, whose operands stand in the order of their texts, as a reduction gives
-/// the same for either order.
+/// A reduction of two values, as the text `(a b)`. Its operands are sorted, as a reduction gives the same bits in either order.
 fn reduced(one: &str, other: &str) -> String {
     let (first, second) = if one <= other { (one, other) } else { (other, one) };
     format!("({first} {second})")
 }
 
-/// The number of a rank in a start.
+/// The value of a rank in a start.
 fn own(start: usize, rank: usize) -> String {
     format!("{start}:{rank}")
 }
@@ -29,17 +26,17 @@ struct Rank {
     arrivals: Vec<String>,
     start: usize,
     round: usize,
-    /// The round has started its messages.
+    /// True once the round has started its messages.
     has_begun: bool,
     results: Vec<Vec<String>>,
 }
 
-/// A queue pair, with all messages that were ever sent.
+/// The messages and receives of a queue pair.
 #[derive(Default)]
-struct Leg {
-    /// By message: start and end of its bytes.
+struct Link {
+    /// For each message, the start and end of its bytes.
     messages: Vec<(usize, usize)>,
-    /// By receive: its start, its bytes, and where it takes them.
+    /// For each receive, its start, its bytes, and its target.
     posted: Vec<(usize, usize, Target)>,
     arrived: usize,
 }
@@ -47,8 +44,7 @@ struct Leg {
 struct Paper {
     schedules: Vec<Schedule>,
     ranks: Vec<Rank>,
-    /// By sender and receiver.
-    legs: BTreeMap<(usize, usize), Leg>,
+    links: BTreeMap<(usize, usize), Link>,
     random: u64,
 }
 
@@ -60,7 +56,7 @@ impl Paper {
             ..Rank::default()
         };
         let ranks = schedules.iter().enumerate().map(rank).collect();
-        Paper { ranks, legs: BTreeMap::new(), random: seed, schedules }
+        Paper { ranks, links: BTreeMap::new(), random: seed, schedules }
     }
 
     fn below(&mut self, end: usize) -> usize {
@@ -68,16 +64,16 @@ impl Paper {
         (self.random >> 33) as usize % end
     }
 
-    /// A message of a leg arrives, if one is under way and a receive is posted.
+    /// Delivers a message of a link, if one is in flight and a receive is posted. Returns whether it did.
     fn deliver(&mut self, (from, to): (usize, usize)) -> bool {
-        let leg = self.legs.get_mut(&(from, to)).unwrap();
-        let number = leg.arrived;
+        let link = self.links.get_mut(&(from, to)).unwrap();
+        let number = link.arrived;
         let (Some((start, end)), Some((at, len, into))) =
-            (leg.messages.get(number).copied(), leg.posted.get(number).copied())
+            (link.messages.get(number).copied(), link.posted.get(number).copied())
         else {
             return false;
         };
-        leg.arrived += 1;
+        link.arrived += 1;
         assert_eq!(end - start, len, "the message of {from} fits the receive of {to}");
         let message = self.ranks[from].output[start..end].to_vec();
         let rank = &mut self.ranks[to];
@@ -88,7 +84,7 @@ impl Paper {
         true
     }
 
-    /// A rank starts its round, or ends it if its messages have completed.
+    /// Starts the round of a rank, or ends it if its messages have completed.
     fn step(&mut self, number: usize) -> bool {
         let (rank, schedule) = (&mut self.ranks[number], &self.schedules[number]);
         if rank.start == STARTS {
@@ -105,23 +101,23 @@ impl Paper {
             let first = if rank.round == 0 { 0 } else { schedule.started(rank.round - 1) };
             let receives = schedule.rounds.iter().filter_map(|round| round.receive.as_ref());
             for receive in receives.take(schedule.started(rank.round)).skip(first) {
-                let leg = self.legs.entry((receive.peer as usize, number)).or_default();
-                leg.posted.push((receive.bytes.start, receive.bytes.len(), receive.into));
+                let link = self.links.entry((receive.peer as usize, number)).or_default();
+                link.posted.push((receive.bytes.start, receive.bytes.len(), receive.into));
             }
             if let Some(send) = &round.send {
-                let leg = self.legs.entry((number, send.peer as usize)).or_default();
-                leg.messages.push((send.bytes.start, send.bytes.end));
+                let link = self.links.entry((number, send.peer as usize)).or_default();
+                link.messages.push((send.bytes.start, send.bytes.end));
             }
             rank.has_begun = true;
             return true;
         }
-        // Of a leg, this start has as many messages up to this round.
+        // The number of messages that this start has on a link up to this round.
         let count = |is: &dyn Fn(&Round) -> bool| {
             let all = schedule.rounds.iter().filter(|round| is(round)).count();
             rank.start * all + schedule.rounds[..=rank.round].iter().filter(|round| is(round)).count()
         };
         let has_arrived =
-            |leg: (usize, usize), count| self.legs.get(&leg).is_some_and(|leg| leg.arrived >= count);
+            |link: (usize, usize), count| self.links.get(&link).is_some_and(|link| link.arrived >= count);
         let is_sent = round.send.as_ref().is_none_or(|send| {
             let to = send.peer;
             let of = count(&|round| round.send.as_ref().is_some_and(|send| send.peer == to));
@@ -147,16 +143,16 @@ impl Paper {
         true
     }
 
-    /// Runs it in an order by chance. Returns the results of all starts, by rank.
+    /// Runs the schedules in random order. Returns the results of all starts, by rank.
     fn run(mut self) -> Vec<Vec<Vec<String>>> {
         let size = self.ranks.len();
         while self.ranks.iter().any(|rank| rank.start < STARTS) {
-            let legs: Vec<_> = self.legs.keys().copied().collect();
-            let all = size + legs.len();
+            let links: Vec<_> = self.links.keys().copied().collect();
+            let all = size + links.len();
             let first = self.below(all);
             let act = |paper: &mut Self, choice: usize| match choice.checked_sub(size) {
                 None => paper.step(choice),
-                Some(leg) => paper.deliver(legs[leg]),
+                Some(link) => paper.deliver(links[link]),
             };
             assert!((0..all).any(|next| act(&mut self, (first + next) % all)), "{size} ranks stand still");
         }
@@ -189,5 +185,35 @@ fn every_rank_has_every_number_once_and_in_the_same_way() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_barrier_hears_of_every_rank() {
+    for size in 1..40u32 {
+        let schedules: Vec<_> = (0..size).map(|rank| barrier(rank, size)).collect();
+        // For each rank, the ranks whose arrival it knows.
+        let mut known: Vec<BTreeSet<u32>> = (0..size).map(|rank| BTreeSet::from([rank])).collect();
+        for round in 0..schedules[0].rounds.len() {
+            let before = known.clone();
+            for (known, schedule) in known.iter_mut().zip(&schedules) {
+                let from = schedule.rounds[round].receive.as_ref().unwrap().peer;
+                known.extend(&before[from as usize]);
+            }
+        }
+        assert!(known.iter().all(|ranks| ranks.len() == size as usize), "{size}");
+    }
+}
+
+#[test]
+fn chunks_cover_the_buffer() {
+    for (size, elements) in [(1, 5), (3, 10), (4, 2), (7, 0)] {
+        let mut end = 0;
+        for number in 0..size {
+            let range = chunk(number, size, elements * 8, 8);
+            assert_eq!(range.start, end);
+            end = range.end;
+        }
+        assert_eq!(end, elements * 8);
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const CARD_WAITS: [(&str, &str); 1] = [("GDSYNC_MPI_CARD_WAITS", "1")];
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A transfer, matched, and its memory.
+/// A matched transfer with its memory.
 struct Both {
     send: Arc<Request>,
     receive: Arc<Request>,
@@ -27,7 +27,7 @@ impl Both {
     }
 }
 
-/// Has a queue's stream wait until the returned word is stored.
+/// Makes a queue's stream wait for a 1 in the returned word.
 fn gate(queue: &Queue) -> Word32 {
     let word = Word32::new(&memory(&[0; 4]), 0).unwrap();
     let wait = Batch::new().wait_value32(&word, Condition::Eq, 1);
@@ -35,7 +35,7 @@ fn gate(queue: &Queue) -> Word32 {
     word
 }
 
-/// The memory operations of what it does.
+/// Counts the memory operations of a call.
 fn operations(act: impl FnOnce()) -> u64 {
     let before = counts().operations;
     act();
@@ -57,7 +57,7 @@ fn one_operation_starts_many_transfers_and_one_awaits_them() {
         let late = gate(&queue);
         let list: Vec<_> = all.iter().flat_map(|both| [&both.send, &both.receive]).collect();
         assert_eq!(operations(|| started(&queue, &list).unwrap()), 1);
-        // And the point of the stream's timeline.
+        // One more is for the stream's timeline.
         assert_eq!(operations(|| queue.enqueue_wait().unwrap()), 2);
         assert!(all.iter().all(|both| content(&both.target) == [round - 1; 64]));
         late.store(1);
@@ -66,7 +66,7 @@ fn one_operation_starts_many_transfers_and_one_awaits_them() {
     }
 }
 
-/// Ranks may run ahead of each other, and are probed meanwhile: no message comes before its receive is started.
+/// Ranks may run ahead of each other and are probed meanwhile; no message arrives before its receive is started.
 #[test]
 fn a_probe_lets_no_message_overtake_its_receive() {
     if !alone(module_path!(), "a_probe_lets_no_message_overtake_its_receive", &CARD_WAITS) {
@@ -91,8 +91,8 @@ fn a_probe_lets_no_message_overtake_its_receive() {
     assert_eq!(content(&both.target), [1; 64]);
 }
 
-/// What has failed at one side is learnt by the other, though nothing of it is on its way: neither the message, which
-/// waits for its receive, nor the count of a receive that waits for its stream.
+/// A side's failure reaches the other side even if nothing is in flight: neither the message, which waits for its receive, nor the
+/// clear-to-send write of a receive that waits for its stream.
 #[test]
 fn the_end_of_one_side_is_the_end_of_the_other() {
     if !alone(module_path!(), "the_end_of_one_side_is_the_end_of_the_other", &CARD_WAITS) {
@@ -106,7 +106,7 @@ fn the_end_of_one_side_is_the_end_of_the_other() {
         };
         let stalled = gate(&queue);
         started(&queue, &[other]).unwrap();
-        abort(&ended.state.lock().legs);
+        abort(&ended.state.lock().peers);
         if !ends_sender {
             stalled.store(1);
             std::thread::sleep(SHORT);
@@ -134,13 +134,14 @@ fn both_sides_wait_or_neither() {
     }
     let (source, target) = (memory(&[0; 8]), memory(&[0; 8]));
     let (send, receive) = (transfer(true, &source), transfer(false, &target));
-    receive.offer(0).unwrap();
-    let other = crate::offer::Offer { life: None, ..send.offer(0).unwrap() };
-    let failure = receive.answer(0, &to_bytes(&other.to_string())).unwrap_err();
+    receive.connection_info(0).unwrap();
+    let other =
+        crate::connection::ConnectionInfo { probe_endpoint: None, ..send.connection_info(0).unwrap() };
+    let failure = receive.connect(0, &to_bytes(&other.to_string())).unwrap_err();
     assert!(failure.text.contains("GDSYNC_MPI_CARD_WAITS is 1 on this rank, and 0 on the peer"), "{failure}");
 }
 
-/// With one more setting, no queue is made.
+/// Expects that no queue is made with an additional setting.
 fn no_queue(test: &str, setting: (&str, &str), class: Class, word: &str) {
     if !alone(module_path!(), test, &[CARD_WAITS[0], setting]) {
         return;

@@ -38,7 +38,7 @@ static void reduce(MPIS_Queue queue, MPI_Comm comm, int count)
     free(bits);
 }
 
-/* Every kind of number, and every operation, against MPI. */
+/* Every kind of number and every operation, compared with MPI. */
 static void kinds(MPIS_Queue queue)
 {
     const MPI_Datatype types[] = {MPI_INT8_T,   MPI_UINT8_T, MPI_INT16_T,  MPI_UINT16_T, MPI_INT32_T,
@@ -70,8 +70,8 @@ static void kinds(MPIS_Queue queue)
         }
 }
 
-/* Where arithmetic could give other bits in another order of the ranks: zeros of both signs, infinities, NaNs with what
- * the rank has put into them. All ranks get the same bytes. */
+/* All ranks get the same bytes, even where the order of ranks could change them: zeros of both signs, infinities, and NaNs with a payload
+ * of each rank. */
 static void specials(MPIS_Queue queue, MPI_Comm comm, int count)
 {
     const MPI_Op ops[] = {MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX};
@@ -83,7 +83,7 @@ static void specials(MPIS_Queue queue, MPI_Comm comm, int count)
     MPI_Comm_size(comm, &ranks);
     const double all[] = {0.0, -0.0, nan(""), 1.0, -INFINITY, INFINITY, 1e-310, -nan("")};
     for (at = 0; at < count; at++) {
-        /* Each place has its own mixture; the first one only zeros, and the second one only NaNs. */
+        /* Each element has another mixture; the first has only zeros, and the second only NaNs. */
         unsigned mixed = ((unsigned)at * 2654435761u + (unsigned)me * 2246822519u) >> 15;
         in[at] = all[at == 0 ? me % 2 : at == 1 ? 2 + me % 2 * 5 : (int)(mixed % (at % 2 ? 8 : 2))];
         in_short[at] = (float)in[at];
@@ -121,7 +121,7 @@ static void specials(MPIS_Queue queue, MPI_Comm comm, int count)
     free(out_short);
 }
 
-/* A rank that is late holds the others up. */
+/* A late rank delays the others. */
 static int arrived, seen[ROUNDS];
 
 static void arrive(void *argument)
@@ -162,7 +162,7 @@ static void barriers(MPIS_Queue queue)
     MPI_Win_free(&window);
 }
 
-/* What a started collective waits for may be what another rank does behind its own: none of this may stand still. */
+/* A started collective may wait for what another rank starts after its own: none of this may deadlock. */
 static void orders(MPIS_Queue queue)
 {
     MPI_Comm twin;
@@ -203,7 +203,7 @@ static void orders(MPIS_Queue queue)
 
 int main(void)
 {
-    /* Up to 4096 numbers of 8 bytes by doubling, and more by a ring. */
+    /* Up to 4096 numbers of 8 bytes are reduced by doubling, more by a ring. */
     const int counts[] = {0, 1, 2, 3, 1000, 4096, 4097, 20011};
     MPI_Comm some;
     MPIS_Queue queue;

@@ -1,4 +1,4 @@
-/* What the test programs share. */
+/* Helpers of the test programs. */
 #ifndef COMMON_H
 #define COMMON_H
 
@@ -12,7 +12,7 @@
 #define WITH_THREADS 0
 #endif
 
-/* The class of what a rank that has died leaves undone. */
+/* The class of an error with a dead rank. */
 #ifdef MPI_ERR_PROC_FAILED
 #define PEER_HAS_DIED MPI_ERR_PROC_FAILED
 #else
@@ -21,7 +21,7 @@
 
 static int rank, size;
 
-/* Ends all ranks unless something holds. */
+/* Ends all ranks unless a condition holds. */
 #define CHECK(holds)                                                                                                  \
     do {                                                                                                              \
         if (!(holds)) {                                                                                               \
@@ -36,7 +36,7 @@ static inline void begin(void)
 {
     int level;
 
-    /* libgdsync-mpix calls MPI by a thread of its own. */
+    /* libgdsync-mpix calls MPI from its own thread. */
     if (WITH_THREADS)
         OK(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level));
     else
@@ -45,7 +45,7 @@ static inline void begin(void)
     MPI_Comm_size(MPI_COMM_WORLD, &size);
 }
 
-/* Prints on rank 0, once all ranks are there. */
+/* Prints on rank 0, after a barrier. */
 static inline void end(const char *said)
 {
     MPI_Barrier(MPI_COMM_WORLD);
@@ -54,7 +54,7 @@ static inline void end(const char *said)
     OK(MPI_Finalize());
 }
 
-/* Whether a call has failed with an error of a class, whose text has a word. */
+/* Returns whether a call has failed with an error of a class whose text contains a word. */
 static inline int failed(int code, int wanted, const char *word)
 {
     char text[MPI_MAX_ERROR_STRING] = "";

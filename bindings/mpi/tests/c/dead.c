@@ -1,13 +1,12 @@
-/* The last rank dies: what the others have with it ends with an error, and only that. (One that is stopped is waited for,
- * as a card answers for it.) Wants an mpirun that leaves the others alone. */
+/* The last rank dies: the others' requests with it, and only those, end with an error. (A stopped rank is waited for, as its card still
+ * responds.) Needs an mpirun that leaves the other ranks alone. */
 #include "common.h"
 #include "stream-triggering.h"
 
 #include <signal.h>
 #include <unistd.h>
 
-/* With the rank that dies: rank 0 sends, rank 1 receives, rank 2 receives and waits by the CPU. All are in a barrier
- * with it, too. */
+/* Requests with the rank that dies: rank 0 sends, rank 1 receives, rank 2 receives and waits on the CPU, and all have a barrier. */
 int main(void)
 {
     MPI_Comm alive;
@@ -47,7 +46,7 @@ int main(void)
         error = MPIS_Queue_wait(queue);
     }
     CHECK(failed(error, PEER_HAS_DIED, "peer"));
-    /* It is not started again. */
+    /* It cannot be started again. */
     CHECK(MPIS_Enqueue_start(queue, &request) != MPI_SUCCESS);
 
     error = MPIS_Enqueue_start(queue, &barrier);
@@ -57,7 +56,7 @@ int main(void)
     }
     CHECK(failed(error, PEER_HAS_DIED, "peer"));
 
-    /* The others go on. */
+    /* The other requests continue. */
     OK(MPIS_Send_init(&rank, 1, MPI_INT, (rank + 1) % last, 0, alive, MPI_INFO_NULL, &ring[0]));
     OK(MPIS_Recv_init(&in, 1, MPI_INT, (rank + last - 1) % last, 0, alive, MPI_INFO_NULL, &ring[1]));
     OK(MPIS_Matchall(2, ring, MPI_STATUSES_IGNORE));

@@ -1,4 +1,4 @@
-/* A thousand requests at a time, of no bytes and of many; messages that take several work requests. */
+/* A thousand requests at a time, empty and long; messages of several work requests. */
 #include "queue.h"
 
 #define REQUESTS 1000
@@ -15,7 +15,7 @@ static void thousand(MPIS_Queue queue)
         return;
     for (at = 0; at < REQUESTS; at++) {
         int peer = rank ^ 1;
-        /* Every tenth message has no bytes. */
+        /* Every tenth message is empty. */
         int count = at % 10 != 0;
         if (rank % 2 == 0)
             OK(MPIS_Send_init(&out[at], count, MPI_BYTE, peer, at, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[at]));
@@ -49,7 +49,7 @@ static void long_message(MPIS_Queue queue)
     MPI_Status statuses[2];
 
     OK(MPIS_Send_init(sent, LONG, MPI_BYTE, peer, 1, MPI_COMM_WORLD, MPI_INFO_NULL, &both[0]));
-    /* The receive has more room than the message needs. */
+    /* The receive is longer than the message. */
     OK(MPIS_Recv_init(received, 2 * LONG, MPI_BYTE, before, 1, MPI_COMM_WORLD, MPI_INFO_NULL, &both[1]));
     OK(MPIS_Matchall(2, both, statuses));
     MPI_Get_count(&statuses[1], MPI_BYTE, &count);

@@ -1,7 +1,7 @@
-/* Which requests match: the order per communicator, peer and tag, and nothing else. */
+/* Requests match in order for each communicator, peer and tag. */
 #include "queue.h"
 
-/* Pairs of ranks exchange four messages with two tags, which one side matches in another order than the other. */
+/* Pairs of ranks exchange four messages with two tags, which the two sides match in different orders. */
 static void tags(MPIS_Queue queue, MPI_Comm comm, int base)
 {
     int peer = rank ^ 1, at, out[4], in[4] = {0};
@@ -35,7 +35,7 @@ static void several_communicators(MPIS_Queue queue)
     int at;
 
     MPI_Comm_dup(MPI_COMM_WORLD, &twin);
-    /* The same peer and tag; one side matches them in the other order. */
+    /* The same peer and tag; one side matches in the other order. */
     OK(MPIS_Send_init(&out[0], 1, MPI_INT, peer, 5, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[0]));
     OK(MPIS_Send_init(&out[1], 1, MPI_INT, peer, 5, twin, MPI_INFO_NULL, &requests[1]));
     OK(MPIS_Recv_init(&in[0], 1, MPI_INT, peer, 5, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[2]));
@@ -92,7 +92,7 @@ static void itself_and_no_one(MPIS_Queue queue)
     }
 }
 
-/* Only two ranks have a request on MPI_COMM_WORLD. It is the first one of the program. */
+/* Only two ranks have a request on MPI_COMM_WORLD, which is the program's first. */
 static void two_of_all(MPIS_Queue queue)
 {
     int value = rank == 0 ? 42 : 0;

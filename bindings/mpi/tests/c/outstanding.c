@@ -1,5 +1,5 @@
-/* MPI_Finalize with work outstanding: a receive that nothing is sent for, a match that has no other side, a request that was
- * freed while it was active, and queues and requests that are never freed. */
+/* MPI_Finalize with outstanding work: a receive without a message, a match without its other side, an active request that was freed,
+ * and queues and requests that are never freed. */
 #include "queue.h"
 
 int main(void)
@@ -21,10 +21,10 @@ int main(void)
     OK(MPIS_Request_free(&requests[2]));
     OK(MPIS_Enqueue_waitall(queue));
     OK(MPIS_Queue_wait(queue));
-    /* The receives are started, and the sends never are. */
+    /* The receives are started, the sends never. */
     OK(MPIS_Enqueue_start(queue, &requests[0]));
     OK(MPIS_Enqueue_waitall(queue));
-    /* And a match without its other side. */
+    /* A match without its other side. */
     OK(MPIS_Recv_init(&values[0], 1, MPI_INT, peer, 2, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[2]));
     OK(MPIS_Imatch(&requests[2], &match));
     OK(MPIS_Is_matched(&match, &matched));
@@ -32,7 +32,7 @@ int main(void)
     OK(MPIS_Request_free(&match));
     OK(MPIS_Request_free(&requests[2]));
     end("outstanding ok");
-    /* MPI is over: nothing crashes, and the calls say so. */
+    /* After the end of MPI, calls return an error. */
     CHECK(MPIS_Request_free(&requests[1]) == MPI_ERR_OTHER);
     CHECK(MPIS_Queue_wait(queue) == MPI_ERR_OTHER);
     return 0;

@@ -1,4 +1,4 @@
-/* Queues of the programs of MPIS_*, with software streams or with CUDA's. */
+/* Queues of the test programs of MPIS_*, with software or CUDA streams. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -8,10 +8,10 @@
 
 #include <dlfcn.h>
 
-/* GDSYNC_TEST_GPU is set: queues have CUDA streams. */
+/* True if GDSYNC_TEST_GPU is set: queues have CUDA streams. */
 static int on_gpu __attribute__((unused));
 
-/* A queue with a software stream, or with a stream of the GPU that GDSYNC_TEST_GPU says. */
+/* Makes a queue with a software stream, or with a stream of the GPU that GDSYNC_TEST_GPU names. */
 static inline __attribute__((unused)) void queue_init(MPIS_Queue *queue)
 {
     const char *gpu = getenv("GDSYNC_TEST_GPU");

@@ -1,5 +1,5 @@
-/* What an all-reduce takes: of short buffers, of the longest that is reduced by doubling, of the shortest that goes around a
- * ring, and of a long one. Each result is checked. The argument is how many all-reduces are timed, of each length. */
+/* The time of an all-reduce: of short buffers, the longest that is reduced by doubling, the shortest that goes round a ring, and a long
+ * one. Checks each result. The argument is the number of timed all-reduces of each length. */
 #include "queue.h"
 
 #include <time.h>
@@ -23,7 +23,7 @@ static void measure(MPIS_Queue queue, int numbers, int times)
         in[at] = rank + at % 1000;
     OK(MPIS_Allreduce_init(in, out, numbers, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request));
     OK(MPIS_Match(&request, MPI_STATUS_IGNORE));
-    /* The first time is to warm up. */
+    /* The first one is a warm-up. */
     for (number = 0; number < 2; number++) {
         MPI_Barrier(MPI_COMM_WORLD);
         began = now_us();

@@ -1,4 +1,4 @@
-/* What is refused: with a class of MPI, a text that says why, and a call of the communicator's error handler. */
+/* Refusals: with a class of MPI, a text that says why, and a call of the communicator's error handler. */
 #include "common.h"
 #include "stream-triggering.h"
 
@@ -66,11 +66,11 @@ static void types(void)
     OK(make(1, gap, 0, 0, &request));
     OK(MPIS_Request_free(&request));
     CHECK(failed(make(2, gap, 0, 0, &request), MPI_ERR_TYPE, "extent of 12"));
-    /* Two halves, the second one first. */
+    /* Two halves in reverse order. */
     MPI_Type_create_indexed_block(2, 1, (int[]){1, 0}, MPI_INT, &swapped);
     MPI_Type_commit(&swapped);
     CHECK(failed(make(1, swapped, 0, 0, &request), MPI_ERR_TYPE, "order"));
-    /* Contiguous, however it is made. */
+    /* Contiguous types, made in different ways. */
     MPI_Type_create_indexed_block(2, 1, (int[]){0, 1}, MPI_INT, &twice);
     MPI_Type_commit(&twice);
     OK(make(3, twice, 0, 0, &request));
@@ -124,7 +124,7 @@ static void states(MPIS_Queue queue)
     CHECK(failed(gdsync_mpis_launch(queue, NULL, NULL), MPI_ERR_ARG, "function"));
 }
 
-/* Read by the first match, as long as it fails. */
+/* Matches read the settings until one succeeds. */
 static void settings(void)
 {
     static const char *const wrong[][2] = {{"GDSYNC_MPI_PEER_TIMEOUT_MS", "soon"}, {"GDSYNC_MPI_PART_BYTES", "0"},
@@ -150,7 +150,7 @@ static void settings(void)
     unsetenv("GDSYNC_MPI_COLLECT_FROM");
 }
 
-/* The other side learns of each of these. */
+/* The other side gets each of these errors, too. */
 static void mismatches(void)
 {
     int buffer[8] = {0}, peer = rank ^ 1, at;
@@ -165,7 +165,7 @@ static void mismatches(void)
     CHECK(status.MPI_SOURCE == peer && status.MPI_ERROR != MPI_SUCCESS);
     OK(MPIS_Request_free(&request));
 
-    /* Only the one that is too short fails. */
+    /* Only the request that is too short fails. */
     for (at = 0; at < 2; at++)
         if (rank % 2 == 0)
             OK(MPIS_Send_init(buffer, 8, MPI_INT, peer, 2 + at, MPI_COMM_WORLD, MPI_INFO_NULL, &others[at]));
@@ -175,7 +175,7 @@ static void mismatches(void)
     CHECK(statuses[0].MPI_ERROR != MPI_SUCCESS && statuses[1].MPI_ERROR == MPI_SUCCESS);
     OK(MPIS_Request_freeall(2, others));
 
-    /* Ranks that do not do the same. The communicator has two of them: both learn of it. */
+    /* Ranks with different requests on a communicator of two: both fail. */
     MPI_Comm pair;
     MPI_Comm_split(MPI_COMM_WORLD, rank / 2, rank, &pair);
     if (rank % 2 == 0)
@@ -186,7 +186,7 @@ static void mismatches(void)
     OK(MPIS_Request_free(&request));
     MPI_Comm_free(&pair);
 
-    /* Lengths that differ, and with them the algorithms. Each of the four ranks has a leg with the one that differs. */
+    /* Different lengths, and so different algorithms. Each of the four ranks is a peer of the one that differs. */
     static int numbers[10000];
     OK(MPIS_Allreduce_init(MPI_IN_PLACE, numbers, rank == 0 ? 10000 : 4, MPI_INT, MPI_SUM, MPI_COMM_WORLD,
                            MPI_INFO_NULL, &request));

@@ -1,4 +1,4 @@
-/* A ring: rounds that are enqueued ahead, and no call of the CPU between them. */
+/* A ring whose rounds are enqueued ahead, without calls of the CPU between them. */
 #include "common.h"
 #include "stream-triggering.h"
 #include "ring_step.h"
@@ -31,7 +31,7 @@ int main(void)
     OK(MPIS_Queue_wait(queue));
     CHECK(right == ROUNDS * LEN && round_number == ROUNDS);
 
-    /* The same again, waited for by the CPU. */
+    /* The same, with waits of the CPU. */
     for (round = 0; round < CPU_ROUNDS; round++) {
         OK(MPIS_Enqueue_startall(queue, 2, requests));
         OK(MPIS_Waitall(2, requests, statuses));

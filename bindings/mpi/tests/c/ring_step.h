@@ -1,9 +1,9 @@
-/* A ring's step, for programs that pass numbers on: each rank sends to the next one, and a step checks what has come from the one before. */
+/* A step of a ring: each rank sends to the next one, and checks the message from the previous one. */
 #define LEN 1000
 
 static int sent[LEN], received[LEN], right, round_number;
 
-/* What is sent first. */
+/* The number that is sent first. */
 static void fill(void)
 {
     int at;
@@ -12,7 +12,7 @@ static void fill(void)
         sent[at] = rank * 1000000 + at;
 }
 
-/* As a kernel would: checks what has arrived, and writes what is sent next. */
+/* Like a kernel: checks the message that has arrived, and writes the next one. */
 static void step(void *argument)
 {
     int at, before = (rank + size - 1) % size;

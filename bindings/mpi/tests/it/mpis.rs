@@ -3,9 +3,9 @@
 use crate::programs::{Library::Mpis, compiler, program, root, run, steps_are_measured, succeeds};
 use gdsync_test_support::compiler::Compiler;
 
-/// By default the software card repeats sends until their receives are posted.
+/// By default, the software card repeats sends until their receives are posted; this makes it hold them back.
 const HOLD_SENDS: &str = "GDSYNC_MPI_HOLD_SENDS";
-/// One write of a stream starts a list of transfers, and one wait ends it.
+/// A stream starts a list of transfers by one write, and ends it by one wait.
 const CARD_WAITS: (&str, &str) = ("GDSYNC_MPI_CARD_WAITS", "1");
 
 #[test]
@@ -16,7 +16,7 @@ fn a_ring_runs_ahead_and_its_work_is_counted() {
         let Some(errors) = succeeds(test, (Mpis, "ring"), &["4"], environment) else { return };
         let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpis rank")).collect();
         assert_eq!(lines.len(), 4, "{errors}");
-        // 400 rounds of two requests, 300 of them waited for by the stream. No thread of the CPU takes part.
+        // 400 rounds of two requests; the stream waits for 300 of them. The CPU reduces nothing.
         for line in lines {
             assert!(line.contains(": 800 starts, 600 waits, ") && line.ends_with(", 0 by the CPU"), "{line}");
         }
@@ -27,7 +27,7 @@ fn a_ring_runs_ahead_and_its_work_is_counted() {
 fn requests_match_by_communicator_peer_and_tag() {
     let test = "requests_match_by_communicator_peer_and_tag";
     succeeds(test, (Mpis, "order"), &["8"], &[]);
-    // The card waits, too: for receives, and for all that a stream waits for.
+    // Also with a card that waits for receives and for whatever a stream waits for.
     succeeds(test, (Mpis, "order"), &["4"], &[(HOLD_SENDS, "1"), ("GDSYNC_MPI_COLLECT_FROM", "2")]);
     succeeds(test, (Mpis, "order"), &["8"], &[CARD_WAITS]);
 }

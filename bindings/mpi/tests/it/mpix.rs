@@ -57,12 +57,12 @@ fn streams_and_the_card_carry_the_messages_of_a_linked_communicator() {
     let lines: Vec<_> = errors.lines().filter(|line| line.starts_with("gdsync-mpix rank")).collect();
     assert_eq!(lines.len(), 2 + 4 + 8, "{errors}");
     for line in lines {
-        // The one receive is of MPI_PROC_NULL, which no thread of MPI gets.
+        // The one receive is from MPI_PROC_NULL, which MPI does not get.
         assert!(line.contains(": 0 sends and 0 receives by a thread of the CPU, 0 given up, "), "{line}");
         let (_, links) = line.split_once("of links, ").unwrap();
         let mut numbers = links.split(' ').filter_map(|word| word.parse::<u64>().ok());
         let (by_stream, by_thread) = (numbers.next().unwrap(), numbers.next().unwrap());
-        // Once the sides have met, a program that is not too far ahead leaves nothing to the thread.
+        // Once the sides have matched, the thread posts nothing for a program that is not too far ahead.
         assert!(by_stream >= 2 * 4 * 50, "{line}");
         assert_eq!(by_stream + by_thread, 2 * (400 + 4 * 50 + 1000 + 2 + 3 + 2), "{line}");
     }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// So many ranks that look for work all the time are enough for a machine.
+/// Serialises the runs: one set of ranks that poll all the time is enough for a machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const PACKAGES: &str = "apt-get install openmpi-bin libopenmpi-dev";
@@ -15,7 +15,7 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A library, by the folder of its own part in `c`.
+/// A library, with its own folder in `c`.
 #[derive(Clone, Copy)]
 pub(crate) enum Library {
     Mpis,
@@ -23,7 +23,7 @@ pub(crate) enum Library {
 }
 
 impl Library {
-    /// Its part of C.
+    /// The library's C files.
     fn sources(self) -> impl Iterator<Item = PathBuf> {
         let own = match self {
             Library::Mpis => "c/mpis",
@@ -33,7 +33,7 @@ impl Library {
         files.map(|file| file.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "c"))
     }
 
-    /// Its test programs.
+    /// The folder of the library's test programs.
     fn programs(self) -> &'static str {
         match self {
             Library::Mpis => "tests/c",
@@ -42,7 +42,7 @@ impl Library {
     }
 }
 
-/// The MPI's compiler with a library, if programs can be built and run here. Skips the test if not.
+/// Returns MPI's compiler with a library, or skips the test if programs cannot be built and run here.
 pub(crate) fn compiler(test: &str, of: Library) -> Option<Compiler> {
     let compiler = Compiler::mpi("gnu11").include(root().join("include"));
     let runs = Command::new("mpirun").arg("--version").output();
@@ -70,7 +70,7 @@ pub(crate) fn run(program: &Program, ranks: &str, options: &[&str], environment:
     program.run_under(&command, &environment)
 }
 
-/// Runs a program of a library's, which says on rank 0 that all is well. Returns what it wrote to stderr.
+/// Runs a test program, which must print on rank 0 that all is well. Returns its stderr.
 pub(crate) fn succeeds(
     test: &str,
     (of, name): (Library, &str),
@@ -90,7 +90,7 @@ fn succeeds_with(program: &Program, name: &str, ranks: &str, environment: &[(&st
     errors.into_owned()
 }
 
-/// The program that measures, `examples/mpi/steps.c`, on a library. It checks every byte itself.
+/// Runs the benchmark `examples/mpi/steps.c` with a library. It checks every byte itself.
 pub(crate) fn steps_are_measured(test: &str, of: Library, options: &[&str], row: &str) {
     let Some(compiler) = compiler(test, of) else { return };
     let program = compiler.options(options).build(&root().join("../../examples/mpi/steps.c"));

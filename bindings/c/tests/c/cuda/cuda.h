@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * In the place of the CUDA toolkit's header, what of it the headers of gdsync meet.
+  * A substitute for the CUDA toolkit's header, with the declarations that gdsync's headers may meet.
  */
 #ifndef GDSYNC_TEST_CUDA_H
 #define GDSYNC_TEST_CUDA_H

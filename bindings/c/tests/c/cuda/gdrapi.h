@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * In the place of gdrcopy's header.
+  * A substitute for gdrcopy's header.
  */
 #ifndef GDSYNC_TEST_GDRAPI_H
 #define GDSYNC_TEST_GDRAPI_H

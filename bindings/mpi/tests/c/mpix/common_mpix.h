@@ -1,4 +1,4 @@
-/* What the test programs of libgdsync-mpix share. */
+/* Helpers of the test programs of libgdsync-mpix. */
 #ifndef COMMON_MPIX_H
 #define COMMON_MPIX_H
 

@@ -1,5 +1,5 @@
-/* Operations in CUDA graphs, captured and built: a ring whose rounds are launched ahead. A function of the host checks each
- * round in the stream's order. Says so and ends well where there is no CUDA. */
+/* Operations in captured and built CUDA graphs: a ring whose rounds are launched ahead. A host function checks each round in the
+ * stream's order. Prints a message and succeeds without CUDA. */
 #include "common_mpix.h"
 #include "ring_step.h"
 
@@ -11,7 +11,7 @@ typedef void *handle;
 
 static handle driver, cuda_stream;
 
-/* A function of the driver, with its arguments' types. */
+/* Calls a driver function, given the types of its arguments. */
 #define CALL(name, types, ...)                                                                                        \
     do {                                                                                                              \
         int (*call) types = (int (*) types)dlsym(driver, name);                                                       \
@@ -53,7 +53,7 @@ static void launch_rounds(handle graph, const MPI_Status *status)
     int round, count;
 
     CALL("cuGraphInstantiateWithFlags", (handle *, handle, unsigned long long), &executable, graph, 0ull);
-    /* Executable graphs have what they need of the graph. */
+    /* An executable graph does not need its graph. */
     CALL("cuGraphDestroy", (handle), graph);
     fill();
     right = round_number = 0;
@@ -68,7 +68,7 @@ static void launch_rounds(handle graph, const MPI_Status *status)
     CALL("cuGraphExecDestroy", (handle), executable);
 }
 
-/* As nothing else of this process is captured, every mode of capture is right. */
+/* No other stream of the process is captured, so any capture mode works. */
 static void captured(int mode)
 {
     handle queues[3] = {cuda_stream, cuda_stream, cuda_stream}, graph;
@@ -96,7 +96,7 @@ static void built(void)
     launch_rounds(graph, &statuses[1]);
 }
 
-/* What a stream has captured is not the stream's, and a graph waits for no request of a stream. */
+/* Refusals: a graph cannot wait for an operation of a stream, and a stream that is being captured cannot be waited for. */
 static void refused(void)
 {
     MPIX_Request once;

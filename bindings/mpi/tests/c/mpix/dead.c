@@ -1,5 +1,5 @@
-/* The last rank dies: partitions that go there, and partitions that come from there, end with an error, and only those.
- * Wants an mpirun that leaves the others alone. */
+/* The last rank dies: partitions to and from it, and only those, end with an error. Needs an mpirun that leaves the other ranks
+ * alone. */
 #include "common_mpix.h"
 
 #include <signal.h>
@@ -21,7 +21,7 @@ static void mark(MPIX_Request *request)
     OK(MPIX_Pready(1, request));
 }
 
-/* The last rank receives from rank 0, and sends to rank 1, once. Rank 0 sends to rank 1, too. */
+/* The last rank receives from rank 0 and sends to rank 1, once. Rank 0 also sends to rank 1. */
 int main(void)
 {
     int out[2] = {1, 2}, in[2], other[2], last;
@@ -52,7 +52,7 @@ int main(void)
     if (rank == last)
         raise(SIGKILL);
 
-    /* With each other, the two go on. */
+    /* The two still exchange partitions. */
     out[1] = 5;
     OK(MPIX_Startall(2, requests));
     if (rank == 0) {
@@ -66,7 +66,7 @@ int main(void)
         CHECK(failed(MPIX_Wait(&requests[0], &status), PEER_HAS_DIED, "peer"));
     }
     CHECK(status.MPI_ERROR != MPI_SUCCESS);
-    /* It is not started again. */
+    /* It cannot be started again. */
     CHECK(MPIX_Start(&requests[rank == 0]) != MPI_SUCCESS);
     OK(MPIX_Request_free(&requests[0]));
     OK(MPIX_Request_free(&requests[1]));

@@ -1,5 +1,5 @@
-/* A ring of sends and receives in the order of a stream: rounds that are enqueued ahead, waits of the stream and of the
- * CPU, and the null stream of a machine without CUDA. */
+/* A ring of sends and receives in the order of a stream: rounds that are enqueued ahead, waits of the stream and of the CPU, and the
+ * null stream without CUDA. */
 #include "common_mpix.h"
 #include "ring_step.h"
 
@@ -35,7 +35,7 @@ static void rounds(void)
         check_status(&statuses[round][1], 7, LEN);
 }
 
-/* Queues of CUDA's type: without CUDA, the null stream is the process's own. */
+/* CUDA queues: without CUDA, the null stream is a software stream of the process. */
 static void null_stream(void)
 {
     void *queue = NULL, *other = &queue;

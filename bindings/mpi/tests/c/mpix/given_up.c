@@ -1,6 +1,5 @@
-/* The end with work outstanding: a receive that nothing is sent for, which a stream waits for, operations behind it
- * that the stream never triggers, a partitioned request whose other side is never made, and one that is never waited
- * for. Alike where links carry the messages. */
+/* The end with outstanding work, with and without links: a receive without a message, for which a stream waits; operations after it that
+ * the stream never triggers; a partitioned request whose other side is never made; and one that is never waited for. */
 #include "common_mpix.h"
 
 int main(void)
@@ -31,14 +30,14 @@ int main(void)
     OK(MPIX_Pready(0, &requests[5]));
     if (rank % 2 == 0) {
         OK(MPIX_Finalize());
-        /* The stream passes its waits, and the statuses say why. */
+        /* The stream passes its waits, and the statuses have errors. */
         OK(synchronize());
         CHECK(failed(statuses[0].MPI_ERROR, MPI_ERR_OTHER, "") && failed(statuses[1].MPI_ERROR, MPI_ERR_OTHER, ""));
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
         CHECK(failed(MPIX_Wait(&requests[3], MPI_STATUS_IGNORE), MPI_ERR_OTHER, "MPIX_Init"));
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
     }
-    /* Others leave it to MPI_Finalize. */
+    /* The other ranks leave the end to MPI_Finalize. */
     end("given_up ok");
     CHECK(in == 0 && MPIX_Wait(&requests[3], MPI_STATUS_IGNORE) == MPI_ERR_OTHER);
     CHECK(MPIX_Init() == MPI_ERR_OTHER);

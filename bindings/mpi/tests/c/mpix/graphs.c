@@ -1,5 +1,5 @@
-/* Operations in graphs, which are launched many times: a ring whose rounds are enqueued ahead, what the program may free
- * meanwhile, what is refused, and the end of the library while a launch goes on. */
+/* Operations in graphs that are launched many times: a ring whose rounds are enqueued ahead, objects that the program may free
+ * meanwhile, refusals, and the end of the library during a launch. */
 #include "common_mpix.h"
 #include "ring_step.h"
 
@@ -38,8 +38,7 @@ static void rounds(void)
     CHECK(!graphs[0]);
 }
 
-/* The datatype is freed before the launches, the graph right behind them, and the communicator after them. The CPU waits,
- * and a stream. */
+/* Frees the datatype before the launches, the graph right after them, and the communicator later. The CPU and a stream wait. */
 static void lifetimes(void)
 {
     int out[6] = {rank, 0, rank + 1, 0, rank + 2, 0}, in[3] = {-1, -1, -1}, from = (rank + size - 1) % size, round;
@@ -68,7 +67,7 @@ static void lifetimes(void)
         } else {
             OK(gdsync_mpix_graph_destroy(&there));
             OK(gdsync_mpix_graph_destroy(&back));
-            /* Nothing else tells that a message of the last launch is there. */
+            /* Only the data tells that a message of the last launch has arrived. */
             while (__atomic_load_n(&in[2], __ATOMIC_ACQUIRE) != from + 2)
                 ;
         }
@@ -79,14 +78,14 @@ static void lifetimes(void)
     OK(MPI_Comm_free(&comm));
 }
 
-/* Messages of one peer and tag keep the order of the stream, whatever triggers them. */
+/* Messages of one peer and tag keep the order of the stream, with any kind of trigger. */
 static void order(void)
 {
     int out[3] = {0, 1, 2}, in[3], to = (rank + 1) % size, from = (rank + size - 1) % size, round, at;
     gdsync_mpix_graph graphs[3];
     MPIX_Request requests[2], once;
 
-    /* Launched in another order than that of their making, behind a message of the stream. */
+    /* Launched in another order than they were made, after a message of the stream. */
     OK(MPIX_Isend_enqueue(&out[2], 1, MPI_INT, to, 5, MPI_COMM_WORLD, &requests[0], GRAPH, &graphs[0]));
     OK(MPIX_Isend_enqueue(&out[1], 1, MPI_INT, to, 5, MPI_COMM_WORLD, &requests[1], GRAPH, &graphs[1]));
     OK(MPIX_Waitall_enqueue(2, requests, MPI_STATUSES_IGNORE, GRAPH, &graphs[2]));
@@ -103,14 +102,14 @@ static void order(void)
             CHECK(in[at] == 10 * round + at);
         }
         OK(synchronize());
-        /* The sends' buffers are written again. */
+        /* The program writes the sends' buffers again. */
         MPI_Barrier(MPI_COMM_WORLD);
     }
     for (at = 0; at < 3; at++)
         OK(gdsync_mpix_graph_destroy(&graphs[at]));
 }
 
-/* A place for the status of one launch is the program's again behind the wait. */
+/* After the wait, the program may reuse the place of a launch's status. */
 static void status_of_one_launch(void)
 {
     static MPI_Status place, untouched;
@@ -130,7 +129,7 @@ static void status_of_one_launch(void)
             CHECK(place.MPI_SOURCE == rank && place.MPI_TAG == 8);
             memset(&place, 0xee, sizeof place);
             untouched = place;
-            /* The buffer is received once the stream has passed the launch, and more. */
+            /* The buffer is received once the stream has passed the launch. */
             OK(MPIX_Isend_enqueue(&value, 1, MPI_INT, MPI_PROC_NULL, 8, MPI_COMM_WORLD, &received, SOFTWARE, &stream));
             OK(wait_for(&received, MPI_STATUS_IGNORE));
             OK(synchronize());
@@ -173,12 +172,12 @@ static void refused(void)
     CHECK(failed(gdsync_mpix_graph_destroy(&none), MPI_ERR_ARG, "null"));
     CHECK(failed(gdsync_mpix_graph_destroy(NULL), MPI_ERR_ARG, "null"));
     CHECK(failed(gdsync_mpix_synchronize(GRAPH, &graph), MPI_ERR_ARG, "is a graph"));
-    /* An empty one does nothing. */
+    /* An empty graph does nothing. */
     OK(MPIX_Waitall_enqueue(0, NULL, MPI_STATUSES_IGNORE, GRAPH, &graph));
     OK(launch(graph));
     CHECK(failed(gdsync_mpix_graph_launch(graph, GRAPH, &graph), MPI_ERR_ARG, "is a graph"));
     OK(gdsync_mpix_graph_destroy(&graph));
-    /* Without CUDA there are no graphs of its own. */
+    /* Without CUDA there are no CUDA graphs. */
     CHECK(failed(MPIX_Isend_enqueue(&value, 1, MPI_INT, rank, 0, MPI_COMM_WORLD, &request, MPIX_QUEUE_CUDA_GRAPH, &cuda),
                  MPI_ERR_UNSUPPORTED_OPERATION, "cudaSetDevice"));
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
@@ -198,12 +197,12 @@ int main(void)
     order();
     status_of_one_launch();
     refused();
-    /* One that is never launched, and a launch for which no message comes: the end of the library ends both. */
+    /* The end of the library ends a graph that is never launched, and a launch without a message. */
     OK(MPIX_Irecv_enqueue(&value, 1, MPI_INT, rank, 98, MPI_COMM_WORLD, &requests[0], GRAPH, &never));
     OK(MPIX_Irecv_enqueue(&value, 1, MPI_INT, rank, 99, MPI_COMM_WORLD, &requests[1], GRAPH, &graph));
     OK(MPIX_Wait_enqueue(&requests[1], &status, GRAPH, &wait));
     OK(launch(graph));
-    /* The library knows of launches that have triggered something. */
+    /* The library knows launches that have triggered an operation. */
     OK(synchronize());
     OK(launch(wait));
     MPI_Barrier(MPI_COMM_WORLD);

@@ -1,5 +1,5 @@
-/* Messages of a linked communicator: in their order, by any buffers, tags and streams; ahead of the streams and behind them;
- * before the other side has any; and what is refused. */
+/* Messages of a linked communicator: their order; any buffers, tags and streams; messages ahead of the streams and after them, and
+ * before the other side has any; and refusals. */
 #include "common_mpix.h"
 #include "ring_step.h"
 
@@ -14,7 +14,7 @@ static void wait_for_gate(void *argument)
         ;
 }
 
-/* Rounds that the program enqueues ahead of the stream. No status is asked for. */
+/* Rounds that the program enqueues ahead of the stream, without statuses. */
 static void rounds(int more)
 {
     MPIX_Request requests[2];
@@ -31,7 +31,7 @@ static void rounds(int more)
     CHECK(right == last * LEN && round_number == last);
 }
 
-/* First before the sides have met, and more than a queue pair has room for; then as many as it has. */
+/* First before the sides have matched, and more messages than a queue pair has room for; then as many as it has room for. */
 static void many_rounds(void)
 {
     int at;
@@ -42,7 +42,7 @@ static void many_rounds(void)
         rounds(50);
 }
 
-/* Many messages of one tag before the other side receives any, from places of their own. */
+/* Many messages of one tag, from separate buffers, before the other side receives any. */
 static void outstanding(void)
 {
     static int out[MANY], in[MANY];
@@ -68,7 +68,7 @@ static void outstanding(void)
     }
 }
 
-/* Two streams have messages of one link: the second one waits for the first one's. */
+/* Two streams have messages of one link; the second stream waits for the first. */
 static void two_streams(void)
 {
     gdsync_mpix_stream other;
@@ -84,7 +84,7 @@ static void two_streams(void)
     OK(MPIX_Isend_enqueue(&out[1], 1, MPI_INT, next, 4, MPI_COMM_WORLD, &requests[1], SOFTWARE, &other));
     OK(receive_from(before, 4, &in[0], 2, MPI_INT, MPI_COMM_WORLD, &requests[2]));
     OK(MPIX_Irecv_enqueue(&in[1], 1, MPI_INT, before, 4, MPI_COMM_WORLD, &requests[3], SOFTWARE, &other));
-    /* Each stream waits for what the other one has. */
+    /* Each stream waits for messages of the other stream. */
     OK(MPIX_Wait_enqueue(&requests[3], MPI_STATUS_IGNORE, SOFTWARE, &stream));
     __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
     OK(MPIX_Wait(&requests[2], &status));
@@ -97,7 +97,7 @@ static void two_streams(void)
     OK(gdsync_mpix_stream_destroy(&other));
 }
 
-/* Communicators of the program's, sends to itself, no bytes, no peer, and a communicator that is freed early. */
+/* Other communicators, sends to the rank itself, empty messages, MPI_PROC_NULL, and a communicator that is freed early. */
 static void own_communicators(void)
 {
     int out[3] = {rank, rank + 100, 0}, in[3] = {-1, -1, 5}, at, me;
@@ -146,7 +146,7 @@ static void refused(void)
                  "GDSYNC_MPI_PART_BYTES"));
     CHECK(failed(gdsync_mpix_link(MPI_COMM_NULL), MPI_ERR_COMM, "MPI_COMM_NULL"));
 
-    /* A receive that is too short ends the link, at both sides. */
+    /* A receive that is too short ends the link at both sides. */
     for (at = 0; at < 2; at++) {
         OK(send_to(rank, 1 + at, out, 4, MPI_INT, MPI_COMM_WORLD, &requests[0]));
         OK(receive_from(rank, 1 + at, in, 2, MPI_INT, MPI_COMM_WORLD, &requests[1]));

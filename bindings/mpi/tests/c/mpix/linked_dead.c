@@ -1,11 +1,11 @@
-/* The last rank of a linked communicator dies: messages that go there, and messages that are to come from there, end with an
- * error, whether a stream waits for them or the CPU, and only those. Wants an mpirun that leaves the others alone. */
+/* The last rank of a linked communicator dies: messages to and from it end with an error, whether a stream or the CPU waits for them,
+ * and other messages do not. Needs an mpirun that leaves the other ranks alone. */
 #include "common_mpix.h"
 
 #include <signal.h>
 #include <unistd.h>
 
-/* Both at once; the statuses are written by the thread. */
+/* Enqueues both waits at once; the thread writes the statuses. */
 static void exchange(int peer, int tag, int *out, int *in, MPI_Status *statuses)
 {
     MPIX_Request requests[2];
@@ -16,7 +16,7 @@ static void exchange(int peer, int tag, int *out, int *in, MPI_Status *statuses)
     OK(synchronize());
 }
 
-/* Ranks 0 and 1 have messages with each other and with the last one. */
+/* Ranks 0 and 1 exchange messages with each other and with the last rank. */
 int main(void)
 {
     int out = 0, in = -1, round, last;
@@ -49,7 +49,7 @@ int main(void)
     /* Each link has failed. */
     CHECK(failed(send_to(last, 2, &out, 1, MPI_INT, MPI_COMM_WORLD, &request), PEER_HAS_DIED, "an earlier message"));
     CHECK(failed(receive_from(last, 2, &in, 1, MPI_INT, MPI_COMM_WORLD, &request), PEER_HAS_DIED, "an earlier message"));
-    /* With each other, the two go on. */
+    /* The two still exchange messages. */
     out = 100 + rank;
     exchange(1 - rank, 1, &out, &in, statuses);
     CHECK(in == 101 - rank && statuses[1].MPI_ERROR == MPI_SUCCESS);

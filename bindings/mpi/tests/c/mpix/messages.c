@@ -1,5 +1,4 @@
-/* Messages are MPI's: wildcards, order, plain sends and receives at the other side, datatypes, communicators, and
- * errors. */
+/* Messages of MPI: wildcards, order, plain sends and receives at the other side, datatypes, communicators, and errors. */
 #include "common_mpix.h"
 
 #include <pthread.h>
@@ -10,7 +9,7 @@
 static MPIX_Request requests[2 * MANY];
 static MPI_Status statuses[2 * MANY];
 
-/* Of one peer and tag, in the order of the stream; with wildcards, from all ranks. */
+/* Messages of one peer and tag in the order of the stream; with wildcards, from all ranks. */
 static void order_and_wildcards(void)
 {
     int at, out[MANY], in[MANY], next = (rank + 1) % size, from[64] = {0};
@@ -39,7 +38,7 @@ static void order_and_wildcards(void)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* The other side need not have a stream, nor this library. */
+/* The other side needs neither a stream nor this library. */
 static void plain_sides(void)
 {
     int peer = rank ^ 1, out = rank + 40, in = -1;
@@ -78,7 +77,7 @@ static void *open_gate(void *argument)
     return NULL;
 }
 
-/* A datatype with gaps and a communicator that the program frees before the stream triggers their operations. */
+/* The program frees a datatype with gaps, and a communicator, before the stream triggers their operations. */
 static void freed_early(void)
 {
     int out[8], in[4] = {-1, -1, -1, -1}, at, next = (rank + 1) % size, before = (rank + size - 1) % size;
@@ -112,7 +111,7 @@ static void own_communicators(void)
     int out[3] = {rank, rank + 100, 0}, in[3] = {-1, -1, 5}, at;
     MPI_Comm comms[3] = {MPI_COMM_SELF, MPI_COMM_NULL, MPI_COMM_WORLD};
 
-    /* The same peer and tag on each; the last message has no bytes. */
+    /* The same peer and tag on each; the last message is empty. */
     MPI_Comm_split(MPI_COMM_WORLD, 0, -rank, &comms[1]);
     for (at = 0; at < 3; at++) {
         int me;
@@ -132,7 +131,7 @@ static void own_communicators(void)
     MPI_Comm_free(&comms[1]);
 }
 
-/* Between the even ranks and the odd ones: the peer is a rank of the other group. */
+/* An intercommunicator of the even and the odd ranks: the peer is a rank of the other group. */
 static void between_groups(void)
 {
     int out = rank, in = -1, parity = rank % 2, mine, others;
@@ -181,7 +180,7 @@ static void ends(void)
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
 }
 
-/* Messages that MPI does not send at once. */
+/* Messages that MPI does not send eagerly. */
 static void long_messages(void)
 {
     int len = 1 << 20, at, next = (rank + 1) % size, before = (rank + size - 1) % size;

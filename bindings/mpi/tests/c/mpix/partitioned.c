@@ -1,5 +1,5 @@
-/* Partitioned transfers: rounds in a ring, partitions in any order and by several threads, matching by communicator,
- * peer and tag, starts before the sides have met, partitions of no bytes and of several work requests, marks of kernels. */
+/* Partitioned transfers: rounds in a ring, partitions in any order and from several threads, matching by communicator, peer and tag,
+ * starts before the match, empty partitions, partitions of several work requests, and flags of kernels. */
 #include "common_mpix.h"
 
 #include <pthread.h>
@@ -46,7 +46,7 @@ static void ring(void)
         MPI_Get_count(&statuses[1], MPI_INT, &count);
         CHECK(count == PARTITIONS && statuses[1].MPI_SOURCE == before && statuses[1].MPI_TAG == 0);
     }
-    /* Neither is active: a wait returns at once. */
+    /* Both are inactive: a wait returns at once. */
     OK(MPIX_Waitall(2, both, statuses));
     CHECK(statuses[1].MPI_SOURCE == MPI_ANY_SOURCE);
     OK(MPIX_Request_free(&both[0]));
@@ -54,7 +54,7 @@ static void ring(void)
     CHECK(both[0] == MPIX_REQUEST_NULL);
 }
 
-/* The other side makes its request only once it has a message that is sent behind the start. */
+/* The other side makes its request only after it has received a message that is sent after the start. */
 static void late(void)
 {
     int out[2] = {rank, rank + 100}, in[2] = {-1, -1}, token = 0, peer = rank ^ 1;
@@ -68,7 +68,7 @@ static void late(void)
         OK(MPIX_Pready(1, &request));
         MPI_Send(&token, 1, MPI_INT, peer, 77, MPI_COMM_WORLD);
         OK(MPIX_Pready(0, &request));
-        /* MPI alone: the thread has the sides meet. */
+        /* The program calls only MPI: the thread matches the sides. */
         MPI_Recv(&token, 1, MPI_INT, peer, 78, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     } else {
         MPI_Recv(&token, 1, MPI_INT, peer, 77, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
@@ -82,7 +82,7 @@ static void late(void)
     OK(MPIX_Request_free(&request));
 }
 
-/* Requests of one peer and tag match in their order; those of other tags and communicators are others. */
+/* Requests of one peer and tag match in their order, independently of other tags and communicators. */
 static void matching(void)
 {
     int out[4], in[4] = {-1, -1, -1, -1}, at;
@@ -96,7 +96,7 @@ static void matching(void)
         OK(psend(&out[at], 1, 1, at == 2 ? 0 : next, 1, comm, &requests[at]));
     }
     for (at = 3; at >= 0; at--) {
-        /* The second of the same tag comes second. */
+        /* The second request of the same tag matches second. */
         int place = at < 2 ? 1 - at : at;
         MPI_Comm comm = at == 3 ? other : at == 2 ? MPI_COMM_SELF : MPI_COMM_WORLD;
         OK(precv(&in[place], 1, 1, at == 2 ? 0 : before, 1, comm, &requests[4 + place]));
@@ -160,7 +160,7 @@ static void nothing(void)
     MPIX_Request requests[3];
     MPI_Status statuses[3];
 
-    /* No bytes; no peer. */
+    /* Empty partitions, and no peer. */
     OK(psend(NULL, 3, 0, next, 2, MPI_COMM_WORLD, &requests[0]));
     OK(precv(NULL, 3, 0, before, 2, MPI_COMM_WORLD, &requests[1]));
     OK(precv(&token, 1, 1, MPI_PROC_NULL, 2, MPI_COMM_WORLD, &requests[2]));
@@ -177,7 +177,7 @@ static void nothing(void)
     OK(MPIX_Request_free(&requests[2]));
 }
 
-/* As the kernels of MPIX_Pready and MPIX_Parrived. */
+/* As MPIX_Pready and MPIX_Parrived in kernels. */
 static void mark_all(void *given)
 {
     struct gdsync_mpix_marks *marks = given;
@@ -197,7 +197,7 @@ static void wait_until_arrived(void *given)
             ;
 }
 
-/* A stream's functions mark partitions, and see them arrive. */
+/* A stream's functions flag partitions, and see them arrive. */
 static void kernels(void)
 {
     int out[PARTITIONS], in[PARTITIONS], at, round;

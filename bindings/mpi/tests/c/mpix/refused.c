@@ -1,4 +1,4 @@
-/* What is refused: with a class of MPI, a text that says why, and a call of the communicator's error handler. */
+/* Refusals: with a class of MPI, a text that says why, and a call of the communicator's error handler. */
 #include "common_mpix.h"
 
 #include <stdint.h>
@@ -64,7 +64,7 @@ static void queues(void)
     CHECK(failed(gdsync_mpix_launch(SOFTWARE, &stream, NULL, NULL), MPI_ERR_ARG, "null"));
 }
 
-/* A request in a list twice is refused, and the list is as it was. */
+/* A list with a request twice is refused and stays unchanged. */
 static void repeated(void)
 {
     MPIX_Request list[3] = {MPIX_REQUEST_NULL, MPIX_REQUEST_NULL, MPIX_REQUEST_NULL};
@@ -133,7 +133,7 @@ static void partitioned(void)
     CHECK(failed(psend(1, 1, gaps, 0, 0, &request), MPI_ERR_TYPE, "contiguous"));
     MPI_Type_free(&gaps);
 
-    /* The sides differ: both say so. */
+    /* The sides differ: both fail. */
     OK(psend(2, 1, MPI_INT, (rank + 1) % size, 3, &request));
     OK(MPIX_Precv_init(&value, 1, 1, MPI_INT, (rank + size - 1) % size, 3, MPI_COMM_WORLD, MPI_INFO_NULL, &operation));
     OK(MPIX_Start(&operation));
@@ -164,7 +164,7 @@ static void partitioned(void)
     CHECK(failed(MPIX_Pready(2, &request), MPI_ERR_ARG, "partition is 2"));
     OK(MPIX_Pready(0, &request));
     CHECK(failed(MPIX_Pready(0, &request), MPI_ERR_REQUEST, "ready already"));
-    /* An active request is freed, and its other side never made. */
+    /* Frees an active request, whose other side is never made. */
     OK(MPIX_Request_free(&request));
     OK(receive_from(MPI_PROC_NULL, 0, &value, 1, MPI_INT, MPI_COMM_WORLD, &operation));
     CHECK(failed(MPIX_Start(&operation), MPI_ERR_REQUEST, "not partitioned"));

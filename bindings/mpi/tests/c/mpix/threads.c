@@ -1,4 +1,4 @@
-/* MPI without MPI_THREAD_MULTIPLE: MPIX_Init says so. */
+/* MPIX_Init refuses MPI without MPI_THREAD_MULTIPLE. */
 #include "common.h"
 #include "mpi-acx.h"
 

@@ -1,11 +1,10 @@
-//! All links of the process: their messages are given to streams, waited for, and looked after by the thread that calls
-//! MPI.
+//! The links of the process: enqueues their messages on streams, waits for them, and has the thread that calls MPI progress them.
 
 use crate::error::Failure;
-use crate::link::{Ended, Given, Message};
+use crate::link::{Ended, Enqueued, Message};
 use crate::queue::Queue;
 use crate::request::Request;
-use crate::stream::{AHEAD, AnyStream, LAST};
+use crate::stream::{AnyStream, FINALIZE_TIMEOUT, ROOM_POLL};
 use gdsync::Stream;
 use gdsync::stream::Cpu;
 use gdsync_sys::pause::Pause;
@@ -14,12 +13,11 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A program that is ahead of its stream waits as long as messages complete, and this much longer.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a program waits for room in a link while no message completes.
+const ROOM_TIMEOUT: Duration = Duration::from_millis(20);
 
 static LINKS: Mutex<Vec<Weak<Request>>> = Mutex::new(Vec::new());
 
-/// Has the thread look after a link.
 pub(crate) fn add(link: &Arc<Request>) {
     let mut links = LINKS.lock();
     links.retain(|known| known.strong_count() > 0);
@@ -30,43 +28,43 @@ fn all() -> Vec<Arc<Request>> {
     LINKS.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Gives a message to a queue's stream. Returns false where it is the thread's: then the stream is to trigger it.
+/// Enqueues a message on a queue's stream. Returns false if the message is deferred to the thread, which the stream has to trigger.
 ///
 /// # Errors
-/// A failed link; what the card or the stream refuses for good.
+/// [`Link::enqueue`](crate::link::Link::enqueue)'s.
 pub(crate) fn enqueue(link: &Request, queue: &Queue, message: &Arc<Message>) -> Result<bool, Failure> {
     let (mut completed, mut since) = (None, Instant::now());
     loop {
-        let (given, now) = link.with_link(|link, channel| {
+        let (given, now) = link.with_link(|link, connection| {
             let given = match &queue.stream {
-                AnyStream::Soft(stream) => link.give(message, channel.as_deref(), stream),
-                AnyStream::Cuda(stream) => link.give(message, channel.as_deref(), stream),
+                AnyStream::Soft(stream) => link.enqueue(message, connection.as_deref(), stream),
+                AnyStream::Cuda(stream) => link.enqueue(message, connection.as_deref(), stream),
             };
             (given, link.completed())
         })?;
         match given? {
-            Given::ToStream => return Ok(true),
-            Given::ToThread => return Ok(false),
-            Given::Later if completed != Some(now) => (completed, since) = (Some(now), Instant::now()),
-            Given::Later if since.elapsed() >= PATIENCE => {
-                link.with_link(|link, _| link.lose_patience())?;
+            Enqueued::Posted => return Ok(true),
+            Enqueued::Deferred => return Ok(false),
+            Enqueued::Full if completed != Some(now) => (completed, since) = (Some(now), Instant::now()),
+            Enqueued::Full if since.elapsed() >= ROOM_TIMEOUT => {
+                link.with_link(|link, _| link.stop_waiting_for_room())?;
             }
-            Given::Later => {}
+            Enqueued::Full => {}
         }
-        thread::sleep(AHEAD);
+        thread::sleep(ROOM_POLL);
     }
 }
 
-/// Has a queue's stream wait for messages that streams have posted.
-pub(crate) fn wait(queue: &Queue, messages: &[Arc<Message>]) -> Result<(), Failure> {
+/// Makes a queue's stream wait for messages that streams have posted.
+pub(crate) fn enqueue_wait(queue: &Queue, messages: &[Arc<Message>]) -> Result<(), Failure> {
     Message::with_active(messages, |requests| queue.stream.wait(requests, &mut || {}))
 }
 
-/// Waits on the CPU until a message has ended that a stream has posted: returns the bytes received.
+/// Waits on the CPU until a message that a stream has posted has ended. Returns the bytes received.
 ///
 /// # Errors
 /// The failure of the message.
-pub(crate) fn complete(link: &Request, message: &Message) -> Result<u64, Failure> {
+pub(crate) fn wait_on_cpu(link: &Request, message: &Message) -> Result<u64, Failure> {
     let mut pause = Pause::new();
     loop {
         link.with_link(|link, _| link.is_idle())?;
@@ -77,7 +75,6 @@ pub(crate) fn complete(link: &Request, message: &Message) -> Result<u64, Failure
     }
 }
 
-/// The thread's own stream.
 fn cpu() -> Result<&'static Stream<Cpu>, Failure> {
     static STREAM: OnceLock<Stream<Cpu>> = OnceLock::new();
     if let Some(known) = STREAM.get() {
@@ -87,14 +84,14 @@ fn cpu() -> Result<&'static Stream<Cpu>, Failure> {
     Ok(STREAM.get_or_init(|| made))
 }
 
-/// What the thread does for all links. Returns the messages that have ended, and how many it has to look at.
-pub(crate) fn go_on() -> Result<(Vec<Ended>, usize), Failure> {
+/// Does the thread's work for all links. Returns the ended messages to report, and the number of messages that need the thread.
+pub(crate) fn progress() -> Result<(Vec<Ended>, usize), Failure> {
     let (mut ended, mut outstanding) = (Vec::new(), 0);
     for link in all() {
         let cpu = cpu()?;
-        // One that is freed and has nothing left is none any more.
-        let gone = link.with_link(|link, channel| {
-            let (each, number) = link.go_on(channel, cpu);
+        // A link that is freed and idle has no work any more.
+        let gone = link.with_link(|link, connection| {
+            let (each, number) = link.progress(connection, cpu);
             ended.extend(each);
             outstanding += number;
         });
@@ -105,15 +102,15 @@ pub(crate) fn go_on() -> Result<(Vec<Ended>, usize), Failure> {
     Ok((ended, outstanding))
 }
 
-/// The end of the library, after the thread's: gives the cards a second, and aborts what they have not completed then.
-/// Returns the messages that have ended.
+/// Ends all links, after the thread has ended: gives the cards a second, and then aborts outstanding messages. Returns the ended
+/// messages to report.
 pub(crate) fn finish() -> Result<Vec<Ended>, Failure> {
     let (links, mut ended) = (all(), Vec::new());
     let is_idle = |link: &Arc<Request>| link.with_link(|link, _| link.is_idle()).unwrap_or(true);
     for is_last in [false, true] {
         let mut pause = Pause::new();
-        while pause.elapsed() < LAST {
-            ended.extend(go_on()?.0);
+        while pause.elapsed() < FINALIZE_TIMEOUT {
+            ended.extend(progress()?.0);
             if links.iter().all(is_idle) {
                 break;
             }

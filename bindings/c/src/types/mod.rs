@@ -1,10 +1,13 @@
-//! The structs and numbers of the headers in `include/`. `tests/it/headers.rs` compares their layouts
-//! with the C compiler's.
+//! The structs and numbers of the headers in `include/`. `tests/it/headers.rs` compares their layouts with the C compiler's.
 
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
 
 use gdsync_sys::verbs::{ibv_ah, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_sge, ibv_srq};
 use libc::{c_int, c_void, size_t};
+
+mod ext;
+
+pub use ext::*;
 
 /// `GDS_API_VERSION`: 2.2.
 pub const GDS_API_VERSION: c_int = 2 << 16 | 2;
@@ -19,7 +22,7 @@ pub const GDS_CREATE_QP_TX_CQ_ON_GPU: c_int = 1 << 1;
 pub const GDS_CREATE_QP_RX_CQ_ON_GPU: c_int = 1 << 2;
 /// `GDS_CREATE_QP_WQ_DBREC_ON_GPU`.
 pub const GDS_CREATE_QP_WQ_DBREC_ON_GPU: c_int = 1 << 5;
-/// The flags that are wishes.
+/// The flags that are only wishes.
 pub const GDS_CREATE_QP_WISHES: c_int =
     GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_RX_CQ_ON_GPU | GDS_CREATE_QP_WQ_DBREC_ON_GPU;
 
@@ -68,20 +71,20 @@ pub const GDSYNC_STATUS_FAILED: u32 = gdsync::queue::Status::FAILED;
 /// `GDS_WAIT_INFO_MAX_OPS`, and `GDS_SEND_INFO_MAX_OPS`.
 pub const GDS_INFO_MAX_OPS: usize = 32;
 
-/// `CUstream`: of CUDA, or a software stream's name.
+/// `CUstream`: a CUDA stream, or a software stream's handle.
 pub type CUstream = *mut c_void;
 
 /// `struct ibv_recv_wr`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_recv_wr {
-    /// The poster's number.
+    /// The program's id of the request.
     pub wr_id: u64,
     /// The next request of the list, or null.
     pub next: *mut ibv_recv_wr,
-    /// Its elements.
+    /// The elements.
     pub sg_list: *mut ibv_sge,
-    /// How many.
+    /// The number of elements.
     pub num_sge: c_int,
 }
 
@@ -89,13 +92,13 @@ pub struct ibv_recv_wr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gds_send_wr {
-    /// The poster's number.
+    /// The program's id of the request.
     pub wr_id: u64,
     /// The next request of the list, or null.
     pub next: *mut gds_send_wr,
-    /// Its elements.
+    /// The elements.
     pub sg_list: *mut ibv_sge,
-    /// How many.
+    /// The number of elements.
     pub num_sge: c_int,
     /// `IBV_EXP_WR_*`.
     pub exp_opcode: c_int,
@@ -103,7 +106,7 @@ pub struct gds_send_wr {
     pub reserved: c_int,
     /// Immediate data, big endian; in C a union.
     pub imm_data: u32,
-    /// What the operation needs besides.
+    /// Operands that depend on the operation.
     pub wr: gds_send_operands,
     /// `IBV_EXP_SEND_*`.
     pub exp_send_flags: u64,
@@ -115,11 +118,11 @@ pub struct gds_send_wr {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union gds_send_operands {
-    /// Of RDMA operations.
+    /// For RDMA operations.
     pub rdma: gds_rdma,
-    /// Of atomic operations.
+    /// For atomic operations.
     pub atomic: gds_atomic,
-    /// Of datagrams.
+    /// For datagrams.
     pub ud: gds_ud,
 }
 
@@ -127,9 +130,9 @@ pub union gds_send_operands {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gds_rdma {
-    /// First address.
+    /// The first address.
     pub remote_addr: u64,
-    /// Its key.
+    /// The key.
     pub rkey: u32,
 }
 
@@ -137,13 +140,13 @@ pub struct gds_rdma {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gds_atomic {
-    /// Address.
+    /// The address.
     pub remote_addr: u64,
-    /// What is compared, or added.
+    /// The value to compare with, or to add.
     pub compare_add: u64,
-    /// What is swapped in.
+    /// The value to swap in.
     pub swap: u64,
-    /// The address' key.
+    /// The key.
     pub rkey: u32,
 }
 
@@ -151,9 +154,9 @@ pub struct gds_atomic {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gds_ud {
-    /// The path.
+    /// The address handle.
     pub ah: *mut ibv_ah,
-    /// The queue pair there.
+    /// The number of the queue pair there.
     pub remote_qpn: u32,
     /// Its Q_Key.
     pub remote_qkey: u32,
@@ -163,7 +166,7 @@ pub struct gds_ud {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gds_qp_init_attr_t {
-    /// The program's.
+    /// The program's value.
     pub qp_context: *mut c_void,
     /// Set by gdsync.
     pub send_cq: *mut ibv_cq,
@@ -175,7 +178,7 @@ pub struct gds_qp_init_attr_t {
     pub cap: ibv_qp_cap,
     /// `IBV_QPT_*`.
     pub qp_type: c_int,
-    /// Non-zero: every send completes with an entry.
+    /// Non-zero: every send is signaled.
     pub sq_sig_all: c_int,
     /// Set by gdsync.
     pub comp_mask: u32,
@@ -195,117 +198,25 @@ pub struct gds_qp_init_attr_t {
 #[repr(C)]
 #[derive(Debug)]
 pub struct gds_cq {
-    /// The provider's.
+    /// The provider's object.
     pub cq: *mut ibv_cq,
-    /// The completion that the last wait was prepared for, plus 1.
+    /// The index of the completion for which the last wait was prepared, plus 1.
     pub curr_offset: u32,
-}
-
-/// Structs of which programs see nothing.
-macro_rules! opaque {
-    ($($(#[$doc:meta])* $name:ident;)+) => { $(
-        $(#[$doc])*
-        #[repr(C)]
-        #[derive(Debug)]
-        pub struct $name {
-            /// A struct of no bytes would have no address of its own.
-            own_address: usize,
-        }
-
-        impl $name {
-            pub(crate) fn at(own_address: usize) -> Self {
-                $name { own_address }
-            }
-        }
-    )+ };
-}
-
-opaque! {
-    /// `gdsync_request_t`.
-    gdsync_request;
-    /// `gdsync_bootstrap_t`.
-    gdsync_bootstrap;
-    /// `gdsync_team_t`.
-    gdsync_team;
-    /// `gdsync_segment_t`.
-    gdsync_segment;
-    /// `gdsync_cache_t`.
-    gdsync_cache;
-}
-
-/// `gdsync_status_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct gdsync_status {
-    /// The status word.
-    pub word: *const u32,
-}
-
-/// `gdsync_trigger_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct gdsync_trigger {
-    /// What the card waits for.
-    pub word: *mut u64,
-}
-
-/// `gdsync_ready_word_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct gdsync_ready_word {
-    /// What the other side counts up.
-    pub word: *mut u64,
-    /// The key for it.
-    pub rkey: u32,
-}
-
-/// `gdsync_region_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct gdsync_region {
-    /// The first byte.
-    pub addr: u64,
-    /// Bytes.
-    pub length: size_t,
-    /// The key for work requests of this side.
-    pub lkey: u32,
-    /// The key for the remote side.
-    pub rkey: u32,
-}
-
-/// `gdsync_cache_statistics_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct gdsync_cache_statistics_t {
-    /// Calls that a registration which was there has served.
-    pub hits: u64,
-    /// Calls that had to register.
-    pub misses: u64,
-    /// Registrations that made way for others.
-    pub evictions: u64,
-    /// Registrations that went with their memory.
-    pub invalidations: u64,
-    /// Registrations that were handed out without being kept.
-    pub not_kept: u64,
-    /// Registrations held now.
-    pub entries: u64,
-    /// Bytes that they have.
-    pub bytes: u64,
 }
 
 /// `struct gds_qp`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct gds_qp {
-    /// The provider's.
+    /// The provider's object.
     pub qp: *mut ibv_qp,
-    /// Where sends complete.
+    /// The completion queue of sends.
     pub send_cq: gds_cq,
-    /// Where receives complete.
+    /// The completion queue of receives.
     pub recv_cq: gds_cq,
     /// The library's own object.
     pub res_domain: *mut c_void,
-    /// The program's.
+    /// The program's context.
     pub dev_context: *mut ibv_context,
     /// `send_cq` of the upstream dialect: the address of the above.
     pub send_cq_at: *mut gds_cq,
@@ -323,13 +234,13 @@ pub struct gds_send_request_t {
     pub storage: *mut c_void,
     /// 0.
     pub entries: u32,
-    /// The library's name for it: `commit.rollback_id`.
+    /// The library's number of the request: `commit.rollback_id`.
     pub rollback_id: u64,
     /// 0.
     pub comp_mask: u32,
     /// Unused.
     pub wr: [peer_op_wr; GDS_INFO_MAX_OPS],
-    /// Unused: the length of both dialects' structs is one.
+    /// Unused; makes the structs of both dialects equally long.
     pub own: [u64; 4],
 }
 
@@ -338,13 +249,13 @@ pub struct gds_send_request_t {
 pub struct gds_wait_request_t {
     /// Null.
     pub storage: *mut c_void,
-    /// Words appended.
+    /// The number of appended words.
     pub entries: u32,
     /// 0.
     pub whence: u32,
-    /// Which completion.
+    /// The index of the completion.
     pub offset: u32,
-    /// The library's name for it: `peek.peek_id`.
+    /// The library's number of the request: `peek.peek_id`.
     pub peek_id: u64,
     /// 0.
     pub comp_mask: u32,
@@ -360,7 +271,7 @@ pub struct gds_wait_request_t {
 pub struct gds_wait_value32_t {
     /// The word.
     pub ptr: *mut u32,
-    /// What it is compared with.
+    /// The value to compare with.
     pub value: u32,
     /// `GDS_WAIT_COND_*`.
     pub cond_flags: c_int,
@@ -374,7 +285,7 @@ pub struct gds_wait_value32_t {
 pub struct gds_write_value32_t {
     /// The word.
     pub ptr: *mut u32,
-    /// What is written.
+    /// The value to write.
     pub value: u32,
     /// `GDS_MEMORY_*`, `GDS_WRITE_*`.
     pub flags: c_int,
@@ -384,9 +295,9 @@ pub struct gds_write_value32_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gds_write_memory_t {
-    /// Where to.
+    /// The destination.
     pub dest: *mut u8,
-    /// Where from.
+    /// The source.
     pub src: *const u8,
     /// Bytes.
     pub count: size_t,
@@ -416,7 +327,7 @@ pub union gds_descriptor_body {
 pub struct gds_descriptor_t {
     /// `GDS_TAG_*`.
     pub tag: c_int,
-    /// The member that the tag names.
+    /// The member that the tag selects.
     pub body: gds_descriptor_body,
 }
 
@@ -426,15 +337,15 @@ pub struct gds_descriptor_t {
 pub struct gds_mem_desc_t {
     /// The GPU's address.
     pub d_ptr: u64,
-    /// The CPU's.
+    /// The CPU's address.
     pub h_ptr: *mut c_void,
     /// Null.
     pub bar_ptr: *mut c_void,
-    /// As given.
+    /// The flags of the call.
     pub flags: c_int,
     /// Bytes.
     pub alloc_size: size_t,
-    /// The library's name for it: `mh.h`.
+    /// The library's number of the memory: `mh.h`.
     pub mh: libc::c_ulong,
 }
 
@@ -456,11 +367,11 @@ pub struct gds_mlx5_send_info_t {
     pub membars: u32,
     /// The doorbell record.
     pub dbrec_ptr: *mut u32,
-    /// The value written.
+    /// The value to write there.
     pub dbrec_value: u32,
     /// The doorbell register.
     pub db_ptr: *mut u64,
-    /// The value written.
+    /// The value to write there.
     pub db_value: u64,
 }
 
@@ -472,10 +383,10 @@ pub struct gds_mlx5_wait_info_t {
     pub cond: c_int,
     /// The word of the completion.
     pub cqe_ptr: *mut u32,
-    /// What it is compared with.
+    /// The value to compare with.
     pub cqe_value: u32,
-    /// Where the kernel marks that it has passed.
+    /// The word in which the kernel records that it has passed.
     pub flag_ptr: *mut u32,
-    /// What it stores there.
+    /// The value to store there.
     pub flag_value: u32,
 }

@@ -1,9 +1,9 @@
-/* What the thread does that calls MPI in the place of streams. Nothing here is called by two threads at a time. */
+/* The work of the thread that calls MPI on behalf of streams. Only one thread at a time calls these functions. */
 #include "mpix.h"
 
 #include <stdlib.h>
 
-/* What MPI has not completed yet: the same places in each list. */
+/* Operations that MPI has not completed: lists with the same indices. */
 static MPI_Request *requests;
 static struct mpix_operation **operations;
 static int *indices;
@@ -11,13 +11,13 @@ static MPI_Status *statuses;
 static int number, room;
 static struct mpix_counts counts;
 
-/* Makes room for one more. */
+/* Makes room for another operation. */
 static int grow(void)
 {
     int more = room ? 2 * room : 64;
     void *lists[4] = {realloc(requests, more * sizeof *requests), NULL, NULL, NULL};
 
-    /* A list that has moved is used from now on, whatever becomes of the others. */
+    /* A list that has moved is used from now on, even if another list gets no memory. */
     if (lists[0])
         requests = lists[0];
     if ((lists[1] = realloc(operations, more * sizeof *operations)))
@@ -69,7 +69,7 @@ void mpix_operation_start(void *given, int is_given_up)
         if (error == MPI_SUCCESS)
             error = MPI_Test(&request, &done, &status);
     }
-    /* From here on, the program may have freed its communicator. */
+    /* From here on the program may free the communicator. */
     if (operation->waiting)
         __atomic_sub_fetch(operation->waiting, 1, __ATOMIC_RELEASE);
     if (error != MPI_SUCCESS || done)
@@ -99,8 +99,8 @@ int mpix_operations_progress(void)
         number = kept;
     }
     mpis_match_progress();
-    gdsync_mpi_look_at_marks(&rounds);
-    gdsync_mpi_links_go_on(mpix_message_ended, &messages);
+    gdsync_mpi_poll_partition_flags(&rounds);
+    gdsync_mpi_links_progress(mpix_message_ended, &messages);
     return number + mpis_match_outstanding() + rounds + messages;
 }
 
@@ -110,7 +110,7 @@ void mpix_operations_end(void)
     int at;
 
     for (at = 0; at < number; at++) {
-        /* A receive that MPI has not matched ends with that. A send cannot be cancelled: MPI ends it. */
+        /* Cancels a receive that MPI has not matched. Sends cannot be cancelled, and are left to MPI. */
         if (operations[at]->sends)
             MPI_Request_free(&requests[at]);
         else {
