@@ -326,12 +326,12 @@ mod names {
     }
 
     pub(super) fn of(kind: Kind) -> Option<RegisteredString<'static>> {
-        static MAX_ATTEMPTS: OnceLock<Vec<Option<RegisteredString<'static>>>> = OnceLock::new();
+        static NAMES: OnceLock<Vec<Option<RegisteredString<'static>>>> = OnceLock::new();
         let register = |kind: &Kind| {
             let name = CString::new(kind.name()).ok()?;
             Some(domain().register_string(name))
         };
-        let names = MAX_ATTEMPTS.get_or_init(|| Kind::ALL.iter().map(register).collect());
+        let names = NAMES.get_or_init(|| Kind::ALL.iter().map(register).collect());
         // Numbers of kinds begin at 1.
         *names.get((kind as usize).checked_sub(1)?)?
     }

@@ -18,7 +18,11 @@ fn filter() -> Targets {
         return filter;
     }
     let level = if is_on("GDS_ENABLE_DEBUG") { "debug" } else { "warn" };
-    let memops = if is_on("GDS_ENABLE_DUMP_MEMOPS") { ",gdsync::stream::post=trace" } else { "" };
+    let memops = if is_on("GDS_ENABLE_DUMP_MEMOPS") {
+        ",gdsync::stream::post=trace,gdsync::stream::state=trace"
+    } else {
+        ""
+    };
     format!("{level}{memops}").parse().unwrap_or_default()
 }
 

@@ -11,8 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Host memory that a card copies payload from and to. It stays mapped while the value lives.
-pub(crate) trait CardBuffer: Send + Sync {
+/// Host memory that a card copies payload from and to.
+///
+/// # Safety
+/// The memory at [`Self::addresses`] stays mapped while the value lives.
+pub(crate) unsafe trait CardBuffer: Send + Sync {
     /// Its addresses, in whole pages.
     fn addresses(&self) -> Range<usize>;
 

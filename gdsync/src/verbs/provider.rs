@@ -7,6 +7,7 @@ use gdsync_sys::api::Provider;
 /// The software card of this process: always available, with nothing to install.
 #[cfg(feature = "software-card")]
 pub fn software() -> &'static VerbsApi {
+    share_gpu_memory(Provider::Software);
     softhca::verbs_api()
 }
 
@@ -82,7 +83,8 @@ mod gpu_memory {
         }
 
         unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
-            // SAFETY: the card has checked that the address is in this region, and keeps the buffer usable.
+            // SAFETY: the card has checked that the address is in this region. It keeps the buffer writable, and uses it for
+            // nothing else, until `finish` has returned (`PeerRegion::begin_read`).
             Ok(begun(unsafe { self.0.begin(addr, into as usize, len, true, HostRange::of) }))
         }
 
@@ -92,7 +94,7 @@ mod gpu_memory {
             from: *const u8,
             len: usize,
         ) -> Result<Begun, PeerMemoryError> {
-            // SAFETY: as in `begin_read`.
+            // SAFETY: as in `begin_read`; the buffer stays readable.
             Ok(begun(unsafe { self.0.begin(addr, from as usize, len, false, HostRange::of) }))
         }
 
@@ -105,7 +107,8 @@ mod gpu_memory {
         if begun { Begun::Yes } else { Begun::Not }
     }
 
-    impl CardBuffer for HostRange {
+    // SAFETY: a `HostRange` keeps its memory mapped.
+    unsafe impl CardBuffer for HostRange {
         fn addresses(&self) -> Range<usize> {
             self.address()..self.address() + self.len()
         }

@@ -53,10 +53,15 @@ pub const ODP: OdpTransports = OdpTransports {
 pub const CLOCK_KHZ: u32 = 1_000_000;
 
 /// Performs [`Card::capabilities`](super::Card::capabilities).
-pub(super) fn query(kind: u64, link: LinkLayer, limits: &Limits, rules: WaitRules) -> Option<Vec<u8>> {
+pub(super) fn query(
+    kind: u64,
+    link: LinkLayer,
+    limits: &Limits,
+    rules: impl FnOnce() -> WaitRules,
+) -> Option<Vec<u8>> {
     let mut answer = vec![0; cap::BYTES];
     match kind {
-        cap::TYPE_GENERAL => general(&mut answer, link, limits, rules),
+        cap::TYPE_GENERAL => general(&mut answer, link, limits, rules()),
         cap::TYPE_GENERAL_2 => {
             cap::SEND_DBR_MODE_NO_DBR_EXT.put(&mut answer, 1u8);
             cap::LOG_MAX_SEND_DBR_LESS_QP_SQ.put(&mut answer, LIMITS.max_recordless_qp.ilog2());

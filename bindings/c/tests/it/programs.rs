@@ -237,5 +237,6 @@ fn errors_are_said_on_stderr() {
     assert!(said(&[("GDS_ENABLE_DEBUG", "1")]).contains("within 1 ms"));
     assert_eq!(said(&[("GDSYNC_LOG", "off")]), "");
     // libgdsync's switch that logs memory operations.
-    assert!(said(&[("GDS_ENABLE_DUMP_MEMOPS", "1")]).contains("Wait32"));
+    let dumped = said(&[("GDS_ENABLE_DUMP_MEMOPS", "1")]);
+    assert!(dumped.contains("Wait32") && dumped.contains("posted"), "{dumped}");
 }

@@ -277,7 +277,9 @@ impl CompletionQueueInner {
         channel: Option<&Arc<ChannelInner>>,
     ) -> Result<Arc<Self>, Error> {
         let raw_channel = channel.map(|channel| channel.raw());
-        let NewCq { object, number, ring, arm } = make::completion_queue(domain, entries, raw_channel)?;
+        // SAFETY: the queue keeps its channel, which is of this device, and drops it last.
+        let NewCq { object, number, ring, arm } =
+            unsafe { make::completion_queue(domain, entries, raw_channel) }?;
         let events = channel.zip(arm).map(|(channel, arm)| CqEvents::new(channel.clone(), arm, number));
         let inner = Arc::new_cyclic(|inner| CompletionQueueInner {
             _published: status::publish(inner.clone()),

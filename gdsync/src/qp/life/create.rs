@@ -133,7 +133,9 @@ impl QueuePair {
         let trigger = config.trigger.map(|trigger| trigger.inner.clone());
         let port = PortContext::of(&domain.pd.device, config.port, config.gid_index)?;
         let srq = shared.as_ref().map(|shared| shared.receives.raw());
-        let made = make::queue_pair(&domain, &config, [send_cq.handle(), recv_cq.handle()], srq, role)?;
+        // SAFETY: the queue pair keeps these queues, which are of its device, and drops them last.
+        let made =
+            unsafe { make::queue_pair(&domain, &config, [send_cq.handle(), recv_cq.handle()], srq, role) }?;
         let queues = [send_cq, recv_cq];
         Ok(NewQueuePair { domain, config: config.to_static(), queues, shared, trigger, role }
             .assemble(port, made))

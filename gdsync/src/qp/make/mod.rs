@@ -113,7 +113,10 @@ pub(super) struct CqHandle {
 }
 
 /// Makes a queue pair, in the state RESET. With a shared receive queue, it has no receive queue of its own.
-pub(super) fn queue_pair(
+///
+/// # Safety
+/// The completion queues and the shared receive queue belong to the domain's device, and outlive the queue pair.
+pub(super) unsafe fn queue_pair(
     domain: &QueueDomain,
     config: &QueuePairConfig<'_>,
     [send_cq, recv_cq]: [CqHandle; 2],
@@ -123,7 +126,10 @@ pub(super) fn queue_pair(
     match &domain.maker {
         Maker::Verbs(parent) => {
             let known = |queue: CqHandle| queue.verbs.ok_or(DevxError::OtherMaker { cqn: queue.number });
-            verbs::queue_pair(domain, parent, config, [known(send_cq)?, known(recv_cq)?], shared, role)
+            // SAFETY: the caller's.
+            unsafe {
+                verbs::queue_pair(domain, parent, config, [known(send_cq)?, known(recv_cq)?], shared, role)
+            }
         }
         Maker::Devx(devx) => {
             let (qp, queues) = devx::Qp::make(devx, config, (send_cq.number, recv_cq.number), role)?;
@@ -159,20 +165,24 @@ pub(super) struct ArmWords {
 
 impl ArmWords {
     /// # Safety
-    /// The record (that of arming) and the register are aligned, and valid as long as the queue.
+    /// The record and the register arm one completion queue, are aligned, and stay valid as long as this and its copies.
     pub(super) unsafe fn new(record: *mut u32, register: *mut u8) -> Self {
         ArmWords { record: HostAddr(record as u64), register: HostAddr(register as u64), _valid: () }
     }
 }
 
 /// Makes a completion queue of at least `entries` entries. Commands make none with a channel.
-pub(super) fn completion_queue(
+///
+/// # Safety
+/// The channel belongs to the domain's device, and outlives the completion queue.
+pub(super) unsafe fn completion_queue(
     domain: &QueueDomain,
     entries: u32,
     channel: Option<*mut ibv_comp_channel>,
 ) -> Result<NewCq, Error> {
     let cq = match &domain.maker {
-        Maker::Verbs(parent) => verbs::completion_queue(domain, parent, entries, channel)?,
+        // SAFETY: the caller's.
+        Maker::Verbs(parent) => unsafe { verbs::completion_queue(domain, parent, entries, channel) }?,
         Maker::Devx(_) if channel.is_some() => return Err(Error::Devx(DevxError::NoChannel)),
         Maker::Devx(devx) => {
             let (cq, ring) = devx::Cq::new(devx, entries)?;

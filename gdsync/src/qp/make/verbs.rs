@@ -104,7 +104,9 @@ unsafe extern "C" fn free_queue_memory(
     }
 }
 
-pub(super) fn queue_pair(
+/// # Safety
+/// As [`super::queue_pair`].
+pub(super) unsafe fn queue_pair(
     domain: &QueueDomain,
     parent: &ParentDomain,
     config: &QueuePairConfig<'_>,
@@ -130,7 +132,7 @@ pub(super) fn queue_pair(
         mlx5_attr.comp_mask |= mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_DC;
         mlx5_attr.dc_init_attr.dc_type = mlx5dv::MLX5DV_DCTYPE_DCI;
     }
-    // SAFETY: context, domain and queues are alive (held by the caller); both structs are valid.
+    // SAFETY: `domain` keeps the context and the parent domain alive, the caller the queues; both structs are valid.
     let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
         .map_err(|error| refusal(error, domain, config.transport))?;
@@ -229,7 +231,9 @@ fn check_receives(layout: &mlx5dv_qp) -> Result<(u32, usize), Error> {
     Ok((wqe_cnt, stride as usize))
 }
 
-pub(super) fn completion_queue(
+/// # Safety
+/// As [`super::completion_queue`].
+pub(super) unsafe fn completion_queue(
     domain: &QueueDomain,
     parent: &ParentDomain,
     entries: u32,
@@ -247,7 +251,7 @@ pub(super) fn completion_queue(
         parent_domain: parent.raw(),
     };
     let mut mlx5_attr = mlx5dv_cq_init_attr::default();
-    // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
+    // SAFETY: `domain` keeps the context and the parent domain alive, the caller the channel; both structs are valid.
     let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
     let raw = call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
     // SAFETY: nothing completes there any more, as `CqObject` says.
