@@ -1,5 +1,4 @@
-//! Collectives in stream order: every byte of each round is checked, then as many rounds are enqueued ahead and
-//! timed.
+//! Collectives in stream order: every byte of each round is checked, then as many rounds are enqueued ahead and timed.
 //!
 //! `cargo run --release --example collectives` uses four threads as ranks (`--ranks N`); under `mpirun` or `srun`
 //! each process is one. The default are software streams and the software card. `--gpu N` uses CUDA streams and GPU

@@ -1,5 +1,4 @@
-//! Tells the build scripts of dependents where the device header is, in
-//! `DEP_GDSYNC_DEVICE_INCLUDE`.
+//! Tells the build scripts of dependents where the device header is, in `DEP_GDSYNC_DEVICE_INCLUDE`.
 
 use std::env;
 use std::path::Path;

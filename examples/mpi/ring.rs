@@ -1,6 +1,5 @@
 //! A ring under an MPI launcher, without MPI: each rank sends to the next one and receives from the previous one, for
-//! many rounds. A stream rings the card and waits; the CPU prepares rounds ahead, and checks every byte of every
-//! round.
+//! many rounds. A stream rings the card and waits; the CPU prepares rounds ahead, and checks every byte of every round.
 //!
 //! `mpirun -n 4 target/release/examples/ring`, or `srun`; `cargo run --release --example ring` starts four processes
 //! itself. The default are software streams and the software card. `--gpu N` uses CUDA streams and GPU memory;
@@ -125,8 +124,7 @@ impl Ring {
             QueuePair::new(&pd, QueuePairConfig::default())?,
         );
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
-        // Endpoints for the neighbours: the next rank connects to the first queue pair, the previous one to the
-        // second.
+        // Endpoints for the neighbours: the next rank connects to the first queue pair, the previous one to the second.
         let own = format!("{} {}", next.endpoint()?, before.endpoint()?);
         let all = bootstrap.all_gather(own.as_bytes())?;
         let endpoint = |rank: u32, which: usize| -> Result<Endpoint, Failure> {

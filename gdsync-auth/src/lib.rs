@@ -11,8 +11,7 @@
 //!   sides, the purpose that both sides state, and its own role. Recorded or reflected proofs are therefore useless.
 //! - Later data on the connection is neither authenticated nor encrypted. On the loopback interface the kernel
 //!   protects it from other users. Between hosts it is as safe as the network.
-//! - Silent connections do not block the job's processes. A flood of connections can; stopping it is up to the
-//!   network.
+//! - Silent connections do not block the job's processes. A flood of connections can; stopping it is up to the network.
 //! - The key must have at least 128 bits of randomness: an observer of an exchange can test guesses of a weak key.
 
 #![deny(unsafe_code)]

@@ -77,8 +77,7 @@ pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DriverErro
     if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(DriverError::call(call, result)) }
 }
 
-/// Loads and initialises the driver, which every other call of the driver requires. Later calls cost a load of a
-/// flag.
+/// Loads and initialises the driver, which every other call of the driver requires. Later calls cost a load of a flag.
 ///
 /// # Errors
 /// [`DriverError::NoDriver`], [`DriverError::TooOld`], or [`DriverError::Call`].

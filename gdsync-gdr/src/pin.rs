@@ -107,9 +107,8 @@ impl GdrdrvModule {
 }
 
 impl MappingBackend {
-    /// Returns the result of `attempt` with the first backend that is not [`MappingError::Refused`]. If the
-    /// environment (`GDSYNC_MAPPING`) names a backend, only that one is tried, and `attempt`'s second argument is
-    /// true.
+    /// Returns the result of `attempt` with the first backend that is not [`MappingError::Refused`]. If the environment
+    /// (`GDSYNC_MAPPING`) names a backend, only that one is tried, and `attempt`'s second argument is true.
     ///
     /// # Errors
     /// [`MappingError::Unavailable`], [`MappingError::UnknownBackend`], and those of `attempt`.

@@ -125,8 +125,7 @@ impl GpuRange {
     }
 
     /// Makes the driver's synchronous copies to and from this memory complete before they return, as required for
-    /// memory that others than the driver access. Memory types without that attribute are copied synchronously
-    /// anyway.
+    /// memory that others than the driver access. Memory types without that attribute are copied synchronously anyway.
     pub(crate) fn synchronise_copies(&self) {
         let Ok(_entered) = self.context.enter() else { return };
         let on: libc::c_uint = 1;

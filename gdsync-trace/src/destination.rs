@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 /// - A file: the process writes its trace there when it ends. `%p` in the name is replaced by the process id. If
 ///   another process, or another copy of the library in this one, holds the file, `.` and the id are appended. Until
 ///   the end, the records are in a file with `.part` appended to the name.
-/// - A folder, which exists or whose name ends with `/`: the process writes a part there, for
-///   [`merge`](crate::merge).
+/// - A folder, which exists or whose name ends with `/`: the process writes a part there, for [`merge`](crate::merge).
 ///
 /// An empty value disables tracing.
 pub const TRACE_VARIABLE: &str = "GDSYNC_TRACE";

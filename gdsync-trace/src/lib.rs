@@ -5,9 +5,8 @@
 //! - [`TRACE_VARIABLE`] enables a trace and names its destination.
 //! - [`merge`] combines the parts of several processes into one trace.
 //!
-//! With the feature `nvtx`, each [`span`] is also an NVTX range in the domain `gdsync`, which profilers such as
-//! Nsight Systems show. Building it requires libclang. Without an attached profiler, a range costs a check of a
-//! pointer.
+//! With the feature `nvtx`, each [`span`] is also an NVTX range in the domain `gdsync`, which profilers such as Nsight
+//! Systems show. Building it requires libclang. Without an attached profiler, a range costs a check of a pointer.
 //!
 //! # How events get to the file
 //! Each thread has a buffer of 4096 [records](Kind) of 48 bytes. A full buffer is appended to the process's part, a

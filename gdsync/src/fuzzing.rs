@@ -21,8 +21,7 @@ pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) 
     }
 }
 
-/// Runs a system of streams that these bytes describe, merged and unmerged, by doorbells and by
-/// the card.
+/// Runs a system of streams that these bytes describe, merged and unmerged, by doorbells and by the card.
 ///
 /// # Errors
 /// The difference.

@@ -1,10 +1,8 @@
-//! GPUDirect Async in Rust: the CPU prepares network work, a stream rings the card and waits for
-//! it.
+//! GPUDirect Async in Rust: the CPU prepares network work, a stream rings the card and waits for it.
 //!
-//! A program that computes on a GPU and talks over InfiniBand or RoCE normally stops at every
-//! message: kernel, synchronize, ring the card, poll, next kernel. Here the ring and the wait are
-//! memory operations *enqueued on a stream*, performed in stream order between kernels, with no CPU
-//! in the way.
+//! A program that computes on a GPU and talks over InfiniBand or RoCE normally stops at every message: kernel,
+//! synchronize, ring the card, poll, next kernel. Here the ring and the wait are memory operations *enqueued on a
+//! stream*, performed in stream order between kernels, with no CPU in the way.
 //!
 //! ```
 //! use gdsync::{Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig};
@@ -40,10 +38,9 @@
 //! ```
 //!
 //! # Layers
-//! [`Device`], [`ProtectionDomain`], [`MemoryRegion`], [`QueuePair`] and [`CompletionQueue`] are
-//! the verbs objects, kept alive by what uses them. [`PreparedSend`] and [`PreparedWait`] are work
-//! that was prepared and not posted yet. A [`Batch`] of them is posted on a [`Stream`], whose
-//! backend performs memory operations.
+//! [`Device`], [`ProtectionDomain`], [`MemoryRegion`], [`QueuePair`] and [`CompletionQueue`] are the verbs objects,
+//! kept alive by what uses them. [`PreparedSend`] and [`PreparedWait`] are work that was prepared and not posted yet. A
+//! [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
 //!
 //! # Safety
 //! No `unsafe` is needed to use this library. Memory that a card or a stream touches is

@@ -4,10 +4,9 @@
 //! writes completion entries. It checks more strictly: it reports a program's mistake as the hardware would
 //! (error completion, queue pair to ERR, asynchronous event) *and* as a readable [`card::Diagnostic`].
 //!
-//! Layers, bottom up: [`fabric`] moves packets between the cards of one or several hosts; [`faults`] loses,
-//! delays and duplicates them on purpose; [`liberties`] makes the card use the freedom that the
-//! specifications give it; [`card`] is the device model; [`verbs`] is the front for callers of libibverbs, a
-//! [`gdsync_sys::VerbsApi`].
+//! Layers, bottom up: [`fabric`] moves packets between the cards of one or several hosts; [`faults`] loses, delays and
+//! duplicates them on purpose; [`liberties`] makes the card use the freedom that the specifications give it; [`card`]
+//! is the device model; [`verbs`] is the front for callers of libibverbs, a [`gdsync_sys::VerbsApi`].
 
 pub mod card;
 #[deny(unsafe_code)]

@@ -20,8 +20,7 @@ bitflags::bitflags! {
     /// Kinds of liberties.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct LibertyKinds: u8 {
-        /// Work requests are fetched when their doorbell rings although they execute later, or some time
-        /// after it.
+        /// Work requests are fetched when their doorbell rings although they execute later, or some time after it.
         const FETCH = 1 << 0;
         /// The bytes of a message are written in any order and in several steps.
         const PIECES = 1 << 1;

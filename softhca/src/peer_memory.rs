@@ -12,18 +12,16 @@ use std::sync::Arc;
 
 /// A peer-memory client: it reaches memory that the CPU cannot dereference.
 ///
-/// A card calls its clients from the thread that registers memory and from its own thread, mostly with its
-/// lock held. A function of a client or of its regions, `drop` included, must therefore not call a card or
-/// wait for a thread that does: that would deadlock. A copy that panics counts as failed. While a client
-/// copies, its card does nothing else.
+/// A card calls its clients from the thread that registers memory and from its own thread, mostly with its lock held. A
+/// function of a client or of its regions, `drop` included, must therefore not call a card or wait for a thread that
+/// does: that would deadlock. A copy that panics counts as failed. While a client copies, its card does nothing else.
 pub trait PeerMemory: Send + Sync {
     /// Its name, for diagnostics.
     fn name(&self) -> &str;
 
-    /// Claims the range `addr..addr + len`. `len` is not 0; otherwise the range is arbitrary and may exceed
-    /// the address space. Returns `None` for a range of other memory. A claimed range stays valid until the
-    /// region is dropped, after the memory is deregistered and no longer used. The card writes only if
-    /// `writable` is set.
+    /// Claims the range `addr..addr + len`. `len` is not 0; otherwise the range is arbitrary and may exceed the address
+    /// space. Returns `None` for a range of other memory. A claimed range stays valid until the region is dropped,
+    /// after the memory is deregistered and no longer used. The card writes only if `writable` is set.
     ///
     /// # Errors
     /// The range is this client's and cannot be registered, for example because it exceeds its allocation.
@@ -58,9 +56,8 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// The memory cannot be written.
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError>;
 
-    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be memory that a card
-    /// has lent ([`HostRange`](crate::HostRange)). If it returns [`Begun::Not`], the card calls
-    /// [`Self::read`].
+    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be memory that a card has lent
+    /// ([`HostRange`](crate::HostRange)). If it returns [`Begun::Not`], the card calls [`Self::read`].
     ///
     /// # Errors
     /// The memory cannot be read. Nothing was begun.
@@ -123,8 +120,7 @@ impl PeerMemoryError {
 
 static CLIENTS: RwLock<Vec<Arc<dyn PeerMemory>>> = RwLock::new(Vec::new());
 
-/// Adds a client for all cards of this process. It is never removed. Memory registered earlier is not
-/// affected.
+/// Adds a client for all cards of this process. It is never removed. Memory registered earlier is not affected.
 pub fn register_peer_memory(client: Arc<dyn PeerMemory>) {
     tracing::debug!(name = client.name(), "a peer-memory client");
     CLIENTS.write().push(client);

@@ -96,8 +96,7 @@ fn has_capabilities(path: &Path) -> bool {
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
-/// Returns why the preload library cannot be loaded into a program, if so. Fails for a file that is no
-/// program.
+/// Returns why the preload library cannot be loaded into a program, if so. Fails for a file that is no program.
 fn examine(file: &mut (impl Read + Seek)) -> io::Result<Option<Obstacle>> {
     /// `PT_INTERP`: the segment that names the loader.
     const INTERPRETER: u32 = 3;

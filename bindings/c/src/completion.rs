@@ -121,8 +121,7 @@ mod tests {
 
     #[test]
     fn syndromes_are_statuses_of_libibverbs() {
-        // 0x05 flush, 0x13 remote access, 0x15 retries: providers/mlx5/mlx5dv.h and verbs.h of
-        // rdma-core.
+        // 0x05 flush, 0x13 remote access, 0x15 retries: providers/mlx5/mlx5dv.h and verbs.h of rdma-core.
         assert_eq!(
             [status(0x05), status(0x13), status(0x15), status(0x16), status(0xee)],
             [5, 10, 12, 13, 21]

@@ -8,8 +8,7 @@
 //! [`store`] ends with a store fence (`sfence`, `dsb st`): when it returns, its bytes are on their way to the GPU,
 //! ahead of any later store of this thread (a doorbell, a flag). [`load`] begins with a full fence (`mfence`,
 //! `dsb sy`): it sees this thread's earlier stores, and empties the buffers of earlier streaming loads. Every kernel
-//! accesses 1, 2, 4 or 8 bytes at an address that is a multiple of their number in one piece, so a flag is never
-//! torn.
+//! accesses 1, 2, 4 or 8 bytes at an address that is a multiple of their number in one piece, so a flag is never torn.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -11,9 +11,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Port spaces (`RDMA_PS_TCP`, `RDMA_PS_UDP`).
 const TCP: u16 = 0x106;
 const UDP: u16 = 0x111;
-/// Loses and delays the programs' data and many of their connection messages. Answers arrive: the side with
-/// the last message disconnects at once, and could not answer again. Time-outs take a twentieth of their
-/// time.
+/// Loses and delays the programs' data and many of their connection messages. Answers arrive: the side with the last
+/// message disconnects at once, and could not answer again. Time-outs take a twentieth of their time.
 const FAST: (&str, &str) = ("SOFTHCA_CLOCK", "20");
 const FAULTS: &str = "seed=5; drop p=0.2 kind=management; drop p=0.01 kind=send,write,read; delay=1ms p=0.05";
 /// The same for datagrams, which programs do not send again.

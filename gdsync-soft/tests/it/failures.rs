@@ -14,9 +14,8 @@ fn shared_memory_files() -> Vec<std::ffi::OsString> {
     names
 }
 
-/// Starts a pair that would run for a very long time. Both sides always have writes in flight: a side that
-/// only waits for a message would also wait on hardware, as reliable connections do not check whether the
-/// other side lives.
+/// Starts a pair that would run for a very long time. Both sides always have writes in flight: a side that only waits
+/// for a message would also wait on hardware, as reliable connections do not check whether the other side lives.
 fn endless(test: &str, temporary: &Path) -> Option<Pair> {
     let tool = tool(test, "ib_write_bw")?;
     let mut pair = Pair::start(&tool, "ib", &["-b", "-D", "200"], temporary);

@@ -1,6 +1,5 @@
 //! Programs of rdma-core and perftest while packets are lost, doubled and late, receivers are not ready, and
-//! completions are late. (Programs of librdmacm: `connections.rs`; UCX, Open MPI and Mooncake: `interop.rs`,
-//! `mpi.rs`.)
+//! completions are late. (Programs of librdmacm: `connections.rs`; UCX, Open MPI and Mooncake: `interop.rs`, `mpi.rs`.)
 
 use gdsync_test_support::programs::succeeds_with;
 

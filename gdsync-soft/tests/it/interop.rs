@@ -76,8 +76,7 @@ fn ucx_does_all_over_reliable_connections() {
     }
 }
 
-/// Enough messages of each direction for the flow control of UCX, whose DC grants go to the sender of a
-/// message.
+/// Enough messages of each direction for the flow control of UCX, whose DC grants go to the sender of a message.
 const MANY: &str = "1500";
 
 #[test]
@@ -127,8 +126,7 @@ fn ucx_gets_over_faults() {
     }
 }
 
-/// Returns the interpreter in `GDSYNC_TEST_PYTHON`, which must then have the module, or `python3` if it has
-/// it.
+/// Returns the interpreter in `GDSYNC_TEST_PYTHON`, which must then have the module, or `python3` if it has it.
 fn python(test: &str, module: &str, package: &str) -> Option<PathBuf> {
     let named = std::env::var_os("GDSYNC_TEST_PYTHON").filter(|name| !name.is_empty());
     let python = PathBuf::from(named.clone().unwrap_or("python3".into()));

@@ -77,8 +77,7 @@ wire_codes! {
     }
 }
 
-/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the
-/// kernel).
+/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the kernel).
 pub const L3_GRH: u8 = 0;
 /// [`PathFields::level_or_l3_type`] on Ethernet: an IPv6 header, in 40 bytes.
 pub const L3_IPV6: u8 = 1;

@@ -99,8 +99,7 @@ pub const OPS_POST_SEND: usize = 25;
 /// # Safety
 /// The context is open, and was opened by the system's library.
 pub unsafe fn inline_functions(context: *mut ibv_context) -> Option<(PostSend, PollCq)> {
-    // SAFETY: the caller guarantees an open context; libibverbs fills these two entries with functions of these
-    // types.
+    // SAFETY: the caller guarantees an open context; libibverbs fills these two entries with functions of these types.
     unsafe {
         let ops = (*context).ops;
         Some((

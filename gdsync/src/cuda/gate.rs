@@ -1,9 +1,8 @@
 //! A gate between submitting operations and calls that wait for the GPU.
 //!
-//! Submitting is frequent and must cost next to nothing; the other calls are rare and can be deferred, so they bear
-//! the cost. A submitting thread only writes a flag of its stream and reads one of its context, without a
-//! read-modify-write or a fence. The thread that closes the gate makes all other threads execute a fence
-//! (`membarrier(2)`).
+//! Submitting is frequent and must cost next to nothing; the other calls are rare and can be deferred, so they bear the
+//! cost. A submitting thread only writes a flag of its stream and reads one of its context, without a read-modify-write
+//! or a fence. The thread that closes the gate makes all other threads execute a fence (`membarrier(2)`).
 //!
 //! Correctness: a submitter stores `busy`, then loads `closed`. The closer stores `closed`, has every thread execute
 //! a full fence, then loads every `busy`. If the fence falls before the submitter's load of `closed`, that load sees

@@ -233,8 +233,7 @@ impl GpuMemory {
         &self.use_count
     }
 
-    /// An uncounted handle of the memory with `len` bytes from `address` on: `Some(Err)` if it holds only some of
-    /// them.
+    /// An uncounted handle of the memory with `len` bytes from `address` on: `Some(Err)` if it holds only some of them.
     #[cfg(feature = "software-card")]
     pub(super) fn find(address: u64, len: u64) -> Option<Result<GpuMemory, String>> {
         let end = address.checked_add(len)?;
@@ -312,8 +311,7 @@ impl GpuMemory {
         &self.inner.context
     }
 
-    /// Copies out, from `offset` on. The copy is not ordered with any stream, and may tear data that are being
-    /// written.
+    /// Copies out, from `offset` on. The copy is not ordered with any stream, and may tear data that are being written.
     ///
     /// # Errors
     /// [`CudaError::OutOfBounds`], [`CudaError::OnGpu`].
@@ -341,8 +339,7 @@ impl GpuMemory {
     /// The memory, for mappings.
     pub(super) fn range(&self) -> GpuRange {
         let gpu = Gpu::from_device(self.inner.context.ordinal);
-        // SAFETY: this context, which is never destroyed, reaches the memory as long as `self` or the program keeps
-        // it.
+        // SAFETY: this context, which is never destroyed, reaches the memory as long as `self` or the program keeps it.
         let range = unsafe { GpuRange::new(self.inner.context.raw, gpu, self.address(), self.len()) };
         // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
         range.kept(!self.inner.owner.is::<()>())

@@ -9,9 +9,8 @@ use cudarc::driver::{CudaContext, sys};
 use std::sync::Arc;
 
 /// Lets streams and kernels of `gpu` reach the memory of `peer`, by NVLink or over PCI Express. Streams of `gpu` can
-/// then wait for words in that memory ([`GpuWord32`](crate::memop::GpuWord32)), write them, copy bytes there, and
-/// ring and wait for queues in it ([`Placement::Gpu`](super::Placement::Gpu)). The other direction takes a separate
-/// call.
+/// then wait for words in that memory ([`GpuWord32`](crate::memop::GpuWord32)), write them, copy bytes there, and ring
+/// and wait for queues in it ([`Placement::Gpu`](super::Placement::Gpu)). The other direction takes a separate call.
 ///
 /// The library never does this implicitly: it takes the driver time, and stays for the life of the process. A program
 /// calls this before its streams wait for anything. Undoing it (`cuCtxDisablePeerAccess`) while streams use such

@@ -108,8 +108,7 @@ impl Progress {
 /// A trigger for kernels, passed by value or by address: `struct gdsync_trigger` of `gdsync/device/trigger.cuh`.
 ///
 /// Plain data with an address of the device that it was made for, valid as long as the [`Trigger`] or a clone of it
-/// lives. The code that launches kernels (which is `unsafe`) promises that they have ended before the last is
-/// dropped.
+/// lives. The code that launches kernels (which is `unsafe`) promises that they have ended before the last is dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct TriggerData {

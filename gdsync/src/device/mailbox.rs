@@ -71,9 +71,8 @@ impl Task for Mailbox {
 
 impl DeviceQp {
     /// Detaches the queue pair from its device, whose kernels have all ended. Rings for blocks that they have written
-    /// without ringing, waits until everything has completed, and returns the queues to the CPU and streams. A
-    /// failure that kernels have seen becomes the queue pair's ([`crate::QueuePair::failure`]), and is no error of
-    /// this call.
+    /// without ringing, waits until everything has completed, and returns the queues to the CPU and streams. A failure
+    /// that kernels have seen becomes the queue pair's ([`crate::QueuePair::failure`]), and is no error of this call.
     ///
     /// A kernel that uses [`DeviceQp::data`] afterwards gets an error (`status::failed`), as long as this lives. A
     /// second call does nothing.

@@ -39,8 +39,7 @@ options! {
     default {
         /// How kernels ring the card.
         doorbells: DoorbellPath = DoorbellPath::Auto,
-        /// How long a kernel's thread waits for another in the middle of a call before the queue pair counts as
-        /// failed.
+        /// How long a kernel's thread waits for another in the middle of a call before the queue pair counts as failed.
         stall: Duration = Duration::from_secs(1),
     }
     no setters {

@@ -107,8 +107,7 @@ pub fn version() -> Result<(i32, i32), CompileError> {
     Ok(nvrtc()?.version)
 }
 
-/// Compiles a source to PTX for GPUs of that compute capability and newer ones. The compiler's messages call it
-/// `name`.
+/// Compiles a source to PTX for GPUs of that compute capability and newer ones. The compiler's messages call it `name`.
 ///
 /// If NVRTC is older than the GPU, the PTX is for the newest GPU that it knows.
 ///
@@ -235,8 +234,7 @@ impl Nvrtc {
     fn find() -> Result<Self, CompileError> {
         let mut reason = None;
         for name in NAMES {
-            // SAFETY: NVRTC's initialisers have no preconditions; users replace a library on the search path
-            // knowingly.
+            // SAFETY: NVRTC's initialisers have no preconditions; users replace a library on the search path knowingly.
             let library = match unsafe { Library::new(name) } {
                 Ok(library) => library,
                 Err(error) => {

@@ -148,8 +148,7 @@ impl AddressHandle {
     /// [`Error::Verbs`] if the provider cannot describe it.
     ///
     /// # Safety
-    /// The handle is of the protection domain and the port of `queue_pair`, and valid until the last clone is
-    /// dropped.
+    /// The handle is of the protection domain and the port of `queue_pair`, and valid until the last clone is dropped.
     pub unsafe fn from_raw(queue_pair: &QueuePair, raw: NonNull<ibv_ah>) -> Result<Self, Error> {
         let inner = &queue_pair.inner;
         Self::borrowed(raw, inner.config.port, inner.domain.pd.clone())

@@ -208,8 +208,7 @@ pub unsafe trait MemOpStream: Send + Sync {
     /// during the call.
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
 
-    /// Checks that the stream reaches memory of a GPU, by the address that [`crate::cuda::GpuMemory::address`]
-    /// returns.
+    /// Checks that the stream reaches memory of a GPU, by the address that [`crate::cuda::GpuMemory::address`] returns.
     ///
     /// # Errors
     /// [`StreamError::Unsupported`] if the CPU performs the operations, [`StreamError::OtherGpu`] if another GPU

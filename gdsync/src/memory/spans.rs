@@ -52,8 +52,7 @@ pub(crate) trait AddressSpace: Send + Sync {
     /// space's.
     fn exposed(&self, span: &Span, addr: u64);
 
-    /// The span was dropped; memory is released when every address space has dropped `gone`. Called with any lock
-    /// held.
+    /// The span was dropped; memory is released when every address space has dropped `gone`. Called with any lock held.
     fn dropped(&self, span: u64, gone: &Arc<DroppedSpan>);
 }
 

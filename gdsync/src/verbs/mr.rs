@@ -245,8 +245,7 @@ impl MemoryRegionInner {
     ) -> Self {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        // SAFETY: work requests that name it hold the region, or their queue the registration, which holds the
-        // domain.
+        // SAFETY: work requests that name it hold the region, or their queue the registration, which holds the domain.
         let raw = unsafe { Owned::new(raw, pd.device.api.dereg_mr, "ibv_dereg_mr") };
         let registration = Arc::new(Registration { _raw: Some(raw), memory, _pd: pd.clone() });
         MemoryRegionInner { registration, lkey, rkey, access, pd, uses: Mutex::default() }

@@ -54,8 +54,7 @@ impl ProtectionDomain {
     /// [`OpenError::OtherContext`] if it belongs to another context than the device.
     ///
     /// # Safety
-    /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are
-    /// dropped.
+    /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are dropped.
     pub unsafe fn from_raw(device: &Device, pd: NonNull<ibv_pd>) -> Result<Self, Error> {
         let device = device.inner.clone();
         // SAFETY: valid, as the caller promises; its context never changes.

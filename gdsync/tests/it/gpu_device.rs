@@ -45,8 +45,7 @@ unsafe impl DeviceRepr for Remote {}
 
 /// Launches and waits.
 ///
-/// SAFETY of the launch inside: each caller passes the kernel's parameters, with memory that lives until this
-/// returns.
+/// SAFETY of the launch inside: each caller passes the kernel's parameters, with memory that lives until this returns.
 macro_rules! run {
     ($bench:expr, $kernel:expr, $config:expr, $($arg:expr),+) => {{
         let (stream, kernel) = ($bench.rig.stream(), $bench.kernel($kernel));

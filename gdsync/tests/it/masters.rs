@@ -1,5 +1,4 @@
-//! Sends that a trigger's master releases. `triggers` tests the common behaviour of triggers with and without a
-//! master.
+//! Sends that a trigger's master releases. `triggers` tests the common behaviour of triggers with and without a master.
 
 use crate::fan::{Fan, connect, gated};
 use gdsync::memop::Condition;

@@ -137,8 +137,7 @@ impl World {
         starts.map(|at| self.memory[side].slice(from + at..from + (at + piece).min(len)).unwrap()).collect()
     }
 
-    /// Prepares a step of side `me`, applies it to the model, and returns whether the other side will see a
-    /// completion.
+    /// Prepares a step of side `me`, applies it to the model, and returns whether the other side will see a completion.
     fn prepare(
         &self,
         me: usize,

@@ -162,8 +162,7 @@ fn a_wait_keeps_what_it_counts_on_and_wakes_though_the_program_has_dropped_it() 
     assert_eq!(numbers, [7, 8]);
 }
 
-/// A wait that another object holds keeps a dropped queue pair: the card still flushes its work into the shared
-/// queue.
+/// A wait that another object holds keeps a dropped queue pair: the card still flushes its work into the shared queue.
 #[test]
 fn polling_returns_nothing_of_a_queue_pair_that_was_dropped() {
     for polled_before in [false, true] {

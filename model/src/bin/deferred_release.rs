@@ -24,8 +24,7 @@ impl Drop for Memory {
     }
 }
 
-/// One thread posts a region and drops its handle while the card reads the region; another thread polls the
-/// completion.
+/// One thread posts a region and drops its handle while the card reads the region; another thread polls the completion.
 fn a_region_stays_until_its_post_has_retired(keeps: bool) {
     let (deferred, memory) = (Arc::new(DeferredRelease::new()), Arc::new(UnsafeCell::new(true)));
     let poster = {

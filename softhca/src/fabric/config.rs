@@ -5,9 +5,8 @@ use crate::setting::{self, SettingError};
 use gdsync_auth::{Key, KeyError, KeyVariables};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-/// Environment variable with the IPv4 addresses for cards of this process: `ADDRESS[:PORT]`, separated by
-/// `,`. Each card takes the first free one, and uses TCP. If it is unset, cards reach only others of their
-/// host.
+/// Environment variable with the IPv4 addresses for cards of this process: `ADDRESS[:PORT]`, separated by `,`. Each
+/// card takes the first free one, and uses TCP. If it is unset, cards reach only others of their host.
 pub const LISTEN_VARIABLE: &str = "SOFTHCA_LISTEN";
 /// TCP port of an address without one: RoCE v2's UDP port. Cards that communicate use the same port.
 pub const DEFAULT_PORT: u16 = 4791;

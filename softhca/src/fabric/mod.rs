@@ -53,8 +53,7 @@ use tcp::Tcp;
 pub(crate) struct Fabric(Box<dyn Network>);
 
 impl Fabric {
-    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some, for a card with that
-    /// speed.
+    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some, for a card with that speed.
     pub(crate) fn bind(speed: Speed) -> Result<Fabric, FabricError> {
         let addresses = config::addresses()?;
         if addresses.is_empty() {

@@ -7,9 +7,8 @@
 //! - When the plain names are taken, a card holds its LID by a *secret* name, derived from the user's key.
 //!   Another user cannot take it before a card of this user has held it.
 //!
-//! One card holds a LID, under either name: a card takes its name first, and then checks whether another card
-//! of this user holds the other name. If two cards take one LID at the same time, at least one sees the
-//! other, and gives it up.
+//! One card holds a LID, under either name: a card takes its name first, and then checks whether another card of this
+//! user holds the other name. If two cards take one LID at the same time, at least one sees the other, and gives it up.
 
 use super::config;
 use super::error::FabricError;
@@ -32,8 +31,7 @@ fn secret(key: &Key, lid: u16) -> Vec<u8> {
     format!("gdsync-softhca/{}/{lid}/{number:032x}", own_user()).into_bytes()
 }
 
-/// Number of plain names that a card tries before it takes a secret one. No user has enough cards to take
-/// them all.
+/// Number of plain names that a card tries before it takes a secret one. No user has enough cards to take them all.
 const PLAIN_TRIES: u32 = 1024;
 
 /// A LID, and the socket that holds it.
@@ -69,8 +67,7 @@ fn first_free(
     Ok(None)
 }
 
-/// Takes the plain name of a LID. `None` if another card of this user has the LID, or any process has the
-/// name.
+/// Takes the plain name of a LID. `None` if another card of this user has the LID, or any process has the name.
 pub(super) fn claim_plain(lid: u16) -> io::Result<Option<UnixListener>> {
     let Some(listener) = listen(&plain(lid))? else { return Ok(None) };
     // Without a key, no card has a secret name.

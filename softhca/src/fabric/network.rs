@@ -78,8 +78,7 @@ pub(crate) trait Network: Send {
     /// Returns whether there is a link to that node, whose process has not ended.
     fn is_linked(&mut self, node: Node) -> bool;
 
-    /// The end of the last packet that [`Self::try_send`] took, as a position on its link for
-    /// [`Self::has_taken`].
+    /// The end of the last packet that [`Self::try_send`] took, as a position on its link for [`Self::has_taken`].
     fn position(&self) -> u64 {
         0
     }

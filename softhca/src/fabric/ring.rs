@@ -189,8 +189,7 @@ impl Producer {
             return;
         }
         let [(lengths, _), _] = self.shared.parts(self.end, 8);
-        // SAFETY: 8 bytes inside the ring, aligned, that the consumer does not read before `tail` covers
-        // them.
+        // SAFETY: 8 bytes inside the ring, aligned, that the consumer does not read before `tail` covers them.
         unsafe { SharedU64::from_ptr(lengths.cast()) }.store(SKIP_REST, Ordering::Relaxed);
         self.end += (CAPACITY - offset) as u64;
     }
@@ -258,8 +257,7 @@ impl Producer {
     /// `bytes..bytes + count` is readable, and the ring has room at `at`.
     unsafe fn copy_in(&self, at: u64, bytes: *const u8, count: usize) {
         let [(first, first_len), (second, second_len)] = self.shared.parts(at, count);
-        // SAFETY: the parts are inside the ring's data; the consumer does not read them before `tail` covers
-        // them.
+        // SAFETY: the parts are inside the ring's data; the consumer does not read them before `tail` covers them.
         unsafe {
             shared::copy(first, bytes, first_len);
             shared::copy(second, bytes.add(first_len), second_len);
@@ -379,8 +377,7 @@ impl Consumer {
         }
         // Every position is a multiple of 8, so the two lengths never wrap.
         let [(lengths, _), _] = self.shared.parts(self.head, 8);
-        // SAFETY: 8 bytes inside the ring, aligned; the producer may change them, which a shared word
-        // tolerates.
+        // SAFETY: 8 bytes inside the ring, aligned; the producer may change them, which a shared word tolerates.
         Ok(Some(unsafe { SharedU64::from_ptr(lengths.cast()) }.load(Ordering::Relaxed)))
     }
 

@@ -10,8 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// First bytes on a link's socket, followed by the LID of the sending card; the ring's descriptor is
-/// attached.
+/// First bytes on a link's socket, followed by the LID of the sending card; the ring's descriptor is attached.
 const GREETING: [u8; 6] = *b"gdsft2";
 /// Greeting and source LID, big endian.
 const GREETING_BYTES: usize = GREETING.len() + 2;

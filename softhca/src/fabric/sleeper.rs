@@ -31,8 +31,7 @@ impl Sleeper {
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeps for `timeout` at most. One thread calls it, between the fabric's `prepare_sleep` and
-    /// `finish_sleep`.
+    /// Sleeps for `timeout` at most. One thread calls it, between the fabric's `prepare_sleep` and `finish_sleep`.
     pub(crate) fn sleep(&self, timeout: Duration) {
         wait::sleep(&[self.epoll.as_fd(), self.event.as_fd()], timeout);
     }

@@ -232,8 +232,7 @@ impl Rule {
     }
 }
 
-/// Environment variable with the plan of every card of this process, in text form. If it is malformed, no
-/// card starts.
+/// Environment variable with the plan of every card of this process, in text form. If it is malformed, no card starts.
 pub const FAULTS_VARIABLE: &str = "SOFTHCA_FAULTS";
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { plan: None, cards: Vec::new(), started: 0 });

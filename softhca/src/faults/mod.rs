@@ -1,10 +1,9 @@
 //! Fault injection: reproducible failures of networks and hosts.
 //!
-//! A [`FaultPlan`] is a seed and a list of [`Rule`]s, each an [`Action`] and its conditions. [`str::parse`]
-//! reads and `Display` writes its text form
-//! ([docs/liberties.md](https://github.com/gdsync/gdsync/blob/main/docs/liberties.md)), so that a failed run can be
-//! repeated. [`FAULTS_VARIABLE`] in the environment applies a plan to every card of the process, as
-//! [`set_faults`] does.
+//! A [`FaultPlan`] is a seed and a list of [`Rule`]s, each an [`Action`] and its conditions. [`str::parse`] reads and
+//! `Display` writes its text form ([docs/liberties.md](https://github.com/gdsync/gdsync/blob/main/docs/liberties.md)),
+//! so that a failed run can be repeated. [`FAULTS_VARIABLE`] in the environment applies a plan to every card of the
+//! process, as [`set_faults`] does.
 //!
 //! Each card counts for itself, and seeds its random numbers with the seed and its index among the cards
 //! started by the process: the same packets in the same order meet the same faults.

@@ -82,8 +82,7 @@ pub enum Action {
     Hold(u32),
     /// The responder answers an executable request of a reliable connection with an RNR NAK.
     Rnr,
-    /// Outgoing: the work request fails with this syndrome. Incoming: the responder refuses with it and
-    /// fails.
+    /// Outgoing: the work request fails with this syndrome. Incoming: the responder refuses with it and fails.
     Fail(Syndrome),
     /// A completion entry and the later entries of its queue are delayed.
     Late(Duration),

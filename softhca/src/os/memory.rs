@@ -30,9 +30,8 @@ unsafe impl Sync for SharedMemory {}
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 impl SharedMemory {
-    /// Creates zeroed memory, with the descriptor by which another process maps it. The file is sealed:
-    /// neither process can shrink it while the other has it mapped (an access beyond the end of the file
-    /// raises a signal).
+    /// Creates zeroed memory, with the descriptor by which another process maps it. The file is sealed: neither process
+    /// can shrink it while the other has it mapped (an access beyond the end of the file raises a signal).
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = memory_file()?;
         let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -44,8 +43,7 @@ impl SharedMemory {
         Ok((Self::map(fd.as_fd(), 0, len)?, fd))
     }
 
-    /// Maps memory that another process sent. Refuses memory of another size, and a file that can still
-    /// shrink.
+    /// Maps memory that another process sent. Refuses memory of another size, and a file that can still shrink.
     pub(crate) fn receive(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         // SAFETY: plain system calls on an open descriptor; all-zero bytes are a valid `stat`.
         let (seals, size) = unsafe {
@@ -89,8 +87,7 @@ impl Drop for SharedMemory {
         // A direct system call, as the card's thread may drop a link at any moment: MPI libraries and
         // libfabric patch the C library's `munmap` while they start and end, and no thread may run it then.
         //
-        // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from outliving
-        // it.
+        // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from outliving it.
         unsafe { libc::syscall(libc::SYS_munmap, self.base, self.len) };
     }
 }
@@ -106,8 +103,7 @@ impl MemoryFile {
         Ok(MemoryFile(fd))
     }
 
-    /// Appends `len` zero bytes to a file of `offset` bytes, and maps them. Both are multiples of the page
-    /// size.
+    /// Appends `len` zero bytes to a file of `offset` bytes, and maps them. Both are multiples of the page size.
     pub(crate) fn extend(&self, offset: usize, len: usize) -> io::Result<SharedMemory> {
         let position = |at: Option<usize>| at.and_then(|at| libc::off_t::try_from(at).ok());
         let (Some(start), Some(end)) = (position(Some(offset)), position(offset.checked_add(len))) else {

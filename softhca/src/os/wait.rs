@@ -18,8 +18,7 @@ pub(crate) fn raise(event: BorrowedFd<'_>) {
     unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Reads everything from a non-blocking descriptor. Returns false if the other side has closed it or it
-/// failed.
+/// Reads everything from a non-blocking descriptor. Returns false if the other side has closed it or it failed.
 pub(crate) fn drain(fd: BorrowedFd<'_>) -> bool {
     let mut bytes = [0u8; 256];
     loop {

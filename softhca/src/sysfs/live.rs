@@ -57,8 +57,7 @@ impl LiveFile {
         !matches!(self, LiveFile::Counter(_))
     }
 
-    /// Returns the content with its newline. `None` for a GID past the table, or if the file's subject is
-    /// missing.
+    /// Returns the content with its newline. `None` for a GID past the table, or if the file's subject is missing.
     pub fn content(self, card: Option<&Card>, counters: Option<&Counters>) -> Option<String> {
         let text = match self {
             LiveFile::Lid => match card? {

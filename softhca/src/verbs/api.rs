@@ -76,8 +76,7 @@ pub fn verbs_api() -> &'static VerbsApi {
 /// that the software card lacks; structs filled before that stay filled.
 ///
 /// # Safety
-/// `obj` is null or valid; the entries that `obj_type` selects are null, or name a live object and a valid
-/// struct.
+/// `obj` is null or valid; the entries that `obj_type` selects are null, or name a live object and a valid struct.
 pub(super) unsafe extern "C" fn mlx5dv_init_obj(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int {
     errno::status(|| {
         // SAFETY: guaranteed by the caller.
@@ -168,8 +167,7 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         _ => return,
     };
     if let Ok(source) = source {
-        // Through another reference: the object may be destroyed, and freed, once its last event is
-        // acknowledged.
+        // Through another reference: the object may be destroyed, and freed, once its last event is acknowledged.
         source.clone().acknowledge(1);
     }
 }

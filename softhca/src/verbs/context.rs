@@ -50,8 +50,7 @@ impl Context {
             async_fd: events.fd(),
             num_comp_vectors: COMPLETION_VECTORS,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            // Without a surrounding `verbs_context`, the inline functions of verbs.h find no extended
-            // operations.
+            // Without a surrounding `verbs_context`, the inline functions of verbs.h find no extended operations.
             abi_compat: std::ptr::null_mut(),
         };
         Ok(Context { ibv: CStruct::new(ibv), events, uar, open })

@@ -1,5 +1,4 @@
-//! Protection domains, thread domains, and parent domains, which combine the two with an allocator of queue
-//! memory.
+//! Protection domains, thread domains, and parent domains, which combine the two with an allocator of queue memory.
 
 use super::context::Context;
 use super::device::OwnUar;

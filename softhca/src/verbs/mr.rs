@@ -12,17 +12,15 @@ use std::sync::Arc;
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 
 object! {
-    /// A memory region. It keeps its protection domain alive, but not the parent domain that it was made
-    /// from.
+    /// A memory region. It keeps its protection domain alive, but not the parent domain that it was made from.
     Mr: ibv_mr {
         key: u32,
         domain: Arc<Pd>,
     }
 }
 
-/// `ibv_reg_mr`. EINVAL: no bytes, remote write or atomic without local write, or unknown flags. EFAULT: the
-/// memory is not mapped with that access (an on-demand region need not be), or its peer-memory client refuses
-/// it.
+/// `ibv_reg_mr`. EINVAL: no bytes, remote write or atomic without local write, or unknown flags. EFAULT: the memory is
+/// not mapped with that access (an on-demand region need not be), or its peer-memory client refuses it.
 ///
 /// # Safety
 /// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped (peer memory:
@@ -59,8 +57,7 @@ pub(super) unsafe extern "C" fn reg_mr(
     })
 }
 
-/// `ibv_dereg_mr`. After it, the card does not touch the memory, and its peer-memory client has dropped the
-/// region.
+/// `ibv_dereg_mr`. After it, the card does not touch the memory, and its peer-memory client has dropped the region.
 ///
 /// # Safety
 /// `mr` is null or registered.

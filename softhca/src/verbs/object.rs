@@ -49,8 +49,7 @@ pub(super) use object;
 /// A verbs object.
 ///
 /// # Safety
-/// The type is `#[repr(C)]`, and its first field is a `CStruct<Self::C>`: a pointer to either is one to the
-/// other.
+/// The type is `#[repr(C)]`, and its first field is a `CStruct<Self::C>`: a pointer to either is one to the other.
 pub(super) unsafe trait Object: Sized {
     /// The struct that C callers see.
     type C;
@@ -105,8 +104,7 @@ pub(super) unsafe fn destroy<O: Object>(
     if raw.is_null() {
         return Err(Errno::INVALID);
     }
-    // SAFETY: the caller guarantees that it came from `Arc::into_raw`; on failure the reference is returned
-    // below.
+    // SAFETY: the caller guarantees that it came from `Arc::into_raw`; on failure the reference is returned below.
     let object = unsafe { Arc::from_raw(raw.cast_const().cast::<O>()) };
     let destroyed = if Arc::strong_count(&object) > 1 { Err(Errno::BUSY) } else { release(&object) };
     if destroyed.is_err() {

@@ -46,9 +46,8 @@ unsafe impl Send for QueueMemory {}
 unsafe impl Sync for QueueMemory {}
 
 impl QueueMemory {
-    /// Allocates from the allocator of `domain`, or from the heap if it has none or its allocator asks for
-    /// the default. A custom block keeps its allocator's content. A heap block is zeroed, and aligned to at
-    /// least `own_alignment`.
+    /// Allocates from the allocator of `domain`, or from the heap if it has none or its allocator asks for the default.
+    /// A custom block keeps its allocator's content. A heap block is zeroed, and aligned to at least `own_alignment`.
     ///
     /// # Errors
     /// ENOMEM, or EINVAL for a custom block that is misaligned.

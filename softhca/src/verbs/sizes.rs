@@ -1,5 +1,4 @@
-//! Sizes of a queue pair's queues, computed as in libmlx5, so that software and hardware grant the same
-//! capacities.
+//! Sizes of a queue pair's queues, computed as in libmlx5, so that software and hardware grant the same capacities.
 //!
 //! Source: `providers/mlx5/verbs.c`, `mlx5_calc_wq_size` and its callees.
 
@@ -136,15 +135,13 @@ mod tests {
 
     #[test]
     fn sizes_and_granted_capacities_are_those_of_libmlx5() {
-        // Computed by hand from mlx5_calc_sq_size and mlx5_calc_rq_size: (asked), (granted), (blocks,
-        // entries, stride).
+        // Computed by hand from mlx5_calc_sq_size and mlx5_calc_rq_size: (asked), (granted), (blocks, entries, stride).
         let cases = [
             // WQE max(192 + 16, 0) = 208 -> 256 bytes; 1 * 256 / 64 = 4 blocks; inline 256 - 192 - 4.
             (cap(1, 1, 1, 1, 0), cap(1, 4, 1, 1, 60), (4, 4, 16)),
             // max(192 + 64, 192 + 48) = 256; 128 * 256 = 32768 bytes.
             (cap(128, 128, 4, 4, 44), cap(128, 128, 4, 4, 60), (512, 128, 64)),
-            // max(192 + 80, 0) = 272 -> 320; 100 * 320 = 32000 -> 32768 bytes, which hold 102 WQEs; inline
-            // 320 - 196.
+            // max(192 + 80, 0) = 272 -> 320; 100 * 320 = 32000 -> 32768 bytes, which hold 102 WQEs; inline 320 - 196.
             (cap(100, 100, 5, 3, 0), cap(102, 128, 5, 4, 124), (512, 128, 64)),
             // inline 192 + align(4 + 61, 16) = 272 -> 320; 3 * 320 = 960 -> 1024 bytes, 3 WQEs.
             (cap(3, 5, 1, 0, 61), cap(3, 8, 1, 1, 124), (16, 8, 16)),

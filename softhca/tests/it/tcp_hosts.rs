@@ -125,8 +125,7 @@ struct Host {
 }
 
 impl Host {
-    /// `around` is a wrapping program and its arguments. The host has a folder of its user, and maybe a given
-    /// key.
+    /// `around` is a wrapping program and its arguments. The host has a folder of its user, and maybe a given key.
     fn start(around: &[&str], address: &str, faults: &str, folder: &Folder, key: Option<&str>) -> Self {
         let own = std::env::current_exe().unwrap();
         let mut command = match around {

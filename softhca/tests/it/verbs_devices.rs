@@ -26,8 +26,7 @@ fn devices_and_their_cards() {
     assert_eq!(api().provider, Provider::Software);
     assert_eq!(softhca::verbs::diagnostics(), []);
     let mut count = 0;
-    // SAFETY: the list is valid until it is freed; device pointers are kept as C allows, while a context is
-    // open.
+    // SAFETY: the list is valid until it is freed; device pointers are kept as C allows, while a context is open.
     unsafe {
         let list = (api().get_device_list)(&mut count);
         assert_eq!(count, 3);

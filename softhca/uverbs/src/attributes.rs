@@ -47,8 +47,7 @@ pub(crate) fn store(addr: u64, bytes: &[u8]) -> Result<()> {
     if !is_mapped(addr, bytes.len() as u64, true) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as in `load`; the interface obliges the program not to use the range of an answer during the
-    // command.
+    // SAFETY: as in `load`; the interface obliges the program not to use the range of an answer during the command.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
     Ok(())
 }

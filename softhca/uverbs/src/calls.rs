@@ -1,5 +1,4 @@
-//! Names of commands in libibverbs and libmlx5, for messages: a program's author knows these, not the
-//! numbers.
+//! Names of commands in libibverbs and libmlx5, for messages: a program's author knows these, not the numbers.
 
 use crate::uapi::ioctl::{DRIVER, method, object as kind};
 

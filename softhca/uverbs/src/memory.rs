@@ -146,8 +146,7 @@ fn prepare_for_forks() {
 #[cfg(any(test, fuzzing))]
 fn prepare_for_forks() {}
 
-// SAFETY: blocks have the size and the alignment of their requests, and belong to one request until it frees
-// them.
+// SAFETY: blocks have the size and the alignment of their requests, and belong to one request until it frees them.
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class(layout) {
@@ -180,8 +179,7 @@ unsafe impl GlobalAlloc for Memory {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller guarantees that the size does not overflow when it is rounded up to the
-        // alignment.
+        // SAFETY: the caller guarantees that the size does not overflow when it is rounded up to the alignment.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if class(layout).is_some() && class(layout) == class(wanted) {
             return block;

@@ -112,8 +112,7 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
     let context = Arc::new(Context::new(open, process.channels.clone())?);
     descriptors::add(Kind::Card, fd)?;
     let stale = process.contexts.lock().insert(fd, context);
-    // A device whose close the hooks missed. Dropped after the lock is released, because its objects close
-    // files.
+    // A device whose close the hooks missed. Dropped after the lock is released, because its objects close files.
     drop(stale);
     // The program owns the descriptor from here on.
     Ok(file.into_raw_fd())
@@ -146,8 +145,7 @@ pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
     process().cm_files.lock().get(&fd).cloned()
 }
 
-/// Performs a command that the program has written to a file of the connection manager. Returns its length in
-/// bytes.
+/// Performs a command that the program has written to a file of the connection manager. Returns its length in bytes.
 pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Result<usize> {
     let is_nonblocking = || descriptors::is_nonblocking(fd);
     let file_of = |fd: u32| cm_file(RawFd::try_from(fd).ok()?);
@@ -178,8 +176,7 @@ pub(crate) fn own_netlink(fd: RawFd) -> Result<()> {
     descriptors::add(Kind::Netlink, fd)
 }
 
-/// Returns the card of a device, and keeps it running until the process ends, as the program has seen its
-/// addresses.
+/// Returns the card of a device, and keeps it running until the process ends, as the program has seen its addresses.
 fn pinned_card(index: usize) -> Option<Arc<OpenCard>> {
     prepare().ok()?;
     let process = process();

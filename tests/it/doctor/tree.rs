@@ -13,9 +13,8 @@ impl Tree {
     /// - `PATH = TEXT`: a file; `\n` in the text is a line break,
     /// - `PATH -> TARGET`: a symbolic link,
     /// - `PATH/`: a folder,
-    /// - `pci BRIDGES.../ADDRESS KEY=VALUE...`: a function on a bus, with `vendor`, `class`, `numa`, its IOMMU
-    ///   `group`, its `driver`, bytes of configuration space (`config`), and its ACS control register (`acs`,
-    ///   hexadecimal),
+    /// - `pci BRIDGES.../ADDRESS KEY=VALUE...`: a function on a bus, with `vendor`, `class`, `numa`, its IOMMU `group`,
+    ///   its `driver`, bytes of configuration space (`config`), and its ACS control register (`acs`, hexadecimal),
     /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: its RDMA device, with `state`, `phys`, `layer`, `fw`.
     pub(crate) fn build(description: &str) -> Tree {
         let tree = Tree(Folder::new("doctor"));

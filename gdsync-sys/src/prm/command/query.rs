@@ -18,9 +18,8 @@ pub mod cap {
     pub const TYPE_QOS: u64 = 0xc;
     pub const TYPE_GENERAL_2: u64 = 0x20;
     /// Types of optional features: offloads of Ethernet (1) and IPoIB (5, 6), steering (7, 8, 9), debugging (0xd),
-    /// device memory (0xf), TLS (0x11), vDPA (0x13), events (0x14), IPsec (0x15), cryptography (0x1a), header
-    /// splitting (0x1d), PSP (0x1e), MACsec (0x1f), port selection (0x25), virtualization (0x26), advanced RDMA
-    /// (0x28).
+    /// device memory (0xf), TLS (0x11), vDPA (0x13), events (0x14), IPsec (0x15), cryptography (0x1a), header splitting
+    /// (0x1d), PSP (0x1e), MACsec (0x1f), port selection (0x25), virtualization (0x26), advanced RDMA (0x28).
     pub const TYPES_OF_OPTIONS: [u64; 19] =
         [1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28];
 

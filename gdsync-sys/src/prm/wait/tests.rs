@@ -14,8 +14,7 @@ fn met(condition: (WaitOperation, bool), value: u64, mask: u64, number: u64) -> 
 #[test]
 fn a_wait_for_data_has_the_bytes_of_the_sources() {
     // UCC's tl_mlx5_wqe.c, ucc_tl_mlx5_post_wait_on_data: opcode 0xf, opmod 1, 3 units, fence and CQ_UPDATE. DPDK's
-    // mlx5_prm.h, struct mlx5_wqe_wseg: operation, lkey, va_high, va_low (the low 3 bits are the action), value,
-    // mask.
+    // mlx5_prm.h, struct mlx5_wqe_wseg: operation, lkey, va_high, va_low (the low 3 bits are the action), value, mask.
     let flags = CtrlFlags::FENCE | CtrlFlags::CQ_UPDATE;
     let control = Kind::Data.control(0x1234, 0xabcdef, flags);
     let expected = [1, 0x12, 0x34, 0x0f, 0xab, 0xcd, 0xef, 3, 0, 0, 0, 0x88, 0, 0, 0, 0];

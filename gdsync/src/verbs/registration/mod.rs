@@ -208,8 +208,7 @@ impl RegistrationCache {
         }
         let extent = Extent { addresses: addresses(address, len)?, access, identity };
         let region = self.get(extent, None, Handle::Raw, len, || {
-            // SAFETY: the caller's. Only the card uses the memory by this registration, for the caller's work
-            // requests.
+            // SAFETY: the caller's. Only the card uses the memory by this registration, for the caller's work requests.
             let memory = unsafe { PinnedMemory::from_raw(base, len, ()) };
             MemoryRegion::register_inner(&self.inner.pd, &memory, access)
         })?;

@@ -20,8 +20,7 @@ use std::time::{Duration, Instant};
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Manager {
-    /// Opens a file, and starts the agent if it does not run. Also returns the descriptor that the program
-    /// polls.
+    /// Opens a file, and starts the agent if it does not run. Also returns the descriptor that the program polls.
     ///
     /// # Errors
     /// The system's, if it gives no descriptor or thread.
@@ -143,8 +142,7 @@ impl Inner {
         }
     }
 
-    /// Returns the connection of a message: by its own ID, or by the sender's if the sender does not know
-    /// that.
+    /// Returns the connection of a message: by its own ID, or by the sender's if the sender does not know that.
     fn receiver(&self, open: &Arc<OpenCard>, source: Node, message: &Message) -> u32 {
         if message.remote_id != 0 || message.kind != Kind::Rej {
             return message.remote_id;

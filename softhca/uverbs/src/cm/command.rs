@@ -44,8 +44,7 @@ impl Input {
         T::read_from_prefix(&self.bytes).map(|(structure, _)| structure).map_err(|_| Errno::INVALID)
     }
 
-    /// Returns the options of enhanced connection establishment, which follow the structure in newer
-    /// programs.
+    /// Returns the options of enhanced connection establishment, which follow the structure in newer programs.
     fn ece<T>(&self) -> Ece {
         let rest = self.bytes.get(size_of::<T>()..).unwrap_or_default();
         Ece::read_from_prefix(rest).map_or_else(|_| Ece::new_zeroed(), |(ece, _)| ece)

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 const RESPONSE_TIMEOUT: Duration = Duration::from_nanos(4096 << 17);
 /// Maximum number of repetitions of a message (`CMA_MAX_CM_RETRIES`).
 const MAX_RETRIES: u8 = 15;
-/// Time for a program's answer after its agent has acknowledged the request: 4.096 µs * 2^24
-/// (`CMA_CM_MRA_SETTING`).
+/// Time for a program's answer after its agent has acknowledged the request: 4.096 µs * 2^24 (`CMA_CM_MRA_SETTING`).
 const SERVICE_TIMEOUT: Duration = Duration::from_nanos(4096 << 24);
 /// Time-out code of the connection's packets: 4.096 µs * 2^17.
 pub(crate) const ACK_TIMEOUT: u8 = 17;

@@ -47,8 +47,7 @@ impl Event {
         (self.response.event == EventKind::ConnectRequest as u32).then_some(self.response.id)
     }
 
-    /// Makes the event of an identifier that has joined a multicast group, which datagrams reach at
-    /// `ah_attr`.
+    /// Makes the event of an identifier that has joined a multicast group, which datagrams reach at `ah_attr`.
     pub(crate) fn joined(owner: u32, membership: u32, uid: u64, qkey: u32, ah_attr: AhAttr) -> Event {
         let mut event = Event::new(EventKind::MulticastJoin, owner, uid, 0);
         let param = UdParam { qp_num: MULTICAST_QPN, qkey, ah_attr, ..UdParam::new_zeroed() };

@@ -53,8 +53,7 @@ fn ip_of(address: &Address) -> IpAddr {
 /// Returns the card of an address of this host; `None` for an address that names no interface.
 ///
 /// # Errors
-/// EADDRNOTAVAIL for an address that this host does not have; ENODEV if there is no card, or for a GID that
-/// none has.
+/// EADDRNOTAVAIL for an address that this host does not have; ENODEV if there is no card, or for a GID that none has.
 pub(crate) fn own_card(cards: &[Arc<OpenCard>], address: &Address) -> Result<Option<Arc<OpenCard>>> {
     if address.is_any() {
         return Ok(None);
@@ -152,8 +151,7 @@ fn find_listener(key: (u16, u16), grace: Duration) -> Result<Option<Vec<ServiceC
     }
 }
 
-/// Returns the source address of an identifier without one: the destination's for this host, else the card's
-/// own.
+/// Returns the source address of an identifier without one: the destination's for this host, else the card's own.
 pub(crate) fn source_for(route: &Route, destination: &Address) -> Address {
     let own: [u8; 16] = route.gids.source;
     match destination {

@@ -126,8 +126,7 @@ pub(crate) fn group_gid(link: LinkLayer, port_space: u16, address: &Address) -> 
     }
 }
 
-/// Returns the LID of a group. A subnet manager chooses one; here it is derived from the GID, so that all
-/// cards agree.
+/// Returns the LID of a group. A subnet manager chooses one; here it is derived from the GID, so that all cards agree.
 fn group_lid(gid: &[u8; 16]) -> u16 {
     let sum = gid.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add((*byte).into()));
     let (first, last) = (*MULTICAST_LIDS.start(), *MULTICAST_LIDS.end());

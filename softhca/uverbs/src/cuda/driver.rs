@@ -1,5 +1,4 @@
-//! The CUDA driver's functions for copies (`cuda.h`; CUDA 12 and later), from the library that the program
-//! has loaded.
+//! The CUDA driver's functions for copies (`cuda.h`; CUDA 12 and later), from the library that the program has loaded.
 
 use libc::{c_char, c_int, c_uint, c_void};
 use softhca::PeerMemoryError;

@@ -20,8 +20,7 @@ pub(super) fn query_event_queue(request: &Request) -> Result<()> {
     request.answer_with(attr::EQN_NUMBER, &u32::from(EVENT_QUEUE))
 }
 
-/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL, without an
-/// answer.
+/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL, without an answer.
 pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::OTHER_IN, attr::OTHER_OUT])?;
     let input = input(request, attr::OTHER_IN, attr::OTHER_OUT)?;

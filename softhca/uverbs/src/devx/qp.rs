@@ -45,9 +45,8 @@ fn code_of(transport: Transport) -> u8 {
     }
 }
 
-/// Returns whether entries of a completion queue hold small data (`cs_req`, `cs_res`): 32 bytes in those of
-/// 64, 64 in those of 128. If the program asks for 32 in those of 128, the card uses memory, which is
-/// permitted.
+/// Returns whether entries of a completion queue hold small data (`cs_req`, `cs_res`): 32 bytes in those of 64, 64 in
+/// those of 128. If the program asks for 32 in those of 128, the card uses memory, which is permitted.
 fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result<bool, Refusal> {
     let value = field.get8(asked);
     let is_long = context.card().query_cq(cqn)?.stride == 128;

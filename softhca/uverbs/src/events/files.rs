@@ -175,8 +175,7 @@ impl Channels {
         self.devx.duplicate(from, to);
     }
 
-    /// Removes a file that the program is about to close. Completion queues keep their own reference to a
-    /// channel.
+    /// Removes a file that the program is about to close. Completion queues keep their own reference to a channel.
     pub(crate) fn remove(&self, fd: RawFd) {
         self.completions.remove(fd);
         self.devx.remove(fd);

@@ -280,8 +280,7 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
     result
 }
 
-/// `cuMemHostRegister`: doorbell registers of a software card are ordinary memory, regardless of the
-/// program's flags.
+/// `cuMemHostRegister`: doorbell registers of a software card are ordinary memory, regardless of the program's flags.
 ///
 /// # Safety
 /// As the driver's function.

@@ -29,8 +29,7 @@ fn search_path() -> &'static OsStr {
     OsStr::from_bytes(value.to_bytes())
 }
 
-/// Returns whether a program was not reported in this run yet: a file in the private folder marks it for all
-/// processes.
+/// Returns whether a program was not reported in this run yet: a file in the private folder marks it for all processes.
 fn is_new(program: &Path, folder: &Path) -> bool {
     let Ok(facts) = program.metadata() else { return true };
     let mark = folder.join(format!("said-{:x}-{:x}", facts.dev(), facts.ino()));

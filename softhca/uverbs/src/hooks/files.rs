@@ -42,8 +42,7 @@ unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::sta
     // A device is no link.
     let is_device = passed.private.as_ref().is_some_and(Private::is_device);
     let flags = if is_device { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
-    // SAFETY: the caller vouches for the arguments; on 64-bit machines the C library's structure is
-    // the kernel's.
+    // SAFETY: the caller vouches for the arguments; on 64-bit machines the C library's structure is the kernel's.
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, passed.as_ptr(), buffer, flags) as c_int }
 }
 

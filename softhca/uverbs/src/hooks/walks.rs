@@ -66,8 +66,7 @@ enum Visitor {
 }
 
 thread_local! {
-    /// The function of this thread's walk, and the number of bytes before the paths that the program should
-    /// see.
+    /// The function of this thread's walk, and the number of bytes before the paths that the program should see.
     static WALK: Cell<Option<(Visitor, usize)>> = const { Cell::new(None) };
 }
 

@@ -149,8 +149,7 @@ structures! {
     JoinIpMcast { response: u64, uid: u64, addr: Sockaddr6, id: u32, }
     JoinMcast { response: u64, uid: u64, id: u32, addr_size: u16, join_flags: u16, addr: Storage, }
     GetEvent { response: u64, }
-    /// `struct rdma_ucm_event_resp`, with room for the longer of the parameters [`ConnParam`] and
-    /// [`UdParam`].
+    /// `struct rdma_ucm_event_resp`, with room for the longer of the parameters [`ConnParam`] and [`UdParam`].
     EventResp {
         uid: u64, id: u32, event: u32, status: u32, param: [u8; size_of::<UdParam>()], reserved: u32, ece: Ece,
     }

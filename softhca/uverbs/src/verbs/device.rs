@@ -24,9 +24,8 @@ const CAP_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 const CAP_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 /// The vendor's IEEE OUI, where sysfs has the PCI ID (InfiniBand specification, 14.2.5.3, `VendorID`).
 const VENDOR_OUI: u32 = 0x02c9;
-/// Scatter/gather elements that fit a work request of every kind, as the driver computes them: 512 bytes,
-/// less control and remote address (`mlx5_ib_query_device`). A queue may be created with more, up to the
-/// work-queue entry's size.
+/// Scatter/gather elements that fit a work request of every kind, as the driver computes them: 512 bytes, less control
+/// and remote address (`mlx5_ib_query_device`). A queue may be created with more, up to the work-queue entry's size.
 const MAX_SGE: u32 = (512 - 16 - 16) / 16;
 /// Bytes of a page that a program maps.
 const PAGE: usize = 4096;

@@ -105,8 +105,7 @@ impl Source {
         Source { addr, length, iova, backing: Backing::Program }
     }
 
-    /// Memory of a file at `offset`: GPU memory that this process has exported, or a file that the CPU can
-    /// map.
+    /// Memory of a file at `offset`: GPU memory that this process has exported, or a file that the CPU can map.
     fn of_file(fd: RawFd, offset: u64, length: u64, iova: u64, writable: bool) -> Result<Self> {
         let (addr, mapping) = file_memory(fd, offset, length, writable)?;
         let backing = mapping.map_or(Backing::Exported, Backing::File);
@@ -114,8 +113,7 @@ impl Source {
     }
 }
 
-/// Returns the address of a file's memory, and its mapping if this library has made one. GPU memory needs
-/// none.
+/// Returns the address of a file's memory, and its mapping if this library has made one. GPU memory needs none.
 pub(crate) fn file_memory(
     fd: RawFd,
     offset: u64,

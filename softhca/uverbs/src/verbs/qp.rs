@@ -26,8 +26,7 @@ use zerocopy::FromZeros;
 
 /// Bytes of a basic block of the send queue.
 pub(crate) const BLOCK: u64 = 64;
-/// Limit on the basic blocks or entries of a queue. It bounds the arithmetic here; the card checks its own
-/// limits.
+/// Limit on the basic blocks or entries of a queue. It bounds the arithmetic here; the card checks its own limits.
 const LARGEST: u32 = 1 << 16;
 
 pub(crate) struct Qp {
@@ -226,9 +225,8 @@ fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
     ScatterToCqe::of_verbs(transport, signal_all || flags & QP_ALLOW_SCATTER_CQE != 0)
 }
 
-/// Returns whether completion entries hold small results. Entries of 128 bytes do not: libmlx5 would copy
-/// them from the byte before their place (`mlx5_parse_cqe` of its `cq.c`). The card then uses memory, which
-/// is permitted.
+/// Returns whether completion entries hold small results. Entries of 128 bytes do not: libmlx5 would copy them from the
+/// byte before their place (`mlx5_parse_cqe` of its `cq.c`). The card then uses memory, which is permitted.
 fn holds_results(context: &Context, config: &QpConfig) -> Result<bool> {
     match config.send_cq.filter(|_| config.scatter.requests) {
         Some(cqn) => Ok(context.card().query_cq(cqn)?.stride as usize == CQE_SIZE),
