@@ -55,10 +55,10 @@ impl MappedMemory {
         MappingBackend::first(|backend, by_name| Self::verified(backend, by_name, &context, len))
     }
 
-    /// As [`MappedMemory::allocate`], by this backend.
+    /// Allocates as [`MappedMemory::allocate`] does, and maps by this backend.
     ///
     /// # Errors
-    /// [`MappingError::Refused`], [`MappingError::Driver`], [`MappingError::Allocation`].
+    /// [`MappingError::Refused`] if the backend does not work; otherwise as [`MappedMemory::allocate`].
     pub fn allocate_by(
         backend: MappingBackend,
         context: &Arc<CudaContext>,
@@ -76,7 +76,7 @@ impl MappedMemory {
         Ok(Self::of(Mapping::pin(&memory.range())?, memory.clone()))
     }
 
-    /// As [`MappedMemory::pin`], by this backend.
+    /// Maps as [`MappedMemory::pin`] does, by this backend.
     ///
     /// # Errors
     /// As [`Mapping::pin_by`].
@@ -84,12 +84,12 @@ impl MappedMemory {
         Ok(Self::of(Mapping::pin_by(backend, &memory.range())?, memory.clone()))
     }
 
-    /// The GPU memory: payload of messages, words for streams, arguments of kernels.
+    /// Returns the GPU memory: payload of messages, words for streams, arguments of kernels.
     pub fn gpu(&self) -> &GpuMemory {
         &self.gpu
     }
 
-    /// The GPU's address of the first byte.
+    /// Returns the GPU's address of the first byte.
     pub fn address(&self) -> u64 {
         self.gpu().address()
     }

@@ -76,8 +76,8 @@ use spin::relax::Yield;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A queue pair with its own doorbell register. It has its own completion queues unless the configuration names
-/// shared ones.
+/// A send queue and a receive queue, by which a program exchanges messages with a remote queue pair. It has its own
+/// doorbell register, and its own completion queues unless the configuration names shared ones.
 ///
 /// The transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise. A [`Transport::Dc`]
 /// queue pair sends to any number of targets ([`DcTarget`]).
@@ -113,7 +113,7 @@ pub struct QueuePair {
 }
 
 options! {
-    /// Configuration of a [`crate::QueuePair`]. The provider may grant larger sizes.
+    /// The configuration of a [`QueuePair`]: transport, sizes and shared objects. The provider may grant larger sizes.
     ///
     /// ```
     /// use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};

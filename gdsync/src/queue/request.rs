@@ -8,7 +8,7 @@ use crate::queue::QueueError;
 use crate::verbs::{AddressHandle, DcAddress, RemoteMemory, Slice, Transport};
 use gdsync_sys::prm::wqe::{AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 
-/// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
+/// The description of a send, a write, a read, an atomic operation or a NOP, for [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless
 /// [`WorkRequest::unsignaled`] says otherwise.
@@ -128,7 +128,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
     }
 
-    /// Atomically compares 8 remote bytes with `compare`, and replaces them by `swap` if they are equal. The old
+    /// Compares 8 remote bytes with `compare`, and replaces them by `swap` if they are equal, atomically. The old
     /// value is stored in `result`, 8 bytes of a region with [`crate::Access::LOCAL_WRITE`]. All are numbers in the
     /// hosts' order.
     ///
@@ -140,7 +140,7 @@ impl<'a> WorkRequest<'a> {
         Self::atomic(Opcode::AtomicCs, result, remote, AtomicSeg::new(swap, compare))
     }
 
-    /// Atomically adds to the 8 remote bytes, modulo 2^64. The old value is stored in `result`. Otherwise as
+    /// Adds to the 8 remote bytes, modulo 2^64, atomically. The old value is stored in `result`. All else is as for
     /// [`Self::compare_swap`].
     #[inline]
     pub fn fetch_add(result: &'a Slice, remote: RemoteMemory, add: u64) -> Self {
@@ -153,7 +153,7 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { operands: Some(operands), ..Self::new(opcode, payload, Some(remote)) }
     }
 
-    /// Only completes, after everything before it; with [`Self::fence`], also after reads and atomics.
+    /// Does nothing, and completes after everything before it; with [`Self::fence`], also after reads and atomics.
     #[inline]
     pub fn nop() -> Self {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)

@@ -24,7 +24,8 @@ pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Fewest submissions in flight with which posts retire passed ones. Other posts read no memory that the stream writes.
 const REAP_FROM: usize = 32;
 
-/// A backend on which batches are posted. Dereferences to the backend.
+/// A stream that performs batches in order. It dereferences to its backend, such as [`SoftStream`](crate::SoftStream)
+/// or [`CudaStream`](crate::CudaStream).
 ///
 /// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed it.
 ///
@@ -84,7 +85,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Makes a stream on a backend.
     ///
     /// # Errors
-    /// [`Error::Memory`] if there is none for its timeline; [`PlacementError`](crate::cuda::PlacementError).
+    /// [`Error::Memory`] if there is none for its timeline.
     pub fn new(backend: B) -> Result<Self, Error> {
         Self::with_options(backend, StreamOptions::default())
     }
@@ -92,7 +93,8 @@ impl<B: MemOpStream> Stream<B> {
     /// Makes a stream on a backend, with options.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Thread`] for [`DoorbellPath::Proxy`].
+    /// As [`Self::new`]; [`Error::Thread`] if [`DoorbellPath::Proxy`] has no thread;
+    /// [`PlacementError`](crate::cuda::PlacementError) if its timeline cannot be placed as asked.
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
         pause::prepare();
         proxy::start_if_asked_for(options.doorbells)?;

@@ -47,7 +47,7 @@ pub struct CardWaits {
 }
 
 impl Device {
-    /// The waits that the card performs: none if the provider cannot be asked (libmlx5 before rdma-core 21).
+    /// Returns the waits that the card performs: none if the provider cannot be asked (libmlx5 before rdma-core 21).
     ///
     /// ```
     /// use gdsync::Device;

@@ -107,8 +107,8 @@ impl Trigger {
     /// Makes a trigger at a byte offset of a region of host memory. The word is set to 0.
     ///
     /// # Errors
-    /// [`Error::Word`] if the offset is not aligned to 8 bytes or lies outside;
-    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits).
+    /// [`Error::Word`] if the offset is not aligned to 8 bytes or is outside;
+    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits) as for [`Self::new`].
     pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
         Self::with(CardWord::in_region(region, offset)?)
     }
@@ -167,9 +167,9 @@ impl Trigger {
     /// ```
     ///
     /// # Errors
-    /// [`QueuePairError::NoMasters`](crate::verbs::QueuePairError::NoMasters) if the card has no SEND_EN, or takes
-    /// no commands; [`QueuePairError::TriggerInUse`](crate::verbs::QueuePairError) if the trigger has clones or
-    /// queue pairs; [`OutOfRange`](crate::verbs::OutOfRange) for the number of sends; [`Error::Thread`].
+    /// [`QueuePairError::NoMasters`](crate::verbs::QueuePairError::NoMasters) if the card has no SEND_EN, or takes no
+    /// commands; [`QueuePairError::TriggerInUse`](crate::verbs::QueuePairError) if the trigger has clones or queue
+    /// pairs; [`OutOfRange`](crate::verbs::OutOfRange) for the number of sends; [`Error::Thread`] without a thread.
     pub fn with_master(mut self, config: MasterConfig) -> Result<Self, Error> {
         let master = Master::new(&self.inner.pd.device, config)?;
         let in_use = || Error::QueuePair(QueuePairError::TriggerInUse);

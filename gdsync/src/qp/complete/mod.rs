@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A completion queue of one [`crate::QueuePair`] or shared by several. The CPU polls it, streams wait for its
-/// entries, or both.
+/// A queue to which the card reports completed work, of one [`crate::QueuePair`] or of several that share it. The CPU
+/// polls it, streams wait for its entries, or both.
 ///
 /// It is a cheap handle, which keeps the queue's memory but not its queue pairs.
 ///
@@ -132,7 +132,7 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Verbs`] if the provider refuses, for example because the device has no queues of that length;
     /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by commands;
-    /// [`PlacementError`](crate::cuda::PlacementError);
+    /// [`PlacementError`](crate::cuda::PlacementError) for memory that it cannot have;
     /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a channel of another device,
     /// [`DevxError::NoChannel`](crate::verbs::DevxError) if commands would make a queue with a channel.
     pub fn new<'a>(device: &Device, config: impl Into<CompletionQueueConfig<'a>>) -> Result<Self, Error> {
@@ -177,7 +177,7 @@ impl CompletionQueue {
     /// which frees its place in the queues.
     ///
     /// # Errors
-    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor).
+    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) if no such work is outstanding.
     pub fn prepare_wait(&self) -> Result<PreparedWait, QueueError> {
         PreparedWait::new(self.inner.clone())
     }
@@ -204,8 +204,8 @@ impl CompletionQueue {
     /// except that a queue armed for solicited entries can be armed for all.
     ///
     /// # Errors
-    /// [`StateError::NoChannel`], [`StateError::CompletionQueueLost`], and [`StateError::DeviceAttached`] if
-    /// kernels read the queue.
+    /// [`StateError::NoChannel`] without a channel, [`StateError::CompletionQueueLost`] after an overrun,
+    /// [`StateError::DeviceAttached`] if kernels read the queue.
     pub fn arm(&self, what: ArmFor) -> Result<(), StateError> {
         self.inner.arm(what)
     }
@@ -235,7 +235,7 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError`]: those of [`Self::poll`] and [`Self::arm`], and those of the channel.
+    /// [`WaitError`] if [`Self::poll`] or [`Self::arm`] fails, or the channel cannot be read.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
         let deadline = deadline(timeout);
         loop {
