@@ -29,7 +29,6 @@ use std::sync::Arc;
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -47,8 +46,7 @@ use std::sync::Arc;
 /// stream.post(batch)?;
 /// stream.synchronize()?;
 /// assert_eq!(flag.load(), 1);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Default)]
 #[must_use = "a batch does nothing until it is posted"]

@@ -23,7 +23,6 @@ use std::sync::Arc;
 /// use gdsync::cuda;
 /// use gdsync::mapped::MappedMemory;
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = cuda::context(0)?;
 /// let memory = MappedMemory::allocate(&context, 4096)?;
 /// memory.copy_to(128, b"kernels see this")?;
@@ -32,8 +31,7 @@ use std::sync::Arc;
 /// assert_eq!(&back, b"kernels");
 /// // The same memory, for kernels, streams and cards.
 /// println!("{:?}, {:?}", memory.gpu(), memory.info());
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct MappedMemory {

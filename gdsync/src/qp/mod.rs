@@ -88,7 +88,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pd = ProtectionDomain::new(&Device::software()?)?;
 /// let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
 /// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
@@ -104,8 +103,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///     }
 /// };
 /// assert_eq!((arrived.wr_id, arrived.byte_len), (7, 32));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct QueuePair {
@@ -117,15 +115,13 @@ options! {
     ///
     /// ```
     /// use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
-    /// # fn main() -> Result<(), gdsync::Error> {
     /// let device = Device::software()?;
     /// let pd = ProtectionDomain::new(&device)?;
     /// let shared = CompletionQueue::new(&device, 256)?;
     /// let config = QueuePairConfig::default().send_depth(32).recv_depth(32).completion_queues(&shared, &shared);
     /// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
     /// assert_ne!(left.number(), right.number());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), gdsync::Error>(())
     /// ```
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]

@@ -15,7 +15,6 @@ use gdsync_sys::prm::wqe::{AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, Opcode,
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -32,8 +31,7 @@ use gdsync_sys::prm::wqe::{AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, Opcode,
 ///     }
 /// };
 /// assert_eq!((done.wr_id, done.byte_len, done.status), (5, 16, Ok(())));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a work request does nothing until it is prepared"]

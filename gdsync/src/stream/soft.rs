@@ -29,14 +29,12 @@ use std::time::{Duration, Instant};
 ///
 /// ```
 /// use gdsync::{PinnedMemory, SoftStream, Stream};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let stream = Stream::new(SoftStream::new()?)?;
 /// let memory = PinnedMemory::allocate(8)?;
 /// let kernel = memory.clone();
 /// stream.launch(move || assert_eq!(kernel.write(0, b"computed"), 8))?;
 /// stream.synchronize()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct SoftStream {
     shared: Arc<Shared>,

@@ -32,7 +32,6 @@ const REAP_FROM: usize = 32;
 /// ```
 /// use gdsync::memop::{Condition, MemOpStream, Word32};
 /// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // Streams of any kind fit one type.
 /// let backend: Box<dyn MemOpStream> = Box::new(SoftStream::new()?);
 /// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(backend)?;
@@ -43,8 +42,7 @@ const REAP_FROM: usize = 32;
 /// go.store(1);
 /// stream.synchronize()?;
 /// assert_eq!((done.load(), stream.outstanding()), (1, 0));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Stream<B: MemOpStream> {
     pub(crate) backend: B,

@@ -22,12 +22,10 @@ use std::sync::Arc;
 ///
 /// ```
 /// use gdsync::{Device, verbs::DEFAULT_PORT};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::software()?; // needs nothing installed; `Device::open` takes the system's cards
 /// let port = device.port(DEFAULT_PORT)?;
 /// println!("{}: {}, {:?}", device.name(), port.state, port.mtu);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Device {

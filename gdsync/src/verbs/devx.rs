@@ -51,11 +51,9 @@ impl Device {
     ///
     /// ```
     /// use gdsync::Device;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let waits = Device::software()?.card_waits()?;
     /// assert!(waits.data && waits.queues);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

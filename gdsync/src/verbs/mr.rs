@@ -40,7 +40,6 @@ bitflags::bitflags! {
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pd = ProtectionDomain::new(&Device::software()?)?;
 /// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 /// assert_eq!(region.write(100, b"hello"), 5);
@@ -48,8 +47,7 @@ bitflags::bitflags! {
 /// let remote = region.remote(); // for the remote side, by any channel
 /// assert_eq!(remote.to_string().parse::<gdsync::RemoteMemory>()?, remote);
 /// assert!(region.slice(4000..5000).is_err());
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub type MemoryRegion = Region<PinnedMemory>;
 
@@ -305,7 +303,6 @@ impl Drop for MemoryRegionInner {
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -316,8 +313,7 @@ impl Drop for MemoryRegionInner {
 /// let parts = [region.slice(..8)?, region.slice(32..48)?];
 /// right.post_recv(&[region.slice(48..)?], 0)?;
 /// left.post_send(WorkRequest::send(&parts[..1]))?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Slice {

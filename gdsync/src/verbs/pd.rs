@@ -11,15 +11,13 @@ use std::sync::Arc;
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pd = ProtectionDomain::new(&Device::software()?)?;
 /// // Objects of one domain work together, and keep the domain.
 /// let queue_pair = QueuePair::new(&pd, Default::default())?;
 /// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE)?;
 /// drop(pd);
 /// queue_pair.post_recv(&[region.slice(..)?], 0)?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {

@@ -42,7 +42,6 @@ const GRACE: Duration = Duration::from_millis(5);
 /// ```
 /// use gdsync::memop::Condition;
 /// use gdsync::{Access, Batch, Collector, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -56,8 +55,7 @@ const GRACE: Duration = Duration::from_millis(5);
 /// let stream = Stream::new(SoftStream::new()?)?;
 /// stream.post(Batch::new().wait_value64(collector.word(), Condition::Geq, number))?;
 /// stream.synchronize()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Collector {

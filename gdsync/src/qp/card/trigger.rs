@@ -44,7 +44,6 @@ use std::sync::Arc;
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// let trigger = Trigger::new(&pd)?;
@@ -62,8 +61,7 @@ use std::sync::Arc;
 /// let posted = stream.post(batch)?; // the word, the wait, the point of the timeline
 /// assert_eq!(posted.operations, 3);
 /// stream.synchronize()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Trigger {
@@ -157,13 +155,11 @@ impl Trigger {
     /// ```
     /// use gdsync::qp::MasterConfig;
     /// use gdsync::{Device, ProtectionDomain, QueuePair, QueuePairConfig, Trigger};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let pd = ProtectionDomain::new(&Device::software()?)?;
     /// let trigger = Trigger::new(&pd)?.with_master(MasterConfig::default().sends(64))?;
     /// let config = QueuePairConfig::default().trigger(&trigger);
     /// let peers = (0..4).map(|_| QueuePair::new(&pd, config)).collect::<Result<Vec<_>, _>>()?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -46,7 +46,6 @@ use std::time::Duration;
 ///
 /// ```
 /// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -65,8 +64,7 @@ use std::time::Duration;
 /// }
 /// seen.sort();
 /// assert_eq!(seen, [1, 2]);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
@@ -219,7 +217,6 @@ impl CompletionQueue {
     /// use gdsync::qp::CompletionChannel;
     /// use gdsync::{CompletionQueue, CompletionQueueConfig, Device, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
     /// use std::time::Duration;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let device = Device::software()?;
     /// # let pd = ProtectionDomain::new(&device)?;
     /// let channel = CompletionChannel::new(&device)?;
@@ -230,8 +227,7 @@ impl CompletionQueue {
     /// queue_pair.post_send(WorkRequest::nop().wr_id(5))?;
     /// let done = queue.wait(Duration::from_secs(30))?;
     /// assert_eq!(done.map(|done| done.wr_id), Some(5));
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -29,7 +29,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -45,8 +44,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// stream.synchronize()?;
 /// // The CPU polls it, too: that frees its places in the queues.
 /// assert!(right.recv_cq().poll()?.is_some());
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "a prepared wait does nothing until it is posted in a batch"]

@@ -41,7 +41,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// ```
 /// use gdsync::qp::SharedReceiveQueue;
 /// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::software()?;
 /// let pd = ProtectionDomain::new(&device)?;
 /// let receives = SharedReceiveQueue::new(&pd, 64)?;
@@ -68,8 +67,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///     senders.push((ours, theirs));
 /// }
 /// assert_eq!(receives.posted(), 0);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue {

@@ -84,12 +84,10 @@ impl CudaStream {
     ///
     /// ```no_run
     /// use gdsync::{CudaStream, Stream, cuda};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let stream = CudaStream::new(cuda::context(0)?.new_stream()?)?;
     /// // SAFETY: this program captures no stream.
     /// let stream = Stream::new(unsafe { stream.never_captured() })?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Safety

@@ -38,7 +38,6 @@
 //! use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
 //! use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
 //! use std::time::Duration;
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let pd = ProtectionDomain::new(&Device::software()?)?;
 //! # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
 //! # left.connect(&right.endpoint()?, Default::default())?;
@@ -62,8 +61,7 @@
 //! for request in [&mut arrival, &mut answer] {
 //!     assert_eq!(request.complete(LONG)?.ok_or("it takes too long")?.byte_len, 16);
 //! }
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod request;
@@ -281,7 +279,6 @@ impl PersistentSend {
     /// use gdsync::qp::CardWord;
     /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
     /// use std::time::Duration;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pd = ProtectionDomain::new(&Device::software()?)?;
     /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
     /// # left.connect(&right.endpoint()?, Default::default())?;
@@ -305,8 +302,7 @@ impl PersistentSend {
     ///     request.complete(LONG)?.ok_or("it takes too long")?.status?;
     /// }
     /// receive.complete(LONG)?.ok_or("it takes too long")?.status?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

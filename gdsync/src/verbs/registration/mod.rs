@@ -36,7 +36,6 @@ use table::{Extent, Table};
 /// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
 /// use gdsync::verbs::RegistrationCache;
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let cache = RegistrationCache::new(&ProtectionDomain::new(&Device::software()?)?);
 /// let memory = PinnedMemory::allocate(1 << 16)?;
 /// for _message in 0..100 {
@@ -46,8 +45,7 @@ use table::{Extent, Table};
 /// assert_eq!((cache.statistics().misses, cache.statistics().hits), (1, 99));
 /// drop(memory);
 /// assert_eq!(cache.statistics().entries, 0);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct RegistrationCache {
@@ -117,14 +115,12 @@ impl RegistrationCache {
     /// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
     /// use gdsync::verbs::RegistrationCache;
     ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let cache = RegistrationCache::new(&ProtectionDomain::new(&Device::software()?)?);
     /// let memory = PinnedMemory::allocate(1 << 16)?;
     /// let region = cache.host_region(&memory, Access::LOCAL_WRITE)?;
     /// region.write(0, b"hello");
     /// assert_eq!(region.lkey(), cache.host(&memory, Access::LOCAL_WRITE)?.lkey());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
