@@ -112,7 +112,7 @@ impl Mapping {
     /// without a GPU. Except for its speed, it behaves like write-combining memory.
     ///
     /// # Errors
-    /// [`MappingError::NoHostMemory`].
+    /// [`MappingError::NoHostMemory`] if the system has none.
     pub fn stand_in(len: usize) -> Result<Mapping, MappingError> {
         let failed = |error: io::Error| MappingError::NoHostMemory { len, reason: error.to_string() };
         let page = page_size();
@@ -162,7 +162,8 @@ impl Mapping {
     /// later store of this thread. 1, 2, 4 or 8 bytes at an offset that is a multiple of their number are one store.
     ///
     /// # Errors
-    /// [`MappingError::OutOfBounds`], [`MappingError::Freed`], [`MappingError::Forked`].
+    /// [`MappingError::OutOfBounds`] if the range leaves the mapping, [`MappingError::Freed`] if the memory was
+    /// freed, [`MappingError::Forked`] in a child process.
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappingError> {
         let to = self.checked_address(offset, from.len())?;
@@ -186,11 +187,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// Like [`Mapping::copy_to`], with a given kernel. On [`Caching::Device`] memory any kernel except
+    /// Copies as [`Mapping::copy_to`] does, with a given kernel. On [`Caching::Device`] memory any kernel except
     /// [`StoreKernel::Volatile`] may fault.
     ///
     /// # Errors
-    /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`].
+    /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`] if the processor lacks it.
     pub fn copy_to_by(&self, kernel: StoreKernel, offset: usize, from: &[u8]) -> Result<(), MappingError> {
         if !kernel.is_available() {
             return Err(MappingError::no_kernel(kernel, StoreKernel::available()));
@@ -201,11 +202,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// Like [`Mapping::copy_from`], with a given kernel. On [`Caching::Device`] memory any kernel except
+    /// Copies as [`Mapping::copy_from`] does, with a given kernel. On [`Caching::Device`] memory any kernel except
     /// [`LoadKernel::Volatile`] may fault.
     ///
     /// # Errors
-    /// As [`Mapping::copy_from`], and [`MappingError::NoKernel`].
+    /// As [`Mapping::copy_from`], and [`MappingError::NoKernel`] if the processor lacks it.
     pub fn copy_from_by(
         &self,
         kernel: LoadKernel,

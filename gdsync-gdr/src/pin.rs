@@ -28,15 +28,15 @@ impl Mapping {
     ///
     /// # Errors
     /// [`MappingError::Unavailable`] with each tried backend's reason, [`MappingError::Refused`] if the environment
-    /// names a backend, [`MappingError::UnknownBackend`].
+    /// names a backend, [`MappingError::UnknownBackend`] if that is unknown.
     pub fn pin(memory: &GpuRange) -> Result<Self, MappingError> {
         MappingBackend::first(|backend, by_name| Self::by(backend, by_name, memory))
     }
 
-    /// Like [`Mapping::pin`], by this backend. nvrm tries unknown drivers, too.
+    /// Maps as [`Mapping::pin`] does, by this backend. nvrm tries unknown drivers, too.
     ///
     /// # Errors
-    /// [`MappingError::Refused`].
+    /// [`MappingError::Refused`], with the backend's reason, if it cannot map the memory.
     pub fn pin_by(backend: MappingBackend, memory: &GpuRange) -> Result<Self, MappingError> {
         Self::by(backend, true, memory)
     }

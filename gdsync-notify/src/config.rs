@@ -43,7 +43,13 @@ pub enum ConnectionKind {
 /// Ranks of the largest team that has a queue pair to each rank by default.
 const MOST_WITH_EACH: u32 = 16;
 
-/// Options of a [`Team`](crate::Team).
+/// The options of a [`Team`](crate::Team): its queues, its connections and its time-outs.
+///
+/// ```
+/// use gdsync_notify::{ConnectionKind, TeamConfig};
+/// let config = TeamConfig::default().queues(2).connections(ConnectionKind::Dynamic);
+/// assert_eq!((config.queues, config.initiators), (2, 4));
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TeamConfig {

@@ -142,7 +142,7 @@ impl<'a> Operation<'a> {
 type Submit<'a, T> = fn(&mut Posting<'a>, Request, bool) -> Result<T, NotifyError>;
 
 /// A queue of a [`Team`](crate::Team): a queue pair to every rank, this one included, or a few that reach all
-/// ([`ConnectionKind`](crate::ConnectionKind)). A cheap handle.
+/// ([`ConnectionKind`](crate::ConnectionKind)). It is a cheap handle. The [crate's page](crate) has an example.
 ///
 /// Requests to one rank through one queue are performed in order: a write or notification behind a read or an atomic
 /// starts when that has finished. There is no order between queues or between ranks. Several threads may use a queue.
@@ -199,7 +199,7 @@ impl Queue {
     /// [`TeamConfig::timeout`](crate::TeamConfig::timeout), as do all calls that post or prepare.
     ///
     /// # Errors
-    /// As the method with the operation's name.
+    /// As for the method with the operation's name.
     pub fn post(&self, operation: Operation<'_>) -> Result<(), NotifyError> {
         self.submit(operation, true, Posting::post).map(drop)
     }
@@ -230,7 +230,7 @@ impl Queue {
     /// posts there does not poll its send completion queue, because [`Self::flush`] does.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`]; [`NotifyError::NoQueuePair`] where connections are dynamic
+    /// [`NotifyError::Rank`] if there is no such rank; [`NotifyError::NoQueuePair`] where connections are dynamic
     /// ([`ConnectionKind`](crate::ConnectionKind)).
     pub fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
         self.initiator(rank)?.queue_pair(rank)
@@ -240,8 +240,9 @@ impl Queue {
     /// must not change before [`Self::flush`] has returned.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`]; [`NotifyError::PeerDead`] and
-    /// [`NotifyError::Failed`], of this or an earlier write to that rank; [`NotifyError::Post`].
+    /// [`NotifyError::Rank`] if there is no such rank, [`NotifyError::OutOfSegment`] if the range leaves its data,
+    /// [`NotifyError::TimedOut`] if the queue stays full; [`NotifyError::PeerDead`] and [`NotifyError::Failed`], of
+    /// this or an earlier write to that rank; [`NotifyError::Post`] if the queue pair refuses the request.
     pub fn write(&self, from: &Slice, rank: u32, to: &Segment, offset: u64) -> Result<(), NotifyError> {
         self.post(Operation::Write { from, rank, to, offset })
     }
@@ -249,15 +250,17 @@ impl Queue {
     /// Sets a notification of a rank, after all earlier writes of this queue to that rank.
     ///
     /// # Errors
-    /// As [`Self::write`]; [`NotifyError::Notification`], [`NotifyError::ZeroValue`].
+    /// As [`Self::write`]; [`NotifyError::Notification`] if there is no such notification, [`NotifyError::ZeroValue`]
+    /// for the value 0.
     pub fn notify(&self, rank: u32, to: &Segment, id: u32, value: u32) -> Result<(), NotifyError> {
         self.post(Operation::Notify { rank, to, id, value })
     }
 
-    /// [`Self::write`], then [`Self::notify`]: a reader that sees the notification sees the data.
+    /// Writes as [`Self::write`] does, then notifies as [`Self::notify`] does: a reader that sees the notification sees
+    /// the data.
     ///
     /// # Errors
-    /// As both.
+    /// As [`Self::write`] and [`Self::notify`].
     pub fn write_notify(
         &self,
         from: &Slice,
@@ -278,7 +281,7 @@ impl Queue {
     /// A read sees earlier writes of this queue to that rank; later writes are performed after it.
     ///
     /// # Errors
-    /// As [`Self::write`]; [`NotifyError::NoReads`].
+    /// As [`Self::write`]; [`NotifyError::NoReads`] if the team's connections carry none.
     pub fn read(&self, into: &Slice, rank: u32, of: &Segment, offset: u64) -> Result<(), NotifyError> {
         self.post(Operation::Read { into, rank, of, offset })
     }
@@ -329,7 +332,7 @@ impl Queue {
     /// Returns none if streams already wait for all of it.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`], [`NotifyError::Post`].
+    /// [`NotifyError::Rank`] if there is no such rank, [`NotifyError::Post`] if a wait cannot be prepared.
     pub fn prepare_waits(&self, rank: u32) -> Result<Vec<PreparedWait>, NotifyError> {
         self.initiator(rank)?.prepare_waits(rank)
     }
@@ -340,16 +343,16 @@ impl Queue {
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`], [`NotifyError::Failed`] for the first rank that cannot be reached;
-    /// [`NotifyError::TimedOut`]; [`NotifyError::Post`], after that time, if a send is prepared and not posted, or a
-    /// stream has not reached it.
+    /// [`NotifyError::TimedOut`] after `timeout`; [`NotifyError::Post`], after that time, if a send is prepared and not
+    /// posted, or a stream has not reached it.
     pub fn flush(&self, timeout: Duration) -> Result<(), NotifyError> {
         self.team.flush(self.index, timeout)
     }
 
-    /// As [`Self::flush`], for the requests to one rank.
+    /// Flushes as [`Self::flush`] does, for the requests to one rank.
     ///
     /// # Errors
-    /// As [`Self::flush`]; [`NotifyError::Rank`].
+    /// As [`Self::flush`]; [`NotifyError::Rank`] if there is no such rank.
     pub fn flush_rank(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         self.initiator(rank)?.flush(rank, timeout)
     }

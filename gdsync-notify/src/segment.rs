@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit words, 0 if not set. A
-/// cheap handle.
+/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit words, 0 if not set. It
+/// is a cheap handle.
 ///
 /// The notifications are behind the data in the same memory, or, if the program has provided the memory
 /// ([`Team::register`](crate::Team::register)), in other memory of the host or the same GPU. A card's writes over one
@@ -84,30 +84,31 @@ impl Segment {
         &self.inner.shared
     }
 
-    /// Bytes of this rank's data; other ranks may have more or fewer.
+    /// Returns the length of this rank's data in bytes; other ranks may have more or fewer.
     pub fn len(&self) -> usize {
         self.inner.local.len
     }
 
-    /// True if this rank has no data.
+    /// Returns true if this rank has no data.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number of this rank's notifications, which count from 0.
+    /// Returns the number of this rank's notifications, which count from 0.
     pub fn notifications(&self) -> u32 {
         self.inner.local.notifications
     }
 
-    /// The memory of this rank's data.
+    /// Returns the memory of this rank's data.
     pub fn memory(&self) -> &SegmentMemory {
         &self.inner.local.memory
     }
 
-    /// The addresses and keys of a rank's part, as plain data.
+    /// Returns the addresses and keys of a rank's part, as plain data.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that had been dropped when the segment was created.
+    /// [`NotifyError::Rank`] if there is no such rank; [`NotifyError::PeerDead`] for a rank that had been dropped when
+    /// the segment was created.
     pub fn remote(&self, rank: u32) -> Result<RemoteSegment, NotifyError> {
         self.inner.shared.remote(rank)
     }
@@ -120,7 +121,7 @@ impl Segment {
     /// kernels then end when that rank is dead, not when another is, and [`gdsync::Stream::oldest_wait`] names it.
     ///
     /// # Errors
-    /// [`NotifyError::Notification`], [`NotifyError::Rank`].
+    /// [`NotifyError::Notification`] and [`NotifyError::Rank`] if there is no such notification or rank.
     pub fn expect_from(&self, ids: Range<u32>, rank: u32) -> Result<(), NotifyError> {
         self.check_ids(&ids)?;
         let size = self.inner.shared.remotes().len() as u32;
@@ -133,7 +134,7 @@ impl Segment {
     /// Declares that any rank may set these notifications, as initially.
     ///
     /// # Errors
-    /// [`NotifyError::Notification`].
+    /// [`NotifyError::Notification`] if there is no such notification.
     pub fn expect_from_any(&self, ids: Range<u32>) -> Result<(), NotifyError> {
         self.set_sender(ids, ANY)
     }
@@ -189,7 +190,7 @@ impl Segment {
     /// notification that any rank may set, until the team drops the dead rank.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`].
+    /// [`NotifyError::PeerDead`] if it was released; [`NotifyError::Notification`] if there is no such notification.
     pub fn check_notification(&self, id: u32) -> Result<(), NotifyError> {
         self.check_id(id)?;
         match self.inner.shared.notifications.status(id) {
@@ -203,7 +204,7 @@ impl Segment {
     /// only read the word.
     ///
     /// # Errors
-    /// [`NotifyError::Notification`].
+    /// [`NotifyError::Notification`] if there is no such notification.
     pub fn notification_status(&self, id: u32) -> Result<Word32, NotifyError> {
         self.check_id(id)?;
         self.inner.shared.notifications.status_word(id)
@@ -226,7 +227,7 @@ impl Segment {
     /// Copies this rank's data from a byte offset on, not in the order of any stream.
     ///
     /// # Errors
-    /// [`NotifyError::OutOfSegment`], [`NotifyError::Cuda`].
+    /// [`NotifyError::OutOfSegment`] if the range leaves the data, [`NotifyError::Cuda`] if the driver fails.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), NotifyError> {
         self.check_own(offset, into.len())?;
         match self.memory() {
@@ -239,7 +240,7 @@ impl Segment {
     /// Copies bytes into this rank's data from a byte offset on, not in the order of any stream.
     ///
     /// # Errors
-    /// [`NotifyError::OutOfSegment`], [`NotifyError::Cuda`].
+    /// [`NotifyError::OutOfSegment`] if the range leaves the data, [`NotifyError::Cuda`] if the driver fails.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), NotifyError> {
         self.check_own(offset, from.len())?;
         match self.memory() {
@@ -257,7 +258,7 @@ impl Segment {
     /// ([`WaitNotification::wait_notification`](crate::WaitNotification::wait_notification)).
     ///
     /// # Errors
-    /// [`NotifyError::Notification`].
+    /// [`NotifyError::Notification`] if there is no such notification.
     pub fn notification(&self, id: u32) -> Result<NotificationWord, NotifyError> {
         self.check_id(id)?;
         let rank = self.rank();
@@ -284,8 +285,9 @@ impl Segment {
     /// ([`Self::expect_from`]). Notifications of ranks that the team has dropped end it only if the range has no others.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`] for a range beyond the notifications,
-    /// [`NotifyError::Cuda`], [`NotifyError::Consistency`].
+    /// [`NotifyError::PeerDead`] if a dead rank ends the wait; [`NotifyError::Notification`] for a range beyond the
+    /// notifications, [`NotifyError::Cuda`] if the driver fails, [`NotifyError::Consistency`] if data may be visible
+    /// later.
     pub fn notify_waitsome(&self, ids: Range<u32>, timeout: Duration) -> Result<Option<u32>, NotifyError> {
         self.check_ids(&ids)?;
         let mut pause = Pause::new();
@@ -346,7 +348,7 @@ impl Segment {
     /// In GPU memory this launches a kernel on a separate stream and waits for it.
     ///
     /// # Errors
-    /// [`NotifyError::Notification`], [`NotifyError::Cuda`].
+    /// [`NotifyError::Notification`] if there is no such notification, [`NotifyError::Cuda`] if the driver fails.
     pub fn notify_reset(&self, id: u32) -> Result<u32, NotifyError> {
         let value = match (self.notification(id)?, &self.inner.local.gpu) {
             (NotificationWord::Gpu(word), Some(gpu)) => gpu.kernels.take(&word)?,

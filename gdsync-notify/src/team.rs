@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Ranks that write into each other's segments, connected by one call of all ranks. A cheap handle.
+/// Ranks that write into each other's segments, connected by one call of all ranks. It is a cheap handle. The [crate's
+/// page](crate) has an example.
 ///
 /// The connections end when the team's last handle and queue are dropped: a rank that leaves is dead to ranks that
 /// still write to it. So ranks flush and meet at a [`Team::barrier`] before they leave.
@@ -34,8 +35,9 @@ impl Team {
     /// Connects the ranks of a job, all of which call this.
     ///
     /// # Errors
-    /// [`NotifyError::Bootstrap`], [`NotifyError::Device`], [`NotifyError::Transport`]; [`NotifyError::Mismatch`] if
-    /// another rank has another number of queues; [`NotifyError::Elsewhere`] if the call fails on another rank.
+    /// [`NotifyError::Bootstrap`] if an exchange fails, [`NotifyError::Device`] if the card refuses a queue pair,
+    /// [`NotifyError::Transport`] if it is not RC; [`NotifyError::Mismatch`] if another rank has another number of
+    /// queues; [`NotifyError::Elsewhere`] if the call fails on another rank.
     pub fn new(pd: &ProtectionDomain, bootstrap: Bootstrap, config: TeamConfig) -> Result<Self, NotifyError> {
         if config.queue_pair.transport != Transport::Rc {
             return Err(NotifyError::Transport);
@@ -76,20 +78,20 @@ impl Team {
         true
     }
 
-    /// The rank of this process.
+    /// Returns the rank of this process, from 0 on.
     pub fn rank(&self) -> u32 {
         self.inner.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         self.inner.size
     }
 
-    /// Returns a queue.
+    /// Returns the queue of that number, from 0 on.
     ///
     /// # Errors
-    /// [`NotifyError::Queue`].
+    /// [`NotifyError::Queue`] if the team has no such queue.
     pub fn queue(&self, queue: u32) -> Result<Queue, NotifyError> {
         let queues = self.inner.queues.len() as u32;
         let handle = (queue < queues).then(|| Queue::new(self.inner.clone(), queue as usize));
@@ -100,20 +102,21 @@ impl Team {
     /// this in the same order; their lengths may differ.
     ///
     /// # Errors
-    /// [`NotifyError::Device`]; [`NotifyError::Elsewhere`] if the call fails on another rank; [`NotifyError::Bootstrap`].
+    /// [`NotifyError::Device`] if the memory cannot be registered; [`NotifyError::Elsewhere`] if the call fails on
+    /// another rank; [`NotifyError::Bootstrap`] if an exchange fails.
     pub fn allocate(&self, len: usize, notifications: u32) -> Result<Segment, NotifyError> {
         self.share(PartPlan::Host { len, notifications })
     }
 
-    /// As [`Self::allocate`], in GPU memory, notifications included. Other ranks may call [`Self::allocate`] for host
-    /// memory.
+    /// Allocates as [`Self::allocate`] does, in GPU memory, notifications included. Other ranks may call
+    /// [`Self::allocate`] for host memory.
     ///
     /// No stream of the GPU may be blocked in a wait during a team's first such call for that GPU, nor while the last
     /// handle of the team and its segments is dropped: these load and unload the kernel of [`Segment::notify_reset`],
     /// for which the driver waits ([`gdsync::cuda`]).
     ///
     /// # Errors
-    /// As [`Self::allocate`]; [`NotifyError::Cuda`].
+    /// As [`Self::allocate`]; [`NotifyError::Cuda`] if the driver fails.
     pub fn allocate_gpu(
         &self,
         context: &Arc<CudaContext>,
@@ -123,8 +126,8 @@ impl Team {
         self.share(PartPlan::Gpu { context, len, notifications })
     }
 
-    /// As [`Self::allocate`], with the program's host memory, of any alignment, as this rank's data. Other ranks may
-    /// allocate their parts or register memory of another length.
+    /// Makes a segment as [`Self::allocate`] does, with the program's host memory, of any alignment, as this rank's
+    /// data. Other ranks may allocate their parts or register memory of another length.
     ///
     /// The notifications are in other host memory: the card's writes to both take the same path over PCIe, which keeps
     /// their order, so that a reader that sees a notification sees the data. Memory that is mapped into this process
@@ -204,9 +207,9 @@ impl Team {
     /// Returns when all ranks have called this. It does not flush.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`]; [`NotifyError::Bootstrap`], which names the late ranks, after [`Bootstrap::timeout`].
-    /// After an error of this call, or one of [`Self::allocate`] that is not this rank's own, the ranks may disagree on
-    /// the next such call, so all later ones fail until [`Self::shrink`].
+    /// [`NotifyError::PeerDead`] if one is dead; [`NotifyError::Bootstrap`], which names the late ranks, after
+    /// [`Bootstrap::timeout`]. After an error of this call, or one of [`Self::allocate`] that is not this rank's own,
+    /// the ranks may disagree on the next such call, so all later ones fail until [`Self::shrink`].
     pub fn barrier(&self) -> Result<(), NotifyError> {
         self.inner.exchange(&[]).map(drop)
     }
@@ -254,9 +257,9 @@ impl Team {
     /// for notifications of the new processes ([`Segment::expect_from`]) wait again.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`] if a rank is dead and not dropped: [`Self::shrink`] first; [`NotifyError::Reset`];
-    /// [`NotifyError::Mismatch`] if the new processes are not in the places of the dropped ranks, or have another
-    /// number of queues or segments; [`NotifyError::Elsewhere`], [`NotifyError::Bootstrap`], [`NotifyError::Device`].
+    /// [`NotifyError::PeerDead`] if a rank is dead and not dropped: [`Self::shrink`] first; [`NotifyError::Reset`] if a
+    /// connection cannot be reset; [`NotifyError::Mismatch`] if the new processes are not in the places of the dropped
+    /// ranks, or have another number of queues or segments; or as [`Self::new`].
     pub fn replace(&self, bootstrap: Bootstrap) -> Result<Vec<u32>, NotifyError> {
         let mut bootstrap = bootstrap;
         self.check_place(&bootstrap)?;

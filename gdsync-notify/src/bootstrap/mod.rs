@@ -48,7 +48,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A process's connections to the others of its job.
+/// A process's connections to the others of its job, for small exchanges. The [module](self) has an example.
 ///
 /// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on the next exchange,
 /// so all later ones fail with [`BootstrapError::Broken`].
@@ -79,8 +79,8 @@ impl Bootstrap {
     /// Meets the other processes of the job: returns when all have joined. `timeout` limits that, and each later exchange.
     ///
     /// # Errors
-    /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get
-    /// [`BootstrapError::Late`] or [`BootstrapError::Gone`].
+    /// [`BootstrapError::Late`] or [`BootstrapError::Gone`] on all ranks that joined if another does not join, or ends
+    /// meanwhile; another [`BootstrapError`] if this rank cannot reach the meeting point.
     pub fn join(job: &Job, timeout: Duration) -> Result<Self, BootstrapError> {
         Self::join_in(job, &base_folder(), timeout)
     }
@@ -152,17 +152,17 @@ impl Bootstrap {
         Ok(Self::with(rank, size, Role::Program(Box::new(all_gather)), timeout))
     }
 
-    /// The rank of this process.
+    /// Returns the rank of this process, from 0 on.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The number of processes.
+    /// Returns the number of processes.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// How long an exchange waits for the other ranks. Rank 0's value decides.
+    /// Returns how long an exchange waits for the other ranks. Rank 0's value decides.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -170,8 +170,8 @@ impl Bootstrap {
     /// Sends bytes to all ranks, and returns those of all in rank order. A rank may send 1 MiB, all ranks together 256 MiB.
     ///
     /// # Errors
-    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the missing ranks;
-    /// [`BootstrapError::Broken`].
+    /// [`BootstrapError::TooLong`] for more bytes; [`BootstrapError::Gone`] and [`BootstrapError::Late`], with the
+    /// missing ranks; [`BootstrapError::Broken`] after an earlier error.
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         self.exchange(FrameKind::Part, bytes)
     }
@@ -202,7 +202,7 @@ impl Bootstrap {
     /// ```
     ///
     /// # Errors
-    /// As [`Self::all_gather`]; [`BootstrapError::Parts`], and then nothing was sent.
+    /// As [`Self::all_gather`]; [`BootstrapError::Parts`] for another number of parts, and then nothing was sent.
     pub fn all_to_all(&mut self, parts: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         if parts.len() != self.size as usize {
             return Err(BootstrapError::Parts { given: parts.len(), size: self.size });

@@ -27,7 +27,8 @@ const REQUESTS: usize = 64;
 /// In a long message, one request in this many is signaled, so that room in the queue returns.
 const COMPLETE_EVERY: usize = 32;
 
-/// A [`Collective`] that the members of a team have agreed on. A cheap handle.
+/// A [`Collective`] that the members of a team have agreed on. It is a cheap handle. The [module](crate::collective)
+/// has an example.
 ///
 /// [`Self::post`] posts a round on a stream; the ranks post the same plans in the same order. Rounds alternate between
 /// two halves of the plan's memory, so that no rank asks another whether it has read its data. Therefore the program
@@ -103,22 +104,22 @@ impl Plan {
         Ok(Plan { inner: Arc::new(inner) })
     }
 
-    /// The collective.
+    /// Returns the collective.
     pub fn collective(&self) -> Collective {
         self.inner.collective
     }
 
-    /// The participating ranks, in the order of blocks.
+    /// Returns the participating ranks, in the order of blocks.
     pub fn members(&self) -> &[u32] {
         &self.inner.members
     }
 
-    /// The segment of input and output.
+    /// Returns the segment of input and output.
     pub fn segment(&self) -> &Segment {
         &self.inner.segment
     }
 
-    /// The number of the next round, from 0 on.
+    /// Returns the number of the next round, from 0 on.
     pub fn round(&self) -> u64 {
         self.inner.round.load(Ordering::Acquire)
     }
@@ -187,7 +188,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released; [`CollectiveError::Ended`]
-    /// after the team has gone on without it; [`CollectiveError::Reduction`].
+    /// after the team has gone on without it; [`CollectiveError::Reduction`] if a reduction has failed.
     pub fn check(&self) -> Result<(), CollectiveError> {
         self.inner.check_usable(*self.inner.is_broken.lock())
     }

@@ -15,7 +15,7 @@ const RANKS_BY_STEPS: u32 = 16;
 const BYTES_BY_STEPS: usize = 1024;
 
 /// A collective of all ranks of a [`Plan`](crate::collective::Plan). Lengths are in bytes; blocks are in the order of
-/// [`Team::members`](crate::Team::members).
+/// [`Team::members`](crate::Team::members). The [module](crate::collective) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Collective {

@@ -24,12 +24,11 @@ use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedTicket, Pre
 use std::fmt;
 use std::sync::Arc;
 
-/// A list of descriptors, posted on a stream at once by [`crate::Stream::post`]. The stream performs them in order.
-/// Dropping a batch drops its descriptors: sends leave their send queues, and waits give their completions back.
+/// A list of work for a stream, its *descriptors*. [`crate::Stream::post`] posts all, and the stream performs them in
+/// order. Dropping a batch drops its descriptors: sends leave their queues, and waits give their completions back.
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -47,8 +46,7 @@ use std::sync::Arc;
 /// stream.post(batch)?;
 /// stream.synchronize()?;
 /// assert_eq!(flag.load(), 1);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Default)]
 #[must_use = "a batch does nothing until it is posted"]
@@ -84,13 +82,13 @@ impl Batch {
         self
     }
 
-    /// Adds: ring the card for a prepared send.
+    /// Adds a prepared send, for which the stream rings the card.
     pub fn send(mut self, send: PreparedSend) -> Self {
         self.push(Descriptor::Send(send));
         self
     }
 
-    /// Adds: wait for a completion.
+    /// Adds a wait for a completion.
     ///
     /// A failed work request ends the wait, too: a failed send never hangs a stream. To learn of the failure, poll
     /// the completion queue or call [`crate::QueuePair::failure`].
@@ -99,37 +97,37 @@ impl Batch {
         self
     }
 
-    /// Adds: wait for a completion, and learn whether the work request succeeded.
+    /// Adds a wait for a completion, whose [`CheckedWait::status`] tells whether the work request succeeded.
     pub fn wait_checked(mut self, wait: CheckedWait) -> Self {
         self.push(Descriptor::WaitCq(wait.into_wait()));
         self
     }
 
-    /// Adds: wait until a 32-bit word meets a condition. If it never does, the stream hangs.
+    /// Adds a wait until a 32-bit word meets a condition. If it never does, the stream hangs.
     pub fn wait_value32(mut self, word: &impl StreamWord<u32>, condition: Condition, value: u32) -> Self {
         self.push(Descriptor::Wait32(word.place(), condition, value));
         self
     }
 
-    /// Adds: wait until a 64-bit word meets a condition. If it never does, the stream hangs.
+    /// Adds a wait until a 64-bit word meets a condition. If it never does, the stream hangs.
     pub fn wait_value64(mut self, word: &impl StreamWord<u64>, condition: Condition, value: u64) -> Self {
         self.push(Descriptor::Wait64(word.place(), condition, value));
         self
     }
 
-    /// Adds: write a 32-bit word. An observer that sees the value sees everything before.
+    /// Adds a write of a 32-bit word. An observer that sees the value sees everything before.
     pub fn write_value32(mut self, word: &impl StreamWord<u32>, value: u32) -> Self {
         self.push(Descriptor::Write32(word.place(), value));
         self
     }
 
-    /// Adds: write a 64-bit word. An observer that sees the value sees everything before.
+    /// Adds a write of a 64-bit word. An observer that sees the value sees everything before.
     pub fn write_value64(mut self, word: &impl StreamWord<u64>, value: u64) -> Self {
         self.push(Descriptor::Write64(word.place(), value));
         self
     }
 
-    /// Adds: write bytes. It happens after everything before and before everything after. Meanwhile, an observer
+    /// Adds a write of bytes. It happens after everything before and before everything after. Meanwhile, an observer
     /// may see some of the bytes and not the rest, in any order.
     ///
     /// Streams have no such operation. Up to eight aligned 32-bit and 64-bit words are written as words, in the
@@ -143,8 +141,8 @@ impl Batch {
         self
     }
 
-    /// Adds: everything before is visible to every observer before anything after. Waits and writes keep their
-    /// order without it, and every write becomes visible after everything before it. This is for the program's
+    /// Adds a barrier: everything before is visible to every observer before anything after. Waits and writes keep
+    /// their order without it, and every write becomes visible after everything before it. It is for the program's
     /// other work on the stream, such as a kernel that polls memory.
     ///
     /// On a CUDA stream, it is `CU_STREAM_MEM_OP_BARRIER` for the system; on others, a fence of the CPU.
@@ -153,8 +151,8 @@ impl Batch {
         self
     }
 
-    /// Adds: everything that cards wrote before the last wait was satisfied is visible to everything after. Waits
-    /// for completions and words include it where needed. This is for words that the program writes after it has
+    /// Adds a flush: everything that cards wrote before the last wait was satisfied is visible to everything after.
+    /// Waits for completions and words include it where needed. It is for words that the program writes after it has
     /// seen a card's write.
     ///
     /// On a CUDA stream, it is `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait directly before it;

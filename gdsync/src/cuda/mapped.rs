@@ -23,7 +23,6 @@ use std::sync::Arc;
 /// use gdsync::cuda;
 /// use gdsync::mapped::MappedMemory;
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let context = cuda::context(0)?;
 /// let memory = MappedMemory::allocate(&context, 4096)?;
 /// memory.copy_to(128, b"kernels see this")?;
@@ -32,8 +31,7 @@ use std::sync::Arc;
 /// assert_eq!(&back, b"kernels");
 /// // The same memory, for kernels, streams and cards.
 /// println!("{:?}, {:?}", memory.gpu(), memory.info());
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct MappedMemory {
@@ -55,10 +53,10 @@ impl MappedMemory {
         MappingBackend::first(|backend, by_name| Self::verified(backend, by_name, &context, len))
     }
 
-    /// As [`MappedMemory::allocate`], by this backend.
+    /// Allocates as [`MappedMemory::allocate`] does, and maps by this backend.
     ///
     /// # Errors
-    /// [`MappingError::Refused`], [`MappingError::Driver`], [`MappingError::Allocation`].
+    /// [`MappingError::Refused`] if the backend does not work; otherwise as [`MappedMemory::allocate`].
     pub fn allocate_by(
         backend: MappingBackend,
         context: &Arc<CudaContext>,
@@ -76,7 +74,7 @@ impl MappedMemory {
         Ok(Self::of(Mapping::pin(&memory.range())?, memory.clone()))
     }
 
-    /// As [`MappedMemory::pin`], by this backend.
+    /// Maps as [`MappedMemory::pin`] does, by this backend.
     ///
     /// # Errors
     /// As [`Mapping::pin_by`].
@@ -84,12 +82,12 @@ impl MappedMemory {
         Ok(Self::of(Mapping::pin_by(backend, &memory.range())?, memory.clone()))
     }
 
-    /// The GPU memory: payload of messages, words for streams, arguments of kernels.
+    /// Returns the GPU memory: payload of messages, words for streams, arguments of kernels.
     pub fn gpu(&self) -> &GpuMemory {
         &self.gpu
     }
 
-    /// The GPU's address of the first byte.
+    /// Returns the GPU's address of the first byte.
     pub fn address(&self) -> u64 {
         self.gpu().address()
     }

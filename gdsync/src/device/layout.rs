@@ -130,7 +130,7 @@ unsafe impl cudarc::driver::DeviceRepr for TriggerData {}
 unsafe impl cudarc::driver::DeviceRepr for CollectorData {}
 
 impl Trigger {
-    /// The trigger for kernels of a device: the GPU of a CUDA stream, or threads of this process
+    /// Returns the trigger for kernels of a device: the GPU of a CUDA stream, or threads of this process
     /// ([`crate::stream::Cpu`]). They release work that the program has prepared and whose ticket it has taken
     /// ([`crate::PreparedSend::into_ticket`]), each ticket in its turn.
     ///
@@ -143,7 +143,7 @@ impl Trigger {
 }
 
 impl Collector {
-    /// The collector for kernels of a device, which wait for the numbers of [`Collector::collect`].
+    /// Returns the collector for kernels of a device, which wait for the numbers of [`Collector::collect`].
     ///
     /// # Errors
     /// [`StreamError`] if the device cannot reach the arrival word.

@@ -78,8 +78,8 @@ impl DeviceQp {
     /// second call does nothing.
     ///
     /// # Errors
-    /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]: nothing is lost, and
-    /// the call can be repeated.
+    /// [`DeviceQpError::KernelActive`] if a kernel still posts, [`DeviceQpError::Outstanding`] after `timeout`,
+    /// [`DeviceQpError::Cuda`] if the indices cannot be read. Nothing is lost, and the call can be repeated.
     pub fn detach_device(&self, timeout: Duration) -> Result<(), DeviceQpError> {
         let mut detached = self.detached.lock();
         if *detached {

@@ -71,7 +71,7 @@ pub struct DeviceQpProgress {
     pub error: Option<WorkError>,
 }
 
-/// A queue pair whose send queue and send completion queue are driven by kernels, through `gdsync/device_verbs.cuh`.
+/// A queue pair whose send queue and send completion queue kernels drive, through `gdsync/device_verbs.cuh`.
 ///
 /// The CPU and streams keep the receives. The program keeps the memory regions that kernels name alive until the
 /// requests have completed.
@@ -84,6 +84,20 @@ pub struct DeviceQpProgress {
 /// # Kernels
 /// [`DeviceQp::data`] is for kernels of the device that the queue pair is attached to. The code that launches them
 /// (which is `unsafe`) promises that they have ended before this is dropped.
+///
+/// ```
+/// use gdsync::{Device, ProtectionDomain, QueuePair, stream::Cpu};
+/// use std::time::Duration;
+/// # let queue_pair = QueuePair::new(&ProtectionDomain::new(&Device::software()?)?, Default::default())?;
+/// # queue_pair.connect(&queue_pair.endpoint()?, Default::default())?;
+/// // For threads of this process; a `CudaStream` instead of `Cpu` names its GPU.
+/// let kernels = queue_pair.attach_device(&Cpu::new(), &Default::default())?;
+/// let _argument_of_kernels = kernels.data();
+/// assert!(queue_pair.send_cq().poll().is_err());
+/// kernels.detach_device(Duration::from_secs(30))?;
+/// assert!(queue_pair.send_cq().poll()?.is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct DeviceQp {
     queue_pair: Arc<QueuePairInner>,
@@ -180,22 +194,22 @@ impl DeviceQp {
         Ok(())
     }
 
-    /// The data for kernels.
+    /// Returns the argument of kernels.
     pub fn data(&self) -> DeviceQpData {
         self.data
     }
 
-    /// How kernels ring the card, and why.
+    /// Returns how kernels ring the card, and why.
     pub fn doorbells(&self) -> &Doorbells {
         &self.doorbells
     }
 
-    /// Number of the queue pair.
+    /// Returns the number of the queue pair.
     pub fn qp_num(&self) -> u32 {
         self.queue_pair.number
     }
 
-    /// The progress of kernels. While they run, the numbers are read at slightly different times.
+    /// Returns the progress of kernels. While they run, the numbers are read at slightly different times.
     ///
     /// # Errors
     /// [`DeviceQpError::Cuda`] if they are in GPU memory and cannot be read.

@@ -74,13 +74,13 @@ impl QueuePair {
         }
     }
 
-    /// The provider's object, valid as long as the queue pair, or null if DEVX commands created it. The program may
-    /// change only the state through it.
+    /// Returns the provider's object, valid as long as the queue pair, or null if DEVX commands created it. The
+    /// program may change only the state through it.
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.inner.object.verbs().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
 
-    /// Memory that the program has registered in the queue pair's protection domain.
+    /// Returns the memory that the program has registered in the queue pair's protection domain.
     pub fn registered(&self) -> RegisteredMemory {
         let pd = self.inner.domain.pd.clone();
         RegisteredMemory { region: Arc::new(MemoryRegionInner::foreign(pd)) }
@@ -88,8 +88,8 @@ impl QueuePair {
 }
 
 impl CompletionQueue {
-    /// The provider's object, valid as long as the queue. The program may poll only by [`CompletionQueue::poll`].
-    /// Null if DEVX commands created the queue.
+    /// Returns the provider's object, valid as long as the queue, or null if DEVX commands created the queue. The
+    /// program may poll only by [`CompletionQueue::poll`].
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.inner.verbs().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
@@ -278,7 +278,7 @@ impl PreparedSend {
     /// their order.
     ///
     /// # Errors
-    /// [`QueueError`]: an earlier send is not posted, or the queue pair has failed. The send is dropped then.
+    /// [`QueueError`] if an earlier send is not posted, or the queue pair has failed. The send is dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelSend, QueueError> {
         let Release::Ring(Doorbell { record_at, record, register, value }) = self.place().1 else {
             return Err(QueueError::State(StateError::Triggered { qpn: self.qp_num() }));
@@ -295,8 +295,8 @@ impl PreparedWait {
     /// return the completion, and its CQE is not returned to the card.
     ///
     /// # Errors
-    /// [`QueueFull::NoMemory`]; [`OrderError::NothingToWaitFor`] if the completion has been polled and the card owns
-    /// the CQE again. The wait is dropped then.
+    /// [`QueueFull::NoMemory`] if there is none for the flag; [`OrderError::NothingToWaitFor`] if the completion has
+    /// been polled and the card owns the CQE again. The wait is dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelWait, QueueError> {
         let (timeline, point) = kernel_timeline()?;
         let (word_at, condition, value) = match self.commit(&timeline, point) {

@@ -196,8 +196,8 @@ macro_rules! word {
         }
 
         impl $name {
-            /// The word at a byte offset of pinned memory. GPUs with streams map its page now, which takes most of a
-            /// millisecond for the first word there, rather than at the first post.
+            /// Returns the word at a byte offset of pinned memory. GPUs with streams map its page now, instead of at
+            /// the first post; that takes most of a millisecond for the first word there.
             ///
             /// # Errors
             /// [`WordError::Outside`] if the offset is not aligned to the word's size or outside the memory.
@@ -207,7 +207,7 @@ macro_rules! word {
                 Ok(word)
             }
 
-            /// The word, without mapping it for streams.
+            /// Returns the word, without mapping it for streams.
             fn seen_by_cpu(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
@@ -223,7 +223,7 @@ macro_rules! word {
                 $name { name: Some(name.into()), ..self }
             }
 
-            /// Its current value, with acquire ordering: writes before the word's are visible after.
+            /// Returns its value, with acquire ordering: writes before the word's are visible after.
             pub fn load(&self) -> $value {
                 self.word().load(Ordering::Acquire)
             }
@@ -238,7 +238,7 @@ macro_rules! word {
                 self.word().swap(value, Ordering::AcqRel)
             }
 
-            /// Its address.
+            /// Returns its address.
             pub fn addr(&self) -> HostAddr {
                 HostAddr(self.memory.addr().get() + (self.index * size_of::<$value>()) as u64)
             }
@@ -266,11 +266,24 @@ macro_rules! word {
 }
 
 word! {
-    /// A 32-bit word of pinned memory. Clones name the same word and keep its memory alive.
+    /// A 32-bit word of pinned memory that streams wait for and write. Clones name the same word and keep its memory.
+    ///
+    /// ```
+    /// use gdsync::memop::{Condition, Word32};
+    /// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+    /// let (memory, stream) = (PinnedMemory::allocate(64)?, Stream::new(SoftStream::new()?)?);
+    /// let (go, done) = (Word32::new(&memory, 0)?.named("go"), Word32::new(&memory, 4)?);
+    /// stream.post(Batch::new().wait_value32(&go, Condition::Geq, 7).write_value32(&done, 1))?;
+    /// assert!(stream.oldest_wait().is_some_and(|wait| wait.contains("go")));
+    /// go.store(7);
+    /// stream.synchronize()?;
+    /// assert_eq!(done.load(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     Word32, u32, SharedU32, words32
 }
 word! {
-    /// A 64-bit word of pinned memory. Clones name the same word and keep its memory alive.
+    /// A 64-bit word of pinned memory that streams wait for and write, otherwise as [`Word32`].
     Word64, u64, SharedU64, words64
 }
 
@@ -285,7 +298,7 @@ macro_rules! gpu_word {
         }
 
         impl $name {
-            /// The word at a byte offset of GPU memory.
+            /// Returns the word at a byte offset of GPU memory.
             ///
             /// # Errors
             /// [`WordError::Outside`] if its address is not aligned to the word's size or it is outside the memory.
@@ -305,27 +318,27 @@ macro_rules! gpu_word {
                 $name { name: Some(name.into()), ..self }
             }
 
-            /// Its current value: a copy by the driver, which takes some microseconds. The copy is not ordered with
-            /// any stream.
+            /// Returns its value, by a copy of the driver, which takes some microseconds. The copy is not ordered
+            /// with any stream.
             ///
             /// # Errors
-            /// [`CudaError::Driver`].
+            /// [`CudaError::Driver`] if the driver cannot copy.
             pub fn load(&self) -> Result<$value, CudaError> {
                 let mut bytes = [0; size_of::<$value>()];
                 self.memory.read(self.offset, &mut bytes)?;
                 Ok(<$value>::from_ne_bytes(bytes))
             }
 
-            /// Sets its value: a copy by the driver, which takes some microseconds. The copy is not ordered with any
-            /// stream; a stream that waits for the value continues.
+            /// Sets its value, by a copy of the driver, which takes some microseconds. The copy is not ordered with
+            /// any stream; a stream that waits for the value continues.
             ///
             /// # Errors
-            /// [`CudaError::Driver`].
+            /// [`CudaError::Driver`] if the driver cannot copy.
             pub fn store(&self, value: $value) -> Result<(), CudaError> {
                 self.memory.write(self.offset, &value.to_ne_bytes())
             }
 
-            /// The GPU's address, for kernels.
+            /// Returns the GPU's address, for kernels.
             pub fn address(&self) -> u64 {
                 self.memory.address() + self.offset as u64
             }

@@ -76,8 +76,8 @@ use spin::relax::Yield;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A queue pair with its own doorbell register. It has its own completion queues unless the configuration names
-/// shared ones.
+/// A send queue and a receive queue, by which a program exchanges messages with a remote queue pair. It has its own
+/// doorbell register, and its own completion queues unless the configuration names shared ones.
 ///
 /// The transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise. A [`Transport::Dc`]
 /// queue pair sends to any number of targets ([`DcTarget`]).
@@ -88,7 +88,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pd = ProtectionDomain::new(&Device::software()?)?;
 /// let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
 /// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
@@ -104,8 +103,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///     }
 /// };
 /// assert_eq!((arrived.wr_id, arrived.byte_len), (7, 32));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct QueuePair {
@@ -113,19 +111,17 @@ pub struct QueuePair {
 }
 
 options! {
-    /// Configuration of a [`crate::QueuePair`]. The provider may grant larger sizes.
+    /// The configuration of a [`QueuePair`]: transport, sizes and shared objects. The provider may grant larger sizes.
     ///
     /// ```
     /// use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
-    /// # fn main() -> Result<(), gdsync::Error> {
     /// let device = Device::software()?;
     /// let pd = ProtectionDomain::new(&device)?;
     /// let shared = CompletionQueue::new(&device, 256)?;
     /// let config = QueuePairConfig::default().send_depth(32).recv_depth(32).completion_queues(&shared, &shared);
     /// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
     /// assert_ne!(left.number(), right.number());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), gdsync::Error>(())
     /// ```
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]

@@ -8,14 +8,13 @@ use crate::queue::QueueError;
 use crate::verbs::{AddressHandle, DcAddress, RemoteMemory, Slice, Transport};
 use gdsync_sys::prm::wqe::{AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 
-/// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
+/// The description of a send, a write, a read, an atomic operation or a NOP, for [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless
 /// [`WorkRequest::unsignaled`] says otherwise.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -32,8 +31,7 @@ use gdsync_sys::prm::wqe::{AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, Opcode,
 ///     }
 /// };
 /// assert_eq!((done.wr_id, done.byte_len, done.status), (5, 16, Ok(())));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a work request does nothing until it is prepared"]
@@ -128,7 +126,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
     }
 
-    /// Atomically compares 8 remote bytes with `compare`, and replaces them by `swap` if they are equal. The old
+    /// Compares 8 remote bytes with `compare`, and replaces them by `swap` if they are equal, atomically. The old
     /// value is stored in `result`, 8 bytes of a region with [`crate::Access::LOCAL_WRITE`]. All are numbers in the
     /// hosts' order.
     ///
@@ -140,7 +138,7 @@ impl<'a> WorkRequest<'a> {
         Self::atomic(Opcode::AtomicCs, result, remote, AtomicSeg::new(swap, compare))
     }
 
-    /// Atomically adds to the 8 remote bytes, modulo 2^64. The old value is stored in `result`. Otherwise as
+    /// Adds to the 8 remote bytes, modulo 2^64, atomically. The old value is stored in `result`. All else is as for
     /// [`Self::compare_swap`].
     #[inline]
     pub fn fetch_add(result: &'a Slice, remote: RemoteMemory, add: u64) -> Self {
@@ -153,7 +151,7 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { operands: Some(operands), ..Self::new(opcode, payload, Some(remote)) }
     }
 
-    /// Only completes, after everything before it; with [`Self::fence`], also after reads and atomics.
+    /// Does nothing, and completes after everything before it; with [`Self::fence`], also after reads and atomics.
     #[inline]
     pub fn nop() -> Self {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)

@@ -9,11 +9,22 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Performs memory operations on the thread that submits them, before `submit` returns. While it waits, other
+/// The CPU as a stream: the thread that posts a batch performs it, before the post returns. While it waits, other
 /// threads can ask its [`crate::Stream`] about the wait.
 ///
 /// A wait that exceeds the time-out, if there is one, fails the backend for good: later operations are not
 /// performed, and the queue pairs concerned move to the error state.
+///
+/// ```
+/// use gdsync::memop::{Condition, Word32};
+/// use gdsync::{Batch, PinnedMemory, Stream, stream::Cpu};
+/// let stream = Stream::new(Cpu::with_timeout(std::time::Duration::from_millis(10)))?;
+/// let word = Word32::new(&PinnedMemory::allocate(8)?, 0)?;
+/// stream.post(Batch::new().write_value32(&word, 5))?;
+/// assert_eq!(word.load(), 5);
+/// assert!(stream.post(Batch::new().wait_value32(&word, Condition::Eq, 6)).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Cpu {
     timeout: Option<Duration>,

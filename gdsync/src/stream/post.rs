@@ -18,9 +18,9 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 impl<B: MemOpStream> Stream<B> {
-    /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that, except with
-    /// [`super::Cpu`], which performs the batch before this returns. While that waits, other posting threads wait
-    /// for their turn; all other calls return at once.
+    /// Posts a batch: the backend will perform its descriptors in order. This does not wait for that, except with
+    /// [`super::Cpu`], which performs the batch before this returns. While that waits, other posting threads wait for
+    /// their turn; all other calls return at once.
     ///
     /// A batch that needs more operations than one submission takes is split between descriptors.
     ///

@@ -21,7 +21,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Waits until the stream has performed everything.
     ///
     /// # Errors
-    /// [`StreamError::Failed`].
+    /// As [`Self::synchronize_timeout`].
     pub fn synchronize(&self) -> Result<(), StreamError> {
         while !self.synchronize_timeout(STALL)? {
             if let Some(wait) = self.oldest_wait() {
@@ -34,7 +34,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Waits until the stream has performed everything. Returns false after `timeout`.
     ///
     /// # Errors
-    /// [`StreamError::Failed`]; another [`StreamError`] if the backend cannot tell.
+    /// [`StreamError::Failed`] if the backend has failed; another [`StreamError`] if the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
         let _waiting = gdsync_trace::span(gdsync_trace::Kind::Synchronize, || [0; 3]);
         let deadline = Instant::now().checked_add(timeout);

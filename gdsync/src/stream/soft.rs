@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The default backend without a GPU.
+/// A stream in software, for programs and tests without a GPU.
 ///
 /// It behaves as a CUDA stream does: it performs work in the order of submission, submitting returns at once, and
 /// *kernels* (host closures) run between memory operations. Dropping it does not wait: the worker thread performs
@@ -29,14 +29,12 @@ use std::time::{Duration, Instant};
 ///
 /// ```
 /// use gdsync::{PinnedMemory, SoftStream, Stream};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let stream = Stream::new(SoftStream::new()?)?;
 /// let memory = PinnedMemory::allocate(8)?;
 /// let kernel = memory.clone();
 /// stream.launch(move || assert_eq!(kernel.write(0, b"computed"), 8))?;
 /// stream.synchronize()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct SoftStream {
     shared: Arc<Shared>,
@@ -72,7 +70,7 @@ impl SoftStream {
     /// Starts a stream.
     ///
     /// # Errors
-    /// [`StreamError::NoThread`].
+    /// [`StreamError::NoThread`] if its thread cannot be started.
     pub fn new() -> Result<Self, StreamError> {
         let (work, idle) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { number: trace::next_stream(), state: Mutex::default(), work, idle });
@@ -87,7 +85,7 @@ impl SoftStream {
     /// Runs a closure in stream order, as a kernel would.
     ///
     /// # Errors
-    /// [`StreamError::Failed`].
+    /// [`StreamError::Failed`] if the stream has failed.
     pub fn launch(&self, kernel: impl FnOnce() + Send + 'static) -> Result<(), StreamError> {
         self.shared.push(Item::Kernel(Box::new(kernel)))
     }
@@ -95,7 +93,7 @@ impl SoftStream {
     /// Marks this point of the stream.
     ///
     /// # Errors
-    /// [`StreamError::Failed`].
+    /// As [`Self::launch`].
     pub fn record(&self) -> Result<Event, StreamError> {
         let event = Event::default();
         self.shared.push(Item::Record(event.clone()))?;
@@ -105,7 +103,7 @@ impl SoftStream {
     /// Returns true if the stream has performed everything that was submitted.
     ///
     /// # Errors
-    /// [`StreamError::Failed`].
+    /// As [`Self::launch`].
     pub fn query(&self) -> Result<bool, StreamError> {
         self.wait_idle(Duration::ZERO)
     }

@@ -24,14 +24,14 @@ pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Fewest submissions in flight with which posts retire passed ones. Other posts read no memory that the stream writes.
 const REAP_FROM: usize = 32;
 
-/// A backend on which batches are posted. Dereferences to the backend.
+/// A stream that performs batches in order. It dereferences to its backend, such as [`SoftStream`](crate::SoftStream)
+/// or [`CudaStream`](crate::CudaStream).
 ///
 /// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed it.
 ///
 /// ```
 /// use gdsync::memop::{Condition, MemOpStream, Word32};
 /// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // Streams of any kind fit one type.
 /// let backend: Box<dyn MemOpStream> = Box::new(SoftStream::new()?);
 /// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(backend)?;
@@ -42,8 +42,7 @@ const REAP_FROM: usize = 32;
 /// go.store(1);
 /// stream.synchronize()?;
 /// assert_eq!((done.load(), stream.outstanding()), (1, 0));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Stream<B: MemOpStream> {
     pub(crate) backend: B,
@@ -84,7 +83,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Makes a stream on a backend.
     ///
     /// # Errors
-    /// [`Error::Memory`] if there is none for its timeline; [`PlacementError`](crate::cuda::PlacementError).
+    /// [`Error::Memory`] if there is none for its timeline.
     pub fn new(backend: B) -> Result<Self, Error> {
         Self::with_options(backend, StreamOptions::default())
     }
@@ -92,7 +91,8 @@ impl<B: MemOpStream> Stream<B> {
     /// Makes a stream on a backend, with options.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Thread`] for [`DoorbellPath::Proxy`].
+    /// As [`Self::new`]; [`Error::Thread`] if [`DoorbellPath::Proxy`] has no thread;
+    /// [`PlacementError`](crate::cuda::PlacementError) if its timeline cannot be placed as asked.
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
         pause::prepare();
         proxy::start_if_asked_for(options.doorbells)?;

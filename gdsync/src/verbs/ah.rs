@@ -10,11 +10,27 @@ use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]). Made by
-/// [`crate::QueuePair::address_handle`].
+/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]).
 ///
-/// A cheap handle; clones name the same address. It serves every UD queue pair of its protection domain and port.
-/// Work requests in flight hold it, and it holds its protection domain.
+/// It is a cheap handle; clones name the same address. It serves every UD queue pair of its protection domain and
+/// port. Work requests in flight hold it, and it holds its protection domain.
+///
+/// ```
+/// use gdsync::verbs::Transport;
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # let pd = ProtectionDomain::new(&Device::software()?)?;
+/// let config = QueuePairConfig::default().transport(Transport::Ud);
+/// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
+/// let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+/// right.post_recv(&[region.slice(..)?], 0)?;
+/// let to_right = left.address_handle(&right.endpoint()?, Default::default())?;
+/// left.post_send(WorkRequest::send_inline(b"hello").to(&to_right, right.number(), config.qkey))?;
+/// while right.recv_cq().poll()?.is_none() {}
+/// let mut text = [0; 5];
+/// region.read(40, &mut text); // 40 bytes of the receive are for the header
+/// assert_eq!(&text, b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct AddressHandle {
     pub(crate) inner: Arc<AddressHandleInner>,
@@ -137,10 +153,10 @@ impl AddressHandleInner {
 }
 
 /// The address of a DC target: the path to its port, its number and its access key, for the requests of DC queue
-/// pairs ([`crate::WorkRequest::to_target`]). Made by [`crate::QueuePair::dc_address`].
+/// pairs ([`crate::WorkRequest::to_target`]). [`crate::QueuePair::dc_address`] makes it.
 ///
-/// A cheap handle, which serves every DC queue pair of its protection domain and port. Neither the card nor the
-/// target checks it before a request is sent there: the request reports what is wrong.
+/// It is a cheap handle, which serves every DC queue pair of its protection domain and port. Neither the card nor
+/// the target checks it before a request is sent there: the request reports what is wrong.
 #[derive(Clone, Debug)]
 pub struct DcAddress {
     pub(crate) handle: AddressHandle,
@@ -153,12 +169,12 @@ impl DcAddress {
         DcAddress { handle, vector }
     }
 
-    /// Number of the target.
+    /// Returns the number of the target.
     pub fn number(&self) -> u32 {
         self.vector.fields().qpn
     }
 
-    /// The access key that requests will carry.
+    /// Returns the access key that requests will carry.
     pub fn key(&self) -> u64 {
         self.vector.dc_key()
     }

@@ -15,19 +15,17 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// An open card.
+/// An open card, on which a program makes a [`ProtectionDomain`](crate::ProtectionDomain) and completion queues.
 ///
-/// A cheap handle; clones name the same device, which closes with the last object made on it. That may be a moment
-/// later than the program's last drop: the thread of checked waits drops a wait after it has reported its outcome.
+/// It is a cheap handle; clones name the same device. It closes with the last object made on it, perhaps a moment
+/// after the program's last drop: the thread of checked waits drops a wait after it has reported its outcome.
 ///
 /// ```
 /// use gdsync::{Device, verbs::DEFAULT_PORT};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::software()?; // needs nothing installed; `Device::open` takes the system's cards
 /// let port = device.port(DEFAULT_PORT)?;
 /// println!("{}: {}, {:?}", device.name(), port.state, port.mtu);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Device {
@@ -170,7 +168,7 @@ impl Drop for DeviceList {
 }
 
 impl Device {
-    /// Names of a provider's devices.
+    /// Returns the names of a provider's devices.
     ///
     /// # Errors
     /// [`OpenError::Setting`] if the environment has an invalid setting of the software card, [`Error::Verbs`] if the
@@ -197,8 +195,8 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`OpenError::NoDevice`], [`OpenError::NotMlx5`], [`OpenError::Setting`], or [`Error::Verbs`] if it cannot be
-    /// opened.
+    /// [`OpenError::NoDevice`] if there is none, [`OpenError::NotMlx5`] for another kind of card,
+    /// [`OpenError::Setting`] as for [`Device::names`], [`Error::Verbs`] if the provider cannot open it.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
         let candidates: Vec<_> =
@@ -226,7 +224,7 @@ impl Device {
     /// Uses a context that the program has opened. gdsync does not close it.
     ///
     /// # Errors
-    /// [`OpenError::NotMlx5`].
+    /// [`OpenError::NotMlx5`] if libmlx5 does not drive the device.
     ///
     /// # Safety
     /// The context was opened by the library whose entry points `api` holds. It stays open until the returned handle,
@@ -259,25 +257,25 @@ impl Device {
         Self::open(crate::verbs::provider::software(), None)
     }
 
-    /// Its name, such as `mlx5_0`.
+    /// Returns its name, such as `mlx5_0`.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The provider that drives it.
+    /// Returns the provider that drives it.
     pub fn provider(&self) -> Provider {
         self.inner.api.provider
     }
 
-    /// Firmware version and limits.
+    /// Returns its firmware version and limits.
     ///
     /// # Errors
-    /// [`Error::Verbs`].
+    /// [`Error::Verbs`] if the provider cannot query the device.
     pub fn attributes(&self) -> Result<DeviceAttributes, Error> {
         self.inner.attributes()
     }
 
-    /// State and address of a port.
+    /// Returns the state and the address of a port; ports count from 1.
     ///
     /// # Errors
     /// [`Error::Verbs`], for example if there is no such port.
@@ -285,7 +283,7 @@ impl Device {
         self.inner.port(port)
     }
 
-    /// The global identifiers of a port: the valid entries of its table.
+    /// Returns the global identifiers of a port: the valid entries of its table.
     ///
     /// # Errors
     /// [`Error::Verbs`], for example if there is no such port.
@@ -293,12 +291,12 @@ impl Device {
         self.inner.gids(port)
     }
 
-    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or the first by preference. On
-    /// InfiniBand the first entry; on Ethernet RoCE v2 before v1, and within a version IPv4 before global IPv6 before
-    /// link-local addresses.
+    /// Returns the entry of [`Device::gids`] that a connection uses: the one at `index`, or the first by preference.
+    /// On InfiniBand, that is the first entry. On Ethernet, RoCE v2 comes before v1, and within a version IPv4 before
+    /// global IPv6 before link-local addresses.
     ///
     /// # Errors
-    /// [`PortError::NoGid`] if there is none, [`Error::Verbs`].
+    /// [`PortError::NoGid`] if there is none, [`Error::Verbs`] as for [`Device::gids`].
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
         self.inner.choose_gid(port, index)
     }

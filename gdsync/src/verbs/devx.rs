@@ -47,15 +47,13 @@ pub struct CardWaits {
 }
 
 impl Device {
-    /// The waits that the card performs: none if the provider cannot be asked (libmlx5 before rdma-core 21).
+    /// Returns the waits that the card performs: none if the provider cannot be asked (libmlx5 before rdma-core 21).
     ///
     /// ```
     /// use gdsync::Device;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let waits = Device::software()?.card_waits()?;
     /// assert!(waits.data && waits.queues);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -45,7 +45,7 @@ impl Device {
     /// [`Device::from_raw`] either through this library or itself, as every event reaches only one reader.
     ///
     /// # Errors
-    /// [`Error::Verbs`].
+    /// [`Error::Verbs`] if the event cannot be read.
     pub fn next_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
         self.inner.next_event(timeout, None)
     }
@@ -55,7 +55,7 @@ impl Device {
     /// panics, the thread logs it, and calls it again for the next event.
     ///
     /// # Errors
-    /// [`Error::Thread`]; [`Error::Verbs`] if the process has no file descriptor left.
+    /// [`Error::Thread`] if the thread cannot be started, [`Error::Verbs`] without a free file descriptor.
     pub fn watch_events(
         &self,
         mut callback: impl FnMut(&AsyncEvent) + Send + 'static,

@@ -12,9 +12,9 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// GPU memory registered with a card: payload that never passes through host memory.
+/// GPU memory registered with a card: the card moves its bytes without host memory. [`crate::cuda`] has an example.
 ///
-/// A cheap handle; clones name the same region. Work requests in flight hold it.
+/// It is a cheap handle; clones name the same region. Work requests in flight hold it.
 ///
 /// A software card reaches it through a CPU mapping that exists when it is registered
 /// ([`crate::mapped::MappedMemory`]), or else by copies on gdsync's stream. A real card reaches it over PCIe: through
@@ -57,7 +57,7 @@ impl GpuMemoryRegion {
         Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, backing))
     }
 
-    /// The way in which the card reaches the memory.
+    /// Returns how the card reaches the memory.
     pub fn path(&self) -> RegistrationPath {
         // Regions of GPU memory have one.
         self.inner.path().unwrap_or(RegistrationPath::PeerMemory)

@@ -30,17 +30,16 @@ bitflags::bitflags! {
     }
 }
 
-/// Memory registered with a card.
+/// Memory registered with a card, from which work requests send and into which they receive.
 ///
-/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory stays registered and
-/// mapped until the card has finished with it.
+/// It is a cheap handle; clones name the same region. Work requests in flight hold it, so the memory stays registered
+/// and mapped until the card has finished with it.
 ///
 /// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and words; the
 /// region dereferences to it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pd = ProtectionDomain::new(&Device::software()?)?;
 /// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 /// assert_eq!(region.write(100, b"hello"), 5);
@@ -48,13 +47,12 @@ bitflags::bitflags! {
 /// let remote = region.remote(); // for the remote side, by any channel
 /// assert_eq!(remote.to_string().parse::<gdsync::RemoteMemory>()?, remote);
 /// assert!(region.slice(4000..5000).is_err());
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub type MemoryRegion = Region<PinnedMemory>;
 
 /// Memory registered with a card: a [`MemoryRegion`], a [`GpuMemoryRegion`](crate::verbs::GpuMemoryRegion), or a
-/// region of a [`RegistrationCache`](crate::verbs::RegistrationCache).
+/// region of a [`RegistrationCache`](crate::verbs::RegistrationCache). [`MemoryRegion`] has an example.
 #[derive(Clone, Debug)]
 pub struct Region<M> {
     pub(crate) inner: Arc<MemoryRegionInner>,
@@ -162,18 +160,18 @@ impl MemoryRegion {
         Ok(MemoryRegionInner::new(raw, pd, access, backing))
     }
 
-    /// The 32-bit word at a byte offset, for a stream to wait on or to write.
+    /// Returns the 32-bit word at a byte offset, for a stream to wait for or to write.
     ///
     /// # Errors
-    /// [`WordError::Outside`].
+    /// As [`Word32::new`].
     pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
         Word32::new(&self.memory, offset)
     }
 
-    /// The 64-bit word at a byte offset, for a stream to wait on or to write.
+    /// Returns the 64-bit word at a byte offset, for a stream to wait for or to write.
     ///
     /// # Errors
-    /// [`WordError::Outside`].
+    /// As [`Word64::new`].
     pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
         Word64::new(&self.memory, offset)
     }
@@ -185,42 +183,42 @@ impl<M> Region<M> {
         Region { inner, addresses, memory }
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// The local key, for work requests of this side.
+    /// Returns the local key, for work requests of this side.
     pub fn lkey(&self) -> u32 {
         self.inner.lkey
     }
 
-    /// The remote key, for the remote side.
+    /// Returns the remote key, for the remote side.
     pub fn rkey(&self) -> u32 {
         self.inner.rkey
     }
 
-    /// A part of the region, for a work request: `region.slice(..)`, `region.slice(16..32)`.
+    /// Returns a part of the region, for a work request: `region.slice(..)`, or 16 bytes by `region.slice(16..32)`.
     ///
     /// # Errors
-    /// [`OutOfBounds`].
+    /// [`OutOfBounds`] if the range is not inside the region.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         let Range { start, end } = resolve(range, self.addresses.end - self.addresses.start)?;
         let (addr, len) = (self.addresses.start + start, (end - start) as usize);
         Ok(Slice { region: self.inner.clone(), addr, len, lkey: self.inner.lkey })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         (self.addresses.end - self.addresses.start) as usize
     }
 
-    /// True if the length is 0.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
-    /// The description of the whole region for a remote side.
+    /// Returns the description of the whole region for a remote side.
     pub fn remote(&self) -> RemoteMemory {
         let Range { start, end } = self.addresses;
         RemoteMemory { addr: start, len: end - start, rkey: self.rkey() }
@@ -301,11 +299,10 @@ impl Drop for MemoryRegionInner {
     }
 }
 
-/// A part of a [`MemoryRegion`]; holds the region.
+/// A part of a [`MemoryRegion`] that a work request sends or fills. It holds the region.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -316,8 +313,7 @@ impl Drop for MemoryRegionInner {
 /// let parts = [region.slice(..8)?, region.slice(32..48)?];
 /// right.post_recv(&[region.slice(48..)?], 0)?;
 /// left.post_send(WorkRequest::send(&parts[..1]))?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Slice {
@@ -334,12 +330,12 @@ impl Slice {
         Slice { region, addr, len, lkey }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if the length is 0.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -5,21 +5,19 @@ use gdsync_sys::verbs::ibv_pd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A protection domain: memory regions and queue pairs work together only within one.
+/// A protection domain: its memory regions and queue pairs work together, but not with those of another domain.
 ///
-/// A cheap handle; clones name the same domain, which is deallocated after the last object made in it.
+/// It is a cheap handle; clones name the same domain, which is deallocated after the last object made in it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pd = ProtectionDomain::new(&Device::software()?)?;
 /// // Objects of one domain work together, and keep the domain.
 /// let queue_pair = QueuePair::new(&pd, Default::default())?;
 /// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE)?;
 /// drop(pd);
 /// queue_pair.post_recv(&[region.slice(..)?], 0)?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
@@ -65,7 +63,7 @@ impl ProtectionDomain {
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, device }) })
     }
 
-    /// The device of the domain.
+    /// Returns the device of the domain.
     pub fn device(&self) -> Device {
         Device { inner: self.inner.device.clone() }
     }

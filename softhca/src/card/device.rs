@@ -39,7 +39,14 @@ pub struct UarHandle {
     pub offset: u64,
 }
 
-/// A software card: one port on the fabric, and the thread that serves it.
+/// A software card: one port on the fabric, and the thread that serves it. Its objects are numbers.
+///
+/// ```
+/// use softhca::card::{Card, CardError, LinkLayer};
+/// let card = Card::start(LinkLayer::Ethernet, Box::new(|event| println!("{event:?}")))?;
+/// assert!(matches!(card.dealloc_pd(card.alloc_pd()? + 1), Err(CardError::NotFound { .. })));
+/// # Ok::<(), CardError>(())
+/// ```
 pub struct Card {
     pub(super) shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -58,7 +65,8 @@ impl Card {
     /// Ethernet.
     ///
     /// # Errors
-    /// [`CardError::Setting`] for a malformed setting in the environment, [`CardError::Fabric`], [`CardError::System`].
+    /// [`CardError::Setting`] for a malformed setting in the environment, [`CardError::Fabric`] if the fabric cannot be
+    /// set up, [`CardError::System`] without memory or a thread.
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();

@@ -5,7 +5,13 @@ use gdsync_sys::prm::cqe::Syndrome;
 use std::fmt;
 use std::time::Duration;
 
-/// Rules, and the seed of their random numbers.
+/// Faults for cards to meet: rules, and the seed of their random numbers.
+///
+/// ```
+/// let plan: softhca::FaultPlan = "seed=7; drop p=0.01; rnr every=100".parse()?;
+/// assert_eq!((plan.seed, plan.rules.len()), (7, 2));
+/// # Ok::<(), softhca::faults::FaultPlanError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct FaultPlan {
@@ -16,7 +22,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// A plan of these rules.
+    /// Makes a plan of these rules.
     pub fn new(seed: u64, rules: Vec<Rule>) -> Self {
         FaultPlan { seed, rules }
     }

@@ -24,8 +24,8 @@ const BLOCKS: u32 = 2048;
 /// Time after which the CPU assumes that the card does not count an entry that it has written.
 const GRACE: Duration = Duration::from_millis(5);
 
-/// Makes a card wait for completions of any number of queues and count them in one 64-bit word, the *arrival word*.
-/// A stream or kernel that needs all of them waits for that word alone.
+/// A queue of the card that waits for completions of any number of queues, and counts them in one 64-bit word, the
+/// *arrival word*. A stream or kernel that needs all of them waits for that word alone.
 ///
 /// A collector is a reliable queue pair that is connected to itself. Each [`Self::collect`] adds one WAIT for each
 /// completion queue to its send queue, and a write of the next number to the word. They execute in the order of the
@@ -42,7 +42,6 @@ const GRACE: Duration = Duration::from_millis(5);
 /// ```
 /// use gdsync::memop::Condition;
 /// use gdsync::{Access, Batch, Collector, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -56,8 +55,7 @@ const GRACE: Duration = Duration::from_millis(5);
 /// let stream = Stream::new(SoftStream::new()?)?;
 /// stream.post(Batch::new().wait_value64(collector.word(), Condition::Geq, number))?;
 /// stream.synchronize()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Collector {
@@ -134,9 +132,9 @@ impl Collector {
     /// Makes a collector on a device, in its own protection domain.
     ///
     /// # Errors
-    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits); those of
-    /// [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`], and for a word in GPU memory
-    /// [`Error::Cuda`] and those of [`GpuMemoryRegion::register`]; [`Error::Thread`].
+    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits) if the card cannot wait for queues;
+    /// those of [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`]; for a word in GPU memory
+    /// [`Error::Cuda`] and those of [`GpuMemoryRegion::register`]; [`Error::Thread`] if the thread cannot be started.
     pub fn with_config(device: &Device, config: CollectorConfig) -> Result<Self, Error> {
         if !device.card_waits()?.queues {
             return Err(Error::QueuePair(QueuePairError::NoCardWaits {

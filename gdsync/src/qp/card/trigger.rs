@@ -44,7 +44,6 @@ use std::sync::Arc;
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// let trigger = Trigger::new(&pd)?;
@@ -62,8 +61,7 @@ use std::sync::Arc;
 /// let posted = stream.post(batch)?; // the word, the wait, the point of the timeline
 /// assert_eq!(posted.operations, 3);
 /// stream.synchronize()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Trigger {
@@ -107,8 +105,8 @@ impl Trigger {
     /// Makes a trigger at a byte offset of a region of host memory. The word is set to 0.
     ///
     /// # Errors
-    /// [`Error::Word`] if the offset is not aligned to 8 bytes or lies outside;
-    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits).
+    /// [`Error::Word`] if the offset is not aligned to 8 bytes or is outside;
+    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits) as for [`Self::new`].
     pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
         Self::with(CardWord::in_region(region, offset)?)
     }
@@ -157,19 +155,17 @@ impl Trigger {
     /// ```
     /// use gdsync::qp::MasterConfig;
     /// use gdsync::{Device, ProtectionDomain, QueuePair, QueuePairConfig, Trigger};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let pd = ProtectionDomain::new(&Device::software()?)?;
     /// let trigger = Trigger::new(&pd)?.with_master(MasterConfig::default().sends(64))?;
     /// let config = QueuePairConfig::default().trigger(&trigger);
     /// let peers = (0..4).map(|_| QueuePair::new(&pd, config)).collect::<Result<Vec<_>, _>>()?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`QueuePairError::NoMasters`](crate::verbs::QueuePairError::NoMasters) if the card has no SEND_EN, or takes
-    /// no commands; [`QueuePairError::TriggerInUse`](crate::verbs::QueuePairError) if the trigger has clones or
-    /// queue pairs; [`OutOfRange`](crate::verbs::OutOfRange) for the number of sends; [`Error::Thread`].
+    /// [`QueuePairError::NoMasters`](crate::verbs::QueuePairError::NoMasters) if the card has no SEND_EN, or takes no
+    /// commands; [`QueuePairError::TriggerInUse`](crate::verbs::QueuePairError) if the trigger has clones or queue
+    /// pairs; [`OutOfRange`](crate::verbs::OutOfRange) for the number of sends; [`Error::Thread`] without a thread.
     pub fn with_master(mut self, config: MasterConfig) -> Result<Self, Error> {
         let master = Master::new(&self.inner.pd.device, config)?;
         let in_use = || Error::QueuePair(QueuePairError::TriggerInUse);

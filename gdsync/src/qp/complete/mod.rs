@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A completion queue of one [`crate::QueuePair`] or shared by several. The CPU polls it, streams wait for its
-/// entries, or both.
+/// A queue to which the card reports completed work, of one [`crate::QueuePair`] or of several that share it. The CPU
+/// polls it, streams wait for its entries, or both.
 ///
 /// It is a cheap handle, which keeps the queue's memory but not its queue pairs.
 ///
@@ -46,7 +46,6 @@ use std::time::Duration;
 ///
 /// ```
 /// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -65,8 +64,7 @@ use std::time::Duration;
 /// }
 /// seen.sort();
 /// assert_eq!(seen, [1, 2]);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
@@ -132,7 +130,7 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Verbs`] if the provider refuses, for example because the device has no queues of that length;
     /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by commands;
-    /// [`PlacementError`](crate::cuda::PlacementError);
+    /// [`PlacementError`](crate::cuda::PlacementError) for memory that it cannot have;
     /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a channel of another device,
     /// [`DevxError::NoChannel`](crate::verbs::DevxError) if commands would make a queue with a channel.
     pub fn new<'a>(device: &Device, config: impl Into<CompletionQueueConfig<'a>>) -> Result<Self, Error> {
@@ -177,7 +175,7 @@ impl CompletionQueue {
     /// which frees its place in the queues.
     ///
     /// # Errors
-    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor).
+    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) if no such work is outstanding.
     pub fn prepare_wait(&self) -> Result<PreparedWait, QueueError> {
         PreparedWait::new(self.inner.clone())
     }
@@ -204,8 +202,8 @@ impl CompletionQueue {
     /// except that a queue armed for solicited entries can be armed for all.
     ///
     /// # Errors
-    /// [`StateError::NoChannel`], [`StateError::CompletionQueueLost`], and [`StateError::DeviceAttached`] if
-    /// kernels read the queue.
+    /// [`StateError::NoChannel`] without a channel, [`StateError::CompletionQueueLost`] after an overrun,
+    /// [`StateError::DeviceAttached`] if kernels read the queue.
     pub fn arm(&self, what: ArmFor) -> Result<(), StateError> {
         self.inner.arm(what)
     }
@@ -219,7 +217,6 @@ impl CompletionQueue {
     /// use gdsync::qp::CompletionChannel;
     /// use gdsync::{CompletionQueue, CompletionQueueConfig, Device, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
     /// use std::time::Duration;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let device = Device::software()?;
     /// # let pd = ProtectionDomain::new(&device)?;
     /// let channel = CompletionChannel::new(&device)?;
@@ -230,12 +227,11 @@ impl CompletionQueue {
     /// queue_pair.post_send(WorkRequest::nop().wr_id(5))?;
     /// let done = queue.wait(Duration::from_secs(30))?;
     /// assert_eq!(done.map(|done| done.wr_id), Some(5));
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`WaitError`]: those of [`Self::poll`] and [`Self::arm`], and those of the channel.
+    /// [`WaitError`] if [`Self::poll`] or [`Self::arm`] fails, or the channel cannot be read.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
         let deadline = deadline(timeout);
         loop {

@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A wait for the next completion of a completion queue that no other wait is for.
+/// The right to make a stream wait for one completion: the next of a completion queue that no other wait is for.
 ///
 /// If several queue pairs share the queue, the card decides which completion that is: the entry that it writes
 /// next. So a wait ends when as many completions have arrived, of any of the queue pairs, as were waited for.
@@ -29,7 +29,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -45,8 +44,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// stream.synchronize()?;
 /// // The CPU polls it, too: that frees its places in the queues.
 /// assert!(right.recv_cq().poll()?.is_some());
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "a prepared wait does nothing until it is posted in a batch"]
@@ -223,7 +221,7 @@ impl Drop for PreparedWait {
     }
 }
 
-/// A prepared wait with a [`Status`] of the awaited work; see [`PreparedWait::checked`].
+/// A prepared wait with a [`Status`] of the awaited work. [`PreparedWait::checked`] makes it.
 #[derive(Debug)]
 #[must_use = "a prepared wait does nothing until it is posted in a batch"]
 pub struct CheckedWait {
@@ -251,7 +249,7 @@ impl PreparedWait {
     /// when that thread has seen the completion; `gdsync bench checked` measures the delay.
     ///
     /// # Errors
-    /// [`Error::Thread`], [`Error::Memory`]. The wait is dropped then.
+    /// [`Error::Thread`] if the thread cannot be started, [`Error::Memory`] if there is none. The wait is dropped then.
     pub fn checked(mut self) -> Result<CheckedWait, Error> {
         start_checker()?;
         let status = Status::new()?;

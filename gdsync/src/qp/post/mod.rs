@@ -28,7 +28,6 @@ use std::sync::Arc;
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
@@ -43,8 +42,7 @@ use std::sync::Arc;
 /// drop(second);
 /// stream.post_send(first)?;
 /// stream.synchronize()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "a prepared send does nothing until it is posted in a batch; dropping it takes it back"]
@@ -90,9 +88,10 @@ impl PreparedSend {
     /// posted from now on. It cannot see the release, so the program keeps the queue pair until the send has completed.
     ///
     /// # Errors
-    /// [`StateError::NoTrigger`](crate::queue::StateError::NoTrigger);
-    /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder);
-    /// [`OrderError::Stale`](crate::queue::OrderError::Stale); the queue pair has failed. The send is dropped then.
+    /// [`StateError::NoTrigger`](crate::queue::StateError::NoTrigger) without a trigger;
+    /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder) if a lower ticket is not posted;
+    /// [`OrderError::Stale`](crate::queue::OrderError::Stale) after a reset; [`StateError::Failed`] after a failure.
+    /// The send is dropped then.
     pub fn into_ticket(self) -> Result<u64, QueueError> {
         let Release::Ticket(ticket) = self.release else {
             return Err(QueueError::State(StateError::NoTrigger { qpn: self.queue_pair.number }));
@@ -106,7 +105,7 @@ impl PreparedSend {
         Ok(ticket)
     }
 
-    /// Returns the ticket that releases it; none without a trigger.
+    /// Returns the ticket that releases it; `None` without a trigger.
     pub fn ticket(&self) -> Option<u64> {
         match self.release {
             Release::Ring(_) => None,
@@ -225,17 +224,18 @@ impl QueuePair {
     /// Writes a request into the send queue without ringing the card.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
+    /// [`QueueError`] if there is no room, a limit is exceeded, a slice is of another domain, or the queue pair is not
+    /// connected or has failed.
     pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
         PreparedSend::new(self.inner.clone(), &request, PostMode::LATER)
     }
 
-    /// Posts a request at once: writes it into the send queue and rings the card, by the CPU. For programs without
-    /// a stream; otherwise use [`QueuePair::prepare`] and a stream.
+    /// Posts a request at once: writes it into the send queue and rings the card, by the CPU. Programs with a stream
+    /// use [`QueuePair::prepare`].
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are
-    /// prepared and not posted, or outstanding on a stream. Nothing is posted then.
+    /// As [`QueuePair::prepare`], and if sends are prepared and not posted, or outstanding on a stream. Nothing is
+    /// posted then.
     #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
         self.inner.enqueue(&request, PostMode::NOW).map(drop)

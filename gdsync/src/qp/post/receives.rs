@@ -109,9 +109,9 @@ impl QueuePair {
     /// Posts a receive: the next send of the remote side fills the slices in order.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, failed before, a queue pair
-    /// with a [`SharedReceiveQueue`](crate::qp::SharedReceiveQueue), or receives of persistent requests that a
-    /// stream has not reached.
+    /// [`QueueError`] if there is no room, a limit is exceeded, a slice is of another domain or not writable, the
+    /// queue pair has failed or has a [`SharedReceiveQueue`](crate::qp::SharedReceiveQueue), or a stream has not
+    /// reached receives of persistent requests.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         let inner = &*self.inner;
         inner.check_not_failed()?;

@@ -17,8 +17,8 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Receives that several queue pairs take, in the order in which messages arrive: a program posts as many as it has
-/// memory for, instead of as many for each peer.
+/// A queue of receives that several queue pairs take, in the order in which messages arrive: a program posts as many as
+/// it has memory for, instead of as many for each peer.
 ///
 /// It is a cheap handle. The queue lives as long as a handle or one of its queue pairs.
 ///
@@ -41,7 +41,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// ```
 /// use gdsync::qp::SharedReceiveQueue;
 /// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let device = Device::software()?;
 /// let pd = ProtectionDomain::new(&device)?;
 /// let receives = SharedReceiveQueue::new(&pd, 64)?;
@@ -68,8 +67,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///     senders.push((ours, theirs));
 /// }
 /// assert_eq!(receives.posted(), 0);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue {
@@ -149,8 +147,8 @@ impl SharedReceiveQueue {
     /// Posts a receive: the next message for any of the queue pairs fills the slices in order.
     ///
     /// # Errors
-    /// [`QueueError`]: no room here or in a completion queue, a limit, a slice of another domain or not writable,
-    /// or a failed queue. Nothing is posted then.
+    /// [`QueueError`] if there is no room here or in a completion queue, a limit is exceeded, a slice is of another
+    /// domain or not writable, or the queue has failed. Nothing is posted then.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         let inner = &*self.inner;
         if inner.has_failed.load(Ordering::Acquire) {

@@ -19,7 +19,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, which the GPU's front end performs between kernels.
+/// A CUDA stream: the backend whose memory operations (`cuStreamBatchMemOp`) the GPU performs between kernels.
+/// [`crate::cuda`] has an example.
 ///
 /// Batches are ordered with all other work that the program enqueues on the stream. See [`crate::cuda`] for driver
 /// calls that hang while a stream waits.
@@ -36,7 +37,7 @@ impl CudaStream {
     /// are registered with the GPU, and the driver loads what posts need.
     ///
     /// # Errors
-    /// [`CudaError`].
+    /// [`CudaError`] if there is no driver, or it fails or is too old.
     pub fn new(stream: Arc<cudarc::driver::CudaStream>) -> Result<Self, CudaError> {
         let context = GpuContext::of(stream.context())?;
         Ok(Self::made(context, stream.cu_stream(), stream))
@@ -49,7 +50,7 @@ impl CudaStream {
     /// work outstanding. Pass `()` if the program keeps the stream alive by other means.
     ///
     /// # Errors
-    /// [`CudaError`]. `owner` is dropped then.
+    /// As [`Self::new`]. `owner` is dropped then.
     ///
     /// # Safety
     /// The stream is alive until `owner` is dropped; with `()`, until the returned value is dropped. Its context is
@@ -83,12 +84,10 @@ impl CudaStream {
     ///
     /// ```no_run
     /// use gdsync::{CudaStream, Stream, cuda};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let stream = CudaStream::new(cuda::context(0)?.new_stream()?)?;
     /// // SAFETY: this program captures no stream.
     /// let stream = Stream::new(unsafe { stream.never_captured() })?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Safety

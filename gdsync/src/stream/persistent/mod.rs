@@ -38,7 +38,6 @@
 //! use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
 //! use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
 //! use std::time::Duration;
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let pd = ProtectionDomain::new(&Device::software()?)?;
 //! # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
 //! # left.connect(&right.endpoint()?, Default::default())?;
@@ -62,8 +61,7 @@
 //! for request in [&mut arrival, &mut answer] {
 //!     assert_eq!(request.complete(LONG)?.ok_or("it takes too long")?.byte_len, 16);
 //! }
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod request;
@@ -119,7 +117,8 @@ pub struct ListError {
     pub source: PersistentError,
 }
 
-/// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a [`PersistentRecv`].
+/// A request that is started again and again: a [`PersistentSend`] or a [`PersistentRecv`]. See the [module](self) for
+/// an example.
 ///
 /// If it is dropped while active, the started work continues unobserved. Its memory stays registered until the card
 /// has completed the work.
@@ -129,10 +128,10 @@ pub struct Persistent<K> {
     kind: PhantomData<K>,
 }
 
-/// A send or a write that is started again and again, with the same buffers.
+/// A send or a write that is started again and again, with the same buffers. The [module](self) has an example.
 pub type PersistentSend = Persistent<Outgoing>;
 
-/// A receive that is started again and again, into the same buffers.
+/// A receive that is started again and again, into the same buffers. The [module](self) has an example.
 ///
 /// The receive is posted when the stream reaches the start, as a message that arrived earlier could overwrite what
 /// the stream still reads. So the remote side may send before the receive is posted, which causes
@@ -169,7 +168,7 @@ impl<K: fmt::Debug> Persistent<K> {
     /// for a send, and posts a receive, when it reaches the start. If the stream is idle, a receive is posted now.
     ///
     /// # Errors
-    /// [`PersistentError`]: starts are active that the stream does not wait for before this one, the queue pair has
+    /// [`PersistentError`] if starts are active that the stream does not wait for before this one, the queue pair has
     /// failed or is full, or the stream is full.
     pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         start_all(&mut [self], stream, Duration::ZERO).map(drop).map_err(|error| error.source)
@@ -180,7 +179,7 @@ impl<K: fmt::Debug> Persistent<K> {
     /// message in the buffers.
     ///
     /// # Errors
-    /// [`PersistentError::Inactive`], [`PersistentError::Post`].
+    /// [`PersistentError::Inactive`] before a start, [`PersistentError::Post`] if the stream refuses the wait.
     pub fn wait_on<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         wait_all(&mut [self], stream, Duration::ZERO).map(drop).map_err(|error| error.source)
     }
@@ -189,7 +188,7 @@ impl<K: fmt::Debug> Persistent<K> {
     /// `timeout`. Of several starts, it returns the first failure, or else the newest completion.
     ///
     /// # Errors
-    /// [`PersistentError::Inactive`].
+    /// [`PersistentError::Inactive`] if no start is active.
     pub fn complete(&mut self, timeout: Duration) -> Result<Option<Completion>, PersistentError> {
         let core = &mut self.core;
         if core.active.is_empty() && core.done.is_none() {
@@ -229,7 +228,7 @@ impl PersistentSend {
     /// Makes a send of the slices, in order. Each start sends their content at the time when the stream reaches it.
     ///
     /// # Errors
-    /// [`QueueError`]: a slice of another domain, or a limit of the queue pair.
+    /// [`QueueError`] if a slice is of another domain, or a limit of the queue pair is exceeded.
     pub fn send(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
         Self::to(queue_pair, slices, None, None)
     }
@@ -280,7 +279,6 @@ impl PersistentSend {
     /// use gdsync::qp::CardWord;
     /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
     /// use std::time::Duration;
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pd = ProtectionDomain::new(&Device::software()?)?;
     /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
     /// # left.connect(&right.endpoint()?, Default::default())?;
@@ -304,12 +302,11 @@ impl PersistentSend {
     ///     request.complete(LONG)?.ok_or("it takes too long")?.status?;
     /// }
     /// receive.complete(LONG)?.ok_or("it takes too long")?.status?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`QueueError`]: the queue pair has no room for 8 bytes inline, or no RDMA writes.
+    /// [`QueueError`] if the queue pair has no room for 8 bytes inline, or no RDMA writes.
     pub fn count(queue_pair: &QueuePair, remote: RemoteMemory) -> Result<Self, QueueError> {
         let mut this = Self::to(queue_pair, &[], Some(remote), Some(bytes_of(1)))?;
         this.core.may_overlap = true;
@@ -361,7 +358,7 @@ impl PersistentRecv {
     /// Makes a receive into the slices, in order.
     ///
     /// # Errors
-    /// [`QueueError`]: a slice of another domain or not writable, or too many.
+    /// [`QueueError`] if a slice is of another domain or not writable, or there are too many.
     pub fn new(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
         queue_pair.inner.recv_segments(slices)?;
         Self::new_with(queue_pair, slices, None)

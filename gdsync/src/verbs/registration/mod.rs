@@ -20,12 +20,12 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use table::{Extent, Table};
 
-/// Registered memory of one protection domain, looked up by address and access: registering takes a system call and
-/// time for every page, and a look-up neither.
+/// A cache of a protection domain's registrations, by address and access: registering memory takes a system call and
+/// time for every page, and a look-up takes neither.
 ///
-/// A cheap handle; clones name the same cache. It keeps its [`CacheLimits`] by evicting unused registrations, the
-/// least recently used first. Registrations in use stay; if they leave no room, a new one is returned without being
-/// cached. Work that the CPU has posted does not count as a use: its registrations may be evicted, and are
+/// It is a cheap handle; clones name the same cache. It keeps its [`CacheLimits`] by evicting unused registrations,
+/// the least recently used first. Registrations in use stay; if they leave no room, a new one is returned without
+/// being cached. Work that the CPU has posted does not count as a use: its registrations may be evicted, and are
 /// deregistered when it has completed. Any registration that covers the requested bytes and access serves a request.
 ///
 /// A registration leaves the cache when the program and streams have dropped the last handle of its [`PinnedMemory`]
@@ -36,7 +36,6 @@ use table::{Extent, Table};
 /// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
 /// use gdsync::verbs::RegistrationCache;
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let cache = RegistrationCache::new(&ProtectionDomain::new(&Device::software()?)?);
 /// let memory = PinnedMemory::allocate(1 << 16)?;
 /// for _message in 0..100 {
@@ -46,8 +45,7 @@ use table::{Extent, Table};
 /// assert_eq!((cache.statistics().misses, cache.statistics().hits), (1, 99));
 /// drop(memory);
 /// assert_eq!(cache.statistics().entries, 0);
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct RegistrationCache {
@@ -82,23 +80,23 @@ enum Handle {
 }
 
 impl RegistrationCache {
-    /// A cache for memory of a protection domain, with the default limits.
+    /// Makes a cache for memory of a protection domain, with the default limits.
     pub fn new(pd: &ProtectionDomain) -> Self {
         Self::with_limits(pd, CacheLimits::default())
     }
 
-    /// A cache for memory of a protection domain.
+    /// Makes a cache for memory of a protection domain.
     pub fn with_limits(pd: &ProtectionDomain, limits: CacheLimits) -> Self {
         let inner = Inner { pd: pd.clone(), table: Mutex::new(Table::new(limits)) };
         RegistrationCache { inner: Arc::new(inner) }
     }
 
-    /// The protection domain.
+    /// Returns the protection domain.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.inner.pd
     }
 
-    /// Pinned memory, registered as a whole with at least that access.
+    /// Returns pinned memory, registered as a whole with at least that access.
     ///
     /// # Errors
     /// As [`MemoryRegion::register`].
@@ -111,20 +109,18 @@ impl RegistrationCache {
         })
     }
 
-    /// As [`Self::host`], as a [`MemoryRegion`], with the memory's words and copies.
+    /// Registers as [`Self::host`] does, and returns a [`MemoryRegion`], with the memory's words and copies.
     ///
     /// ```
     /// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
     /// use gdsync::verbs::RegistrationCache;
     ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let cache = RegistrationCache::new(&ProtectionDomain::new(&Device::software()?)?);
     /// let memory = PinnedMemory::allocate(1 << 16)?;
     /// let region = cache.host_region(&memory, Access::LOCAL_WRITE)?;
     /// region.write(0, b"hello");
     /// assert_eq!(region.lkey(), cache.host(&memory, Access::LOCAL_WRITE)?.lkey());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -133,7 +129,7 @@ impl RegistrationCache {
         Ok(MemoryRegion::of(self.host(memory, access)?.inner, memory.clone()))
     }
 
-    /// As [`Self::gpu`], as a [`GpuMemoryRegion`].
+    /// Registers as [`Self::gpu`] does, and returns a [`GpuMemoryRegion`].
     ///
     /// # Errors
     /// As [`Self::gpu`].
@@ -141,7 +137,7 @@ impl RegistrationCache {
         Ok(GpuMemoryRegion::of(self.gpu(memory, access)?.inner, memory.clone()))
     }
 
-    /// GPU memory, registered as a whole with at least that access.
+    /// Returns GPU memory, registered as a whole with at least that access.
     ///
     /// # Errors
     /// As [`GpuMemoryRegion::register`], and [`Error::Cuda`] if the driver does not know the memory.
@@ -154,8 +150,8 @@ impl RegistrationCache {
         })
     }
 
-    /// The program's GPU memory at an address, registered with at least that access. Each request asks the driver
-    /// which allocation is there: if the program has freed the memory and the address has been reused, the old
+    /// Returns `len` bytes of the program's GPU memory, registered with at least that access. Each request asks the
+    /// driver which allocation is there: if the program has freed the memory and the address has been reused, the old
     /// registration is dropped, and the memory is registered again.
     ///
     /// # Errors
@@ -182,10 +178,10 @@ impl RegistrationCache {
         })
     }
 
-    /// The program's host memory at an address, registered with at least that access, if the CUDA driver allocated it
-    /// (`cudaMallocHost`) or registered it (`cudaHostRegister`). As with [`RegistrationCache::gpu_raw`], each request
-    /// asks the driver which memory is there. `None` for other host memory, which must be a [`PinnedMemory`]
-    /// ([`RegistrationCache::host`]).
+    /// Returns `len` bytes of the program's host memory, registered with at least that access, if the CUDA driver
+    /// allocated them (`cudaMallocHost`) or registered them (`cudaHostRegister`). As with
+    /// [`RegistrationCache::gpu_raw`], each request asks the driver which memory is there. Returns `None` for other
+    /// host memory, which must be a [`PinnedMemory`] ([`RegistrationCache::host`]).
     ///
     /// # Errors
     /// As [`MemoryRegion::register`], and [`Error::Cuda`] if the driver fails.
@@ -257,7 +253,7 @@ impl RegistrationCache {
         gone.len()
     }
 
-    /// Counters of the cache.
+    /// Returns the counters of the cache.
     pub fn statistics(&self) -> CacheStatistics {
         self.inner.table.lock().statistics
     }
@@ -275,7 +271,7 @@ fn addresses(start: u64, len: usize) -> Result<Range<u64>, Error> {
 }
 
 impl CachedRegion {
-    /// How the card reaches GPU memory; `None` for host memory.
+    /// Returns how the card reaches GPU memory; `None` for host memory.
     pub fn path(&self) -> Option<RegistrationPath> {
         self.inner.path()
     }

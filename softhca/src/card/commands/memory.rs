@@ -34,7 +34,7 @@ impl Card {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// [`CardError::TooMany`].
+    /// [`CardError::TooMany`] at the card's limit.
     pub fn alloc_pd(&self) -> Result<u32, CardError> {
         self.command(|engine| {
             within("protection domains", engine.pds.len(), self.limits().max_pd)?;
@@ -63,7 +63,8 @@ impl Card {
     /// inside the page of 4096 bytes.
     ///
     /// # Errors
-    /// [`CardError::Invalid`] for an offset that is no register's, [`CardError::TooMany`], [`CardError::System`].
+    /// [`CardError::Invalid`] for an offset that is no register's, [`CardError::TooMany`] at the card's limit,
+    /// [`CardError::System`] without memory.
     pub fn alloc_uar(&self, registers: &[usize]) -> Result<UarHandle, CardError> {
         let registers = registers.iter().copied().map(Register::new).collect::<Result<Vec<_>, _>>()?;
         self.command(|engine| {
@@ -87,7 +88,7 @@ impl Card {
     /// either mapping.
     ///
     /// # Errors
-    /// [`CardError::System`].
+    /// [`CardError::System`] if the file cannot be made.
     pub fn uar_file(&self) -> Result<OwnedFd, CardError> {
         Ok(self.shared.engine.lock().doorbells.memory.descriptor()?)
     }
@@ -114,7 +115,7 @@ impl Card {
     /// Registers memory of this process or of a peer-memory client. Returns its local and remote key.
     ///
     /// # Errors
-    /// [`CardError::Region`], [`CardError::NotFound`], [`CardError::TooMany`].
+    /// [`CardError::Region`] for memory that is not mapped; otherwise as [`Self::alloc_window`].
     ///
     /// # Safety
     /// Until it is deregistered, the range stays mapped (peer memory: allocated). Other accesses to it tolerate a
@@ -163,7 +164,7 @@ impl Card {
     /// Allocates an unbound memory window. Returns its remote key.
     ///
     /// # Errors
-    /// [`CardError::NotFound`], [`CardError::TooMany`].
+    /// [`CardError::NotFound`] without that domain, [`CardError::TooMany`] at the card's limit.
     pub fn alloc_window(&self, pdn: u32, kind: WindowKind) -> Result<u32, CardError> {
         self.add_key(pdn, KeyTarget::Indirect(Mutex::new(Indirect::window(kind))), None)
     }
@@ -171,7 +172,7 @@ impl Card {
     /// Creates a key that refers to ranges of other keys. Returns it.
     ///
     /// # Errors
-    /// [`CardError::NotFound`], [`CardError::TooMany`].
+    /// [`CardError::NotFound`] without that domain, [`CardError::TooMany`] at the card's limit.
     pub fn create_key(&self, config: &KeyConfig<'_>) -> Result<u32, CardError> {
         let indirect = KeyTarget::Indirect(Mutex::new(Indirect::key(config)));
         self.add_key(config.pdn, indirect, Some(config.tag))
@@ -181,7 +182,7 @@ impl Card {
     /// touch it.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if there is none of that number.
     pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
         let memory = self.command(|engine| {
             engine.write_deferred();
@@ -198,7 +199,7 @@ impl Card {
     /// Allocates device memory of at least `len` bytes, all zero.
     ///
     /// # Errors
-    /// [`CardError::TooMany`] if the card has not that many adjacent free pages, [`CardError::System`].
+    /// [`CardError::TooMany`] if the card has not that many adjacent free pages, [`CardError::System`] without memory.
     pub fn alloc_device_memory(&self, len: u64) -> Result<DeviceMemory, CardError> {
         let count = usize::try_from(len.div_ceil(UAR_PAGE as u64)).unwrap_or(usize::MAX);
         self.command(|engine| {
@@ -213,7 +214,7 @@ impl Card {
     /// Frees the device memory that begins at a page. It must no longer be registered.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if there is none of that number.
     pub fn free_device_memory(&self, page: u32) -> Result<(), CardError> {
         self.command(|engine| match engine.doorbells.memory.give_back_device_memory(page as usize) {
             true => Ok(()),

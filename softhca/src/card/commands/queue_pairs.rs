@@ -16,7 +16,8 @@ impl Card {
     /// Creates a queue pair in RESET. Returns its number.
     ///
     /// # Errors
-    /// [`CardError::Invalid`], [`CardError::NotFound`], [`CardError::TooMany`].
+    /// [`CardError::Invalid`] for a value out of range, [`CardError::NotFound`] for an object that it names,
+    /// [`CardError::TooMany`] at the card's limit.
     ///
     /// # Safety
     /// The addresses of existing queues stay valid until the queue pair is destroyed.
@@ -72,7 +73,8 @@ impl Card {
     /// Changes a queue pair.
     ///
     /// # Errors
-    /// [`CardError::Modify`], [`CardError::Invalid`], [`CardError::NotFound`]. Nothing has changed then.
+    /// [`CardError::Modify`] for a transition that does not exist, [`CardError::Invalid`] for an address,
+    /// [`CardError::NotFound`] if there is none of that number. Nothing has changed then.
     pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
             let endpoint = &engine.qps.get(&qpn).ok_or(missing(QP, qpn))?.endpoint;
@@ -106,7 +108,7 @@ impl Card {
     /// Returns the attributes of a queue pair.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if there is none of that number.
     pub fn query_qp(&self, qpn: u32) -> Result<QpAttributes, CardError> {
         self.command(|engine| engine.qps.get(&qpn).map(Qp::attributes).ok_or(missing(QP, qpn)))
     }
@@ -114,7 +116,7 @@ impl Card {
     /// Opens an XRC target once more; it must be destroyed as often. Returns its configuration.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if the domain has none of that number.
     pub fn open_qp(&self, qpn: u32, xrcd: u32) -> Result<QpConfig, CardError> {
         self.command(|engine| {
             let qp = engine.qps.get_mut(&qpn).filter(|qp| qp.endpoint.config.xrcd == Some(xrcd));
@@ -128,7 +130,7 @@ impl Card {
     /// neither its rings nor the memory that its work requests name.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if there is none of that number.
     pub fn destroy_qp(&self, qpn: u32) -> Result<(), CardError> {
         self.command(|engine| {
             let qp = engine.qps.get_mut(&qpn).ok_or(missing(QP, qpn))?;

@@ -21,7 +21,7 @@ impl Card {
     /// distinguish one arm from the next.
     ///
     /// # Errors
-    /// [`CardError::Invalid`], [`CardError::TooMany`].
+    /// [`CardError::Invalid`] for a value out of range, [`CardError::TooMany`] at the card's limit.
     ///
     /// # Safety
     /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
@@ -73,7 +73,7 @@ impl Card {
     /// Changes the moderation of a queue's completion events.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if there is none of that number.
     pub fn moderate_cq(&self, cqn: u32, moderation: CqModeration) -> Result<(), CardError> {
         self.command(|engine| {
             let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
@@ -85,7 +85,7 @@ impl Card {
     /// Returns the state of a completion queue.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if there is none of that number.
     pub fn query_cq(&self, cqn: u32) -> Result<CqAttributes, CardError> {
         self.command(|engine| engine.resources.cqs.get(&cqn).map(Cq::attributes).ok_or(missing(CQ, cqn)))
     }
@@ -111,7 +111,8 @@ impl Card {
     /// Creates a shared receive queue. Returns its number.
     ///
     /// # Errors
-    /// [`CardError::Invalid`], [`CardError::NotFound`], [`CardError::TooMany`].
+    /// [`CardError::Invalid`] for a value out of range, [`CardError::NotFound`] for an object that it names,
+    /// [`CardError::TooMany`] at the card's limit.
     ///
     /// # Safety
     /// The addresses stay valid until the queue is destroyed; the record is aligned.
@@ -165,7 +166,7 @@ impl Card {
     /// Returns the state of a shared receive queue.
     ///
     /// # Errors
-    /// [`CardError::NotFound`].
+    /// [`CardError::NotFound`] if there is none of that number.
     pub fn query_srq(&self, srqn: u32) -> Result<SrqAttributes, CardError> {
         self.command(|engine| {
             engine.resources.srqs.get_mut(&srqn).map(Srq::attributes).ok_or(missing(SRQ, srqn))
@@ -196,7 +197,7 @@ impl Card {
     /// number, or `None` if it is not open yet and `create` is false.
     ///
     /// # Errors
-    /// [`CardError::TooMany`].
+    /// [`CardError::TooMany`] at the card's limit.
     pub fn open_xrcd(&self, file: Option<(u64, u64)>, create: bool) -> Result<Option<u32>, CardError> {
         self.command(|engine| {
             let mut open = engine.xrcds.iter_mut();
