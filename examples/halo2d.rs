@@ -1,4 +1,4 @@
-//! A stencil on a grid shared by four ranks: in each iteration, every rank sends the edges of its part to its
+//! A stencil on a grid shared by four ranks: in each iteration, every rank sends the edges of its subdomain to its
 //! neighbours and computes, all enqueued on a stream. The grid is a torus of 2 by 2 ranks. It runs merged and
 //! unmerged; the result is bitwise equal to that of a single rank.
 //!
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Cells of a rank's part per dimension, and ranks per dimension.
+/// Cells of a rank's subdomain per dimension, and ranks per dimension.
 const SIDE: usize = 24;
 const RANKS: usize = 2;
 const ITERATIONS: usize = 60;
@@ -56,13 +56,13 @@ fn reference() -> Vec<f64> {
     grid
 }
 
-/// Memory of a rank: its part of the grid, four edges to send, and four to receive.
+/// Memory of a rank: its subdomain of the grid, four edges to send, and four to receive.
 #[derive(Clone)]
-struct Part {
+struct Subdomain {
     memory: MemoryRegion,
 }
 
-impl Part {
+impl Subdomain {
     const CELLS: usize = SIDE * SIDE;
     const WORDS: usize = Self::CELLS + 8 * SIDE;
 
@@ -104,9 +104,9 @@ impl Part {
     }
 }
 
-/// A rank: its part, and a queue pair for each neighbour.
+/// A rank: its subdomain, and a queue pair for each neighbour.
 struct Rank {
-    part: Part,
+    subdomain: Subdomain,
     neighbours: Vec<QueuePair>,
 }
 
@@ -116,7 +116,7 @@ impl Rank {
     fn exchange(&self, merged: bool) -> Result<Batch, Failure> {
         let mut batch = Batch::with_capacity(12).merged(merged);
         for (side, neighbour) in self.neighbours.iter().enumerate() {
-            let slices = [self.part.memory.slice(Part::edge(side, false))?];
+            let slices = [self.subdomain.memory.slice(Subdomain::edge(side, false))?];
             batch = batch.send(neighbour.prepare(WorkRequest::send(&slices))?);
         }
         for neighbour in &self.neighbours {
@@ -130,7 +130,7 @@ impl Rank {
 
     fn receive(&self) -> Result<(), Failure> {
         for (side, neighbour) in self.neighbours.iter().enumerate() {
-            neighbour.post_recv(&[self.part.memory.slice(Part::edge(side, true))?], 0)?;
+            neighbour.post_recv(&[self.subdomain.memory.slice(Subdomain::edge(side, true))?], 0)?;
         }
         Ok(())
     }
@@ -150,13 +150,13 @@ impl Rank {
         &self,
         stream: &Stream<B>,
         merged: bool,
-        compute: impl Fn(&Stream<B>, &Part, fn(&Part)) -> Result<(), Failure>,
+        compute: impl Fn(&Stream<B>, &Subdomain, fn(&Subdomain)) -> Result<(), Failure>,
     ) -> Result<usize, Failure> {
         let mut operations = 0;
         for _ in 0..ITERATIONS {
-            compute(stream, &self.part, Part::pack)?;
+            compute(stream, &self.subdomain, Subdomain::pack)?;
             operations += stream.post(self.exchange(merged)?)?.operations;
-            compute(stream, &self.part, |part| part.compute())?;
+            compute(stream, &self.subdomain, |subdomain| subdomain.compute())?;
             stream.synchronize()?;
             self.collect()?;
             // Posted for memory that has been read: a neighbour may be ahead.
@@ -173,8 +173,8 @@ fn ranks() -> Result<Vec<Rank>, Failure> {
     let mut ranks = Vec::new();
     for _ in 0..RANKS * RANKS {
         let neighbours = (0..4).map(|_| QueuePair::new(&pd, config)).collect::<Result<_, _>>()?;
-        let memory = MemoryRegion::allocate(&pd, Part::WORDS * 8, Access::LOCAL_WRITE)?;
-        ranks.push(Rank { part: Part { memory }, neighbours });
+        let memory = MemoryRegion::allocate(&pd, Subdomain::WORDS * 8, Access::LOCAL_WRITE)?;
+        ranks.push(Rank { subdomain: Subdomain { memory }, neighbours });
     }
     for (number, rank) in ranks.iter().enumerate() {
         let (row, column) = (number / RANKS + RANKS, number % RANKS + RANKS);
@@ -185,9 +185,9 @@ fn ranks() -> Result<Vec<Rank>, Failure> {
         }
     }
     for (number, rank) in ranks.iter().enumerate() {
-        for cell in 0..Part::CELLS {
+        for cell in 0..Subdomain::CELLS {
             let (row, column) = (number / RANKS * SIDE + cell / SIDE, number % RANKS * SIDE + cell % SIDE);
-            rank.part.set(cell, first(row, column));
+            rank.subdomain.set(cell, first(row, column));
         }
         rank.receive()?;
     }
@@ -199,16 +199,16 @@ fn run(gpus: Option<&Gpus>, merged: bool) -> Result<(Vec<f64>, usize), Failure> 
     let ranks = ranks()?;
     let on_software = |rank: &Rank| -> Result<usize, Failure> {
         let stream = Stream::new(SoftStream::new()?)?;
-        rank.run(&stream, merged, |stream, part, kernel| {
-            let part = part.clone();
-            Ok(stream.launch(move || kernel(&part))?)
+        rank.run(&stream, merged, |stream, subdomain, kernel| {
+            let subdomain = subdomain.clone();
+            Ok(stream.launch(move || kernel(&subdomain))?)
         })
     };
     let on_gpu = |rank: &Rank, gpu: u32| -> Result<usize, Failure> {
         let stream = Stream::new(CudaStream::new(cuda::context(gpu)?.new_stream()?)?)?;
-        rank.run(&stream, merged, |stream, part, kernel| {
+        rank.run(&stream, merged, |stream, subdomain, kernel| {
             stream.synchronize()?;
-            kernel(part);
+            kernel(subdomain);
             Ok(())
         })
     };
@@ -224,7 +224,7 @@ fn run(gpus: Option<&Gpus>, merged: bool) -> Result<(Vec<f64>, usize), Failure> 
     let side = SIDE * RANKS;
     let cell = |i: usize| {
         let (row, column) = (i / side, i % side);
-        ranks[row / SIDE * RANKS + column / SIDE].part.get(row % SIDE * SIDE + column % SIDE)
+        ranks[row / SIDE * RANKS + column / SIDE].subdomain.get(row % SIDE * SIDE + column % SIDE)
     };
     Ok(((0..side * side).map(cell).collect(), operations))
 }

@@ -83,7 +83,7 @@ unsafe impl DeviceRepr for DeviceSegmentData {}
 /// `struct gdsync_segment_part`.
 #[repr(C)]
 #[derive(Clone, Copy, IntoBytes, Immutable)]
-struct Part {
+struct SegmentPart {
     data: u64,
     bytes: u64,
     words: u64,
@@ -308,7 +308,8 @@ impl Segment {
         if let Some((rank, _)) = with_two_keys {
             return Err(NotifyError::TwoKeys { rank });
         }
-        let parts: Vec<Part> = remotes.iter().map(|one| one.as_ref().map_or(Part::NONE, Part::of)).collect();
+        let parts: Vec<SegmentPart> =
+            remotes.iter().map(|one| one.as_ref().map_or(SegmentPart::NONE, SegmentPart::of)).collect();
         let statuses = self.shared().notifications.statuses();
         let statuses = device.translate(statuses.addr(), statuses.len())?.get();
         let watch = SegmentWatch { statuses, reserved: [0; 3] };
@@ -343,13 +344,13 @@ impl Segment {
     }
 }
 
-impl Part {
+impl SegmentPart {
     /// The part of a dropped rank.
-    const NONE: Part = Part { data: 0, bytes: 0, words: 0, count: 0, rkey: 0 };
+    const NONE: SegmentPart = SegmentPart { data: 0, bytes: 0, words: 0, count: 0, rkey: 0 };
 
     fn of(remote: &RemoteSegment) -> Self {
         let RemoteSegment { data, notifications } = remote;
-        Part {
+        SegmentPart {
             data: data.addr,
             bytes: data.len,
             words: notifications.addr,
@@ -375,13 +376,13 @@ mod tests {
             offset_of!(DeviceQueueData, reserved),
         ];
         assert_eq!(offsets, [0, 8, 12, 16, 24]);
-        assert_eq!((size_of::<Part>(), align_of::<Part>()), (32, 8));
+        assert_eq!((size_of::<SegmentPart>(), align_of::<SegmentPart>()), (32, 8));
         let offsets = [
-            offset_of!(Part, data),
-            offset_of!(Part, bytes),
-            offset_of!(Part, words),
-            offset_of!(Part, count),
-            offset_of!(Part, rkey),
+            offset_of!(SegmentPart, data),
+            offset_of!(SegmentPart, bytes),
+            offset_of!(SegmentPart, words),
+            offset_of!(SegmentPart, count),
+            offset_of!(SegmentPart, rkey),
         ];
         assert_eq!(offsets, [0, 8, 16, 24, 28]);
         assert_eq!((size_of::<SegmentWatch>(), align_of::<SegmentWatch>()), (32, 8));

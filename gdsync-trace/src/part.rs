@@ -16,9 +16,9 @@ use zerocopy::IntoBytes;
 /// Most records of a part: 96 MiB. Later ones are dropped and counted.
 pub const LIMIT: u64 = 1 << 21;
 
-/// A part while it is written.
+/// The writer of a part.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct PartWriter {
     file: File,
     path: PathBuf,
     /// The trace to write at the end.
@@ -28,15 +28,15 @@ pub(crate) struct Part {
     limit: u64,
 }
 
-impl Part {
-    pub(crate) fn open(to: Destination) -> io::Result<Part> {
-        Part::with_limit(&to, &header(), LIMIT)
+impl PartWriter {
+    pub(crate) fn open(to: Destination) -> io::Result<PartWriter> {
+        PartWriter::with_limit(&to, &header(), LIMIT)
     }
 
-    pub(crate) fn with_limit(to: &Destination, header: &Header, limit: u64) -> io::Result<Part> {
+    pub(crate) fn with_limit(to: &Destination, header: &Header, limit: u64) -> io::Result<PartWriter> {
         let opened = to.open(header.pid)?;
         let mut part =
-            Part { file: opened.file, path: opened.path, trace: opened.trace, written: 0, dropped: 0, limit };
+            Self { file: opened.file, path: opened.path, trace: opened.trace, written: 0, dropped: 0, limit };
         part.file.write_all(header.as_bytes()).map_err(|error| with_path(&part.path, &error))?;
         Ok(part)
     }
@@ -185,7 +185,7 @@ mod tests {
     fn records_beyond_the_limit_are_dropped_and_counted() {
         let folder = folder("limit");
         let to = Destination::Folder(folder.clone());
-        let mut part = Part::with_limit(&to, &header(17), 5).unwrap();
+        let mut part = PartWriter::with_limit(&to, &header(17), 5).unwrap();
         let records: Vec<Record> = (0..4).map(|at| record(Kind::Polled, at, [at, 0, 0])).collect();
         part.append(&records);
         part.append(&records);
@@ -201,7 +201,7 @@ mod tests {
     fn a_part_of_a_file_becomes_the_trace_there() {
         let folder = folder("file");
         let trace = folder.join("t.json");
-        let mut part = Part::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
+        let mut part = PartWriter::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
         part.append(&[record(Kind::Polled, 7, [0x41, 1, 0])]);
         part.finish(0).unwrap();
         let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
@@ -216,7 +216,7 @@ mod tests {
     fn a_trace_that_cannot_be_written_is_named_and_its_part_stays() {
         let folder = folder("refused");
         let trace = folder.join("t.json");
-        let part = Part::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
+        let part = PartWriter::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
         std::fs::create_dir(&trace).unwrap();
         let error = part.finish(0).unwrap_err().to_string();
         assert!(error.contains("t.json: Is a directory") && folder.join("t.json.part").exists(), "{error}");

@@ -8,7 +8,7 @@
 //! - Lock order: the list of buffers, a buffer, the part.
 
 use crate::destination::Destination;
-use crate::part::Part;
+use crate::part::PartWriter;
 use crate::record::{Kind, Record, text_words};
 use gdsync_sys::contain::contain;
 use gdsync_sys::host::monotonic;
@@ -22,7 +22,7 @@ const OFF: u8 = 1;
 const ON: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
-static PART: Mutex<Option<Part>> = Mutex::new(None);
+static PART: Mutex<Option<PartWriter>> = Mutex::new(None);
 static ALL_BUFFERS: Mutex<Vec<Arc<Buffer>>> = Mutex::new(Vec::new());
 /// True in the child of a `fork`: part and buffers are copies of its parent's, which writes them.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
@@ -236,7 +236,7 @@ fn start() -> bool {
     let mut part = PART.lock();
     // Another thread may have been faster.
     if STATE.load(Ordering::Relaxed) == UNKNOWN {
-        let opened = Destination::from_environment().and_then(|to| match Part::open(to) {
+        let opened = Destination::from_environment().and_then(|to| match PartWriter::open(to) {
             Ok(part) => Some(part),
             Err(error) => {
                 tracing::warn!("nothing is traced: {error}");

@@ -45,7 +45,7 @@ enum Row {
 }
 
 #[derive(Default)]
-struct State {
+struct TimelineState {
     flows: Flows,
     rows: HashMap<Row, Track>,
     arrows: u64,
@@ -83,7 +83,7 @@ impl Timeline {
 
     fn write<W: Write>(mut self, chrome: &mut TraceWriter<W>) -> io::Result<Summary> {
         self.name(chrome)?;
-        let mut state = State::default();
+        let mut state = TimelineState::default();
         for (place, record) in &self.records {
             let Some(kind) = Kind::of(record.kind) else { continue };
             if !matches!(kind, Kind::ThreadName | Kind::CardName | Kind::End) {
@@ -139,7 +139,7 @@ impl Timeline {
     }
 }
 
-impl State {
+impl TimelineState {
     fn write<W: Write>(
         &mut self,
         (place, process): (usize, &Process),

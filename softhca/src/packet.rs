@@ -1,7 +1,7 @@
 //! The header of the fabric's packets: the fields of an InfiniBand base transport header and its extensions,
 //! in one fixed form.
 
-use crate::fabric::{Group, Node, Part};
+use crate::fabric::{Group, Node, PayloadPart};
 use gdsync_sys::prm::UnknownCode;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -189,7 +189,7 @@ pub(crate) struct Packet<'a> {
     pub(crate) source: Node,
     pub(crate) kind: PacketKind,
     pub(crate) header: &'a Header,
-    pub(crate) payload: &'a [Part],
+    pub(crate) payload: &'a [PayloadPart],
 }
 
 impl Packet<'_> {

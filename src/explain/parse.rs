@@ -70,7 +70,7 @@ struct Line<'a> {
     end: usize,
 }
 
-type Place = (usize, String);
+type LineMistake = (usize, String);
 
 impl<'a> Line<'a> {
     fn new(text: &'a str) -> Self {
@@ -83,11 +83,11 @@ impl<'a> Line<'a> {
         Line { words: words.into_iter(), end: text.trim_end().chars().count() + 1 }
     }
 
-    fn next(&mut self, wanted: &str) -> Result<(usize, &'a str), Place> {
+    fn next(&mut self, wanted: &str) -> Result<(usize, &'a str), LineMistake> {
         self.words.next().ok_or_else(|| (self.end, format!("{wanted} is missing")))
     }
 
-    fn name(&mut self, wanted: &str) -> Result<&'a str, Place> {
+    fn name(&mut self, wanted: &str) -> Result<&'a str, LineMistake> {
         let (column, name) = self.next(wanted)?;
         let good = |letter: char| letter.is_alphanumeric() || "._-:".contains(letter);
         if name.chars().all(good) {
@@ -96,7 +96,7 @@ impl<'a> Line<'a> {
         Err((column, format!("{name} is no name of {wanted}: letters, digits and . _ - : make one")))
     }
 
-    fn number(&mut self, wanted: &str, limit: u64) -> Result<u64, Place> {
+    fn number(&mut self, wanted: &str, limit: u64) -> Result<u64, LineMistake> {
         let (column, text) = self.next(wanted)?;
         let number = match text.strip_prefix("0x") {
             Some(digits) => u64::from_str_radix(digits, 16),
@@ -109,12 +109,12 @@ impl<'a> Line<'a> {
     }
 
     /// Returns a name's number, adding the name to `names` if it is new.
-    fn named(&mut self, wanted: &str, names: &mut Names) -> Result<u32, Place> {
+    fn named(&mut self, wanted: &str, names: &mut Names) -> Result<u32, LineMistake> {
         Ok(names.number(self.name(wanted)?))
     }
 
     /// Parses the trigger of a send: `by TRIGGER`, or none.
-    fn by(&mut self, names: &mut Names) -> Result<Option<u32>, Place> {
+    fn by(&mut self, names: &mut Names) -> Result<Option<u32>, LineMistake> {
         if !matches!(self.words.as_slice().first(), Some((_, "by"))) {
             return Ok(None);
         }
@@ -122,22 +122,22 @@ impl<'a> Line<'a> {
         self.named("a trigger", names).map(Some)
     }
 
-    fn value32(&mut self) -> Result<u32, Place> {
+    fn value32(&mut self) -> Result<u32, LineMistake> {
         Ok(self.number("32-bit value", u32::MAX.into())? as u32)
     }
 
-    fn value64(&mut self) -> Result<u64, Place> {
+    fn value64(&mut self) -> Result<u64, LineMistake> {
         self.number("64-bit value", u64::MAX)
     }
 
-    fn condition(&mut self) -> Result<Condition, Place> {
+    fn condition(&mut self) -> Result<Condition, LineMistake> {
         let (column, text) = self.next("a condition (>=, ==, and, nor)")?;
         let known = SIGNS.iter().find(|(sign, _)| *sign == text).map(|(_, condition)| *condition);
         known.ok_or_else(|| (column, format!("{text} is no condition: it is one of >=, ==, and, nor")))
     }
 
     /// Parses a repetition: `xN` at the end, or once.
-    fn times(&mut self) -> Result<usize, Place> {
+    fn times(&mut self) -> Result<usize, LineMistake> {
         let Some((column, text)) = self.words.next() else { return Ok(1) };
         let times = text.strip_prefix('x').and_then(|digits| digits.parse().ok());
         if let Some((column, text)) = self.words.next() {
@@ -173,7 +173,7 @@ impl Text {
         Ok(batch)
     }
 
-    fn line(&mut self, text: &str) -> Result<(), Place> {
+    fn line(&mut self, text: &str) -> Result<(), LineMistake> {
         let mut line = Line::new(text);
         let Some((column, word)) = line.words.next() else { return Ok(()) };
         let words = &mut self.words;

@@ -242,9 +242,9 @@ impl Channel {
 /// once, whatever its main thread waits for. The run ends at the larger of both numbers enqueued, so that every
 /// exchange has its counterpart.
 #[derive(Clone)]
-pub(crate) struct RunLength(Arc<Mutex<State>>);
+pub(crate) struct RunLength(Arc<Mutex<RunState>>);
 
-struct State {
+struct RunState {
     /// Exchanges that this side has enqueued, or is about to.
     enqueued: u64,
     end: u64,
@@ -252,10 +252,10 @@ struct State {
 
 impl RunLength {
     pub(crate) fn new() -> Self {
-        RunLength(Arc::new(Mutex::new(State { enqueued: 0, end: u64::MAX })))
+        RunLength(Arc::new(Mutex::new(RunState { enqueued: 0, end: u64::MAX })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RunState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{CallError, bad, non_null_mut, stale};
 use crate::handles::{Addresses, Handles};
-use crate::providers::{self, Kind};
+use crate::providers::{self, ObjectKind};
 use crate::types::{
     GDS_CREATE_QP_RX_CQ_ON_GPU, GDS_CREATE_QP_TX_CQ_ON_GPU, GDS_CREATE_QP_WISHES,
     GDS_CREATE_QP_WQ_DBREC_ON_GPU, gds_cq, gds_qp,
@@ -63,8 +63,8 @@ pub(crate) unsafe fn domain(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
 ) -> Result<(Device, ProtectionDomain), CallError> {
-    let api = providers::of(Kind::Context, context)?;
-    if !ptr::eq(api, providers::of(Kind::Domain, pd)?) {
+    let api = providers::of(ObjectKind::Context, context)?;
+    if !ptr::eq(api, providers::of(ObjectKind::Domain, pd)?) {
         return Err(bad("the protection domain", pd.addr() as i64, "it must be one of the context"));
     }
     let context_at = NonNull::new(context).ok_or(CallError::Null { what: "the context" })?;
@@ -91,7 +91,7 @@ pub(crate) unsafe fn create(
     wishes: Wishes,
     signal_all: bool,
 ) -> Result<*mut gds_qp, CallError> {
-    let (api, key) = (providers::of(Kind::Context, context)?, context as usize);
+    let (api, key) = (providers::of(ObjectKind::Context, context)?, context as usize);
     let config = config.port(first_active_port(&device)?);
     let queue_pair = make(api, &device, &domain, config, wishes)?;
     let (send_cq, recv_cq) = (queue_pair.send_cq(), queue_pair.recv_cq());

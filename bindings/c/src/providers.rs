@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The kinds of objects that the software card makes for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     Context,
     Domain,
     Region,
@@ -22,17 +22,17 @@ pub(crate) enum Kind {
 }
 
 /// The programs' objects of the software card, by address.
-static SOFTWARE: LazyLock<RwLock<HashMap<usize, Kind, Addresses>>> = LazyLock::new(RwLock::default);
+static SOFTWARE: LazyLock<RwLock<HashMap<usize, ObjectKind, Addresses>>> = LazyLock::new(RwLock::default);
 
-impl Kind {
+impl ObjectKind {
     fn unknown<T>(self, object: *const T) -> CallError {
         let (what, remedy) = match self {
-            Kind::Context => ("the context", "pass what gdsync_soft_open returned, until gdsync_soft_close"),
-            Kind::Domain => {
+            Self::Context => ("the context", "pass what gdsync_soft_open returned, until gdsync_soft_close"),
+            Self::Domain => {
                 ("the protection domain", "pass what gdsync_alloc_pd returned, until gdsync_dealloc_pd")
             }
-            Kind::Region => ("the memory region", "pass what gdsync_reg_mr returned, until gdsync_dereg_mr"),
-            Kind::Path => {
+            Self::Region => ("the memory region", "pass what gdsync_reg_mr returned, until gdsync_dereg_mr"),
+            Self::Path => {
                 ("the address handle", "pass what gdsync_create_ah returned, until gdsync_destroy_ah")
             }
         };
@@ -47,7 +47,7 @@ impl Kind {
 ///
 /// # Errors
 /// Null, an object of another kind, or an object that is not the software card's, in a process without libibverbs.
-pub(crate) fn of<T>(kind: Kind, object: *const T) -> Result<&'static VerbsApi, CallError> {
+pub(crate) fn of<T>(kind: ObjectKind, object: *const T) -> Result<&'static VerbsApi, CallError> {
     let known = SOFTWARE.read().get(&object.addr()).copied();
     match known {
         Some(known) if known == kind => Ok(provider::software()),
@@ -57,7 +57,7 @@ pub(crate) fn of<T>(kind: Kind, object: *const T) -> Result<&'static VerbsApi, C
 }
 
 /// Records an object that a provider has made.
-pub(crate) fn note<T>(api: &VerbsApi, kind: Kind, object: *mut T) -> *mut T {
+pub(crate) fn note<T>(api: &VerbsApi, kind: ObjectKind, object: *mut T) -> *mut T {
     if ptr::eq(api, provider::software()) {
         SOFTWARE.write().insert(object.addr(), kind);
     }
@@ -69,7 +69,7 @@ pub(crate) fn note<T>(api: &VerbsApi, kind: Kind, object: *mut T) -> *mut T {
 /// # Errors
 /// Those of [`of`] and `destroy`.
 pub(crate) fn end<T>(
-    kind: Kind,
+    kind: ObjectKind,
     object: *mut T,
     destroy: impl FnOnce(&'static VerbsApi) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
@@ -82,7 +82,7 @@ pub(crate) fn end<T>(
 /// # Errors
 /// An object that is not the software card's; those of `destroy`.
 pub(crate) fn end_software<T>(
-    kind: Kind,
+    kind: ObjectKind,
     object: *mut T,
     destroy: impl FnOnce(&'static VerbsApi) -> Result<(), CallError>,
 ) -> Result<(), CallError> {

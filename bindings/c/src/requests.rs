@@ -14,8 +14,8 @@ pub(crate) enum Pending {
     Wait(PreparedWait, Vec<(usize, u32)>),
 }
 
-struct Place {
-    /// Counts the uses of the place; a number of another generation is stale. Never 0, so that a zeroed struct names nothing.
+struct RequestSlot {
+    /// Counts the uses of the slot; a number of another generation is stale. Never 0, so that a zeroed struct names nothing.
     generation: u32,
     owner: usize,
     pending: Option<Pending>,
@@ -25,14 +25,14 @@ struct Place {
 #[derive(Default)]
 #[repr(align(64))]
 struct Table {
-    places: Vec<Place>,
+    slots: Vec<RequestSlot>,
     free: Vec<u32>,
 }
 
 /// The tables, of which the address of a request's queue pair chooses one, so that threads with different queue pairs rarely contend.
 /// Spin locks as in gdsync's send queues: a store releases them, waiters yield, and none is held for long.
 static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
-    [const { SpinMutex::new(Table { places: Vec::new(), free: Vec::new() }) }; 1 << TABLE_BITS];
+    [const { SpinMutex::new(Table { slots: Vec::new(), free: Vec::new() }) }; 1 << TABLE_BITS];
 
 const TABLE_BITS: u32 = 4;
 
@@ -47,8 +47,8 @@ fn table_of(owner: usize) -> u32 {
     ((owner as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - TABLE_BITS)) as u32
 }
 
-fn name(generation: u32, place: u32, table: u32) -> u64 {
-    u64::from(generation) << 32 | u64::from(place << TABLE_BITS | table)
+fn name(generation: u32, slot: u32, table: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(slot << TABLE_BITS | table)
 }
 
 #[inline]
@@ -63,21 +63,21 @@ fn lock_of(name: u64) -> SpinMutexGuard<'static, Table, Yield> {
 
 impl Table {
     #[inline]
-    fn place(&mut self, name: u64) -> Result<(u32, &mut Place), CallError> {
+    fn slot(&mut self, name: u64) -> Result<(u32, &mut RequestSlot), CallError> {
         let index = name as u32 >> TABLE_BITS;
-        match self.places.get_mut(index as usize) {
-            Some(place) if place.generation == (name >> 32) as u32 => Ok((index, place)),
+        match self.slots.get_mut(index as usize) {
+            Some(slot) if slot.generation == (name >> 32) as u32 => Ok((index, slot)),
             _ => Err(unknown(name)),
         }
     }
 
-    /// Frees a place, except after its last generation, as numbers are not reused.
+    /// Frees a slot, except after its last generation, as numbers are not reused.
     #[inline]
     fn free(&mut self, index: u32) {
-        if let Some(place) = self.places.get_mut(index as usize)
-            && let Some(next) = place.generation.checked_add(1)
+        if let Some(slot) = self.slots.get_mut(index as usize)
+            && let Some(next) = slot.generation.checked_add(1)
         {
-            place.generation = next;
+            slot.generation = next;
             self.free.push(index);
         }
     }
@@ -89,13 +89,13 @@ pub(crate) fn keep(owner: usize, pending: Pending) -> u64 {
     let of = table_of(owner);
     let mut table = lock(of);
     if let Some(index) = table.free.pop()
-        && let Some(place) = table.places.get_mut(index as usize)
+        && let Some(slot) = table.slots.get_mut(index as usize)
     {
-        (place.owner, place.pending) = (owner, Some(pending));
-        return name(place.generation, index, of);
+        (slot.owner, slot.pending) = (owner, Some(pending));
+        return name(slot.generation, index, of);
     }
-    let index = table.places.len() as u32;
-    table.places.push(Place { generation: 1, owner, pending: Some(pending) });
+    let index = table.slots.len() as u32;
+    table.slots.push(RequestSlot { generation: 1, owner, pending: Some(pending) });
     name(1, index, of)
 }
 
@@ -121,8 +121,8 @@ pub(crate) fn take_wait(name: u64) -> Option<PreparedWait> {
 #[inline]
 fn take_if(name: u64, is_it: impl FnOnce(&Pending) -> bool) -> Option<Pending> {
     let mut table = lock_of(name);
-    let (index, place) = table.place(name).ok()?;
-    let taken = place.pending.take_if(|pending| is_it(pending))?;
+    let (index, slot) = table.slot(name).ok()?;
+    let taken = slot.pending.take_if(|pending| is_it(pending))?;
     table.free(index);
     Some(taken)
 }
@@ -130,12 +130,12 @@ fn take_if(name: u64, is_it: impl FnOnce(&Pending) -> bool) -> Option<Pending> {
 /// Takes a request. [`used_up`] then uses up its number, or [`put_back`] undoes this.
 pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     let mut table = lock_of(name);
-    let (_, place) = table.place(name)?;
-    let is_one = place.pending.as_ref().map(|pending| !matches!(pending, Pending::Wait(..)));
+    let (_, slot) = table.slot(name)?;
+    let is_one = slot.pending.as_ref().map(|pending| !matches!(pending, Pending::Wait(..)));
     if is_one != Some(is_send) {
         return Err(unknown(name));
     }
-    place.pending.take().ok_or_else(|| unknown(name))
+    slot.pending.take().ok_or_else(|| unknown(name))
 }
 
 /// Takes sends in their order, and uses up their number.
@@ -157,14 +157,14 @@ pub(crate) fn use_up_wait(name: u64) -> Result<PreparedWait, CallError> {
 }
 
 pub(crate) fn put_back(name: u64, pending: Pending) {
-    if let Ok((_, place)) = lock_of(name).place(name) {
-        place.pending = Some(pending);
+    if let Ok((_, slot)) = lock_of(name).slot(name) {
+        slot.pending = Some(pending);
     }
 }
 
 pub(crate) fn used_up(name: u64) {
     let mut table = lock_of(name);
-    if let Ok((index, _)) = table.place(name) {
+    if let Ok((index, _)) = table.slot(name) {
         table.free(index);
     }
 }
@@ -172,8 +172,8 @@ pub(crate) fn used_up(name: u64) {
 /// Appends a word to a wait. Returns the number of words.
 pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32, CallError> {
     let mut table = lock_of(name);
-    let (_, place) = table.place(name)?;
-    match &mut place.pending {
+    let (_, slot) = table.slot(name)?;
+    match &mut slot.pending {
         Some(Pending::Wait(_, words)) if words.len() < limit => {
             words.push(word);
             Ok(words.len() as u32)
@@ -187,10 +187,10 @@ pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32,
 pub(crate) fn forget(owner: usize) {
     let mut table = lock(table_of(owner));
     let mut gone = Vec::new();
-    for index in 0..table.places.len() {
-        let place = &mut table.places[index];
-        if place.owner == owner
-            && let Some(pending) = place.pending.take()
+    for index in 0..table.slots.len() {
+        let slot = &mut table.slots[index];
+        if slot.owner == owner
+            && let Some(pending) = slot.pending.take()
         {
             table.free(index as u32);
             gone.push(pending);

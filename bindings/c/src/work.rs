@@ -2,7 +2,7 @@
 
 use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
-use crate::providers::{self, Kind};
+use crate::providers::{self, ObjectKind};
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
 use gdsync::persistent::{PersistentRecv, PersistentSend};
@@ -227,7 +227,7 @@ fn to_datagram<T>(
     // SAFETY: plain numbers, for which every bit pattern is valid.
     let ud = unsafe { wr.wr.ud };
     let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
-    if !ptr::eq(providers::of(Kind::Path, ud.ah)?, qp.api) {
+    if !ptr::eq(providers::of(ObjectKind::Path, ud.ah)?, qp.api) {
         return Err(bad("wr.ud.ah", ud.ah.addr() as i64, "it must be of the queue pair's context"));
     }
     // SAFETY: an address handle that is alive: a known one of the software card, or one of libibverbs, as the C function's caller

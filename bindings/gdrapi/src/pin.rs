@@ -6,7 +6,7 @@ use crate::types::{self, InfoV2};
 use gdsync_gdr::{Caching, GpuRange, Mapping, MappingBackend, MappingError, page_size};
 
 #[derive(Default)]
-struct State {
+struct MappingState {
     /// Made when the memory is pinned, so that memory that cannot be mapped is refused then; made anew after each `gdr_unmap`, which must not
     /// leave pages mapped.
     mapping: Option<Mapping>,
@@ -46,7 +46,7 @@ pub(crate) struct Pin {
     pages: Pages,
     /// None for the stand-in, which maps host memory instead of a GPU's.
     memory: Option<GpuRange>,
-    state: State,
+    state: MappingState,
 }
 
 fn type_of(mapping: &Mapping) -> u32 {
@@ -70,7 +70,7 @@ impl Pin {
             // SAFETY: the caller keeps the memory and the context.
             _ => Some(unsafe { GpuRange::from_current(address, pages.size - pages.skew as usize) }?),
         };
-        let mut pin = Pin { backend, pages, memory, state: State::default() };
+        let mut pin = Pin { backend, pages, memory, state: MappingState::default() };
         pin.state.mapping = Some(pin.make()?);
         Ok(pin)
     }
@@ -125,7 +125,7 @@ impl Pin {
             let limit = "gdr_map was asked for another";
             return Err(CallError::Bad { what: "size", value: size as u64, limit });
         }
-        self.state = State::default();
+        self.state = MappingState::default();
         Ok(())
     }
 
@@ -178,7 +178,7 @@ impl Pin {
     }
 }
 
-impl State {
+impl MappingState {
     /// The mapping that `gdr_map` gave to the program, and its length.
     #[inline]
     fn handed_out(&self) -> Result<(&Mapping, usize), CallError> {

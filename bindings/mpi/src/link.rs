@@ -28,11 +28,11 @@ pub(crate) struct Message {
     operation: usize,
     /// The memory that is sent, or into which at most its length is received.
     slices: Vec<Slice>,
-    state: Mutex<State>,
+    state: Mutex<MessageState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct MessageState {
     /// The started request; none before the message is posted and after it has completed.
     group: Option<PersistentGroup>,
     outcome: Option<Result<u64, Failure>>,
@@ -44,7 +44,7 @@ struct State {
 
 impl Message {
     pub(crate) fn new(operation: usize, slices: Vec<Slice>) -> Self {
-        let state = State { group: None, outcome: None, is_triggered: false, is_watched: false };
+        let state = MessageState { group: None, outcome: None, is_triggered: false, is_watched: false };
         Message { operation, slices, state: Mutex::new(state) }
     }
 

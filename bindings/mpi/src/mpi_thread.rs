@@ -21,14 +21,14 @@ use std::time::Duration;
 const QUIET: Duration = Duration::from_millis(50);
 
 struct MpiThread {
-    state: Mutex<State>,
+    state: Mutex<ThreadState>,
     /// Signals that there is work, or that the thread is to end.
     work: Condvar,
 }
 
-static THREAD: MpiThread = MpiThread { state: Mutex::new(State::new()), work: Condvar::new() };
+static THREAD: MpiThread = MpiThread { state: Mutex::new(ThreadState::new()), work: Condvar::new() };
 
-struct State {
+struct ThreadState {
     thread: Option<(Calls, JoinHandle<()>)>,
     is_ending: bool,
     /// Operations that were not triggered when the thread last checked, in the order of the program's calls.
@@ -44,9 +44,9 @@ struct State {
     polls: bool,
 }
 
-impl State {
+impl ThreadState {
     const fn new() -> Self {
-        State {
+        ThreadState {
             thread: None,
             is_ending: false,
             waiting: VecDeque::new(),
@@ -319,7 +319,7 @@ mod tests {
         let (one, other) = (Word32::new(&memory, 0).unwrap(), Word32::new(&memory, 4).unwrap());
         // Sequence numbers wrap.
         one.store(u32::MAX - 1);
-        let mut state = State::new();
+        let mut state = ThreadState::new();
         let sequence = [(&one, u32::MAX), (&other, 1), (&one, 0), (&other, 2), (&one, 1)];
         for (name, (word, number)) in sequence.into_iter().enumerate() {
             let number = SequenceNumber { word: word.clone(), number };
@@ -342,13 +342,14 @@ mod tests {
         let word = launch_word.word.clone();
         let repeated = Arc::new(Operation { operation: 0, signal: Signal::Launch(launch_word) });
         let launch_word = repeated.launch_word().unwrap();
-        let mut state = State::new();
+        let mut state = ThreadState::new();
         let memory = PinnedMemory::allocate(4).unwrap();
         let number = SequenceNumber { word: Word32::new(&memory, 0).unwrap(), number: 1 };
         state.in_graphs.push(repeated.clone());
         state.waiting.push_back((operation(1), number.clone()));
-        let taken =
-            |state: &mut State| state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>();
+        let taken = |state: &mut ThreadState| {
+            state.take_triggered().iter().map(|each| each.operation).collect::<Vec<_>>()
+        };
         for _launch in 0..3 {
             assert_eq!(taken(&mut state), [0usize; 0]);
             word.store(TRIGGERED);

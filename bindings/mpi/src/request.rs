@@ -102,7 +102,7 @@ impl Work {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct RequestState {
     pub(crate) peers: Vec<Peer>,
     region: Region,
     pub(crate) work: Option<Work>,
@@ -110,7 +110,7 @@ pub(crate) struct State {
     pub(crate) started_on: Option<usize>,
 }
 
-impl State {
+impl RequestState {
     /// Returns whether a queue can start the request, or why not.
     pub(crate) fn check_startable(&self) -> Result<(), &'static str> {
         match self.work {
@@ -139,7 +139,7 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Request {
     kind: RequestKind,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<RequestState>,
 }
 
 impl Request {
@@ -157,7 +157,7 @@ impl Request {
             RequestKind::Link { sends } => Some(Work::Link(Link::new(sends))),
             _ => None,
         };
-        let state = State { peers, region: Region::Empty, work, started_on: None };
+        let state = RequestState { peers, region: Region::Empty, work, started_on: None };
         Request { kind, state: Mutex::new(state) }
     }
 
@@ -208,7 +208,7 @@ impl Request {
         })
     }
 
-    fn register(&self, domain: &Domain, state: &mut State) -> Result<(), Failure> {
+    fn register(&self, domain: &Domain, state: &mut RequestState) -> Result<(), Failure> {
         let (buffer, access) = match self.kind {
             RequestKind::Transfer { sends: true, buffer }
             | RequestKind::Partitioned { sends: true, buffer, .. } => (buffer, Access::empty()),
@@ -321,7 +321,7 @@ impl Request {
         &self,
         act: impl FnOnce(&mut Link, Option<&mut Connection>) -> R,
     ) -> Result<R, Failure> {
-        let State { peers, work, .. } = &mut *self.state.lock();
+        let RequestState { peers, work, .. } = &mut *self.state.lock();
         let peer = peers.first_mut().filter(|peer| peer.remote.is_some());
         let connection = peer.and_then(|peer| peer.connection.as_mut());
         match work {

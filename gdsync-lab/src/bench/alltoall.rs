@@ -2,7 +2,7 @@
 //! card or by doorbells.
 
 use super::pair;
-use super::ranks::{self, AHEAD, BLOCK, Measured, Place};
+use super::ranks::{self, AHEAD, BLOCK, Measured, RankId};
 use super::table::{Outcome, Row};
 use gdsync::queue::QueueError;
 use gdsync::stream::StreamOptions;
@@ -69,7 +69,7 @@ fn cards(options: &BenchOptions) -> Result<Vec<(Device, u8)>, Failure> {
 /// A rank of one variant. Either the card waits, one word releases all sends and one reports all messages; or the
 /// stream rings and waits for each peer.
 struct Rank {
-    place: Place,
+    id: RankId,
     queue_pairs: Vec<QueuePair>,
     sent: CompletionQueue,
     source: MemoryRegion,
@@ -81,29 +81,29 @@ struct Rank {
 impl Rank {
     fn new((device, port): (&Device, u8), mut bootstrap: Bootstrap, by_word: bool) -> Result<Self, Failure> {
         let pd = ProtectionDomain::new(device)?;
-        let place = Place::of(&bootstrap);
+        let id = RankId::of(&bootstrap);
         let depth = 2 * AHEAD as u32;
         let sent = CompletionQueue::new(device, 4 * depth * bootstrap.size())?;
         let trigger = by_word.then(|| Trigger::new(&pd)).transpose()?;
         let config = QueuePairConfig::default().port(port).send_depth(depth).recv_depth(RECEIVES);
         let mut queue_pairs = Vec::new();
-        for _ in place.peers() {
+        for _ in id.peers() {
             let received = CompletionQueue::new(device, 2 * RECEIVES)?;
             let config = config.completion_queues(&sent, &received);
             let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
             queue_pairs.push(QueuePair::new(&pd, config)?);
         }
-        ranks::connect(&queue_pairs, place, &mut bootstrap)?;
+        ranks::connect(&queue_pairs, id, &mut bootstrap)?;
         for queue_pair in &queue_pairs {
             (0..RECEIVES).try_for_each(|_| queue_pair.post_recv(&[], 0))?;
         }
-        let source = MemoryRegion::allocate(&pd, place.bytes(), Access::empty())?;
-        let target = MemoryRegion::allocate(&pd, place.bytes(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let source = MemoryRegion::allocate(&pd, id.bytes(), Access::empty())?;
+        let target = MemoryRegion::allocate(&pd, id.bytes(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let all = bootstrap.all_gather(target.remote().to_string().as_bytes())?;
         let remote = |bytes: &Vec<u8>| Ok(std::str::from_utf8(bytes)?.parse()?);
         let options = StreamOptions::default().collect_from(by_word.then_some(2));
         Ok(Rank {
-            place,
+            id,
             queue_pairs,
             sent,
             source,
@@ -124,10 +124,10 @@ impl ranks::Rank for Rank {
     }
 
     fn enqueue(&mut self, _: usize, round: u64, _: u64) -> Result<usize, Failure> {
-        let place = self.place;
+        let id = self.id;
         let (mut sends, mut waits) = (Batch::new(), Vec::new());
-        for (peer, queue_pair) in place.peers().zip(&self.queue_pairs) {
-            let (from, to) = (place.offset(peer, round), place.offset(place.number, round));
+        for (peer, queue_pair) in id.peers().zip(&self.queue_pairs) {
+            let (from, to) = (id.offset(peer, round), id.offset(id.number, round));
             let slices = [self.source.slice(from..from + BLOCK)?];
             let remote = self.remote[peer].slice(to..to + BLOCK)?;
             let write = WorkRequest::write(&slices, remote).immediate(round as u32);

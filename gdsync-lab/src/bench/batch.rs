@@ -35,22 +35,22 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     };
     let mut rows = Vec::new();
     for size in SIZES {
-        let sends = bench.compare(Part::Sends(size))?;
+        let sends = bench.compare(BatchKind::Sends(size))?;
         rows.push(gpu_alone(format!("{size} sends to one queue pair"), &sends));
-        let turns = bench.compare(Part::ByTurns(size))?;
+        let turns = bench.compare(BatchKind::ByTurns(size))?;
         rows.push(with_card(format!("{size} descriptors, sends and waits by turns"), turns));
     }
-    let (sends, waits) = (bench.compare(Part::Sends(MANY))?, bench.compare(Part::Waits)?);
+    let (sends, waits) = (bench.compare(BatchKind::Sends(MANY))?, bench.compare(BatchKind::Waits)?);
     let sum = |(sends, waits): (&Round, &Round)| [0, 1, 2].map(|variant| sends[variant] + waits[variant]);
     let both: Vec<Round> = sends.iter().zip(&waits).map(sum).collect();
     rows.extend([
         gpu_alone("waits for 64 completions that have come".to_owned(), &waits),
         gpu_alone("64 sends to one queue pair and these waits".to_owned(), &both),
-        with_card("64 sends and waits for them".to_owned(), bench.compare(Part::Both)?),
-        with_card("a step among 64 queue pairs".to_owned(), bench.compare(Part::Step)?),
+        with_card("64 sends and waits for them".to_owned(), bench.compare(BatchKind::Both)?),
+        with_card("a step among 64 queue pairs".to_owned(), bench.compare(BatchKind::Step)?),
     ]);
     for size in SIZES {
-        let spread = bench.compare(Part::Spread(size))?;
+        let spread = bench.compare(BatchKind::Spread(size))?;
         rows.push(gpu_alone(format!("{size} sends to as many queue pairs"), &spread));
     }
     let (name, doorbells) = bench.gpu.described(&bench.pair)?;
@@ -62,7 +62,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 
 /// The content of a batch between the trigger and the last write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum BatchKind {
     Sends(u32),
     /// Sends to a queue pair each.
     Spread(u32),
@@ -76,15 +76,15 @@ enum Part {
     Step,
 }
 
-impl Part {
+impl BatchKind {
     /// Returns the sends to one queue pair, and to the others.
     fn sends(self) -> (u32, u32) {
         match self {
-            Part::Sends(count) => (count, 0),
-            Part::Spread(count) => (0, count),
-            Part::ByTurns(count) => (count.div_ceil(2), 0),
-            Part::Waits | Part::Both => (MANY, 0),
-            Part::Step => (0, MANY),
+            BatchKind::Sends(count) => (count, 0),
+            BatchKind::Spread(count) => (0, count),
+            BatchKind::ByTurns(count) => (count.div_ceil(2), 0),
+            BatchKind::Waits | BatchKind::Both => (MANY, 0),
+            BatchKind::Step => (0, MANY),
         }
     }
 }
@@ -111,11 +111,11 @@ impl Bench {
         Ok(())
     }
 
-    fn compare(&mut self, part: Part) -> Result<Vec<Round>, Failure> {
-        self.gather(part.sends().1)?;
+    fn compare(&mut self, kind: BatchKind) -> Result<Vec<Round>, Failure> {
+        self.gather(kind.sends().1)?;
         in_turns(interrupt::rounds(0..ROUNDS), |variant, _| match variant {
             0 => self.empty(),
-            variant => self.round(part, variant == 1),
+            variant => self.round(kind, variant == 1),
         })
     }
 
@@ -129,18 +129,18 @@ impl Bench {
         Ok(Batch::new().wait_value32(&self.gpu.handle(START)?, Condition::Geq, self.value))
     }
 
-    fn round(&mut self, part: Part, merged: bool) -> Result<f64, Failure> {
+    fn round(&mut self, kind: BatchKind, merged: bool) -> Result<f64, Failure> {
         let mut batch = self.begin()?.merged(merged);
-        let (one, crowd) = part.sends();
+        let (one, crowd) = kind.sends();
         let crowd = &self.crowd[..crowd as usize];
         for i in 0..one {
             self.pair.right.post_recv(&[], 0)?;
-            if part == Part::Waits {
+            if kind == BatchKind::Waits {
                 self.pair.left.post_send(WorkRequest::send(&[]))?;
                 continue;
             }
             batch = batch.send(self.pair.left.prepare(WorkRequest::send(&[]))?);
-            if matches!(part, Part::ByTurns(count) if 2 * i + 1 < count) {
+            if matches!(kind, BatchKind::ByTurns(count) if 2 * i + 1 < count) {
                 batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
             }
         }
@@ -148,23 +148,23 @@ impl Bench {
             there.post_recv(&[], 0)?;
             batch = batch.send(here.prepare(WorkRequest::send(&[]))?);
         }
-        if part == Part::Waits {
+        if kind == BatchKind::Waits {
             // All completions arrive before the trigger.
             pair::collect(&self.pair.right.recv_cq(), one.into())?;
         }
-        if matches!(part, Part::Waits | Part::Both) {
+        if matches!(kind, BatchKind::Waits | BatchKind::Both) {
             for _ in 0..one {
                 batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
             }
         }
-        if part == Part::Step {
+        if kind == BatchKind::Step {
             for (_, there) in crowd {
                 batch = batch.wait(there.recv_cq().prepare_wait()?);
             }
         }
         let time = self.trigger(batch)?;
         pair::collect(&self.pair.left.send_cq(), one.into())?;
-        if part != Part::Waits {
+        if kind != BatchKind::Waits {
             pair::collect(&self.pair.right.recv_cq(), one.into())?;
         }
         for (here, there) in crowd {

@@ -50,8 +50,8 @@ fn measure<B: Clocked>(
     let (mut rows, mut empty) = (Vec::new(), Vec::new());
     for peers in SIZES {
         bench.gather(peers)?;
-        for part in [Part::Sends, Part::Waits, Part::Step] {
-            rows.push(bench.compare(part, peers, &mut empty)?);
+        for kind in [BatchKind::Sends, BatchKind::Waits, BatchKind::Step] {
+            rows.push(bench.compare(kind, peers, &mut empty)?);
         }
     }
     let doorbells = bench.streams.plain.doorbells(&bench.by_doorbells[0])?.to_string();
@@ -72,7 +72,7 @@ fn measure<B: Clocked>(
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum BatchKind {
     Sends,
     /// A wait for a message that each queue pair has received.
     Waits,
@@ -80,12 +80,12 @@ enum Part {
     Step,
 }
 
-impl Part {
+impl BatchKind {
     fn name(self) -> &'static str {
         match self {
-            Part::Sends => "sends",
-            Part::Waits => "waits for completions that have come",
-            Part::Step => "sends and waits for them: the card, too",
+            BatchKind::Sends => "sends",
+            BatchKind::Waits => "waits for completions that have come",
+            BatchKind::Step => "sends and waits for them: the card, too",
         }
     }
 }
@@ -133,21 +133,21 @@ impl<B: Clocked> Bench<B> {
     }
 
     /// Measures rounds of both variants, and empty ones, whose time is subtracted.
-    fn compare(&mut self, part: Part, peers: u32, empty: &mut Vec<f64>) -> Result<Row, Failure> {
+    fn compare(&mut self, kind: BatchKind, peers: u32, empty: &mut Vec<f64>) -> Result<Row, Failure> {
         let rounds = (self.posts / u64::from(peers)).clamp(1, ROUNDS);
         let mut operations = [0; 2];
         let times: Vec<[f64; 3]> = in_turns(interrupt::rounds(0..rounds), |variant, _| {
             let Some(variant) = [Variant::Word, Variant::Doorbells].get(variant).copied() else {
                 return Ok(self.streams.time(Variant::Doorbells, Batch::new(), Duration::ZERO)?.0);
             };
-            let (time, count) = self.round(part, variant, peers)?;
+            let (time, count) = self.round(kind, variant, peers)?;
             operations[variant as usize] = count;
             Ok(time)
         })?;
         empty.extend(times.iter().map(|[.., none]| none));
         let net = |[word, doorbells, none]: &[f64; 3]| [word - none, doorbells - none];
         let [ours, reference] = operations.map(|count: usize| (count, count.to_string()));
-        Ok(Row::named(part.name())
+        Ok(Row::named(kind.name())
             .cell("peers", peers, peers.to_string())
             .compared(&times.iter().map(net).collect::<Vec<_>>())
             .cell("gdsync_operations", ours.0, ours.1)
@@ -155,19 +155,19 @@ impl<B: Clocked> Bench<B> {
     }
 
     /// Returns the time of a batch in µs, and its memory operations.
-    fn round(&mut self, part: Part, variant: Variant, peers: u32) -> Result<(f64, usize), Failure> {
+    fn round(&mut self, kind: BatchKind, variant: Variant, peers: u32) -> Result<(f64, usize), Failure> {
         let all = if variant == Variant::Word { &self.by_word } else { &self.by_doorbells };
         let queue_pairs = &all[..peers as usize];
         let mut batch = Batch::new();
         for queue_pair in queue_pairs {
             queue_pair.post_recv(&[], 0)?;
-            if part == Part::Waits {
+            if kind == BatchKind::Waits {
                 queue_pair.post_send(WorkRequest::send(&[]))?;
             } else {
                 batch = batch.send(queue_pair.prepare(WorkRequest::send(&[]))?);
             }
         }
-        if part != Part::Sends {
+        if kind != BatchKind::Sends {
             for queue_pair in queue_pairs {
                 batch = batch.wait(queue_pair.recv_cq().prepare_wait()?);
             }

@@ -1,7 +1,7 @@
 //! `gdsync bench persistent`: rounds in which every rank sends to every other, by persistent requests, with waits by a
 //! stream or the card, and by notified writes.
 
-use super::ranks::{self, BLOCK, Measured, PLACES, Place, TIMEOUT};
+use super::ranks::{self, BLOCK, Measured, PLACES, RankId, TIMEOUT};
 use super::table::{Outcome, Row};
 use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
 use gdsync::stream::StreamOptions;
@@ -80,20 +80,20 @@ struct Rank {
 impl Rank {
     fn new((device, port): (Device, u8), mut bootstrap: Bootstrap) -> Result<Self, Failure> {
         let pd = ProtectionDomain::new(&device)?;
-        let place = Place::of(&bootstrap);
+        let id = RankId::of(&bootstrap);
         let config = QueuePairConfig::default().port(port);
-        let requests = Requests::new(&pd, config, place, &mut bootstrap)?;
+        let requests = Requests::new(&pd, config, id, &mut bootstrap)?;
         let waits = device.card_waits()?;
         let card_waits = match waits.data && waits.queues {
             false => None,
             true => {
                 let trigger = Trigger::new(&pd)?;
-                let requests = Requests::new(&pd, config.trigger(&trigger), place, &mut bootstrap)?;
+                let requests = Requests::new(&pd, config.trigger(&trigger), id, &mut bootstrap)?;
                 let options = StreamOptions::default().collect_from(Some(2));
                 Some((requests, Stream::with_options(SoftStream::new()?, options)?))
             }
         };
-        let writes = Writes::new((&pd, port), place, bootstrap)?;
+        let writes = Writes::new((&pd, port), id, bootstrap)?;
         Ok(Rank { stream: Stream::new(SoftStream::new()?)?, requests, card_waits, writes })
     }
 
@@ -160,22 +160,22 @@ impl Requests {
     fn new(
         pd: &ProtectionDomain,
         config: QueuePairConfig<'_>,
-        place: Place,
+        id: RankId,
         bootstrap: &mut Bootstrap,
     ) -> Result<Self, Failure> {
-        let source = MemoryRegion::allocate(pd, place.bytes(), Access::empty())?;
-        let target = MemoryRegion::allocate(pd, place.bytes(), Access::LOCAL_WRITE)?;
+        let source = MemoryRegion::allocate(pd, id.bytes(), Access::empty())?;
+        let target = MemoryRegion::allocate(pd, id.bytes(), Access::LOCAL_WRITE)?;
         let make = |_| QueuePair::new(pd, config);
-        let queue_pairs: Vec<QueuePair> = place.peers().map(make).collect::<Result<_, _>>()?;
-        ranks::connect(&queue_pairs, place, bootstrap)?;
+        let queue_pairs: Vec<QueuePair> = id.peers().map(make).collect::<Result<_, _>>()?;
+        ranks::connect(&queue_pairs, id, bootstrap)?;
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for at in 0..PLACES as u64 {
             let slice = |region: &MemoryRegion, peer| {
-                let offset = place.offset(peer, at);
+                let offset = id.offset(peer, at);
                 region.slice(offset..offset + BLOCK)
             };
             let (mut out, mut into) = (Vec::new(), Vec::new());
-            for (peer, queue_pair) in place.peers().zip(&queue_pairs) {
+            for (peer, queue_pair) in id.peers().zip(&queue_pairs) {
                 out.push(PersistentSend::send(queue_pair, &[slice(&source, peer)?])?);
                 into.push(PersistentRecv::new(queue_pair, &[slice(&target, peer)?])?);
             }
@@ -236,7 +236,7 @@ impl Requests {
 }
 
 struct Writes {
-    place: Place,
+    id: RankId,
     team: Team,
     queue: Queue,
     source: Segment,
@@ -244,12 +244,12 @@ struct Writes {
 }
 
 impl Writes {
-    fn new((pd, port): (&ProtectionDomain, u8), place: Place, bootstrap: Bootstrap) -> Result<Self, Failure> {
+    fn new((pd, port): (&ProtectionDomain, u8), id: RankId, bootstrap: Bootstrap) -> Result<Self, Failure> {
         let queue_pair = QueuePairConfig::default().port(port).recv_depth(1);
         let team = Team::new(pd, bootstrap, TeamConfig::default().queue_pair(queue_pair))?;
-        let source = team.allocate(place.bytes(), 0)?;
-        let target = team.allocate(place.bytes(), u32::try_from(PLACES * place.ranks)?)?;
-        Ok(Writes { place, queue: team.queue(0)?, team, source, target })
+        let source = team.allocate(id.bytes(), 0)?;
+        let target = team.allocate(id.bytes(), u32::try_from(PLACES * id.ranks)?)?;
+        Ok(Writes { id, queue: team.queue(0)?, team, source, target })
     }
 
     fn memory(&self) -> Result<[PinnedMemory; 2], Failure> {
@@ -261,7 +261,7 @@ impl Writes {
     }
 
     fn enqueue(&self, stream: &Stream<SoftStream>, round: u64) -> Result<usize, Failure> {
-        let (own, number) = (self.place, self.place.number);
+        let (own, number) = (self.id, self.id.number);
         let mut batch = Batch::new();
         for peer in own.peers() {
             let (from, to) = (own.offset(peer, round), own.offset(number, round));

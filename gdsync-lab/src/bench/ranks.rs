@@ -22,14 +22,14 @@ pub(super) const AHEAD: usize = 2;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct RankId {
     pub(super) number: usize,
     pub(super) ranks: usize,
 }
 
-impl Place {
+impl RankId {
     pub(super) fn of(bootstrap: &Bootstrap) -> Self {
-        Place { number: bootstrap.rank() as usize, ranks: bootstrap.size() as usize }
+        RankId { number: bootstrap.rank() as usize, ranks: bootstrap.size() as usize }
     }
 
     pub(super) fn peers(self) -> impl Iterator<Item = usize> {
@@ -49,7 +49,7 @@ impl Place {
 /// Connects a rank's queue pairs, one for each peer, with the peers'.
 pub(super) fn connect(
     queue_pairs: &[QueuePair],
-    place: Place,
+    id: RankId,
     bootstrap: &mut Bootstrap,
 ) -> Result<(), Failure> {
     let endpoint = |queue_pair: &QueuePair| Ok(queue_pair.endpoint()?.to_string());
@@ -57,9 +57,9 @@ pub(super) fn connect(
     let all = bootstrap.all_gather(endpoints.join("\n").as_bytes())?;
     // Many threads share few processors, so cards and ranks may be late.
     let options = ConnectOptions::default().timeout(20).retry_count(7).rnr_retry(7);
-    for (peer, queue_pair) in place.peers().zip(queue_pairs) {
+    for (peer, queue_pair) in id.peers().zip(queue_pairs) {
         // A peer has no endpoint for itself.
-        let own = place.number - usize::from(place.number > peer);
+        let own = id.number - usize::from(id.number > peer);
         let endpoint = std::str::from_utf8(&all[peer])?.lines().nth(own).ok_or("a rank lacks a peer")?;
         queue_pair.connect(&endpoint.parse()?, options)?;
     }
@@ -136,8 +136,8 @@ pub(super) fn measure<R: Rank, const VARIANTS: usize>(
     let begin = Arc::new(Barrier::new(ranks));
     let leaves = Arc::new(AtomicBool::new(false));
     let all: Vec<[Measured; VARIANTS]> = on_threads(u32::try_from(ranks)?, TIMEOUT, move |bootstrap| {
-        let place = Place::of(&bootstrap);
-        make(bootstrap).and_then(|rank| play(rank, place, (&begin, &leaves), runs, rounds))
+        let id = RankId::of(&bootstrap);
+        make(bootstrap).and_then(|rank| play(rank, id, (&begin, &leaves), runs, rounds))
     })?;
     let mut measured: [Measured; VARIANTS] = std::array::from_fn(|_| Measured::default());
     for played in all {
@@ -153,7 +153,7 @@ pub(super) fn measure<R: Rank, const VARIANTS: usize>(
 
 fn play<R: Rank, const VARIANTS: usize>(
     mut rank: R,
-    place: Place,
+    id: RankId,
     (begin, leaves): (&Barrier, &AtomicBool),
     runs: usize,
     rounds: u64,
@@ -174,7 +174,7 @@ fn play<R: Rank, const VARIANTS: usize>(
             if rank.stream(variant).is_none() {
                 continue;
             }
-            let (time, operations) = play_run(&mut rank, place, variant, first..first + rounds, begin)?;
+            let (time, operations) = play_run(&mut rank, id, variant, first..first + rounds, begin)?;
             // The parity stays the same: places are used in turn.
             first = (first + rounds).next_multiple_of(PLACES as u64);
             measured[variant].times.push(time / rounds as f64);
@@ -189,7 +189,7 @@ fn play<R: Rank, const VARIANTS: usize>(
 /// Returns µs and memory operations of all rounds.
 fn play_run<R: Rank>(
     rank: &mut R,
-    place: Place,
+    id: RankId,
     variant: usize,
     rounds: std::ops::Range<u64>,
     begin: &Barrier,
@@ -203,18 +203,17 @@ fn play_run<R: Rank>(
     let last = rounds.end;
     for round in rounds {
         let [source, target] = rank.memory(variant)?;
-        let fill =
-            move |peer| content(place.number, peer, round).fill(&source, place.offset(peer, round), BLOCK);
-        rank.stream(variant).ok_or(NO_VARIANT)?.launch(move || place.peers().for_each(fill))?;
+        let fill = move |peer| content(id.number, peer, round).fill(&source, id.offset(peer, round), BLOCK);
+        rank.stream(variant).ok_or(NO_VARIANT)?.launch(move || id.peers().for_each(fill))?;
         operations += rank.enqueue(variant, round, last)?;
         let stream = rank.stream(variant).ok_or(NO_VARIANT)?;
         let wrong = wrong.clone();
         stream.launch(move || {
             let is_wrong = |peer: &usize| {
-                let content = content(*peer, place.number, round);
-                content.check(&target, place.offset(*peer, round), 0, BLOCK).is_err()
+                let content = content(*peer, id.number, round);
+                content.check(&target, id.offset(*peer, round), 0, BLOCK).is_err()
             };
-            wrong.fetch_add(place.peers().filter(is_wrong).count() as u64, Ordering::Relaxed);
+            wrong.fetch_add(id.peers().filter(is_wrong).count() as u64, Ordering::Relaxed);
         })?;
         under_way.push_back(stream.record()?);
         if under_way.len() == AHEAD {
@@ -231,7 +230,7 @@ fn play_run<R: Rank>(
     begin.wait();
     match wrong.load(Ordering::Relaxed) {
         0 => Ok((time, operations)),
-        wrong => Err(format!("rank {}: {wrong} messages are not as they were sent", place.number).into()),
+        wrong => Err(format!("rank {}: {wrong} messages are not as they were sent", id.number).into()),
     }
 }
 

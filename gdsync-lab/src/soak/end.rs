@@ -8,7 +8,7 @@ use super::kernels::PosterKind;
 use super::peers::Message;
 use super::plan::Random;
 use super::queues::{Queues, SharedDemux};
-use super::region::Place;
+use super::region::MemoryLocation;
 use super::reliable::Reliable;
 use super::tally::Tally;
 use super::traffic::Traffic;
@@ -131,10 +131,10 @@ impl End {
         let random = |salt: u64| Random::new(role.seed ^ role.own << 32 ^ salt << 56);
         let ends = (role.own, role.other);
         let by = role.by(gpu);
-        let place = if by == PosterKind::Cpu { Place::Host } else { gpu.place() };
+        let at = if by == PosterKind::Cpu { MemoryLocation::Host } else { gpu.location() };
         let traffic: Box<dyn Traffic> = match role.transport() {
-            Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1), (&place, by))?),
-            _ => Box::new(Unreliable::new(pd, role.seed, ends, &place)?),
+            Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1), (&at, by))?),
+            _ => Box::new(Unreliable::new(pd, role.seed, ends, &at)?),
         };
         let release = (role.queues(shared), role.trigger(shared, pd)?);
         let wire = Wire::new((device, pd, port), role.transport(), release, (gpu, by), random(2))?;

@@ -1,6 +1,6 @@
 //! Drivers of the links that the CPU does not drive: a GPU, or a stand-in of software streams.
 
-use super::region::Place;
+use super::region::MemoryLocation;
 use gdsync::cuda::Placement;
 use gdsync::cudarc::driver::{CudaContext, CudaFunction};
 use gdsync::device::nvrtc;
@@ -64,12 +64,12 @@ impl Gpu {
         !matches!(self, Gpu::None)
     }
 
-    /// Returns the place of the messages of such links.
-    pub(super) fn place(&self) -> Place {
+    /// Returns the location of the messages of such links.
+    pub(super) fn location(&self) -> MemoryLocation {
         match self {
-            Gpu::None => Place::Host,
-            Gpu::StandIn => Place::StandIn,
-            Gpu::Cuda(context, _) => Place::Gpu(context.clone()),
+            Gpu::None => MemoryLocation::Host,
+            Gpu::StandIn => MemoryLocation::StandIn,
+            Gpu::Cuda(context, _) => MemoryLocation::Gpu(context.clone()),
         }
     }
 

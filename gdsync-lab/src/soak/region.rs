@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum MemoryLocation {
     Host,
     /// Host memory that is treated as GPU memory.
     StandIn,
@@ -29,16 +29,16 @@ pub(super) enum Region {
 impl Region {
     /// Registers `len` bytes, of which at most `piece` bytes are filled or checked at a time.
     pub(super) fn new(
-        place: &Place,
+        location: &MemoryLocation,
         pd: &ProtectionDomain,
         (len, piece): (usize, usize),
         access: Access,
     ) -> Result<Self, Failure> {
         let copy = || PinnedMemory::allocate(piece.next_multiple_of(8));
-        Ok(match place {
-            Place::Host => Region::Near(MemoryRegion::allocate(pd, len, access)?),
-            Place::StandIn => Region::StandIn(MemoryRegion::allocate(pd, len, access)?, copy()?),
-            Place::Gpu(context) => {
+        Ok(match location {
+            MemoryLocation::Host => Region::Near(MemoryRegion::allocate(pd, len, access)?),
+            MemoryLocation::StandIn => Region::StandIn(MemoryRegion::allocate(pd, len, access)?, copy()?),
+            MemoryLocation::Gpu(context) => {
                 // A software card copies through the mapping, which the region keeps alive, or else by the driver.
                 let mapped = MappedMemory::allocate(context, len);
                 let memory = match &mapped {
@@ -158,8 +158,8 @@ mod tests {
         let device = Device::software().unwrap();
         let pd = ProtectionDomain::new(&device).unwrap();
         let content = Pattern { seed: 7 };
-        for place in [Place::Host, Place::StandIn] {
-            let region = Region::new(&place, &pd, (1 << 16, 5000), Access::LOCAL_WRITE).unwrap();
+        for location in [MemoryLocation::Host, MemoryLocation::StandIn] {
+            let region = Region::new(&location, &pd, (1 << 16, 5000), Access::LOCAL_WRITE).unwrap();
             region.fill(content, 64, 4999).unwrap();
             assert!(region.holds(content, (64, 0), 4999).unwrap());
             assert!(region.holds(content, (64 + 80, 80), 100).unwrap());

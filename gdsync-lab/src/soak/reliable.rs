@@ -7,7 +7,7 @@ use super::atomics::{Atomic, Atomics, Words};
 use super::kernels::{PosterKind, Request};
 use super::ledger::{Ended, Work};
 use super::plan::{How, LONGEST, Planned, Random};
-use super::region::{Place, Region};
+use super::region::{MemoryLocation, Region};
 use super::tally::Tally;
 use super::traffic::{Numbers, Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
@@ -77,9 +77,9 @@ impl Reliable {
         seed: u64,
         (own, other): (u64, u64),
         random: Random,
-        (place, by): (&Place, PosterKind),
+        (location, by): (&MemoryLocation, PosterKind),
     ) -> Result<Self, Failure> {
-        let region = |len, piece, access| Region::new(place, pd, (len, piece), access);
+        let region = |len, piece, access| Region::new(location, pd, (len, piece), access);
         let places = PLACES as usize * PLACE;
         let fixed = region(FIXED, FIXED, Access::REMOTE_READ)?;
         fixed.fill(fixed_content(seed, own), 0, FIXED)?;

@@ -6,7 +6,7 @@
 
 use super::ledger::{Ended, Work};
 use super::plan::{How, LONGEST, Planned};
-use super::region::{Place, Region};
+use super::region::{MemoryLocation, Region};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic, Window};
 use super::wire::{RECEIVES, Wire};
@@ -55,9 +55,9 @@ impl Unreliable {
         pd: &ProtectionDomain,
         seed: u64,
         (own, other): (u64, u64),
-        place: &Place,
+        location: &MemoryLocation,
     ) -> Result<Self, Failure> {
-        let region = |access| Region::new(place, pd, (PLACES as usize * PLACE, PLACE), access);
+        let region = |access| Region::new(location, pd, (PLACES as usize * PLACE, PLACE), access);
         Ok(Unreliable {
             seed,
             own,

@@ -5,7 +5,7 @@ use super::kernels::{Poster, PosterKind, Request};
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
 use super::queues::{self, Queues, SharedDemux};
-use super::region::{Place, Region};
+use super::region::{MemoryLocation, Region};
 use super::tally::Tally;
 use gdsync::qp::ResetError;
 use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, ResetBlocker, StateError, WorkError};
@@ -78,10 +78,10 @@ impl Wire {
         // software stream, as streams of a GPU may share a channel.
         let listens = by == PosterKind::Stream && matches!(queues, Queues::Own);
         let listener = || -> Result<_, Failure> { Ok(Stream::new(SoftStream::new()?)?) };
-        let place = if by == PosterKind::Cpu { Place::Host } else { gpu.place() };
+        let location = if by == PosterKind::Cpu { MemoryLocation::Host } else { gpu.location() };
         let sizes = (RECEIVES as usize * PLACE_BYTES, PLACE_BYTES);
         Ok(Wire {
-            target: Region::new(&place, pd, sizes, Access::LOCAL_WRITE)?,
+            target: Region::new(&location, pd, sizes, Access::LOCAL_WRITE)?,
             poster: Poster::new(gpu, by)?,
             by_cuda: gpu.has_kernels() && by == PosterKind::Stream,
             listener: listens.then(listener).transpose()?,

@@ -2,12 +2,12 @@
 //!
 //! Each consists of a control segment with an opcode modifier, and one segment of this module:
 //!
-//! | [`Kind`] | opcode, modifier | `ds` | segment |
+//! | [`WaitKind`] | opcode, modifier | `ds` | segment |
 //! |---|---|---|---|
-//! | [`Kind::Completions`] | WAIT, 0 | 2 | [`IndexSeg`]: the last entry awaited, the completion queue |
-//! | [`Kind::Data`] | WAIT, 1 | 3 | [`WaitDataSeg`] |
-//! | [`Kind::Time`] | WAIT, 2 | 3 | [`WaitDataSeg`] without key and address |
-//! | [`Kind::SendEnable`] | SEND_EN, 0 | 2 | [`IndexSeg`]: the new producer index, the queue pair |
+//! | [`WaitKind::Completions`] | WAIT, 0 | 2 | [`IndexSeg`]: the last entry awaited, the completion queue |
+//! | [`WaitKind::Data`] | WAIT, 1 | 3 | [`WaitDataSeg`] |
+//! | [`WaitKind::Time`] | WAIT, 2 | 3 | [`WaitDataSeg`] without key and address |
+//! | [`WaitKind::SendEnable`] | SEND_EN, 0 | 2 | [`IndexSeg`]: the new producer index, the queue pair |
 //!
 //! A queue executes nothing after a WAIT before its condition is met. WAIT for data runs on ordinary queue pairs;
 //! SEND_EN needs queue pairs created by commands with `cd_master` and `cd_slave_send` ([`super::command::qpc`]).
@@ -69,7 +69,7 @@ pub const fn word(native: u64) -> u64 {
 
 /// A WAIT or SEND_EN work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum WaitKind {
     /// WAIT for an entry of a completion queue.
     Completions,
     /// WAIT for a word of memory.
@@ -80,7 +80,7 @@ pub enum Kind {
     SendEnable,
 }
 
-impl Kind {
+impl WaitKind {
     /// Returns the kind of a control segment; `None` for other opcodes.
     ///
     /// # Errors
@@ -91,30 +91,30 @@ impl Kind {
             Ok(Opcode::SendEnable) => "SEND_EN modifier",
             _ => return Ok(None),
         };
-        let is_it = |kind: &Kind| Ok(kind.opcode()) == ctrl.opcode() && kind.opmod() == ctrl.opmod();
-        let known = [Kind::Completions, Kind::Data, Kind::Time, Kind::SendEnable].into_iter().find(is_it);
+        let is_it = |kind: &WaitKind| Ok(kind.opcode()) == ctrl.opcode() && kind.opmod() == ctrl.opmod();
+        let known = [Self::Completions, Self::Data, Self::Time, Self::SendEnable].into_iter().find(is_it);
         known.map(Some).ok_or(UnknownCode { what, code: ctrl.opmod() })
     }
 
     /// Returns its opcode.
     pub fn opcode(self) -> Opcode {
-        if self == Kind::SendEnable { Opcode::SendEnable } else { Opcode::Wait }
+        if self == WaitKind::SendEnable { Opcode::SendEnable } else { Opcode::Wait }
     }
 
     /// Returns the modifier of its opcode (`MLX5_OPC_MOD_WAIT_*`).
     pub fn opmod(self) -> u8 {
         match self {
-            Kind::Completions | Kind::SendEnable => 0,
-            Kind::Data => 1,
-            Kind::Time => 2,
+            WaitKind::Completions | WaitKind::SendEnable => 0,
+            WaitKind::Data => 1,
+            WaitKind::Time => 2,
         }
     }
 
     /// Returns its size in 16-byte units, with the control segment. It takes one basic block.
     pub fn ds(self) -> u8 {
         match self {
-            Kind::Completions | Kind::SendEnable => 2,
-            Kind::Data | Kind::Time => 3,
+            WaitKind::Completions | WaitKind::SendEnable => 2,
+            WaitKind::Data | WaitKind::Time => 3,
         }
     }
 

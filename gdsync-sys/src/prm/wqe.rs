@@ -1,7 +1,5 @@
-//! Segments of send work-queue entries (WQEs).
-//!
-//! A WQE is a control segment and its opcode's segments, in units of 16 bytes. It occupies whole 64-byte basic blocks
-//! of the send queue, and may wrap around the queue's end between any two of them.
+//! Segments of send work-queue entries (WQEs): a control segment and its opcode's segments, in units of 16 bytes. A
+//! WQE occupies whole 64-byte basic blocks, and may wrap around the send queue's end between any two of them.
 
 use super::{UnknownCode, getters, wire_codes};
 use std::fmt;
@@ -91,8 +89,7 @@ pub struct CtrlSeg {
 }
 
 impl CtrlSeg {
-    /// Creates a control segment. `index` is in basic blocks, `ds` (6 bits) in 16-byte units including this segment;
-    /// `imm` is the immediate in wire order, big endian.
+    /// Creates a segment: `index` in basic blocks, 6-bit `ds` in 16-byte units with this one, the immediate big endian.
     pub fn new(opcode: Opcode, index: u16, qpn: u32, ds: u8, flags: CtrlFlags, imm: [u8; 4]) -> Self {
         CtrlSeg {
             opmod_idx_opcode: U32::new(u32::from(index) << 8 | opcode as u32),
@@ -122,7 +119,6 @@ impl CtrlSeg {
 
 getters! { CtrlSeg, self:
     /// The opcode.
-    ///
     /// # Errors
     /// [`UnknownCode`].
     opcode -> Result<Opcode, UnknownCode> { Opcode::try_from(self.raw_opcode()) }
@@ -374,8 +370,7 @@ impl AddressVector {
         self.dqp_dct.get() & EXTENDED_AV != 0
     }
 
-    /// Returns the fields of the global route, even if the bit for it is 0: on RoCE, where every packet has one,
-    /// libmlx5 leaves the bit 0.
+    /// Returns the global route, even if its bit is 0: libmlx5 leaves it 0 on RoCE, where every packet has a route.
     pub fn route(&self) -> GrhFields {
         let word = self.grh_gid_fl.get();
         GrhFields {

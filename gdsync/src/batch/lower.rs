@@ -14,7 +14,7 @@ use gdsync_sys::prm::wait;
 pub(crate) trait Driver: Sized {
     type Send;
     type Wait;
-    type Place;
+    type ProgramWord;
     type Bytes;
     type Receives;
     type Ticket;
@@ -25,7 +25,7 @@ pub(crate) trait Driver: Sized {
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
 
     /// Returns the stream's address of `len` bytes of the program's memory.
-    fn address(&self, place: &Self::Place, len: usize) -> Result<StreamAddr, StreamError>;
+    fn address(&self, word: &Self::ProgramWord, len: usize) -> Result<StreamAddr, StreamError>;
 
     /// Returns the stream's address of a write of bytes, and its words. Only for drivers whose batches have such
     /// writes.
@@ -81,7 +81,7 @@ pub(crate) trait Driver: Sized {
 type Lowered<D> = Descriptor<
     <D as Driver>::Send,
     <D as Driver>::Wait,
-    <D as Driver>::Place,
+    <D as Driver>::ProgramWord,
     <D as Driver>::Bytes,
     <D as Driver>::Receives,
     <D as Driver>::Ticket,
@@ -180,28 +180,28 @@ impl<'a, D: Driver> Lowering<'a, D> {
                 let (addr, number) = self.driver.commit_ticket(ticket)?;
                 self.release(addr, number)?;
             }
-            Descriptor::Wait32(place, condition, value) => {
+            Descriptor::Wait32(word, condition, value) => {
                 self.catch_up()?;
-                let addr = self.driver.address(place, 4)?;
+                let addr = self.driver.address(word, 4)?;
                 self.wait32(addr, *condition, *value)?;
                 self.flush();
             }
-            Descriptor::Wait64(place, condition, value) => {
+            Descriptor::Wait64(word, condition, value) => {
                 self.catch_up()?;
-                let (addr, condition, value) = (self.driver.address(place, 8)?, *condition, *value);
+                let (addr, condition, value) = (self.driver.address(word, 8)?, *condition, *value);
                 self.check_condition(condition)?;
                 need(self.caps.ops_64_bit, "64-bit memory operations")?;
                 self.ops.push(MemOp::Wait64 { addr, condition, value });
                 self.flush();
             }
-            Descriptor::Write32(place, value) => {
+            Descriptor::Write32(word, value) => {
                 self.end_run()?;
-                let addr = self.driver.address(place, 4)?;
+                let addr = self.driver.address(word, 4)?;
                 self.write32(addr, *value);
             }
-            Descriptor::Write64(place, value) => {
+            Descriptor::Write64(word, value) => {
                 self.end_run()?;
-                let addr = self.driver.address(place, 8)?;
+                let addr = self.driver.address(word, 8)?;
                 self.write64(addr, *value)?;
             }
             Descriptor::Bytes(bytes) => {

@@ -299,9 +299,9 @@ impl Planner {
     }
 }
 
-/// A place of the table: in use if its stamp is the table's.
+/// A slot of the table: in use if its stamp is the table's.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct TableSlot {
     key: u64,
     stamp: u32,
     position: u32,
@@ -309,21 +309,21 @@ struct Place {
 }
 
 /// A small map from queues to descriptors. Clearing it is one addition, and it allocates only to grow. Open
-/// addressing; at most half of the places are in use.
+/// addressing; at most half of the slots are in use.
 #[derive(Debug, Default)]
 struct Table {
-    places: Vec<Place>,
+    slots: Vec<TableSlot>,
     stamp: u32,
 }
 
 impl Table {
     /// Makes room for that many keys, and clears the table.
     fn reserve(&mut self, keys: usize) {
-        // At least two places: with one, `replace` would shift by 64 bits.
+        // At least two slots: with one, `replace` would shift by 64 bits.
         let wanted = keys.saturating_mul(2).next_power_of_two().max(2);
-        if self.places.len() < wanted {
-            self.places.clear();
-            self.places.resize(wanted, Place::default());
+        if self.slots.len() < wanted {
+            self.slots.clear();
+            self.slots.resize(wanted, TableSlot::default());
             self.stamp = 0;
         }
         self.clear();
@@ -332,8 +332,8 @@ impl Table {
     fn clear(&mut self) {
         self.stamp = self.stamp.wrapping_add(1);
         if self.stamp == 0 {
-            // The stamps wrapped around: no place may look used.
-            self.places.iter_mut().for_each(|place| *place = Place::default());
+            // The stamps wrapped around: no slot may look used.
+            self.slots.iter_mut().for_each(|slot| *slot = TableSlot::default());
             self.stamp = 1;
         }
     }
@@ -341,14 +341,14 @@ impl Table {
     /// Sets a key's position and index. Returns the previous ones.
     #[inline]
     fn replace(&mut self, key: u64, position: u32, index: u32) -> Option<(u32, u32)> {
-        let mask = self.places.len() - 1;
+        let mask = self.slots.len() - 1;
         // Fibonacci hashing: every bit of the key affects the highest bits of the product.
         let mut at = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> mask.leading_zeros()) as usize & mask;
         loop {
-            let place = &mut self.places[at];
-            let before = (place.stamp == self.stamp).then_some((place.position, place.index));
-            if before.is_none() || place.key == key {
-                *place = Place { key, stamp: self.stamp, position, index };
+            let slot = &mut self.slots[at];
+            let before = (slot.stamp == self.stamp).then_some((slot.position, slot.index));
+            if before.is_none() || slot.key == key {
+                *slot = TableSlot { key, stamp: self.stamp, position, index };
                 return before;
             }
             at = (at + 1) & mask;
@@ -368,7 +368,7 @@ mod table_tests {
     proptest! {
         #[test]
         fn it_is_a_map(keys in proptest::collection::vec((0u64..40, any::<bool>()), 1..40), stamp in prop::sample::select(vec![0, u32::MAX - 2])) {
-            let mut table = Table { places: Vec::new(), stamp: 0 };
+            let mut table = Table { slots: Vec::new(), stamp: 0 };
             table.reserve(keys.len());
             table.stamp = stamp;
             table.clear();

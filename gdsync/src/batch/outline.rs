@@ -192,7 +192,7 @@ struct Paper<'a>(&'a RefCell<PaperCollector>);
 impl Driver for Paper<'_> {
     type Send = PaperSend;
     type Wait = PaperWait;
-    type Place = u32;
+    type ProgramWord = u32;
     type Bytes = Infallible;
     type Receives = Infallible;
     type Ticket = Infallible;

@@ -9,11 +9,11 @@ use std::fmt;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct BatchShape {
-    kinds: Vec<Kind>,
+    kinds: Vec<DescriptorKind>,
 }
 
 /// A descriptor without content.
-pub(crate) type Kind = Descriptor<(), (), (), ()>;
+pub(crate) type DescriptorKind = Descriptor<(), (), (), ()>;
 
 impl BatchShape {
     /// Makes the shape of an empty batch.
@@ -24,55 +24,55 @@ impl BatchShape {
     /// Returns the shape of a batch. A send that a trigger releases is a write of a 64-bit word.
     pub fn of(batch: &Batch) -> Self {
         let kind = |one: &super::Descriptor| match one {
-            Descriptor::Send(send) if send.ticket().is_some() => Kind::Write64((), 0),
+            Descriptor::Send(send) if send.ticket().is_some() => DescriptorKind::Write64((), 0),
             other => other.kind(),
         };
         BatchShape { kinds: batch.descriptors.iter().map(kind).collect() }
     }
 
-    fn with(mut self, kind: Kind) -> Self {
+    fn with(mut self, kind: DescriptorKind) -> Self {
         self.kinds.push(kind);
         self
     }
 
     /// Adds what [`Batch::send`] adds.
     pub fn send(self) -> Self {
-        self.with(Kind::Send(()))
+        self.with(DescriptorKind::Send(()))
     }
 
     /// Adds what [`Batch::wait`] adds.
     pub fn wait(self) -> Self {
-        self.with(Kind::WaitCq(()))
+        self.with(DescriptorKind::WaitCq(()))
     }
 
     /// Adds what [`Batch::wait_value32`] adds.
     pub fn wait_value32(self) -> Self {
-        self.with(Kind::Wait32((), ALWAYS, 0))
+        self.with(DescriptorKind::Wait32((), ALWAYS, 0))
     }
 
     /// Adds what [`Batch::wait_value64`] adds.
     pub fn wait_value64(self) -> Self {
-        self.with(Kind::Wait64((), ALWAYS, 0))
+        self.with(DescriptorKind::Wait64((), ALWAYS, 0))
     }
 
     /// Adds what [`Batch::write_value32`] adds.
     pub fn write_value32(self) -> Self {
-        self.with(Kind::Write32((), 0))
+        self.with(DescriptorKind::Write32((), 0))
     }
 
     /// Adds what [`Batch::write_value64`] adds.
     pub fn write_value64(self) -> Self {
-        self.with(Kind::Write64((), 0))
+        self.with(DescriptorKind::Write64((), 0))
     }
 
     /// Adds what [`Batch::barrier`] adds.
     pub fn barrier(self) -> Self {
-        self.with(Kind::Barrier)
+        self.with(DescriptorKind::Barrier)
     }
 
     /// Adds what [`Batch::flush`] adds.
     pub fn flush(self) -> Self {
-        self.with(Kind::Flush)
+        self.with(DescriptorKind::Flush)
     }
 
     /// Returns the number of descriptors.
@@ -85,27 +85,27 @@ impl BatchShape {
         self.kinds.is_empty()
     }
 
-    pub(crate) fn descriptors(&self) -> impl Iterator<Item = Kind> {
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = DescriptorKind> {
         self.kinds.iter().copied()
     }
 
     pub(crate) fn ends_with_wait(&self) -> bool {
-        matches!(self.kinds.last(), Some(Kind::WaitCq(())))
+        matches!(self.kinds.last(), Some(DescriptorKind::WaitCq(())))
     }
 }
 
-impl Kind {
+impl DescriptorKind {
     fn name(&self) -> &'static str {
         match self {
-            Kind::Send(_) => "send",
-            Kind::WaitCq(_) => "wait",
-            Kind::Wait32(..) => "wait_value32",
-            Kind::Wait64(..) => "wait_value64",
-            Kind::Write32(..) | Kind::Receives(_) => "write_value32",
-            Kind::Write64(..) | Kind::Ticket(_) => "write_value64",
-            Kind::Bytes(_) => "write_memory",
-            Kind::Barrier => "barrier",
-            Kind::Flush => "flush",
+            DescriptorKind::Send(_) => "send",
+            DescriptorKind::WaitCq(_) => "wait",
+            DescriptorKind::Wait32(..) => "wait_value32",
+            DescriptorKind::Wait64(..) => "wait_value64",
+            DescriptorKind::Write32(..) | DescriptorKind::Receives(_) => "write_value32",
+            DescriptorKind::Write64(..) | DescriptorKind::Ticket(_) => "write_value64",
+            DescriptorKind::Bytes(_) => "write_memory",
+            DescriptorKind::Barrier => "barrier",
+            DescriptorKind::Flush => "flush",
         }
     }
 }
@@ -122,7 +122,7 @@ impl fmt::Display for BatchShape {
 /// `S` is a send, `W` a wait for a completion, `P` the place of a word, `B` a write of bytes, `R` receives and `T`
 /// a ticket of a trigger; only batches of persistent requests have the last two. They are queues and memory in a
 /// batch that can be posted ([`super::Descriptor`]), numbers in one on paper ([`super::outline::Descriptor`]), and
-/// nothing in a shape ([`super::shape::Kind`]).
+/// nothing in a shape ([`super::shape::DescriptorKind`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Descriptor<S, W, P, B, R = Infallible, T = Infallible> {
     /// Rings the card for a send.

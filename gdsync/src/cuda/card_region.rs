@@ -3,7 +3,7 @@
 use crate::cuda::peer_copies::PeerCopy;
 use crate::cuda::{CudaError, GpuContext, GpuMemory};
 use crate::memory::HostAddr;
-use crate::memory::spans::{Kind, Span};
+use crate::memory::spans::{Span, SpanKind};
 use gdsync_gdr::Mapping;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -147,7 +147,7 @@ fn pinned<B: CardBuffer + Clone + 'static>(
             pinned.retain(|_, known| known.buffer.is_in_use());
             let (Range { start, end }, keep) = (buffer.addresses(), buffer.clone());
             let unpinned = Box::new(move || drop(keep));
-            let span = Span::announce(start as u64, (end - start) as u64, Kind::Whole, unpinned);
+            let span = Span::announce(start as u64, (end - start) as u64, SpanKind::Whole, unpinned);
             pinned.insert(start, Pinned { buffer: Box::new(buffer), _span: span });
             start
         }

@@ -6,7 +6,7 @@ use crate::cuda::gate::{Busy, Gate, Submitting, is_held_back};
 use crate::cuda::peer_copies::PendingCopies;
 use crate::cuda::{CudaError, GpuCapabilities, RelaxedCapture, StreamHandle, check};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
-use crate::memory::spans::Kind;
+use crate::memory::spans::SpanKind;
 use crate::memory::{HostAddr, StreamAddr, has_unfinished};
 use cudarc::driver::{CudaContext, sys};
 use gdsync_gdr::driver::{self, DriverError};
@@ -54,8 +54,8 @@ pub(super) fn is_registered_by_us(base: u64) -> bool {
 }
 
 impl Registrar for Pages {
-    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
-        if let Kind::Gpu { ordinal, context, address } = kind {
+    fn register(&self, base: u64, len: u64, kind: SpanKind) -> Result<Registered, String> {
+        if let SpanKind::Gpu { ordinal, context, address } = kind {
             return (ordinal == self.ordinal || self.peers.reaches(context))
                 .then_some(Registered { device: address, owned: false })
                 .ok_or_else(|| not_enabled(self.ordinal, ordinal).to_string());
@@ -63,10 +63,11 @@ impl Registrar for Pages {
         let gpu = Gpu::from_device(self.ordinal);
         let _entered = self.raw.enter().map_err(|error| format!("{gpu}: {error}"))?;
         let _mode = RelaxedCapture::new();
-        let registers = matches!(kind, Kind::Registers { .. });
+        let registers = matches!(kind, SpanKind::Registers { .. });
+        let is_mmio = kind == SpanKind::Registers { mmio: true };
         let mut known = REGISTERED.lock();
         let owned = known.contains_key(&base)
-            || register_pages(base, len, kind == Kind::Registers { mmio: true }).map_err(|error| match error {
+            || register_pages(base, len, is_mmio).map_err(|error| match error {
                 CudaError::Driver(DriverError::Call { call, code, name }) if registers => format!(
                     "{gpu}: {call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
                 ),

@@ -136,7 +136,7 @@ pub(crate) mod gpu {
     use crate::cuda::GpuMemory;
     use crate::cuda::mapped::MappedMemory;
     use crate::memory::arena::ChunkMemory;
-    use crate::memory::spans::{Kind, Span};
+    use crate::memory::spans::{Span, SpanKind};
     use cudarc::driver::CudaContext;
     use gdsync_gdr::MappingError;
 
@@ -176,7 +176,8 @@ pub(crate) mod gpu {
     fn chunk(context: &Arc<CudaContext>, ordinal: u32, len: usize) -> Result<ChunkMemory, MappingError> {
         let memory = MappedMemory::allocate(context, len.next_multiple_of(PIECE))?;
         let (base, len, address) = (memory.as_ptr(), memory.len(), memory.gpu().address());
-        let kind = Kind::Gpu { ordinal: ordinal.cast_signed(), context: memory.gpu().context().id, address };
+        let kind =
+            SpanKind::Gpu { ordinal: ordinal.cast_signed(), context: memory.gpu().context().id, address };
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };

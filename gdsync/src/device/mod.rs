@@ -22,7 +22,7 @@ use crate::queue::send::BorrowedSends;
 use crate::stream::{DoorbellPath, Doorbells};
 use crate::util::options::options;
 use crate::verbs::Transport;
-use layout::{ERROR_WORK, MAILBOX, Progress, State, VERSION};
+use layout::{ERROR_WORK, MAILBOX, Progress, StateMemory, VERSION};
 use mailbox::Mailbox;
 use parking_lot::Mutex;
 use std::io;
@@ -104,7 +104,7 @@ pub struct DeviceQp {
     data: DeviceQpData,
     doorbells: Doorbells,
     mailbox: Option<Arc<Mailbox>>,
-    state: State,
+    state: StateMemory,
     detached: Mutex<bool>,
 }
 
@@ -136,7 +136,7 @@ impl DeviceQp {
         if queue_pair.config.transport != Transport::Rc {
             return Err(DeviceQpError::Transport { qpn, transport: queue_pair.config.transport });
         }
-        let state = State::new(options.state.as_ref())?;
+        let state = StateMemory::new(options.state.as_ref())?;
         let (sends, completions) = queue_pair.attach()?;
         // From here on, its drop detaches the queues if anything fails.
         let mut device_qp = DeviceQp {

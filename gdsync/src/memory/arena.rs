@@ -18,7 +18,7 @@ const LINE: usize = 64;
 /// Hands out zeroed, aligned blocks of memory, by raw address as libmlx5's allocator callbacks need them.
 pub(crate) struct Arena {
     source: Source,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
 }
 
 /// Allocates memory for an arena: a function of the minimum number of bytes.
@@ -67,7 +67,7 @@ impl fmt::Debug for Arena {
 }
 
 #[derive(Default)]
-struct State {
+struct ArenaState {
     chunks: Vec<Chunk>,
     /// Live blocks: address -> (chunk, offset, length).
     live: HashMap<usize, (usize, usize, usize)>,

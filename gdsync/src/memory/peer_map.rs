@@ -6,7 +6,7 @@
 //! have to wait until the device is idle, so the pages are *retired* first, together with the owner of their memory.
 //! The map caches the device's answers, refusals too, as a query is a system call.
 
-use crate::memory::spans::{AddressSpace, DroppedSpan, Kind, Span};
+use crate::memory::spans::{AddressSpace, DroppedSpan, Span, SpanKind};
 use crate::memory::{HostAddr, StreamAddr};
 use gdsync_sys::host::page_size;
 use parking_lot::{Mutex, RwLock};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 
 /// Registers pages in a device's address space.
 pub(crate) trait Registrar: Send + Sync + 'static {
-    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String>;
+    fn register(&self, base: u64, len: u64, kind: SpanKind) -> Result<Registered, String>;
     /// Unregisters pages whose registration was `owned`. May block while the device is busy.
     fn unregister(&self, base: u64);
 }
@@ -170,11 +170,11 @@ impl<R: Registrar> PeerMap<R> {
         if let Err(reason) = &answer {
             tracing::debug!(?span, reason, "a device cannot reach pages");
             // A refusal of registers is permanent; one of memory may be temporary.
-            if !matches!(span.kind, Kind::Registers { .. }) {
+            if !matches!(span.kind, SpanKind::Registers { .. }) {
                 return Err(MapError::Refused(reason.clone()));
             }
         }
-        let exclusive = span.kind != Kind::Pages;
+        let exclusive = span.kind != SpanKind::Pages;
         runs.by_base.insert(base, Run { len, answer, exclusive, holders: 0, gone: Vec::new() });
         Ok(())
     }

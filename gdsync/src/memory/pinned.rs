@@ -1,7 +1,7 @@
 //! Page-aligned memory at a fixed address, shared between the CPU, a card and a stream.
 
 use crate::memory::HostAddr;
-use crate::memory::spans::{Kind, Release, Span};
+use crate::memory::spans::{Release, Span, SpanKind};
 use crate::memory::use_count::UseCount;
 use gdsync_sys::host::page_size;
 use gdsync_sys::shared::{self, SharedU8, SharedU32, SharedU64};
@@ -49,15 +49,15 @@ impl PinnedMemory {
     /// # Errors
     /// The operating system's error if the pages cannot be mapped.
     pub fn allocate(len: usize) -> io::Result<Self> {
-        Self::map(len, Kind::Pages)
+        Self::map(len, SpanKind::Pages)
     }
 
     /// As [`Self::allocate`], for memory that streams map as a whole.
     pub(crate) fn allocate_whole(len: usize) -> io::Result<Self> {
-        Self::map(len, Kind::Whole)
+        Self::map(len, SpanKind::Whole)
     }
 
-    fn map(len: usize, kind: Kind) -> io::Result<Self> {
+    fn map(len: usize, kind: SpanKind) -> io::Result<Self> {
         let page = page_size();
         let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -94,7 +94,7 @@ impl PinnedMemory {
     /// unregistered it, at a time that the program cannot observe.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
-        let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
+        let span = Span::announce(base.as_ptr() as u64, len as u64, SpanKind::Pages, release);
         Self::of(Arc::new(Pages { base, len, own: false, span }))
     }
 

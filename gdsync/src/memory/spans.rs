@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock, Weak};
 const PAGE: u64 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SpanKind {
     /// Pages of this span alone, mapped as a whole.
     Whole,
     /// Pages of the program, or very many pages: mapped one by one.
@@ -61,7 +61,7 @@ pub(crate) struct Span {
     pub(crate) id: u64,
     base: u64,
     len: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: SpanKind,
     /// The exposed pages of a span that is mapped page by page: a bit for each [`PAGE`].
     exposed: OnceLock<Box<[AtomicU64]>>,
     releases: Mutex<Vec<Release>>,
@@ -72,7 +72,7 @@ pub(crate) struct Span {
 /// one would take the list's lock again.
 struct Known {
     len: u64,
-    kind: Kind,
+    kind: SpanKind,
     span: Weak<Span>,
 }
 
@@ -87,12 +87,12 @@ impl Span {
     /// Announces `len` bytes from `base` on. A page of registers that is already announced is shared.
     ///
     /// `release` is called when the span was dropped and no device has it mapped.
-    pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Release) -> Arc<Span> {
+    pub(crate) fn announce(base: u64, len: u64, kind: SpanKind, release: Release) -> Arc<Span> {
         let mut spans = SPANS.lock();
         let here = spans.entry(base).or_default();
         let mut shared = here
             .iter()
-            .filter(|known| matches!(kind, Kind::Registers { .. }) && known.kind == kind && known.len == len);
+            .filter(|one| matches!(kind, SpanKind::Registers { .. }) && one.kind == kind && one.len == len);
         let known = shared.find_map(|known| known.span.upgrade());
         let span = known.unwrap_or_else(|| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +103,7 @@ impl Span {
         });
         span.releases.lock().push(release);
         drop(spans);
-        if kind != Kind::Pages {
+        if kind != SpanKind::Pages {
             span.announce_exposed(base);
         }
         span
@@ -112,7 +112,7 @@ impl Span {
     /// Exposes the page around `addr`, which is in this span: operations may now name a word there.
     #[inline]
     pub(crate) fn expose(&self, addr: u64) {
-        if self.kind == Kind::Pages {
+        if self.kind == SpanKind::Pages {
             self.expose_page(addr);
         }
     }
@@ -141,7 +141,7 @@ impl Span {
 
     /// An address in each exposed granule.
     fn granules(&self) -> Vec<u64> {
-        if self.kind != Kind::Pages {
+        if self.kind != SpanKind::Pages {
             return vec![self.base];
         }
         let words = self.exposed.get().map_or(&[][..], |exposed| exposed);
@@ -183,8 +183,8 @@ impl Span {
     /// The part around `addr` that is mapped at once: base and length, in whole pages.
     pub(crate) fn granule(&self, addr: u64, page: u64) -> (u64, u64) {
         match self.kind {
-            Kind::Pages => (addr & !(page - 1), page),
-            Kind::Whole | Kind::Gpu { .. } | Kind::Registers { .. } => {
+            SpanKind::Pages => (addr & !(page - 1), page),
+            SpanKind::Whole | SpanKind::Gpu { .. } | SpanKind::Registers { .. } => {
                 let base = self.base & !(page - 1);
                 (base, (self.base + self.len).next_multiple_of(page) - base)
             }
@@ -257,8 +257,8 @@ mod tests {
     #[test]
     fn all_spans_around_an_address_are_found() {
         let _spans = BEGINS_USE.read();
-        let outer = Span::announce(BASE, 0x4000, Kind::Pages, nothing());
-        let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, nothing());
+        let outer = Span::announce(BASE, 0x4000, SpanKind::Pages, nothing());
+        let inner = Span::announce(BASE + 0x1000, 0x100, SpanKind::Pages, nothing());
         assert_eq!(found(BASE + 0x1010, 8), [outer.id, inner.id]);
         assert_eq!(found(BASE + 0x10fc, 8), [outer.id]);
         assert_eq!(found(BASE + 0x3ffc, 4), [outer.id]);
@@ -273,15 +273,15 @@ mod tests {
     #[test]
     fn register_pages_are_shared_and_memory_is_not() {
         let _spans = BEGINS_USE.read();
-        let (base, registers) = (BASE + 0x10_0000, Kind::Registers { mmio: true });
+        let (base, registers) = (BASE + 0x10_0000, SpanKind::Registers { mmio: true });
         let (one, two) = (
             Span::announce(base, 4096, registers, nothing()),
             Span::announce(base, 4096, registers, nothing()),
         );
         assert_eq!(one.id, two.id);
-        let other = Span::announce(base, 4096, Kind::Pages, nothing());
+        let other = Span::announce(base, 4096, SpanKind::Pages, nothing());
         assert_ne!(one.id, other.id);
-        assert_ne!(Span::announce(base, 4096, Kind::Pages, nothing()).id, other.id);
+        assert_ne!(Span::announce(base, 4096, SpanKind::Pages, nothing()).id, other.id);
     }
 
     fn counting(released: &Arc<AtomicU64>) -> Release {
@@ -296,7 +296,7 @@ mod tests {
         let _spans = BEGINS_USE.read();
         let (one, two): (Arc<Told>, Arc<Told>) = Default::default();
         let released = Arc::new(AtomicU64::new(0));
-        let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
+        let span = Span::announce(BASE + 0x20_0000, 4096, SpanKind::Whole, counting(&released));
         let id = span.id;
         for told in [&one, &two, &one] {
             span.notify(Arc::downgrade(told) as Weak<dyn AddressSpace>);
@@ -316,7 +316,7 @@ mod tests {
         let _spans = BEGINS_USE.read();
         let released = Arc::new(AtomicU64::new(0));
         let share = || {
-            let registers = Kind::Registers { mmio: false };
+            let registers = SpanKind::Registers { mmio: false };
             Span::announce(BASE + 0x60_0000, 4096, registers, counting(&released))
         };
         let (one, two) = (share(), share());
@@ -328,9 +328,9 @@ mod tests {
 
     #[test]
     fn granules_are_whole_pages() {
-        let pages = Span::announce(BASE + 0x30_0010, 0x5000, Kind::Pages, nothing());
+        let pages = Span::announce(BASE + 0x30_0010, 0x5000, SpanKind::Pages, nothing());
         assert_eq!(pages.granule(BASE + 0x30_2abc, 0x1000), (BASE + 0x30_2000, 0x1000));
-        let whole = Span::announce(BASE + 0x40_0010, 0x5000, Kind::Whole, nothing());
+        let whole = Span::announce(BASE + 0x40_0010, 0x5000, SpanKind::Whole, nothing());
         assert_eq!(whole.granule(BASE + 0x40_2abc, 0x1000), (BASE + 0x40_0000, 0x6000));
     }
 }

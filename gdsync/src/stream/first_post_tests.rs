@@ -10,7 +10,7 @@ use crate::memop::{
     Condition, MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError, Word32, Word64,
 };
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
-use crate::memory::spans::{BEGINS_USE, Kind};
+use crate::memory::spans::{BEGINS_USE, SpanKind};
 use crate::memory::{HostAddr, StreamAddr};
 use crate::qp::testing::{LONG, poll};
 use crate::{
@@ -32,10 +32,10 @@ struct Counting {
 }
 
 impl Registrar for Counting {
-    fn register(&self, base: u64, _len: u64, kind: Kind) -> Result<Registered, String> {
+    fn register(&self, base: u64, _len: u64, kind: SpanKind) -> Result<Registered, String> {
         REGISTERED.set(REGISTERED.get() + 1);
         match kind {
-            Kind::Registers { .. } if self.refuses_registers => Err("it needs root".to_owned()),
+            SpanKind::Registers { .. } if self.refuses_registers => Err("it needs root".to_owned()),
             // Not owned: memory of other tests is kept no longer than they expect.
             _ => Ok(Registered { device: base, owned: false }),
         }

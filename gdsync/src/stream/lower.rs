@@ -30,7 +30,7 @@ type CollectedWait = (Arc<CompletionQueueInner>, u32, Vec<Arc<QueuePairInner>>);
 impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Send = PreparedSend;
     type Wait = PreparedWait;
-    type Place = Place;
+    type ProgramWord = Place;
     type Bytes = Bytes;
     type Receives = PreparedReceives;
     type Ticket = PreparedTicket;

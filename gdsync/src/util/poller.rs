@@ -33,12 +33,12 @@ pub(crate) enum Polled {
 /// Otherwise it polls all tasks in turn, with pauses that grow while none makes progress.
 pub(crate) struct Poller {
     pub(crate) name: &'static str,
-    state: Mutex<State>,
+    state: Mutex<PollerState>,
     /// Signalled when there is a new task.
     added: Condvar,
 }
 
-struct State {
+struct PollerState {
     started: bool,
     /// Tasks that the thread has not taken over yet.
     new: Vec<Arc<dyn Task>>,
@@ -47,7 +47,8 @@ struct State {
 impl Poller {
     /// A poller whose thread has not started.
     pub(crate) const fn new(name: &'static str) -> Self {
-        Poller { name, state: Mutex::new(State { started: false, new: Vec::new() }), added: Condvar::new() }
+        let state = PollerState { started: false, new: Vec::new() };
+        Poller { name, state: Mutex::new(state), added: Condvar::new() }
     }
 
     /// Starts the thread, unless it runs. After an error, the next call tries again.

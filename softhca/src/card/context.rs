@@ -19,7 +19,7 @@ use super::queue::shared::{Broken, Srq, Taken};
 use super::queue::wqe::each_piece;
 use super::reports::{Diagnostic, Diagnostics, Event, Verdict};
 use super::trace;
-use crate::fabric::Part;
+use crate::fabric::PayloadPart;
 use crate::faults::{Direction, Faults};
 use crate::liberties::{Dice, LibertyKinds};
 use crate::packet::PacketKind;
@@ -278,7 +278,7 @@ impl Context<'_> {
     pub(crate) unsafe fn write(
         &mut self,
         deferred: &mut DeferredWrites,
-        payload: &[Part],
+        payload: &[PayloadPart],
         targets: &[Target<'_>],
         keys: impl IntoIterator<Item = u32>,
     ) -> Result<(), PeerFailure> {
@@ -299,7 +299,7 @@ impl Context<'_> {
         pdn: u32,
         segments: &[DataSeg],
         offset: u32,
-        payload: &[Part],
+        payload: &[PayloadPart],
     ) -> Result<(), ScatterError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let regions = self.regions;

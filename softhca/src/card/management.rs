@@ -2,7 +2,7 @@
 //! without interpreting them. As on a wire, they may be lost.
 
 use crate::card::memory::copy::collect;
-use crate::fabric::{Node, Part};
+use crate::fabric::{Node, PayloadPart};
 use std::collections::VecDeque;
 
 /// Maximum length of a management datagram in bytes. (A MAD has 256; these also hold both ends' addresses.)
@@ -29,7 +29,7 @@ impl Inbox {
     ///
     /// # Safety
     /// The parts are readable.
-    pub(crate) unsafe fn push(&mut self, source: Node, payload: &[Part]) -> bool {
+    pub(crate) unsafe fn push(&mut self, source: Node, payload: &[PayloadPart]) -> bool {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let fits = length <= MAX_MANAGEMENT && self.0.len() < WAITING;
         if fits {

@@ -12,7 +12,7 @@ use super::memory::registered::RegionError;
 use super::port::LinkLayer;
 use super::reports::{Diagnostic, Event, Verdict};
 use crate::Speed;
-use crate::fabric::{Fabric, Part};
+use crate::fabric::{Fabric, PayloadPart};
 use crate::packet::Header;
 use crate::testing::until;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64, CqeOpcode, OP_OWN_INVALID, Syndrome};
@@ -355,7 +355,7 @@ impl Pair {
 }
 
 /// Delivers a packet as if the card had sent it to itself. Returns the queue pairs that it was delivered to.
-pub(super) fn inject(engine: &mut Engine, header: &Header, payload: &[Part]) -> Option<u32> {
+pub(super) fn inject(engine: &mut Engine, header: &Header, payload: &[PayloadPart]) -> Option<u32> {
     let node = engine.resources.port.node();
     let mut touched = Vec::new();
     engine.with_qps(|qps, context| deliver(qps, node, header, payload, context, &mut touched));

@@ -29,7 +29,7 @@ pub(crate) use config::check_key;
 pub use config::{DEFAULT_PORT, KEY_VARIABLES, LISTEN_VARIABLE, is_tcp};
 pub use error::FabricError;
 pub(crate) use groups::Group;
-pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, Part, SendOutcome, Sink, Use, node_of_address};
+pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, PayloadPart, SendOutcome, Sink, Use, node_of_address};
 pub use packet::{MAX_PAYLOAD, Node};
 pub use services::{Service, ServiceCard, find_service};
 pub(crate) use sleeper::Sleeper;

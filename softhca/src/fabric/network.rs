@@ -1,7 +1,7 @@
 //! The interface of a fabric to a card.
 
 use super::groups::Group;
-use super::packet::{Hole, Node, Part, SendOutcome, Sink};
+use super::packet::{Hole, Node, PayloadPart, SendOutcome, Sink};
 use super::peers::OtherSpeed;
 use super::sleeper::Sleeper;
 use crate::speed::Speed;
@@ -35,7 +35,7 @@ pub(crate) trait Network: Send {
     /// # Safety
     /// Each payload part is readable memory. The header is at most [`MAX_HEADER`](super::packet::MAX_HEADER)
     /// bytes, the payload [`MAX_PAYLOAD`](super::MAX_PAYLOAD).
-    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome;
+    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[PayloadPart]) -> SendOutcome;
 
     /// Returns whether this is the fabric of one host: packets can be placed before their payload exists, and
     /// there are multicast groups.
@@ -53,7 +53,7 @@ pub(crate) trait Network: Send {
         &mut self,
         _: Node,
         _header: &[u8],
-        _payload: &[Part],
+        _payload: &[PayloadPart],
         _holes: &mut Vec<Hole>,
     ) -> SendOutcome {
         SendOutcome::Unreachable

@@ -4,7 +4,7 @@
 use super::network::Network;
 use super::packet::{LIDS, SendOutcome};
 use super::shared::Shared;
-use super::{Node, Part, names};
+use super::{Node, PayloadPart, names};
 use crate::os::socket;
 use crate::speed::Speed;
 use crate::testing::{again, role, skipped, until};
@@ -169,7 +169,7 @@ fn talk(from: &mut Shared, to: &mut Shared) {
     assert_eq!(send(from, to.lid(), b"hello"), SendOutcome::Sent);
     until("arrival", || {
         let mut seen = None;
-        to.poll(1, &mut |lid: Node, header: &[u8], _: [Part; 2]| seen = Some((lid, header.to_vec())));
+        to.poll(1, &mut |lid: Node, header: &[u8], _: [PayloadPart; 2]| seen = Some((lid, header.to_vec())));
         seen.map(|seen| assert_eq!(seen, (Node::from(from.lid()), b"hello".to_vec())))
     });
 }
@@ -198,7 +198,7 @@ fn another_user_that_connects_is_refused() {
     let mut stranger = Other::start(&format!("connect {}", fabric.lid()));
     let poller = std::thread::spawn(move || stranger.hear());
     until("the refusal", || {
-        fabric.poll(1, &mut |_: Node, _: &[u8], _: [Part; 2]| panic!("a packet of another user"));
+        fabric.poll(1, &mut |_: Node, _: &[u8], _: [PayloadPart; 2]| panic!("a packet of another user"));
         poller.is_finished().then_some(())
     });
     assert_eq!(poller.join().unwrap(), "closed: true");

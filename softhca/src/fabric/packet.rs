@@ -24,8 +24,8 @@ pub(crate) const MAX_HEADER: usize = 96;
 /// Maximum bytes of a packet's payload.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 
-/// A piece of payload: address and length in bytes.
-pub(crate) type Part = (*const u8, usize);
+/// A part of a payload: address and length in bytes.
+pub(crate) type PayloadPart = (*const u8, usize);
 
 /// The place of a payload piece still to be filled: in two parts, each an address and a length in bytes.
 pub(crate) type Hole = [(*mut u8, usize); 2];
@@ -44,15 +44,15 @@ pub(crate) enum Use {
 /// The peer can still write to the payload: read each byte once, and check the copy.
 pub(crate) trait Sink {
     /// Takes a packet: source, header, payload in two parts.
-    fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use;
+    fn take(&mut self, source: Node, header: &[u8], payload: [PayloadPart; 2]) -> Use;
 
     /// Ends every use of the packets taken so far.
     fn settle(&mut self) {}
 }
 
 /// A function that has used the payload when it returns.
-impl<F: FnMut(Node, &[u8], [Part; 2])> Sink for F {
-    fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use {
+impl<F: FnMut(Node, &[u8], [PayloadPart; 2])> Sink for F {
+    fn take(&mut self, source: Node, header: &[u8], payload: [PayloadPart; 2]) -> Use {
         self(source, header, payload);
         Use::Over
     }

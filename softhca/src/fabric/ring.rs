@@ -17,7 +17,7 @@
 //! The other process may be broken or hostile: every number read from the ring is checked before it is used,
 //! and a ring with an impossible number is closed.
 
-use super::packet::{Hole, MAX_HEADER, MAX_PAYLOAD, Part, Use};
+use super::packet::{Hole, MAX_HEADER, MAX_PAYLOAD, PayloadPart, Use};
 use crate::lent::Lent;
 use crate::os::memory::SharedMemory;
 use crate::speed::Speed;
@@ -140,7 +140,11 @@ impl Producer {
     /// # Safety
     /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at
     /// most [`MAX_HEADER`] bytes (checked). All earlier holes are filled.
-    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<MustWake, PushError> {
+    pub(super) unsafe fn push(
+        &mut self,
+        header: &[u8],
+        payload: &[PayloadPart],
+    ) -> Result<MustWake, PushError> {
         // SAFETY: guaranteed by the caller.
         unsafe { self.place(header, payload, &mut Vec::new()) }?;
         Ok(self.publish())
@@ -154,7 +158,7 @@ impl Producer {
     pub(super) unsafe fn place(
         &mut self,
         header: &[u8],
-        payload: &[Part],
+        payload: &[PayloadPart],
         holes: &mut Vec<Hole>,
     ) -> Result<(), PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
@@ -272,7 +276,7 @@ fn record_bytes(header: usize, payload: usize) -> usize {
 
 pub(super) struct Packet<'a> {
     pub(super) header: &'a [u8],
-    pub(super) payload: [Part; 2],
+    pub(super) payload: [PayloadPart; 2],
 }
 
 /// The other side wrote an impossible number, or the memory is no ring.

@@ -14,7 +14,7 @@ use super::error::FabricError;
 use super::groups::{self, Group, Groups};
 use super::names::{self, Claim};
 use super::network::Network;
-use super::packet::{Hole, LIDS, Node, Part, SendOutcome, Sink};
+use super::packet::{Hole, LIDS, Node, PayloadPart, SendOutcome, Sink};
 use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, free_slot};
 use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
@@ -247,7 +247,7 @@ impl Network for Shared {
         true
     }
 
-    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[PayloadPart]) -> SendOutcome {
         let link = match self.link_to(node) {
             Ok(link) => link,
             Err(outcome) => return outcome,
@@ -277,7 +277,7 @@ impl Network for Shared {
         &mut self,
         node: Node,
         header: &[u8],
-        payload: &[Part],
+        payload: &[PayloadPart],
         holes: &mut Vec<Hole>,
     ) -> SendOutcome {
         let link = match self.link_to(node) {

@@ -1,6 +1,6 @@
 //! One-way links between two cards of a host.
 
-use super::packet::{Node, Part, Sink, Use};
+use super::packet::{Node, PayloadPart, Sink, Use};
 use super::ring::{Consumer, Corrupt, Packet, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
@@ -42,7 +42,7 @@ impl Outgoing {
 
     /// # Safety
     /// As [`Producer::push`].
-    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<(), PushError> {
+    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[PayloadPart]) -> Result<(), PushError> {
         // SAFETY: guaranteed by the caller.
         let wake = unsafe { self.ring.push(header, payload) }?;
         if wake.0 {

@@ -13,7 +13,7 @@ use super::config;
 use super::error::FabricError;
 use super::frame::Greeting;
 use super::network::Network;
-use super::packet::{Node, Part, SendOutcome, Sink, node_of_address};
+use super::packet::{Node, PayloadPart, SendOutcome, Sink, node_of_address};
 use super::peers::{
     ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, UNPROVEN, free_slot,
 };
@@ -255,7 +255,7 @@ impl Network for Tcp {
         self.sleeper.clone()
     }
 
-    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+    unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[PayloadPart]) -> SendOutcome {
         if !self.outgoing.links.contains_key(&node) && !self.connect(node) {
             return SendOutcome::Unreachable;
         }

@@ -1,7 +1,7 @@
 //! One-way links between two cards over TCP.
 
 use super::frame::{self, GREETING_BYTES, Greeting, LENGTHS, MAX_FRAME};
-use super::packet::{Node, Part, Sink, Use};
+use super::packet::{Node, PayloadPart, Sink, Use};
 use super::tcp_handshake::{Connecting, Progress, Route};
 use crate::os::memory::append;
 use crate::os::socket;
@@ -78,7 +78,7 @@ impl Outgoing {
 
     /// # Safety
     /// Each payload part is readable memory.
-    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<(), PushError> {
+    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[PayloadPart]) -> Result<(), PushError> {
         let length = payload.iter().map(|part| part.1).sum();
         let lengths = frame::lengths(header.len(), length).ok_or(PushError::Broken)?;
         self.flush()?;

@@ -52,7 +52,7 @@ fn deliver(from: &mut Fabric, to: &mut Fabric, header: &[u8]) {
 /// Polls once; returns source, header and payload of each packet.
 fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
     let mut taken = Vec::new();
-    fabric.poll(100, &mut |node: Node, header: &[u8], payload: [Part; 2]| {
+    fabric.poll(100, &mut |node: Node, header: &[u8], payload: [PayloadPart; 2]| {
         let mut bytes = Vec::new();
         for (at, len) in payload {
             // SAFETY: readable during the call.

@@ -65,7 +65,7 @@ pub(crate) enum Refused {
 pub(crate) struct Faults {
     /// True if there are rules: the only check without faults.
     on: Arc<AtomicBool>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<InjectorState>>,
 }
 
 impl fmt::Debug for Faults {
@@ -74,7 +74,7 @@ impl fmt::Debug for Faults {
     }
 }
 
-struct State {
+struct InjectorState {
     /// Index among the cards that the process has started.
     card: u64,
     rules: Vec<ActiveRule>,
@@ -89,7 +89,7 @@ struct ActiveRule {
 
 impl Faults {
     pub(super) fn new(card: u64) -> Self {
-        let state = State { card, rules: Vec::new(), dead: false };
+        let state = InjectorState { card, rules: Vec::new(), dead: false };
         Faults { on: Arc::default(), state: Arc::new(Mutex::new(state)) }
     }
 
@@ -189,7 +189,7 @@ impl Faults {
     }
 }
 
-impl State {
+impl InjectorState {
     /// Returns the action of the first rule that applies among those that `concerns` selects. All of these
     /// count the event.
     fn decide(&mut self, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {

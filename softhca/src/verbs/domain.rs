@@ -15,11 +15,11 @@ object! {
     /// A protection domain, or a parent domain of one.
     Pd: ibv_pd {
         pub(super) context: Arc<Context>,
-        kind: Kind,
+        kind: PdKind,
     }
 }
 
-enum Kind {
+enum PdKind {
     Protection { pdn: u32 },
     Parent(Parent),
 }
@@ -38,31 +38,31 @@ unsafe impl Send for Parent {}
 unsafe impl Sync for Parent {}
 
 impl Pd {
-    fn new(context: Arc<Context>, number: u32, kind: Kind) -> Self {
+    fn new(context: Arc<Context>, number: u32, kind: PdKind) -> Self {
         let ibv = ibv_pd { context: object::handle(&context), handle: number };
         Pd { ibv: CStruct::new(ibv), context, kind }
     }
 
     pub(super) fn number(&self) -> u32 {
         match &self.kind {
-            Kind::Protection { pdn } => *pdn,
-            Kind::Parent(parent) => parent.domain.number(),
+            PdKind::Protection { pdn } => *pdn,
+            PdKind::Parent(parent) => parent.domain.number(),
         }
     }
 
     /// The attributes of a parent domain; `None` for a protection domain.
     pub(super) fn parent(&self) -> Option<&Parent> {
         match &self.kind {
-            Kind::Protection { .. } => None,
-            Kind::Parent(parent) => Some(parent),
+            PdKind::Protection { .. } => None,
+            PdKind::Parent(parent) => Some(parent),
         }
     }
 
     /// Returns the protection domain that `domain` is or has as its parent.
     pub(super) fn protection(domain: Arc<Pd>) -> Arc<Pd> {
         match &domain.kind {
-            Kind::Protection { .. } => domain,
-            Kind::Parent(parent) => parent.domain.clone(),
+            PdKind::Protection { .. } => domain,
+            PdKind::Parent(parent) => parent.domain.clone(),
         }
     }
 
@@ -82,7 +82,7 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         // SAFETY: guaranteed by the caller.
         let context = unsafe { object::share::<Context>(context) }?;
         let pdn = context.card().alloc_pd()?;
-        Ok(object::into_raw(Arc::new(Pd::new(context, pdn, Kind::Protection { pdn }))))
+        Ok(object::into_raw(Arc::new(Pd::new(context, pdn, PdKind::Protection { pdn }))))
     })
 }
 
@@ -92,8 +92,8 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
 /// `pd` is null or allocated.
 pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let destroy = |pd: &Arc<Pd>| match pd.kind {
-        Kind::Protection { pdn } => Ok(pd.context.card().dealloc_pd(pdn)?),
-        Kind::Parent(_) => Ok(()),
+        PdKind::Protection { pdn } => Ok(pd.context.card().dealloc_pd(pdn)?),
+        PdKind::Parent(_) => Ok(()),
     };
     // SAFETY: guaranteed by the caller.
     errno::status(|| unsafe { object::destroy(pd, destroy) })
@@ -135,7 +135,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         let pd_context = if with_context { attr.pd_context } else { std::ptr::null_mut() };
         let number = domain.number();
         let parent = Parent { domain, td, allocators, pd_context };
-        Ok(object::into_raw(Arc::new(Pd::new(context, number, Kind::Parent(parent)))))
+        Ok(object::into_raw(Arc::new(Pd::new(context, number, PdKind::Parent(parent)))))
     })
 }
 

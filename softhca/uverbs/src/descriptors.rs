@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 const MAX_FD: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FdKind {
     /// A device, or a completion channel.
     Card,
     Netlink,
     Cm,
 }
 
-const KINDS: [Kind; 3] = [Kind::Card, Kind::Netlink, Kind::Cm];
+const KINDS: [FdKind; 3] = [FdKind::Card, FdKind::Netlink, FdKind::Cm];
 
 type Set = [AtomicU64; MAX_FD / 64];
 static CARDS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
@@ -38,26 +38,26 @@ fn process_id() -> libc::pid_t {
     unsafe { libc::getpid() }
 }
 
-fn set(kind: Kind) -> &'static Set {
+fn set(kind: FdKind) -> &'static Set {
     match kind {
-        Kind::Card => &CARDS,
-        Kind::Netlink => &NETLINKS,
-        Kind::Cm => &CMS,
+        FdKind::Card => &CARDS,
+        FdKind::Netlink => &NETLINKS,
+        FdKind::Cm => &CMS,
     }
 }
 
-fn bit(kind: Kind, fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+fn bit(kind: FdKind, fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((set(kind).get(fd / 64)?, 1 << (fd % 64)))
 }
 
-pub(crate) fn has(kind: Kind, fd: RawFd) -> bool {
+pub(crate) fn has(kind: FdKind, fd: RawFd) -> bool {
     bit(kind, fd).is_some_and(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
         && OWNER.load(Ordering::Acquire) == process_id()
 }
 
 /// Returns the kind of a file descriptor of this process; `None` if it is not the library's.
-pub(crate) fn kind(fd: RawFd) -> Option<Kind> {
+pub(crate) fn kind(fd: RawFd) -> Option<FdKind> {
     KINDS.into_iter().find(|kind| has(*kind, fd))
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn claim() -> bool {
     before.is_ok() || before == Err(id)
 }
 
-pub(crate) fn add(kind: Kind, fd: RawFd) -> Result<()> {
+pub(crate) fn add(kind: FdKind, fd: RawFd) -> Result<()> {
     let (word, mask) = bit(kind, fd).ok_or(Errno(libc::EMFILE))?;
     remove(fd);
     word.fetch_or(mask, Ordering::AcqRel);

@@ -4,7 +4,7 @@ use crate::card::{Cards, OpenCard, counters};
 use crate::cm::command::{self, Caller};
 use crate::cm::manager::{File, Manager};
 use crate::context::Context;
-use crate::descriptors::{self, Kind};
+use crate::descriptors::{self, FdKind};
 use crate::errno::{Errno, Result};
 use crate::events::files::Channels;
 use crate::log;
@@ -110,7 +110,7 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
         return Err(Errno::last());
     }
     let context = Arc::new(Context::new(open, process.channels.clone())?);
-    descriptors::add(Kind::Card, fd)?;
+    descriptors::add(FdKind::Card, fd)?;
     let stale = process.contexts.lock().insert(fd, context);
     // A device whose close the hooks missed. Dropped after the lock is released, because its objects close files.
     drop(stale);
@@ -131,7 +131,7 @@ pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
     };
     set(libc::F_SETFD, close_on_exec)?;
     set(libc::F_SETFL, flags & libc::O_NONBLOCK)?;
-    descriptors::add(Kind::Cm, fd.as_raw_fd())?;
+    descriptors::add(FdKind::Cm, fd.as_raw_fd())?;
     let stale = process.cm_files.lock().insert(fd.as_raw_fd(), Arc::new(file));
     // As in `open`.
     drop(stale);
@@ -139,7 +139,7 @@ pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
 }
 
 pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
-    if !descriptors::has(Kind::Cm, fd) {
+    if !descriptors::has(FdKind::Cm, fd) {
         return None;
     }
     process().cm_files.lock().get(&fd).cloned()
@@ -173,7 +173,7 @@ pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
 /// Marks a socket as one of RDMA netlink.
 pub(crate) fn own_netlink(fd: RawFd) -> Result<()> {
     prepare()?;
-    descriptors::add(Kind::Netlink, fd)
+    descriptors::add(FdKind::Netlink, fd)
 }
 
 /// Returns the card of a device, and keeps it running until the process ends, as the program has seen its addresses.
@@ -207,7 +207,7 @@ impl netlink::Devices for View {
 }
 
 pub(crate) fn context(fd: RawFd) -> Option<Arc<Context>> {
-    if descriptors::kind(fd) != Some(Kind::Card) {
+    if descriptors::kind(fd) != Some(FdKind::Card) {
         return None;
     }
     process().contexts.lock().get(&fd).cloned()

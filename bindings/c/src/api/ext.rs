@@ -2,7 +2,7 @@
 
 use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::error::{check, made};
-use crate::providers::{self, Kind};
+use crate::providers::{self, ObjectKind};
 use crate::types::{CUstream, GDSYNC_STREAM_NEVER_CAPTURED, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, requests, streams};
 use gdsync::verbs::{OpenError, provider};
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         match context {
             Some(context) => {
                 let context = made("ibv_open_device", context)?;
-                Ok(providers::note(api, Kind::Context, context))
+                Ok(providers::note(api, ObjectKind::Context, context))
             }
             None => Err(gdsync::Error::Open(OpenError::NoDevice {
                 name: wanted.map(|name| name.to_string_lossy().into_owned()),
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
     error::status("gdsync_soft_close", || {
-        providers::end_software(Kind::Context, context, |api| {
+        providers::end_software(ObjectKind::Context, context, |api| {
             // SAFETY: the context is known, and so open.
             check("ibv_close_device", unsafe { (api.close_device)(context) })
         })

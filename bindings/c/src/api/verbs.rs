@@ -3,7 +3,7 @@
 use crate::completion::poll_into;
 use crate::error::{self, CallError, check, made, non_null_mut};
 use crate::objects;
-use crate::providers::{self, Kind};
+use crate::providers::{self, ObjectKind};
 use crate::types::ibv_recv_wr;
 use crate::work;
 use gdsync_sys::verbs::{
@@ -77,10 +77,10 @@ pub unsafe extern "C" fn gdsync_post_recv(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     error::pointer("gdsync_alloc_pd", || {
-        let api = providers::of(Kind::Context, context)?;
+        let api = providers::of(ObjectKind::Context, context)?;
         // SAFETY: the software card's object is known, or the caller passes a valid one.
         let pd = made("ibv_alloc_pd", unsafe { (api.alloc_pd)(context) })?;
-        Ok(providers::note(api, Kind::Domain, pd))
+        Ok(providers::note(api, ObjectKind::Domain, pd))
     })
 }
 
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_
 pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     error::status("gdsync_dealloc_pd", || {
         // SAFETY: the software card's object is known, or the caller passes a valid one.
-        providers::end(Kind::Domain, pd, |api| check("ibv_dealloc_pd", unsafe { (api.dealloc_pd)(pd) }))
+        providers::end(ObjectKind::Domain, pd, |api| check("ibv_dealloc_pd", unsafe { (api.dealloc_pd)(pd) }))
     })
 }
 
@@ -105,11 +105,11 @@ pub unsafe extern "C" fn gdsync_reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     error::pointer("gdsync_reg_mr", || {
-        let api = providers::of(Kind::Domain, pd)?;
+        let api = providers::of(ObjectKind::Domain, pd)?;
         non_null_mut("the memory", addr)?;
         // SAFETY: the software card's object is known, or the caller passes a valid one.
         let mr = made("ibv_reg_mr", unsafe { (api.reg_mr)(pd, addr, length, access) })?;
-        Ok(providers::note(api, Kind::Region, mr))
+        Ok(providers::note(api, ObjectKind::Region, mr))
     })
 }
 
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn gdsync_reg_mr(
 pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
     error::status("gdsync_dereg_mr", || {
         // SAFETY: the software card's object is known, or the caller passes a valid one.
-        providers::end(Kind::Region, mr, |api| check("ibv_dereg_mr", unsafe { (api.dereg_mr)(mr) }))
+        providers::end(ObjectKind::Region, mr, |api| check("ibv_dereg_mr", unsafe { (api.dereg_mr)(mr) }))
     })
 }
 
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn gdsync_query_port(
     attr: *mut ibv_port_attr,
 ) -> c_int {
     error::status("gdsync_query_port", || {
-        let (api, attr) = (providers::of(Kind::Context, context)?, non_null_mut("attr", attr)?);
+        let (api, attr) = (providers::of(ObjectKind::Context, context)?, non_null_mut("attr", attr)?);
         // SAFETY: the place is valid, and of plain numbers.
         unsafe { attr.write_bytes(0, 1) };
         // SAFETY: the caller passes valid pointers.
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn gdsync_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     error::status("gdsync_query_gid", || {
-        let (api, gid) = (providers::of(Kind::Context, context)?, non_null_mut("gid", gid)?);
+        let (api, gid) = (providers::of(ObjectKind::Context, context)?, non_null_mut("gid", gid)?);
         // SAFETY: the caller passes valid pointers.
         check("ibv_query_gid", unsafe { (api.query_gid)(context, port, index, gid) })
     })
@@ -157,10 +157,10 @@ pub unsafe extern "C" fn gdsync_query_gid(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     error::pointer("gdsync_create_ah", || {
-        let (api, attr) = (providers::of(Kind::Domain, pd)?, non_null_mut("attr", attr)?);
+        let (api, attr) = (providers::of(ObjectKind::Domain, pd)?, non_null_mut("attr", attr)?);
         // SAFETY: the software card's object is known, or the caller passes a valid one.
         let ah = made("ibv_create_ah", unsafe { (api.create_ah)(pd, attr) })?;
-        Ok(providers::note(api, Kind::Path, ah))
+        Ok(providers::note(api, ObjectKind::Path, ah))
     })
 }
 
@@ -169,6 +169,6 @@ pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 pub unsafe extern "C" fn gdsync_destroy_ah(ah: *mut ibv_ah) -> c_int {
     error::status("gdsync_destroy_ah", || {
         // SAFETY: the software card's object is known, or the caller passes a valid one.
-        providers::end(Kind::Path, ah, |api| check("ibv_destroy_ah", unsafe { (api.destroy_ah)(ah) }))
+        providers::end(ObjectKind::Path, ah, |api| check("ibv_destroy_ah", unsafe { (api.destroy_ah)(ah) }))
     })
 }

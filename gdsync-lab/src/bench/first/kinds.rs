@@ -28,9 +28,9 @@ pub(super) enum Needs {
 }
 
 /// A kind: its name, its requirements, and its posts. The outcome of each post is checked before the next.
-pub(super) type Kind<B> = (&'static str, Needs, fn(&Link, &Stream<B>) -> Result<Vec<f64>, Failure>);
+pub(super) type PostKind<B> = (&'static str, Needs, fn(&Link, &Stream<B>) -> Result<Vec<f64>, Failure>);
 
-pub(super) fn kinds<B: Bare>() -> [Kind<B>; 17] {
+pub(super) fn kinds<B: Bare>() -> [PostKind<B>; 17] {
     use Needs::{Collector, Nothing, Trigger};
     [
         ("a send", Nothing, Link::sends),

@@ -14,7 +14,7 @@ use gdsync_cli::cli::{BenchOptions, Process};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::Hca;
 use gdsync_cli::{child, interrupt};
-use kinds::{Kind, Link, POSTS, kinds};
+use kinds::{Link, POSTS, PostKind, kinds};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::time::Instant;
@@ -106,7 +106,7 @@ fn play<B: Bare>(
     let mut kinds = kinds();
     let begin = options.run % RUNS * kinds.len() / RUNS;
     kinds.rotate_left(begin);
-    let play = |(name, needs, play): Kind<B>| -> Result<Played, Failure> {
+    let play = |(name, needs, play): PostKind<B>| -> Result<Played, Failure> {
         let stream = make()?;
         let link = Link::new(options.hca.as_ref(), needs)?;
         Ok((name.to_owned(), play(&link, &stream)?))

@@ -16,7 +16,7 @@ fn a_wait_for_data_has_the_bytes_of_the_sources() {
     // UCC's tl_mlx5_wqe.c, ucc_tl_mlx5_post_wait_on_data: opcode 0xf, opmod 1, 3 units, fence and CQ_UPDATE. DPDK's
     // mlx5_prm.h, struct mlx5_wqe_wseg: operation, lkey, va_high, va_low (the low 3 bits are the action), value, mask.
     let flags = CtrlFlags::FENCE | CtrlFlags::CQ_UPDATE;
-    let control = Kind::Data.control(0x1234, 0xabcdef, flags);
+    let control = WaitKind::Data.control(0x1234, 0xabcdef, flags);
     let expected = [1, 0x12, 0x34, 0x0f, 0xab, 0xcd, 0xef, 3, 0, 0, 0, 0x88, 0, 0, 0, 0];
     assert_eq!(control.as_bytes(), expected);
     let segment = WaitDataSeg::new(
@@ -40,7 +40,7 @@ fn a_wait_for_data_has_the_bytes_of_the_sources() {
 #[test]
 fn a_wait_for_a_time_names_no_memory() {
     // DPDK's mlx5_tx.h, mlx5_tx_wseg_init: operation 5, lkey and address 0, value the timestamp.
-    assert_eq!(Kind::Time.control(0, 1, CtrlFlags::empty()).as_bytes()[..8], [2, 0, 0, 0x0f, 0, 0, 1, 3]);
+    assert_eq!(WaitKind::Time.control(0, 1, CtrlFlags::empty()).as_bytes()[..8], [2, 0, 0, 0x0f, 0, 0, 1, 3]);
     let mut expected = vec![0, 0, 0, 5];
     expected.extend([0; 12]);
     expected.extend([0, 0, 0, 0, 0, 0, 0x12, 0x34]);
@@ -54,7 +54,7 @@ fn a_wait_for_a_time_names_no_memory() {
 fn index_segments_have_the_bytes_of_the_sources() {
     // DPDK's mlx5_txpp.c, mlx5_txpp_fill_wqe_rearm_queue, and mlx5_crypto_gcm.c, mlx5_crypto_gcm_build_send_en: 2
     // units; struct mlx5_wqe_qseg: 8 reserved bytes, max_index, qpn_cqn.
-    for (kind, opcode) in [(Kind::Completions, 0x0f), (Kind::SendEnable, 0x17)] {
+    for (kind, opcode) in [(WaitKind::Completions, 0x0f), (WaitKind::SendEnable, 0x17)] {
         let control = kind.control(7, 0x40, CtrlFlags::empty());
         assert_eq!(control.as_bytes()[..8], [0, 0, 7, opcode, 0, 0, 0x40, 2]);
     }
@@ -148,11 +148,11 @@ fn entries_of_completion_queues_are_counted_in_24_bits() {
 fn unknown_codes_keep_their_value() {
     let modified =
         |opcode, opmod| CtrlSeg::new(opcode, 0, 1, 2, CtrlFlags::empty(), [0; 4]).with_opmod(opmod);
-    assert_eq!(Kind::of(&modified(Opcode::Wait, 3)).map_err(|error| error.code), Err(3));
-    assert_eq!(Kind::of(&modified(Opcode::SendEnable, 1)).map_err(|error| error.code), Err(1));
-    assert_eq!(Kind::of(&modified(Opcode::Send, 1)), Ok(None));
-    for kind in [Kind::Completions, Kind::Data, Kind::Time, Kind::SendEnable] {
-        assert_eq!(Kind::of(&kind.control(1, 2, CtrlFlags::empty())), Ok(Some(kind)));
+    assert_eq!(WaitKind::of(&modified(Opcode::Wait, 3)).map_err(|error| error.code), Err(3));
+    assert_eq!(WaitKind::of(&modified(Opcode::SendEnable, 1)).map_err(|error| error.code), Err(1));
+    assert_eq!(WaitKind::of(&modified(Opcode::Send, 1)), Ok(None));
+    for kind in [WaitKind::Completions, WaitKind::Data, WaitKind::Time, WaitKind::SendEnable] {
+        assert_eq!(WaitKind::of(&kind.control(1, 2, CtrlFlags::empty())), Ok(Some(kind)));
     }
     let raw = |operation: u32, low: u8| {
         let mut bytes = [0; 32];

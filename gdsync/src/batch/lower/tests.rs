@@ -13,7 +13,7 @@ type Step = Descriptor<Doorbell, PeerOp, HostAddr, Infallible, PeerOp, (HostAddr
 impl Driver for Shifted {
     type Send = Doorbell;
     type Wait = PeerOp;
-    type Place = HostAddr;
+    type ProgramWord = HostAddr;
     type Bytes = Infallible;
     type Receives = PeerOp;
     type Ticket = (HostAddr, u64);

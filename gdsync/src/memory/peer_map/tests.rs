@@ -17,10 +17,10 @@ struct Device {
 const SHIFT: u64 = 0x1_0000_0000;
 
 impl Registrar for Device {
-    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
+    fn register(&self, base: u64, len: u64, kind: SpanKind) -> Result<Registered, String> {
         *self.calls.lock() += 1;
         assert!(base.is_multiple_of(page_size() as u64) && len.is_multiple_of(page_size() as u64));
-        if matches!(kind, Kind::Registers { .. }) && self.refuses_registers {
+        if matches!(kind, SpanKind::Registers { .. }) && self.refuses_registers {
             return Err("not permitted".to_owned());
         }
         let owned = !self.foreign.contains(&base);
@@ -54,7 +54,7 @@ fn spans_are_registered_once_and_unregistered_when_they_go() {
     let map = PeerMap::new(Device::default());
     let at = base(1);
     assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
-    let span = Span::announce(at, 0x10_0000, Kind::Whole, nothing());
+    let span = Span::announce(at, 0x10_0000, SpanKind::Whole, nothing());
     for offset in [0, 8, 0xf_fff8] {
         assert_eq!(map.translate(HostAddr(at + offset), 8), Ok(StreamAddr::new(at + SHIFT + offset)));
     }
@@ -73,8 +73,8 @@ fn a_page_that_two_spans_share_stays_until_both_are_gone() {
     let map = PeerMap::new(Device::default());
     let at = base(2);
     let (one, two) = (
-        Span::announce(at, 64, Kind::Pages, nothing()),
-        Span::announce(at + 64, 0x2000, Kind::Pages, nothing()),
+        Span::announce(at, 64, SpanKind::Pages, nothing()),
+        Span::announce(at + 64, 0x2000, SpanKind::Pages, nothing()),
     );
     map.translate(HostAddr(at), 4).unwrap();
     map.translate(HostAddr(at + 64), 4).unwrap();
@@ -94,8 +94,8 @@ fn every_span_around_a_word_holds_its_page() {
     let map = PeerMap::new(Device::default());
     let at = base(7);
     let (outer, inner) = (
-        Span::announce(at, 4096, Kind::Pages, nothing()),
-        Span::announce(at + 64, 64, Kind::Pages, nothing()),
+        Span::announce(at, 4096, SpanKind::Pages, nothing()),
+        Span::announce(at + 64, 64, SpanKind::Pages, nothing()),
     );
     map.translate(HostAddr(at + 72), 8).unwrap();
     drop(inner);
@@ -111,7 +111,7 @@ fn a_retired_page_is_taken_up_again() {
     let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device::default());
     let at = base(8);
-    let announce = || Span::announce(at, 4096, Kind::Registers { mmio: false }, nothing());
+    let announce = || Span::announce(at, 4096, SpanKind::Registers { mmio: false }, nothing());
     let first = announce();
     map.translate(HostAddr(at), 8).unwrap();
     drop(first);
@@ -128,7 +128,7 @@ fn a_retired_page_is_taken_up_again() {
 fn memory_that_was_refused_may_be_taken_later() {
     struct Moody(Mutex<u32>);
     impl Registrar for Moody {
-        fn register(&self, base: u64, _len: u64, _kind: Kind) -> Result<Registered, String> {
+        fn register(&self, base: u64, _len: u64, _kind: SpanKind) -> Result<Registered, String> {
             let mut calls = self.0.lock();
             *calls += 1;
             if *calls == 1 { Err("not now".to_owned()) } else { Ok(Registered { device: base, owned: true }) }
@@ -138,7 +138,7 @@ fn memory_that_was_refused_may_be_taken_later() {
     }
     let map = PeerMap::new(Moody(Mutex::new(0)));
     let at = base(9);
-    let _span = Span::announce(at, 4096, Kind::Whole, nothing());
+    let _span = Span::announce(at, 4096, SpanKind::Whole, nothing());
     assert!(map.translate(HostAddr(at), 8).is_err());
     assert!(map.translate(HostAddr(at), 8).is_ok());
 }
@@ -147,7 +147,7 @@ fn memory_that_was_refused_may_be_taken_later() {
 fn pages_of_the_program_are_left_alone() {
     let at = base(3);
     let map = PeerMap::new(Device { foreign: HashSet::from([at]), ..Device::default() });
-    let span = Span::announce(at, 4096, Kind::Pages, nothing());
+    let span = Span::announce(at, 4096, SpanKind::Pages, nothing());
     assert!(map.translate(HostAddr(at + 8), 8).is_ok());
     drop(span);
 }
@@ -157,7 +157,7 @@ fn a_refusal_is_remembered_as_long_as_the_span_is_there() {
     let _spans = BEGINS_USE.read();
     let map = PeerMap::new(Device { refuses_registers: true, ..Device::default() });
     let at = base(4);
-    let page = Span::announce(at, 4096, Kind::Registers { mmio: true }, nothing());
+    let page = Span::announce(at, 4096, SpanKind::Registers { mmio: true }, nothing());
     for _ in 0..3 {
         assert_eq!(
             map.translate(HostAddr(at + 0x800), 8),
@@ -176,7 +176,7 @@ fn retired_pages_stay_mapped_until_they_are_unregistered() {
     let at = base(5);
     let released = Arc::new(Mutex::new(false));
     let flag = released.clone();
-    let span = Span::announce(at, 4096, Kind::Whole, Box::new(move || *flag.lock() = true));
+    let span = Span::announce(at, 4096, SpanKind::Whole, Box::new(move || *flag.lock() = true));
     map.translate(HostAddr(at), 8).unwrap();
     assert!(format!("{map:?}").contains("runs: 1"));
     drop(span);
@@ -201,7 +201,7 @@ proptest! {
             match step {
                 0 => {
                     let (at, len) = (origin + first * page + 16, pages * page - 32);
-                    live.push((Span::announce(at, len, Kind::Pages, nothing()), at, len, HashSet::new()));
+                    live.push((Span::announce(at, len, SpanKind::Pages, nothing()), at, len, HashSet::new()));
                 }
                 1 if !live.is_empty() => drop(live.swap_remove(index.index(live.len()))),
                 2 => map.collect(),
@@ -235,7 +235,7 @@ struct InUse {
 }
 
 impl Registrar for InUse {
-    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
+    fn register(&self, base: u64, len: u64, kind: SpanKind) -> Result<Registered, String> {
         if !self.own.contains(&base) {
             return Err("another test's".to_owned());
         }
@@ -269,7 +269,7 @@ impl Used {
         Used { _alone: alone, map: PeerMap::new(registrar), at }
     }
 
-    fn announce(&self, offset: u64, len: u64, kind: Kind) -> Arc<Span> {
+    fn announce(&self, offset: u64, len: u64, kind: SpanKind) -> Arc<Span> {
         Span::announce(self.at + offset, len, kind, nothing())
     }
 
@@ -288,8 +288,8 @@ impl Used {
 #[test]
 fn what_is_made_while_there_is_a_stream_is_registered_then() {
     let used = Used::new(10);
-    let before = used.announce(0, 0x2000, Kind::Whole);
-    let words = used.announce(0x1_0010, 0x80_0000, Kind::Pages);
+    let before = used.announce(0, 0x2000, SpanKind::Whole);
+    let words = used.announce(0x1_0010, 0x80_0000, SpanKind::Pages);
     // Two words of one page, the last page but one, and the last.
     for offset in [0x1_0010, 0x1_0ff8, 0x80_f008, 0x81_0000] {
         words.expose(used.at + offset);
@@ -297,9 +297,9 @@ fn what_is_made_while_there_is_a_stream_is_registered_then() {
     assert!(used.registered().is_empty(), "there is no stream");
     used.map.add_stream();
     assert_eq!(used.registered(), [0, 0x1_0000, 0x80_f000, 0x81_0000]);
-    let after = used.announce(0x4000, 0x1000, Kind::Whole);
-    let registers = used.announce(0x6000, 0x1000, Kind::Registers { mmio: true });
-    let payload = used.announce(0x8000, 0x4000, Kind::Pages);
+    let after = used.announce(0x4000, 0x1000, SpanKind::Whole);
+    let registers = used.announce(0x6000, 0x1000, SpanKind::Registers { mmio: true });
+    let payload = used.announce(0x8000, 0x4000, SpanKind::Pages);
     words.expose(used.at + 0x1_1000);
     assert_eq!(used.registered(), [0, 0x4000, 0x6000, 0x1_0000, 0x1_1000, 0x80_f000, 0x81_0000]);
     let calls = used.calls();
@@ -323,11 +323,11 @@ fn without_a_stream_nothing_is_registered_until_it_is_named() {
     used.map.add_stream();
     used.map.add_stream();
     used.map.remove_stream();
-    let one = used.announce(0, 0x1000, Kind::Whole);
+    let one = used.announce(0, 0x1000, SpanKind::Whole);
     assert_eq!(used.registered(), [0], "there is another stream");
     used.map.remove_stream();
-    let two = used.announce(0x2000, 0x1000, Kind::Whole);
-    let words = used.announce(0x4000, 0x1000, Kind::Pages);
+    let two = used.announce(0x2000, 0x1000, SpanKind::Whole);
+    let words = used.announce(0x4000, 0x1000, SpanKind::Pages);
     words.expose(used.at + 0x4000);
     assert_eq!(used.registered(), [0]);
     used.map.translate(HostAddr(used.at + 0x2000), 8).unwrap();
@@ -343,10 +343,10 @@ fn what_is_refused_when_it_is_made_is_asked_for_again_when_it_is_named() {
     let used = Used::new(12);
     used.map.add_stream();
     *used.map.registrar.refuses.lock() = true;
-    let words = used.announce(0, 0x1000, Kind::Pages);
+    let words = used.announce(0, 0x1000, SpanKind::Pages);
     words.expose(used.at);
     words.expose(used.at + 8);
-    let registers = used.announce(0x2000, 0x1000, Kind::Registers { mmio: true });
+    let registers = used.announce(0x2000, 0x1000, SpanKind::Registers { mmio: true });
     assert_eq!(used.calls(), 2, "a refusal is no reason to ask for each word");
     let refused = Err(MapError::Refused("not now".to_owned()));
     assert_eq!(used.map.translate(HostAddr(used.at), 8), refused);
@@ -378,7 +378,7 @@ fn of_pinned_memory_the_pages_of_words_and_of_writes_are_made() {
 fn threads_that_make_words_and_streams_at_once_miss_none() {
     for round in 0..100 {
         let used = Used::new(0x100 + round);
-        let words = used.announce(0, 0x10_0000, Kind::Pages);
+        let words = used.announce(0, 0x10_0000, SpanKind::Pages);
         std::thread::scope(|scope| {
             let (words, used) = (&words, &used);
             for thread in 0..2 {

@@ -1,6 +1,6 @@
 //! Making a queue pair with its completion queues, and destroying it in the right order.
 
-use crate::memory::spans::{Kind, Span};
+use crate::memory::spans::{Span, SpanKind};
 use crate::qp::card::trigger::{Trigger, TriggerInner};
 use crate::qp::make::{self, Maker, QpObject, QueueDomain, Role};
 use crate::qp::post::shared::{SharedReceiveQueue, SrqAttachment};
@@ -19,7 +19,7 @@ use crate::verbs::{
 };
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
-use gdsync_trace::{Kind as EventKind, event};
+use gdsync_trace::{Kind, event};
 use parking_lot::Mutex;
 use spin::mutex::SpinMutex;
 use std::cmp::Ordering;
@@ -184,11 +184,11 @@ impl NewQueuePair {
         };
         let send = SendState::new(sq, number, register).handed_over(handover);
         gdsync_trace::name_card(node(&gid), &device.name);
-        event(EventKind::QueuePair, || [register.get(), u64::from(node(&gid)) << 32 | u64::from(number), 0]);
+        event(Kind::QueuePair, || [register.get(), u64::from(node(&gid)) << 32 | u64::from(number), 0]);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which the span holds until no device maps the page.
         let keep = domain.clone();
-        let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
+        let kind = SpanKind::Registers { mmio: device.api.provider != Provider::Software };
         let announce = || Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
         let registers = (!matches!(object, QpObject::Target(_))).then(announce);
         let inner = Arc::new(QueuePairInner {

@@ -14,7 +14,7 @@ use crate::queue::{Claim, Doorbell, OrderError, QueueError};
 use crate::verbs::MemoryRegionInner;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitDataSeg};
+use gdsync_sys::prm::wait::{IndexSeg, WaitDataSeg, WaitKind};
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -64,7 +64,7 @@ impl SendState {
         let segment = IndexSeg::new(until.into(), qpn);
         let placed = self.place_wait(WaitRequest { wait, region: None }, completions).and_then(|()| {
             self.place_block(completions, Regions::None, |head, own| {
-                block(Kind::SendEnable, head, own, segment.as_bytes())
+                block(WaitKind::SendEnable, head, own, segment.as_bytes())
             })
         });
         if let Err(error) = placed {
@@ -131,7 +131,7 @@ impl PostMode<[WaitRequest; 0]> {
 }
 
 /// Makes a block of a control segment and one more.
-pub(super) fn block(kind: Kind, head: u32, qpn: u32, segment: &[u8]) -> [u8; BASIC_BLOCK] {
+pub(super) fn block(kind: WaitKind, head: u32, qpn: u32, segment: &[u8]) -> [u8; BASIC_BLOCK] {
     let mut block = [0; BASIC_BLOCK];
     let control = kind.control(head as u16, qpn, CtrlFlags::empty());
     let bytes = control.as_bytes().iter().chain(segment);
@@ -144,10 +144,10 @@ impl CardWait {
     fn encode(self, head: u32, qpn: u32) -> [u8; BASIC_BLOCK] {
         match self {
             CardWait::Ticket { lkey, addr, ticket } => {
-                block(Kind::Data, head, qpn, WaitDataSeg::reached(lkey, addr, ticket).as_bytes())
+                block(WaitKind::Data, head, qpn, WaitDataSeg::reached(lkey, addr, ticket).as_bytes())
             }
             CardWait::Entry { cqn, index } => {
-                block(Kind::Completions, head, qpn, IndexSeg::new(index, cqn).as_bytes())
+                block(WaitKind::Completions, head, qpn, IndexSeg::new(index, cqn).as_bytes())
             }
         }
     }

@@ -61,7 +61,7 @@ impl Idle<'_> {
 impl Driver for Idle<'_> {
     type Send = ();
     type Wait = ();
-    type Place = ();
+    type ProgramWord = ();
     type Bytes = ();
     type Receives = Infallible;
     type Ticket = Infallible;

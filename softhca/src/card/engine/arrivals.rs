@@ -15,7 +15,7 @@ use crate::card::port::Port;
 use crate::card::reports::Event;
 use crate::card::transport::qp::Qp;
 use crate::card::{counters, trace};
-use crate::fabric::{Node, Part, Sink, Use};
+use crate::fabric::{Node, PayloadPart, Sink, Use};
 use crate::faults::{Crossing, Direction, Fate};
 use crate::packet::{GLOBAL, Header, LAST, MULTICAST_QPN, Packet, PacketKind};
 use std::collections::HashMap;
@@ -50,7 +50,7 @@ impl Arrivals<'_> {
 }
 
 impl Sink for Arrivals<'_> {
-    fn take(&mut self, source: Node, header: &[u8], payload: [Part; 2]) -> Use {
+    fn take(&mut self, source: Node, header: &[u8], payload: [PayloadPart; 2]) -> Use {
         let parsed = Header::read_from_bytes(header).ok();
         if let Some(header) = &parsed {
             self.counters.received(header, payload.iter().map(|(_, len)| *len as u64).sum());
@@ -89,7 +89,7 @@ pub(super) fn arrive(
     qps: &mut HashMap<u32, Qp>,
     source: Node,
     header: &[u8],
-    payload: &[Part],
+    payload: &[PayloadPart],
     context: &mut Context<'_>,
     touched: &mut Vec<u32>,
 ) {
@@ -122,7 +122,7 @@ pub(super) fn arrive(
 pub(super) unsafe fn delay(
     header: &Header,
     node: Node,
-    parts: &[Part],
+    parts: &[PayloadPart],
     fate: Fate,
     now: Instant,
 ) -> DelayedPacket {
@@ -152,7 +152,7 @@ pub(crate) fn deliver(
     qps: &mut HashMap<u32, Qp>,
     source: Node,
     header: &Header,
-    payload: &[Part],
+    payload: &[PayloadPart],
     context: &mut Context<'_>,
     touched: &mut Vec<u32>,
 ) {

@@ -12,7 +12,7 @@ use crate::card::delayed::{DelayedPacket, Flow};
 use crate::card::management::MANAGEMENT_QPN;
 use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::{Outgoing, Qp};
-use crate::fabric::{MULTICAST, Node, Part, SendOutcome};
+use crate::fabric::{MULTICAST, Node, PayloadPart, SendOutcome};
 use crate::faults::{Direction, Fate};
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ enum Departure {
     NoRoom,
 }
 
-fn length_of(parts: &[Part]) -> usize {
+fn length_of(parts: &[PayloadPart]) -> usize {
     parts.iter().map(|(_, len)| *len).sum()
 }
 
@@ -258,7 +258,7 @@ impl Engine {
         departure
     }
 
-    fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
+    fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departure {
         // Loopback: the sending queue pair moves on before the packet is delivered, as both may be the same queue pair.
         // Unreliable packets are delivered first: sending them completes the request, which may own the data.
         let moves_on_first = packet.to == self.resources.port.node() && packet.header.is_reliable();
@@ -281,7 +281,7 @@ impl Engine {
     }
 
     /// Sends a packet while faults are on. They decide about it once.
-    fn depart_with_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
+    fn depart_with_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departure {
         let flow = (Direction::Out, packet.qpn);
         if self.delayed.is_full(flow) {
             return Departure::NoRoom;
@@ -310,7 +310,7 @@ impl Engine {
     }
 
     /// Passes a packet to the fabric, or to the card itself.
-    fn transmit(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
+    fn transmit(&mut self, header: &Header, to: Node, parts: &[PayloadPart], now: Instant) -> SendOutcome {
         let outcome = match to {
             MULTICAST => self.transmit_to_group(header, parts, now),
             to => self.transmit_to(header, to, parts, now),
@@ -323,7 +323,7 @@ impl Engine {
 
     /// Passes a datagram to all cards with members of its group. If one has no room, all wait; one that can no longer
     /// be reached misses it.
-    fn transmit_to_group(&mut self, header: &Header, parts: &[Part], now: Instant) -> SendOutcome {
+    fn transmit_to_group(&mut self, header: &Header, parts: &[PayloadPart], now: Instant) -> SendOutcome {
         // No queue pair accepts a packet for a group that has another destination number.
         let is_for_group = header.dest_qpn.get() == MULTICAST_QPN && header.has(GLOBAL);
         let members = if is_for_group { self.fabric.members(&header.group()) } else { Vec::new() };
@@ -340,7 +340,7 @@ impl Engine {
         SendOutcome::Sent
     }
 
-    fn transmit_to(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
+    fn transmit_to(&mut self, header: &Header, to: Node, parts: &[PayloadPart], now: Instant) -> SendOutcome {
         if to != self.resources.port.node() {
             // SAFETY: the parts were resolved just now to registered memory or to inline bytes that the request owns,
             // or were read or copied into buffers of the card. None is freed while the engine is locked.

@@ -1,7 +1,7 @@
 //! Copies between payloads and registered memory, and atomic operations on it.
 
 use super::peer_copies::PeerCopies;
-use crate::fabric::{MAX_PAYLOAD, Part};
+use crate::fabric::{MAX_PAYLOAD, PayloadPart};
 use crate::os::memory::append;
 use crate::peer_memory::{PeerFailure, PeerMapping};
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
@@ -11,25 +11,25 @@ use std::sync::atomic::Ordering;
 
 /// Location of registered memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'a> {
+pub(crate) enum Location<'a> {
     /// An address that the CPU dereferences.
     Host(*mut u8),
     /// An address that only a peer-memory client reaches.
     Peer(&'a Arc<PeerMapping>, u64),
 }
 
-pub(crate) type Target<'a> = (Place<'a>, usize);
+pub(crate) type Target<'a> = (Location<'a>, usize);
 
 /// Parts, and the position up to which they are copied.
 struct Source<'a> {
-    parts: std::slice::Iter<'a, Part>,
+    parts: std::slice::Iter<'a, PayloadPart>,
     from: *const u8,
     left: usize,
 }
 
 impl Source<'_> {
     /// Returns the next contiguous bytes, `room` at most. Empty at the end.
-    fn peek(&mut self, room: usize) -> Part {
+    fn peek(&mut self, room: usize) -> PayloadPart {
         while self.left == 0 {
             let Some(&(from, left)) = self.parts.next() else { break };
             (self.from, self.left) = (from, left);
@@ -96,17 +96,17 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
 /// All parts and all host targets are mapped with the right access. They may overlap (a message to oneself). If `peers`
 /// lets copies end later ([`PeerCopies::end_later`]), the parts stay readable until [`PeerCopies::finish`].
 pub(crate) unsafe fn copy(
-    parts: &[Part],
+    parts: &[PayloadPart],
     targets: &[Target<'_>],
     peers: &mut PeerCopies,
 ) -> Result<(), PeerFailure> {
     let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
-    for &(place, room) in targets {
-        match place {
+    for &(at, room) in targets {
+        match at {
             // SAFETY: the caller guarantees this.
-            Place::Host(to) => _ = unsafe { source.copy_to(to, room) },
+            Location::Host(to) => _ = unsafe { source.copy_to(to, room) },
             // SAFETY: the caller guarantees this.
-            Place::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, peers) }?,
+            Location::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, peers) }?,
         }
     }
     Ok(())
@@ -157,13 +157,13 @@ unsafe fn copy_to_peer(
 ///
 /// # Safety
 /// 8 bytes there are mapped readable.
-pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFailure> {
-    let native = match place {
-        Place::Host(at) if !at.cast::<u64>().is_aligned() => return Ok(None),
+pub(crate) unsafe fn load_word(location: Location<'_>) -> Result<Option<u64>, PeerFailure> {
+    let native = match location {
+        Location::Host(at) if !at.cast::<u64>().is_aligned() => return Ok(None),
         // SAFETY: guaranteed by the caller, and aligned; programs change it concurrently, which a shared word
         // tolerates.
-        Place::Host(at) => unsafe { SharedU64::from_ptr(at.cast()) }.load(Ordering::Acquire),
-        Place::Peer(memory, addr) => {
+        Location::Host(at) => unsafe { SharedU64::from_ptr(at.cast()) }.load(Ordering::Acquire),
+        Location::Peer(memory, addr) => {
             let mut bytes = [0; size_of::<u64>()];
             memory.read(addr, &mut bytes)?;
             u64::from_ne_bytes(bytes)
@@ -203,7 +203,7 @@ impl AtomicOperation {
 ///
 /// # Safety
 /// The parts are readable.
-pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
+pub(crate) unsafe fn collect(parts: &[PayloadPart]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.1).sum());
     for &(from, count) in parts {
         // SAFETY: the caller guarantees this; the buffer is new, so no part is in it.
@@ -212,10 +212,10 @@ pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
-    let addr = match place {
-        Place::Host(at) => at as u64,
-        Place::Peer(_, addr) => addr,
+pub(crate) fn is_aligned(location: Location<'_>, bytes: u32) -> bool {
+    let addr = match location {
+        Location::Host(at) => at as u64,
+        Location::Peer(_, addr) => addr,
     };
     addr.is_multiple_of(bytes.into())
 }
@@ -227,16 +227,16 @@ pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
 /// The client of peer memory cannot read or write.
 ///
 /// # Safety
-/// The place is aligned to `bytes`, and that many bytes there are mapped writable.
+/// The location is aligned to `bytes`, and that many bytes there are mapped writable.
 pub(crate) unsafe fn atomic(
-    place: Place<'_>,
+    location: Location<'_>,
     bytes: u32,
     operation: AtomicOperation,
 ) -> Result<u64, PeerFailure> {
     macro_rules! perform {
         ($word:ty, $number:ty) => {
-            match place {
-                Place::Host(at) => {
+            match location {
+                Location::Host(at) => {
                     // SAFETY: the caller guarantees this; programs change it concurrently, which a shared word
                     // tolerates.
                     let word = unsafe { <$word>::from_ptr(at.cast()) };
@@ -251,7 +251,7 @@ pub(crate) unsafe fn atomic(
                     wake::wrote(at as usize, size_of::<$number>());
                     Ok(u64::from(original))
                 }
-                Place::Peer(memory, addr) => {
+                Location::Peer(memory, addr) => {
                     let mut word = [0; size_of::<$number>()];
                     memory.read(addr, &mut word)?;
                     let original = u64::from(<$number>::from_ne_bytes(word));
@@ -275,18 +275,18 @@ mod tests {
     fn atomics_return_the_original_and_wrap() {
         use AtomicOperation::{CompareSwap, FetchAdd};
         let word = SharedU64::new(5);
-        let place = Place::Host(word.as_ptr().cast());
+        let location = Location::Host(word.as_ptr().cast());
         // SAFETY: an aligned local.
-        let run = |operation| unsafe { atomic(place, 8, operation) }.unwrap();
+        let run = |operation| unsafe { atomic(location, 8, operation) }.unwrap();
         let whole = |compare, swap| CompareSwap { compare, swap, compare_mask: !0, swap_mask: !0 };
         assert_eq!(run(whole(4, 9)), 5);
         assert_eq!(run(whole(5, 9)), 5);
         assert_eq!(run(FetchAdd { add: u64::MAX, boundaries: 0 }), 9);
         assert_eq!(word.load(Ordering::SeqCst), 8);
-        assert!(is_aligned(place, 8) && !is_aligned(Place::Host(place_at(&word, 4)), 8));
+        assert!(is_aligned(location, 8) && !is_aligned(Location::Host(place_at(&word, 4)), 8));
         word.store(0, Ordering::SeqCst);
         // SAFETY: the second half of the word, aligned to 4.
-        let half = |operation| unsafe { atomic(Place::Host(place_at(&word, 4)), 4, operation) }.unwrap();
+        let half = |operation| unsafe { atomic(Location::Host(place_at(&word, 4)), 4, operation) }.unwrap();
         assert_eq!(half(FetchAdd { add: u64::from(u32::MAX), boundaries: 0 }), 0);
         assert_eq!(half(FetchAdd { add: 2, boundaries: 0 }), u32::MAX.into());
         assert_eq!(half(whole(1, 7)), 1);
@@ -353,9 +353,9 @@ mod tests {
             let base = target.as_mut_ptr();
             let sources = cut(&from, bytes.len());
             let targets = cut(&to, 200);
-            let parts: Vec<Part> = sources.iter().map(|(at, size)| (bytes[*at..].as_ptr(), *size)).collect();
+            let parts: Vec<PayloadPart> = sources.iter().map(|(at, size)| (bytes[*at..].as_ptr(), *size)).collect();
             let places: Vec<Target<'_>> =
-                targets.iter().map(|(at, size)| (Place::Host(base.wrapping_add(*at)), *size)).collect();
+                targets.iter().map(|(at, size)| (Location::Host(base.wrapping_add(*at)), *size)).collect();
             // SAFETY: the pieces lie inside the two vectors.
             unsafe { copy(&parts, &places, &mut PeerCopies::default()) }.unwrap();
             let sent: usize = from.iter().sum::<usize>().min(bytes.len());

@@ -1,9 +1,9 @@
 //! Payload that the card has taken and not yet written: a liberty lets bytes reach memory in any order, and not all at
 //! once, where nothing orders them. docs/liberties.md lists what orders them.
 
-use super::copy::{Place, Target, collect, copy, copy_piece};
+use super::copy::{Location, Target, collect, copy, copy_piece};
 use super::peer_copies::PeerCopies;
-use crate::fabric::Part;
+use crate::fabric::PayloadPart;
 use crate::liberties::{Dice, LibertyKinds};
 use crate::peer_memory::PeerFailure;
 use std::time::Instant;
@@ -81,7 +81,7 @@ impl DeferredWrites {
     /// As [`copy`]; and the targets stay mapped until [`Self::write_all`] is called.
     pub(crate) unsafe fn copy(
         &mut self,
-        parts: &[Part],
+        parts: &[PayloadPart],
         targets: &[Target<'_>],
         is_relaxed: bool,
         peers: &mut PeerCopies,
@@ -95,12 +95,12 @@ impl DeferredWrites {
         // SAFETY: the caller guarantees this.
         let bytes = unsafe { collect(parts) };
         let (mut rest, mut pieces) = (&bytes[..], Vec::new());
-        for &(place, room) in targets {
+        for &(at, room) in targets {
             let (mine, behind) = rest.split_at(room.min(rest.len()));
-            match place {
-                Place::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
+            match at {
+                Location::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
                 // SAFETY: the caller guarantees this; the bytes are ours.
-                Place::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(place, room)], peers) }?,
+                Location::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(at, room)], peers) }?,
             }
             rest = behind;
         }
@@ -173,7 +173,7 @@ mod tests {
                 .iter()
                 .map(|size| {
                     at += size;
-                    (Place::Host(base.wrapping_add(at - size)), *size)
+                    (Location::Host(base.wrapping_add(at - size)), *size)
                 })
                 .collect();
             let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
@@ -184,8 +184,8 @@ mod tests {
             unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }.unwrap();
             for piece in &deferred.pieces {
                 let (first, last) = (piece.to as usize, piece.to as usize + piece.bytes.len());
-                let is_edge = |at: usize| targets.iter().any(|(place, size)| {
-                    matches!(place, Place::Host(to) if *to as usize == at || *to as usize + size == at)
+                let is_edge = |at: usize| targets.iter().any(|(location, size)| {
+                    matches!(location, Location::Host(to) if *to as usize == at || *to as usize + size == at)
                 }) || at == base as usize + count;
                 prop_assert!(first.is_multiple_of(WORD) || is_edge(first));
                 prop_assert!(last.is_multiple_of(WORD) || is_edge(last));
@@ -203,14 +203,14 @@ mod tests {
     #[test]
     fn a_message_waits_for_what_is_ordered_only() {
         let target = [0u64; 64];
-        let place = Place::Host(target.as_ptr().cast::<u8>().cast_mut());
+        let location = Location::Host(target.as_ptr().cast::<u8>().cast_mut());
         let bytes = [7u8; 512];
         let (mut relaxed, mut ordered) = (0, 0);
         for seed in 0..64 {
             let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::all()));
             let now = Instant::now();
             let mut copy = |is_relaxed| {
-                let (parts, targets) = ([(bytes.as_ptr(), 512)], [(place, 512)]);
+                let (parts, targets) = ([(bytes.as_ptr(), 512)], [(location, 512)]);
                 // SAFETY: the array outlives `deferred`; nothing reads it meanwhile.
                 unsafe {
                     deferred.copy(&parts, &targets, is_relaxed, &mut PeerCopies::default(), (&mut dice, now))
@@ -233,11 +233,11 @@ mod tests {
     #[test]
     fn a_queue_pair_parks_so_much() {
         let mut target = vec![0u64; MOST / 4];
-        let place = Place::Host(target.as_mut_ptr().cast());
+        let location = Location::Host(target.as_mut_ptr().cast());
         let bytes = vec![7u8; 2 * MOST];
         for seed in 0..32 {
             let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
-            let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(place, bytes.len())]);
+            let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(location, bytes.len())]);
             let now = Instant::now();
             // SAFETY: the vectors have that many bytes and outlive `deferred`.
             unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }

@@ -1,7 +1,7 @@
 //! The payload of a packet that is being built.
 
-use super::copy::Place;
-use crate::fabric::{Hole, MAX_PAYLOAD, Part};
+use super::copy::Location;
+use crate::fabric::{Hole, MAX_PAYLOAD, PayloadPart};
 use crate::peer_memory::{Begun, PeerFailure, PeerMapping};
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ struct Waiting {
 /// so that the CPU can read the whole payload. Between packets no piece waits, so it keeps no region alive.
 #[derive(Debug, Default)]
 pub(crate) struct Gather {
-    parts: Vec<Part>,
+    parts: Vec<PayloadPart>,
     waiting: Vec<Waiting>,
     /// Bytes read from peer memory; allocated for the first of them, and kept.
     bounce: Vec<u8>,
@@ -35,10 +35,10 @@ impl Gather {
         self.waiting.clear();
     }
 
-    pub(crate) fn push(&mut self, place: Place<'_>, len: usize) {
-        match place {
-            Place::Host(at) => self.parts.push((at.cast_const(), len)),
-            Place::Peer(memory, addr) => {
+    pub(crate) fn push(&mut self, location: Location<'_>, len: usize) {
+        match location {
+            Location::Host(at) => self.parts.push((at.cast_const(), len)),
+            Location::Peer(memory, addr) => {
                 let index = self.parts.len();
                 self.waiting.push(Waiting { index, len, memory: memory.clone(), addr });
                 self.parts.push((std::ptr::null(), len));
@@ -121,18 +121,18 @@ impl Gather {
     }
 
     /// Returns the list of pieces; those in peer memory have the null address.
-    pub(crate) fn parts(&self) -> &[Part] {
+    pub(crate) fn parts(&self) -> &[PayloadPart] {
         &self.parts
     }
 
     /// Takes the list of pieces, so that the rest of the card can be used while it is read. Pieces from peer memory are
     /// valid until the next call of [`Self::fetch`].
-    pub(crate) fn take(&mut self) -> Vec<Part> {
+    pub(crate) fn take(&mut self) -> Vec<PayloadPart> {
         std::mem::take(&mut self.parts)
     }
 
     /// Returns the list to reuse its allocation.
-    pub(crate) fn give_back(&mut self, parts: Vec<Part>) {
+    pub(crate) fn give_back(&mut self, parts: Vec<PayloadPart>) {
         self.parts = parts;
     }
 }

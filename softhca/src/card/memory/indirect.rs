@@ -33,7 +33,7 @@ pub(crate) enum ChangeError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum IndirectKind {
     Window(WindowKind),
     Key,
 }
@@ -41,7 +41,7 @@ enum Kind {
 /// A key that refers to others.
 #[derive(Clone, Debug)]
 pub(crate) struct Indirect {
-    kind: Kind,
+    kind: IndirectKind,
     /// The last 8 bits of the key.
     tag: u8,
     closed: bool,
@@ -67,7 +67,7 @@ impl Indirect {
     /// Returns an unbound window.
     pub(crate) fn window(kind: WindowKind) -> Self {
         Indirect {
-            kind: Kind::Window(kind),
+            kind: IndirectKind::Window(kind),
             tag: 0,
             closed: true,
             changeable: true,
@@ -88,7 +88,7 @@ impl Indirect {
             None => Translation::list(config.entries),
         };
         Indirect {
-            kind: Kind::Key,
+            kind: IndirectKind::Key,
             tag: config.tag,
             closed: config.closed,
             changeable: config.changeable,
@@ -160,7 +160,7 @@ impl Indirect {
         if change.flags.contains(UmrFlags::CHECK_QPN) && (self.qpn != qpn || self.tag != key as u8) {
             return Err(ChangeError::NotOwned { key });
         }
-        if let Kind::Window(kind) = self.kind
+        if let IndirectKind::Window(kind) = self.kind
             && has(KeyMask::QPN) != (kind == WindowKind::Type2)
         {
             return Err(ChangeError::Kind { kind: if kind == WindowKind::Type1 { 1 } else { 2 } });
@@ -206,7 +206,7 @@ impl Indirect {
     pub(crate) fn binding(&self) -> Option<(Access, &Translation, u64)> {
         let needs_write = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let wanted = if needs_write { Access::LOCAL_WRITE } else { Access::empty() };
-        let is_window = matches!(self.kind, Kind::Window(_));
+        let is_window = matches!(self.kind, IndirectKind::Window(_));
         (is_window && !self.closed).then_some((wanted | Access::MW_BIND, &*self.translation, self.len))
     }
 }

@@ -1,6 +1,6 @@
 //! The keys of a card, and their targets.
 
-use super::copy::{Place, Target};
+use super::copy::{Location, Target};
 use super::indirect::{self, ChangeError, Indirect, KeyChange};
 use super::registered::Memory;
 use super::translation::{KeyRange, Pieces, Refusal};
@@ -153,10 +153,10 @@ impl Regions {
     pub(crate) fn pieces(&self, range: KeyRange, pdn: u32, wanted: Access) -> Result<Pieces<'_>, Refusal> {
         let KeyRange { key, addr, len } = range;
         if key == NULL_KEY && side_of(wanted) == Side::Local {
-            return Ok(Pieces::one(Place::Peer(&self.null, addr), len));
+            return Ok(Pieces::one(Location::Peer(&self.null, addr), len));
         }
         if let KeyTarget::Memory(memory) = &self.find_in(key, pdn)?.target {
-            return Ok(Pieces::one(memory.place(addr, len, wanted)?, len));
+            return Ok(Pieces::one(memory.location(addr, len, wanted)?, len));
         }
         let mut pieces = Vec::new();
         self.follow(range, pdn, wanted, 0, &mut pieces)?;
@@ -174,7 +174,7 @@ impl Regions {
     ) -> Result<(), Refusal> {
         let opened = match &self.find_in(key, pdn)?.target {
             KeyTarget::Memory(memory) => {
-                pieces.push((memory.place(addr, len, wanted)?, len as usize));
+                pieces.push((memory.location(addr, len, wanted)?, len as usize));
                 return Ok(());
             }
             KeyTarget::Indirect(_) if depth == MAX_DEPTH => {
@@ -197,7 +197,7 @@ impl Regions {
         wanted: Access,
     ) -> Result<(), Refusal> {
         match &self.find_in(key, pdn)?.target {
-            KeyTarget::Memory(memory) => memory.place(addr, len, wanted).map(drop),
+            KeyTarget::Memory(memory) => memory.location(addr, len, wanted).map(drop),
             KeyTarget::Indirect(indirect) => {
                 let indirect = indirect.lock();
                 indirect.check_owner(key, qpn)?;
@@ -233,7 +233,7 @@ impl Regions {
             if !memory.access.contains(Access::MW_BIND) {
                 return Err(ChangeError::NoBind { key });
             }
-            memory.place(addr, len, wanted)?;
+            memory.location(addr, len, wanted)?;
             Ok(())
         })?;
         if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }.into()) }
@@ -344,8 +344,8 @@ mod tests {
             let memory = Memory::acquire(&RegionConfig { iova, ..config }).unwrap();
             let key = regions.register(1, KeyTarget::Memory(memory), Some(0xab), u32::MAX).unwrap();
             assert_eq!(key & 0xff, 0xab);
-            let place = resolve(&regions, key, 1, iova + 60, 4, read).unwrap().single();
-            assert!(matches!(place, Some(Place::Host(at)) if at as u64 == addr + 60));
+            let location = resolve(&regions, key, 1, iova + 60, 4, read).unwrap().single();
+            assert!(matches!(location, Some(Location::Host(at)) if at as u64 == addr + 60));
             assert!(matches!(resolve(&regions, key, 1, iova + 60, 5, read), Err(Refusal::Bounds { .. })));
             assert!(matches!(resolve(&regions, key, 1, addr, 1, read), Err(Refusal::Bounds { .. })));
         }

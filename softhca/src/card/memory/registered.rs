@@ -1,6 +1,6 @@
 //! Registered memory, and the check that memory is mapped.
 
-use super::copy::Place;
+use super::copy::Location;
 use super::translation::Refusal;
 use crate::card::config::{Access, InvalidValue, RegionConfig};
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
@@ -90,8 +90,8 @@ impl Memory {
         Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new) })
     }
 
-    /// Returns the place of a range, if the region allows that access.
-    pub(crate) fn place(&self, addr: u64, len: u64, wanted: Access) -> Result<Place<'_>, Refusal> {
+    /// Returns the location of a range, if the region allows that access.
+    pub(crate) fn location(&self, addr: u64, len: u64, wanted: Access) -> Result<Location<'_>, Refusal> {
         let inside =
             addr >= self.iova && addr.checked_add(len).is_some_and(|end| end <= self.iova + self.len);
         if !inside {
@@ -106,8 +106,8 @@ impl Memory {
             return Err(Refusal::Unmapped { addr, len });
         }
         Ok(match &self.peer {
-            None => Place::Host(at as *mut u8),
-            Some(peer) => Place::Peer(peer, at),
+            None => Location::Host(at as *mut u8),
+            Some(peer) => Location::Peer(peer, at),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Translation of keys and addresses to pieces of memory and to ranges of other keys, and the reasons to refuse an
 //! access by key.
 
-use super::copy::{Place, Target};
+use super::copy::{Location, Target};
 use crate::card::config::Access;
 use gdsync_sys::prm::umr::{StridedEntry, StridedHeader};
 use gdsync_sys::prm::wqe::{DataSeg, SEGMENT};
@@ -25,14 +25,14 @@ pub(crate) enum Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    pub(crate) fn one(place: Place<'a>, len: u64) -> Self {
-        Pieces::One(Some((place, len as usize)))
+    pub(crate) fn one(location: Location<'a>, len: u64) -> Self {
+        Pieces::One(Some((location, len as usize)))
     }
 
-    /// Returns the place, if there is exactly one piece.
-    pub(crate) fn single(mut self) -> Option<Place<'a>> {
-        let (place, _) = self.next()?;
-        self.next().is_none().then_some(place)
+    /// Returns the location, if there is exactly one piece.
+    pub(crate) fn single(mut self) -> Option<Location<'a>> {
+        let (location, _) = self.next()?;
+        self.next().is_none().then_some(location)
     }
 }
 

@@ -4,7 +4,7 @@ use super::WqeError;
 use crate::card::config::WaitRules;
 use gdsync_sys::prm::UnknownCode;
 use gdsync_sys::prm::cqe::Syndrome;
-use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitAction, WaitDataSeg, WaitOperation};
+use gdsync_sys::prm::wait::{IndexSeg, WaitAction, WaitDataSeg, WaitKind, WaitOperation};
 use gdsync_sys::prm::wqe::CtrlSeg;
 use zerocopy::FromBytes;
 
@@ -44,7 +44,7 @@ fn malformed(field: &'static str, message: String) -> WqeError {
 
 /// Parses the segment after the control segment; `None` for other opcodes.
 pub(super) fn parse(ctrl: &CtrlSeg, body: &[u8]) -> Result<Option<Wait>, WqeError> {
-    let kind = Kind::of(ctrl).map_err(|unknown| malformed("opmod", unknown.to_string()))?;
+    let kind = WaitKind::of(ctrl).map_err(|unknown| malformed("opmod", unknown.to_string()))?;
     let Some(kind) = kind else { return Ok(None) };
     let whole = || {
         let (opcode, ds) = (kind.opcode(), kind.ds());
@@ -54,23 +54,23 @@ pub(super) fn parse(ctrl: &CtrlSeg, body: &[u8]) -> Result<Option<Wait>, WqeErro
         return Err(whole());
     }
     Ok(Some(match kind {
-        Kind::Completions | Kind::SendEnable => {
+        WaitKind::Completions | WaitKind::SendEnable => {
             let segment = IndexSeg::read_from_bytes(body).map_err(|_| whole())?;
             let (number, index) = (segment.number(), segment.index());
             match kind {
-                Kind::Completions => Wait::Completions { cqn: number, index },
+                WaitKind::Completions => Wait::Completions { cqn: number, index },
                 _ => Wait::SendEnable { qpn: number, index: index as u16 },
             }
         }
-        Kind::Data | Kind::Time => {
+        WaitKind::Data | WaitKind::Time => {
             let segment = WaitDataSeg::read_from_bytes(body).map_err(|_| whole())?;
             check(&segment, kind)?;
-            if kind == Kind::Data { Wait::Data(segment) } else { Wait::Time(segment) }
+            if kind == WaitKind::Data { Wait::Data(segment) } else { Wait::Time(segment) }
         }
     }))
 }
 
-fn check(segment: &WaitDataSeg, kind: Kind) -> Result<(), WqeError> {
+fn check(segment: &WaitDataSeg, kind: WaitKind) -> Result<(), WqeError> {
     if segment.condition().is_err() {
         let message = format!("{:#x}: 0 to 5 are there, and 0x10 inverts them", segment.raw_operation());
         return Err(malformed("operation", message));
@@ -82,7 +82,7 @@ fn check(segment: &WaitDataSeg, kind: Kind) -> Result<(), WqeError> {
         );
         return Err(malformed("address", message));
     }
-    if kind == Kind::Time && (segment.lkey(), segment.addr()) != (0, 0) {
+    if kind == WaitKind::Time && (segment.lkey(), segment.addr()) != (0, 0) {
         let message = "a WAIT for a time names no memory: key and address are 0".to_owned();
         return Err(malformed("lkey", message));
     }
@@ -125,20 +125,24 @@ mod tests {
     use gdsync_sys::prm::wqe::CtrlFlags;
     use zerocopy::IntoBytes;
 
-    fn refused(kind: Kind, body: &[u8]) -> WqeError {
+    fn refused(kind: WaitKind, body: &[u8]) -> WqeError {
         parse(&kind.control(0, 1, CtrlFlags::empty()), body).unwrap_err()
     }
 
     #[test]
     fn every_kind_is_parsed() {
-        let parsed = |kind: Kind, body: &[u8]| parse(&kind.control(0, 1, CtrlFlags::empty()), body).unwrap();
+        let parsed =
+            |kind: WaitKind, body: &[u8]| parse(&kind.control(0, 1, CtrlFlags::empty()), body).unwrap();
         let (index, data) = (IndexSeg::new(0x1_0005, 7), WaitDataSeg::reached(1, 8, 2));
         let expected = Wait::Completions { cqn: 7, index: 0x1_0005 };
-        assert_eq!(parsed(Kind::Completions, index.as_bytes()), Some(expected));
-        assert_eq!(parsed(Kind::SendEnable, index.as_bytes()), Some(Wait::SendEnable { qpn: 7, index: 5 }));
-        assert_eq!(parsed(Kind::Data, data.as_bytes()), Some(Wait::Data(data)));
+        assert_eq!(parsed(WaitKind::Completions, index.as_bytes()), Some(expected));
+        assert_eq!(
+            parsed(WaitKind::SendEnable, index.as_bytes()),
+            Some(Wait::SendEnable { qpn: 7, index: 5 })
+        );
+        assert_eq!(parsed(WaitKind::Data, data.as_bytes()), Some(Wait::Data(data)));
         let time = WaitDataSeg::past(9);
-        assert_eq!(parsed(Kind::Time, time.as_bytes()), Some(Wait::Time(time)));
+        assert_eq!(parsed(WaitKind::Time, time.as_bytes()), Some(Wait::Time(time)));
     }
 
     #[test]
@@ -148,17 +152,17 @@ mod tests {
             bytes[at] = byte;
             bytes
         };
-        assert_eq!(refused(Kind::Data, &patched(3, 6)).field, "operation");
-        assert_eq!(refused(Kind::Data, &patched(2, 1)).field, "operation");
-        assert_eq!(refused(Kind::Data, &patched(15, 2)).field, "address");
-        assert_eq!(refused(Kind::Data, &patched(15, 4)).field, "address");
-        assert_eq!(refused(Kind::Time, &patched(7, 1)).field, "lkey");
-        assert_eq!(refused(Kind::Time, &patched(14, 1)).field, "lkey");
-        let ctrl = Kind::Data.control(0, 1, CtrlFlags::empty()).with_opmod(3);
+        assert_eq!(refused(WaitKind::Data, &patched(3, 6)).field, "operation");
+        assert_eq!(refused(WaitKind::Data, &patched(2, 1)).field, "operation");
+        assert_eq!(refused(WaitKind::Data, &patched(15, 2)).field, "address");
+        assert_eq!(refused(WaitKind::Data, &patched(15, 4)).field, "address");
+        assert_eq!(refused(WaitKind::Time, &patched(7, 1)).field, "lkey");
+        assert_eq!(refused(WaitKind::Time, &patched(14, 1)).field, "lkey");
+        let ctrl = WaitKind::Data.control(0, 1, CtrlFlags::empty()).with_opmod(3);
         assert_eq!(parse(&ctrl, &patched(0, 0)).unwrap_err().field, "opmod");
-        let short = Kind::Data.control(0, 1, CtrlFlags::empty()).with_opmod(0);
+        let short = WaitKind::Data.control(0, 1, CtrlFlags::empty()).with_opmod(0);
         assert_eq!(parse(&short, &patched(0, 0)).unwrap_err().field, "ds");
-        assert_eq!(refused(Kind::SendEnable, &[0; 8]).field, "ds");
+        assert_eq!(refused(WaitKind::SendEnable, &[0; 8]).field, "ds");
     }
 
     proptest::proptest! {

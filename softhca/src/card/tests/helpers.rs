@@ -1,7 +1,7 @@
 //! Tests of threads that do the card's work for its own thread.
 
 use super::*;
-use gdsync_sys::prm::wait::{Kind, WaitDataSeg, word as number};
+use gdsync_sys::prm::wait::{WaitDataSeg, WaitKind, word as number};
 use gdsync_sys::wake::{self, Helper};
 
 /// Returns the doorbell register that [`TestQp`] rings on a page.
@@ -71,7 +71,7 @@ fn a_word_that_a_request_waits_for_rings_as_a_register_does() {
     let mut pair = Pair::new(64);
     let region = Region::new(&pair.card, pair.pdn, 8, Access::empty());
     let segment = WaitDataSeg::reached(region.key, region.at as u64, 5);
-    let mut wqe = Kind::Data.control(0, pair.left.qpn, CtrlFlags::CQ_UPDATE).as_bytes().to_vec();
+    let mut wqe = WaitKind::Data.control(0, pair.left.qpn, CtrlFlags::CQ_UPDATE).as_bytes().to_vec();
     wqe.extend_from_slice(segment.as_bytes());
     pair.left.post_wqe(&wqe);
     pair.run();

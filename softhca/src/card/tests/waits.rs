@@ -1,7 +1,7 @@
 //! Work requests that wait, and SEND_EN.
 
 use super::*;
-use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitAction, WaitDataSeg, WaitOperation, word as number};
+use gdsync_sys::prm::wait::{IndexSeg, WaitAction, WaitDataSeg, WaitKind, WaitOperation, word as number};
 
 mod data;
 mod enables;
@@ -17,18 +17,18 @@ fn push(qp: &mut TestQp, opcode: Opcode, segments: &[&[u8]]) {
 }
 
 /// Writes a WAIT or SEND_EN without announcing it.
-fn push_wait(qp: &mut TestQp, kind: Kind, segment: &[u8], flags: CtrlFlags) {
+fn push_wait(qp: &mut TestQp, kind: WaitKind, segment: &[u8], flags: CtrlFlags) {
     let mut wqe = kind.control(qp.head as u16, qp.qpn, flags).as_bytes().to_vec();
     wqe.extend_from_slice(segment);
     qp.head += qp.write(&wqe);
 }
 
 fn push_data(qp: &mut TestQp, segment: &WaitDataSeg) {
-    push_wait(qp, Kind::Data, segment.as_bytes(), CtrlFlags::empty());
+    push_wait(qp, WaitKind::Data, segment.as_bytes(), CtrlFlags::empty());
 }
 
 fn push_completions(qp: &mut TestQp, cqn: u32, index: u32) {
-    push_wait(qp, Kind::Completions, IndexSeg::new(index, cqn).as_bytes(), CtrlFlags::empty());
+    push_wait(qp, WaitKind::Completions, IndexSeg::new(index, cqn).as_bytes(), CtrlFlags::empty());
 }
 
 /// Announces all written WQEs, and rings.

@@ -17,7 +17,9 @@ fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOut
 /// Polls once; returns source and header of each packet.
 fn take(fabric: &mut Shared) -> Vec<(u16, Vec<u8>)> {
     let mut taken = Vec::new();
-    fabric.poll(100, &mut |lid: Node, header: &[u8], _: [Part; 2]| taken.push((lid as u16, header.to_vec())));
+    fabric.poll(100, &mut |lid: Node, header: &[u8], _: [PayloadPart; 2]| {
+        taken.push((lid as u16, header.to_vec()))
+    });
     taken
 }
 
@@ -102,7 +104,9 @@ fn no_link_starves_behind_busy_ones() {
         for fabric in &mut from {
             while send(fabric, to.lid(), b"x", &[1; 5000]) == SendOutcome::Sent {}
         }
-        to.poll(16, &mut |lid: Node, _: &[u8], _: [Part; 2]| missing.retain(|one| Node::from(*one) != lid));
+        to.poll(16, &mut |lid: Node, _: &[u8], _: [PayloadPart; 2]| {
+            missing.retain(|one| Node::from(*one) != lid)
+        });
         missing.is_empty().then_some(())
     });
 }
@@ -289,7 +293,7 @@ fn a_link_knows_how_far_its_peer_has_come() {
     assert!(!a.has_taken(b.lid().into(), first) && !a.has_taken(b.lid().into(), second));
     until("the first packet", || {
         let mut lids = Vec::new();
-        b.poll(1, &mut |lid: Node, _: &[u8], _: [Part; 2]| lids.push(lid as u16));
+        b.poll(1, &mut |lid: Node, _: &[u8], _: [PayloadPart; 2]| lids.push(lid as u16));
         (lids == [a.lid()]).then_some(())
     });
     assert!(a.has_taken(b.lid().into(), first) && !a.has_taken(b.lid().into(), second));
@@ -325,7 +329,7 @@ fn a_link_counts_the_rounds_of_its_peer_and_knows_what_came_before_them() {
 
 fn take_one(fabric: &mut Shared) -> Option<u16> {
     let mut source = None;
-    fabric.poll(1, &mut |lid: Node, _: &[u8], _: [Part; 2]| source = Some(lid as u16));
+    fabric.poll(1, &mut |lid: Node, _: &[u8], _: [PayloadPart; 2]| source = Some(lid as u16));
     source
 }
 

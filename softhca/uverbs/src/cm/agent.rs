@@ -1,9 +1,9 @@
 //! The agent of the connection manager: the thread that receives the peers' messages and runs the timers.
 
 use super::host;
-use super::id::State;
+use super::id::IdState;
 use super::manager::{File, Inner, Manager};
-use super::message::{Kind, Message};
+use super::message::{Message, MessageKind};
 use crate::card::OpenCard;
 use crate::errno::Result;
 use crate::events::wake::Signal;
@@ -83,7 +83,7 @@ impl Inner {
         let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
         for id in self.ids.values() {
             let Some(claim) = id.port.as_ref().and_then(|port| port.claim.as_ref()) else { continue };
-            let listens = id.state == State::Listen;
+            let listens = id.state == IdState::Listen;
             match services.iter_mut().find(|(known, _)| Arc::ptr_eq(known, claim)) {
                 Some((_, any)) => *any |= listens,
                 None => services.push((claim.clone(), listens)),
@@ -144,7 +144,7 @@ impl Inner {
 
     /// Returns the connection of a message: by its own ID, or by the sender's if the sender does not know that.
     fn receiver(&self, open: &Arc<OpenCard>, source: Node, message: &Message) -> u32 {
-        if message.remote_id != 0 || message.kind != Kind::Rej {
+        if message.remote_id != 0 || message.kind != MessageKind::Rej {
             return message.remote_id;
         }
         self.connection_to(open, source, message.local_id).unwrap_or_default()

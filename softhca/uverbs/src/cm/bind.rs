@@ -3,7 +3,7 @@
 use super::address::Address;
 use super::event::EventKind;
 use super::host;
-use super::id::{Id, Port, State, port_of_service};
+use super::id::{Id, IdState, Port, port_of_service};
 use super::manager::{Inner, Manager, random};
 use super::path::check_path;
 use crate::card::OpenCard;
@@ -61,20 +61,20 @@ impl Manager {
     pub(crate) fn listen(&self, file: u32, number: u32, backlog: u32) -> Result<()> {
         let cards = self.cards();
         let mut inner = self.lock();
-        if inner.id(file, number)?.state == State::Idle {
+        if inner.id(file, number)?.state == IdState::Idle {
             let any = Address::of(std::net::Ipv4Addr::UNSPECIFIED.into(), 0);
             inner.bind(file, number, any, &cards, true)?;
         }
         if cards.is_empty() {
             return Err(Errno::NO_DEVICE);
         }
-        inner.id(file, number)?.must_be(State::AddrBound)?;
+        inner.id(file, number)?.must_be(IdState::AddrBound)?;
         if inner.is_shared_with_listener(number) {
             return Err(Errno(libc::EADDRINUSE));
         }
         let id = inner.id(file, number)?;
         id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
-        id.state = State::Listen;
+        id.state = IdState::Listen;
         Ok(())
     }
 
@@ -91,12 +91,12 @@ impl Manager {
     ) -> Result<()> {
         let cards = self.cards();
         let mut inner = self.lock();
-        if inner.id(file, number)?.state == State::Idle {
+        if inner.id(file, number)?.state == IdState::Idle {
             let source = source.unwrap_or_else(|| destination.any_like());
             inner.bind(file, number, source, &cards, false)?;
         }
         let id = inner.id(file, number)?;
-        id.must_be(State::AddrBound)?;
+        id.must_be(IdState::AddrBound)?;
         if id.source.is_some_and(|source| !source.is_same_family(&destination)) {
             return Err(Errno::INVALID);
         }
@@ -107,7 +107,7 @@ impl Manager {
         let mut inner = self.lock();
         let id = inner.id(file, number)?;
         // Another thread may have resolved it meanwhile.
-        id.must_be(State::AddrBound)?;
+        id.must_be(IdState::AddrBound)?;
         match route {
             Ok(route) => {
                 if let Some(source) = id.source.filter(Address::is_any) {
@@ -116,7 +116,7 @@ impl Manager {
                 id.destination = Some(destination);
                 id.card = Some(route.card.clone());
                 id.route = Some(route);
-                id.state = State::AddrResolved;
+                id.state = IdState::AddrResolved;
                 inner.push_plain(number, EventKind::AddrResolved, 0);
             }
             Err(errno) => {
@@ -137,7 +137,7 @@ impl Manager {
     pub(crate) fn ask(&self, file: u32, number: u32, param: &ConnParam, ece: Ece) -> Result<()> {
         let mut inner = self.lock();
         let id = inner.id(file, number)?;
-        id.must_be(State::RouteResolved)?;
+        id.must_be(IdState::RouteResolved)?;
         let (bound, destination) = (id.card.clone(), id.destination.ok_or(Errno::INVALID)?);
         let key = port_of_service(id.service_id(&destination));
         drop(inner);
@@ -160,7 +160,7 @@ impl Inner {
         claims: bool,
     ) -> Result<()> {
         let id = self.id(file, number)?;
-        id.must_be(State::Idle)?;
+        id.must_be(IdState::Idle)?;
         if address.ib_space().is_some_and(|service| !fits_space(id, service)) {
             return Err(Errno::UNKNOWN);
         }
@@ -175,7 +175,7 @@ impl Inner {
         id.source = Some(address.with_port(port.key.1));
         id.port = Some(port);
         id.card = card;
-        id.state = State::AddrBound;
+        id.state = IdState::AddrBound;
         Ok(())
     }
 
@@ -224,7 +224,7 @@ impl Inner {
         let Some(own) = self.ids.get(&number) else { return false };
         let (Some(port), Some(source)) = (&own.port, &own.source) else { return false };
         let overlaps = |id: &Id| id.source.is_some_and(|other| conflict((source, false), (&other, false)));
-        self.owners(port.key).any(|id| id.state == State::Listen && overlaps(id))
+        self.owners(port.key).any(|id| id.state == IdState::Listen && overlaps(id))
     }
 
     /// `RESOLVE_ROUTE`. The route is known with the address.
@@ -233,8 +233,8 @@ impl Inner {
     /// EINVAL in the wrong state.
     pub(crate) fn resolve_route(&mut self, file: u32, number: u32) -> Result<()> {
         let id = self.id(file, number)?;
-        id.must_be(State::AddrResolved)?;
-        id.state = State::RouteResolved;
+        id.must_be(IdState::AddrResolved)?;
+        id.state = IdState::RouteResolved;
         self.push_plain(number, EventKind::RouteResolved, 0);
         Ok(())
     }
@@ -260,14 +260,14 @@ impl Inner {
             option::TOS => id.options.type_of_service = byte()?,
             option::REUSEADDR => {
                 let reuses = flag()?;
-                if reuses && id.state != State::Idle {
+                if reuses && id.state != IdState::Idle {
                     return Err(Errno::INVALID);
                 }
                 id.options.reuses_address = reuses;
             }
             option::AFONLY => {
                 let only = flag()?;
-                if !matches!(id.state, State::Idle | State::AddrBound) {
+                if !matches!(id.state, IdState::Idle | IdState::AddrBound) {
                     return Err(Errno::INVALID);
                 }
                 id.options.only_own_family = only;

@@ -4,9 +4,9 @@
 use super::address::Address;
 use super::connection::{Connection, ConnectionEvent, answer_unmatched};
 use super::event::{Event, EventKind};
-use super::id::{Id, QpType, Route, State, port_of_service};
+use super::id::{Id, IdState, QpType, Route, port_of_service};
 use super::manager::{Inner, Link, Membership, psn, send};
-use super::message::{End, Gids, Kind, Message, reason};
+use super::message::{End, Gids, Message, MessageKind, reason};
 use super::path::{self, PATH_MTU, address_handle};
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
@@ -21,7 +21,7 @@ const COMMUNICATION_ESTABLISHED: u32 = 4;
 const MAX_RETRY: u8 = 7;
 
 /// Returns the private data of a command, if a message of this kind has room for them.
-fn private(bytes: &[u8], length: u8, kind: Kind, has_ip: bool) -> Result<Vec<u8>> {
+fn private(bytes: &[u8], length: u8, kind: MessageKind, has_ip: bool) -> Result<Vec<u8>> {
     let length = usize::from(length);
     if length > kind.room(has_ip) {
         tracing::warn!(length, room = kind.room(has_ip), ?kind, "there is no room for the private data");
@@ -65,12 +65,12 @@ impl Inner {
             return Err(Errno::INVALID);
         }
         let id = self.id(file, number)?;
-        id.must_be(State::RouteResolved)?;
+        id.must_be(IdState::RouteResolved)?;
         let (Some(route), Some(source), Some(destination)) = (id.route.clone(), id.source, id.destination)
         else {
             return Err(Errno::INVALID);
         };
-        let kind = if id.qp_type.is_datagram() { Kind::SidrReq } else { Kind::Req };
+        let kind = if id.qp_type.is_datagram() { MessageKind::SidrReq } else { MessageKind::Req };
         let private = private(&param.private_data, param.private_data_len, kind, has_ip(id))?;
         let request = Message {
             service_id: id.service_id(&destination),
@@ -80,7 +80,7 @@ impl Inner {
             private,
             ..Message::new(kind, 0, 0)
         };
-        id.state = State::Connect;
+        id.state = IdState::Connect;
         let local = self.connect(|local| {
             let request = Message { local_id: local, ..request };
             let (card, node) = (route.card, route.node);
@@ -112,8 +112,8 @@ impl Inner {
     ) -> Result<()> {
         let now = Instant::now();
         let id = self.id(file, number)?;
-        id.must_be(State::Connect)?;
-        let kind = if id.qp_type.is_datagram() { Kind::SidrRep } else { Kind::Rep };
+        id.must_be(IdState::Connect)?;
+        let kind = if id.qp_type.is_datagram() { MessageKind::SidrRep } else { MessageKind::Rep };
         let end = end_of(id, param, ece);
         let private = private(&param.private_data, param.private_data_len, kind, has_ip(id))?;
         let local = id.connection;
@@ -144,7 +144,7 @@ impl Inner {
             _ => return Err(Errno::INVALID),
         };
         let id = self.id(file, command.id)?;
-        let kind = if id.qp_type.is_datagram() { Kind::SidrRep } else { Kind::Rej };
+        let kind = if id.qp_type.is_datagram() { MessageKind::SidrRep } else { MessageKind::Rej };
         let private = private(&command.private_data, command.private_data_len, kind, has_ip(id))?;
         let local = id.connection;
         let link = self.connection(local)?;
@@ -189,7 +189,7 @@ impl Inner {
         let is_asked = |id: &Id| {
             id.port.as_ref().is_some_and(|port| port.key == key)
                 && id.listens_at(&destination, open)
-                && id.qp_type.is_datagram() == (request.kind == Kind::SidrReq)
+                && id.qp_type.is_datagram() == (request.kind == MessageKind::SidrReq)
         };
         let Some((&owner, listener)) = self.ids.iter_mut().find(|(_, id)| is_asked(id)) else { return false };
         if listener.backlog == 0 {
@@ -204,7 +204,7 @@ impl Inner {
             id.qp_type = QpType(request.end.transport).peer();
         }
         id.options = listener.options;
-        id.state = State::Connect;
+        id.state = IdState::Connect;
         (id.source, id.destination) = (Some(destination), Some(source));
         id.card = Some(open.clone());
         let gids = Gids { source: request.gids.destination, destination: request.gids.source };
@@ -225,7 +225,7 @@ impl Inner {
         event.response.id = number;
         let has_ip = source.ip().is_some();
         self.push(match request.kind {
-            Kind::SidrReq => {
+            MessageKind::SidrReq => {
                 event.with_datagrams(&End::default(), None, request.kind, has_ip, &request.private)
             }
             _ => event.with_connection(&request.end, request.kind, has_ip, &request.private),
@@ -244,7 +244,7 @@ impl Inner {
 
     /// Handles a message for no connection.
     pub(crate) fn unmatched(&mut self, open: &Arc<OpenCard>, node: Node, message: &Message) {
-        let is_request = matches!(message.kind, Kind::Req | Kind::SidrReq);
+        let is_request = matches!(message.kind, MessageKind::Req | MessageKind::SidrReq);
         // A repeated request.
         let known = self.connection_to(open, node, message.local_id);
         if is_request && let Some(link) = known.and_then(|local| self.connections.get_mut(&local)) {
@@ -266,12 +266,12 @@ impl Inner {
         let Some(id) = self.ids.get_mut(&number) else { return };
         let is_over = reported == ConnectionEvent::TimeWaitOver;
         // The program has learned already that the connection is over, or that it was not made.
-        let expected = if is_over { State::Disconnect } else { State::Connect };
+        let expected = if is_over { IdState::Disconnect } else { IdState::Connect };
         if id.state != expected {
             return;
         }
         if matches!(reported, ConnectionEvent::Disconnected { .. }) {
-            id.state = State::Disconnect;
+            id.state = IdState::Disconnect;
         }
         // A connection that the program has not accepted yet. Accepting it fails.
         if id.uid == 0 {
@@ -285,12 +285,15 @@ impl Inner {
             connection.and_then(|link| address_handle(&link.card, link.node, &link.connection.gids));
         let event = |kind, status| Event::new(kind, number, uid, status);
         let event = match reported {
-            ConnectionEvent::Replied { private } => {
-                event(EventKind::ConnectResponse, 0).with_connection(&peer, Kind::Rep, has_ip, &private)
-            }
+            ConnectionEvent::Replied { private } => event(EventKind::ConnectResponse, 0).with_connection(
+                &peer,
+                MessageKind::Rep,
+                has_ip,
+                &private,
+            ),
             ConnectionEvent::Established => event(EventKind::Established, 0),
             ConnectionEvent::Rejected { reason, private } => event(EventKind::Rejected, reason.into())
-                .with_connection(&End::default(), Kind::Rej, has_ip, &private),
+                .with_connection(&End::default(), MessageKind::Rej, has_ip, &private),
             ConnectionEvent::Unreachable => event(EventKind::Unreachable, timed_out),
             ConnectionEvent::Disconnected { timed_out: is_late } => {
                 event(EventKind::Disconnected, if is_late { timed_out } else { 0 })
@@ -299,12 +302,12 @@ impl Inner {
             ConnectionEvent::Resolved { private } => event(EventKind::Established, 0).with_datagrams(
                 &peer,
                 address,
-                Kind::SidrRep,
+                MessageKind::SidrRep,
                 has_ip,
                 &private,
             ),
             ConnectionEvent::Refused { status, private } => event(EventKind::Unreachable, status.into())
-                .with_datagrams(&End::default(), None, Kind::SidrRep, has_ip, &private),
+                .with_datagrams(&End::default(), None, MessageKind::SidrRep, has_ip, &private),
         };
         self.push(event);
     }
@@ -325,7 +328,7 @@ impl Inner {
     ) -> Result<()> {
         let id = self.id(file, number)?;
         let open = id.card.clone().ok_or(Errno::INVALID)?;
-        let is_ready = matches!(id.state, State::AddrBound | State::AddrResolved);
+        let is_ready = matches!(id.state, IdState::AddrBound | IdState::AddrResolved);
         if !is_ready || !id.qp_type.is_datagram() || address.is_any() {
             return Err(Errno::INVALID);
         }

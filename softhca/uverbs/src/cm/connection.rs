@@ -4,7 +4,7 @@
 //! its outputs the messages to send and the events for the program. Its times are those of hardware, and run
 //! at the speed of the card's timers.
 
-use super::message::{End, Gids, Kind, Message, reason, status};
+use super::message::{End, Gids, Message, MessageKind, reason, status};
 use crate::errno::{Errno, Result};
 use softhca::Speed;
 use std::time::{Duration, Instant};
@@ -119,7 +119,7 @@ impl Connection {
 
     /// Makes the active end, which sends this request.
     pub(crate) fn ask(request: &Message, speed: Speed, now: Instant) -> Connection {
-        let phase = if request.kind == Kind::SidrReq { Phase::SidrReqSent } else { Phase::ReqSent };
+        let phase = if request.kind == MessageKind::SidrReq { Phase::SidrReqSent } else { Phase::ReqSent };
         let mut connection = Connection::new(phase, request.local_id, 0, request.end, request.gids, speed);
         connection.wait_for_answer(request, now);
         connection
@@ -127,7 +127,7 @@ impl Connection {
 
     /// Makes the passive end. It acknowledges a request for a connection, as the program may take its time.
     pub(crate) fn answer(local_id: u32, request: &Message, speed: Speed) -> Connection {
-        let phase = if request.kind == Kind::SidrReq { Phase::SidrReqRcvd } else { Phase::ReqRcvd };
+        let phase = if request.kind == MessageKind::SidrReq { Phase::SidrReqRcvd } else { Phase::ReqRcvd };
         let gids = Gids { source: request.gids.destination, destination: request.gids.source };
         let End { responder_resources, initiator_depth, retry_count, rnr_retry_count, .. } = request.end;
         // The peer's initiator role is this end's responder role.
@@ -143,14 +143,14 @@ impl Connection {
         connection
     }
 
-    fn message(&self, kind: Kind) -> Message {
+    fn message(&self, kind: MessageKind) -> Message {
         Message { gids: self.gids, ..Message::new(kind, self.local_id, self.remote_id) }
     }
 
     /// Returns the answer to a request, also to a repeated one: MRA until the program has answered.
     pub(crate) fn acknowledgement(&self) -> Option<Message> {
         match self.phase {
-            Phase::ReqRcvd => Some(self.message(Kind::Mra)),
+            Phase::ReqRcvd => Some(self.message(MessageKind::Mra)),
             _ => self.answered.clone(),
         }
     }
@@ -179,14 +179,15 @@ impl Connection {
     pub(crate) fn accept(&mut self, end: End, private: Vec<u8>, now: Instant) -> Result<Message> {
         match self.phase {
             Phase::ReqRcvd => {
-                let message = Message { end, private, ..self.message(Kind::Rep) };
+                let message = Message { end, private, ..self.message(MessageKind::Rep) };
                 let End { responder_resources, initiator_depth, .. } = end;
                 self.own = End { responder_resources, initiator_depth, ..self.own };
                 Ok(self.send_and_wait(message, Phase::RepSent, now))
             }
             Phase::SidrReqRcvd => {
                 self.phase = Phase::Idle;
-                let message = Message { end, private, code: status::SUCCESS, ..self.message(Kind::SidrRep) };
+                let reply = self.message(MessageKind::SidrRep);
+                let message = Message { end, private, code: status::SUCCESS, ..reply };
                 self.answered = Some(message.clone());
                 Ok(message)
             }
@@ -203,7 +204,7 @@ impl Connection {
             return Err(Errno::INVALID);
         }
         self.phase = Phase::Established;
-        Ok(self.message(Kind::Rtu))
+        Ok(self.message(MessageKind::Rtu))
     }
 
     /// Records that the program has received a message before the peer's RTU.
@@ -228,9 +229,9 @@ impl Connection {
     pub(crate) fn reject(&mut self, code: u16, private: Vec<u8>, now: Instant) -> Result<Message> {
         use Phase::*;
         let (kind, code, next) = match self.phase {
-            SidrReqRcvd => (Kind::SidrRep, status::REJECT, Idle),
-            ReqSent | MraReqRcvd | ReqRcvd | RepRcvd => (Kind::Rej, code, Idle),
-            RepSent => (Kind::Rej, code, TimeWait),
+            SidrReqRcvd => (MessageKind::SidrRep, status::REJECT, Idle),
+            ReqSent | MraReqRcvd | ReqRcvd | RepRcvd => (MessageKind::Rej, code, Idle),
+            RepSent => (MessageKind::Rej, code, TimeWait),
             _ => return Err(Errno::INVALID),
         };
         let message = Message { code, private, ..self.message(kind) };
@@ -243,12 +244,12 @@ impl Connection {
     pub(crate) fn disconnect(&mut self, now: Instant) -> Option<Message> {
         match self.phase {
             Phase::Established => {
-                let message = self.message(Kind::Dreq);
+                let message = self.message(MessageKind::Dreq);
                 Some(self.send_and_wait(message, Phase::DreqSent, now))
             }
             Phase::DreqRcvd => {
                 self.end(Phase::TimeWait, now);
-                Some(self.message(Kind::Drep))
+                Some(self.message(MessageKind::Drep))
             }
             _ => None,
         }
@@ -285,13 +286,13 @@ impl Connection {
     pub(crate) fn arrive(&mut self, message: &Message, now: Instant) -> Reaction {
         use Phase::*;
         match (message.kind, self.phase) {
-            (Kind::Mra, ReqSent | MraReqRcvd) => {
+            (MessageKind::Mra, ReqSent | MraReqRcvd) => {
                 self.phase = MraReqRcvd;
                 self.remote_id = message.local_id;
                 self.extend_timeout(now);
                 Reaction::default()
             }
-            (Kind::Rep, ReqSent | MraReqRcvd) => {
+            (MessageKind::Rep, ReqSent | MraReqRcvd) => {
                 self.end(RepRcvd, now);
                 self.remote_id = message.local_id;
                 self.peer = message.end;
@@ -305,36 +306,36 @@ impl Connection {
                 Reaction::event(ConnectionEvent::Replied { private: message.private.clone() })
             }
             // The RTU was lost.
-            (Kind::Rep, Established) => Reaction::send(self.message(Kind::Rtu)),
-            (Kind::Rtu, RepSent) => {
+            (MessageKind::Rep, Established) => Reaction::send(self.message(MessageKind::Rtu)),
+            (MessageKind::Rtu, RepSent) => {
                 self.end(Established, now);
                 Reaction::event(ConnectionEvent::Established)
             }
-            (Kind::Rej, ReqSent | MraReqRcvd | ReqRcvd | RepSent | RepRcvd) => {
+            (MessageKind::Rej, ReqSent | MraReqRcvd | ReqRcvd | RepSent | RepRcvd) => {
                 self.end(Idle, now);
                 Reaction::event(ConnectionEvent::Rejected {
                     reason: message.code,
                     private: message.private.clone(),
                 })
             }
-            (Kind::Rej, Established | DreqSent) => {
+            (MessageKind::Rej, Established | DreqSent) => {
                 self.end(TimeWait, now);
                 Reaction::event(ConnectionEvent::Rejected {
                     reason: message.code,
                     private: message.private.clone(),
                 })
             }
-            (Kind::Dreq, RepSent | Established | DreqSent) => {
+            (MessageKind::Dreq, RepSent | Established | DreqSent) => {
                 self.end(DreqRcvd, now);
                 Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
             // The DREP was lost.
-            (Kind::Dreq, TimeWait) => Reaction::send(self.message(Kind::Drep)),
-            (Kind::Drep, DreqSent | DreqRcvd) => {
+            (MessageKind::Dreq, TimeWait) => Reaction::send(self.message(MessageKind::Drep)),
+            (MessageKind::Drep, DreqSent | DreqRcvd) => {
                 self.end(TimeWait, now);
                 Reaction::event(ConnectionEvent::Disconnected { timed_out: false })
             }
-            (Kind::SidrRep, SidrReqSent) => {
+            (MessageKind::SidrRep, SidrReqSent) => {
                 self.end(Idle, now);
                 self.peer = message.end;
                 let private = message.private.clone();
@@ -406,10 +407,10 @@ impl Connection {
 /// Returns the answer to a message for a connection that does not exist; `None` if it needs none.
 pub(crate) fn answer_unmatched(message: &Message) -> Option<Message> {
     let (kind, code) = match message.kind {
-        Kind::Dreq => (Kind::Drep, 0),
-        Kind::Rep => (Kind::Rej, reason::INVALID_COMM_ID),
-        Kind::Req => (Kind::Rej, reason::INVALID_SERVICE_ID),
-        Kind::SidrReq => (Kind::SidrRep, status::UNSUPPORTED),
+        MessageKind::Dreq => (MessageKind::Drep, 0),
+        MessageKind::Rep => (MessageKind::Rej, reason::INVALID_COMM_ID),
+        MessageKind::Req => (MessageKind::Rej, reason::INVALID_SERVICE_ID),
+        MessageKind::SidrReq => (MessageKind::SidrRep, status::UNSUPPORTED),
         _ => return None,
     };
     Some(Message { code, ..Message::new(kind, message.remote_id, message.local_id) })

@@ -1,6 +1,6 @@
 //! Events for `rdma_get_cm_event`.
 
-use super::message::{End, Kind};
+use super::message::{End, MessageKind};
 use crate::uapi::ucm::{AhAttr, ConnParam, EventResp, UdParam};
 use softhca::card::MULTICAST_QPN;
 use zerocopy::{FromZeros, IntoBytes};
@@ -63,7 +63,13 @@ impl Event {
 
     /// Adds the data of a connection's peer. The kernel gives the program all private data that a message of
     /// this kind has room for, regardless of how many the peer has filled.
-    pub(crate) fn with_connection(mut self, end: &End, kind: Kind, has_ip: bool, private: &[u8]) -> Event {
+    pub(crate) fn with_connection(
+        mut self,
+        end: &End,
+        kind: MessageKind,
+        has_ip: bool,
+        private: &[u8],
+    ) -> Event {
         let mut param = ConnParam {
             qp_num: end.qpn,
             private_data_len: kind.room(has_ip) as u8,
@@ -88,7 +94,7 @@ impl Event {
         mut self,
         end: &End,
         address: Option<AhAttr>,
-        kind: Kind,
+        kind: MessageKind,
         has_ip: bool,
         private: &[u8],
     ) -> Event {

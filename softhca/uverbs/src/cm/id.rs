@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// State of an identifier (`enum rdma_cm_state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum IdState {
     Idle,
     AddrBound,
     AddrResolved,
@@ -101,7 +101,7 @@ pub(crate) struct Id {
     pub(crate) backlog: u32,
     pub(crate) space: u16,
     pub(crate) qp_type: QpType,
-    pub(crate) state: State,
+    pub(crate) state: IdState,
     pub(crate) options: Options,
     pub(crate) source: Option<Address>,
     pub(crate) destination: Option<Address>,
@@ -127,7 +127,7 @@ impl Id {
             backlog: 0,
             space,
             qp_type,
-            state: State::Idle,
+            state: IdState::Idle,
             options: Options::default(),
             source: None,
             destination: None,
@@ -142,7 +142,7 @@ impl Id {
 
     /// # Errors
     /// EINVAL in any other state.
-    pub(crate) fn must_be(&self, state: State) -> Result<()> {
+    pub(crate) fn must_be(&self, state: IdState) -> Result<()> {
         if self.state == state { Ok(()) } else { Err(Errno::INVALID) }
     }
 
@@ -160,7 +160,7 @@ impl Id {
             own if own.is_any() => !self.options.only_own_family || own.is_same_family(address),
             own => own.is_same_interface(address),
         };
-        self.state == State::Listen
+        self.state == IdState::Listen
             && self.card.as_ref().is_none_or(|own| Arc::ptr_eq(own, card))
             && self.source.as_ref().is_some_and(is_at)
     }

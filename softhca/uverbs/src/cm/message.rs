@@ -14,7 +14,7 @@ const VERSION: u16 = 1;
 /// Attribute IDs (IB specification, table 107).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     /// Request for communication.
     Req = 0x10,
     /// Message receipt acknowledgement.
@@ -32,9 +32,9 @@ pub(crate) enum Kind {
     SidrRep = 0x18,
 }
 
-impl Kind {
-    fn of(code: u16) -> Option<Kind> {
-        use Kind::*;
+impl MessageKind {
+    fn of(code: u16) -> Option<MessageKind> {
+        use MessageKind::*;
         [Req, Mra, Rej, Rep, Rtu, Dreq, Drep, SidrReq, SidrRep].into_iter().find(|kind| *kind as u16 == code)
     }
 
@@ -44,14 +44,14 @@ impl Kind {
         /// Bytes of the header of `rdma_cm` (IB specification, A11.3).
         const ADDRESSES: usize = 36;
         let whole = match self {
-            Kind::Req => 92,
-            Kind::Rep => 196,
-            Kind::Rej => 148,
-            Kind::SidrReq => 216,
-            Kind::SidrRep => 136,
-            Kind::Mra | Kind::Rtu | Kind::Dreq | Kind::Drep => 0,
+            MessageKind::Req => 92,
+            MessageKind::Rep => 196,
+            MessageKind::Rej => 148,
+            MessageKind::SidrReq => 216,
+            MessageKind::SidrRep => 136,
+            MessageKind::Mra | MessageKind::Rtu | MessageKind::Dreq | MessageKind::Drep => 0,
         };
-        let is_request = matches!(self, Kind::Req | Kind::SidrReq);
+        let is_request = matches!(self, MessageKind::Req | MessageKind::SidrReq);
         whole - if is_request && has_ip_addresses { ADDRESSES } else { 0 }
     }
 }
@@ -101,7 +101,7 @@ struct Fixed {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    pub(crate) kind: Kind,
+    pub(crate) kind: MessageKind,
     /// The communication IDs of the sender and of the receiver; 0 if unknown.
     pub(crate) local_id: u32,
     pub(crate) remote_id: u32,
@@ -142,7 +142,7 @@ pub(crate) struct Gids {
 }
 
 impl Message {
-    pub(crate) fn new(kind: Kind, local_id: u32, remote_id: u32) -> Message {
+    pub(crate) fn new(kind: MessageKind, local_id: u32, remote_id: u32) -> Message {
         Message {
             kind,
             local_id,
@@ -189,9 +189,9 @@ impl Message {
     /// Returns the message in a datagram; `None` if it is malformed.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
         let (fixed, private) = Fixed::read_from_prefix(bytes).ok()?;
-        let kind = Kind::of(fixed.kind.get()).filter(|_| fixed.version.get() == VERSION)?;
+        let kind = MessageKind::of(fixed.kind.get()).filter(|_| fixed.version.get() == VERSION)?;
         let addresses = Address::parse(&fixed.source).zip(Address::parse(&fixed.destination));
-        let is_request = matches!(kind, Kind::Req | Kind::SidrReq);
+        let is_request = matches!(kind, MessageKind::Req | MessageKind::SidrReq);
         let has_ip = addresses.is_some_and(|(source, _)| source.ip().is_some());
         let is_whole = addresses.is_some_and(|(source, destination)| source.is_same_family(&destination));
         if private.len() > kind.room(has_ip) || is_request && !is_whole {
@@ -251,7 +251,7 @@ pub(crate) mod tests {
             gids: Gids { source: [1; 16], destination: [2; 16] },
             addresses: Some((address("10.83.0.7:4000"), address("127.0.0.1:7203"))),
             private: private.to_vec(),
-            ..Message::new(Kind::Req, 0x1111, 0x2222)
+            ..Message::new(MessageKind::Req, 0x1111, 0x2222)
         }
     }
 
@@ -261,7 +261,7 @@ pub(crate) mod tests {
         let bytes = whole.encode();
         assert!(bytes.len() <= MAX_MANAGEMENT);
         assert_eq!(Message::decode(&bytes), Some(whole));
-        let longest = Message { private: vec![1; 196], ..Message::new(Kind::Rep, 1, 2) };
+        let longest = Message { private: vec![1; 196], ..Message::new(MessageKind::Rep, 1, 2) };
         assert_eq!(Message::decode(&longest.encode()), Some(longest));
         assert_eq!(
             Message::decode(&request(&[9; 57]).encode()),
@@ -283,8 +283,11 @@ pub(crate) mod tests {
 
     #[test]
     fn rooms_are_those_that_programs_count_on() {
-        assert_eq!((Kind::Req.room(true), Kind::Req.room(false)), (56, 92));
-        assert_eq!((Kind::SidrReq.room(true), Kind::Rej.room(true), Kind::Rtu.room(true)), (180, 148, 0));
+        assert_eq!((MessageKind::Req.room(true), MessageKind::Req.room(false)), (56, 92));
+        assert_eq!(
+            (MessageKind::SidrReq.room(true), MessageKind::Rej.room(true), MessageKind::Rtu.room(true)),
+            (180, 148, 0)
+        );
     }
 
     proptest::proptest! {

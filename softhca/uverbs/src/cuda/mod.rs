@@ -37,13 +37,13 @@ pub(crate) fn register() {
 struct Client {
     /// Returns the driver if the program has loaded it.
     driver: fn() -> Option<Driver>,
-    state: OnceLock<Arc<State>>,
+    state: OnceLock<Arc<ClientState>>,
 }
 
 /// The driver, and the copiers of its contexts. Copiers are never freed: freeing one would wait for streams
 /// that may wait for the card.
 #[derive(Debug)]
-struct State {
+struct ClientState {
     driver: Driver,
     copiers: Mutex<HashMap<Key, Arc<Mutex<Copier>>>>,
 }
@@ -52,11 +52,11 @@ struct State {
 type Key = (usize, u64);
 
 impl Client {
-    fn state(&self) -> Option<&Arc<State>> {
+    fn state(&self) -> Option<&Arc<ClientState>> {
         if self.state.get().is_none() {
             let driver = (self.driver)()?;
             // If another thread was first, its equal state stays.
-            let _ = self.state.set(Arc::new(State { driver, copiers: Mutex::default() }));
+            let _ = self.state.set(Arc::new(ClientState { driver, copiers: Mutex::default() }));
         }
         self.state.get()
     }
@@ -126,7 +126,7 @@ impl Copier {
 /// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed memory.
 #[derive(Debug)]
 struct Region {
-    state: Arc<State>,
+    state: Arc<ClientState>,
     context: CuContext,
     copier: Arc<Mutex<Copier>>,
 }

@@ -2,7 +2,7 @@
 
 use super::message::{EVENT_QUEUE, check_length, check_uar, created};
 use super::status::{Refusal, Syndrome};
-use super::umem::{Part, Usage, page_offset};
+use super::umem::{UmemRange, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -46,14 +46,14 @@ pub(super) fn create(
     check_uar(objects, cqc::UAR_PAGE.get32(asked))?;
     let entries = 1 << log_size;
     let lead = page_offset(cqc::LOG_PAGE_SIZE.get(asked), cqc::PAGE_OFFSET.get(asked));
-    let ring = Part {
+    let ring = UmemRange {
         id: cq::UMEM_ID.get32(input),
         offset: cq::UMEM_OFFSET.get(input).saturating_add(lead),
         len: u64::from(entries) * u64::from(stride),
         alignment: ALIGNMENT,
         usage: Usage::Writes,
     };
-    let record = Part::record(cqc::DBR_UMEM_ID.get32(asked), cqc::DBR_ADDR.get(asked));
+    let record = UmemRange::record(cqc::DBR_UMEM_ID.get32(asked), cqc::DBR_ADDR.get(asked));
     let config = CqConfig {
         ring: ring.address(objects)? as *mut u8,
         entries,
@@ -62,7 +62,7 @@ pub(super) fn create(
         ignore_overrun: cqc::OI.is_set(asked),
         collapsed: cqc::CC.is_set(asked),
     };
-    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
+    // SAFETY: the addresses are from `UmemRange::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_cq(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Cq(number)).using([ring.id, record.id]);
     Ok((object.with(Cq { context: asked.to_vec() }), created(number)))

@@ -2,7 +2,7 @@
 
 use crate::attributes::Request;
 use crate::context::Context;
-use crate::descriptors::{self, Kind};
+use crate::descriptors::{self, FdKind};
 use crate::errno::{Errno, Result};
 use crate::events::files::{Content, PacketFile};
 use crate::events::subscriptions::{Sink, kind};
@@ -32,7 +32,7 @@ fn alloc(context: &Context, request: &Request, content: Content) -> Result<()> {
     let (file, theirs) = PacketFile::new(content)?;
     let fd = theirs.as_raw_fd();
     request.answer_created(attr::HANDLE, fd as u32)?;
-    descriptors::add(Kind::Card, fd)?;
+    descriptors::add(FdKind::Card, fd)?;
     context.channels.devx.add(fd, file);
     // The program owns the descriptor from here on.
     let _ = theirs.into_raw_fd();

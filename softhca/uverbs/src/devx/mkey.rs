@@ -2,7 +2,7 @@
 
 use super::message::{check_length, check_pd, created};
 use super::status::{Refusal, Status, Syndrome};
-use super::umem::{Part, Usage};
+use super::umem::{UmemRange, Usage};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -99,19 +99,19 @@ fn of_user_memory(context: &Context, objects: &Objects, input: &[u8]) -> Result<
     // The device has no right to bind windows.
     let access = access_of(input) | Access::MW_BIND;
     let writes = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-    let part = Part {
+    let range = UmemRange {
         id: mkey::UMEM_ID.get32(input),
         offset: mkey::UMEM_OFFSET.get(input),
         len: mkey::LEN.get(input),
         alignment: 1,
         usage: if writes { Usage::Writes } else { Usage::Reads },
     };
-    let addr = part.address(objects)?;
+    let addr = range.address(objects)?;
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
     let tag = Some(mkey::MKEY_7_0.get8(input));
-    let config = RegionConfig { pdn, addr, len: part.len, iova, access, tag };
-    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
+    let config = RegionConfig { pdn, addr, len: range.len, iova, access, tag };
+    // SAFETY: the addresses are from `UmemRange::address`, which documents why they stay valid.
     let key = unsafe { context.card().register_memory(&config) }?;
-    let object = Object::new(object::DEVX_OBJ, Resource::Mkey(key)).using([part.id]);
+    let object = Object::new(object::DEVX_OBJ, Resource::Mkey(key)).using([range.id]);
     Ok((object, created(key >> 8)))
 }

@@ -2,7 +2,7 @@
 
 use super::message::{check_cq, check_length, check_pd, check_srq, check_uar, created};
 use super::status::{Refusal, Syndrome};
-use super::umem::{Part, Usage, page_offset};
+use super::umem::{UmemRange, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -134,7 +134,7 @@ pub(super) fn create(
 
     let receive_bytes = u64::from(rq_entries) * u64::from(rq_stride);
     let lead = page_offset(qpc::LOG_PAGE_SIZE.get(asked), qpc::PAGE_OFFSET.get(asked));
-    let ring = Part {
+    let ring = UmemRange {
         id: qp::UMEM_ID.get32(input),
         offset: qp::UMEM_OFFSET.get(input).saturating_add(lead),
         len: receive_bytes + u64::from(sq_blocks) * BLOCK,
@@ -142,7 +142,7 @@ pub(super) fn create(
         // The card only reads work-queue entries.
         usage: Usage::Reads,
     };
-    let record = Part::read_record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
+    let record = UmemRange::read_record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };
     let config = QpConfig {
         pdn: Some(pdn),
@@ -164,7 +164,7 @@ pub(super) fn create(
         scatter,
         ..QpConfig::new(transport)
     };
-    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
+    // SAFETY: the addresses are from `UmemRange::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_qp(&config) }?;
     // A queue pair without rings uses only its record's memory.
     let umems = [if ring.len == 0 { record.id } else { ring.id }, record.id];

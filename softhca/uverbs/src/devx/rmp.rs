@@ -2,7 +2,7 @@
 
 use super::message::{check_length, check_pd, created};
 use super::status::{Refusal, Syndrome};
-use super::umem::{Part, Usage, page_offset};
+use super::umem::{UmemRange, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
@@ -37,7 +37,7 @@ pub(super) fn create(
     let (entries, stride) = (1 << wq::LOG_SIZE.get32(asked), 1 << wq::LOG_STRIDE.get32(asked));
     let pdn = wq::PD.get32(asked);
     check_pd(objects, pdn)?;
-    let ring = Part {
+    let ring = UmemRange {
         id: wq::UMEM_ID.get32(asked),
         offset: wq::UMEM_OFFSET
             .get(asked)
@@ -48,7 +48,7 @@ pub(super) fn create(
         usage: Usage::Reads,
     };
     let (record_id, record_at) = (wq::DBR_UMEM_ID.get32(asked), wq::DBR_ADDR.get(asked));
-    let record = Part { len: RECORD, alignment: RECORD, ..Part::read_record(record_id, record_at) };
+    let record = UmemRange { len: RECORD, alignment: RECORD, ..UmemRange::read_record(record_id, record_at) };
     let config = SrqConfig {
         pdn,
         ring: ring.address(objects)? as *mut u8,
@@ -58,7 +58,7 @@ pub(super) fn create(
         cyclic: kind == wq::CYCLIC,
         xrc: None,
     };
-    // SAFETY: the addresses are from `Part::address`, which documents why they stay valid.
+    // SAFETY: the addresses are from `UmemRange::address`, which documents why they stay valid.
     let number = unsafe { context.card().create_srq(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Srq(number)).using([ring.id, record.id]);
     Ok((object, created(number)))

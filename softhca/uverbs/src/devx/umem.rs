@@ -70,9 +70,9 @@ pub(super) fn page_offset(log_page_size: u64, offset: u64) -> u64 {
     offset << (12 + log_page_size) >> 6
 }
 
-/// A part of user memory, as a command names it.
+/// A range of user memory, as a command names it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct UmemRange {
     pub(super) id: u32,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -81,7 +81,7 @@ pub(super) struct Part {
     pub(super) usage: Usage,
 }
 
-/// The device's accesses to a part of user memory.
+/// The device's accesses to a range of user memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
     Reads,
@@ -90,22 +90,22 @@ pub(super) enum Usage {
     Writes,
 }
 
-impl Part {
+impl UmemRange {
     /// A doorbell record of a work queue, which a device only reads. Programs register it with no access.
     /// This card writes it at a reset, as the program could.
     pub(super) fn read_record(id: u32, offset: u64) -> Self {
-        Part { usage: Usage::Record, ..Self::record(id, offset) }
+        UmemRange { usage: Usage::Record, ..Self::record(id, offset) }
     }
 
     /// A doorbell record of a completion queue, in which the card marks arms as taken.
     pub(super) fn record(id: u32, offset: u64) -> Self {
-        Part { id, offset, len: RECORD, alignment: RECORD, usage: Usage::Writes }
+        UmemRange { id, offset, len: RECORD, alignment: RECORD, usage: Usage::Writes }
     }
 
-    /// Returns the address of the part, checked to be inside the user memory, aligned and mapped. The program keeps
+    /// Returns the address of the range, checked to be inside the user memory, aligned and mapped. The program keeps
     /// registered memory mapped, and the context keeps it registered while an object `uses` it.
     pub(super) fn address(&self, objects: &Objects) -> std::result::Result<u64, Refusal> {
-        let Part { id, offset, len, alignment, usage } = *self;
+        let UmemRange { id, offset, len, alignment, usage } = *self;
         let Ok(umem) = objects.state::<Umem>(id) else {
             return Err(Refusal::resource(Syndrome::UmemId, id, "the number of registered user memory"));
         };

@@ -6,7 +6,7 @@
 
 use super::next;
 use super::next::returned;
-use crate::descriptors::{self, Kind};
+use crate::descriptors::{self, FdKind};
 use crate::errno::{Errno, Result, preserving};
 use crate::netlink;
 use crate::process;
@@ -96,7 +96,7 @@ unsafe fn answer_bytes(fd: RawFd, bytes: *const c_void, len: size_t) -> ssize_t 
 /// # Safety
 /// As `sendmsg(2)`.
 unsafe fn sendmsg_any(fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t {
-    if descriptors::kind(fd) != Some(Kind::Netlink) || message.is_null() {
+    if descriptors::kind(fd) != Some(FdKind::Netlink) || message.is_null() {
         // SAFETY: the caller vouches for the arguments.
         return unsafe { next::sendmsg(fd, message, flags) };
     }
@@ -141,7 +141,7 @@ unsafe fn sendto_any(
 ) -> ssize_t {
     match descriptors::kind(fd) {
         // SAFETY: the caller vouches for the arguments.
-        Some(Kind::Netlink) => unsafe { answer_bytes(fd, bytes, len) },
+        Some(FdKind::Netlink) => unsafe { answer_bytes(fd, bytes, len) },
         // SAFETY: as above.
         _ => unsafe { next::sendto(fd, bytes, len, flags, to, to_len) },
     }
@@ -152,7 +152,7 @@ unsafe fn sendto_any(
 unsafe fn send_any(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     match descriptors::kind(fd) {
         // SAFETY: the caller vouches for the arguments.
-        Some(Kind::Netlink) => unsafe { answer_bytes(fd, bytes, len) },
+        Some(FdKind::Netlink) => unsafe { answer_bytes(fd, bytes, len) },
         // SAFETY: as above.
         _ => unsafe { next::send(fd, bytes, len, flags) },
     }

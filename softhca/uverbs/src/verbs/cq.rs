@@ -4,7 +4,7 @@ use super::device::COMPLETION_VECTORS;
 use crate::attributes::Request;
 use crate::calls;
 use crate::context::{Context, Object};
-use crate::descriptors::{self, Kind};
+use crate::descriptors::{self, FdKind};
 use crate::errno::{Errno, Result};
 use crate::events::files::EventPipe;
 use crate::events::routes::Route;
@@ -153,7 +153,7 @@ pub(crate) fn create_channel(context: &Context, request: &Request) -> Result<()>
     let (pipe, theirs) = EventPipe::new()?;
     let fd = theirs.as_raw_fd();
     request.answer_with(attr::CORE_OUT, &(fd as u32))?;
-    descriptors::add(Kind::Card, fd)?;
+    descriptors::add(FdKind::Card, fd)?;
     context.channels.completions.add(fd, pipe);
     // The program owns the descriptor from here on.
     let _ = theirs.into_raw_fd();

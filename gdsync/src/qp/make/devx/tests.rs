@@ -5,7 +5,7 @@ use super::domain::Sources;
 use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
 use super::{Cq, Domain, Qp};
 use crate::cuda::QueuePlacement;
-use crate::memory::spans::{Kind, Span};
+use crate::memory::spans::{Span, SpanKind};
 use crate::qp::make::{Maker, QueueDomain, Role};
 use crate::qp::testing::{LONG, poll};
 use crate::verbs::pd::ProtectionDomainInner;
@@ -72,7 +72,7 @@ impl MemorySource for MemoryFiles {
         // SAFETY: our mapping; nothing uses it when its span is released.
         let unmap = move || assert_eq!(unsafe { libc::munmap(address as *mut libc::c_void, mapped) }, 0);
         let keep: Keep =
-            Box::new(Span::announce(address as u64, mapped as u64, Kind::Whole, Box::new(unmap)));
+            Box::new(Span::announce(address as u64, mapped as u64, SpanKind::Whole, Box::new(unmap)));
         let source = UmemSource::DmaBuf { fd: file.try_clone().unwrap().into(), offset: LEAD as u64 };
         self.made.lock().push(file);
         // SAFETY: zeroed pages, mapped until the span is released; the file's part is the same memory.

@@ -1,7 +1,7 @@
 //! Times when work requests are fetched, and when doorbells are polled.
 
 use super::*;
-use gdsync_sys::prm::wait::{Kind, WaitDataSeg, word as number};
+use gdsync_sys::prm::wait::{WaitDataSeg, WaitKind, word as number};
 
 /// Posts a WAIT for the word at the start of a region to reach 1, followed by a write of 8 bytes. `patch` may change
 /// the write's data segment before or after the doorbell.
@@ -9,7 +9,7 @@ fn released_write(bed: &mut Bed, patches_after_doorbell: bool) -> bool {
     let word = Region::new(&bed.pair.card, bed.pair.pdn, 8, Access::empty());
     let segment = WaitDataSeg::reached(word.key, word.at as u64, 1);
     let left = &mut bed.pair.left;
-    let mut wait = Kind::Data.control(left.head as u16, left.qpn, CtrlFlags::empty()).as_bytes().to_vec();
+    let mut wait = WaitKind::Data.control(left.head as u16, left.qpn, CtrlFlags::empty()).as_bytes().to_vec();
     wait.extend_from_slice(segment.as_bytes());
     left.head += left.write(&wait);
     let (remote, old) = (bed.pair.target.remote(64), bed.pair.source.data(0..8));

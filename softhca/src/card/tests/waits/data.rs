@@ -30,7 +30,7 @@ fn nothing_goes_before_the_word_and_all_goes_after_it() {
 fn a_signaled_wait_has_an_entry_with_its_opcode() {
     let mut pair = pair();
     let word = word_region(&pair);
-    push_wait(&mut pair.left, Kind::Data, reached(&word, 1).as_bytes(), CtrlFlags::CQ_UPDATE);
+    push_wait(&mut pair.left, WaitKind::Data, reached(&word, 1).as_bytes(), CtrlFlags::CQ_UPDATE);
     ring(&pair.left);
     pair.run();
     assert!(pair.left.cq.poll().is_none());
@@ -102,7 +102,7 @@ fn every_operation_and_its_inverse_is_performed() {
         let condition = (operation, inverted);
         let addr = word.at as u64;
         let segment = WaitDataSeg::new(condition, word.key, addr, WaitAction::Retry, 0xf10a, 0xff);
-        push_wait(&mut pair.left, Kind::Data, segment.as_bytes(), CtrlFlags::CQ_UPDATE);
+        push_wait(&mut pair.left, WaitKind::Data, segment.as_bytes(), CtrlFlags::CQ_UPDATE);
         if let Some(not_met) = not_met {
             set(&word, not_met);
             ring(&pair.left);
@@ -193,7 +193,7 @@ fn a_wait_for_a_time_ends_when_the_clock_is_past_it() {
     let mut pair = pair();
     let past = |pair: &mut Pair, ticks| {
         let segment = WaitDataSeg::past(ticks);
-        push_wait(&mut pair.left, Kind::Time, segment.as_bytes(), CtrlFlags::CQ_UPDATE);
+        push_wait(&mut pair.left, WaitKind::Time, segment.as_bytes(), CtrlFlags::CQ_UPDATE);
         ring(&pair.left);
     };
     let now = pair.card.ticks();

@@ -22,7 +22,7 @@ fn bed(slaves: usize) -> Bed {
 }
 
 fn push_enable(master: &mut TestQp, slave: u32, until: u32) {
-    push_wait(master, Kind::SendEnable, IndexSeg::new(until, slave).as_bytes(), CtrlFlags::empty());
+    push_wait(master, WaitKind::SendEnable, IndexSeg::new(until, slave).as_bytes(), CtrlFlags::empty());
 }
 
 /// Fills the queue with NOPs and writes its record, without ringing.

@@ -11,7 +11,7 @@ fn fails(pair: &mut Pair, wqe: &[u8], syndrome: Syndrome, field: &str) {
     assert_eq!(pair.state(&pair.left), QpState::Err);
 }
 
-fn entry(pair: &Pair, kind: Kind, segment: &[u8]) -> Vec<u8> {
+fn entry(pair: &Pair, kind: WaitKind, segment: &[u8]) -> Vec<u8> {
     let mut wqe = kind.control(0, pair.left.qpn, CtrlFlags::empty()).as_bytes().to_vec();
     wqe.extend_from_slice(segment);
     wqe
@@ -22,7 +22,7 @@ fn malformed_entries_fail_with_the_field_named() {
     let broken = |at: usize, value: u8, field: &str| {
         let mut pair = pair();
         let word = word_region(&pair);
-        let mut wqe = entry(&pair, Kind::Data, reached(&word, 0).as_bytes());
+        let mut wqe = entry(&pair, WaitKind::Data, reached(&word, 0).as_bytes());
         wqe[at] = value;
         fails(&mut pair, &wqe, Syndrome::LocalQpOperation, field);
     };
@@ -34,7 +34,7 @@ fn malformed_entries_fail_with_the_field_named() {
     broken(18, 1, "operation");
     broken(31, 4, "address");
     let mut pair = pair();
-    let wqe = entry(&pair, Kind::Completions, IndexSeg::new(0, 0x77_7777).as_bytes());
+    let wqe = entry(&pair, WaitKind::Completions, IndexSeg::new(0, 0x77_7777).as_bytes());
     fails(&mut pair, &wqe, Syndrome::LocalQpOperation, "cqn");
 }
 
@@ -45,13 +45,13 @@ fn a_key_a_bound_and_an_alignment_that_do_not_hold_are_protection_errors() {
         let mut pair = pair();
         let word = word_region(&pair);
         let segment = WaitDataSeg::reached(word.key ^ key, word.at as u64 + offset, 0);
-        let wqe = entry(&pair, Kind::Data, segment.as_bytes());
+        let wqe = entry(&pair, WaitKind::Data, segment.as_bytes());
         fails(&mut pair, &wqe, Syndrome::LocalProtection, "lkey");
     }
     let mut pair = pair();
     let other = pair.card.alloc_pd().unwrap();
     let foreign = Region::new(&pair.card, other, 8, Access::empty());
-    let wqe = entry(&pair, Kind::Data, reached(&foreign, 0).as_bytes());
+    let wqe = entry(&pair, WaitKind::Data, reached(&foreign, 0).as_bytes());
     fails(&mut pair, &wqe, Syndrome::LocalProtection, "lkey");
     // A region whose addresses hide its alignment.
     let mut pair = super::pair();
@@ -60,7 +60,7 @@ fn a_key_a_bound_and_an_alignment_that_do_not_hold_are_protection_errors() {
         RegionConfig { iova: 0x1000, ..RegionConfig::new(pair.pdn, at as u64 + 4, 32, Access::empty()) };
     // SAFETY: the memory is never freed.
     let key = unsafe { pair.card.register_memory(&config) }.unwrap();
-    let wqe = entry(&pair, Kind::Data, WaitDataSeg::reached(key, 0x1000, 0).as_bytes());
+    let wqe = entry(&pair, WaitKind::Data, WaitDataSeg::reached(key, 0x1000, 0).as_bytes());
     fails(&mut pair, &wqe, Syndrome::LocalProtection, "address");
 }
 
@@ -73,10 +73,10 @@ fn action_1_is_an_error_entry_if_the_condition_is_false() {
         let condition = (WaitOperation::Equal, false);
         let segment = WaitDataSeg::new(condition, word.key, word.at as u64, WaitAction::Fail, 5, u64::MAX);
         if value == 4 {
-            let wqe = entry(&pair, Kind::Data, segment.as_bytes());
+            let wqe = entry(&pair, WaitKind::Data, segment.as_bytes());
             fails(&mut pair, &wqe, Syndrome::LocalQpOperation, "action");
         } else {
-            push_wait(&mut pair.left, Kind::Data, segment.as_bytes(), CtrlFlags::CQ_UPDATE);
+            push_wait(&mut pair.left, WaitKind::Data, segment.as_bytes(), CtrlFlags::CQ_UPDATE);
             ring(&pair.left);
             pair.run();
             success(pair.left.cq.poll());
@@ -171,13 +171,13 @@ fn a_card_without_waits_refuses_them() {
     let mut pair = pair();
     pair.card.set_wait_rules(WaitRules { supported: false, ..WaitRules::default() });
     let word = word_region(&pair);
-    let wqe = entry(&pair, Kind::Data, reached(&word, 0).as_bytes());
+    let wqe = entry(&pair, WaitKind::Data, reached(&word, 0).as_bytes());
     fails(&mut pair, &wqe, Syndrome::LocalQpOperation, "opcode");
 }
 
 #[test]
 fn a_card_without_cross_channel_waits_for_words_alone() {
-    for kind in [Kind::Completions, Kind::SendEnable] {
+    for kind in [WaitKind::Completions, WaitKind::SendEnable] {
         let mut pair = pair();
         pair.card.set_wait_rules(WaitRules { cross_channel: false, ..WaitRules::default() });
         let wqe = entry(&pair, kind, IndexSeg::new(0, pair.left.cq.cqn).as_bytes());
@@ -186,7 +186,7 @@ fn a_card_without_cross_channel_waits_for_words_alone() {
     let mut pair = pair();
     pair.card.set_wait_rules(WaitRules { cross_channel: false, ..WaitRules::default() });
     let word = word_region(&pair);
-    push_wait(&mut pair.left, Kind::Data, reached(&word, 0).as_bytes(), CtrlFlags::CQ_UPDATE);
+    push_wait(&mut pair.left, WaitKind::Data, reached(&word, 0).as_bytes(), CtrlFlags::CQ_UPDATE);
     ring(&pair.left);
     pair.run();
     success(pair.left.cq.poll());

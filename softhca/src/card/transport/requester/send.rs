@@ -7,7 +7,7 @@
 
 use super::state::{DcTarget, Request, Requester};
 use crate::card::config::{Access, MTU, QpState, Transport, packets_of};
-use crate::card::memory::copy::Place;
+use crate::card::memory::copy::Location;
 use crate::card::memory::translation::Refusal;
 use crate::card::port::Port;
 use crate::card::queue::wqe::{self, Payload, Work, each_piece};
@@ -233,11 +233,11 @@ impl Requester {
         let inline = inline.get(offset as usize..).unwrap_or_default();
         let inline = &inline[..inline.len().min(length as usize)];
         if !inline.is_empty() {
-            gather.push(Place::Host(inline.as_ptr().cast_mut()), inline.len());
+            gather.push(Location::Host(inline.as_ptr().cast_mut()), inline.len());
         }
         let gathered = each_piece(segments, before, length - inline.len() as u32, |range| {
             let pieces = regions.resolve(range, step.endpoint.pdn, Access::empty())?;
-            pieces.for_each(|(place, len)| gather.push(place, len));
+            pieces.for_each(|(location, len)| gather.push(location, len));
             Ok::<_, Refusal>(())
         });
         if let Err(refusal) = gathered {

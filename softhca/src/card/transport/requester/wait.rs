@@ -4,7 +4,7 @@
 use super::state::Requester;
 use crate::card::config::{Access, QpState};
 use crate::card::context::{Enable, PEER_MEMORY};
-use crate::card::memory::copy::{Place, load_word};
+use crate::card::memory::copy::{Location, load_word};
 use crate::card::memory::translation::KeyRange;
 use crate::card::queue::WqeError;
 use crate::card::queue::cq::Progress;
@@ -106,15 +106,15 @@ impl Requester {
     fn poll_word(&mut self, segment: &WaitDataSeg, step: &mut Step<'_, '_>) -> WaitState {
         let (key, addr) = (segment.lkey(), segment.addr());
         let range = KeyRange { key, addr, len: size_of::<u64>() as u64 };
-        let place = match step.context.regions.resolve(range, step.endpoint.pdn, Access::empty()) {
+        let location = match step.context.regions.resolve(range, step.endpoint.pdn, Access::empty()) {
             Ok(pieces) => pieces.single(),
             Err(refusal) => return refused(Syndrome::LocalProtection, "lkey", refusal.to_string()),
         };
-        let Some(place) = place else {
+        let Some(location) = location else {
             let message = format!("the word at {addr:#x} is in several pieces of memory");
             return refused(Syndrome::LocalProtection, "address", message);
         };
-        if let Place::Peer(..) = place {
+        if let Location::Peer(..) = location {
             let now = step.context.now;
             if self.waits.next_poll.is_some_and(|at| now < at) {
                 return WaitState::NotYet;
@@ -123,7 +123,7 @@ impl Requester {
         }
         // SAFETY: resolved just now, to registered memory of that many bytes, which stays registered while the engine
         // is locked.
-        let number = match unsafe { load_word(place) } {
+        let number = match unsafe { load_word(location) } {
             Ok(Some(native)) => word(native),
             Ok(None) => {
                 let message = format!("{addr:#x} is not aligned to 8 bytes in the program's memory");
@@ -142,7 +142,7 @@ impl Requester {
                 WaitState::Met
             }
             WaitState::NotYet => {
-                if let Place::Host(word) = place {
+                if let Location::Host(word) = location {
                     step.context.awaited.add(word as usize);
                 }
                 WaitState::NotYet

@@ -12,7 +12,7 @@ use crate::card::memory::ring::Entry;
 use crate::card::memory::translation::{KeyRange, Pieces, Refusal};
 use crate::card::queue::receive::{Receive, ReceiveOwner, Slot};
 use crate::card::transport::endpoint::Step;
-use crate::fabric::Part;
+use crate::fabric::PayloadPart;
 use crate::liberties::LibertyKinds;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, PacketKind, SOLICITED};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, PathFields, Syndrome};
@@ -26,7 +26,7 @@ pub(super) struct NoAccess;
 /// Copies the next part of a message into a receive.
 pub(super) fn scatter(
     receive: &mut Receive,
-    payload: &[Part],
+    payload: &[PayloadPart],
     step: &mut Step<'_, '_>,
 ) -> Result<(), NoAccess> {
     if let Err(error) = step.context.scatter(
@@ -331,7 +331,7 @@ impl Responder {
 }
 
 /// Returns the operation of a request, whose masks are its payload. Returns `None` if the payload is something else.
-fn operation(kind: PacketKind, header: &Header, payload: &[Part]) -> Option<AtomicOperation> {
+fn operation(kind: PacketKind, header: &Header, payload: &[PayloadPart]) -> Option<AtomicOperation> {
     let [first, second] = header.operands.map(|operand| operand.get());
     // SAFETY: the parts are the packet's payload, readable while it is handled.
     let masks = unsafe { copy::collect(payload) };

@@ -34,7 +34,7 @@ fn established(now: Instant) -> [Connection; 2] {
     let (mut near, request) = asks(now);
     let mut far = Connection::answer(8, &request, Speed::default());
     let mra = far.acknowledgement().unwrap();
-    assert_eq!((mra.kind, mra.local_id, mra.remote_id), (Kind::Mra, 8, 7));
+    assert_eq!((mra.kind, mra.local_id, mra.remote_id), (MessageKind::Mra, 8, 7));
     assert_eq!(near.arrive(&mra, now), Reaction::default());
     assert_eq!(near.phase, Phase::MraReqRcvd);
     let rep = far.accept(end(), b"welcome".to_vec(), now).unwrap();
@@ -76,7 +76,7 @@ fn either_end_disconnects_and_both_wait_for_late_packets() {
     let drep = far.disconnect(now).unwrap();
     assert_eq!(event_of(near.arrive(&drep, now)), ConnectionEvent::Disconnected { timed_out: false });
     assert_eq!([near.phase, far.phase], [Phase::TimeWait; 2]);
-    assert_eq!(sent(far.arrive(&dreq, now)).kind, Kind::Drep, "the first was lost");
+    assert_eq!(sent(far.arrive(&dreq, now)).kind, MessageKind::Drep, "the first was lost");
     assert_eq!(near.disconnect(now), None);
     assert_eq!(near.expire(now), Reaction::default());
     assert_eq!(event_of(near.expire(now + SECOND)), ConnectionEvent::TimeWaitOver);
@@ -93,7 +93,7 @@ fn both_ends_may_disconnect_at_once() {
         assert_eq!(end.phase, Phase::DreqRcvd);
     }
     let drep = near.abandon(now).unwrap();
-    assert_eq!((drep.kind, far.arrive(&drep, now).event.is_some()), (Kind::Drep, true));
+    assert_eq!((drep.kind, far.arrive(&drep, now).event.is_some()), (MessageKind::Drep, true));
     assert!(near.is_over() && far.is_over());
 }
 
@@ -151,7 +151,7 @@ fn lost_replies_and_lost_answers_to_them_come_again() {
     near.arrive(&rep, now);
     assert_eq!(near.arrive(&rep, now), Reaction::default(), "the program is not ready yet");
     near.ready().unwrap();
-    assert_eq!(sent(near.arrive(&rep, now)).kind, Kind::Rtu);
+    assert_eq!(sent(near.arrive(&rep, now)).kind, MessageKind::Rtu);
     // It has been repeated once already.
     let silent = (0..MAX_RETRIES).map(|_| far.expire(far.next_timer().unwrap())).last().unwrap();
     assert_eq!(event_of(silent), ConnectionEvent::Unreachable);
@@ -195,7 +195,7 @@ fn what_is_given_up_tells_the_other_end() {
     let now = Instant::now();
     let (mut near, request) = asks(now);
     let rej = near.abandon(now).unwrap();
-    assert_eq!((rej.kind, rej.code, near.is_over()), (Kind::Rej, reason::TIMEOUT, true));
+    assert_eq!((rej.kind, rej.code, near.is_over()), (MessageKind::Rej, reason::TIMEOUT, true));
     let mut far = Connection::answer(8, &request, Speed::default());
     assert!(matches!(
         event_of(far.arrive(&rej, now)),
@@ -203,10 +203,10 @@ fn what_is_given_up_tells_the_other_end() {
     ));
     let mut far = Connection::answer(8, &request, Speed::default());
     let rej = far.abandon(now).unwrap();
-    assert_eq!((rej.kind, rej.code, far.is_over()), (Kind::Rej, reason::CONSUMER_DEFINED, true));
+    assert_eq!((rej.kind, rej.code, far.is_over()), (MessageKind::Rej, reason::CONSUMER_DEFINED, true));
     assert_eq!(far.abandon(now), None);
     let [mut near, _] = established(now);
-    assert_eq!(near.abandon(now).unwrap().kind, Kind::Dreq);
+    assert_eq!(near.abandon(now).unwrap().kind, MessageKind::Dreq);
     assert!(!near.is_over(), "until the other end knows");
 }
 
@@ -238,7 +238,7 @@ fn a_peer_that_ends_disconnects_what_was_connected() {
 #[test]
 fn service_ids_are_resolved_or_refused() {
     let now = Instant::now();
-    let asked = Message { kind: Kind::SidrReq, local_id: 7, remote_id: 0, ..request(b"") };
+    let asked = Message { kind: MessageKind::SidrReq, local_id: 7, remote_id: 0, ..request(b"") };
     let mut near = Connection::ask(&asked, Speed::default(), now);
     let mut far = Connection::answer(8, &asked, Speed::default());
     assert_eq!((far.acknowledgement(), far.phase), (None, Phase::SidrReqRcvd));
@@ -259,14 +259,16 @@ fn service_ids_are_resolved_or_refused() {
 #[test]
 fn strangers_are_answered_once_and_for_all() {
     let answer = |kind| answer_unmatched(&Message::new(kind, 5, 6)).map(|answer| (answer.kind, answer.code));
-    assert_eq!(answer(Kind::Req), Some((Kind::Rej, reason::INVALID_SERVICE_ID)));
-    assert_eq!(answer(Kind::Rep), Some((Kind::Rej, reason::INVALID_COMM_ID)));
-    assert_eq!(answer(Kind::Dreq), Some((Kind::Drep, 0)));
-    assert_eq!(answer(Kind::SidrReq), Some((Kind::SidrRep, status::UNSUPPORTED)));
-    for kind in [Kind::Mra, Kind::Rej, Kind::Rtu, Kind::Drep, Kind::SidrRep] {
+    assert_eq!(answer(MessageKind::Req), Some((MessageKind::Rej, reason::INVALID_SERVICE_ID)));
+    assert_eq!(answer(MessageKind::Rep), Some((MessageKind::Rej, reason::INVALID_COMM_ID)));
+    assert_eq!(answer(MessageKind::Dreq), Some((MessageKind::Drep, 0)));
+    assert_eq!(answer(MessageKind::SidrReq), Some((MessageKind::SidrRep, status::UNSUPPORTED)));
+    for kind in
+        [MessageKind::Mra, MessageKind::Rej, MessageKind::Rtu, MessageKind::Drep, MessageKind::SidrRep]
+    {
         assert_eq!(answer(kind), None, "or two strangers would answer each other for ever");
     }
-    let answer = answer_unmatched(&Message::new(Kind::Dreq, 5, 6)).unwrap();
+    let answer = answer_unmatched(&Message::new(MessageKind::Dreq, 5, 6)).unwrap();
     assert_eq!((answer.local_id, answer.remote_id), (6, 5));
 }
 
@@ -314,7 +316,7 @@ proptest! {
                     let index = index % wire.len();
                     let (to, message) = if keep { wire[index].clone() } else { wire.remove(index) };
                     // The request itself goes to the manager.
-                    if message.kind != Kind::Req {
+                    if message.kind != MessageKind::Req {
                         let reaction = ends[to].arrive(&message, now);
                         react(to, reaction, &mut wire);
                     }
