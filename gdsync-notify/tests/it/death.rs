@@ -213,7 +213,7 @@ fn post_wait(stream: &Stream<SoftStream>, segment: &Segment, id: u32, after: &Wo
 #[test]
 fn a_death_is_found_over_tcp() {
     let Some(role) = role() else {
-        let addresses: Vec<_> = (1..=3).map(|host| format!("127.83.214.{host}:48314")).collect();
+        let addresses: Vec<_> = (1..=3).map(|host| format!("127.83.214.{host}:28314")).collect();
         // A busy machine may suspend a rank for longer than fast time-outs, which cards of one host notice.
         let environment = [
             ("SOFTHCA_LISTEN", &*addresses.join(",")),

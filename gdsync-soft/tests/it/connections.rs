@@ -124,7 +124,7 @@ fn rping() {
 
 #[test]
 fn rping_between_cards_of_several_hosts() {
-    let environment = [("SOFTHCA_LISTEN", "127.83.220.1:48310,127.83.220.2:48310")];
+    let environment = [("SOFTHCA_LISTEN", "127.83.220.1:28310,127.83.220.2:28310")];
     let arguments = ["-s -V -C 100 -p PORT", "-c -V -a 127.83.220.1 -C 100 -p PORT"];
     example("rping_tcp", "rping", arguments, "roce", &environment);
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 #[test]
 fn programs_speak_over_tcp_with_and_without_faults() {
     let faults = format!("SOFTHCA_FAULTS={LOSSY_ANSWERED}");
-    let listen = "SOFTHCA_LISTEN=127.83.210.1:48300,127.83.210.2:48300";
+    let listen = "SOFTHCA_LISTEN=127.83.210.1:28300,127.83.210.2:28300";
     // The key remains the user's.
     for environment in [&[listen][..], &[listen, &faults]] {
         leftover("tcp_rc", "ibv_rc_pingpong", environment, "roce", &["-g", "3", "-n", "300", "-c"]);

@@ -65,18 +65,18 @@ fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
 
 #[test]
 fn a_card_takes_the_first_address_that_is_free() {
-    let list = [[1, 1], [1, 2]].map(|[c, d]| SocketAddrV4::new(Ipv4Addr::new(127, 83, c, d), 48001));
+    let list = [[1, 1], [1, 2]].map(|[c, d]| SocketAddrV4::new(Ipv4Addr::new(127, 83, c, d), 28001));
     let first = Fabric::at(&list, key(), Speed::default()).unwrap();
     let second = Fabric::at(&list, key(), Speed::default()).unwrap();
     assert_eq!([first.ipv4(), second.ipv4()], list.map(|address| Some(*address.ip())));
     let error = Fabric::at(&list, key(), Speed::default()).err().unwrap().to_string();
     assert!(
-        error.contains("127.83.1.1:48001, 127.83.1.2:48001") && error.contains("SOFTHCA_LISTEN"),
+        error.contains("127.83.1.1:28001, 127.83.1.2:28001") && error.contains("SOFTHCA_LISTEN"),
         "{error}"
     );
     drop(first);
     assert_eq!(Fabric::at(&list, key(), Speed::default()).unwrap().ipv4(), Some(*list[0].ip()));
-    let foreign = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 48001);
+    let foreign = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 28001);
     assert!(
         matches!(Fabric::at(&[foreign], key(), Speed::default()), Err(FabricError::NoAddress { .. })),
         "an address of another host"
@@ -85,7 +85,7 @@ fn a_card_takes_the_first_address_that_is_free() {
 
 #[test]
 fn packets_of_all_sizes_go_both_ways_in_order() {
-    let ((mut a, node_a), (mut b, node_b)) = (at([2, 1], 48002), at([2, 2], 48002));
+    let ((mut a, node_a), (mut b, node_b)) = (at([2, 1], 28002), at([2, 2], 28002));
     let sizes = [0, 1, 63, 1000, MAX_PAYLOAD - 1, MAX_PAYLOAD];
     let sender = std::thread::spawn(move || {
         for i in 0..600u32 {
@@ -117,7 +117,7 @@ fn packets_of_all_sizes_go_both_ways_in_order() {
 
 #[test]
 fn a_full_link_wakes_the_sender_when_there_is_room() {
-    let ((mut a, _), (mut b, node_b)) = (at([3, 1], 48003), at([3, 2], 48003));
+    let ((mut a, _), (mut b, node_b)) = (at([3, 1], 28003), at([3, 2], 28003));
     let payload = vec![1; MAX_PAYLOAD];
     deliver(&mut a, &mut b, b"");
     send_all(&mut a, node_b, b"", &payload);
@@ -156,11 +156,11 @@ fn a_full_link_wakes_the_sender_when_there_is_room() {
 
 #[test]
 fn impossible_nodes_and_ended_peers_are_unreachable() {
-    let (mut a, node_a) = at([4, 1], 48004);
+    let (mut a, node_a) = at([4, 1], 28004);
     for impossible in [0, 5, 0xffff, node_a] {
         assert_eq!(send(&mut a, impossible, b"", b""), SendOutcome::Unreachable);
     }
-    let (mut b, node_b) = at([4, 2], 48004);
+    let (mut b, node_b) = at([4, 2], 28004);
     deliver(&mut a, &mut b, b"hello");
     deliver(&mut b, &mut a, b"hello, too");
     send_all(&mut b, node_a, b"the last word", b"");
@@ -178,7 +178,7 @@ fn impossible_nodes_and_ended_peers_are_unreachable() {
         (outcome == SendOutcome::Unreachable).then_some(())
     });
     // A new card at that address is found.
-    let (mut b, _) = at([4, 2], 48004);
+    let (mut b, _) = at([4, 2], 28004);
     until("the new one", || {
         send(&mut a, node_b, b"hello again", b"");
         (!take(&mut b).is_empty()).then_some(())
@@ -223,26 +223,26 @@ fn is_refused(fabric: &mut Fabric, mut stranger: TcpStream, said: &[u8]) {
 #[test]
 fn strangers_liars_and_broken_peers_are_refused() {
     const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
-    let (mut fabric, node) = at([5, 1], 48005);
-    let stranger = connected(&fabric, HERE, 48005);
+    let (mut fabric, node) = at([5, 1], 28005);
+    let stranger = connected(&fabric, HERE, 28005);
     is_refused(&mut fabric, stranger, b"GET / HTTP/1.1\r\n\r\n");
     // It claims its own address, but the connection comes from 127.0.0.1.
-    let liar = proven(&mut fabric, HERE, HERE, 48005, &key()).unwrap();
+    let liar = proven(&mut fabric, HERE, HERE, 28005, &key()).unwrap();
     is_refused(&mut fabric, liar, &greeting(node));
-    assert!(proven(&mut fabric, HERE, Ipv4Addr::new(127, 83, 5, 2), 48005, &key()).is_none());
+    assert!(proven(&mut fabric, HERE, Ipv4Addr::new(127, 83, 5, 2), 28005, &key()).is_none());
     let greeted = greeting(node_of_address(HERE));
     let too_long = MAX_HEADER as u8 + 1;
     for broken in
         [[0xff; 8], [0, too_long, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1]]
     {
-        let peer = proven(&mut fabric, HERE, HERE, 48005, &key()).unwrap();
+        let peer = proven(&mut fabric, HERE, HERE, 28005, &key()).unwrap();
         is_refused(&mut fabric, peer, &[&greeted[..], &broken].concat());
     }
 }
 
 #[test]
 fn a_card_of_another_speed_is_refused_by_name() {
-    let ((mut slow, slow_node), port) = (at([12, 1], 48012), 48012);
+    let ((mut slow, slow_node), port) = (at([12, 1], 28012), 28012);
     let (mut fast, fast_node) = with_speed([12, 2], port, Speed::new(20).unwrap());
     assert_ne!(send(&mut slow, fast_node, b"hello", b""), SendOutcome::Unreachable);
     let mut refused = (vec![], vec![]);
@@ -267,7 +267,7 @@ fn a_card_of_another_speed_is_refused_by_name() {
 
 #[test]
 fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
-    let ((mut a, node_a), port) = (at([6, 1], 48006), 48006);
+    let ((mut a, node_a), port) = (at([6, 1], 28006), 28006);
     // The address of a peer, from which any user of the host can connect. The stranger sends a card's
     // greeting and a packet.
     let posed = Ipv4Addr::new(127, 83, 6, 2);
@@ -301,14 +301,14 @@ fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
 
 #[test]
 fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
-    let ((mut a, _), (mut b, node_b)) = (at([7, 1], 48007), at([7, 2], 48007));
+    let ((mut a, _), (mut b, node_b)) = (at([7, 1], 28007), at([7, 2], 28007));
     let limits = Limits::default();
     // From one address, also the peer's own; then from many.
     let addresses = |i: u8| [Ipv4Addr::new(127, 83, 7, 1), Ipv4Addr::new(127, 83, 8, 1 + i % 250)];
     for which in [0, 1] {
         let mut strangers = Vec::new();
         for i in 0..1100u32 {
-            strangers.push(connected(&b, addresses(i as u8)[which], 48007));
+            strangers.push(connected(&b, addresses(i as u8)[which], 28007));
             if i % 50 == 0 {
                 take(&mut b);
             }
@@ -319,27 +319,27 @@ fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
         deliver(&mut a, &mut b, b"hello");
         assert!(a.is_alive(node_b));
         // Over a new link, for the next round.
-        (a, _) = at([7, 3 + which as u8], 48007);
+        (a, _) = at([7, 3 + which as u8], 28007);
     }
 }
 
 #[test]
 fn a_stranger_has_a_limited_time() {
-    let (address, time) = (SocketAddrV4::new(Ipv4Addr::new(127, 83, 9, 1), 48009), Duration::from_millis(50));
+    let (address, time) = (SocketAddrV4::new(Ipv4Addr::new(127, 83, 9, 1), 28009), Duration::from_millis(50));
     let tcp = Tcp::bind(&[address], key(), Speed::default(), Limits { time, ..Limits::default() }).unwrap();
     let mut fabric = Fabric(Box::new(tcp));
-    let silent = connected(&fabric, Ipv4Addr::LOCALHOST, 48009);
+    let silent = connected(&fabric, Ipv4Addr::LOCALHOST, 28009);
     is_refused(&mut fabric, silent, b"");
-    let slow = connected(&fabric, Ipv4Addr::LOCALHOST, 48009);
+    let slow = connected(&fabric, Ipv4Addr::LOCALHOST, 28009);
     is_refused(&mut fabric, slow, b"gdsauth\x01 and then nothing");
 }
 
 #[test]
 fn a_card_that_other_hosts_reach_needs_a_key() {
-    let address = |text: &str| SocketAddrV4::new(text.parse().unwrap(), 48010);
+    let address = |text: &str| SocketAddrV4::new(text.parse().unwrap(), 28010);
     // The tests' environment gives no key.
     let error =
         config::key_for_addresses(&[address("127.83.10.1"), address("192.0.2.1")]).unwrap_err().to_string();
-    assert!(error.contains("192.0.2.1:48010") && error.contains("SOFTHCA_KEY_FILE"), "{error}");
+    assert!(error.contains("192.0.2.1:28010") && error.contains("SOFTHCA_KEY_FILE"), "{error}");
     assert!(error.contains("/dev/urandom"), "the remedy: {error}");
 }

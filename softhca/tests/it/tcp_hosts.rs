@@ -222,7 +222,7 @@ fn is_missed(left: &mut Host, memory: &str) {
 #[test]
 fn processes_at_loopback_addresses_speak_and_a_dead_one_is_missed() {
     // One list for both: each takes an address that is free.
-    let list = "127.83.200.1:48100,127.83.200.2:48100";
+    let list = "127.83.200.1:28100,127.83.200.2:28100";
     let folder = Folder::new("hosts");
     let mut hosts = connected([(); 2].map(|()| Host::start(&[], list, "", &folder, None)));
     assert_ne!(hosts[0].gid, hosts[1].gid);
@@ -242,7 +242,7 @@ fn processes_at_loopback_addresses_speak_and_a_dead_one_is_missed() {
 fn processes_with_different_keys_do_not_hear_each_other() {
     let folder = Folder::new("keys");
     let host = |address, key| Host::start(&[], address, "", &folder, Some(key));
-    let (first, second) = ("127.83.202.1:48100", "127.83.202.2:48100");
+    let (first, second) = ("127.83.202.1:28100", "127.83.202.2:28100");
     let mut hosts = connected([host(first, "the key of this job"), host(second, "the key of another one")]);
     let [left, right] = &mut hosts;
     right.tell("fill 1");
@@ -255,7 +255,7 @@ fn processes_with_different_keys_do_not_hear_each_other() {
 #[test]
 fn faults_of_the_environment_are_made_good_between_hosts() {
     let faults = "seed=5; drop p=0.05; duplicate p=0.1; delay=300us p=0.05; rnr every=9";
-    let (first, second) = ("127.83.201.1:48100", "127.83.201.2:48100");
+    let (first, second) = ("127.83.201.1:28100", "127.83.201.2:28100");
     let folder = Folder::new("faults");
     let mut hosts =
         connected([first, second].map(|address| Host::start(&[], address, faults, &folder, None)));

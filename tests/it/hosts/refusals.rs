@@ -30,10 +30,10 @@ fn no_server_and_no_host_are_named() {
 #[test]
 fn keys_are_wanted_between_hosts_and_compared() {
     let setting = Setting::loopback("hosts-keys");
-    let server = setting.command(&["pingpong", "--server", "--listen", ALL, "--port", "48211"], 0).spawn();
+    let server = setting.command(&["pingpong", "--server", "--listen", ALL, "--port", "28211"], 0).spawn();
     let server = end(server.unwrap(), "the server");
     assert_eq!(server.code, Some(1));
-    for word in ["other hosts reach 0.0.0.0:48211", "GDSYNC_KEY_FILE", "--listen 127.0.0.1"] {
+    for word in ["other hosts reach 0.0.0.0:28211", "GDSYNC_KEY_FILE", "--listen 127.0.0.1"] {
         assert!(server.said.contains(word), "{word}: {server:?}");
     }
     let server = setting.server(&[], &[("GDSYNC_KEY", KEY)]);

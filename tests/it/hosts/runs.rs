@@ -54,7 +54,7 @@ fn software_cards_over_tcp() {
     if skipped_on_system("software_cards_over_tcp") {
         return;
     }
-    let setting = Setting::loopback("hosts-tcp").with("SOFTHCA_LISTEN", "127.84.1.1:48200,127.84.1.2:48200");
+    let setting = Setting::loopback("hosts-tcp").with("SOFTHCA_LISTEN", "127.84.1.1:28200,127.84.1.2:28200");
     for (transport, op) in TRANSPORTS {
         setting.is_verified(&["--transport", transport, "--op", op, "--size", "3000", "--iters", "100"], 100);
     }
