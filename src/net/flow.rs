@@ -21,7 +21,7 @@ impl Net {
             lane.begin(total / lanes + u64::from(number < total % lanes));
         }
         let received: Vec<u64> = self.lanes.iter().map(|lane| lane.received).collect();
-        let hidden = self.options.sides.json || self.side.rank > 0 || phase.duration.is_some();
+        let hidden = self.side.hides_progress(phase.duration);
         let mut progress = Progress::new(hidden, total, "messages");
         let start = Instant::now();
         let (mut own, mut other) = (None, None);

@@ -240,7 +240,8 @@ impl Net {
         let (warmup, duration) = (self.options.sides.warmup, self.options.sides.duration);
         let iters = if duration.is_some() { u64::MAX / 2 } else { self.options.sides.iters };
         let mut end = warmup + iters;
-        let mut progress = Progress::new(self.options.sides.json || duration.is_some(), end, "messages");
+        let hidden = self.side.hides_progress(duration);
+        let mut progress = Progress::new(hidden, end, "messages");
         let (start, mut ends) = (Instant::now(), None);
         let (mut next, mut passed, mut chunks) = (0, 0, VecDeque::new());
         self.side.driver.begin()?;

@@ -239,8 +239,7 @@ impl SideRun for Pingpong {
         limit.shorten(total);
         let (mut asked, mut ends) = (false, None);
         let mut chunks: VecDeque<u64> = VecDeque::new();
-        // Only one side shows progress.
-        let hidden = self.options.sides.json || self.side.rank > 0 || self.options.sides.duration.is_some();
+        let hidden = self.side.hides_progress(self.options.sides.duration);
         let mut progress = Progress::new(hidden, total, "exchanges");
         self.side.driver.begin()?;
         let (mut next, mut before) = (0, Usage::now()?);

@@ -156,7 +156,7 @@ impl Channel {
                     }
                     _ => {}
                 }
-                // The end must be reported even if nobody receives any more.
+                // The end must be reported even if no thread receives any more.
                 let _ = sender.send(line);
             }
             drop(sender);

@@ -56,6 +56,12 @@ pub(crate) struct Side {
 }
 
 impl Side {
+    /// True if this side shows no progress of a run, which lasts for `duration` if that is given: only the first side
+    /// does, for a known number of exchanges, and not with JSON.
+    pub(crate) fn hides_progress(&self, duration: Option<Duration>) -> bool {
+        self.options.json || self.rank > 0 || duration.is_some()
+    }
+
     /// Creates the side's objects, and exchanges their addresses with the other side.
     pub(crate) fn new(
         options: &SideOptions,
@@ -180,7 +186,7 @@ pub(crate) fn play<P: SideRun>(made: Result<P, Failure>, mut channel: Channel) -
         Ok(player) => player,
         Err(failure) => {
             let error = Some(failure.to_string());
-            // If the other side is gone, nobody needs to be told.
+            // If the other side is gone, no message is due.
             let _ = channel.send(&Message::Done { error, is_cause: true });
             return Err(failure);
         }
@@ -222,7 +228,7 @@ fn fail(connection: &Connection, driver: &mut dyn Driver, failure: Failure, mut 
         error.set(|| failure.to_string());
     }
     let mut tell = |failure: &Failure, is_cause| {
-        // If the other side is gone, nobody needs to be told.
+        // If the other side is gone, no message is due.
         let _ = channel.send(&Message::Done { error: Some(failure.to_string()), is_cause });
     };
     if !error.has_cause() {
