@@ -278,7 +278,7 @@ impl Team {
         Ok(())
     }
 
-    /// Joins a team as a new process in the place of a dropped rank, while the survivors call [`Self::replace`]. `segments`
+    /// Joins a team as a new process that replaces a dropped rank, while the survivors call [`Self::replace`]. `segments`
     /// describes this rank's part of each of the team's segments. Returns the team, and the segments in that order.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ fn prefix() -> String {
 
 pub(crate) fn own(place: u32) -> io::Result<SocketAddr> {
     let pid = std::process::id();
-    // Without a proc file system nobody can see the name either.
+    // Without a proc file system no process can see the name either.
     let start = start_of(pid).unwrap_or(0);
     SocketAddr::from_abstract_name(format!("{}{pid}/{start}/{place}", prefix()))
 }

@@ -173,7 +173,7 @@ impl State {
     /// Removes pages, as a module does when their memory is freed: an access then ends the test by a signal.
     fn zap(&mut self, at: usize) {
         let (len, _) = self.maps[&at];
-        // SAFETY: mapped by this fake; the test checks that nobody uses it.
+        // SAFETY: mapped by this fake; the test checks that no other code uses it.
         assert_eq!(unsafe { libc::mprotect(at as *mut libc::c_void, len, libc::PROT_NONE) }, 0);
     }
 }

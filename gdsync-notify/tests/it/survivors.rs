@@ -86,7 +86,7 @@ impl Rank {
         Rank::of(team, outbox, inbox)
     }
 
-    /// A new process in the place of a killed one.
+    /// A new process that replaces a killed one.
     fn in_place() -> Rank {
         // It registers memory where its predecessor had allocated.
         let memory = PinnedMemory::allocate(LEN).unwrap();

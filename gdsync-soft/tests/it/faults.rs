@@ -7,7 +7,7 @@ use gdsync_test_support::programs::succeeds_with;
 const LOSSY: &str =
     "seed=3; drop p=0.02; duplicate p=0.02; delay=200us p=0.02; rnr every=50; late=300us every=40";
 /// The same for programs of which one side ends as soon as it has everything: if the last acknowledgement is
-/// lost or late, nobody repeats it, and the other side fails, as it would with a real card.
+/// lost or late, no card repeats it, and the other side fails, as it would with a real card.
 pub(super) const LOSSY_ANSWERED: &str = "seed=3; drop p=0.02 kind=send,write,read; duplicate p=0.02; \
      delay=200us p=0.02 kind=send,write,read; rnr every=50; late=300us every=40";
 /// The same for transports that lose dropped packets: the programs would wait for them forever.

@@ -82,7 +82,7 @@ impl Bucket {
     }
 
     /// Wakes the threads that sleep on a word of the range. A write to other words of the same lines, such as the
-    /// completion entries before the awaited one, wakes nobody.
+    /// completion entries before the awaited one, wakes no thread.
     fn wrote(&self, first: usize, last: usize) {
         if self.sleepers.load(Ordering::Acquire) == 0 {
             return;

@@ -243,6 +243,7 @@ impl Device {
     }
 
     fn of(raw: Owned<ibv_context>, api: &'static VerbsApi, name: String) -> Self {
+        // Tables of others than `provider::software` lead here, too.
         provider::share_gpu_memory(api.provider);
         let (arena, queue_pairs, reader) = Default::default();
         Device { inner: Arc::new(DeviceInner { raw, api, name, arena, queue_pairs, reader }) }

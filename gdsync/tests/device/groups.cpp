@@ -18,7 +18,7 @@ template <scope S> static void post_in_group(const gdsync_device_qp &qp, Card &c
         }
         check(put_inline<S>(qp, slot, &value, 8, options) == status::ok, "a put failed", error(qp));
         check(ticket % 8 == 0, "a ticket that is none of the group's", ticket);
-        // One of the group has an invalid request: nobody posts.
+        // One thread of the group has an invalid request: no thread posts.
         const u64 length = thread == 3 || thread == 20 ? 100 : 8;
         const status refused = put_inline<S>(qp, slot, &value, length, options);
         check(refused == status::invalid, "a request that cannot be was posted", (u64)refused);
