@@ -10,7 +10,7 @@ use gdsync::{CudaStream, SoftStream, Stream, cuda};
 use gdsync_cli::failure::Failure;
 use std::sync::Arc;
 
-const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/soak.cu"));
+const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/soak.cu"));
 
 pub(super) type AnyStream = Stream<Box<dyn MemOpStream>>;
 

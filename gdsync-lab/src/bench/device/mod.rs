@@ -288,7 +288,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/bench.cu"));
+const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/bench.cu"));
 
 /// The targets of a kernel's requests: `struct places` of `kernels/bench.cu`.
 #[repr(C)]

@@ -16,7 +16,7 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::hca;
 use std::sync::atomic::Ordering;
 
-const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/trigger.cu"));
+const SOURCE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/trigger.cu"));
 /// Blocks of the send queue: two for each message, and more than there are messages.
 const DEPTH: u32 = 1024;
 const FIRST_RESULT: usize = 8;
