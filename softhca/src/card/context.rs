@@ -5,7 +5,7 @@ use super::delayed::DelayedCompletions;
 use super::listeners::AwaitedWords;
 use super::management::Inbox;
 use super::memory::clock::Clock;
-use super::memory::copy::{self, Target};
+use super::memory::copy::{self, MemoryFailure, Target};
 use super::memory::deferred::DeferredWrites;
 use super::memory::gather::Gather;
 use super::memory::peer_copies::PeerCopies;
@@ -23,16 +23,12 @@ use crate::fabric::PayloadPart;
 use crate::faults::{Direction, Faults};
 use crate::liberties::{Dice, LibertyKinds};
 use crate::packet::PacketKind;
-use crate::peer_memory::PeerFailure;
 use crate::speed::Speed;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Field name of diagnostics about a failed peer-memory client.
-pub(crate) const PEER_MEMORY: &str = "peer memory";
 
 /// The shared objects of a card.
 pub(crate) struct Resources {
@@ -166,7 +162,7 @@ pub(crate) enum ScatterError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(transparent)]
-    Peer(#[from] PeerFailure),
+    Memory(#[from] MemoryFailure),
 }
 
 impl ScatterError {
@@ -174,7 +170,7 @@ impl ScatterError {
     pub(crate) fn field(&self, key: &'static str) -> &'static str {
         match self {
             ScatterError::Refused(_) => key,
-            ScatterError::Peer(_) => PEER_MEMORY,
+            ScatterError::Memory(failure) => failure.field(),
         }
     }
 }
@@ -270,7 +266,7 @@ impl Context<'_> {
     /// Copies payload to targets that `keys` name.
     ///
     /// # Errors
-    /// A peer-memory client cannot write.
+    /// As [`copy::copy`]. Memory that the program has unmapped is no error: what is written there is lost.
     ///
     /// # Safety
     /// The parts are the payload of the packet that is being handled. The targets were resolved just now, to registered
@@ -281,15 +277,29 @@ impl Context<'_> {
         payload: &[PayloadPart],
         targets: &[Target<'_>],
         keys: impl IntoIterator<Item = u32>,
-    ) -> Result<(), PeerFailure> {
-        if !self.dice.is_on() {
+    ) -> Result<(), MemoryFailure> {
+        let copied = if !self.dice.is_on() {
             // SAFETY: the caller guarantees this; no region is removed while the engine is locked. The fabric keeps the
             // payload of a packet whose copies may end later.
-            return unsafe { copy::copy(payload, targets, self.peers) };
+            unsafe { copy::copy(payload, targets, self.peers, &mut deferred.lost) }
+        } else {
+            let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
+            // SAFETY: as above; deferred writes are performed before a region is removed.
+            unsafe { deferred.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
+        };
+        self.report_lost(deferred);
+        copied
+    }
+
+    /// Reports memory that was gone when bytes for it were written.
+    fn report_lost(&mut self, deferred: &mut DeferredWrites) {
+        let Some(gone) = deferred.lost.take() else { return };
+        if self.regions.is_first_loss(gone.addr) {
+            let message = self.regions.describe(&gone.into());
+            let (verdict, field) = (Verdict::Accepted, "host memory");
+            tracing::warn!(message, "a write to memory that the program unmapped while it was registered");
+            self.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
         }
-        let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
-        // SAFETY: as above; deferred writes are performed before a region is removed.
-        unsafe { deferred.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
     }
 
     /// Copies payload to a list of segments, from byte `offset` on.
@@ -321,6 +331,7 @@ impl Context<'_> {
         let delay = fault.or_else(|| self.dice.pause(LibertyKinds::COMPLETIONS));
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
             deferred.write_all();
+            self.report_lost(deferred);
             return self.write_completion(cqn, entry);
         }
         self.delayed.push(cqn, self.now + delay.unwrap_or_default(), entry);

@@ -12,7 +12,7 @@ use super::{capabilities, listeners};
 use crate::fabric::{Fabric, Node};
 use crate::faults::{FaultPlan, Faults, RuleCount};
 use crate::liberties::{Dice, Liberties};
-use crate::os::clock;
+use crate::os::{clock, guard};
 use crate::speed::Speed;
 use crate::{faults, liberties, peer_memory, setting};
 use gdsync_status::Published;
@@ -95,6 +95,7 @@ impl Card {
         let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
         let port = Port { link, lid: fabric.lid(), ipv4 };
         let faults = faults::join();
+        guard::install();
         let engine = Engine::new(fabric, port, faults.clone(), dice, waits);
         let shared = Arc::new(Shared {
             port,

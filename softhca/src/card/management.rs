@@ -31,13 +31,13 @@ impl Inbox {
     /// The parts are readable.
     pub(crate) unsafe fn push(&mut self, source: Node, payload: &[PayloadPart]) -> bool {
         let length: usize = payload.iter().map(|part| part.1).sum();
-        let fits = length <= MAX_MANAGEMENT && self.0.len() < WAITING;
-        if fits {
-            // SAFETY: the caller guarantees this.
-            let bytes = unsafe { collect(payload) };
-            self.0.push_back(ManagementDatagram { source, bytes });
+        if length > MAX_MANAGEMENT || self.0.len() >= WAITING {
+            return false;
         }
-        fits
+        // SAFETY: the caller guarantees this.
+        let Ok(bytes) = (unsafe { collect(payload) }) else { return false };
+        self.0.push_back(ManagementDatagram { source, bytes });
+        true
     }
 
     pub(crate) fn take(&mut self) -> Vec<ManagementDatagram> {

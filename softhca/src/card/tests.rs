@@ -50,6 +50,7 @@ mod shared_queues;
 mod speeds;
 mod stopped_peers;
 mod transfers;
+mod unmapped;
 mod waits;
 mod xrc;
 

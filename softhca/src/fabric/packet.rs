@@ -1,5 +1,6 @@
 //! Packets of a fabric, and the addresses of cards.
 
+use crate::os::host::Gone;
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
@@ -66,4 +67,6 @@ pub(crate) enum SendOutcome {
     Full,
     /// No card has that address, or its process has ended.
     Unreachable,
+    /// The program has unmapped a part of the payload. Nothing was sent.
+    Unreadable(Gone),
 }

@@ -19,6 +19,7 @@
 
 use super::packet::{Hole, MAX_HEADER, MAX_PAYLOAD, PayloadPart, Use};
 use crate::lent::Lent;
+use crate::os::host::{Gone, copy_piece};
 use crate::os::memory::SharedMemory;
 use crate::speed::Speed;
 use gdsync_sys::shared::{self, SharedU64};
@@ -106,6 +107,8 @@ pub(super) enum PushError {
     Full,
     /// The consumer's index is impossible.
     Corrupt,
+    /// The program has unmapped a part of the payload.
+    Unreadable(Gone),
 }
 
 pub(super) struct Producer {
@@ -138,7 +141,7 @@ impl Producer {
     /// Puts a packet into the ring, and publishes it and all placed before.
     ///
     /// # Safety
-    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at
+    /// Each payload part was readable when it was registered; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at
     /// most [`MAX_HEADER`] bytes (checked). All earlier holes are filled.
     pub(super) unsafe fn push(
         &mut self,
@@ -177,8 +180,13 @@ impl Producer {
             if bytes.is_null() {
                 holes.push(self.shared.parts(at, count));
             } else {
-                // SAFETY: guaranteed by the caller.
-                unsafe { self.copy_in(at, bytes, count) };
+                let [(first, first_len), (second, second_len)] = self.shared.parts(at, count);
+                // SAFETY: guaranteed by the caller; for the places, as in `copy_in`.
+                unsafe {
+                    copy_piece(bytes, first, first_len).map_err(PushError::Unreadable)?;
+                    copy_piece(bytes.wrapping_add(first_len), second, second_len)
+                        .map_err(PushError::Unreadable)?;
+                }
             }
             at += count as u64;
         }

@@ -263,6 +263,7 @@ impl Network for Shared {
                 SendOutcome::Unreachable
             }
             Err(ring::PushError::Full) => SendOutcome::Full,
+            Err(ring::PushError::Unreadable(gone)) => SendOutcome::Unreadable(gone),
             Err(ring::PushError::Corrupt) => {
                 tracing::warn!(lid = node, "a peer broke the ring that leads to it: the link is closed");
                 self.outgoing.mark_dead(node);
@@ -291,6 +292,7 @@ impl Network for Shared {
                 SendOutcome::Sent
             }
             Err(ring::PushError::Full) if !link.closed => SendOutcome::Full,
+            Err(ring::PushError::Unreadable(gone)) => SendOutcome::Unreadable(gone),
             Err(ring::PushError::Full | ring::PushError::Corrupt) => SendOutcome::Unreachable,
         }
     }

@@ -264,6 +264,7 @@ impl Network for Tcp {
         match unsafe { link.push(header, payload) } {
             Ok(()) => SendOutcome::Sent,
             Err(PushError::Full) => SendOutcome::Full,
+            Err(PushError::Unreadable(gone)) => SendOutcome::Unreadable(gone),
             Err(PushError::Broken) => {
                 self.drop_link(node);
                 SendOutcome::Unreachable

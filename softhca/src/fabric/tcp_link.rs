@@ -1,10 +1,9 @@
 //! One-way links between two cards over TCP.
 
-use super::frame::{self, GREETING_BYTES, Greeting, LENGTHS, MAX_FRAME};
+use super::frame::{self, GREETING_BYTES, Greeting, MAX_FRAME};
 use super::packet::{Node, PayloadPart, Sink, Use};
 use super::tcp_handshake::{Connecting, Progress, Route};
-use crate::os::memory::append;
-use crate::os::socket;
+use crate::os::host::{self, Gone};
 use crate::speed::Speed;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -22,6 +21,8 @@ pub(super) enum PushError {
     /// There is no room; epoll reports when there is.
     Full,
     Broken,
+    /// The program has unmapped a part of the payload.
+    Unreadable(Gone),
 }
 
 pub(super) struct Outgoing {
@@ -77,28 +78,27 @@ impl Outgoing {
     }
 
     /// # Safety
-    /// Each payload part is readable memory.
+    /// Each payload part was readable when it was registered.
     pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[PayloadPart]) -> Result<(), PushError> {
         let length = payload.iter().map(|part| part.1).sum();
         let lengths = frame::lengths(header.len(), length).ok_or(PushError::Broken)?;
         self.flush()?;
-        let mut parts = Vec::with_capacity(payload.len() + 2);
-        parts.extend([(lengths.as_ptr(), LENGTHS), (header.as_ptr(), header.len())]);
-        parts.extend_from_slice(payload);
-        // SAFETY: parts that the caller keeps readable, and two slices that outlive the call.
-        let sent = match unsafe { socket::send_parts(self.socket.as_fd(), &parts) } {
-            Ok(sent) => sent,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(PushError::Full),
-            Err(error) => return Err(self.broken(&error)),
-        };
-        let mut skip = sent;
-        for (at, count) in parts {
-            let from = skip.min(count);
-            skip -= from;
-            // SAFETY: as above; the range is inside the part.
-            unsafe { append(&mut self.pending, at.wrapping_add(from), count - from) };
+        self.pending.extend_from_slice(&lengths);
+        self.pending.extend_from_slice(header);
+        for &(from, count) in payload {
+            let start = self.pending.len();
+            self.pending.resize(start + count, 0);
+            // SAFETY: guaranteed by the caller.
+            if let Err(gone) = unsafe { host::read(from, &mut self.pending[start..]) } {
+                self.pending.clear();
+                return Err(PushError::Unreadable(gone));
+            }
         }
-        Ok(())
+        // What the socket does not take now leaves before the next packet.
+        match self.flush() {
+            Err(PushError::Full) => Ok(()),
+            flushed => flushed,
+        }
     }
 
     pub(super) fn flush(&mut self) -> Result<(), PushError> {
@@ -107,11 +107,10 @@ impl Outgoing {
         }
         self.join()?;
         while !self.pending.is_empty() {
-            let part = [(self.pending.as_ptr(), self.pending.len())];
-            // SAFETY: a buffer that outlives the call.
-            match unsafe { socket::send_parts(self.socket.as_fd(), &part) } {
+            match self.socket.write(&self.pending) {
                 Ok(sent) => drop(self.pending.drain(..sent)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(PushError::Full),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.broken(&error)),
             }
         }

@@ -1,7 +1,6 @@
 //! Memory shared between processes.
 
 use super::{check, owned};
-use gdsync_sys::shared;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
@@ -116,19 +115,5 @@ impl MemoryFile {
 
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.0.try_clone()
-    }
-}
-
-/// Appends bytes that other threads and processes may write to meanwhile.
-///
-/// # Safety
-/// The bytes are readable, and outside the buffer.
-pub(crate) unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, count: usize) {
-    buffer.reserve(count);
-    // SAFETY: `reserve` made room for `count` bytes, which are written before the length covers them; the
-    // caller keeps the source readable.
-    unsafe {
-        shared::copy(buffer.as_mut_ptr().add(buffer.len()), from, count);
-        buffer.set_len(buffer.len() + count);
     }
 }

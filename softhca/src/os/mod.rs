@@ -1,6 +1,8 @@
 //! System calls that the standard library lacks.
 
 pub(crate) mod clock;
+pub(crate) mod guard;
+pub(crate) mod host;
 pub(crate) mod memory;
 pub(crate) mod socket;
 pub(crate) mod wait;

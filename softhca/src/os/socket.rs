@@ -65,35 +65,6 @@ pub fn limit_silence(socket: &TcpStream, limit: Duration) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, millis)
 }
 
-/// Sends bytes from several places without blocking, and returns how many were sent.
-///
-/// # Safety
-/// Each part is readable memory.
-pub(crate) unsafe fn send_parts(socket: BorrowedFd<'_>, parts: &[(*const u8, usize)]) -> io::Result<usize> {
-    let part =
-        |part: &(*const u8, usize)| libc::iovec { iov_base: part.0.cast_mut().cast(), iov_len: part.1 };
-    let mut list: Vec<libc::iovec> = parts.iter().map(part).collect();
-    loop {
-        // SAFETY: all-zero bytes are a valid message header; the list outlives the call and names memory that
-        // the caller keeps readable, which `sendmsg` only reads.
-        let sent = unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            message.msg_iov = list.as_mut_ptr();
-            message.msg_iovlen = list.len();
-            libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-        };
-        match usize::try_from(sent) {
-            Ok(sent) => return Ok(sent),
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-        }
-    }
-}
-
 /// Makes a listening socket refuse connections from now on, pending ones included.
 pub(crate) fn refuse_connections(listener: BorrowedFd<'_>) {
     // SAFETY: a plain system call. It fails only if the socket does not listen.

@@ -17,6 +17,7 @@ use crate::card::transport::qp::Qp;
 use crate::card::{counters, trace};
 use crate::fabric::{Node, PayloadPart, Sink, Use};
 use crate::faults::{Crossing, Direction, Fate};
+use crate::os::host::Gone;
 use crate::packet::{GLOBAL, Header, LAST, MULTICAST_QPN, Packet, PacketKind};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -75,7 +76,7 @@ impl Sink for Arrivals<'_> {
         }
         for ((qpn, psn), failure) in self.resources.peers.finish() {
             if let Some(qp) = self.qps.get_mut(&qpn) {
-                qp.copy_failed(psn, &failure, &mut self.resources.context(self.now));
+                qp.copy_failed(psn, &failure.into(), &mut self.resources.context(self.now));
                 self.touched.push(qpn);
             }
         }
@@ -106,8 +107,8 @@ pub(super) fn arrive(
         _ => 1,
     };
     // SAFETY: the payload is readable while this packet is handled.
-    let copy = || unsafe { delay(&header, source, payload, fate, context.now) };
-    (usize::from(passes)..copies).for_each(|_| delayed.push(flow, copy()));
+    let Ok(copy) = (unsafe { delay(&header, source, payload, fate, context.now) }) else { return };
+    (usize::from(passes)..copies).for_each(|_| delayed.push(flow, copy.clone()));
     if !passes {
         return;
     }
@@ -117,22 +118,25 @@ pub(super) fn arrive(
 
 /// Returns a copy of a packet, delayed according to its fate.
 ///
+/// # Errors
+/// A part is gone.
+///
 /// # Safety
-/// The parts are readable.
+/// As [`collect`].
 pub(super) unsafe fn delay(
     header: &Header,
     node: Node,
     parts: &[PayloadPart],
     fate: Fate,
     now: Instant,
-) -> DelayedPacket {
+) -> Result<DelayedPacket, Gone> {
     // SAFETY: the caller guarantees this.
-    let payload = unsafe { collect(parts) };
+    let payload = unsafe { collect(parts) }?;
     let (due, others) = match fate {
         Fate::Delayed { at_most, others } => (now + at_most, others),
         _ => (now, None),
     };
-    DelayedPacket { header: *header, node, payload, due, others, had_no_room: false }
+    Ok(DelayedPacket { header: *header, node, payload, due, others, had_no_room: false })
 }
 
 /// Returns the description of a packet by which faults decide.

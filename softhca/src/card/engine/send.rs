@@ -10,10 +10,12 @@ use super::timeouts::state_of_ended;
 use crate::card::config::Transport;
 use crate::card::delayed::{DelayedPacket, Flow};
 use crate::card::management::MANAGEMENT_QPN;
+use crate::card::memory::copy::MemoryFailure;
 use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::{Outgoing, Qp};
 use crate::fabric::{MULTICAST, Node, PayloadPart, SendOutcome};
 use crate::faults::{Direction, Fate};
+use crate::os::host;
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -146,7 +148,7 @@ impl Engine {
             return Fetch::Full;
         }
         let Err(failure) = payload.fetch() else { return Fetch::Done };
-        self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, &failure, context));
+        self.payload_failed(packet, &failure.into(), now);
         Fetch::Failed
     }
 
@@ -172,7 +174,7 @@ impl Engine {
         match unsafe { fabric.place(packet.to, header, payload.parts(), &mut batch.places) } {
             SendOutcome::Sent => {}
             SendOutcome::Full => return Batched::NoRoom,
-            SendOutcome::Unreachable => return Batched::No,
+            SendOutcome::Unreachable | SendOutcome::Unreadable(_) => return Batched::No,
         }
         // SAFETY: the fabric has reserved the places for this packet, and does not pass them to its consumer before the
         // copies were waited for, here or in `finish_batch`.
@@ -196,7 +198,7 @@ impl Engine {
         let Err(failure) = begun else { return Batched::No };
         // Packets added before this one leave before it fails.
         if self.finish_batch(now) {
-            self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, &failure, context));
+            self.payload_failed(packet, &failure.into(), now);
         }
         Batched::Refused
     }
@@ -230,7 +232,7 @@ impl Engine {
             }
             Some(failure) => {
                 self.fabric.withdraw(first.to);
-                self.with_qp(first.qpn, now, |qp, context| qp.payload_failed(first, failure, context));
+                self.payload_failed(first, failure, now);
             }
         }
         // Reuses the allocation.
@@ -246,6 +248,10 @@ impl Engine {
         self.resources.peers.finish();
     }
 
+    fn payload_failed(&mut self, packet: &Outgoing, failure: &MemoryFailure, now: Instant) {
+        self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, failure, context));
+    }
+
     /// Sends the packet whose payload was gathered.
     fn depart(&mut self, packet: &Outgoing, now: Instant) -> Departure {
         let parts = self.resources.payload.take();
@@ -259,6 +265,16 @@ impl Engine {
     }
 
     fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departure {
+        // This card, and those of a group, take the payload from where it is.
+        if [self.resources.port.node(), MULTICAST].contains(&packet.to) {
+            for (from, count) in parts {
+                // SAFETY: the parts were registered when they were gathered, just now, or are the card's.
+                if let Err(gone) = unsafe { host::probe(*from, *count) } {
+                    self.payload_failed(packet, &gone.into(), now);
+                    return Departure::Gone;
+                }
+            }
+        }
         // Loopback: the sending queue pair moves on before the packet is delivered, as both may be the same queue pair.
         // Unreliable packets are delivered first: sending them completes the request, which may own the data.
         let moves_on_first = packet.to == self.resources.port.node() && packet.header.is_reliable();
@@ -266,8 +282,13 @@ impl Engine {
             self.sent(packet, now);
         }
         let outcome = self.transmit(&packet.header, packet.to, parts, now);
-        if outcome == SendOutcome::Full {
-            return Departure::NoRoom;
+        match outcome {
+            SendOutcome::Full => return Departure::NoRoom,
+            SendOutcome::Unreadable(gone) => {
+                self.payload_failed(packet, &gone.into(), now);
+                return Departure::Gone;
+            }
+            SendOutcome::Sent | SendOutcome::Unreachable => {}
         }
         if !moves_on_first {
             let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
@@ -297,7 +318,13 @@ impl Engine {
             Fate::Duplicated => 2,
         };
         // SAFETY: the parts are the packet's payload, readable while it is handled.
-        let copy = unsafe { delay(&packet.header, packet.to, parts, fate, now) };
+        let copy = match unsafe { delay(&packet.header, packet.to, parts, fate, now) } {
+            Ok(copy) => copy,
+            Err(gone) => {
+                self.payload_failed(packet, &gone.into(), now);
+                return Departure::Gone;
+            }
+        };
         self.sent(packet, now);
         (0..copies).for_each(|_| self.delayed.push(flow, copy.clone()));
         // A packet without delay leaves now, unless earlier ones of its queue pair wait.
@@ -438,7 +465,8 @@ impl Engine {
             return;
         }
         // SAFETY: the part is the slice.
-        let packet = unsafe { delay(&header, to, &[(bytes.as_ptr(), bytes.len())], fate, now) };
+        let delayed = unsafe { delay(&header, to, &[(bytes.as_ptr(), bytes.len())], fate, now) };
+        let Ok(packet) = delayed else { return };
         // It leaves now, unless it is delayed or earlier ones wait.
         self.delayed.push(flow, packet);
         self.release(flow, now);

@@ -7,6 +7,7 @@ use crate::card::context::{Context, Resources};
 use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::clock::Clock;
+use crate::card::memory::copy::MemoryFailure;
 use crate::card::memory::peer_copies::MAX_PENDING;
 use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
@@ -15,7 +16,7 @@ use crate::card::transport::qp::{Outgoing, Qp};
 use crate::fabric::{Fabric, Hole};
 use crate::faults::Faults;
 use crate::liberties::Dice;
-use crate::peer_memory::{PeerFailure, PeerMapping};
+use crate::peer_memory::PeerMapping;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,7 +36,7 @@ pub(super) struct PeerBatch {
     /// The packets, each with its bytes of payload.
     pub(super) packets: Vec<(Outgoing, usize)>,
     pub(super) reading: Vec<Arc<PeerMapping>>,
-    pub(super) failure: Option<PeerFailure>,
+    pub(super) failure: Option<MemoryFailure>,
     pub(super) places: Vec<Hole>,
     pub(super) bytes: usize,
 }
@@ -52,7 +53,7 @@ impl PeerBatch {
     pub(super) fn wait(&mut self) {
         for memory in self.reading.drain(..) {
             if let Err(failure) = memory.finish() {
-                self.failure.get_or_insert(failure);
+                self.failure.get_or_insert(failure.into());
             }
         }
     }

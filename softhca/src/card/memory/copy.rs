@@ -2,12 +2,32 @@
 
 use super::peer_copies::PeerCopies;
 use crate::fabric::{MAX_PAYLOAD, PayloadPart};
-use crate::os::memory::append;
+use crate::os::guard::guarded;
+use crate::os::host::{Gone, copy_piece, read, write};
 use crate::peer_memory::{PeerFailure, PeerMapping};
-use gdsync_sys::shared::{self, SharedU32, SharedU64};
+use gdsync_sys::shared::{SharedU32, SharedU64};
 use gdsync_sys::{barrier, wake};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
+
+/// A copy that the card cannot perform.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum MemoryFailure {
+    #[error(transparent)]
+    Peer(#[from] PeerFailure),
+    #[error(transparent)]
+    Host(#[from] Gone),
+}
+
+impl MemoryFailure {
+    /// Returns the field of its diagnostic.
+    pub(crate) fn field(&self) -> &'static str {
+        match self {
+            MemoryFailure::Peer(_) => "peer memory",
+            MemoryFailure::Host(_) => "host memory",
+        }
+    }
+}
 
 /// Location of registered memory.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +62,19 @@ impl Source<'_> {
         (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
     }
 
-    /// Copies the next bytes, `room` at most. Returns how many.
+    /// Copies the next bytes, `room` at most. Returns how many. A part of the target that is gone is added to `lost`.
+    ///
+    /// # Errors
+    /// The source is gone.
     ///
     /// # Safety
-    /// The parts are readable, `to..to + room` is writable. They may overlap.
-    unsafe fn copy_to(&mut self, mut to: *mut u8, room: usize) -> usize {
+    /// As [`copy`].
+    unsafe fn copy_to(
+        &mut self,
+        mut to: *mut u8,
+        room: usize,
+        lost: &mut Option<Gone>,
+    ) -> Result<usize, Gone> {
         let mut copied = 0;
         while copied < room {
             let (from, count) = self.peek(room - copied);
@@ -54,57 +82,39 @@ impl Source<'_> {
                 break;
             }
             // SAFETY: the caller guarantees this; `count` stays inside both pieces.
-            unsafe { copy_piece(from, to, count) };
+            match unsafe { copy_piece(from, to, count) } {
+                Err(gone) if gone.writes => _ = lost.get_or_insert(gone),
+                copied => copied?,
+            }
             self.skip(count);
             (to, copied) = (to.wrapping_add(count), copied + count);
         }
-        copied
+        Ok(copied)
     }
 }
 
-/// Copies a piece while programs read and write its words. A piece that is an aligned word is written at once, and
-/// becomes visible after everything copied earlier: programs poll such words, as hardware writes memory in order.
+/// Copies the concatenated parts to the concatenated targets, until either ends or a client fails. A card has pinned the
+/// pages of a target: if the program has unmapped it, the bytes are dropped, as nobody can read them any more, and `lost`
+/// says so.
+///
+/// # Errors
+/// A client fails, or a part is gone.
 ///
 /// # Safety
-/// `from` is readable and `to` is writable for `count` bytes, and programs access them like a device's memory
-/// ([`shared`]). They may overlap.
-pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
-    if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
-        // SAFETY: the caller guarantees this; aligned.
-        unsafe {
-            let mut word = 0;
-            shared::copy((&raw mut word).cast(), from, count);
-            SharedU32::from_ptr(to.cast()).store(word, Ordering::Release);
-        }
-    } else if count == size_of::<u64>() && to.cast::<u64>().is_aligned() {
-        // SAFETY: as above.
-        unsafe {
-            let mut word = 0;
-            shared::copy((&raw mut word).cast(), from, count);
-            SharedU64::from_ptr(to.cast()).store(word, Ordering::Release);
-        }
-    } else {
-        // SAFETY: the caller guarantees this.
-        unsafe { shared::copy(to, from, count) }
-    }
-    wake::wrote(to as usize, count);
-}
-
-/// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
-///
-/// # Safety
-/// All parts and all host targets are mapped with the right access. They may overlap (a message to oneself). If `peers`
-/// lets copies end later ([`PeerCopies::end_later`]), the parts stay readable until [`PeerCopies::finish`].
+/// All parts and all host targets were mapped with the right access when they were registered, or are the card's. They
+/// may overlap (a message to oneself). If `peers` lets copies end later ([`PeerCopies::end_later`]), the parts stay
+/// readable until [`PeerCopies::finish`].
 pub(crate) unsafe fn copy(
     parts: &[PayloadPart],
     targets: &[Target<'_>],
     peers: &mut PeerCopies,
-) -> Result<(), PeerFailure> {
+    lost: &mut Option<Gone>,
+) -> Result<(), MemoryFailure> {
     let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
     for &(at, room) in targets {
         match at {
             // SAFETY: the caller guarantees this.
-            Location::Host(to) => _ = unsafe { source.copy_to(to, room) },
+            Location::Host(to) => _ = unsafe { source.copy_to(to, room, lost) }?,
             // SAFETY: the caller guarantees this.
             Location::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, peers) }?,
         }
@@ -124,7 +134,7 @@ unsafe fn copy_to_peer(
     addr: u64,
     room: usize,
     peers: &mut PeerCopies,
-) -> Result<(), PeerFailure> {
+) -> Result<(), MemoryFailure> {
     let (mut done, mut directly) = (0, true);
     while done < room {
         let at = addr.wrapping_add(done as u64);
@@ -142,7 +152,8 @@ unsafe fn copy_to_peer(
         let bounce = &mut peers.bounce;
         bounce.resize(MAX_PAYLOAD, 0);
         // SAFETY: the caller guarantees this; the buffer has room for that, and is no part.
-        let count = unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD)) };
+        let count =
+            unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD), &mut None) }?;
         memory.write(at, &bounce[..count])?;
         done += count;
     }
@@ -153,16 +164,20 @@ unsafe fn copy_to_peer(
 /// that the card reads afterwards is at least as new as the word.
 ///
 /// # Errors
-/// The client of peer memory cannot read.
+/// The client of peer memory cannot read, or host memory is gone.
 ///
 /// # Safety
-/// 8 bytes there are mapped readable.
-pub(crate) unsafe fn load_word(location: Location<'_>) -> Result<Option<u64>, PeerFailure> {
+/// 8 bytes there were readable when they were registered.
+pub(crate) unsafe fn load_word(location: Location<'_>) -> Result<Option<u64>, MemoryFailure> {
     let native = match location {
         Location::Host(at) if !at.cast::<u64>().is_aligned() => return Ok(None),
-        // SAFETY: guaranteed by the caller, and aligned; programs change it concurrently, which a shared word
-        // tolerates.
-        Location::Host(at) => unsafe { SharedU64::from_ptr(at.cast()) }.load(Ordering::Acquire),
+        Location::Host(at) => {
+            let mut bytes = [0; size_of::<u64>()];
+            // SAFETY: guaranteed by the caller. An aligned word is read at once.
+            unsafe { read(at, &mut bytes) }?;
+            fence(Ordering::Acquire);
+            u64::from_ne_bytes(bytes)
+        }
         Location::Peer(memory, addr) => {
             let mut bytes = [0; size_of::<u64>()];
             memory.read(addr, &mut bytes)?;
@@ -201,15 +216,20 @@ impl AtomicOperation {
 
 /// Copies the parts to a buffer.
 ///
+/// # Errors
+/// A part is gone.
+///
 /// # Safety
-/// The parts are readable.
-pub(crate) unsafe fn collect(parts: &[PayloadPart]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.1).sum());
+/// The parts are the card's, or were readable when they were registered.
+pub(crate) unsafe fn collect(parts: &[PayloadPart]) -> Result<Vec<u8>, Gone> {
+    let mut bytes = vec![0; parts.iter().map(|part| part.1).sum()];
+    let mut at = 0;
     for &(from, count) in parts {
-        // SAFETY: the caller guarantees this; the buffer is new, so no part is in it.
-        unsafe { append(&mut bytes, from, count) };
+        // SAFETY: the caller guarantees this.
+        unsafe { read(from, &mut bytes[at..at + count]) }?;
+        at += count;
     }
-    bytes
+    Ok(bytes)
 }
 
 pub(crate) fn is_aligned(location: Location<'_>, bytes: u32) -> bool {
@@ -224,28 +244,42 @@ pub(crate) fn is_aligned(location: Location<'_>, bytes: u32) -> bool {
 /// too; in peer memory only among the operations of this card.
 ///
 /// # Errors
-/// The client of peer memory cannot read or write.
+/// The client of peer memory cannot read or write, or host memory is gone.
 ///
 /// # Safety
-/// The location is aligned to `bytes`, and that many bytes there are mapped writable.
+/// The location is aligned to `bytes`, and that many bytes there were writable when they were registered.
 pub(crate) unsafe fn atomic(
     location: Location<'_>,
     bytes: u32,
     operation: AtomicOperation,
-) -> Result<u64, PeerFailure> {
+) -> Result<u64, MemoryFailure> {
     macro_rules! perform {
         ($word:ty, $number:ty) => {
             match location {
                 Location::Host(at) => {
-                    // SAFETY: the caller guarantees this; programs change it concurrently, which a shared word
-                    // tolerates.
-                    let word = unsafe { <$word>::from_ptr(at.cast()) };
-                    let mut original = word.load(Ordering::SeqCst);
-                    while let Some(next) = operation.apply(u64::from(original)) {
-                        let (next, order) = (next as $number, Ordering::SeqCst);
-                        match word.compare_exchange(original, next, order, order) {
-                            Ok(_) => break,
-                            Err(found) => original = found,
+                    let mut original = 0;
+                    let performed = guarded(|| {
+                        // SAFETY: the caller guarantees this; programs change it concurrently, which a shared word
+                        // tolerates.
+                        let word = unsafe { <$word>::from_ptr(at.cast()) };
+                        original = word.load(Ordering::SeqCst);
+                        while let Some(next) = operation.apply(u64::from(original)) {
+                            let (next, order) = (next as $number, Ordering::SeqCst);
+                            match word.compare_exchange(original, next, order, order) {
+                                Ok(_) => break,
+                                Err(found) => original = found,
+                            }
+                        }
+                    });
+                    if performed.is_err() {
+                        // The program cannot write to memory that it has protected: the operation is atomic.
+                        let mut word = [0; size_of::<$number>()];
+                        // SAFETY: as above.
+                        unsafe { read(at, &mut word) }?;
+                        original = <$number>::from_ne_bytes(word);
+                        if let Some(next) = operation.apply(u64::from(original)) {
+                            // SAFETY: as above.
+                            unsafe { write(at, &(next as $number).to_ne_bytes()) }?;
                         }
                     }
                     wake::wrote(at as usize, size_of::<$number>());
@@ -311,27 +345,6 @@ mod tests {
         assert_eq!(FetchAdd { add: 1, boundaries: 0 }.apply(u64::MAX), Some(0));
     }
 
-    #[test]
-    fn words_and_what_is_none_arrive_at_every_offset() {
-        for (start, end, count) in (0..9)
-            .flat_map(|start| (0..9).map(move |end| (start, end)))
-            .flat_map(|(start, end)| [0, 1, 3, 4, 5, 7, 8, 9, 12].map(|count| (start, end, count)))
-        {
-            let source: Vec<u8> = (1..=32).collect();
-            let mut target = [0u64; 4];
-            let place: *mut u8 = target.as_mut_ptr().cast();
-            // SAFETY: both have 32 bytes, and no piece ends beyond byte 21.
-            unsafe { copy_piece(source.as_ptr().add(start), place.add(end), count) };
-            let bytes: Vec<u8> = target.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            assert_eq!(
-                bytes[end..end + count],
-                source[start..start + count],
-                "{count} bytes from {start} to {end}"
-            );
-            assert!(bytes[..end].iter().chain(&bytes[end + count..]).all(|byte| *byte == 0));
-        }
-    }
-
     proptest! {
         #[test]
         fn copies_do_not_depend_on_how_memory_is_cut(
@@ -357,7 +370,7 @@ mod tests {
             let places: Vec<Target<'_>> =
                 targets.iter().map(|(at, size)| (Location::Host(base.wrapping_add(*at)), *size)).collect();
             // SAFETY: the pieces lie inside the two vectors.
-            unsafe { copy(&parts, &places, &mut PeerCopies::default()) }.unwrap();
+            unsafe { copy(&parts, &places, &mut PeerCopies::default(), &mut None) }.unwrap();
             let sent: usize = from.iter().sum::<usize>().min(bytes.len());
             let room: usize = to.iter().sum::<usize>().min(200);
             let count = sent.min(room);

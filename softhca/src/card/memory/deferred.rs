@@ -1,11 +1,11 @@
 //! Payload that the card has taken and not yet written: a liberty lets bytes reach memory in any order, and not all at
 //! once, where nothing orders them. docs/liberties.md lists what orders them.
 
-use super::copy::{Location, Target, collect, copy, copy_piece};
+use super::copy::{Location, MemoryFailure, Target, collect, copy};
 use super::peer_copies::PeerCopies;
 use crate::fabric::PayloadPart;
 use crate::liberties::{Dice, LibertyKinds};
-use crate::peer_memory::PeerFailure;
+use crate::os::host::{Gone, copy_piece};
 use std::time::Instant;
 
 /// Maximum number of deferred bytes of a queue pair.
@@ -34,6 +34,8 @@ pub(crate) struct DeferredWrites {
     bytes: usize,
     /// When they are performed at the latest.
     due: Option<Instant>,
+    /// Memory that was gone when bytes for it arrived, or when they were written.
+    pub(crate) lost: Option<Gone>,
 }
 
 impl DeferredWrites {
@@ -47,7 +49,7 @@ impl DeferredWrites {
     pub(crate) fn write_all(&mut self) {
         if self.due.take().is_some() {
             self.bytes = 0;
-            self.pieces.drain(..).for_each(Piece::write);
+            self.pieces.drain(..).for_each(|piece| piece.write(&mut self.lost));
         }
     }
 
@@ -55,7 +57,8 @@ impl DeferredWrites {
     #[inline]
     pub(crate) fn write_ordered(&mut self) {
         if self.due.is_some() {
-            self.pieces.extract_if(.., |piece| !piece.relaxed).for_each(Piece::write);
+            let ordered = self.pieces.extract_if(.., |piece| !piece.relaxed);
+            ordered.for_each(|piece| piece.write(&mut self.lost));
             self.bytes = self.pieces.iter().map(|piece| piece.bytes.len()).sum();
             self.due = self.due.filter(|_| !self.pieces.is_empty());
         }
@@ -75,10 +78,10 @@ impl DeferredWrites {
     /// relaxed ordering.
     ///
     /// # Errors
-    /// A peer-memory client cannot write.
+    /// As [`copy`].
     ///
     /// # Safety
-    /// As [`copy`]; and the targets stay mapped until [`Self::write_all`] is called.
+    /// As [`copy`]; and the targets stay registered until [`Self::write_all`] is called.
     pub(crate) unsafe fn copy(
         &mut self,
         parts: &[PayloadPart],
@@ -86,27 +89,29 @@ impl DeferredWrites {
         is_relaxed: bool,
         peers: &mut PeerCopies,
         (dice, now): (&mut Dice, Instant),
-    ) -> Result<(), PeerFailure> {
+    ) -> Result<(), MemoryFailure> {
         let relaxed = is_relaxed && dice.takes(LibertyKinds::RELAXED);
         if !relaxed && !dice.takes(LibertyKinds::PIECES) {
             // SAFETY: the caller guarantees this.
-            return unsafe { copy(parts, targets, peers) };
+            return unsafe { copy(parts, targets, peers, &mut self.lost) };
         }
         // SAFETY: the caller guarantees this.
-        let bytes = unsafe { collect(parts) };
+        let bytes = unsafe { collect(parts) }?;
         let (mut rest, mut pieces) = (&bytes[..], Vec::new());
         for &(at, room) in targets {
             let (mine, behind) = rest.split_at(room.min(rest.len()));
             match at {
                 Location::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
                 // SAFETY: the caller guarantees this; the bytes are ours.
-                Location::Peer(..) => unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(at, room)], peers) }?,
+                Location::Peer(..) => {
+                    unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(at, room)], peers, &mut self.lost) }?
+                }
             }
             rest = behind;
         }
         dice.shuffle(&mut pieces);
         let later = pieces.split_off(dice.below(pieces.len() + 1));
-        pieces.into_iter().for_each(Piece::write);
+        pieces.into_iter().for_each(|piece| piece.write(&mut self.lost));
         self.park(later, dice, now);
         Ok(())
     }
@@ -125,9 +130,11 @@ impl DeferredWrites {
 }
 
 impl Piece {
-    fn write(self) {
-        // SAFETY: the caller of `DeferredWrites::copy` guarantees that the target is still mapped; the bytes are ours.
-        unsafe { copy_piece(self.bytes.as_ptr(), self.to, self.bytes.len()) };
+    fn write(self, lost: &mut Option<Gone>) {
+        // SAFETY: the caller of `DeferredWrites::copy` guarantees that the target is still registered; the bytes are ours.
+        if let Err(gone) = unsafe { copy_piece(self.bytes.as_ptr(), self.to, self.bytes.len()) } {
+            lost.get_or_insert(gone);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The keys of a card, and their targets.
 
-use super::copy::{Location, Target};
+use super::copy::{Location, MemoryFailure, Target};
 use super::indirect::{self, ChangeError, Indirect, KeyChange};
 use super::registered::Memory;
 use super::translation::{KeyRange, Pieces, Refusal};
@@ -9,6 +9,7 @@ use crate::faults::{Faults, Side};
 use crate::peer_memory::{PeerMapping, PeerMemoryError, PeerRegion};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The first index of keys: 0x100 is the key that ends scatter lists, and 0x400 marks a strided translation.
 const FIRST_INDEX: u32 = 8;
@@ -26,6 +27,8 @@ struct Region {
     key: u32,
     pdn: u32,
     target: KeyTarget,
+    /// True after a write to memory of the region that was gone.
+    has_lost: AtomicBool,
 }
 
 impl Region {
@@ -33,6 +36,14 @@ impl Region {
         match &self.target {
             KeyTarget::Memory(_) => self.key == key,
             KeyTarget::Indirect(indirect) => indirect.lock().tag() == key as u8,
+        }
+    }
+
+    /// Returns the memory, if it has that address of the program.
+    fn memory_at(&self, addr: u64) -> Option<&Memory> {
+        match &self.target {
+            KeyTarget::Memory(memory) if memory.has(addr) => Some(memory),
+            _ => None,
         }
     }
 }
@@ -85,7 +96,7 @@ impl Regions {
             indirect.get_mut().set_tag(self.tags[index]);
         }
         let key = (index as u32 + FIRST_INDEX) << 8 | u32::from(self.tags[index]);
-        self.table[index] = Some(Region { key, pdn, target });
+        self.table[index] = Some(Region { key, pdn, target, has_lost: AtomicBool::new(false) });
         Some(key)
     }
 
@@ -237,6 +248,24 @@ impl Regions {
             Ok(())
         })?;
         if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }.into()) }
+    }
+
+    /// Describes a failure. Names the region of host memory that is gone.
+    pub(crate) fn describe(&self, failure: &MemoryFailure) -> String {
+        let MemoryFailure::Host(gone) = failure else { return failure.to_string() };
+        match self.regions_at(gone.addr).next() {
+            Some((region, memory)) => format!("{gone}. They belong to key {:#x}: {memory}", region.key),
+            None => gone.to_string(),
+        }
+    }
+
+    fn regions_at(&self, addr: u64) -> impl Iterator<Item = (&Region, &Memory)> {
+        self.table.iter().flatten().filter_map(move |region| Some((region, region.memory_at(addr)?)))
+    }
+
+    /// Returns whether no memory of a region with that address was gone before.
+    pub(crate) fn is_first_loss(&self, addr: u64) -> bool {
+        !self.regions_at(addr).any(|(region, _)| region.has_lost.swap(true, Ordering::Relaxed))
     }
 
     /// Returns whether writes to a region may pass earlier ones. An indirect key orders them.

@@ -5,6 +5,7 @@ use super::translation::Refusal;
 use crate::card::config::{Access, InvalidValue, RegionConfig};
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,6 +50,13 @@ pub(crate) struct Memory {
     peer: Option<Arc<PeerMapping>>,
 }
 
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Memory { addr, len, access, .. } = self;
+        write!(f, "{len} bytes at {addr:#x}, registered with {access:?}")
+    }
+}
+
 impl Memory {
     /// Checks a range. Peer-memory clients are asked first.
     pub(crate) fn acquire(config: &RegionConfig) -> Result<Self, RegionError> {
@@ -88,6 +96,11 @@ impl Memory {
             return Err(invalid("I/O address", iova, "the region must end below 2^64"));
         }
         Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new) })
+    }
+
+    /// Returns whether it is host memory with that address of the program.
+    pub(crate) fn has(&self, at: u64) -> bool {
+        self.peer.is_none() && (self.addr..self.addr + self.len).contains(&at)
     }
 
     /// Returns the location of a range, if the region allows that access.

@@ -1,12 +1,15 @@
 //! Rings and doorbell records in a program's memory or in a peer's, such as a GPU's, where each access is a copy by the
 //! peer-memory client; and completion entries with the data inside.
 
-use crate::peer_memory::{self, PeerFailure, PeerMapping};
+use super::copy::MemoryFailure;
+use crate::os::guard::guarded;
+use crate::os::host;
+use crate::peer_memory::{self, PeerMapping};
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::scatter::{SCATTER_BYTES, SCATTER_LONG_BYTES};
 use gdsync_sys::shared::SharedU32;
-use gdsync_sys::{barrier, shared, wake};
+use gdsync_sys::{barrier, wake};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -19,8 +22,10 @@ fn peer_of(addr: *const u8, len: usize) -> Peer {
     peer_memory::acquire_queue(addr as u64, len as u64).map(Arc::new)
 }
 
-/// Logs that a queue's memory cannot be reached. The queue then sees no work.
-fn unreachable(failure: &PeerFailure) {
+/// Logs that a queue's memory cannot be reached: its client fails, or the program has unmapped it. The queue then sees no
+/// work, and its program no completions.
+fn unreachable(failure: impl Into<MemoryFailure>) {
+    let failure = failure.into();
     tracing::error!(%failure, "the memory of a queue cannot be reached");
 }
 
@@ -47,29 +52,37 @@ impl Record {
             return value;
         }
         if let Some(peer) = &self.peer {
-            if let Err(failure) = peer.write(self.word as u64, &value.to_ne_bytes()) {
-                unreachable(&failure);
-            }
+            peer.write(self.word as u64, &value.to_ne_bytes()).unwrap_or_else(unreachable);
             return former;
         }
+        let mut found = former;
         // SAFETY: as in `load`.
-        unsafe { SharedU32::from_ptr(self.word) }.swap(value, Ordering::AcqRel)
+        let exchanged =
+            guarded(|| found = unsafe { SharedU32::from_ptr(self.word) }.swap(value, Ordering::AcqRel));
+        if exchanged.is_err() {
+            // SAFETY: as in `load`.
+            unsafe { host::write(self.word.cast(), &value.to_ne_bytes()) }.unwrap_or_else(unreachable);
+        }
+        found
     }
 
-    /// Loads the word. Acquire: the entries that the record announces are visible. 0 if a peer-memory client fails.
+    /// Loads the word. Acquire: the entries that the record announces are visible. 0 if it cannot be reached.
     pub(crate) fn load(&self) -> u32 {
         if let Some(peer) = &self.peer {
             let mut word = [0; size_of::<u32>()];
             return match peer.read(self.word as u64, &mut word) {
                 Ok(()) => u32::from_ne_bytes(word),
                 Err(failure) => {
-                    unreachable(&failure);
+                    unreachable(failure);
                     0
                 }
             };
         }
         // SAFETY: valid and aligned (`new`); the program changes it concurrently, which a shared word tolerates.
-        unsafe { SharedU32::from_ptr(self.word) }.load(Ordering::Acquire)
+        unsafe { host::load(self.word) }.unwrap_or_else(|gone| {
+            unreachable(gone);
+            0
+        })
     }
 }
 
@@ -147,7 +160,7 @@ impl ReadRing {
     }
 
     /// Appends a copy of entry `index` (modulo the ring's size), or nothing if the ring has no entries. The copy is
-    /// zeros if a peer-memory client cannot read.
+    /// zeros if the memory cannot be reached.
     pub(crate) fn read(&self, index: u32, into: &mut Vec<u8>) {
         if self.entries == 0 {
             return;
@@ -155,16 +168,17 @@ impl ReadRing {
         let offset = (index & (self.entries - 1)) as usize * self.stride;
         let start = into.len();
         into.resize(start + self.stride, 0);
-        if let Some(peer) = &self.peer {
-            if let Err(failure) = peer.read(self.base as u64 + offset as u64, &mut into[start..]) {
-                unreachable(&failure);
-                into[start..].fill(0);
-            }
-            return;
+        let entry = &mut into[start..];
+        let read: Result<(), MemoryFailure> = match &self.peer {
+            Some(peer) => peer.read(self.base as u64 + offset as u64, entry).map_err(Into::into),
+            // SAFETY: the entry is inside the ring (`new`). A program may write an entry after announcing it; this copy
+            // tolerates that as hardware does: the bytes are checked, not trusted.
+            None => unsafe { host::read(self.base.add(offset), entry) }.map_err(Into::into),
+        };
+        if let Err(failure) = read {
+            unreachable(failure);
+            into[start..].fill(0);
         }
-        // SAFETY: the entry is inside the ring (`new`), and `into` has room for it. A program may write an entry after
-        // announcing it; this copy tolerates that as hardware does: the bytes are checked, not trusted.
-        unsafe { shared::copy(into.as_mut_ptr().add(start), self.base.add(offset), self.stride) };
     }
 }
 
@@ -208,28 +222,30 @@ impl CqRing {
         if self.peer.is_some() {
             return self.put(end - CQE_SIZE + LAST, last);
         }
-        // SAFETY: as in `put`.
-        let word = unsafe { SharedU32::from_ptr(self.base.add(end - CQE_SIZE + LAST).cast()) };
         // The ring may be GPU memory that the CPU has mapped write-combining.
         barrier::drain();
-        word.store(u32::from_ne_bytes([last[0], last[1], last[2], last[3]]), Ordering::Release);
+        self.put(end - CQE_SIZE + LAST, last);
         barrier::drain();
-        wake::wrote(word.as_ptr() as usize, size_of::<u32>());
+        wake::wrote(self.base as usize + end - size_of::<u32>(), size_of::<u32>());
     }
 
     /// Writes words at an offset in the ring.
     fn put(&self, offset: usize, bytes: &[u8]) {
         if let Some(peer) = &self.peer {
-            if let Err(failure) = peer.write(self.base as u64 + offset as u64, bytes) {
-                unreachable(&failure);
-            }
-            return;
+            return peer.write(self.base as u64 + offset as u64, bytes).unwrap_or_else(unreachable);
         }
-        for (index, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
-            // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which shared words
-            // tolerate.
-            let word = unsafe { SharedU32::from_ptr(self.base.add(offset + index * 4).cast()) };
-            word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
+        let at = self.base.wrapping_add(offset);
+        let put = guarded(|| {
+            for (index, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which shared words
+                // tolerate.
+                let word = unsafe { SharedU32::from_ptr(at.add(index * 4).cast()) };
+                word.store(u32::from_ne_bytes(*bytes), Ordering::Release);
+            }
+        });
+        if put.is_err() {
+            // SAFETY: as above.
+            unsafe { host::write(at, bytes) }.unwrap_or_else(unreachable);
         }
     }
 }

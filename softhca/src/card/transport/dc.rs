@@ -7,9 +7,9 @@ use super::endpoint::{Endpoint, Step};
 use super::responder::Responder;
 use crate::card::config::QpConfig;
 use crate::card::context::Context;
+use crate::card::memory::copy::MemoryFailure;
 use crate::fabric::Node;
 use crate::packet::{Header, Packet};
-use crate::peer_memory::PeerFailure;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use zerocopy::byteorder::big_endian::U64;
@@ -141,7 +141,7 @@ impl Initiators {
         &mut self,
         to: Node,
         header: &Header,
-        failure: &PeerFailure,
+        failure: &MemoryFailure,
         endpoint: &mut Endpoint,
         context: &mut Context<'_>,
     ) {

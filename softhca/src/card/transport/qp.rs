@@ -6,12 +6,12 @@ use super::requester::{PeerState, Requester};
 use super::responder::Responder;
 use super::transition;
 use crate::card::config::{LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport};
-use crate::card::context::{Context, Enable, PEER_MEMORY};
+use crate::card::context::{Context, Enable};
+use crate::card::memory::copy::MemoryFailure;
 use crate::card::reports::Event;
 use crate::card::trace;
 use crate::fabric::Node;
 use crate::packet::{Header, NakCode, Packet, PacketKind};
-use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::doorbell::Doorbell;
 use std::time::Instant;
@@ -266,12 +266,11 @@ impl Qp {
         }
     }
 
-    /// Fails the request or answer of a packet made by [`Self::next_packet`], as its payload cannot be read from peer
-    /// memory. This packet and later ones may count as sent, but none of them has left.
+    /// Fails the request or answer of a packet made by [`Self::next_packet`], as its payload cannot be read. This packet and later ones may count as sent, but none of them has left.
     pub(crate) fn payload_failed(
         &mut self,
         packet: &Outgoing,
-        failure: &PeerFailure,
+        failure: &MemoryFailure,
         context: &mut Context<'_>,
     ) {
         if self.endpoint.config.transport == Transport::DcTarget {
@@ -283,14 +282,15 @@ impl Qp {
             self.responder.refuse_read(packet.header.psn.get(), failure, step);
         } else {
             self.requester.return_to(packet.header.psn.get());
-            self.requester.refuse_locally(PEER_MEMORY, failure.to_string(), step);
+            let message = step.context.regions.describe(failure);
+            self.requester.refuse_locally(failure.field(), message, step);
         }
         self.flush_if_failed(context);
     }
 
     /// Refuses packet `psn`: its payload, and perhaps that of later packets, was taken and could not be written to
     /// peer memory.
-    pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, context: &mut Context<'_>) {
+    pub(crate) fn copy_failed(&mut self, psn: u32, failure: &MemoryFailure, context: &mut Context<'_>) {
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         self.responder.copy_failed(psn, failure, step);
         self.flush_if_failed(context);

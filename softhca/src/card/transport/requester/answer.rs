@@ -93,7 +93,8 @@ impl Requester {
         let inside = (config.scatter.requests && request.signaled)
             .then(|| step.context.stride_for(config.send_cq, work.length as usize));
         // SAFETY: the parts are the packet's payload, readable while it is handled.
-        let result = inside.flatten().map(|stride| (unsafe { collect(packet.payload) }, stride));
+        let result =
+            inside.flatten().and_then(|stride| Some((unsafe { collect(packet.payload) }.ok()?, stride)));
         let scattered = match &work.payload {
             _ if result.is_some() => Ok(()),
             Payload::Segments(segments) => {

@@ -3,7 +3,7 @@
 
 use super::state::Requester;
 use crate::card::config::{Access, QpState};
-use crate::card::context::{Enable, PEER_MEMORY};
+use crate::card::context::Enable;
 use crate::card::memory::copy::{Location, load_word};
 use crate::card::memory::translation::KeyRange;
 use crate::card::queue::WqeError;
@@ -129,7 +129,10 @@ impl Requester {
                 let message = format!("{addr:#x} is not aligned to 8 bytes in the program's memory");
                 return refused(Syndrome::LocalProtection, "address", message);
             }
-            Err(failure) => return refused(Syndrome::LocalProtection, PEER_MEMORY, failure.to_string()),
+            Err(failure) => {
+                let message = step.context.regions.describe(&failure);
+                return refused(Syndrome::LocalProtection, failure.field(), message);
+            }
         };
         self.check_word(segment, number, step);
         match compare(segment, number) {

@@ -2,7 +2,7 @@
 
 use super::state::{Hold, Responder, Response};
 use crate::card::config::{Access, MTU, packets_of};
-use crate::card::context::PEER_MEMORY;
+use crate::card::memory::copy::MemoryFailure;
 use crate::card::memory::ring::Entry;
 use crate::card::memory::translation::KeyRange;
 use crate::card::queue::receive::ReceiveOwner;
@@ -10,7 +10,6 @@ use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::liberties::{LONGEST_PAUSE, LibertyKinds};
 use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
-use crate::peer_memory::PeerFailure;
 use std::time::Instant;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -69,8 +68,8 @@ impl Responder {
     }
 
     /// Refuses the read of packet `psn`, made by [`Self::next_response`], as its payload cannot be read.
-    pub(crate) fn refuse_read(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
-        step.report(None, PEER_MEMORY, failure.to_string());
+    pub(crate) fn refuse_read(&mut self, psn: u32, failure: &MemoryFailure, step: &mut Step<'_, '_>) {
+        step.report(None, failure.field(), step.context.regions.describe(failure));
         self.release_completions(step);
         // The NAK fails the requester, which then ignores all further answers.
         self.responses.clear();

@@ -6,7 +6,6 @@
 
 use super::state::{Failure, Original, Responder, Response, Stop};
 use crate::card::config::{Access, packets_of};
-use crate::card::context::PEER_MEMORY;
 use crate::card::memory::copy::{self, AtomicOperation, collect};
 use crate::card::memory::ring::Entry;
 use crate::card::memory::translation::{KeyRange, Pieces, Refusal};
@@ -60,7 +59,7 @@ impl InEntry {
         }
         let stride = step.context.stride_for(Some(owner.cqn), packet.payload_len())?;
         // SAFETY: the parts are the packet's payload, readable while it is handled.
-        Some(InEntry { data: unsafe { collect(packet.payload) }, stride })
+        Some(InEntry { data: unsafe { collect(packet.payload) }.ok()?, stride })
     }
 }
 
@@ -271,7 +270,7 @@ impl Responder {
             Pieces::Many(pieces) => copy(pieces.as_slice(), step),
         };
         if let Err(failure) = copied {
-            step.report(None, PEER_MEMORY, failure.to_string());
+            step.report(None, failure.field(), step.context.regions.describe(&failure));
             return Err(Stop::no_access(step));
         }
         if completes {
@@ -318,7 +317,7 @@ impl Responder {
         let value = match unsafe { copy::atomic(place, bytes, operation) } {
             Ok(value) => value,
             Err(failure) => {
-                step.report(None, PEER_MEMORY, failure.to_string());
+                step.report(None, failure.field(), step.context.regions.describe(&failure));
                 return Err(Stop::no_access(step));
             }
         };
@@ -334,7 +333,7 @@ impl Responder {
 fn operation(kind: PacketKind, header: &Header, payload: &[PayloadPart]) -> Option<AtomicOperation> {
     let [first, second] = header.operands.map(|operand| operand.get());
     // SAFETY: the parts are the packet's payload, readable while it is handled.
-    let masks = unsafe { copy::collect(payload) };
+    let masks = unsafe { copy::collect(payload) }.ok()?;
     let word = |bytes: &[u8]| bytes.iter().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
     let masks = match (masks.len(), kind) {
         (0, PacketKind::CompareSwap) => [u64::MAX; 2],

@@ -4,13 +4,12 @@
 use super::execute::{completion, scatter, send_opcode};
 use super::state::{Failure, Responder, Response, Stop};
 use crate::card::config::{LIMITS, Transport};
-use crate::card::context::PEER_MEMORY;
+use crate::card::memory::copy::MemoryFailure;
 use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::card::transport::route::GRH_BYTES;
 use crate::faults::Refused;
 use crate::packet::{FIRST, GLOBAL, NakCode, PSN_MASK, Packet, PacketKind, psn_distance};
-use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{PathFields, Syndrome};
 
 /// Returns a refusal that faults inject.
@@ -84,8 +83,8 @@ impl Responder {
 
     /// Refuses packet `psn`: its payload, and perhaps that of later packets, was taken and could not be written to
     /// peer memory. None of them was the last of its message, and no acknowledgement of them has left.
-    pub(crate) fn copy_failed(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
-        step.report(None, PEER_MEMORY, failure.to_string());
+    pub(crate) fn copy_failed(&mut self, psn: u32, failure: &MemoryFailure, step: &mut Step<'_, '_>) {
+        step.report(None, failure.field(), step.context.regions.describe(failure));
         let is_earlier = |last: u32| psn_distance(last, psn) < 0;
         self.responses.retain(|response| !matches!(response, Response::Ack { psn, .. } if !is_earlier(*psn)));
         let refusal = match self.queue.current.take() {
