@@ -74,7 +74,7 @@ int main(void)
     /* Times of entries are between those read before the post and after the poll. */
     CHECK(pd && (mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)));
     CHECK(cq = ibv_create_cq_ex(context, &asked));
-    qp = connect_to_itself(context, pd, ibv_cq_ex_to_cq(cq), 1);
+    qp = connect_to_itself(pd, ibv_cq_ex_to_cq(cq), 1);
     for (i = 0; i < ROUNDS; i++) {
         struct ibv_sge from = {(uintptr_t)memory, 64, mr->lkey};
         struct ibv_send_wr send = {.sg_list = &from, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE}, *bad;

@@ -63,27 +63,33 @@ static void *pages(size_t size)
     return memory;
 }
 
-/* A verbs queue pair that is connected to itself. */
-static struct ibv_qp *connect_to_itself(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq, int signal_all)
+static struct ibv_qp *create_rc(struct ibv_pd *pd, struct ibv_cq *cq, int signal_all)
 {
     struct ibv_qp_init_attr initial = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = signal_all,
                                        .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2}};
+    struct ibv_qp *qp = ibv_create_qp(pd, &initial);
+    CHECK(qp);
+    return qp;
+}
+
+/* Connects a queue pair to one of the same port. */
+static void connect_rc(struct ibv_qp *qp, uint32_t number)
+{
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1,
                                .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC};
     struct ibv_port_attr port;
-    struct ibv_qp *qp = ibv_create_qp(pd, &initial);
 
-    CHECK(qp && ibv_query_port(context, 1, &port) == 0);
+    CHECK(ibv_query_port(qp->context, 1, &port) == 0);
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
     attr.qp_state = IBV_QPS_RTR;
     attr.path_mtu = IBV_MTU_1024;
-    attr.dest_qp_num = qp->qp_num;
+    attr.dest_qp_num = number;
     attr.max_dest_rd_atomic = 4;
     attr.min_rnr_timer = 12;
     attr.ah_attr.port_num = 1;
     attr.ah_attr.dlid = port.lid;
     attr.ah_attr.is_global = port.link_layer == IBV_LINK_LAYER_ETHERNET;
-    CHECK(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
+    CHECK(ibv_query_gid(qp->context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
     attr.qp_state = IBV_QPS_RTS;
@@ -93,6 +99,13 @@ static struct ibv_qp *connect_to_itself(struct ibv_context *context, struct ibv_
     attr.max_rd_atomic = 4;
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                                        IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+}
+
+/* A verbs queue pair that is connected to itself. */
+static struct ibv_qp *connect_to_itself(struct ibv_pd *pd, struct ibv_cq *cq, int signal_all)
+{
+    struct ibv_qp *qp = create_rc(pd, cq, signal_all);
+    connect_rc(qp, qp->qp_num);
     return qp;
 }
 

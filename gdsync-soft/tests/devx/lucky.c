@@ -10,7 +10,7 @@ int main(int count, char **arguments)
     struct ibv_context *context = open_device();
     struct ibv_pd *pd = ibv_alloc_pd(context);
     struct ibv_cq *cq = ibv_create_cq(context, 15, NULL, NULL, 0);
-    struct ibv_qp *qp = connect_to_itself(context, pd, cq, 1);
+    struct ibv_qp *qp = connect_to_itself(pd, cq, 1);
     uint8_t *memory = pages(2 * LENGTH);
     volatile uint8_t *last = memory + 2 * LENGTH - 1;
     struct ibv_mr *mr = ibv_reg_mr(pd, memory, 2 * LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);

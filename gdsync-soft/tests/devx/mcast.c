@@ -110,7 +110,7 @@ int main(void)
 
     /* Only multicast GIDs, only datagrams; on InfiniBand only LIDs of groups. */
     CHECK(ibv_attach_mcast(one, &unicast, MLID) == EINVAL);
-    connected = connect_to_itself(context, pd, cq, 1);
+    connected = connect_to_itself(pd, cq, 1);
     CHECK(ibv_attach_mcast(connected, &group, MLID) == EINVAL);
     if (port.link_layer == IBV_LINK_LAYER_INFINIBAND)
         CHECK(ibv_attach_mcast(one, &group, port.lid) == EINVAL);

@@ -38,7 +38,7 @@ int main(void)
                                                 IBV_ACCESS_REMOTE_WRITE));
     for (signal_all = 0; signal_all < 2; signal_all++) {
         struct ibv_cq *cq = ibv_create_cq(context, 15, NULL, NULL, 0);
-        struct ibv_qp *qp = connect_to_itself(context, pd, cq, signal_all);
+        struct ibv_qp *qp = connect_to_itself(pd, cq, signal_all);
         struct mlx5dv_cq ring;
         struct mlx5dv_obj object = {.cq = {.in = cq, .out = &ring}};
         /* Two pieces, so that libmlx5 has to find both. */

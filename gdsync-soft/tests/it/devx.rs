@@ -54,6 +54,11 @@ fn capabilities_are_those_that_verbs_tell() {
 }
 
 #[test]
+fn memory_that_goes_away_never_kills() {
+    succeeds("memory_that_goes_away_never_kills", "unmapped", true);
+}
+
+#[test]
 fn creation_at_every_limit_succeeds_and_above_it_is_refused() {
     succeeds("creation_at_every_limit_succeeds_and_above_it_is_refused", "limits", true);
 }

@@ -100,6 +100,7 @@ impl Card {
         let shared = Arc::new(Shared {
             port,
             announced: engine.doorbells.announced.clone(),
+            used: engine.resources.regions.used.clone(),
             wants_all_rings: AtomicBool::new(false),
             engine: Mutex::new(engine),
             sleeper,

@@ -4,6 +4,7 @@
 
 use super::engine::{Engine, RungPages};
 use super::listeners::{self, Listener};
+use super::memory::region::UsedPages;
 use super::port::Port;
 use super::reports::Event;
 use crate::fabric::Sleeper;
@@ -50,6 +51,7 @@ pub(super) struct Shared {
     pub(super) wants_all_rings: AtomicBool,
     /// The engine's list of announced doorbell pages.
     pub(super) announced: Arc<RungPages>,
+    pub(super) used: Arc<UsedPages>,
 }
 
 impl Shared {

@@ -2,8 +2,10 @@
 
 use super::{check, owned};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The name of memory files in `/proc/self/maps`.
 pub const MEMORY_FILE: &str = "/memfd:gdsync-softhca";
@@ -87,6 +89,57 @@ impl Drop for SharedMemory {
         // libfabric patch the C library's `munmap` while they start and end, and no thread may run it then.
         //
         // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from outliving it.
+        unsafe { libc::syscall(libc::SYS_munmap, self.base, self.len) };
+    }
+}
+
+/// Pages that a program has unmapped, at another address. Unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct KeptPages {
+    base: *mut libc::c_void,
+    len: usize,
+}
+
+// SAFETY: an address and a length.
+unsafe impl Send for KeptPages {}
+// SAFETY: as above.
+unsafe impl Sync for KeptPages {}
+
+/// Where the next pages are kept if the addresses are free: far from where the kernel maps memory, as a program may map
+/// memory again at an address that it has unmapped.
+static NEXT_KEPT: AtomicUsize = AtomicUsize::new(0x2000_0000_0000);
+
+impl KeptPages {
+    /// Moves the pages of a mapping to another address, and leaves the mapping without pages. `None` if
+    /// they are of several mappings, or the kernel is older than 5.7 (5.13 for shared memory).
+    ///
+    /// # Safety
+    /// The program unmaps the range in this call of its own.
+    pub(crate) unsafe fn take(range: &Range<u64>) -> Option<Self> {
+        let (from, len) = (range.start as *mut libc::c_void, (range.end - range.start) as usize);
+        let hint = NEXT_KEPT.fetch_add(len, Ordering::Relaxed) as *mut libc::c_void;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // Direct system calls, as in `SharedMemory::drop`.
+        //
+        // SAFETY: the reservation is a new mapping; the caller gives up the pages.
+        unsafe {
+            let (none, own) =
+                (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+            let base = libc::syscall(libc::SYS_mmap, hint, len, none, own, -1, 0);
+            let kept = (base != -1).then_some(KeptPages { base: base as *mut libc::c_void, len })?;
+            let moved = libc::syscall(libc::SYS_mremap, from, len, len, flags, kept.base);
+            (moved != -1).then_some(kept)
+        }
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
+        self.base as u64
+    }
+}
+
+impl Drop for KeptPages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `take`; the regions that use the pages hold this value.
         unsafe { libc::syscall(libc::SYS_munmap, self.base, self.len) };
     }
 }

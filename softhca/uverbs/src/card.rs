@@ -37,6 +37,12 @@ pub(crate) struct Cards {
 }
 
 impl Cards {
+    /// Returns the running cards; none while a card is being started, during which this may be called, too.
+    pub(crate) fn running(&self) -> Vec<Arc<OpenCard>> {
+        let running = self.running.try_lock();
+        running.map_or_else(Vec::new, |running| running.iter().filter_map(Weak::upgrade).collect())
+    }
+
     /// Returns the card of a device, and starts it if needed.
     pub(crate) fn open(&self, index: usize) -> Result<Arc<OpenCard>> {
         let devices = devices_from_environment().map_err(|error| log::refuse(&error))?;

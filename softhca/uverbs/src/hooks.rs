@@ -25,6 +25,7 @@ pub mod duplicates;
 pub mod execute;
 pub mod files;
 mod live;
+pub mod mappings;
 pub mod place;
 pub mod sockets;
 pub mod walks;
@@ -100,6 +101,10 @@ unsafe fn map_any(
             return libc::MAP_FAILED;
         }
     };
+    if flags & libc::MAP_FIXED != 0 {
+        // SAFETY: the caller maps the range anew.
+        unsafe { mappings::keep(at, len) };
+    }
     // SAFETY: the caller vouches for the arguments.
     let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
     let mapped = mapped as *mut c_void;

@@ -176,6 +176,13 @@ pub(crate) fn own_netlink(fd: RawFd) -> Result<()> {
     descriptors::add(FdKind::Netlink, fd)
 }
 
+/// Returns the running cards. None if the process has no device, or if another device is being opened.
+pub(crate) fn cards() -> Vec<Arc<OpenCard>> {
+    let process = PROCESS.load(Ordering::Acquire);
+    // SAFETY: null, or as in `process`.
+    unsafe { process.as_ref() }.map_or_else(Vec::new, |process| process.cards.running())
+}
+
 /// Returns the card of a device, and keeps it running until the process ends, as the program has seen its addresses.
 fn pinned_card(index: usize) -> Option<Arc<OpenCard>> {
     prepare().ok()?;

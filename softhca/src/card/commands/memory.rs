@@ -118,8 +118,9 @@ impl Card {
     /// [`CardError::Region`] for memory that is not mapped; otherwise as [`Self::alloc_window`].
     ///
     /// # Safety
-    /// Until it is deregistered, the range stays mapped (peer memory: allocated). Other accesses to it tolerate a
-    /// device's concurrent reads, and its writes if the access rights allow them.
+    /// Until it is deregistered, peer memory stays allocated, and the range of host memory holds nothing that must not be
+    /// accessed: other memory that is mapped there later counts as the region's (but see [`crate::card::keep_pages`]).
+    /// Other accesses to it tolerate a device's concurrent reads, and its writes if the access rights allow them.
     pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
         // Without the lock: populating pages takes time.
         let memory = Memory::acquire(config)?;

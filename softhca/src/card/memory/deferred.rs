@@ -102,9 +102,10 @@ impl DeferredWrites {
             let (mine, behind) = rest.split_at(room.min(rest.len()));
             match at {
                 Location::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
-                // SAFETY: the caller guarantees this; the bytes are ours.
                 Location::Peer(..) => {
-                    unsafe { copy(&[(mine.as_ptr(), mine.len())], &[(at, room)], peers, &mut self.lost) }?
+                    let mine = [(mine.as_ptr(), mine.len())];
+                    // SAFETY: the caller guarantees this; the bytes are ours.
+                    unsafe { copy(&mine, &[(at, room)], peers, &mut self.lost) }?;
                 }
             }
             rest = behind;

@@ -6,8 +6,10 @@ use super::registered::Memory;
 use super::translation::{KeyRange, Pieces, Refusal};
 use crate::card::config::{Access, NULL_KEY};
 use crate::faults::{Faults, Side};
+use crate::os::memory::KeptPages;
 use crate::peer_memory::{PeerMapping, PeerMemoryError, PeerRegion};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -61,12 +63,41 @@ pub(crate) struct Regions {
     null: Arc<PeerMapping>,
     /// `None` in tests without a card.
     faults: Option<Faults>,
+    pub(crate) used: Arc<UsedPages>,
+}
+
+/// The pages of the program's own mappings that the regions of a card use, by key.
+#[derive(Debug, Default)]
+pub(crate) struct UsedPages(Mutex<Vec<(u32, Range<u64>)>>);
+
+impl UsedPages {
+    /// Returns the parts of a range that regions use. They may overlap.
+    pub(crate) fn within(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let used = self.0.lock();
+        let parts = used.iter().map(|(_, used)| used.start.max(range.start)..used.end.min(range.end));
+        parts.filter(|part| part.start < part.end).collect()
+    }
+
+    fn set(&self, key: u32, target: Option<&KeyTarget>) {
+        let mut used = self.0.lock();
+        used.retain(|(other, _)| *other != key);
+        if let Some(KeyTarget::Memory(memory)) = target {
+            used.extend(memory.ranges().map(|range| (key, range)));
+        }
+    }
 }
 
 impl Default for Regions {
     fn default() -> Self {
         let null = Arc::new(PeerMapping::new("the null region", Arc::new(Null)));
-        Regions { table: Vec::new(), tags: Vec::new(), free: Vec::new(), null, faults: None }
+        Regions {
+            table: Vec::new(),
+            tags: Vec::new(),
+            free: Vec::new(),
+            null,
+            faults: None,
+            used: Arc::default(),
+        }
     }
 }
 
@@ -96,6 +127,7 @@ impl Regions {
             indirect.get_mut().set_tag(self.tags[index]);
         }
         let key = (index as u32 + FIRST_INDEX) << 8 | u32::from(self.tags[index]);
+        self.used.set(key, Some(&target));
         self.table[index] = Some(Region { key, pdn, target, has_lost: AtomicBool::new(false) });
         Some(key)
     }
@@ -123,6 +155,7 @@ impl Regions {
             KeyTarget::Indirect(_) => true,
         };
         let region = self.table.get_mut(index)?.take_if(is_it)?;
+        self.used.set(region.key, None);
         self.tags[index] = self.tags[index].wrapping_add(1);
         self.free.push(index);
         Some((region.pdn, region.target))
@@ -134,9 +167,21 @@ impl Regions {
         match &mut region.target {
             KeyTarget::Memory(old) if region.key == key => {
                 let domain = std::mem::replace(&mut region.pdn, pdn);
-                Some((domain, std::mem::replace(old, memory)))
+                let former = std::mem::replace(old, memory);
+                self.used.set(key, Some(&region.target));
+                Some((domain, former))
             }
             _ => None,
+        }
+    }
+
+    /// Follows the pages of the program's mappings in a range to another address.
+    pub(crate) fn moved(&mut self, from: &Range<u64>, to: u64, kept: Option<&Arc<KeptPages>>) {
+        for region in self.table.iter_mut().flatten() {
+            if let KeyTarget::Memory(memory) = &mut region.target {
+                memory.moved(from, to, kept);
+                self.used.set(region.key, Some(&region.target));
+            }
         }
     }
 
@@ -167,7 +212,7 @@ impl Regions {
             return Ok(Pieces::one(Location::Peer(&self.null, addr), len));
         }
         if let KeyTarget::Memory(memory) = &self.find_in(key, pdn)?.target {
-            return Ok(Pieces::one(memory.location(addr, len, wanted)?, len));
+            return memory.pieces(addr, len, wanted);
         }
         let mut pieces = Vec::new();
         self.follow(range, pdn, wanted, 0, &mut pieces)?;
@@ -185,7 +230,7 @@ impl Regions {
     ) -> Result<(), Refusal> {
         let opened = match &self.find_in(key, pdn)?.target {
             KeyTarget::Memory(memory) => {
-                pieces.push((memory.location(addr, len, wanted)?, len as usize));
+                pieces.extend(memory.pieces(addr, len, wanted)?);
                 return Ok(());
             }
             KeyTarget::Indirect(_) if depth == MAX_DEPTH => {

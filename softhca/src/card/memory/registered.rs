@@ -1,14 +1,18 @@
 //! Registered memory, and the check that memory is mapped.
 
 use super::copy::Location;
-use super::translation::Refusal;
+use super::translation::{Pieces, Refusal};
 use crate::card::config::{Access, InvalidValue, RegionConfig};
+use crate::os::memory::KeptPages;
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// The smallest page.
+const PAGE: u64 = 4096;
 
 /// The reason why memory cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +52,17 @@ pub(crate) struct Memory {
     pub(crate) access: Access,
     /// The client that reaches it; `None` for host memory.
     peer: Option<Arc<PeerMapping>>,
+    /// Where its bytes are now, in order, once the program has moved or unmapped some of them. Empty before.
+    extents: Vec<Extent>,
+}
+
+/// A part of a region whose bytes are together.
+#[derive(Clone, Debug)]
+struct Extent {
+    at: u64,
+    len: u64,
+    /// The pages, if the program has unmapped them.
+    kept: Option<Arc<KeptPages>>,
 }
 
 impl fmt::Display for Memory {
@@ -95,15 +110,70 @@ impl Memory {
         if iova.checked_add(len).is_none() {
             return Err(invalid("I/O address", iova, "the region must end below 2^64"));
         }
-        Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new) })
+        Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new), extents: Vec::new() })
     }
 
     /// Returns whether it is host memory with that address of the program.
     pub(crate) fn has(&self, at: u64) -> bool {
-        self.peer.is_none() && (self.addr..self.addr + self.len).contains(&at)
+        self.ranges().any(|range| range.contains(&at))
     }
 
-    /// Returns the location of a range, if the region allows that access.
+    /// Returns the pages of the program's own mappings that the card uses, as ranges. A page fault of an on-demand
+    /// region finds what is mapped at that time.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let pages = |at: u64, len: u64| at / PAGE * PAGE..(at + len).next_multiple_of(PAGE);
+        let is_used = self.peer.is_none() && !self.access.contains(Access::ON_DEMAND);
+        let whole = (is_used && self.extents.is_empty()).then(|| pages(self.addr, self.len));
+        let own = self.extents.iter().filter(|extent| extent.kept.is_none());
+        whole.into_iter().chain(own.map(move |extent| pages(extent.at, extent.len)))
+    }
+
+    /// Follows the pages of the program's mappings in a range to another address.
+    pub(crate) fn moved(&mut self, from: &Range<u64>, to: u64, kept: Option<&Arc<KeptPages>>) {
+        if !self.ranges().any(|range| range.start < from.end && from.start < range.end) {
+            return;
+        }
+        if self.extents.is_empty() {
+            self.extents.push(Extent { at: self.addr, len: self.len, kept: None });
+        }
+        for extent in std::mem::take(&mut self.extents) {
+            let end = extent.at + extent.len;
+            let (first, last) = (extent.at.max(from.start), end.min(from.end));
+            if extent.kept.is_some() || first >= last {
+                self.extents.push(extent);
+                continue;
+            }
+            let mut push = |at: u64, len: u64, kept: Option<&Arc<KeptPages>>| {
+                if len > 0 {
+                    self.extents.push(Extent { at, len, kept: kept.cloned() });
+                }
+            };
+            push(extent.at, first - extent.at, None);
+            push(to + (first - from.start), last - first, kept);
+            push(last, end - last, None);
+        }
+    }
+
+    /// Returns the pieces of a range, if the region allows that access.
+    pub(crate) fn pieces(&self, addr: u64, len: u64, wanted: Access) -> Result<Pieces<'_>, Refusal> {
+        let location = self.location(addr, len, wanted)?;
+        if self.extents.is_empty() {
+            return Ok(Pieces::one(location, len));
+        }
+        let (mut pieces, mut first) = (Vec::new(), 0);
+        let wanted = addr - self.iova..addr - self.iova + len;
+        for extent in &self.extents {
+            let part = wanted.start.max(first)..wanted.end.min(first + extent.len);
+            if part.start < part.end {
+                let at = extent.at + (part.start - first);
+                pieces.push((Location::Host(at as *mut u8), (part.end - part.start) as usize));
+            }
+            first += extent.len;
+        }
+        Ok(Pieces::Many(pieces.into_iter()))
+    }
+
+    /// Checks a range and that the region allows that access. Returns its location as registered.
     pub(crate) fn location(&self, addr: u64, len: u64, wanted: Access) -> Result<Location<'_>, Refusal> {
         let inside =
             addr >= self.iova && addr.checked_add(len).is_some_and(|end| end <= self.iova + self.len);

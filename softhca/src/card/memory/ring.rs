@@ -56,9 +56,10 @@ impl Record {
             return former;
         }
         let mut found = former;
-        // SAFETY: as in `load`.
-        let exchanged =
-            guarded(|| found = unsafe { SharedU32::from_ptr(self.word) }.swap(value, Ordering::AcqRel));
+        let exchanged = guarded(|| {
+            // SAFETY: as in `load`.
+            found = unsafe { SharedU32::from_ptr(self.word) }.swap(value, Ordering::AcqRel);
+        });
         if exchanged.is_err() {
             // SAFETY: as in `load`.
             unsafe { host::write(self.word.cast(), &value.to_ne_bytes()) }.unwrap_or_else(unreachable);

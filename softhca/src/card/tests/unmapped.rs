@@ -2,6 +2,7 @@
 
 use super::dead_peers::{card, run_both};
 use super::*;
+use crate::card::{keep_pages, move_pages};
 use gdsync_sys::prm::wqe::AtomicSeg;
 
 const PAGE: usize = 4096;
@@ -142,6 +143,68 @@ fn protection_does_not_stop_the_card() {
         assert_eq!(pair.target.bytes()[16..], pair.source.bytes()[16..]);
         assert!(messages(&pair.card).is_empty());
     }
+}
+
+#[test]
+fn reported_changes_leave_the_card_its_pages() {
+    let mut pair = pair();
+    let cards = || std::iter::once(&pair.card);
+    let range = |region: &Region, pages: std::ops::Range<usize>| {
+        region.at as u64 + (pages.start * PAGE) as u64..region.at as u64 + (pages.end * PAGE) as u64
+    };
+    // The program moves its first two pages, and maps other memory in place of the last one.
+    let flags = libc::PROT_READ | libc::PROT_WRITE;
+    let own = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let mut moved = std::ptr::null_mut();
+    move_pages(cards(), &range(&pair.target, 0..2), || {
+        // SAFETY: the test's own mapping, to which nothing refers.
+        moved = unsafe { libc::mremap(pair.target.at.cast(), 2 * PAGE, 3 * PAGE, libc::MREMAP_MAYMOVE) };
+        Some(moved as u64)
+    });
+    // SAFETY: as above.
+    let last = unsafe {
+        keep_pages(cards(), &range(&pair.target, 3..4));
+        libc::mmap(pair.target.at.add(3 * PAGE).cast(), PAGE, flags, own | libc::MAP_FIXED, -1, 0)
+    };
+    assert_eq!(last, pair.target.at.wrapping_add(3 * PAGE).cast());
+    // The source is unmapped, in two steps.
+    for pages in [1..4, 0..1] {
+        let range = range(&pair.source, pages);
+        // SAFETY: as above.
+        unsafe {
+            keep_pages(cards(), &range);
+            libc::munmap(range.start as *mut libc::c_void, (range.end - range.start) as usize);
+        }
+    }
+    let expected: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251 + 3) as u8).collect();
+    post(&mut pair, Opcode::RdmaWrite);
+    success(pair.left.cq.poll());
+    // SAFETY: mapped pages of the test, which nothing changes meanwhile.
+    let (first, third, last) = unsafe {
+        let bytes = |at: *const libc::c_void, len| std::slice::from_raw_parts(at.cast::<u8>(), len);
+        (bytes(moved, 2 * PAGE), bytes(pair.target.at.add(2 * PAGE).cast(), PAGE), bytes(last, PAGE))
+    };
+    assert_eq!((first, third), (&expected[..2 * PAGE], &expected[2 * PAGE..3 * PAGE]));
+    assert!(last.iter().all(|byte| *byte == 0), "other memory is not written");
+    // The card still has all of the bytes.
+    let back = region(&pair.card, pair.pdn);
+    pair.left.post(Opcode::RdmaRead, &[pair.target.remote(0).as_bytes(), back.data(0..LEN).as_bytes()]);
+    pair.run();
+    success(pair.left.cq.poll());
+    assert!(back.bytes() == expected && messages(&pair.card).is_empty());
+    // Moved memory is followed again.
+    let range = moved as u64..moved as u64 + 2 * PAGE as u64;
+    // SAFETY: as above.
+    unsafe {
+        keep_pages(std::iter::once(&pair.card), &range);
+        libc::munmap(moved, 3 * PAGE);
+    }
+    pair.left.post(Opcode::RdmaRead, &[pair.target.remote(7).as_bytes(), back.data(0..LEN - 7).as_bytes()]);
+    pair.run();
+    success(pair.left.cq.poll());
+    assert_eq!(back.bytes()[..LEN - 7], expected[7..]);
+    pair.card.deregister_memory(pair.target.key).unwrap();
+    assert_eq!(pair.card.shared.used.within(&(0..u64::MAX)).len(), 3, "two of the pair, and the last one");
 }
 
 #[test]
