@@ -134,7 +134,7 @@ fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules
         (cap::BF, 1),
         (cap::LOG_BF_REG_SIZE, LOG_BF_REG_SIZE.into()),
         (cap::MAX_WQE_SZ_SQ, MAX_WQE),
-        (cap::MAX_WQE_SZ_RQ, MAX_WQE),
+        (cap::MAX_WQE_SZ_RQ, limits.max_recv_sge * 16),
         (cap::LOG_MAX_PD, limits.max_pd.ilog2()),
         (cap::DEVICE_FREQUENCY_KHZ, CLOCK_KHZ),
         (cap::NUM_OF_UARS_PER_PAGE, 1),

@@ -280,7 +280,7 @@ fn queue_pairs_that_cannot_be_made() {
         ("all sends", cap(|cap| cap.max_send_wr = u32::MAX), EINVAL),
         ("receives", cap(|cap| cap.max_recv_wr = (1 << 15) + 1), EINVAL),
         ("send segments", cap(|cap| cap.max_send_sge = 62), EINVAL),
-        ("receive segments", cap(|cap| cap.max_recv_sge = 65), EINVAL),
+        ("receive segments", cap(|cap| cap.max_recv_sge = 33), EINVAL),
         ("inline", cap(|cap| cap.max_inline_data = 973), EINVAL),
         (
             "inline UD",

@@ -32,7 +32,7 @@ pub struct Limits {
     pub max_pd: u32,
     /// Scatter/gather elements of a send: 63 segments minus control and remote address.
     pub max_send_sge: u32,
-    /// Scatter/gather elements of a receive.
+    /// Scatter/gather elements of a receive: those of 512 bytes (`max_wqe_sz_rq` of the device).
     pub max_recv_sge: u32,
     /// RDMA reads and atomics in flight per queue pair.
     pub max_rd_atomic: u8,
@@ -67,7 +67,7 @@ pub const LIMITS: Limits = Limits {
     device_memory: 1 << 18,
     max_pd: 1 << 16,
     max_send_sge: 61,
-    max_recv_sge: 64,
+    max_recv_sge: 32,
     max_rd_atomic: 16,
     max_message: 1 << 30,
     max_datagram: 4096,
@@ -77,7 +77,7 @@ pub const LIMITS: Limits = Limits {
     max_srq_entries: 1 << 15,
     max_groups: 1 << 8,
     max_group_members: 240,
-    max_srq_sge: 63,
+    max_srq_sge: 31,
 };
 
 impl Limits {

@@ -31,7 +31,7 @@ fn check_route(card: &Card, is_global: u8, sgid_index: u8) -> Result<()> {
     }
 }
 
-/// Returns a queue pair's destination. The path may leave its port number 0, as there is only one port.
+/// Returns a queue pair's destination.
 pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
     check_route(card, dest.is_global, dest.sgid_index)?;
     Ok(Address { dlid: dest.dlid, gid: (dest.is_global != 0).then_some(dest.dgid) })

@@ -66,7 +66,7 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         cache_line_size: 64,
         // A WQE counts its 16-byte segments in 6 bits: 63 segments, rounded up to a power of two.
         max_sq_desc_sz: 1024,
-        max_rq_desc_sz: 1024,
+        max_rq_desc_sz: 512,
         max_send_wqebb: LIMITS.max_qp_wr,
         max_recv_wr: LIMITS.max_qp_wr,
         max_srq_recv_wr: LIMITS.max_srq_entries,

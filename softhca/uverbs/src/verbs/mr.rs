@@ -101,8 +101,20 @@ pub(super) struct Source {
 }
 
 impl Source {
-    fn new(addr: u64, length: u64, iova: u64) -> Self {
-        Source { addr, length, iova, backing: Backing::Program }
+    /// Memory of the program. Refuses what the kernel does: a range whose pages leave the address space (`ib_umem_get`),
+    /// and an I/O address at another offset in its page (`ib_uverbs_reg_mr`).
+    fn new(addr: u64, length: u64, iova: u64) -> Result<Self> {
+        let end = addr.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
+        if end.is_none() || addr % PAGE != iova % PAGE {
+            tracing::warn!(
+                addr,
+                length,
+                iova,
+                "memory that wraps around, or another offset in its page as I/O address"
+            );
+            return Err(Errno::INVALID);
+        }
+        Ok(Source { addr, length, iova, backing: Backing::Program })
     }
 
     /// Memory of a file at `offset`: GPU memory that this process has exported, or a file that the CPU can map.
@@ -156,7 +168,7 @@ pub(super) fn add(
 
 pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     let asked: RegMr = request.structure(attr::CORE_IN)?;
-    let source = Source::new(asked.start, asked.length, asked.hca_va);
+    let source = Source::new(asked.start, asked.length, asked.hca_va)?;
     let (mr_handle, key) = add(context, source, asked.pd_handle, asked.access_flags, &[])?;
     request.answer_with(attr::CORE_OUT, &RegMrResp { mr_handle, lkey: key, rkey: key })
 }
@@ -188,7 +200,7 @@ pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
             let offset = request.number(attr::REG_MR_FD_OFFSET)?;
             Source::of_file(request.fd(attr::REG_MR_FD)?, offset, length, iova, writable)?
         }
-        (false, true) => Source::new(request.number(attr::REG_MR_ADDR)?, length, iova),
+        (false, true) => Source::new(request.number(attr::REG_MR_ADDR)?, length, iova)?,
         _ => return Err(Errno::INVALID),
     };
     let (handle, key) = add(context, source, request.handle(attr::REG_MR_PD)?, flags, &[])?;
@@ -212,8 +224,11 @@ const PAGE: u64 = 4096;
 pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
     let asked: ReregMr = request.structure(attr::CORE_IN)?;
     let moves = asked.flags & rereg::TRANSLATION != 0;
-    if asked.flags == 0 || moves && asked.start % PAGE != asked.hca_va % PAGE {
+    if asked.flags == 0 {
         return Err(Errno::INVALID);
+    }
+    if moves {
+        Source::new(asked.start, asked.length, asked.hca_va)?;
     }
     if asked.flags & !rereg::ALL != 0 {
         return Err(Errno::NOT_SUPPORTED);

@@ -297,6 +297,13 @@ fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
         tracing::warn!(attr_mask, "ibv_modify_qp: the software card does not have this");
         return Err(Errno::INVALID);
     }
+    if has(ibv::IBV_QP_AV) && asked.dest.port_num != PORT {
+        tracing::warn!(
+            port_num = asked.dest.port_num,
+            "ibv_modify_qp: ah_attr.port_num is not the port's number, 1"
+        );
+        return Err(Errno::INVALID);
+    }
     let access = has(ibv::IBV_QP_ACCESS_FLAGS)
         .then(|| Access::from_bits(asked.qp_access_flags).ok_or(Errno::INVALID))
         .transpose()?;

@@ -29,6 +29,8 @@ fn a_target_answers_its_number_when_it_is_ready() {
     let rtr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_AV | ibv::IBV_QP_PATH_MTU;
     let rtr = ModifyQp { attr_mask: rtr_mask, qp_state: 2, path_mtu: 3, min_rnr_timer: 12, ..none };
     assert_eq!(modify(rtr).err(), Some(libc::EINVAL), "the timer is missing");
+    let mut rtr = rtr;
+    rtr.dest.port_num = 1;
     let ready = modify(ModifyQp { attr_mask: rtr_mask | ibv::IBV_QP_MIN_RNR_TIMER, ..rtr }).unwrap();
     assert!(ready.response_length >= 8 && ready.dctn != 0, "{ready:?}");
     let down = ModifyQp { attr_mask: ibv::IBV_QP_STATE, ..none };

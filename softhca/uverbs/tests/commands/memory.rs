@@ -87,6 +87,18 @@ fn advice_is_for_on_demand_memory_of_its_domain() {
 }
 
 #[test]
+fn ranges_that_the_kernel_refuses_are_refused() {
+    let device = Device::open();
+    let (pd, at) = (alloc_pd(&device).unwrap(), pages());
+    let reg = |start, length, iova| reg_mr(&device, pd, start, length, iova).map(drop);
+    assert_eq!(reg(at + 100, 1000, 0x7000064), Ok(()));
+    assert_eq!(reg(at + 100, 1000, 0x7000000), Err(libc::EINVAL), "another offset in its page");
+    assert_eq!(reg(u64::MAX - 100, 4096, u64::MAX - 100), Err(libc::EINVAL), "it wraps around");
+    assert_eq!(reg(0, u64::MAX, 0), Err(libc::EINVAL), "so do the pages of all memory");
+    assert_eq!(reg(0x10000, 4096, 0x10000), Err(libc::EFAULT), "nothing is there");
+}
+
+#[test]
 fn windows_belong_to_a_domain() {
     let device = Device::open();
     let pd = alloc_pd(&device).unwrap();

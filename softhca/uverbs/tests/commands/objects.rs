@@ -74,7 +74,7 @@ fn objects_in_use_stay() {
     let asked = a_qp(&mut parts);
     let qp = create_qp(&device, &parts, 2, &asked).unwrap();
     let memory = [0u8; 100];
-    let mr = reg_mr(&device, parts.pd, memory.as_ptr() as u64, 100, 0x1000).unwrap();
+    let mr = reg_mr(&device, parts.pd, memory.as_ptr() as u64, 100, memory.as_ptr() as u64).unwrap();
     assert_eq!(mr.lkey, mr.rkey);
     assert_eq!(destroy(&device, object::CQ, method::DESTROY, parts.cq), Err(libc::EBUSY));
     assert_eq!(destroy(&device, object::PD, method::ONLY_DESTROY, parts.pd), Err(libc::EBUSY));
@@ -173,6 +173,11 @@ fn attributes_of_a_queue_pair_come_back() {
     };
     rtr.dest.is_global = 1;
     rtr.dest.dgid[15] = 9;
+    for port in [0, 7] {
+        rtr.dest.port_num = port;
+        assert_eq!(modify(rtr), Err(libc::EINVAL), "the address's port is the queue pair's");
+    }
+    rtr.dest.port_num = 1;
     rtr.dest.sgid_index = 5;
     assert_eq!(modify(rtr), Err(libc::EINVAL), "there is one GID");
     rtr.dest.sgid_index = 0;
