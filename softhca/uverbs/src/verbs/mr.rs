@@ -102,10 +102,11 @@ pub(super) struct Source {
 
 impl Source {
     /// Memory of the program. Refuses what the kernel does: a range whose pages leave the address space (`ib_umem_get`),
-    /// and an I/O address at another offset in its page (`ib_uverbs_reg_mr`).
-    fn new(addr: u64, length: u64, iova: u64) -> Result<Self> {
+    /// and an I/O address at another offset in its page (`ib_uverbs_reg_mr`). All of the address space can be on demand.
+    fn new(addr: u64, length: u64, iova: u64, flags: u32) -> Result<Self> {
+        let is_implicit = (addr, length) == (0, u64::MAX) && flags & Access::ON_DEMAND.bits() != 0;
         let end = addr.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
-        if end.is_none() || addr % PAGE != iova % PAGE {
+        if end.is_none() && !is_implicit || addr % PAGE != iova % PAGE {
             tracing::warn!(
                 addr,
                 length,
@@ -168,7 +169,7 @@ pub(super) fn add(
 
 pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     let asked: RegMr = request.structure(attr::CORE_IN)?;
-    let source = Source::new(asked.start, asked.length, asked.hca_va)?;
+    let source = Source::new(asked.start, asked.length, asked.hca_va, asked.access_flags)?;
     let (mr_handle, key) = add(context, source, asked.pd_handle, asked.access_flags, &[])?;
     request.answer_with(attr::CORE_OUT, &RegMrResp { mr_handle, lkey: key, rkey: key })
 }
@@ -200,7 +201,7 @@ pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
             let offset = request.number(attr::REG_MR_FD_OFFSET)?;
             Source::of_file(request.fd(attr::REG_MR_FD)?, offset, length, iova, writable)?
         }
-        (false, true) => Source::new(request.number(attr::REG_MR_ADDR)?, length, iova)?,
+        (false, true) => Source::new(request.number(attr::REG_MR_ADDR)?, length, iova, flags)?,
         _ => return Err(Errno::INVALID),
     };
     let (handle, key) = add(context, source, request.handle(attr::REG_MR_PD)?, flags, &[])?;
@@ -227,9 +228,6 @@ pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
     if asked.flags == 0 {
         return Err(Errno::INVALID);
     }
-    if moves {
-        Source::new(asked.start, asked.length, asked.hca_va)?;
-    }
     if asked.flags & !rereg::ALL != 0 {
         return Err(Errno::NOT_SUPPORTED);
     }
@@ -245,6 +243,9 @@ pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
     }
     let pd = if asked.flags & rereg::PD != 0 { asked.pd_handle } else { mr.pd };
     let flags = if asked.flags & rereg::ACCESS != 0 { asked.access_flags } else { mr.flags };
+    if moves {
+        Source::new(asked.start, asked.length, asked.hca_va, flags)?;
+    }
     let (addr, length, iova) = match moves {
         true => (asked.start, asked.length, asked.hca_va),
         false => (mr.addr, mr.length, mr.iova),

@@ -95,6 +95,9 @@ fn ranges_that_the_kernel_refuses_are_refused() {
     assert_eq!(reg(at + 100, 1000, 0x7000000), Err(libc::EINVAL), "another offset in its page");
     assert_eq!(reg(u64::MAX - 100, 4096, u64::MAX - 100), Err(libc::EINVAL), "it wraps around");
     assert_eq!(reg(0, u64::MAX, 0), Err(libc::EINVAL), "so do the pages of all memory");
+    let all = RegMr { length: u64::MAX, pd_handle: pd, access_flags: 1 << 6, ..RegMr::new_zeroed() };
+    let command = write(command::REG_MR).input(attr::CORE_IN, &all).output(attr::CORE_OUT, 12);
+    assert!(command.run(&device).is_ok(), "unless it is on demand");
     assert_eq!(reg(0x10000, 4096, 0x10000), Err(libc::EFAULT), "nothing is there");
 }
 
