@@ -382,9 +382,24 @@ pub(super) fn success(cqe: Option<Cqe64>) -> (u8, u16) {
     (cqe.wqe_opcode(), cqe.wqe_counter())
 }
 
+/// The vendor syndromes that users of ConnectX cards have seen with a syndrome.
+const VENDOR_SYNDROMES: [(Syndrome, u8); 9] = [
+    (Syndrome::LocalLength, 0x8e),
+    (Syndrome::LocalQpOperation, 0x68),
+    (Syndrome::LocalProtection, 0x51),
+    (Syndrome::WrFlush, 0xf9),
+    (Syndrome::RemoteInvalidRequest, 0x8a),
+    (Syndrome::RemoteAccess, 0x88),
+    (Syndrome::RemoteOperation, 0x89),
+    (Syndrome::RetryExceeded, 0x81),
+    (Syndrome::RnrRetryExceeded, 0x87),
+];
+
 pub(super) fn error(cqe: Option<Cqe64>) -> (CqeOpcode, Syndrome, u16) {
     let cqe = cqe.expect("a completion");
     assert!(cqe.is_error(), "{cqe}");
+    let vendor = VENDOR_SYNDROMES.iter().find(|(syndrome, _)| cqe.syndrome() == Ok(*syndrome));
+    assert_eq!(cqe.vendor_syndrome(), vendor.map_or(0, |(_, vendor)| *vendor), "{cqe}");
     (cqe.opcode().unwrap(), cqe.syndrome().unwrap(), cqe.wqe_counter())
 }
 

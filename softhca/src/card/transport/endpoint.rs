@@ -102,8 +102,25 @@ impl Endpoint {
     }
 }
 
-/// The vendor syndrome of all error entries: a software card has no further cause to report.
-const VENDOR_SYNDROME: u8 = 0;
+/// Returns the vendor syndrome of an error entry, as ConnectX cards report it; 0 where none is known.
+///
+/// Measured by others: 0x81 and 0xf9 (NCCL issue 1405: "vendor err 129" and "249"), 0x88 (libfabric issue 4283), 0x8a
+/// (charm issue 2532), 0x68 (UCX issues 1151 and 3618), 0x8e (Mooncake issue 3299), 0x87 and 0x51 (users' logs; 0x52 has
+/// been seen, too). Guessed: 0x89, between its neighbours.
+fn vendor_syndrome(syndrome: Syndrome) -> u8 {
+    match syndrome {
+        Syndrome::LocalLength => 0x8e,
+        Syndrome::LocalQpOperation => 0x68,
+        Syndrome::LocalProtection => 0x51,
+        Syndrome::WrFlush => 0xf9,
+        Syndrome::RemoteInvalidRequest => 0x8a,
+        Syndrome::RemoteAccess => 0x88,
+        Syndrome::RemoteOperation => 0x89,
+        Syndrome::RetryExceeded => 0x81,
+        Syndrome::RnrRetryExceeded => 0x87,
+        _ => 0,
+    }
+}
 
 /// The context of one step of a half: the endpoint of its queue pair, and the resources of the card.
 pub(crate) struct Step<'a, 'c> {
@@ -170,12 +187,12 @@ impl Step<'_, '_> {
 
     pub(crate) fn send_error(&mut self, index: u16, opcode: u8, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::RequesterError, self.endpoint.qpn);
-        self.complete_send(Cqe64::error(error, opcode, qpn, index, syndrome, VENDOR_SYNDROME));
+        self.complete_send(Cqe64::error(error, opcode, qpn, index, syndrome, vendor_syndrome(syndrome)));
     }
 
     pub(crate) fn receive_error(&mut self, slot: Slot, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::ResponderError, self.endpoint.qpn);
-        let cqe = Cqe64::error(error, 0, qpn, slot.index, syndrome, VENDOR_SYNDROME);
+        let cqe = Cqe64::error(error, 0, qpn, slot.index, syndrome, vendor_syndrome(syndrome));
         self.complete_receive(slot.owner, cqe);
     }
 
