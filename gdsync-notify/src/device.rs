@@ -153,7 +153,7 @@ impl Table {
         Ok(match self {
             Table::Pinned(memory) => device.translate(memory.addr(), memory.len())?.get(),
             Table::Gpu(memory) => {
-                device.owns(memory)?;
+                device.check_same_gpu(memory)?;
                 memory.address()
             }
         })
@@ -321,7 +321,7 @@ impl Segment {
                 (address, region.lkey(), device.caps().host_atomics)
             }
             SegmentMemory::Gpu(region) => {
-                device.owns(region.memory())?;
+                device.check_same_gpu(region.memory())?;
                 (region.memory().address(), region.lkey(), true)
             }
         };
