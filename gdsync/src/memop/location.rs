@@ -131,18 +131,14 @@ impl Location {
 
     /// The current 32-bit word; `None` in GPU memory, which the CPU does not read.
     pub(crate) fn load32(&self) -> Option<u32> {
-        match &self.memory {
-            Memory::Host(memory) => Word32::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
-            Memory::Gpu(_) | Memory::Stream { .. } => None,
-        }
+        let Memory::Host(memory) = &self.memory else { return None };
+        Word32::seen_by_cpu(memory, self.offset).ok().map(|word| word.load())
     }
 
     /// The current 64-bit word; `None` in GPU memory.
     pub(crate) fn load64(&self) -> Option<u64> {
-        match &self.memory {
-            Memory::Host(memory) => Word64::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
-            Memory::Gpu(_) | Memory::Stream { .. } => None,
-        }
+        let Memory::Host(memory) = &self.memory else { return None };
+        Word64::seen_by_cpu(memory, self.offset).ok().map(|word| word.load())
     }
 
     #[inline]
