@@ -263,7 +263,7 @@ fn what_cannot_be_is_refused_with_the_limit() {
     assert!(text(team.queue(1).map(drop)).contains("queue 1 is none of the 1"));
     assert!(matches!(
         segment.slice(50..101),
-        Err(NotifyError::Local(QueueError::Bounds(OutOfBounds { end: 101, .. })))
+        Err(NotifyError::LocalQueue(QueueError::Bounds(OutOfBounds { end: 101, .. })))
     ));
     assert!(segment.read(95, &mut [0; 6]).is_err() && segment.write(usize::MAX, &[1]).is_err());
     assert!(segment.remote(2).is_err() && queue.queue_pair(2).is_err() && queue.flush_rank(2, LONG).is_err());
@@ -299,7 +299,7 @@ fn ranks_that_disagree_or_fail_are_told_on_all() {
         // More memory than there is.
         let len = if team.rank() == 1 { usize::MAX / 4 } else { 8 };
         match (team.rank(), team.allocate(len, 1)) {
-            (0, Err(NotifyError::Elsewhere { rank: 1, .. })) | (1, Err(NotifyError::Device(_))) => {}
+            (0, Err(NotifyError::FailedOnRank { rank: 1, .. })) | (1, Err(NotifyError::Device(_))) => {}
             (rank, other) => panic!("rank {rank}: {other:?}"),
         }
         // The next allocation succeeds.
