@@ -28,7 +28,7 @@ pub enum ConnectionKind {
     /// (With 32 ranks DC halves memory and the memory operations of a round of writes to all. A queue pair to each of
     /// 512 ranks takes 40 MiB per rank, more contexts than the card caches.)
     #[default]
-    BySize,
+    Auto,
     /// Each queue has an RC queue pair to each rank. Kernels can drive them.
     Each,
     /// Each queue has a few DC queue pairs ([`TeamConfig::initiators`]), and each rank has one DC target, to which all
@@ -55,7 +55,7 @@ const MOST_WITH_EACH: u32 = 16;
 pub struct TeamConfig {
     /// The number of queues, the same on all ranks. Default: 1. Give each stream that sends its own queue.
     pub queues: u32,
-    /// The kind of connections. Default: [`ConnectionKind::BySize`].
+    /// The kind of connections. Default: [`ConnectionKind::Auto`].
     pub connections: ConnectionKind,
     /// Queue pairs of each queue with [`ConnectionKind::Dynamic`], at least 1. Default: 4.
     pub initiators: u32,
@@ -76,7 +76,7 @@ impl Default for TeamConfig {
     fn default() -> Self {
         TeamConfig {
             queues: 1,
-            connections: ConnectionKind::BySize,
+            connections: ConnectionKind::Auto,
             initiators: 4,
             queue_pair: QueuePairConfig::default().send_segments(1).inline(8).recv_depth(1).recv_segments(1),
             connect: ConnectOptions::default(),
@@ -89,8 +89,8 @@ impl TeamConfig {
     /// Returns the kind of connections for a team of that size, on a card that supports all.
     pub(crate) fn kind_of(&self, size: u32) -> ConnectionKind {
         match self.connections {
-            ConnectionKind::BySize if size > MOST_WITH_EACH => ConnectionKind::Dynamic,
-            ConnectionKind::BySize => ConnectionKind::Each,
+            ConnectionKind::Auto if size > MOST_WITH_EACH => ConnectionKind::Dynamic,
+            ConnectionKind::Auto => ConnectionKind::Each,
             told => told,
         }
     }

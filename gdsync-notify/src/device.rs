@@ -153,7 +153,7 @@ impl Table {
         Ok(match self {
             Table::Pinned(memory) => device.translate(memory.addr(), memory.len())?.get(),
             Table::Gpu(memory) => {
-                device.owns(memory)?;
+                device.check_same_gpu(memory)?;
                 memory.address()
             }
         })
@@ -186,7 +186,7 @@ impl Queue {
     /// Attaching concerns this rank alone: other ranks' writes to it do not use this queue.
     ///
     /// # Errors
-    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason; [`NotifyError::Unreachable`],
+    /// As [`Queue::flush`]; [`NotifyError::AttachOrDetach`] with the reason; [`NotifyError::Unreachable`],
     /// [`NotifyError::Memory`], [`NotifyError::Cuda`]. After an error nothing is attached.
     pub fn attach_device(
         &self,
@@ -204,7 +204,7 @@ impl Queue {
                 of_one = of_one.state(&GpuMemory::allocate(context, STATE_BYTES)?);
             }
             let attached = self.queue_pair(rank)?.attach_device(device, &of_one);
-            attached.map(Some).map_err(|source| NotifyError::HandOver { rank, source })
+            attached.map(Some).map_err(|source| NotifyError::AttachOrDetach { rank, source })
         };
         // If one fails, dropping the earlier ones detaches them: nothing was posted.
         let queue_pairs = (0..size).map(attach).collect::<Result<Vec<_>, _>>()?;
@@ -253,7 +253,7 @@ impl DeviceQueue {
     /// use of the queue reports it, as [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call does nothing.
     ///
     /// # Errors
-    /// [`NotifyError::HandOver`] for the first rank that cannot be detached. The others are, and the caller may retry.
+    /// [`NotifyError::AttachOrDetach`] for the first rank that cannot be detached. The others are, and the caller may retry.
     pub fn detach_device(&self, timeout: Duration) -> Result<&Queue, NotifyError> {
         let started = Instant::now();
         let mut result = Ok(&self.queue);
@@ -261,7 +261,7 @@ impl DeviceQueue {
             let Some(queue_pair) = queue_pair else { continue };
             let detached = queue_pair.detach_device(timeout.saturating_sub(started.elapsed()));
             if let Err(source) = detached {
-                result = result.and(Err(NotifyError::HandOver { rank, source }));
+                result = result.and(Err(NotifyError::AttachOrDetach { rank, source }));
             }
         }
         result
@@ -321,7 +321,7 @@ impl Segment {
                 (address, region.lkey(), device.caps().host_atomics)
             }
             SegmentMemory::Gpu(region) => {
-                device.owns(region.memory())?;
+                device.check_same_gpu(region.memory())?;
                 (region.memory().address(), region.lkey(), true)
             }
         };

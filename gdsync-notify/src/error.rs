@@ -148,7 +148,7 @@ pub enum NotifyError {
     },
     /// A collective call failed on another rank.
     #[error("the call failed on rank {rank}: {reason}")]
-    Elsewhere {
+    FailedOnRank {
         /// That rank.
         rank: u32,
         /// Its error.
@@ -191,7 +191,7 @@ pub enum NotifyError {
     },
     /// A queue pair cannot be attached to a device, or detached.
     #[error("the queue pair to rank {rank}: {source}")]
-    HandOver {
+    AttachOrDetach {
         /// The rank.
         rank: u32,
         /// Why.
@@ -211,9 +211,9 @@ pub enum NotifyError {
     /// Pinned memory could not be allocated.
     #[error("no pinned memory for the tables of kernels: {0}")]
     Memory(#[source] io::Error),
-    /// An error of this rank alone.
+    /// This rank's queue refused a request, or a range or word is not in its memory.
     #[error(transparent)]
-    Local(#[from] QueueError),
+    LocalQueue(#[from] QueueError),
     /// A verbs object could not be created.
     #[error(transparent)]
     Device(#[from] Error),
@@ -239,12 +239,12 @@ impl NotifyError {
 
 impl From<OutOfBounds> for NotifyError {
     fn from(error: OutOfBounds) -> Self {
-        NotifyError::Local(error.into())
+        NotifyError::LocalQueue(error.into())
     }
 }
 
 impl From<WordError> for NotifyError {
     fn from(error: WordError) -> Self {
-        NotifyError::Local(error.into())
+        NotifyError::LocalQueue(error.into())
     }
 }

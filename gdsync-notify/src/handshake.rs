@@ -83,7 +83,7 @@ fn list(f: &mut fmt::Formatter<'_>, endpoints: &[Option<Endpoint>]) -> fmt::Resu
 
 impl Endpoints {
     pub(crate) fn parse(line: &str, rank: u32) -> Result<Self> {
-        let bad = |reason: String| NotifyError::Elsewhere { rank, reason };
+        let bad = |reason: String| NotifyError::FailedOnRank { rank, reason };
         let (queues, control) = line.split_once('|').unwrap_or((line, ""));
         let queues = QueueEndpoints::parse(queues).map_err(bad)?;
         match QueueEndpoints::parse(control).map_err(bad)? {
@@ -168,11 +168,11 @@ impl Introduction {
         let mut epochs = (0..).zip(&all).filter_map(|(rank, one)| Some((rank, one.epoch?)));
         let Some((first, epoch)) = epochs.next() else {
             let reason = "no rank of the team is there: new processes join one that has dropped their ranks";
-            return Err(NotifyError::Elsewhere { rank: own, reason: reason.to_owned() });
+            return Err(NotifyError::FailedOnRank { rank: own, reason: reason.to_owned() });
         };
         if let Some((rank, other)) = epochs.find(|(_, other)| *other != epoch) {
             let reason = format!("it has shrunk its team {other} times, and rank {first} {epoch} times");
-            return Err(NotifyError::Elsewhere { rank, reason });
+            return Err(NotifyError::FailedOnRank { rank, reason });
         }
         let new = (0..).zip(&all).filter(|(_, one)| one.epoch.is_none()).map(|(rank, _)| rank).collect();
         Ok(Introductions { new, epoch, all_endpoints: all.into_iter().map(|one| one.endpoints).collect() })
@@ -180,7 +180,7 @@ impl Introduction {
 
     fn parse(line: &str, rank: u32, queues: &QueueEndpoints) -> Result<Self> {
         let fields: Vec<&str> = line.splitn(3, ' ').collect();
-        let bad = || NotifyError::Elsewhere { rank, reason: format!("{line:?} is no introduction") };
+        let bad = || NotifyError::FailedOnRank { rank, reason: format!("{line:?} is no introduction") };
         let [epoch, segments, endpoints] = fields[..] else { return Err(bad()) };
         let epoch = match epoch {
             "new" => None,
@@ -239,8 +239,8 @@ fn read(rank: u32, bytes: &[u8]) -> Result<String> {
     let text = String::from_utf8_lossy(bytes);
     match text.split_at_checked(1) {
         Some(("+", text)) => Ok(text.to_owned()),
-        Some((_, reason)) => Err(NotifyError::Elsewhere { rank, reason: reason.to_owned() }),
-        None => Err(NotifyError::Elsewhere { rank, reason: "it sent an empty line".to_owned() }),
+        Some((_, reason)) => Err(NotifyError::FailedOnRank { rank, reason: reason.to_owned() }),
+        None => Err(NotifyError::FailedOnRank { rank, reason: "it sent an empty line".to_owned() }),
     }
 }
 
@@ -304,7 +304,7 @@ mod tests {
             "- -".to_owned(),
         ] {
             let error = Endpoints::parse(&line, 7).unwrap_err();
-            assert!(matches!(error, NotifyError::Elsewhere { rank: 7, .. }), "{line}: {error}");
+            assert!(matches!(error, NotifyError::FailedOnRank { rank: 7, .. }), "{line}: {error}");
         }
     }
 

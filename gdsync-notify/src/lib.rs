@@ -103,7 +103,7 @@ struct Readme;
 pub use config::{ConnectionKind, TeamConfig};
 pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
 pub use error::{DeathCause, NotifyError};
-pub use memory::{PartPlan, RemoteSegment, SegmentMemory};
+pub use memory::{RemoteSegment, SegmentMemory, SegmentSpec};
 pub use queue::{Operation, Queue};
 pub use segment::Segment;
 pub use team::Team;

@@ -123,10 +123,10 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Arc<NotificationKernels>,
 }
 
-/// The memory of a new process's part of a segment ([`Team::take_place`](crate::Team::take_place)).
+/// The memory of a new process's part of a segment ([`Team::join_as_replacement`](crate::Team::join_as_replacement)).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum PartPlan<'a> {
+pub enum SegmentSpec<'a> {
     /// As from [`Team::allocate`](crate::Team::allocate).
     Host {
         /// Bytes.
@@ -161,17 +161,17 @@ pub enum PartPlan<'a> {
     },
 }
 
-impl PartPlan<'_> {
+impl SegmentSpec<'_> {
     pub(crate) fn make(&self, resources: &SegmentResources, rank: u32) -> Result<LocalPart> {
         let registrations = &resources.registrations;
         let pd = registrations.domain();
         let access = access(pd)?;
         let (context, notifications) = match *self {
-            PartPlan::Host { notifications, .. } | PartPlan::Registered { notifications, .. } => {
+            SegmentSpec::Host { notifications, .. } | SegmentSpec::Registered { notifications, .. } => {
                 (None, notifications)
             }
-            PartPlan::Gpu { context, notifications, .. }
-            | PartPlan::RegisteredGpu { context, notifications, .. } => (Some(context), notifications),
+            SegmentSpec::Gpu { context, notifications, .. }
+            | SegmentSpec::RegisteredGpu { context, notifications, .. } => (Some(context), notifications),
         };
         let allocate = |bytes: usize| -> Result<SegmentMemory> {
             let Some(context) = context else {
@@ -181,25 +181,25 @@ impl PartPlan<'_> {
             Ok(SegmentMemory::Gpu(GpuMemoryRegion::register(pd, memory, access)?))
         };
         let (memory, len) = match *self {
-            PartPlan::Host { len, .. } | PartPlan::Gpu { len, .. } => {
+            SegmentSpec::Host { len, .. } | SegmentSpec::Gpu { len, .. } => {
                 (allocate(total(len, notifications)?)?, len)
             }
-            PartPlan::Registered { memory, .. } if !memory.is_empty() => {
+            SegmentSpec::Registered { memory, .. } if !memory.is_empty() => {
                 (SegmentMemory::Host(registrations.host_region(memory, access)?), memory.len())
             }
-            PartPlan::RegisteredGpu { context, memory, .. } if !memory.is_empty() => {
+            SegmentSpec::RegisteredGpu { context, memory, .. } if !memory.is_empty() => {
                 if !memory.is_of(context)? {
                     return Err(NotifyError::OtherGpu { gpu: context.cu_device() });
                 }
                 (SegmentMemory::Gpu(registrations.gpu_region(memory, access)?), memory.len())
             }
-            PartPlan::Registered { .. } | PartPlan::RegisteredGpu { .. } => {
+            SegmentSpec::Registered { .. } | SegmentSpec::RegisteredGpu { .. } => {
                 return Err(NotifyError::NothingToRegister);
             }
         };
         let gpu = context.map(|context| Gpu::new(resources, context)).transpose()?;
         let (words, first) = match self {
-            PartPlan::Host { .. } | PartPlan::Gpu { .. } => (memory.clone(), words_at(len) / WORD),
+            SegmentSpec::Host { .. } | SegmentSpec::Gpu { .. } => (memory.clone(), words_at(len) / WORD),
             _ => (allocate(words_bytes(notifications))?, 0),
         };
         let is_real = pd.device().provider() != Provider::Software;

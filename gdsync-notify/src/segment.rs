@@ -213,7 +213,7 @@ impl Segment {
     /// Returns a slice of this rank's data as a source of writes: `segment.slice(..)`, `segment.slice(16..32)`.
     ///
     /// # Errors
-    /// [`NotifyError::Local`] if the range leaves the data.
+    /// [`NotifyError::LocalQueue`] if the range leaves the data.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, NotifyError> {
         // The region may hold the notifications, too, so the range is checked against the data alone.
         let part = RemoteMemory { addr: 0, len: self.len() as u64, rkey: 0 }.slice(range)?;

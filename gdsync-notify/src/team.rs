@@ -7,7 +7,7 @@ use crate::connections::{Connections, start_monitor};
 use crate::error::{DeathCause, NotifyError};
 use crate::handshake::{segment_description, share_outcome};
 use crate::liveness::RankState;
-use crate::memory::{LocalPart, PartPlan, SegmentResources};
+use crate::memory::{LocalPart, SegmentResources, SegmentSpec};
 use crate::queue::Queue;
 use crate::segment::Segment;
 use gdsync::cuda::GpuMemory;
@@ -37,7 +37,7 @@ impl Team {
     /// # Errors
     /// [`NotifyError::Bootstrap`] if an exchange fails, [`NotifyError::Device`] if the card refuses a queue pair,
     /// [`NotifyError::Transport`] if it is not RC; [`NotifyError::Mismatch`] if another rank has another number of
-    /// queues; [`NotifyError::Elsewhere`] if the call fails on another rank.
+    /// queues; [`NotifyError::FailedOnRank`] if the call fails on another rank.
     pub fn new(pd: &ProtectionDomain, bootstrap: Bootstrap, config: TeamConfig) -> Result<Self, NotifyError> {
         if config.queue_pair.transport != Transport::Rc {
             return Err(NotifyError::Transport);
@@ -102,10 +102,10 @@ impl Team {
     /// this in the same order; their lengths may differ.
     ///
     /// # Errors
-    /// [`NotifyError::Device`] if the memory cannot be registered; [`NotifyError::Elsewhere`] if the call fails on
+    /// [`NotifyError::Device`] if the memory cannot be registered; [`NotifyError::FailedOnRank`] if the call fails on
     /// another rank; [`NotifyError::Bootstrap`] if an exchange fails.
     pub fn allocate(&self, len: usize, notifications: u32) -> Result<Segment, NotifyError> {
-        self.share(PartPlan::Host { len, notifications })
+        self.share(SegmentSpec::Host { len, notifications })
     }
 
     /// Allocates as [`Self::allocate`] does, in GPU memory, notifications included. Other ranks may call
@@ -123,7 +123,7 @@ impl Team {
         len: usize,
         notifications: u32,
     ) -> Result<Segment, NotifyError> {
-        self.share(PartPlan::Gpu { context, len, notifications })
+        self.share(SegmentSpec::Gpu { context, len, notifications })
     }
 
     /// Makes a segment as [`Self::allocate`] does, with the program's host memory, of any alignment, as this rank's
@@ -172,7 +172,7 @@ impl Team {
     /// # Errors
     /// As [`Self::allocate`]; [`NotifyError::NothingToRegister`] for memory of 0 bytes.
     pub fn register(&self, memory: &PinnedMemory, notifications: u32) -> Result<Segment, NotifyError> {
-        self.share(PartPlan::Registered { memory, notifications })
+        self.share(SegmentSpec::Registered { memory, notifications })
     }
 
     /// As [`Self::register`], with the program's GPU memory. The notifications are in other memory of the same GPU: the
@@ -189,11 +189,11 @@ impl Team {
         memory: &GpuMemory,
         notifications: u32,
     ) -> Result<Segment, NotifyError> {
-        self.share(PartPlan::RegisteredGpu { context, memory, notifications })
+        self.share(SegmentSpec::RegisteredGpu { context, memory, notifications })
     }
 
-    fn share(&self, plan: PartPlan<'_>) -> Result<Segment, NotifyError> {
-        let made = plan.make(&self.inner.resources, self.inner.rank);
+    fn share(&self, spec: SegmentSpec<'_>) -> Result<Segment, NotifyError> {
+        let made = spec.make(&self.inner.resources, self.inner.rank);
         let described = made.and_then(|part| {
             let text = part.describe()?;
             Ok((part, text))
@@ -246,8 +246,8 @@ impl Team {
     }
 
     /// Accepts new processes in the places of all dropped ranks, and returns these ranks. All survivors call this, and
-    /// each new process calls [`Self::take_place`]. All meet in a bootstrap of the team's size, with its own job name,
-    /// in which each has its rank in the team.
+    /// each new process calls [`Self::join_as_replacement`]. All meet in a bootstrap of the team's size, with its own job
+    /// name, in which each has its rank in the team.
     ///
     /// Only the connections to the new processes are new; other connections, segments and rank numbers stay. All ranks must
     /// hold handles of the same segments, which are counted in the order of their allocation. Earlier descriptions for
@@ -283,11 +283,11 @@ impl Team {
     ///
     /// # Errors
     /// As [`Self::replace`] and [`Self::new`].
-    pub fn take_place(
+    pub fn join_as_replacement(
         pd: &ProtectionDomain,
         bootstrap: Bootstrap,
         config: TeamConfig,
-        segments: &[PartPlan<'_>],
+        segments: &[SegmentSpec<'_>],
     ) -> Result<(Self, Vec<Segment>), NotifyError> {
         if config.queue_pair.transport != Transport::Rc {
             return Err(NotifyError::Transport);
@@ -296,7 +296,7 @@ impl Team {
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let made = Unconnected::new(pd, (rank, size), &config);
         let resources = SegmentResources::new(pd);
-        let own = segments.iter().map(|plan| plan.make(&resources, rank));
+        let own = segments.iter().map(|spec| spec.make(&resources, rank));
         let own = own.collect::<Result<Vec<_>, _>>();
         let described = own.and_then(|own| {
             let lines = own.iter().map(LocalPart::describe).collect::<Result<Vec<_>, _>>()?;

@@ -1,6 +1,6 @@
 //! Cost of an event, with and without a trace. `cargo bench -p gdsync-trace`.
 
-use gdsync_trace::{Kind, TRACE_VARIABLE, enabled, event, span};
+use gdsync_trace::{EventKind, TRACE_VARIABLE, enabled, event, span};
 use std::error::Error;
 use std::io::Write;
 use std::process::Command;
@@ -24,8 +24,8 @@ fn time(call: impl Fn(u64)) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let moment = time(|number| event(Kind::Polled, || [0x41, number, 0]));
-    let lasting = time(|number| drop(span(Kind::Polled, || [0x41, number, 0])));
+    let moment = time(|number| event(EventKind::Polled, || [0x41, number, 0]));
+    let lasting = time(|number| drop(span(EventKind::Polled, || [0x41, number, 0])));
     let name = if enabled() { "on" } else { "off" };
     writeln!(std::io::stdout(), "{name}: {moment:.2} ns an event, {lasting:.2} ns one that lasts")?;
     if enabled() {

@@ -9,8 +9,8 @@
 //! Systems show. Building it requires libclang. Without an attached profiler, a range costs a check of a pointer.
 //!
 //! # How events get to the file
-//! Each thread has a buffer of 4096 [records](Kind) of 48 bytes. A full buffer is appended to the process's part, a
-//! file. The rest is appended when the thread or the process ends. A process that ends by a signal or by `_exit`
+//! Each thread has a buffer of 4096 [records](EventKind) of 48 bytes. A full buffer is appended to the process's part,
+//! a file. The rest is appended when the thread or the process ends. A process that ends by a signal or by `_exit`
 //! loses the content of its buffers.
 //!
 //! A part holds [`LIMIT`] records. Later ones are dropped and counted, like records that cannot be written; the trace
@@ -38,7 +38,7 @@ mod timeline;
 pub use chrome::Summary;
 pub use destination::{GPU_VARIABLE, TRACE_VARIABLE};
 pub use part::{LIMIT, MergeError, merge, parts_in};
-pub use record::Kind;
+pub use record::EventKind;
 pub use recorder::{Span, enabled, event, name_card, name_thread, now, span, span_of, span_since};
 
 /// Compiles and runs the README's example.

@@ -1,11 +1,11 @@
 //! Writing and merging of parts: files with the records of one process, or of one copy of this library in it.
 //!
-//! A part consists of a [`Header`] and [`Record`]s. The last one, [`Kind::End`], contains the numbers of records and
-//! of dropped records; the part of a killed process lacks it.
+//! A part consists of a [`Header`] and [`Record`]s. The last one, [`EventKind::End`], contains the numbers of records
+//! and of dropped records; the part of a killed process lacks it.
 
 use crate::chrome::Summary;
 use crate::destination::{Destination, PART, with_path};
-use crate::record::{Header, Kind, MAGIC, NO_RANK, PartError, RECORD, Record, padded, read};
+use crate::record::{EventKind, Header, MAGIC, NO_RANK, PartError, RECORD, Record, padded, read};
 use crate::timeline;
 use std::ffi::OsString;
 use std::fs::File;
@@ -67,7 +67,7 @@ impl PartWriter {
     /// The file cannot be written; the part is then kept.
     pub(crate) fn finish(mut self, dropped: u64) -> io::Result<()> {
         let words = [self.written, self.dropped + dropped, 0];
-        let end = Record { at: 0, until: 0, kind: Kind::End as u32, thread: 0, words };
+        let end = Record { at: 0, until: 0, kind: EventKind::End as u32, thread: 0, words };
         self.file.write_all(end.as_bytes()).map_err(|error| with_path(&self.path, &error))?;
         let Some(trace) = self.trace else { return Ok(()) };
         self.file.rewind()?;
@@ -177,7 +177,7 @@ pub fn merge(parts: &[PathBuf], out: &Path) -> Result<Summary, MergeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Kind;
+    use crate::record::EventKind;
     use crate::testing::{folder, header, record};
     use zerocopy::IntoBytes;
 
@@ -186,7 +186,7 @@ mod tests {
         let folder = folder("limit");
         let to = Destination::Folder(folder.clone());
         let mut part = PartWriter::with_limit(&to, &header(17), 5).unwrap();
-        let records: Vec<Record> = (0..4).map(|at| record(Kind::Polled, at, [at, 0, 0])).collect();
+        let records: Vec<Record> = (0..4).map(|at| record(EventKind::Polled, at, [at, 0, 0])).collect();
         part.append(&records);
         part.append(&records);
         part.finish(2).unwrap();
@@ -202,7 +202,7 @@ mod tests {
         let folder = folder("file");
         let trace = folder.join("t.json");
         let mut part = PartWriter::with_limit(&Destination::File(trace.clone()), &header(17), 5).unwrap();
-        part.append(&[record(Kind::Polled, 7, [0x41, 1, 0])]);
+        part.append(&[record(EventKind::Polled, 7, [0x41, 1, 0])]);
         part.finish(0).unwrap();
         let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
         assert_eq!((&trace["otherData"]["events"], &trace["otherData"]["dropped"]), (&1.into(), &0.into()));
@@ -243,7 +243,8 @@ mod tests {
     #[test]
     fn parts_of_a_folder_become_one_trace_and_other_files_are_named() {
         let folder = folder("merge");
-        let bytes = |pid| [header(pid).as_bytes(), record(Kind::Polled, 5, [0x41, 1, 0]).as_bytes()].concat();
+        let bytes =
+            |pid| [header(pid).as_bytes(), record(EventKind::Polled, 5, [0x41, 1, 0]).as_bytes()].concat();
         std::fs::write(folder.join("1-0.part"), bytes(1)).unwrap();
         std::fs::write(folder.join("2-0.part"), bytes(2)).unwrap();
         std::fs::write(folder.join("notes.txt"), "no part").unwrap();

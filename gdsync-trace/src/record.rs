@@ -27,7 +27,7 @@ kinds! {
     /// Kinds of events. The numbers are those of the records; each kind lists the content of a record's words.
     ///
     /// A *queue* is a queue pair of a card: `node << 32 | number`, where the node is the card's address in the fabric.
-    Kind {
+    EventKind {
         /// The thread's name: 16 bytes, padded with zeros; then 1 if the program set it, or 0 if it is the system's.
         ThreadName = 1, "name thread";
         /// A card's name: its node, and 16 bytes.
@@ -43,7 +43,7 @@ kinds! {
         /// The CPU submitted memory operations to a stream: the stream, their number, and the submission's number in
         /// the process.
         Posted = 7, "post";
-        /// A doorbell among the operations of the [`Kind::Posted`] that ends after it: register, doorbell, and the
+        /// A doorbell among the operations of the [`EventKind::Posted`] that ends after it: register, doorbell, and the
         /// submission's number.
         PostedDoorbell = 8, "post doorbell";
         /// The CPU rang a doorbell: register and doorbell.
@@ -79,10 +79,10 @@ kinds! {
     }
 }
 
-impl Kind {
+impl EventKind {
     /// Returns the kind with a number.
-    pub(crate) fn of(number: u32) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u32 == number)
+    pub(crate) fn of(number: u32) -> Option<EventKind> {
+        EventKind::ALL.into_iter().find(|kind| *kind as u32 == number)
     }
 }
 
@@ -182,8 +182,8 @@ pub(crate) fn read(from: &mut impl Read) -> Result<ReadPart, PartError> {
     let mut unknown = 0;
     for piece in rest.chunks_exact(RECORD) {
         let Ok(record) = Record::read_from_bytes(piece) else { break };
-        match Kind::of(record.kind) {
-            Some(Kind::End) => {
+        match EventKind::of(record.kind) {
+            Some(EventKind::End) => {
                 let [count, dropped, _] = record.words;
                 part.dropped = dropped;
                 part.is_whole = count == part.records.len() as u64;
@@ -218,10 +218,10 @@ mod tests {
 
     #[test]
     fn every_kind_is_found_by_its_number_and_others_are_not() {
-        for (position, kind) in Kind::ALL.into_iter().enumerate() {
-            assert_eq!((kind as usize, Kind::of(kind as u32)), (position + 1, Some(kind)));
+        for (position, kind) in EventKind::ALL.into_iter().enumerate() {
+            assert_eq!((kind as usize, EventKind::of(kind as u32)), (position + 1, Some(kind)));
         }
-        assert_eq!([0, 22, u32::MAX].map(Kind::of), [None; 3]);
+        assert_eq!([0, 22, u32::MAX].map(EventKind::of), [None; 3]);
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_part_that_was_cut_off_has_its_whole_records() {
-        let records = [record(Kind::Polled, 1, [0; 3]), record(Kind::Polled, 2, [0; 3])];
+        let records = [record(EventKind::Polled, 1, [0; 3]), record(EventKind::Polled, 2, [0; 3])];
         let whole = bytes(&records);
         for (len, count) in [(whole.len(), 2), (whole.len() - 1, 1), (size_of::<Header>(), 0)] {
             let read = read(&mut &whole[..len]).unwrap();
@@ -249,10 +249,10 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_counted() {
-        let mut strange = record(Kind::Polled, 1, [0; 3]);
+        let mut strange = record(EventKind::Polled, 1, [0; 3]);
         strange.kind = 99;
-        let end = record(Kind::End, 0, [2, 1, 0]);
-        let read = read(&mut &bytes(&[record(Kind::Polled, 1, [0; 3]), strange, end])[..]).unwrap();
+        let end = record(EventKind::End, 0, [2, 1, 0]);
+        let read = read(&mut &bytes(&[record(EventKind::Polled, 1, [0; 3]), strange, end])[..]).unwrap();
         assert_eq!((read.records.len(), read.dropped, read.is_whole), (1, 2, false));
     }
 

@@ -9,7 +9,7 @@
 
 use crate::destination::Destination;
 use crate::part::PartWriter;
-use crate::record::{Kind, Record, text_words};
+use crate::record::{EventKind, Record, text_words};
 use gdsync_sys::contain::contain;
 use gdsync_sys::host::monotonic;
 use parking_lot::Mutex;
@@ -70,12 +70,12 @@ pub fn now() -> u64 {
 /// Records a moment. Calls `words` only if events are recorded.
 ///
 /// ```
-/// use gdsync_trace::Kind;
+/// use gdsync_trace::EventKind;
 ///
-/// gdsync_trace::event(Kind::Polled, || [0x41, 7, 0]);
+/// gdsync_trace::event(EventKind::Polled, || [0x41, 7, 0]);
 /// ```
 #[inline(always)]
-pub fn event(kind: Kind, words: impl FnOnce() -> [u64; 3]) {
+pub fn event(kind: EventKind, words: impl FnOnce() -> [u64; 3]) {
     if enabled() {
         record_event(kind, words());
     }
@@ -83,14 +83,14 @@ pub fn event(kind: Kind, words: impl FnOnce() -> [u64; 3]) {
 
 #[cold]
 #[inline(never)]
-fn record_event(kind: Kind, words: [u64; 3]) {
+fn record_event(kind: EventKind, words: [u64; 3]) {
     let at = monotonic();
     record(kind, at, at, words);
 }
 
 /// Records a span that began when [`now`] returned `since`; nothing if that is 0.
 #[inline(always)]
-pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
+pub fn span_since(since: u64, kind: EventKind, words: impl FnOnce() -> [u64; 3]) {
     if since != 0 {
         record(kind, since, monotonic(), words());
     }
@@ -99,12 +99,12 @@ pub fn span_since(since: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
 /// Records a span between two times in nanoseconds of `CLOCK_MONOTONIC`, measured by another clock.
 ///
 /// ```
-/// use gdsync_trace::{Kind, now, span_of};
+/// use gdsync_trace::{EventKind, now, span_of};
 ///
 /// let at = now();
-/// span_of(at, at + 1000, Kind::Performed, || [1, 2, 3]);
+/// span_of(at, at + 1000, EventKind::Performed, || [1, 2, 3]);
 /// ```
-pub fn span_of(at: u64, until: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]) {
+pub fn span_of(at: u64, until: u64, kind: EventKind, words: impl FnOnce() -> [u64; 3]) {
     if enabled() {
         record(kind, at, until, words());
     }
@@ -113,13 +113,13 @@ pub fn span_of(at: u64, until: u64, kind: Kind, words: impl FnOnce() -> [u64; 3]
 /// Records a span that lasts until the returned value is dropped.
 ///
 /// ```
-/// use gdsync_trace::{Kind, span};
+/// use gdsync_trace::{EventKind, span};
 ///
-/// let _span = span(Kind::Kernel, || [0; 3]);
+/// let _span = span(EventKind::Kernel, || [0; 3]);
 /// ```
 #[inline(always)]
 #[must_use = "the span ends where this is dropped"]
-pub fn span(kind: Kind, words: impl FnOnce() -> [u64; 3]) -> Span {
+pub fn span(kind: EventKind, words: impl FnOnce() -> [u64; 3]) -> Span {
     let range = Range::begin(kind);
     match now() {
         0 => Span { since: 0, kind, words: [0; 3], _range: range },
@@ -132,7 +132,7 @@ pub fn span(kind: Kind, words: impl FnOnce() -> [u64; 3]) -> Span {
 pub struct Span {
     /// 0 if nothing is recorded.
     since: u64,
-    kind: Kind,
+    kind: EventKind,
     words: [u64; 3],
     _range: Range,
 }
@@ -141,7 +141,7 @@ impl Span {
     /// Returns a span that is not recorded.
     #[inline(always)]
     pub fn none() -> Span {
-        Span { since: 0, kind: Kind::End, words: [0; 3], _range: Range::none() }
+        Span { since: 0, kind: EventKind::End, words: [0; 3], _range: Range::none() }
     }
 }
 
@@ -154,7 +154,7 @@ impl Drop for Span {
 
 /// Names the calling thread in the trace, by at most 16 bytes. The default is the system's name of the thread.
 pub fn name_thread(name: impl FnOnce() -> String) {
-    event(Kind::ThreadName, || thread_name(&name(), true));
+    event(EventKind::ThreadName, || thread_name(&name(), true));
 }
 
 /// Returns the words of a thread's name. In a process with several copies of this crate, a name given by the program
@@ -166,13 +166,13 @@ fn thread_name(name: &str, is_given: bool) -> [u64; 3] {
 
 /// Names the card at a node of the fabric, by at most 16 bytes.
 pub fn name_card(node: u32, name: &str) {
-    event(Kind::CardName, || {
+    event(EventKind::CardName, || {
         let [first, second] = text_words(name);
         [node.into(), first, second]
     });
 }
 
-fn record(kind: Kind, at: u64, until: u64, words: [u64; 3]) {
+fn record(kind: EventKind, at: u64, until: u64, words: [u64; 3]) {
     // An ending thread has no buffer any more.
     let kept = THREAD_BUFFER.try_with(|own| {
         let record = Record { at, until, kind: kind as u32, thread: own.thread, words };
@@ -213,7 +213,7 @@ impl ThreadBuffer {
         ALL_BUFFERS.lock().push(buffer.clone());
         let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
         let (at, words) = (monotonic(), thread_name(name.trim_end(), false));
-        buffer.push(Record { at, until: at, kind: Kind::ThreadName as u32, thread, words });
+        buffer.push(Record { at, until: at, kind: EventKind::ThreadName as u32, thread, words });
         ThreadBuffer { thread, buffer }
     }
 }
@@ -299,21 +299,21 @@ impl Range {
 
     /// Begins a range with the name of its kind, in the domain `gdsync`.
     #[cfg(feature = "nvtx")]
-    fn begin(kind: Kind) -> Self {
+    fn begin(kind: EventKind) -> Self {
         Range { _range: names::of(kind).map(|name| names::domain().local_range(name)) }
     }
 
     /// Returns no range: the feature is disabled.
     #[cfg(not(feature = "nvtx"))]
     #[inline(always)]
-    fn begin(_kind: Kind) -> Self {
+    fn begin(_kind: EventKind) -> Self {
         Range::none()
     }
 }
 
 #[cfg(feature = "nvtx")]
 mod names {
-    use crate::record::Kind;
+    use crate::record::EventKind;
     use nvtx::Domain;
     use nvtx::domain::RegisteredString;
     use std::ffi::CString;
@@ -325,13 +325,13 @@ mod names {
         DOMAIN.get_or_init(|| Domain::new(c"gdsync"))
     }
 
-    pub(super) fn of(kind: Kind) -> Option<RegisteredString<'static>> {
+    pub(super) fn of(kind: EventKind) -> Option<RegisteredString<'static>> {
         static NAMES: OnceLock<Vec<Option<RegisteredString<'static>>>> = OnceLock::new();
-        let register = |kind: &Kind| {
+        let register = |kind: &EventKind| {
             let name = CString::new(kind.name()).ok()?;
             Some(domain().register_string(name))
         };
-        let names = NAMES.get_or_init(|| Kind::ALL.iter().map(register).collect());
+        let names = NAMES.get_or_init(|| EventKind::ALL.iter().map(register).collect());
         // Numbers of kinds begin at 1.
         *names.get((kind as usize).checked_sub(1)?)?
     }

@@ -1,6 +1,6 @@
 //! Helpers of several modules' tests.
 
-use crate::record::{Header, Kind, MAGIC, Record, padded};
+use crate::record::{EventKind, Header, MAGIC, Record, padded};
 use std::path::PathBuf;
 
 pub(crate) fn folder(name: &str) -> PathBuf {
@@ -14,6 +14,6 @@ pub(crate) fn header(pid: u32) -> Header {
     Header { magic: MAGIC, pid, rank: 3, name: padded("program") }
 }
 
-pub(crate) fn record(kind: Kind, at: u64, words: [u64; 3]) -> Record {
+pub(crate) fn record(kind: EventKind, at: u64, words: [u64; 3]) -> Record {
     Record { at, until: at + 10, kind: kind as u32, thread: 5, words }
 }

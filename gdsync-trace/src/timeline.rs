@@ -2,7 +2,7 @@
 
 use crate::chrome::{Summary, Time, TraceWriter, Track, Value};
 use crate::flows::{Flows, QueueDoorbell};
-use crate::record::{Kind, ReadPart, Record, unpadded};
+use crate::record::{EventKind, ReadPart, Record, unpadded};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::HashMap;
@@ -85,8 +85,8 @@ impl Timeline {
         self.name(chrome)?;
         let mut state = TimelineState::default();
         for (place, record) in &self.records {
-            let Some(kind) = Kind::of(record.kind) else { continue };
-            if !matches!(kind, Kind::ThreadName | Kind::CardName | Kind::End) {
+            let Some(kind) = EventKind::of(record.kind) else { continue };
+            if !matches!(kind, EventKind::ThreadName | EventKind::CardName | EventKind::End) {
                 self.summary.events += 1;
             }
             let process = &self.processes[*place];
@@ -98,7 +98,7 @@ impl Timeline {
             for _ in 0..*count {
                 let arguments = [("unfinished", Value::Flag(true))];
                 let at = Time::End(state.ends_at);
-                chrome.event(*track, at, ("waited", Kind::WaitEnd.name()), &arguments)?;
+                chrome.event(*track, at, ("waited", EventKind::WaitEnd.name()), &arguments)?;
             }
         }
         self.summary.messages = state.arrows;
@@ -118,8 +118,8 @@ impl Timeline {
         let mut threads: HashMap<Track, (bool, String)> = HashMap::new();
         for (place, record) in &self.records {
             let process = &mut self.processes[*place];
-            match Kind::of(record.kind) {
-                Some(Kind::ThreadName) => {
+            match EventKind::of(record.kind) {
+                Some(EventKind::ThreadName) => {
                     let track = Track { pid: process.pid, tid: record.thread };
                     let [name @ .., given] = record.words;
                     let name = (given != 0, unpadded(name.as_bytes()));
@@ -128,7 +128,7 @@ impl Timeline {
                         *before = name;
                     }
                 }
-                Some(Kind::CardName) => {
+                Some(EventKind::CardName) => {
                     let [node, ref name @ ..] = record.words;
                     process.cards.insert(node as u16, unpadded(name.as_bytes()));
                 }
@@ -144,7 +144,7 @@ impl TimelineState {
         &mut self,
         (place, process): (usize, &Process),
         thread: Track,
-        kind: Kind,
+        kind: EventKind,
         record: &Record,
         chrome: &mut TraceWriter<W>,
     ) -> io::Result<()> {
@@ -157,25 +157,25 @@ impl TimelineState {
             |of: QueueDoorbell| [("queue_pair", Hex(of.queue.2.into())), ("wqe", Number(of.index.into()))];
         let word = [("address", Hex(first)), ("value", Hex(second)), ("bits", Number(third))];
         match kind {
-            Kind::ThreadName | Kind::CardName | Kind::End => Ok(()),
-            Kind::QueuePair => {
+            EventKind::ThreadName | EventKind::CardName | EventKind::End => Ok(()),
+            EventKind::QueuePair => {
                 self.flows.created(place, first, second);
                 let number = ("queue_pair", Hex(second & 0xffff_ffff));
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &[number])
             }
-            Kind::PreparedSend => {
+            EventKind::PreparedSend => {
                 let Some(known) = self.flows.doorbell(place, first, second) else { return Ok(()) };
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &wqe(known))
             }
-            Kind::PreparedWait => {
+            EventKind::PreparedWait => {
                 let arguments = [("completion_queue", Hex(first)), ("entry", Number(second))];
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &arguments)
             }
-            Kind::PostedReceive => {
+            EventKind::PostedReceive => {
                 let arguments = [("queue_pair", Hex(number)), ("wr_id", Number(second))];
                 chrome.event(thread, Time::Moment(at), ("prepared", kind.name()), &arguments)
             }
-            Kind::Posted => {
+            EventKind::Posted => {
                 let arguments = [
                     ("stream", Number(first)),
                     ("operations", Number(second)),
@@ -183,14 +183,14 @@ impl TimelineState {
                 ];
                 chrome.event(thread, lasts, ("posted", kind.name()), &arguments)
             }
-            Kind::PostedDoorbell => {
+            EventKind::PostedDoorbell => {
                 if let Some(known) = self.flows.doorbell_in_batch(place, first, second) {
                     self.flows.posted(known, (thread, at));
                     self.submitted.entry((place, third)).or_default().push(known);
                 }
                 Ok(())
             }
-            Kind::Performed => {
+            EventKind::Performed => {
                 let row = self.row(Row::Stream(place, first), process, chrome)?;
                 // The relation of the clocks may change between two submissions, which follow each other.
                 let last = self.performed.entry(row).or_default();
@@ -204,39 +204,39 @@ impl TimelineState {
                 let arguments = [("operations", Number(second)), ("submission", Number(third))];
                 chrome.event(row, Time::Slice(at, until), ("performed", kind.name()), &arguments)
             }
-            Kind::Rung => {
+            EventKind::Rung => {
                 let Some(known) = self.flows.doorbell(place, first, second) else { return Ok(()) };
                 self.flows.posted(known, (thread, at));
                 chrome.event(thread, lasts, ("rung", kind.name()), &wqe(known))
             }
-            Kind::WaitBegin => {
+            EventKind::WaitBegin => {
                 *self.open.entry(thread).or_default() += 1;
                 chrome.event(thread, Time::Begin(at), ("waited", kind.name()), &word)
             }
-            Kind::WaitEnd => {
+            EventKind::WaitEnd => {
                 let Some(open) = self.open.get_mut(&thread).filter(|open| **open > 0) else { return Ok(()) };
                 *open -= 1;
                 chrome.event(thread, Time::End(at), ("waited", kind.name()), &[])
             }
-            Kind::Stored => match self.flows.doorbell(place, first, second).filter(|_| third == 64) {
+            EventKind::Stored => match self.flows.doorbell(place, first, second).filter(|_| third == 64) {
                 Some(known) => {
                     self.flows.rung(known, (thread, at));
                     chrome.event(thread, lasts, ("rung", "ring"), &wqe(known))
                 }
                 None => chrome.event(thread, lasts, ("stored", kind.name()), &word),
             },
-            Kind::Kernel => chrome.event(thread, lasts, ("kernel", kind.name()), &[]),
-            Kind::Synchronize => chrome.event(thread, lasts, ("waited", kind.name()), &[]),
-            Kind::Polled => {
+            EventKind::Kernel => chrome.event(thread, lasts, ("kernel", kind.name()), &[]),
+            EventKind::Synchronize => chrome.event(thread, lasts, ("waited", kind.name()), &[]),
+            EventKind::Polled => {
                 let arguments = [("queue_pair", Hex(first)), ("wr_id", Number(second))];
                 chrome.event(thread, lasts, ("polled", kind.name()), &arguments)
             }
-            Kind::DoorbellSeen => {
+            EventKind::DoorbellSeen => {
                 let card = self.row(Row::Card(place, node), process, chrome)?;
                 let arguments = [("queue_pair", Hex(number)), ("wqe", Number(second))];
                 chrome.event(card, Time::Moment(at), ("rung", kind.name()), &arguments)
             }
-            Kind::Sent => {
+            EventKind::Sent => {
                 let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
                 let (psn, bytes) = (second >> 32, second & 0xffff_ffff);
                 let (to, index) = (third >> 32, third as u16);
@@ -252,7 +252,7 @@ impl TimelineState {
                 ];
                 chrome.event(row, lasts, ("sent", kind.name()), &arguments)
             }
-            Kind::Arrived => {
+            EventKind::Arrived => {
                 let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
                 let (psn, bytes) = (second >> 32, second & 0xffff_ffff);
                 let points = self.flows.arrived(third, psn as u32, (row, at));
@@ -268,7 +268,7 @@ impl TimelineState {
                 self.arrows += 1;
                 chrome.arrow(self.arrows, &points)
             }
-            Kind::Completed => {
+            EventKind::Completed => {
                 let row = self.row(Row::QueuePair(place, node, number as u32), process, chrome)?;
                 let opcode = CqeOpcode::try_from((third >> 16) as u8).map(|opcode| format!("{opcode:?}"));
                 let opcode = opcode.unwrap_or_default();

@@ -249,7 +249,7 @@ choice! {
     /// The connections among the ranks of a team.
     Connections for ConnectionKind:
     /// The default for a team of its size
-    Size => BySize,
+    Size => Auto,
     /// A queue pair to each rank
     Each => Each,
     /// Dynamically connected transport

@@ -158,7 +158,7 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     drop((queues, gone, known));
     // The program may deallocate its domain next, which fails while objects are left in it.
     let object = Arc::into_inner(object);
-    let destroyed = object.is_none_or(|object| object.queue_pair.drop_within(PATIENCE, streams::settle));
+    let destroyed = object.is_none_or(|object| object.queue_pair.destroy_and_wait(PATIENCE, streams::settle));
     if !destroyed {
         tracing::warn!(
             "a stream has not passed the work of a queue pair that is gone: its domain stays in use until then"

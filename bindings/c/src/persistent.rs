@@ -81,7 +81,7 @@ pub(crate) unsafe fn set_behind(request: *mut gdsync_request, word: &CardWord) -
         Work::Send(send) if send.is_active() => {
             Err(ListError { index: None, source: PersistentError::Active }.into())
         }
-        Work::Send(send) => Ok(send.set_behind(word)?),
+        Work::Send(send) => Ok(send.set_card_wait(word)?),
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn taken(bootstrap: *mut gdsync_bootstrap) -> CallError {
 
 fn config(attr: gdsync_team_attr_t) -> Result<TeamConfig, CallError> {
     let connections = match attr.connections {
-        notify_types::GDSYNC_CONNECTIONS_BY_SIZE => ConnectionKind::BySize,
+        notify_types::GDSYNC_CONNECTIONS_BY_SIZE => ConnectionKind::Auto,
         notify_types::GDSYNC_CONNECTIONS_EACH => ConnectionKind::Each,
         notify_types::GDSYNC_CONNECTIONS_DYNAMIC => ConnectionKind::Dynamic,
         other => {

@@ -399,7 +399,7 @@ pub(crate) fn persistent_count(
 ) -> Result<PersistentSend, CallError> {
     check_persistent(qp, true)?;
     let remote = RemoteMemory { addr, len: size_of::<u64>() as u64, rkey };
-    Ok(PersistentSend::count(&qp.queue_pair, remote)?)
+    Ok(PersistentSend::write_start_count(&qp.queue_pair, remote)?)
 }
 
 /// Makes a persistent receive.

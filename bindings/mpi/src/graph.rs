@@ -7,7 +7,7 @@ use crate::operation::Operation;
 use crate::operation::{DONE, STARTED, TRIGGERED};
 use crate::queue::Queue;
 use gdsync::Batch;
-use gdsync::cuda::{self, CudaError, HeldBack, RelaxedCapture};
+use gdsync::cuda::{self, CudaError, DeferReleaseGuard, RelaxedCapture};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::cudarc::driver::sys::{self, CUgraph, CUresult, CUstream};
 use gdsync::memop::{Condition, MemOp};
@@ -103,12 +103,12 @@ unsafe fn record(target: Target, steps: &[Step]) -> Result<(), Failure> {
 struct Held {
     operations: Vec<Arc<Operation>>,
     /// Keeps gdsync from unmapping memory, which blocks on the GPU: the graph may wait on a stream unknown to gdsync.
-    _waits: HeldBack,
+    _waits: DeferReleaseGuard,
 }
 
 impl Held {
     fn new(steps: &[Step]) -> Result<Self, Failure> {
-        let mut held = Held { operations: Vec::with_capacity(steps.len()), _waits: cuda::hold_back() };
+        let mut held = Held { operations: Vec::with_capacity(steps.len()), _waits: cuda::defer_release() };
         for (operation, _) in steps {
             operation.launch_word()?.hold();
             held.operations.push(operation.clone());

@@ -82,13 +82,14 @@ impl PersistentGroup {
             let send = PersistentSend::send(&connection.queue_pair, &slices)?;
             // The queue pair's order holds back the other fragments with the first one.
             Ok(Persistent::Send(match clear {
-                ClearToSend::Await(word) if start == 0 => send.behind(word)?,
+                ClearToSend::Await(word) if start == 0 => send.card_wait(word)?,
                 _ => send,
             }))
         });
         let mut all = fragments.collect::<Result<Vec<_>, Failure>>()?;
         if let ClearToSend::Notify(word) = clear {
-            all.push(Persistent::ClearToSend(PersistentSend::count(&connection.queue_pair, *word)?));
+            let write = PersistentSend::write_start_count(&connection.queue_pair, *word)?;
+            all.push(Persistent::ClearToSend(write));
         }
         Ok(PersistentGroup::new(all))
     }

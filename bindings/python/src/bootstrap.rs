@@ -2,7 +2,7 @@
 
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
-use gdsync_notify::bootstrap::{Job, Key, Meeting};
+use gdsync_notify::bootstrap::{Job, Key, Rendezvous};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -68,11 +68,11 @@ impl Bootstrap {
         timeout: Option<f64>,
     ) -> Result<Self, Failure> {
         // `host:port` is rank 0's address; other text is a name on this host.
-        let meeting = match address.rsplit_once(':') {
-            Some((_, port)) if port.parse::<u16>().is_ok() => Meeting::Root(address),
-            _ => Meeting::Local(address),
+        let rendezvous = match address.rsplit_once(':') {
+            Some((_, port)) if port.parse::<u16>().is_ok() => Rendezvous::Root(address),
+            _ => Rendezvous::Local(address),
         };
-        let job = Job::new(rank, size, meeting)?;
+        let job = Job::new(rank, size, rendezvous)?;
         let job = match key {
             Some(key) => job.with_key(Key::new(&key).map_err(|error| Failure::invalid(error.to_string()))?),
             None => job,

@@ -159,7 +159,7 @@ impl From<NotifyError> for Failure {
             | NotifyError::Mismatch { .. } => ExceptionClass::InvalidArgument,
             NotifyError::Expelled { .. } | NotifyError::Failed { .. } => ExceptionClass::ConnectionFailed,
             NotifyError::Consistency { .. } | NotifyError::NoReads => ExceptionClass::Unsupported,
-            NotifyError::Post { source, .. } | NotifyError::Local(source) => class_of_queue(source),
+            NotifyError::Post { source, .. } | NotifyError::LocalQueue(source) => class_of_queue(source),
             NotifyError::Device(source) => class_of_verbs(source),
             NotifyError::Cuda(source) => class_of_cuda(source),
             NotifyError::Unreachable(source) => class_of_stream(source),

@@ -33,7 +33,7 @@ impl Team {
         connections: &str,
     ) -> Result<Self, Failure> {
         let connections = match connections {
-            "auto" => ConnectionKind::BySize,
+            "auto" => ConnectionKind::Auto,
             "each" => ConnectionKind::Each,
             "dynamic" => ConnectionKind::Dynamic,
             other => {

@@ -12,7 +12,7 @@ const MAX_SIZE: u32 = 1 << 14;
 /// Where the processes of a job meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Meeting {
+pub enum Rendezvous {
     /// At `host:port`, where rank 0 listens.
     Root(String),
     /// On this host, in a folder that only this user can reach, under the job's name.
@@ -24,7 +24,7 @@ pub enum Meeting {
 pub struct Job {
     rank: u32,
     size: u32,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     name: String,
     key: Option<Key>,
 }
@@ -56,19 +56,19 @@ impl Job {
     ///
     /// # Errors
     /// [`BootstrapError::Rank`] if the rank is not below the size, or the size above 16384.
-    pub fn new(rank: u32, size: u32, meeting: Meeting) -> Result<Self, BootstrapError> {
-        let name = match &meeting {
-            Meeting::Root(_) => String::new(),
-            Meeting::Local(name) => name.clone(),
+    pub fn new(rank: u32, size: u32, rendezvous: Rendezvous) -> Result<Self, BootstrapError> {
+        let name = match &rendezvous {
+            Rendezvous::Root(_) => String::new(),
+            Rendezvous::Local(name) => name.clone(),
         };
-        Self::named(rank, size, meeting, name)
+        Self::named(rank, size, rendezvous, name)
     }
 
-    fn named(rank: u32, size: u32, meeting: Meeting, name: String) -> Result<Self, BootstrapError> {
+    fn named(rank: u32, size: u32, rendezvous: Rendezvous, name: String) -> Result<Self, BootstrapError> {
         if rank >= size || size > MAX_SIZE {
             return Err(BootstrapError::Rank { rank, size, limit: MAX_SIZE });
         }
-        Ok(Job { rank, size, meeting, name, key: None })
+        Ok(Job { rank, size, rendezvous, name, key: None })
     }
 
     /// Reads the launcher's description: rank and size from `GDSYNC_RANK` and `GDSYNC_SIZE`, or the variables of Open
@@ -99,8 +99,8 @@ impl Job {
         let (size_name, size) = size.ok_or(BootstrapError::NoSize { rank: rank_name, size: sizes[0] })?;
         let size = number(size_name, &size)?;
         let name = if rank_name == TORCHRUN { torchrun_name(&get) } else { job_name(&get) };
-        let meeting = match get("GDSYNC_ROOT") {
-            Some(root) => Meeting::Root(checked_root(root)?),
+        let rendezvous = match get("GDSYNC_ROOT") {
+            Some(root) => Rendezvous::Root(checked_root(root)?),
             None if rank_name == TORCHRUN && size > 1 && is_on_several_hosts(size, &get)? => {
                 torchrun_root(&get)?
             }
@@ -109,15 +109,15 @@ impl Job {
                 if name.is_none() && size > 1 {
                     return Err(BootstrapError::NoJobName);
                 }
-                Meeting::Local(name.clone().unwrap_or_default())
+                Rendezvous::Local(name.clone().unwrap_or_default())
             }
         };
         let key = KEY_VARIABLES.read(&get)?;
-        Ok(Job { key, ..Self::named(rank, size, meeting, name.unwrap_or_default())? })
+        Ok(Job { key, ..Self::named(rank, size, rendezvous, name.unwrap_or_default())? })
     }
 
-    /// Sets the key that processes prove to each other at [`Meeting::Root`]. Without one they need an address that only
-    /// this host reaches, and use their user's key.
+    /// Sets the key that processes prove to each other at [`Rendezvous::Root`]. Without one they need an address that
+    /// only this host reaches, and use their user's key.
     #[must_use]
     pub fn with_key(self, key: Key) -> Self {
         Job { key: Some(key), ..self }
@@ -134,8 +134,8 @@ impl Job {
     }
 
     /// The meeting point.
-    pub fn meeting(&self) -> &Meeting {
-        &self.meeting
+    pub fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
     }
 
     pub(super) fn key(&self) -> Option<&Key> {
@@ -218,13 +218,13 @@ fn is_on_several_hosts(size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Re
 }
 
 /// Returns rank 0's host and the port after torch's own.
-fn torchrun_root(get: &impl Fn(&str) -> Option<OsString>) -> Result<Meeting, BootstrapError> {
+fn torchrun_root(get: &impl Fn(&str) -> Option<OsString>) -> Result<Rendezvous, BootstrapError> {
     let (Some(address), Some(port)) = (get("MASTER_ADDR"), get("MASTER_PORT")) else {
         return Err(BootstrapError::NoJobName);
     };
     let (address, port) = (text("MASTER_ADDR", address)?, number("MASTER_PORT", &port)?);
     match u16::try_from(port).ok().and_then(|port| port.checked_add(1)) {
-        Some(port) => Ok(Meeting::Root(format!("{address}:{port}"))),
+        Some(port) => Ok(Rendezvous::Root(format!("{address}:{port}"))),
         None => Err(BootstrapError::Variable {
             name: "MASTER_PORT",
             value: port.to_string(),

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! # Trust
-//! On one host the processes meet at a socket that only their user can reach. At [`Meeting::Root`] each connection
+//! On one host the processes meet at a socket that only their user can reach. At [`Rendezvous::Root`] each connection
 //! proves a key before any of its messages count ([`gdsync_auth`] documents the guarantees): the key of
 //! [`KEY_VARIABLES`], or, if only this host reaches the address, the user's own. A process without the key cannot take
 //! a rank's place or end the job, and silent connections keep no rank from joining. Later messages are parsed strictly,
@@ -38,7 +38,7 @@ mod rendezvous;
 
 pub use error::BootstrapError;
 pub use gdsync_auth::{Key, KeyError};
-pub use job::{Job, KEY_VARIABLES, Meeting};
+pub use job::{Job, KEY_VARIABLES, Rendezvous};
 
 use frame::{Frame, FrameKind, MAX_ALL, MAX_PART, decode_list, encode_list};
 use gdsync_auth::base_folder;
@@ -105,7 +105,7 @@ impl Bootstrap {
     /// sockets left.
     pub fn threads(size: u32, timeout: Duration) -> Result<Vec<Self>, BootstrapError> {
         // Checks the size.
-        Job::new(0, size, Meeting::Local(String::new()))?;
+        Job::new(0, size, Rendezvous::Local(String::new()))?;
         let (mut links, mut members) = (Vec::new(), Vec::new());
         for rank in 1..size {
             let pair = || {
@@ -148,7 +148,7 @@ impl Bootstrap {
         all_gather: impl FnMut(&[u8], &mut [u8]) -> Result<(), String> + Send + 'static,
     ) -> Result<Self, BootstrapError> {
         // Checks both.
-        Job::new(rank, size, Meeting::Local(String::new()))?;
+        Job::new(rank, size, Rendezvous::Local(String::new()))?;
         Ok(Self::with(rank, size, Role::Program(Box::new(all_gather)), timeout))
     }
 

@@ -3,7 +3,7 @@
 use super::error::BootstrapError;
 use super::folder;
 use super::frame::{Frame, FrameKind, HELLO_BYTES, MAX_ALL, MAX_PART, Stop};
-use super::job::{Job, Meeting};
+use super::job::{Job, Rendezvous};
 use super::link::{Link, LinkError, Socket, wait};
 use gdsync_auth::{Exchange, Key, Limits, Unproven};
 use std::io;
@@ -86,15 +86,15 @@ fn key_at(at: IpAddr, root: &str, job: &Job, base: &Path) -> Result<Key, Bootstr
 
 pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError> {
     let refused = |address: String| move |source: io::Error| BootstrapError::Listen { address, source };
-    match job.meeting() {
-        Meeting::Root(root) => {
+    match job.rendezvous() {
+        Rendezvous::Root(root) => {
             let listener = TcpListener::bind(root).map_err(refused(root.clone()))?;
             let at = listener.local_addr().map_err(refused(root.clone()))?;
             let key = key_at(at.ip(), root, job, base)?;
             listener.set_nonblocking(true).map_err(refused(root.clone()))?;
             Ok(Listener::Tcp { listener, key })
         }
-        Meeting::Local(_) => {
+        Rendezvous::Local(_) => {
             let path = folder::socket_path(base, job.name_hash())?;
             let (listener, _name) = folder::listen(&path).map_err(refused(path.display().to_string()))?;
             listener.set_nonblocking(true).map_err(refused(path.display().to_string()))?;
@@ -221,22 +221,22 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
 /// Connects another rank to rank 0, and waits until all have joined.
 pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, BootstrapError> {
     let deadline = Instant::now() + timeout;
-    let path = match job.meeting() {
-        Meeting::Local(_) => folder::socket_path(base, job.name_hash())?,
-        Meeting::Root(_) => std::path::PathBuf::new(),
+    let path = match job.rendezvous() {
+        Rendezvous::Local(_) => folder::socket_path(base, job.name_hash())?,
+        Rendezvous::Root(_) => std::path::PathBuf::new(),
     };
-    let address = match job.meeting() {
-        Meeting::Root(root) => root.clone(),
-        Meeting::Local(_) => path.display().to_string(),
+    let address = match job.rendezvous() {
+        Rendezvous::Root(root) => root.clone(),
+        Rendezvous::Local(_) => path.display().to_string(),
     };
-    let try_once = || match job.meeting() {
-        Meeting::Root(root) => {
+    let try_once = || match job.rendezvous() {
+        Rendezvous::Root(root) => {
             let (at, socket) = connect_tcp(root, deadline).map_err(Attempt::Failed)?;
             let key = key_at(at, root, job, base).map_err(Attempt::Hopeless)?;
             let exchange = Exchange::connecting(&key, PURPOSE).map_err(Attempt::Failed)?;
             Ok(Link::with_exchange(socket, exchange, MAX_ALL))
         }
-        Meeting::Local(_) => {
+        Rendezvous::Local(_) => {
             let socket = UnixStream::connect(&path).and_then(unix).map_err(Attempt::Failed)?;
             Ok(Link::new(socket, MAX_ALL))
         }

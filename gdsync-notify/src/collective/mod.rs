@@ -120,8 +120,8 @@ impl Collectives {
     /// [`CollectiveError::Bytes`], [`CollectiveError::Notifications`], [`CollectiveError::TooLong`],
     /// [`CollectiveError::Root`], [`CollectiveError::Element`], [`CollectiveError::Unaligned`], [`CollectiveError::Taken`],
     /// [`NotifyError::Cuda`](crate::NotifyError::Cuda), which the other ranks get as
-    /// [`NotifyError::Elsewhere`](crate::NotifyError::Elsewhere); [`NotifyError::Mismatch`](crate::NotifyError::Mismatch), on
-    /// all ranks, if they make different plans; [`NotifyError::PeerDead`](crate::NotifyError::PeerDead),
+    /// [`NotifyError::FailedOnRank`](crate::NotifyError::FailedOnRank); [`NotifyError::Mismatch`](crate::NotifyError::Mismatch),
+    /// on all ranks, if they make different plans; [`NotifyError::PeerDead`](crate::NotifyError::PeerDead),
     /// [`NotifyError::Bootstrap`](crate::NotifyError::Bootstrap), as [`Team::barrier`](crate::Team::barrier).
     pub fn plan(&self, collective: Collective) -> Result<Plan, CollectiveError> {
         let mut taken = self.taken.lock();

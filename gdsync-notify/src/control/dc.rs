@@ -353,7 +353,7 @@ impl DcTransport {
         };
         match posted {
             // The next poll recovers it.
-            Err(NotifyError::Local(QueueError::State(StateError::Failed { .. }))) => Ok(()),
+            Err(NotifyError::LocalQueue(QueueError::State(StateError::Failed { .. }))) => Ok(()),
             posted => posted,
         }
     }

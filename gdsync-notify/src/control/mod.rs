@@ -312,7 +312,7 @@ impl Control {
             found => {
                 let found = found.map(|oldest| (oldest.epoch, oldest.number));
                 let reason = format!("it is at exchange {found:?}, and this rank at {at:?}");
-                Err(NotifyError::Elsewhere { rank, reason })
+                Err(NotifyError::FailedOnRank { rank, reason })
             }
         };
         let all = (0..).zip(&mut self.contributions).map(take).collect::<Result<Vec<_>, _>>()?;

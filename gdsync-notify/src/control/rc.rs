@@ -235,7 +235,7 @@ impl RcTransport {
             }
             match sent {
                 Ok(()) => {}
-                Err(NotifyError::Local(QueueError::Full(_))) => return,
+                Err(NotifyError::LocalQueue(QueueError::Full(_))) => return,
                 Err(error) => events.dead.extend(self.unusable(rank, &error)),
             }
         }
@@ -243,7 +243,7 @@ impl RcTransport {
 
     /// Returns the death of a rank to which nothing can be posted.
     fn unusable(&self, rank: u32, error: &NotifyError) -> Option<(u32, DeathCause)> {
-        if !matches!(error, NotifyError::Local(QueueError::State(StateError::Failed { .. }))) {
+        if !matches!(error, NotifyError::LocalQueue(QueueError::State(StateError::Failed { .. }))) {
             tracing::error!(%error, rank, "a control connection cannot be used");
         }
         let cause = self.failure(rank).unwrap_or(DeathCause::NoAnswer(FailureCause::Aborted));

@@ -1,7 +1,7 @@
 //! Jobs whose processes meet, and jobs whose processes do not.
 
 use crate::ranks::{LONG, Ranks, ended_well};
-use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Key, Meeting};
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Key, Rendezvous};
 use gdsync_test_support::networks::free_port;
 use gdsync_test_support::process::role;
 use std::io::{Read, Write};
@@ -238,7 +238,7 @@ fn ranks_with_different_keys_do_not_meet() {
 #[test]
 fn an_address_that_other_hosts_reach_needs_a_key() {
     let root = format!("0.0.0.0:{}", free_port());
-    let job = Job::new(0, 2, Meeting::Root(root.clone())).unwrap();
+    let job = Job::new(0, 2, Rendezvous::Root(root.clone())).unwrap();
     let error = Bootstrap::join(&job, SHORT).unwrap_err();
     assert!(matches!(&error, BootstrapError::NoKey { address } if *address == root), "{error}");
     let text = error.to_string();
@@ -416,7 +416,7 @@ fn ranks_that_are_at_different_exchanges_are_an_error_everywhere() {
 
 #[test]
 fn one_process_is_a_job_and_long_parts_are_refused() {
-    let alone = Job::new(0, 1, Meeting::Local(String::new())).unwrap();
+    let alone = Job::new(0, 1, Rendezvous::Local(String::new())).unwrap();
     let mut alone = Bootstrap::join(&alone, LONG).unwrap();
     exchange(&mut alone, 3);
     let error = alone.all_gather(&vec![0; (1 << 20) + 1]).unwrap_err();
@@ -435,7 +435,7 @@ fn one_process_is_a_job_and_long_parts_are_refused() {
 fn an_address_that_is_taken_is_said() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let root = taken.local_addr().unwrap().to_string();
-    let job = Job::new(0, 2, Meeting::Root(root.clone())).unwrap();
+    let job = Job::new(0, 2, Rendezvous::Root(root.clone())).unwrap();
     let error = Bootstrap::join(&job, SHORT).unwrap_err();
     assert!(matches!(&error, BootstrapError::Listen { address, .. } if *address == root), "{error}");
 }

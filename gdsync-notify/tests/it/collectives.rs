@@ -282,7 +282,7 @@ fn refused(team: &Team, segment: &Segment, what: Collective) -> CollectiveError 
 }
 
 fn is_elsewhere(error: &CollectiveError) -> bool {
-    matches!(error, CollectiveError::Notify(NotifyError::Elsewhere { rank: 1, .. }))
+    matches!(error, CollectiveError::Notify(NotifyError::FailedOnRank { rank: 1, .. }))
 }
 
 #[test]

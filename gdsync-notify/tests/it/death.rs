@@ -2,11 +2,10 @@
 
 use crate::notify_device::{Kernels, LIBRARY, SOURCE, kernels};
 use crate::notify_rig::Rank;
-use crate::ranks::{LONG, Prepare, Ranks, config, domain, ended_well};
+use crate::ranks::{LONG, Prepare, Ranks, config, ended_well, joined};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
-use gdsync_notify::bootstrap::{Bootstrap, Job};
 use gdsync_notify::{NotifyError, Operation, Segment, Team, WaitNotification};
 use gdsync_test_support::device::{self, Ended};
 use gdsync_test_support::process::role;
@@ -22,8 +21,7 @@ const WITHIN: Duration = Duration::from_secs(15);
 const VICTIM: u32 = 2;
 
 pub(crate) fn team(queues: u32) -> Team {
-    let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-    Team::new(&domain(), bootstrap, config().queues(queues)).unwrap()
+    joined(config().queues(queues))
 }
 
 /// Ends this process by SIGKILL.
@@ -343,9 +341,7 @@ fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
         return three("a_ring_of_streams_ends_with_the_death_of_a_rank");
     };
     // A short queue: ranks soon wait for room.
-    let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-    let config = config().queue_pair(QueuePairConfig::default().send_depth(8));
-    let team = Team::new(&domain(), bootstrap, config).unwrap();
+    let team = joined(config().queue_pair(QueuePairConfig::default().send_depth(8)));
     // A rank may be three rounds behind its predecessor.
     let segment = team.allocate(64, 4).unwrap();
     let (queue, next) = (team.queue(0).unwrap(), (team.rank() + 1) % 3);

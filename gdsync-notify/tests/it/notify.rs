@@ -1,13 +1,13 @@
 //! Notified writes between ranks as threads and as processes.
 
-use crate::ranks::{LONG, Prepare, Ranks, config, domain, each_on_a_thread, ended_well, on_threads};
+use crate::ranks::{LONG, Prepare, Ranks, config, domain, each_on_a_thread, ended_well, joined, on_threads};
 use gdsync::memop::{Condition, Word32};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{OrderError, RequestError};
 use gdsync::verbs::{Provider, Transport};
 use gdsync::{Batch, ConnectOptions, PinnedMemory, QueueError, QueuePairConfig};
 use gdsync::{SoftStream, Stream};
-use gdsync_notify::bootstrap::{Bootstrap, Job};
+use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{NotifyError, Operation, Queue, Segment, Team, TeamConfig, WaitNotification};
 use gdsync_test_support::pair;
 use gdsync_test_support::process::role;
@@ -21,6 +21,14 @@ fn in_one_hand(size: u32, config: &TeamConfig, len: usize, notifications: u32) -
         let segment = team.allocate(len, notifications).unwrap();
         (team, segment)
     })
+}
+
+/// What refused a request to rank 1.
+fn refusal<T: std::fmt::Debug>(posted: Result<T, NotifyError>) -> QueueError {
+    match posted.unwrap_err() {
+        NotifyError::Post { rank: 1, source } => source,
+        other => panic!("{other}"),
+    }
 }
 
 fn wait(segment: &Segment, ids: std::ops::Range<u32>) -> u32 {
@@ -89,8 +97,7 @@ fn every_rank_writes_to_every_rank_between_threads() {
 #[test]
 fn every_rank_writes_to_every_rank_between_processes() {
     if role().is_some() {
-        let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        return all_to_all(&Team::new(&domain(), bootstrap, config()).unwrap(), 20);
+        return all_to_all(&joined(config()), 20);
     }
     Ranks::new(module_path!(), "every_rank_writes_to_every_rank_between_processes", 4).run("all-to-all");
 }
@@ -99,12 +106,10 @@ fn every_rank_writes_to_every_rank_between_processes() {
 fn nothing_is_lost_or_early_where_packets_are() {
     const TEST: &str = "nothing_is_lost_or_early_where_packets_are";
     if role().is_some() {
-        let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         // 4.096 µs * 2^15 * 8 is a second, within which cards answer even on a busy machine.
-        let config = config().connect(ConnectOptions::default().timeout(15));
-        let team = Team::new(&domain(), bootstrap, config).unwrap();
+        let team = joined(config().connect(ConnectOptions::default().timeout(15)));
         all_to_all(&team, 6);
-        // The card under the system's libraries counts its faults elsewhere.
+        // The card counts its faults while the team keeps it; under the system's libraries it counts elsewhere.
         let own = pair::device().provider() == Provider::Software;
         assert!(!own || softhca::fault_counts().iter().any(|rule| rule.injected > 0), "no fault was met");
         return;
@@ -180,8 +185,7 @@ fn streams_write_and_wait_between_threads() {
 #[test]
 fn streams_write_and_wait_between_processes() {
     if role().is_some() {
-        let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        return ring(&Team::new(&domain(), bootstrap, config().queues(2)).unwrap(), 100);
+        return ring(&joined(config().queues(2)), 100);
     }
     Ranks::new(module_path!(), "streams_write_and_wait_between_processes", 4).run("ring");
 }
@@ -189,9 +193,7 @@ fn streams_write_and_wait_between_processes() {
 #[test]
 fn a_dead_rank_is_named_and_the_others_go_on() {
     if let Some(role) = role() {
-        let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        let config = config().queues(2);
-        let team = Team::new(&domain(), bootstrap, config).unwrap();
+        let team = joined(config().queues(2));
         let segment = team.allocate(64, 3).unwrap();
         let queue = team.queue(0).unwrap();
         queue.ping(2, LONG).unwrap();
@@ -263,19 +265,13 @@ fn what_cannot_be_is_refused_with_the_limit() {
     assert!(text(team.queue(1).map(drop)).contains("queue 1 is none of the 1"));
     assert!(matches!(
         segment.slice(50..101),
-        Err(NotifyError::Local(QueueError::Bounds(OutOfBounds { end: 101, .. })))
+        Err(NotifyError::LocalQueue(QueueError::Bounds(OutOfBounds { end: 101, .. })))
     ));
     assert!(segment.read(95, &mut [0; 6]).is_err() && segment.write(usize::MAX, &[1]).is_err());
     assert!(segment.remote(2).is_err() && queue.queue_pair(2).is_err() && queue.flush_rank(2, LONG).is_err());
     let foreign = gdsync::MemoryRegion::allocate(&domain(), 10, gdsync::Access::empty()).unwrap();
-    let error = queue.write(&foreign.slice(..).unwrap(), 1, segment, 0).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            NotifyError::Post { rank: 1, source: QueueError::Request(RequestError::WrongDomain { .. }) }
-        ),
-        "{error}"
-    );
+    let error = refusal(queue.write(&foreign.slice(..).unwrap(), 1, segment, 0));
+    assert!(matches!(error, QueueError::Request(RequestError::WrongDomain { .. })), "{error}");
     // None of that was sent.
     queue.flush(LONG).unwrap();
     assert_eq!(teams[1].1.notify_waitsome(0..3, Duration::ZERO).unwrap(), None);
@@ -299,7 +295,7 @@ fn ranks_that_disagree_or_fail_are_told_on_all() {
         // More memory than there is.
         let len = if team.rank() == 1 { usize::MAX / 4 } else { 8 };
         match (team.rank(), team.allocate(len, 1)) {
-            (0, Err(NotifyError::Elsewhere { rank: 1, .. })) | (1, Err(NotifyError::Device(_))) => {}
+            (0, Err(NotifyError::FailedOnRank { rank: 1, .. })) | (1, Err(NotifyError::Device(_))) => {}
             (rank, other) => panic!("rank {rank}: {other:?}"),
         }
         // The next allocation succeeds.
@@ -378,14 +374,8 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     let (stream, gate) = stream_of(&queue, segment);
     // The stream has not reached the send.
     let started = Instant::now();
-    let error = queue.flush(Duration::from_millis(100)).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            NotifyError::Post { rank: 1, source: QueueError::Order(OrderError::OtherStream { .. }) }
-        ),
-        "{error}"
-    );
+    let error = refusal(queue.flush(Duration::from_millis(100)));
+    assert!(matches!(error, QueueError::Order(OrderError::OtherStream { .. })), "{error}");
     assert!(started.elapsed() >= Duration::from_millis(100));
     assert_eq!(teams[1].1.notify_reset(0).unwrap(), 0);
     gate.store(1);
@@ -395,14 +385,8 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     // Sends that were dropped: one in the middle, then the newest.
     let [first, second] =
         [1, 2].map(|value| queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value }).unwrap());
-    let error = queue.flush(Duration::from_millis(20)).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            NotifyError::Post { rank: 1, source: QueueError::Order(OrderError::OutOfOrder { .. }) }
-        ),
-        "{error}"
-    );
+    let error = refusal(queue.flush(Duration::from_millis(20)));
+    assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { .. })), "{error}");
     drop(first);
     stream.post(Batch::new().send(second)).unwrap();
     queue.flush(LONG).unwrap();

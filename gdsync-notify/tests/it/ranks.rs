@@ -1,7 +1,7 @@
 //! Ranks of one job: threads, or processes in which a test reruns itself once for each rank.
 
 use gdsync::{PreparedSend, ProtectionDomain};
-use gdsync_notify::bootstrap::Bootstrap;
+use gdsync_notify::bootstrap::{Bootstrap, Job};
 use gdsync_notify::{ConnectionKind, NotifyError, Operation, Queue, Team, TeamConfig};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::pair;
@@ -74,6 +74,12 @@ pub(crate) fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + 
         rank(&team);
         team.barrier().unwrap();
     });
+}
+
+/// The team of this process, which [`Ranks`] has started.
+pub(crate) fn joined(config: TeamConfig) -> Team {
+    let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
+    Team::new(&domain(), bootstrap, config).unwrap()
 }
 
 /// Variables of launchers under which this test may run.

@@ -242,7 +242,7 @@ fn what_cannot_be_registered_is_an_error_on_all_ranks() {
         let len = if team.rank() == 1 { 0 } else { 64 };
         let refused = team.register(&tensor.memory(0, len), 1).unwrap_err();
         match (team.rank(), &refused) {
-            (0, NotifyError::Elsewhere { rank: 1, .. }) | (1, NotifyError::NothingToRegister) => {}
+            (0, NotifyError::FailedOnRank { rank: 1, .. }) | (1, NotifyError::NothingToRegister) => {}
             (rank, other) => panic!("rank {rank}: {other:?}"),
         }
         assert!(refused.to_string().contains("Team::allocate(0, notifications)"), "{refused}");

@@ -5,8 +5,8 @@ use crate::ranks::{LONG, Prepare, Ranks, config, domain, ended_well};
 use gdsync::queue::OrderError;
 use gdsync::stream::PostFailure;
 use gdsync::{Batch, PinnedMemory, QueueError, QueuePair, SoftStream, Stream};
-use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
-use gdsync_notify::{NotifyError, Operation, PartPlan, Queue, Segment, Team, WaitNotification};
+use gdsync_notify::bootstrap::{Bootstrap, Job, Rendezvous};
+use gdsync_notify::{NotifyError, Operation, Queue, Segment, SegmentSpec, Team, WaitNotification};
 use gdsync_test_support::process::role;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -90,12 +90,12 @@ impl Rank {
     fn in_place() -> Rank {
         // It registers memory where its predecessor had allocated.
         let memory = PinnedMemory::allocate(LEN).unwrap();
-        let plans = [
-            PartPlan::Host { len: LEN, notifications: 0 },
-            PartPlan::Registered { memory: &memory, notifications: 2 * SIZE },
+        let specs = [
+            SegmentSpec::Host { len: LEN, notifications: 0 },
+            SegmentSpec::Registered { memory: &memory, notifications: 2 * SIZE },
         ];
         let config = config().queues(2);
-        let (team, segments) = Team::take_place(&domain(), meet_again(), config, &plans).unwrap();
+        let (team, segments) = Team::join_as_replacement(&domain(), meet_again(), config, &specs).unwrap();
         let [outbox, inbox] = segments.try_into().unwrap();
         Rank::of(team, outbox, inbox)
     }
@@ -233,7 +233,7 @@ impl Rank {
 /// The bootstrap where survivors and a new process meet.
 fn meet_again() -> Bootstrap {
     let rank = Job::from_env().unwrap().rank();
-    let job = Job::new(rank, SIZE, Meeting::Local("again".to_owned())).unwrap();
+    let job = Job::new(rank, SIZE, Rendezvous::Local("again".to_owned())).unwrap();
     Bootstrap::join(&job, LONG).unwrap()
 }
 

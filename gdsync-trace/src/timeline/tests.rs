@@ -1,6 +1,6 @@
 //! Tests of the timeline, through its text.
 
-use crate::record::{Kind, ReadPart, Record, text_words};
+use crate::record::{EventKind, ReadPart, Record, text_words};
 use crate::testing::record;
 use gdsync_sys::prm::doorbell::Doorbell;
 use serde_json::Value;
@@ -29,24 +29,24 @@ fn a_message_is_followed_from_its_post_to_another_process() {
         100,
         Some(0),
         vec![
-            record(Kind::CardName, 0, {
+            record(EventKind::CardName, 0, {
                 let [a, b] = text_words("softhca0");
                 [3, a, b]
             }),
-            record(Kind::QueuePair, 1, [REGISTER & !0xfff, left, 0]),
-            record(Kind::Posted, 10, [1, 2, 0]),
-            record(Kind::PostedDoorbell, 12, [REGISTER, doorbell, 0]),
-            record(Kind::Stored, 30, [REGISTER, doorbell, 64]),
-            record(Kind::Sent, 40, [left, 9 << 32 | 64, 4 << 32 | 0x0a << 16 | 7]),
+            record(EventKind::QueuePair, 1, [REGISTER & !0xfff, left, 0]),
+            record(EventKind::Posted, 10, [1, 2, 0]),
+            record(EventKind::PostedDoorbell, 12, [REGISTER, doorbell, 0]),
+            record(EventKind::Stored, 30, [REGISTER, doorbell, 64]),
+            record(EventKind::Sent, 40, [left, 9 << 32 | 64, 4 << 32 | 0x0a << 16 | 7]),
         ],
     );
     let receiver = part(
         200,
         Some(1),
         vec![
-            record(Kind::Arrived, 60, [right, 9 << 32 | 64, left]),
+            record(EventKind::Arrived, 60, [right, 9 << 32 | 64, left]),
             // A message sent before the trace began.
-            record(Kind::Arrived, 61, [right, 8 << 32 | 64, left]),
+            record(EventKind::Arrived, 61, [right, 8 << 32 | 64, left]),
         ],
     );
     let (trace, summary) = written(vec![receiver, sender]);
@@ -74,21 +74,22 @@ fn a_message_is_followed_from_its_post_to_another_process() {
 fn what_a_gpu_performs_is_a_row_of_its_stream_that_arrows_pass() {
     let (left, right) = (3 << 32 | 0x41, 4 << 32 | 0x41);
     let doorbell = |index| Doorbell::without_record(index, 0x41).raw();
-    let performed = |at, until, number| Record { until, ..record(Kind::Performed, at, [0x5000, 2, number]) };
+    let performed =
+        |at, until, number| Record { until, ..record(EventKind::Performed, at, [0x5000, 2, number]) };
     let records = vec![
-        record(Kind::QueuePair, 1, [REGISTER & !0xfff, left, 0]),
-        record(Kind::Posted, 10, [0x5000, 2, 1]),
-        record(Kind::PostedDoorbell, 12, [REGISTER, doorbell(7), 1]),
-        record(Kind::Posted, 14, [0x5000, 2, 2]),
-        record(Kind::PostedDoorbell, 15, [REGISTER, doorbell(8), 2]),
+        record(EventKind::QueuePair, 1, [REGISTER & !0xfff, left, 0]),
+        record(EventKind::Posted, 10, [0x5000, 2, 1]),
+        record(EventKind::PostedDoorbell, 12, [REGISTER, doorbell(7), 1]),
+        record(EventKind::Posted, 14, [0x5000, 2, 2]),
+        record(EventKind::PostedDoorbell, 15, [REGISTER, doorbell(8), 2]),
         performed(20, 30, 1),
         // A new relation of the clocks places its begin before the previous end.
         performed(28, 50, 2),
-        record(Kind::Sent, 40, [left, 9 << 32 | 64, 4 << 32 | 0x0a << 16 | 7]),
+        record(EventKind::Sent, 40, [left, 9 << 32 | 64, 4 << 32 | 0x0a << 16 | 7]),
         // The card is faster than the rest of the submission.
-        record(Kind::Sent, 45, [left, 10 << 32 | 64, 4 << 32 | 0x0a << 16 | 8]),
-        record(Kind::Arrived, 60, [right, 9 << 32 | 64, left]),
-        record(Kind::Arrived, 61, [right, 10 << 32 | 64, left]),
+        record(EventKind::Sent, 45, [left, 10 << 32 | 64, 4 << 32 | 0x0a << 16 | 8]),
+        record(EventKind::Arrived, 60, [right, 9 << 32 | 64, left]),
+        record(EventKind::Arrived, 61, [right, 10 << 32 | 64, left]),
     ];
     let (trace, _) = written(vec![part(1, None, records)]);
     let slices: Vec<_> =
@@ -108,11 +109,11 @@ fn what_a_gpu_performs_is_a_row_of_its_stream_that_arrows_pass() {
 fn waits_are_balanced_also_where_a_part_begins_or_ends_within_one() {
     let wait = |kind, at| record(kind, at, [0x1000, 1, 32]);
     let records = vec![
-        wait(Kind::WaitEnd, 1),
-        wait(Kind::WaitBegin, 2),
-        wait(Kind::WaitEnd, 5),
-        wait(Kind::WaitBegin, 7),
-        record(Kind::Polled, 20, [1, 2, 0]),
+        wait(EventKind::WaitEnd, 1),
+        wait(EventKind::WaitBegin, 2),
+        wait(EventKind::WaitEnd, 5),
+        wait(EventKind::WaitBegin, 7),
+        record(EventKind::Polled, 20, [1, 2, 0]),
     ];
     let (trace, _) = written(vec![part(1, None, records)]);
     let (begins, ends) = (of_phase(&trace, "B"), of_phase(&trace, "E"));
@@ -124,7 +125,7 @@ fn waits_are_balanced_also_where_a_part_begins_or_ends_within_one() {
 fn a_name_that_was_given_to_a_thread_counts() {
     let named = |at, name, given| {
         let [first, second] = text_words(name);
-        record(Kind::ThreadName, at, [first, second, given])
+        record(EventKind::ThreadName, at, [first, second, given])
     };
     let records = vec![named(1, "gdsync-stream", 0), named(2, "stream 1", 1), named(3, "gdsync-stream", 0)];
     let (trace, summary) = written(vec![part(1, None, records)]);

@@ -3,7 +3,7 @@
 use gdsync_test_support::compiler::Compiler;
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::process::{again, role};
-use gdsync_trace::{Kind, TRACE_VARIABLE, enabled, span};
+use gdsync_trace::{EventKind, TRACE_VARIABLE, enabled, span};
 use std::path::Path;
 
 const TEST: &str = "what_lasts_is_a_range";
@@ -11,9 +11,9 @@ const TEST: &str = "what_lasts_is_a_range";
 #[test]
 fn what_lasts_is_a_range() {
     if role().is_some() {
-        let post = span(Kind::Posted, || [1, 2, 3]);
-        drop(span(Kind::Kernel, || [0; 3]));
-        std::thread::spawn(|| drop(span(Kind::Synchronize, || [0; 3]))).join().unwrap();
+        let post = span(EventKind::Posted, || [1, 2, 3]);
+        drop(span(EventKind::Kernel, || [0; 3]));
+        std::thread::spawn(|| drop(span(EventKind::Synchronize, || [0; 3]))).join().unwrap();
         drop(post);
         eprintln!("traced: {}", enabled());
         return;

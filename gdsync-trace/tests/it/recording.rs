@@ -2,7 +2,7 @@
 
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::process::{again, role};
-use gdsync_trace::{Kind, Span, Summary, TRACE_VARIABLE, enabled, event, merge, now, parts_in, span};
+use gdsync_trace::{EventKind, Span, Summary, TRACE_VARIABLE, enabled, event, merge, now, parts_in, span};
 use std::process::ExitStatus;
 
 /// Events that fill a thread's buffer.
@@ -10,7 +10,7 @@ const MANY: u64 = 5000;
 
 fn record(count: u64) {
     assert!(enabled() && now() > 0);
-    (0..count).for_each(|number| event(Kind::Polled, || [0x41, number, 0]));
+    (0..count).for_each(|number| event(EventKind::Polled, || [0x41, number, 0]));
 }
 
 /// Runs the calling test again with a trace, and merges the records.
@@ -30,8 +30,8 @@ fn traced(test: &str) -> (ExitStatus, Summary, String) {
 fn without_the_variable_nothing_is_recorded() {
     assert!(role().is_some() || std::env::var_os(TRACE_VARIABLE).is_none(), "these tests run without it");
     let never = || panic!("no words are asked for");
-    event(Kind::Polled, never);
-    drop((span(Kind::Kernel, never), Span::none()));
+    event(EventKind::Polled, never);
+    drop((span(EventKind::Kernel, never), Span::none()));
     assert!(!enabled() && now() == 0);
 }
 
@@ -50,7 +50,7 @@ fn threads_that_end_and_threads_that_do_not_are_written() {
             }
         });
         is_done.recv().unwrap();
-        drop(span(Kind::Kernel, || [0; 3]));
+        drop(span(EventKind::Kernel, || [0; 3]));
         return;
     }
     let (status, summary, trace) = traced("threads_that_end_and_threads_that_do_not_are_written");
@@ -66,7 +66,7 @@ fn the_child_of_a_fork_records_nothing() {
         // SAFETY: the child only calls this crate, which loads a word, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            event(Kind::Polled, || [0; 3]);
+            event(EventKind::Polled, || [0; 3]);
             // SAFETY: the exit handlers are this crate's and the standard library's.
             unsafe { libc::exit(i32::from(enabled())) };
         }

@@ -1,7 +1,7 @@
 //! Writes of bytes in stream order: cut into pieces, each of which is copied or cut into words.
 
 use crate::batch::Keyed;
-use crate::memop::{MemOpCaps, MemoryKind, Place, Staged, StreamError, StreamMemory};
+use crate::memop::{Location, MemOpCaps, MemoryKind, Staged, StreamError, StreamMemory};
 use crate::memory::OutOfBounds;
 
 /// A piece in host memory stays within a page: devices map pages one by one.
@@ -31,7 +31,7 @@ pub enum WriteError {
 /// can be added to any number of batches.
 #[derive(Clone, Debug)]
 pub struct MemoryWrite {
-    place: Place,
+    location: Location,
     bytes: Vec<u8>,
 }
 
@@ -46,29 +46,29 @@ impl MemoryWrite {
     /// # Errors
     /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong); [`OutOfBounds`](crate::memory::OutOfBounds).
     pub fn new(memory: &impl StreamMemory, offset: usize, bytes: &[u8]) -> Result<Self, WriteError> {
-        let (place, given) = (memory.place(), bytes.len());
+        let (location, given) = (memory.location(), bytes.len());
         if given > Self::MAX {
             return Err(WriteError::TooLong { given, limit: Self::MAX });
         }
         let end = offset.saturating_add(given);
-        if end > place.len() {
-            let (start, end, len) = (offset as u64, end as u64, place.len() as u64);
+        if end > location.len() {
+            let (start, end, len) = (offset as u64, end as u64, location.len() as u64);
             return Err(OutOfBounds { start, end, len }.into());
         }
-        let place = place.at(offset);
-        place.expose(given);
-        Ok(MemoryWrite { place, bytes: bytes.to_vec() })
+        let location = location.at(offset);
+        location.expose(given);
+        Ok(MemoryWrite { location, bytes: bytes.to_vec() })
     }
 
     pub(super) fn pieces(self) -> impl Iterator<Item = Bytes> {
-        let MemoryWrite { place, bytes } = self;
-        let first = match place.kind() {
-            MemoryKind::Host => (PAGE - place.address() % PAGE) as usize,
+        let MemoryWrite { location, bytes } = self;
+        let first = match location.kind() {
+            MemoryKind::Host => (PAGE - location.address() % PAGE) as usize,
             MemoryKind::Gpu => Self::MAX,
         };
         let cut = first.min(bytes.len());
         [0..cut, cut..bytes.len()].into_iter().filter(|range| !range.is_empty()).map(move |range| Bytes {
-            place: place.at(range.start),
+            location: location.at(range.start),
             content: bytes[range].into(),
             staged: None,
         })
@@ -77,7 +77,7 @@ impl MemoryWrite {
 
 #[derive(Debug)]
 pub(crate) struct Bytes {
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) content: Box<[u8]>,
     /// The backend's copy of the content, once the piece is submitted.
     staged: Staged,
@@ -130,7 +130,7 @@ impl Bytes {
     /// time, so a piece that does not consist of whole words is copied, too.
     #[inline]
     pub(crate) fn word_count(&self, caps: &MemOpCaps) -> Option<usize> {
-        let (address, len) = (self.place.address(), self.content.len());
+        let (address, len) = (self.location.address(), self.content.len());
         let count = words(address, len);
         let aligned = address.is_multiple_of(4) && len.is_multiple_of(4);
         (caps.ops_64_bit && aligned && count <= MOST_WORDS).then_some(count)
@@ -142,7 +142,7 @@ impl Bytes {
     /// [`StreamError::Unsupported`] if it is copied: a copy cannot be part of another submission.
     pub(crate) fn words(&self, caps: &MemOpCaps) -> Result<Words<'_>, StreamError> {
         match self.word_count(caps) {
-            Some(_) => Ok(Words { address: self.place.address(), rest: &self.content }),
+            Some(_) => Ok(Words { address: self.location.address(), rest: &self.content }),
             None => Err(StreamError::Unsupported { what: "copies among other operations" }),
         }
     }
@@ -211,7 +211,7 @@ mod tests {
             for piece in MemoryWrite::new(&memory, offset, &bytes).unwrap().pieces() {
                 let first = base + at as u64;
                 let len = piece.content.len();
-                prop_assert_eq!(piece.place.address(), first);
+                prop_assert_eq!(piece.location.address(), first);
                 prop_assert_eq!(first / PAGE, (first + len as u64 - 1) / PAGE);
                 prop_assert_eq!(&*piece.content, &bytes[at..at + len]);
                 if let Some(count) = piece.word_count(&MemOpCaps::FULL) {

@@ -19,7 +19,7 @@ pub(crate) use lower::{Driver, Lowering, Points};
 pub(crate) use merge::{Chunk, Collecting, Fate, Keyed, LastPoint, Planner, SendKey, WaitKey};
 pub use shape::BatchShape;
 
-use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
+use crate::memop::{Condition, Location, MemOpCaps, StreamWord};
 use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner};
 use std::fmt;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct Batch {
 
 /// A descriptor that a stream can post.
 pub(crate) type Descriptor =
-    shape::Descriptor<PreparedSend, PreparedWait, Place, Bytes, PreparedReceives, PreparedTicket>;
+    shape::Descriptor<PreparedSend, PreparedWait, Location, Bytes, PreparedReceives, PreparedTicket>;
 
 impl Batch {
     /// Makes an empty batch.
@@ -105,25 +105,25 @@ impl Batch {
 
     /// Adds a wait until a 32-bit word meets a condition. If it never does, the stream hangs.
     pub fn wait_value32(mut self, word: &impl StreamWord<u32>, condition: Condition, value: u32) -> Self {
-        self.push(Descriptor::Wait32(word.place(), condition, value));
+        self.push(Descriptor::Wait32(word.location(), condition, value));
         self
     }
 
     /// Adds a wait until a 64-bit word meets a condition. If it never does, the stream hangs.
     pub fn wait_value64(mut self, word: &impl StreamWord<u64>, condition: Condition, value: u64) -> Self {
-        self.push(Descriptor::Wait64(word.place(), condition, value));
+        self.push(Descriptor::Wait64(word.location(), condition, value));
         self
     }
 
     /// Adds a write of a 32-bit word. An observer that sees the value sees everything before.
     pub fn write_value32(mut self, word: &impl StreamWord<u32>, value: u32) -> Self {
-        self.push(Descriptor::Write32(word.place(), value));
+        self.push(Descriptor::Write32(word.location(), value));
         self
     }
 
     /// Adds a write of a 64-bit word. An observer that sees the value sees everything before.
     pub fn write_value64(mut self, word: &impl StreamWord<u64>, value: u64) -> Self {
-        self.push(Descriptor::Write64(word.place(), value));
+        self.push(Descriptor::Write64(word.location(), value));
         self
     }
 
@@ -267,7 +267,7 @@ impl fmt::Display for Descriptor {
             Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Bytes(bytes) => {
-                write!(f, "write {} bytes to {}", bytes.content.len(), bytes.place)
+                write!(f, "write {} bytes to {}", bytes.content.len(), bytes.location)
             }
             Descriptor::Barrier => f.write_str("barrier"),
             Descriptor::Flush => f.write_str("flush"),

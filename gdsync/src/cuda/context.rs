@@ -1,7 +1,7 @@
 //! A GPU context: its capabilities, its map of this process' memory, and when memory is unregistered from it.
 
 use crate::cuda::copier::Copier;
-use crate::cuda::gate::{Busy, Gate, Submitting, is_held_back};
+use crate::cuda::gate::{Busy, Gate, Submitting, is_release_deferred};
 #[cfg(feature = "software-card")]
 use crate::cuda::peer_copies::PendingCopies;
 use crate::cuda::{CudaError, GpuCapabilities, RelaxedCapture, StreamHandle, check};
@@ -350,14 +350,14 @@ impl GpuContext {
     }
 
     /// True if all of gdsync's streams on this context are idle, no dropped stream has work outstanding, and the
-    /// program has announced no waits unknown to gdsync ([`hold_back`](crate::cuda::hold_back)).
+    /// program has announced no waits unknown to gdsync ([`defer_release`](crate::cuda::defer_release)).
     fn is_idle(&self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // Under the lock, as a removed stream may be destroyed.
         let streams = self.streams.lock();
         let idle =
             streams.iter().filter_map(Weak::upgrade).all(|stream| !stream.busy.is_set() && stream.is_idle());
-        idle && !has_unfinished(self.id) && !is_held_back()
+        idle && !has_unfinished(self.id) && !is_release_deferred()
     }
 
     /// Runs deferred calls and unregisters unused memory, if that does not block: if all of gdsync's streams are

@@ -107,29 +107,29 @@ impl Drop for Closed<'_> {
     }
 }
 
-static HELD: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+static DEFERRALS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 /// While a value lives, gdsync does not unregister or free memory that a GPU knows. Doing so waits for the GPU, and
 /// gdsync does it while the streams that it knows are idle: a wait on another stream, for example in a graph that the
 /// program launches, would block the calling thread. Dropping a value calls no CUDA function.
 #[derive(Debug)]
-pub struct HeldBack(());
+pub struct DeferReleaseGuard(());
 
-/// Suspends calls that wait for the GPU: see [`HeldBack`].
-pub fn hold_back() -> HeldBack {
-    // AcqRel, as in `is_held_back`: later launches are not reordered before this, nor the check after it.
-    HELD.fetch_add(1, Ordering::AcqRel);
-    HeldBack(())
+/// Defers the release of memory that a GPU knows: see [`DeferReleaseGuard`].
+pub fn defer_release() -> DeferReleaseGuard {
+    // AcqRel, as in `is_release_deferred`: later launches are not reordered before this, nor the check after it.
+    DEFERRALS.fetch_add(1, Ordering::AcqRel);
+    DeferReleaseGuard(())
 }
 
-impl Drop for HeldBack {
+impl Drop for DeferReleaseGuard {
     fn drop(&mut self) {
-        HELD.fetch_sub(1, Ordering::AcqRel);
+        DEFERRALS.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-pub(super) fn is_held_back() -> bool {
-    HELD.load(Ordering::Acquire) > 0
+pub(super) fn is_release_deferred() -> bool {
+    DEFERRALS.load(Ordering::Acquire) > 0
 }
 
 #[cfg(test)]
@@ -189,10 +189,10 @@ mod tests {
 
     #[test]
     fn each_counts_until_it_is_dropped() {
-        let (one, other) = (hold_back(), hold_back());
+        let (one, other) = (defer_release(), defer_release());
         drop(one);
-        assert!(is_held_back());
+        assert!(is_release_deferred());
         drop(other);
-        assert!(!is_held_back());
+        assert!(!is_release_deferred());
     }
 }

@@ -9,8 +9,8 @@
 //! it, and kernel launches of *other* threads wait for them. Posting batches, launching loaded kernels, allocating,
 //! registering and copying do not wait. So a program loads its modules, and launches each kernel once, before it waits
 //! for anything that needs its own help. gdsync frees and unregisters memory that a GPU knows only while all streams
-//! that gdsync knows are idle: when a stream is synchronized, made or dropped, or GPU memory is allocated. (It still
-//! waits for another stream of the program, or for a kernel that never ends, unless the program calls [`hold_back`].)
+//! that gdsync knows are idle: when a stream is synchronized, made or dropped, or GPU memory is allocated. (It still waits
+//! for another stream of the program, or for a kernel that never ends, unless the program calls [`defer_release`].)
 //!
 //! Streams of one context that wait for each other need a channel each. The driver has 8 by default, and executes the
 //! work of streams that share a channel in the order of submission. While as many streams wait as there are channels,
@@ -91,7 +91,7 @@ pub use capabilities::{
     Consistency, GpuCapabilities, GpuDescription, WritesOrdering, describe, driver_version,
 };
 pub use error::CudaError;
-pub use gate::{HeldBack, hold_back};
+pub use gate::{DeferReleaseGuard, defer_release};
 pub use gdsync_gdr::Gpu;
 pub use gdsync_gdr::driver::DriverError;
 pub use handle::RelaxedCapture;

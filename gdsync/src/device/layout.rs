@@ -2,7 +2,7 @@
 
 use crate::cuda::GpuMemory;
 use crate::device::DeviceQpError;
-use crate::memop::{MemOpStream, Place, Site, StreamError};
+use crate::memop::{Location, MemOpStream, Site, StreamError};
 use crate::memory::PinnedMemory;
 use crate::qp::{Collector, Trigger};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
@@ -138,7 +138,7 @@ impl Trigger {
     /// [`StreamError`] if the device cannot reach the word: it is in the memory of another GPU, or of a GPU for
     /// threads of the CPU.
     pub fn for_kernels(&self, device: &impl MemOpStream) -> Result<TriggerData, StreamError> {
-        Ok(TriggerData { word: address(&self.inner.place(), device)? })
+        Ok(TriggerData { word: address(&self.inner.location(), device)? })
     }
 }
 
@@ -148,15 +148,15 @@ impl Collector {
     /// # Errors
     /// [`StreamError`] if the device cannot reach the arrival word.
     pub fn for_kernels(&self, device: &impl MemOpStream) -> Result<CollectorData, StreamError> {
-        Ok(CollectorData { word: address(&self.inner.place(), device)? })
+        Ok(CollectorData { word: address(&self.inner.location(), device)? })
     }
 }
 
-fn address(place: &Place, device: &impl MemOpStream) -> Result<u64, StreamError> {
-    if let Some(memory) = place.gpu_memory() {
-        device.owns(memory)?;
+fn address(location: &Location, device: &impl MemOpStream) -> Result<u64, StreamError> {
+    if let Some(memory) = location.gpu_memory() {
+        device.check_same_gpu(memory)?;
     }
-    match place.site() {
+    match location.site() {
         Site::Host(at) => Ok(device.translate(at, size_of::<u64>())?.get()),
         Site::Stream(at) => Ok(at.get()),
     }
@@ -186,7 +186,7 @@ impl StateMemory {
         match self {
             StateMemory::Pinned(memory) => Ok(device.translate(memory.addr(), STATE_BYTES)?.get()),
             StateMemory::Gpu(memory) => {
-                device.owns(memory)?;
+                device.check_same_gpu(memory)?;
                 Ok(memory.address())
             }
         }

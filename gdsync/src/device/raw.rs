@@ -3,7 +3,7 @@
 //!
 //! The C library `libgdsync` uses this. The program keeps its objects alive, and nothing here does, hence `unsafe`.
 
-use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
+use crate::memop::{Condition, Location, Named, StreamMemory, StreamWord, WordError};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
 use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
 use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull, Release, StateError};
@@ -52,7 +52,7 @@ impl QueuePair {
     /// completion queues: they are destroyed too, and unregistered from GPUs, so that the protection domain can be
     /// deallocated afterwards. Returns false if that takes longer than `timeout`: the queue pair is then destroyed
     /// later.
-    pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
+    pub fn destroy_and_wait(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
         let queues = [&self.inner.send_cq, &self.inner.recv_cq];
         let domains = [&self.inner.domain, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
@@ -198,16 +198,16 @@ impl DeviceWord32 {
 }
 
 impl Named for DeviceRange {
-    fn place(&self) -> Place {
-        Place::stream(self.address, self.len)
+    fn location(&self) -> Location {
+        Location::stream(self.address, self.len)
     }
 }
 
 impl StreamMemory for DeviceRange {}
 
 impl Named for DeviceWord32 {
-    fn place(&self) -> Place {
-        Place::stream(self.0, size_of::<u32>())
+    fn location(&self) -> Location {
+        Location::stream(self.0, size_of::<u32>())
     }
 }
 
@@ -312,7 +312,7 @@ impl PreparedWait {
 
     /// Abandons the wait, and leaves its completion to the CPU: the next wait is for the completion after it. (If the
     /// wait is dropped instead, the next one is prepared for the same completion.)
-    pub fn leave_to_cpu(self) {
+    pub fn leave_completion_to_cpu(self) {
         self.give_up();
     }
 }

@@ -1,10 +1,10 @@
 //! Memory operations of streams, the memory that they can name, and the trait of the backends that perform them.
 
 #[deny(unsafe_code)]
-mod place;
+mod location;
 
-pub use place::{GpuWord32, GpuWord64, MemoryKind, StreamMemory, StreamWord, Word32, Word64};
-pub(crate) use place::{Named, Place, Site};
+pub use location::{GpuWord32, GpuWord64, MemoryKind, StreamMemory, StreamWord, Word32, Word64};
+pub(crate) use location::{Location, Named, Site};
 
 use crate::cuda::{Gpu, GpuMemory};
 use crate::memory::{HostAddr, StreamAddr};
@@ -157,7 +157,7 @@ pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 /// Streams release memory because of a backend's answers. So an implementation keeps the promises of its methods,
 /// including the safe ones:
 /// - At the address that [`Self::translate`] returns, the backend reaches that host memory until [`Self::epoch`]
-///   changes; [`Self::reaches`] and [`Self::owns`] are right about GPU memory.
+///   changes; [`Self::reaches`] and [`Self::check_same_gpu`] are right about GPU memory.
 /// - Operations are performed in the order of their submission, each once, and not at all after an error, as
 ///   [`Self::submit`] says.
 /// - After [`Self::wait_idle`] has returned true, nothing that was submitted before is performed.
@@ -224,7 +224,7 @@ pub unsafe trait MemOpStream: Send + Sync {
     ///
     /// # Errors
     /// As [`Self::reaches`].
-    fn owns(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+    fn check_same_gpu(&self, memory: &GpuMemory) -> Result<(), StreamError> {
         self.reaches(memory)
     }
 
@@ -367,7 +367,7 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
         fn is_synchronous() -> bool;
         fn device() -> u64;
         fn reaches(memory: &GpuMemory) -> Result<(), StreamError>;
-        fn owns(memory: &GpuMemory) -> Result<(), StreamError>;
+        fn check_same_gpu(memory: &GpuMemory) -> Result<(), StreamError>;
         fn wait_idle(timeout: Duration) -> Result<bool, StreamError>;
     }
 

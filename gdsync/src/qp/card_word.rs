@@ -1,7 +1,7 @@
 //! Words that cards and streams share.
 
 use crate::cuda::CudaError;
-use crate::memop::{GpuWord64, Named, Place, StreamWord, Word64};
+use crate::memop::{GpuWord64, Location, Named, StreamWord, Word64};
 use crate::verbs::{
     Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, ProtectionDomain, Region, RemoteMemory,
 };
@@ -120,10 +120,10 @@ pub(super) fn is_behind(word: u64, number: u64) -> bool {
 }
 
 impl Named for CardWord {
-    fn place(&self) -> Place {
+    fn location(&self) -> Location {
         match &self.0.word {
-            Word::Host(word) => word.place(),
-            Word::Gpu(word) => word.place(),
+            Word::Host(word) => word.location(),
+            Word::Gpu(word) => word.location(),
         }
     }
 }

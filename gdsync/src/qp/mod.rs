@@ -262,10 +262,10 @@ impl QueuePair {
     ///   [`PortError::NoGid`](crate::verbs::PortError::NoGid),
     ///   [`QueuePairError::NoTransport`](crate::verbs::QueuePairError), [`Error::Verbs`] if the provider refuses.
     /// - [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a completion queue of another device,
-    ///   and [`QueuePairError::AwaitedAlone`](crate::verbs::QueuePairError) for another queue pair's own completion
+    ///   and [`QueuePairError::PrivateCompletionQueue`](crate::verbs::QueuePairError) for another queue pair's own completion
     ///   queue, if persistent requests wait there.
     /// - DC: [`OutOfRange`](crate::verbs::OutOfRange) for [`QueuePairConfig::connections`], and
-    ///   [`QueuePairError::InitiatorOnly`](crate::verbs::QueuePairError),
+    ///   [`QueuePairError::DcInitiatorCannotReceive`](crate::verbs::QueuePairError),
     ///   [`QueuePairError::NotTriggered`](crate::verbs::QueuePairError) and
     ///   [`DevxError::NoDc`](crate::verbs::DevxError) for options that exclude DC.
     /// - Queues made by commands ([`QueuePairConfig::queues`], and those of a trigger with a master): also
@@ -317,7 +317,7 @@ impl QueuePair {
     /// [`QueuePairError::State`](crate::verbs::QueuePairError) if it is connected already,
     /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) for UD and DC,
     /// [`OutOfRange`](crate::verbs::OutOfRange) for an option,
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) if the remote port speaks another protocol,
+    /// [`PortError::GidKindMismatch`](crate::verbs::PortError::GidKindMismatch) if the remote port speaks another protocol,
     /// [`Error::Verbs`] if the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)

@@ -394,7 +394,7 @@ impl CompletionState {
 
     /// Gives a prepared wait up, and leaves its entry to the CPU: unlike [`Self::cancel_wait`], the next wait is
     /// not for it.
-    pub(crate) fn leave_to_cpu(&mut self, index: u32) {
+    pub(crate) fn leave_completion_to_cpu(&mut self, index: u32) {
         self.set_slot(index, Slot::Free);
         self.recycle();
     }

@@ -7,7 +7,7 @@ use crate::memory::HostAddr;
 use crate::queue::Ring;
 use gdsync_sys::shared::{SharedU32, SharedU64};
 use gdsync_sys::{barrier, wake};
-use gdsync_trace::{Kind, event};
+use gdsync_trace::{EventKind, event};
 use std::sync::atomic::Ordering;
 
 /// One step of the card's protocol. Steps are performed in order; a store becomes visible to the card no later than
@@ -97,7 +97,7 @@ impl Doorbell {
     /// # Safety
     /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of their queue.
     pub(crate) unsafe fn ring(self) {
-        event(Kind::Rung, || [self.register.get(), self.value, 0]);
+        event(EventKind::Rung, || [self.register.get(), self.value, 0]);
         // The queue may be in write-combined memory: each store waits until the earlier ones have left the CPU.
         barrier::drain();
         barrier::to_device();
@@ -119,7 +119,7 @@ impl Doorbell {
 /// The register is valid, and aligned to 8 bytes.
 #[inline]
 pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, value: u64) {
-    event(Kind::Rung, || [register.get(), value, 0]);
+    event(EventKind::Rung, || [register.get(), value, 0]);
     barrier::to_device();
     queue.publish(record);
     barrier::to_device();

@@ -242,7 +242,7 @@ pub enum StateError {
     },
     /// The queue pair takes no receives.
     #[error("queue pair {qpn:#x} is a DC initiator, which only sends: messages come to a DcTarget")]
-    InitiatorOnly {
+    DcInitiatorCannotReceive {
         /// Its number.
         qpn: u32,
     },
@@ -346,7 +346,7 @@ pub enum OrderError {
     #[error(
         "sends of queue pair {qpn:#x} are outstanding that were handed over in the other way (prepared for the trigger's master, or posted by the CPU): poll until they have completed, or hand this one over as they were"
     )]
-    HandedOverOtherwise {
+    MixedCpuAndMasterSends {
         /// The queue pair.
         qpn: u32,
     },
@@ -354,7 +354,7 @@ pub enum OrderError {
     #[error(
         "send {serial} of queue pair {qpn:#x} follows, on the same stream, the wait for completion {index} of queue {cqn:#x}, which this send or a later one has to end: post the send before the wait, or on another stream"
     )]
-    BehindOwnWait {
+    SendAfterOwnWait {
         /// The queue pair.
         qpn: u32,
         /// The send that was to be posted.

@@ -194,7 +194,7 @@ pub enum ResetBlocker {
     Receives(u32),
     /// Its failure has ended waits for receives of a shared queue, which streams have not passed.
     #[error("streams have still to pass waits for its receives that its failure has ended: synchronize them")]
-    EndedWaits,
+    ReceiveWaits,
     /// One of its completion queues has overrun: outstanding work will never complete.
     #[error("its completion queue {0:#x} has overrun and is lost: make a new queue pair")]
     CompletionQueueLost(u32),

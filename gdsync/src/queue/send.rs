@@ -244,7 +244,7 @@ impl SendState {
     /// CPU to ring. A slave's requests need none: the master releases them.
     ///
     /// # Errors
-    /// No room, a refused request; [`OrderError::HandedOverOtherwise`](crate::queue::OrderError) for a slave.
+    /// No room, a refused request; [`OrderError::MixedCpuAndMasterSends`](crate::queue::OrderError) for a slave.
     pub(crate) fn prepare(
         &mut self,
         waits: impl IntoIterator<Item = WaitRequest>,

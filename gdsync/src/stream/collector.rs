@@ -93,7 +93,7 @@ fn make(wait: &PreparedWait, word: Placement, stream: &impl MemOpStream) -> Made
 }
 
 fn reached(collector: Collector, stream: &impl MemOpStream) -> Result<Collector, Refusal> {
-    if let Some(memory) = collector.word().place().gpu_memory() {
+    if let Some(memory) = collector.word().location().gpu_memory() {
         stream.reaches(memory).map_err(Refusal::Stream)?;
     }
     Ok(collector)

@@ -1,7 +1,7 @@
 //! The driver with which a stream lowers descriptors: with queues, addresses, and doorbells that the proxy may ring.
 
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
-use crate::memop::{MemOp, MemOpStream, Place, StreamError};
+use crate::memop::{Location, MemOp, MemOpStream, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::{
     CompletionQueueInner, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePair,
@@ -30,7 +30,7 @@ type CollectedWait = (Arc<CompletionQueueInner>, u32, Vec<Arc<QueuePairInner>>);
 impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Send = PreparedSend;
     type Wait = PreparedWait;
-    type ProgramWord = Place;
+    type ProgramWord = Location;
     type Bytes = Bytes;
     type Receives = PreparedReceives;
     type Ticket = PreparedTicket;
@@ -42,12 +42,12 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     #[inline]
-    fn address(&self, place: &Place, len: usize) -> Result<StreamAddr, StreamError> {
-        self.stream.address(place, len)
+    fn address(&self, location: &Location, len: usize) -> Result<StreamAddr, StreamError> {
+        self.stream.address(location, len)
     }
 
     fn words<'b>(&self, bytes: &'b Bytes) -> Result<(StreamAddr, Words<'b>), PostFailure> {
-        Ok((self.stream.address(&bytes.place, bytes.content.len())?, bytes.words(&self.stream.caps)?))
+        Ok((self.stream.address(&bytes.location, bytes.content.len())?, bytes.words(&self.stream.caps)?))
     }
 
     #[inline]
@@ -57,7 +57,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
 
     fn trigger(&self, send: &PreparedSend) -> Result<StreamAddr, StreamError> {
         match send.trigger() {
-            Some(trigger) => self.stream.address(&trigger.place(), size_of::<u64>()),
+            Some(trigger) => self.stream.address(&trigger.location(), size_of::<u64>()),
             None => Err(StreamError::Unsupported { what: "triggers of queue pairs without one" }),
         }
     }
@@ -87,7 +87,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
 
     fn commit_ticket(&self, ticket: &mut PreparedTicket) -> Result<(StreamAddr, u64), PostFailure> {
         let number = ticket.commit(&self.stream.timeline, self.sends)?;
-        Ok((self.stream.address(&ticket.place(), size_of::<u64>())?, number))
+        Ok((self.stream.address(&ticket.location(), size_of::<u64>())?, number))
     }
 
     #[inline]
@@ -103,7 +103,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
         let collector =
             self.state.collector.collector().ok_or(StreamError::Unsupported { what: "collectors" })?;
         let number = collector.inner.collect(&entries)?;
-        Ok((self.stream.address(&collector.inner.place(), size_of::<u64>())?, number))
+        Ok((self.stream.address(&collector.inner.location(), size_of::<u64>())?, number))
     }
 
     /// Rings by the card's register, or through the proxy.

@@ -274,13 +274,13 @@ impl<B: MemOpStream> Stream<B> {
         bytes: &mut Bytes,
     ) -> Result<Points, PostFailure> {
         self.make_room_for_bytes(state)?;
-        let to = self.address(&bytes.place, bytes.content.len())?;
+        let to = self.address(&bytes.location, bytes.content.len())?;
         let points = Points::next(state.issued);
         self.timeline.expect(points.end);
         // SAFETY: the address is this backend's, and within one page of the host (`Bytes`). The descriptor holds
         // the memory and the staged copy until the timeline has passed the submission. The lock on the state keeps
         // others from submitting.
-        let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
+        let staged = unsafe { self.backend.write_bytes(to, bytes.location.kind(), &bytes.content) }?;
         bytes.keep(staged);
         Ok(points)
     }

@@ -36,7 +36,7 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// [`StreamError::Failed`] if the backend has failed; another [`StreamError`] if the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
-        let _waiting = gdsync_trace::span(gdsync_trace::Kind::Synchronize, || [0; 3]);
+        let _waiting = gdsync_trace::span(gdsync_trace::EventKind::Synchronize, || [0; 3]);
         let deadline = Instant::now().checked_add(timeout);
         let mut look_after = FIRST_LOOK;
         loop {

@@ -10,7 +10,7 @@ use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
 use gdsync_sys::wake::{self, Helper};
-use gdsync_trace::Kind;
+use gdsync_trace::EventKind;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
@@ -252,7 +252,7 @@ fn perform(item: Item) -> Result<(), String> {
         // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes have been written.
         Item::Bytes(to, bytes) => unsafe { write_bytes(to, &bytes) },
         Item::Kernel(kernel) => {
-            let _kernel = gdsync_trace::span(Kind::Kernel, || [0; 3]);
+            let _kernel = gdsync_trace::span(EventKind::Kernel, || [0; 3]);
             contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?;
         }
         Item::Record(event) => event.complete(),

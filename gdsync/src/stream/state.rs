@@ -2,7 +2,7 @@
 
 use crate::batch::{Planner, Points};
 use crate::cuda::arena_of;
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, Site, StreamError};
+use crate::memop::{Location, MemOp, MemOpCaps, MemOpStream, Site, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::stream::collector::StreamCollector;
 use crate::stream::in_flight::{InFlight, KeptAlive, Spare};
@@ -140,16 +140,16 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Returns the stream's address of `len` bytes at a place.
+    /// Returns the stream's address of `len` bytes at a location.
     ///
     /// # Errors
-    /// [`StreamError`] if the stream does not reach the place.
+    /// [`StreamError`] if the stream does not reach the location.
     #[inline]
-    pub(super) fn address(&self, place: &Place, len: usize) -> Result<StreamAddr, StreamError> {
-        if let Some(memory) = place.gpu_memory() {
+    pub(super) fn address(&self, location: &Location, len: usize) -> Result<StreamAddr, StreamError> {
+        if let Some(memory) = location.gpu_memory() {
             self.backend.reaches(memory)?;
         }
-        match place.site() {
+        match location.site() {
             Site::Host(addr) => self.backend.translate(addr, len),
             Site::Stream(addr) => Ok(addr),
         }

@@ -1,7 +1,7 @@
 //! Trace events of streams ([`gdsync_trace`]): submissions, and their performance by a thread.
 
 use crate::memop::MemOp;
-use gdsync_trace::{Kind, Span, event, span};
+use gdsync_trace::{EventKind, Span, event, span};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of the next software stream, from 1 on; 0 is the caller's thread as a stream.
@@ -33,11 +33,11 @@ pub(super) fn posting(stream: u64, ops: &[MemOp]) -> PostSpan {
 #[inline(never)]
 fn begin_posting(stream: u64, ops: &[MemOp]) -> PostSpan {
     let number = SUBMISSIONS.fetch_add(1, Ordering::Relaxed);
-    let span = span(Kind::Posted, || [stream, ops.len() as u64, number]);
+    let span = span(EventKind::Posted, || [stream, ops.len() as u64, number]);
     // Doorbells are recognized by their address.
     for op in ops {
         if let MemOp::Write64 { addr, value } = op {
-            event(Kind::PostedDoorbell, || [addr.get(), *value, number]);
+            event(EventKind::PostedDoorbell, || [addr.get(), *value, number]);
         }
     }
     PostSpan { _span: span, number }
@@ -48,7 +48,7 @@ fn begin_posting(stream: u64, ops: &[MemOp]) -> PostSpan {
 pub(super) fn waiting(op: &MemOp) -> Waiting<'_> {
     let waits = gdsync_trace::enabled() && op.is_wait();
     if waits {
-        event(Kind::WaitBegin, || words(op));
+        event(EventKind::WaitBegin, || words(op));
     }
     Waiting(waits.then_some(op))
 }
@@ -59,7 +59,7 @@ impl Drop for Waiting<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(op) = self.0 {
-            event(Kind::WaitEnd, || words(op));
+            event(EventKind::WaitEnd, || words(op));
         }
     }
 }
@@ -67,7 +67,7 @@ impl Drop for Waiting<'_> {
 /// Records a store of a thread, until the returned value is dropped.
 #[inline(always)]
 pub(super) fn storing(op: &MemOp) -> Span {
-    span(Kind::Stored, || words(op))
+    span(EventKind::Stored, || words(op))
 }
 
 /// Returns address, value, and bits of an operation's word.

@@ -72,7 +72,7 @@ impl Translations {
 mod tests {
     use super::*;
     use crate::batch::{Batch, Descriptor};
-    use crate::memop::{Condition, MemOp, MemOpCaps, Place};
+    use crate::memop::{Condition, Location, MemOp, MemOpCaps};
     use crate::stream::Stream;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -142,9 +142,9 @@ mod tests {
     #[test]
     fn memory_of_the_streams_own_device_is_named_as_it_is() {
         let stream = Stream::new(Shifted { by: AtomicU64::new(0x1000), ..Shifted::default() }).unwrap();
-        let (mut batch, place) = (Batch::new(), Place::stream(0x9_0000, 8));
-        batch.push(Descriptor::Write64(place.clone(), 1));
-        batch.push(Descriptor::Wait32(place, Condition::Geq, 2));
+        let (mut batch, location) = (Batch::new(), Location::stream(0x9_0000, 8));
+        batch.push(Descriptor::Write64(location.clone(), 1));
+        batch.push(Descriptor::Wait32(location, Condition::Geq, 2));
         stream.post(batch).unwrap();
         let addr = StreamAddr::new(0x9_0000);
         let wait = MemOp::Wait32 { addr, condition: Condition::Geq, value: 2 };

@@ -79,7 +79,7 @@ pub(crate) fn path(
     options: &ConnectOptions,
 ) -> Result<ibv_ah_attr, Error> {
     if own.kind != remote.kind {
-        return Err(Error::Port(PortError::OtherWire { own: own.kind, remote: remote.kind }));
+        return Err(Error::Port(PortError::GidKindMismatch { own: own.kind, remote: remote.kind }));
     }
     let mut attr = ibv_ah_attr { port_num: port, sl: options.service_level, ..Default::default() };
     let ethernet = own.kind.link() == LinkLayer::Ethernet;

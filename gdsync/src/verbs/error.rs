@@ -156,7 +156,7 @@ pub enum PortError {
     #[error(
         "this side uses {own} addresses and the remote side {remote}: use ports of the same kind, or choose a GID index of the same kind"
     )]
-    OtherWire {
+    GidKindMismatch {
         /// The format of this side.
         own: GidKind,
         /// The format of the remote side.
@@ -199,7 +199,7 @@ pub enum QueuePairError {
     #[error(
         "a DC queue pair sends, and takes no receives: give the shared receive queue to a DcTarget, which the other side sends to"
     )]
-    InitiatorOnly,
+    DcInitiatorCannotReceive,
     /// A trigger cannot release the sends of a DC queue pair.
     #[error(
         "a trigger does not release the sends of a DC queue pair: have streams ring its doorbell, or use RC queue pairs"
@@ -243,7 +243,7 @@ pub enum QueuePairError {
     #[error(
         "completion queue {cqn:#x} is another queue pair's own, and streams wait there for its persistent requests: share one that CompletionQueue::new has made"
     )]
-    AwaitedAlone {
+    PrivateCompletionQueue {
         /// Its number.
         cqn: u32,
     },
@@ -351,7 +351,7 @@ pub enum DevxError {
     #[error(
         "completion queue {cqn:#x} was made by commands, where a queue pair of verbs cannot complete: make both by commands, or both by verbs"
     )]
-    OtherMaker {
+    CqMadeByDevx {
         /// Number of the completion queue.
         cqn: u32,
     },

@@ -77,7 +77,7 @@ fn sides_that_do_not_understand_each_other_are_told_so() {
         for (own, remote) in [(&infiniband, &v2), (&v2, &infiniband), (&v1, &v2)] {
             let remote = remote.endpoint().unwrap().to_string().parse().unwrap();
             let error = own.connect(&remote, ConnectOptions::default()).unwrap_err();
-            assert!(matches!(error, Error::Port(PortError::OtherWire { .. })), "{error}");
+            assert!(matches!(error, Error::Port(PortError::GidKindMismatch { .. })), "{error}");
         }
         // They are unaffected.
         exchange(&roce, &v2, &side(1), ConnectOptions::default());

@@ -63,9 +63,9 @@ fn handles_of_one_domain_work_together() {
     from.write(0, b"together");
     let word = CardWord::in_region(&words, 0).unwrap();
     let send = PersistentSend::send(&pair[0], &[from.slice(..).unwrap()]).unwrap();
-    let mut send = send.behind(&word).unwrap();
+    let mut send = send.card_wait(&word).unwrap();
     let mut receive = PersistentRecv::new(&pair[1], &[to.slice(..).unwrap()]).unwrap();
-    let mut ready = PersistentSend::count(&pair[1], word.remote()).unwrap();
+    let mut ready = PersistentSend::write_start_count(&pair[1], word.remote()).unwrap();
     let stream = soft();
     start_all_by_trigger(&mut [&mut receive, &mut ready, &mut send], &stream, &trigger, LONG).unwrap();
     for request in [&mut ready, &mut send] {
@@ -75,7 +75,7 @@ fn handles_of_one_domain_work_together() {
     assert_eq!(content(&to), *b"together");
 
     let other = MemoryRegion::allocate(&handle(1), 8, Access::all()).unwrap();
-    let error = send.set_behind(&CardWord::in_region(&other, 0).unwrap()).unwrap_err();
+    let error = send.set_card_wait(&CardWord::in_region(&other, 0).unwrap()).unwrap_err();
     assert!(matches!(error, Error::QueuePair(QueuePairError::OtherDomain)), "{error}");
     let foreign = Trigger::new(&handle(1)).unwrap();
     let config = QueuePairConfig::default().trigger(&foreign);

@@ -245,7 +245,7 @@ fn persistent_requests_go_to_their_target() {
     let no_target = PersistentError::Queue(QueueError::Request(RequestError::NoTarget));
     assert_eq!(nowhere.to_string(), no_target.to_string());
     let refused = PersistentRecv::new(&left, &slices).unwrap_err();
-    assert!(matches!(refused, QueueError::State(StateError::InitiatorOnly { .. })), "{refused}");
+    assert!(matches!(refused, QueueError::State(StateError::DcInitiatorCannotReceive { .. })), "{refused}");
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn what_a_dc_queue_pair_cannot_do_is_refused_by_name() {
     assert!(error.to_string().contains("is DC, which is never connected"), "{error}");
     assert!(error.to_string().contains("WorkRequest::to_target"), "{error}");
     let error = left.post_recv(&[], 0).unwrap_err();
-    assert!(matches!(error, QueueError::State(StateError::InitiatorOnly { .. })), "{error}");
+    assert!(matches!(error, QueueError::State(StateError::DcInitiatorCannotReceive { .. })), "{error}");
     // An address of another domain.
     let other = Bed { pd: ProtectionDomain::new(&bed.device).unwrap(), device: bed.device.clone() };
     let error = refused(&other.initiator(), message().to_target(&address));
@@ -297,7 +297,7 @@ fn configurations_that_dc_does_not_have_are_refused_by_name() {
     let [target] = bed.targets();
     let refused = |config: QueuePairConfig<'_>| QueuePair::new(&bed.pd, config).unwrap_err();
     let error = refused(config().shared_receive_queue(&target.receives));
-    assert!(matches!(error, Error::QueuePair(QueuePairError::InitiatorOnly)), "{error}");
+    assert!(matches!(error, Error::QueuePair(QueuePairError::DcInitiatorCannotReceive)), "{error}");
     if bed.device.card_waits().unwrap().data {
         let trigger = Trigger::new(&bed.pd).unwrap();
         let error = refused(config().trigger(&trigger));

@@ -136,7 +136,7 @@ fn queue_pairs_of_verbs_do_not_complete_where_verbs_know_nothing() {
     let by_verbs = QueuePairConfig::default();
     for (send, recv) in [(&devx, &verbs), (&verbs, &devx)] {
         let error = QueuePair::new(&pair.pd, by_verbs.completion_queues(send, recv)).unwrap_err();
-        assert!(matches!(error, Error::Devx(DevxError::OtherMaker { .. })), "{error}");
+        assert!(matches!(error, Error::Devx(DevxError::CqMadeByDevx { .. })), "{error}");
     }
     // In the opposite order they do.
     let config = config().send_depth(8).recv_depth(8);

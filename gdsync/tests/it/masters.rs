@@ -231,7 +231,7 @@ fn the_cpu_posts_on_a_slave_while_nothing_of_the_masters_is_outstanding() {
         fan.left(0).post_send(WorkRequest::write_inline(&bytes, place).wr_id(number))
     };
     let other = |error| {
-        assert!(matches!(error, QueueError::Order(OrderError::HandedOverOtherwise { .. })), "{error}")
+        assert!(matches!(error, QueueError::Order(OrderError::MixedCpuAndMasterSends { .. })), "{error}")
     };
     for round in 0..50u64 {
         let number = round * 10;

@@ -47,11 +47,12 @@ impl<'a> Writer<'a> {
 }
 
 fn refused(error: &PostError, index: u32) {
-    let PostFailure::Queue(QueueError::Order(OrderError::BehindOwnWait { index: found, .. })) = error.source
-    else {
-        panic!("{error}")
-    };
-    assert_eq!(found, index, "{error}");
+    match error.source {
+        PostFailure::Queue(QueueError::Order(OrderError::SendAfterOwnWait { index: found, .. })) => {
+            assert_eq!(found, index, "{error}");
+        }
+        _ => panic!("{error}"),
+    }
 }
 
 fn gate() -> Word32 {

@@ -38,9 +38,9 @@ impl Peer {
         let pair = Pair { device: pd.device(), pd: pd.clone(), left, right };
         let (source, target, words) = (pair.region(8), pair.region(8), pair.region(8));
         let word = CardWord::in_region(&words, 0).unwrap();
-        let send = send_of(&pair.left, &source, 0).behind(&word).unwrap();
+        let send = send_of(&pair.left, &source, 0).card_wait(&word).unwrap();
         let receive = recv_of(&pair.right, &target, 0);
-        let ready = PersistentSend::count(&pair.right, word.remote()).unwrap();
+        let ready = PersistentSend::write_start_count(&pair.right, word.remote()).unwrap();
         Peer { pair, source, target, send, receive, ready }
     }
 

@@ -38,9 +38,9 @@ impl Ready {
         let (source, target) = (pair.region(8), pair.region(8));
         let words = MemoryRegion::allocate(&pair.pd, 8, Access::all()).unwrap();
         let word = CardWord::in_region(&words, 0).unwrap();
-        let send = send_of(&pair.left, &source, 0).behind(&word).unwrap();
+        let send = send_of(&pair.left, &source, 0).card_wait(&word).unwrap();
         let receive = recv_of(&pair.right, &target, 0);
-        let ready = PersistentSend::count(&pair.right, word.remote()).unwrap();
+        let ready = PersistentSend::write_start_count(&pair.right, word.remote()).unwrap();
         Ready { pair, source, target, word, send, receive, ready }
     }
 
@@ -206,7 +206,7 @@ fn words_behind_which_nothing_can_be_sent_are_refused() {
     let refused = |queue_pair: &QueuePair, word: &CardWord| {
         let slices =
             if queue_pair.number() == pair.left.number() { vec![region.slice(..).unwrap()] } else { vec![] };
-        match PersistentSend::send(queue_pair, &slices).unwrap().behind(word).unwrap_err() {
+        match PersistentSend::send(queue_pair, &slices).unwrap().card_wait(word).unwrap_err() {
             Error::QueuePair(error) => error,
             error => panic!("{error}"),
         }
@@ -217,7 +217,7 @@ fn words_behind_which_nothing_can_be_sent_are_refused() {
     // Without room for its number.
     let small = pair::queue_pair(&pair.pd, QueuePairConfig::default().inline(0)).unwrap();
     if small.max_inline() < 8 {
-        let error = PersistentSend::count(&small, region.remote()).unwrap_err();
+        let error = PersistentSend::write_start_count(&small, region.remote()).unwrap_err();
         assert!(matches!(error, QueueError::Request(_)), "{error}");
     }
     if on_system() {
@@ -247,6 +247,6 @@ fn a_card_that_does_not_wait_holds_nothing_back() {
     let queue_pair = QueuePair::new(&pd, QueuePairConfig::default()).unwrap();
     let region = MemoryRegion::allocate(&pd, 8, Access::all()).unwrap();
     let word = CardWord::in_region(&region, 0).unwrap();
-    let error = PersistentSend::send(&queue_pair, &[]).unwrap().behind(&word).unwrap_err();
+    let error = PersistentSend::send(&queue_pair, &[]).unwrap().card_wait(&word).unwrap_err();
     assert!(matches!(error, Error::QueuePair(QueuePairError::NoCardWaits { .. })), "{error}");
 }

@@ -4,7 +4,7 @@ use super::port::Port;
 use crate::packet::{Header, LAST, Packet, PacketKind};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::Doorbell;
-use gdsync_trace::{Kind, Span, event, span, span_since};
+use gdsync_trace::{EventKind, Span, event, span, span_since};
 
 /// Returns a queue pair as timeline records identify it.
 fn queue(port: Port, qpn: u32) -> u64 {
@@ -24,7 +24,7 @@ fn size(header: &Header) -> u64 {
 
 #[inline(always)]
 pub(crate) fn rung(port: Port, bell: Doorbell) {
-    event(Kind::DoorbellSeen, || [queue(port, bell.qpn()), bell.index().into(), 0]);
+    event(EventKind::DoorbellSeen, || [queue(port, bell.qpn()), bell.index().into(), 0]);
 }
 
 /// Records that a request packet made at `since` has left; `index` and `opcode` are its WQE's.
@@ -33,7 +33,7 @@ pub(crate) fn sent(since: u64, port: Port, header: &Header, to: u32, (index, opc
     if since != 0 && PacketKind::try_from(header.kind).is_ok_and(|kind| ends_message(kind, header)) {
         let place = u64::from(opcode) << 16 | u64::from(index as u16);
         let words = [queue(port, header.source_qpn.get()), size(header), u64::from(to) << 32 | place];
-        span_since(since, Kind::Sent, || words);
+        span_since(since, EventKind::Sent, || words);
     }
 }
 
@@ -45,12 +45,12 @@ pub(crate) fn arriving(port: Port, qpn: u32, packet: Packet<'_>) -> Span {
         return Span::none();
     }
     let source = u64::from(source) << 32 | u64::from(header.source_qpn.get());
-    span(Kind::Arrived, || [queue(port, qpn), size(header), source])
+    span(EventKind::Arrived, || [queue(port, qpn), size(header), source])
 }
 
 #[inline(always)]
 pub(crate) fn completed(port: Port, cqn: u32, cqe: &Cqe64) {
-    event(Kind::Completed, || {
+    event(EventKind::Completed, || {
         let opcode = cqe.opcode().map_or(u8::MAX, |opcode| opcode as u8);
         [queue(port, cqe.qpn()), cqn.into(), u64::from(opcode) << 16 | u64::from(cqe.wqe_counter())]
     });

@@ -5,7 +5,7 @@ use crate::cli::Address;
 use crate::failure::Failure;
 use crate::interrupt::{self, NothingYet};
 use gdsync_auth::{Exchange, ExchangeError, Key, Limits, Unproven};
-use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, KEY_VARIABLES, Meeting};
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, KEY_VARIABLES, Rendezvous};
 use softhca::Speed;
 use softhca::fabric::limit_silence;
 use std::ffi::OsString;
@@ -217,8 +217,8 @@ pub(super) fn job_of_two(get: impl Fn(&str) -> Option<OsString>) -> Result<Optio
 /// Connects a job's processes. Their bootstrap passes the address.
 pub(super) fn meet_in_job(job: &Job, command: &str) -> Result<PeerConnection, Failure> {
     let mut bootstrap = Bootstrap::join(job, START)?;
-    let host = match job.meeting() {
-        Meeting::Root(root) => root.rsplit_once(':').map_or(root.as_str(), |(host, _)| host),
+    let host = match job.rendezvous() {
+        Rendezvous::Root(root) => root.rsplit_once(':').map_or(root.as_str(), |(host, _)| host),
         _ => "127.0.0.1",
     };
     let host = host.trim_matches(['[', ']']);

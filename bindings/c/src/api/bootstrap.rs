@@ -5,7 +5,7 @@ use crate::log;
 use crate::notify_types::gdsync_all_gather_t;
 use crate::teams::{BOOTSTRAPS, keep_bootstrap, taken};
 use crate::types::gdsync_bootstrap;
-use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, KEY_VARIABLES, Meeting};
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, KEY_VARIABLES, Rendezvous};
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
 use std::time::Duration;
@@ -33,11 +33,11 @@ pub unsafe extern "C" fn gdsync_bootstrap_join(
         // SAFETY: the caller passes a string.
         let address = unsafe { CStr::from_ptr(address) }.to_string_lossy().into_owned();
         // host:port is where rank 0 listens; any other text is a name on this host.
-        let meeting = match address.rsplit_once(':') {
-            Some((_, port)) if port.parse::<u16>().is_ok() => Meeting::Root(address),
-            _ => Meeting::Local(address),
+        let rendezvous = match address.rsplit_once(':') {
+            Some((_, port)) if port.parse::<u16>().is_ok() => Rendezvous::Root(address),
+            _ => Rendezvous::Local(address),
         };
-        let job = Job::new(rank, size, meeting)?;
+        let job = Job::new(rank, size, rendezvous)?;
         let key = KEY_VARIABLES.read(|name| std::env::var_os(name)).map_err(BootstrapError::from)?;
         let job = match key {
             Some(key) => job.with_key(key),

@@ -149,7 +149,7 @@ pub unsafe extern "C" fn gds_post_wait_cq(
     error::status("gds_post_wait_cq", || {
         no_flags(flags)?;
         // SAFETY: the caller lets no other thread destroy the object.
-        unsafe { leave_to_cpu(cq, request) }
+        unsafe { abort_wait(cq, request) }
     })
 }
 
@@ -157,16 +157,16 @@ pub unsafe extern "C" fn gds_post_wait_cq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_abort_wait_cq(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> c_int {
     // SAFETY: the caller lets no other thread destroy the object.
-    error::status("gds_abort_wait_cq", || unsafe { leave_to_cpu(cq, request) })
+    error::status("gds_abort_wait_cq", || unsafe { abort_wait(cq, request) })
 }
 
-unsafe fn leave_to_cpu(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> Result<(), CallError> {
+unsafe fn abort_wait(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> Result<(), CallError> {
     // SAFETY: the caller lets no other thread destroy the object.
     unsafe { objects::queue(cq) }?;
     let request = non_null_mut("the request", request)?;
     // SAFETY: the caller passes a valid pointer.
     let name = unsafe { (*request).peek_id };
-    requests::use_up_wait(name)?.leave_to_cpu();
+    requests::use_up_wait(name)?.leave_completion_to_cpu();
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use gdsync_cli::child;
 use gdsync_cli::cli::{BenchOptions, Process};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
-use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
+use gdsync_notify::bootstrap::{Bootstrap, Job, Rendezvous};
 use ours::Shape;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -129,7 +129,7 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
 
 impl Plan {
     fn play(&self, rank: u32) -> Result<Figures, Failure> {
-        let job = Job::new(rank, 2, Meeting::Local(self.name.clone()))?;
+        let job = Job::new(rank, 2, Rendezvous::Local(self.name.clone()))?;
         let bootstrap = Bootstrap::join(&job, TIMEOUT)?;
         let gpu = self.gpus.map(|gpus| gpus[rank as usize % 2]);
         Side::new(self.hca.as_ref(), gpu, bootstrap)?.play(self.rounds)

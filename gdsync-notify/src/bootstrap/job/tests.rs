@@ -14,8 +14,8 @@ fn refusal(variables: &[(&str, &str)]) -> String {
 
 #[test]
 fn every_launcher_is_understood() {
-    let local = |name: &str| Meeting::Local(name.to_owned());
-    for (variables, rank, size, meeting) in [
+    let local = |name: &str| Rendezvous::Local(name.to_owned());
+    for (variables, rank, size, rendezvous) in [
         (&[("GDSYNC_RANK", "3"), ("GDSYNC_SIZE", "4"), ("GDSYNC_JOB", "mine")][..], 3, 4, local("mine")),
         (
             &[
@@ -34,7 +34,7 @@ fn every_launcher_is_understood() {
             &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("GDSYNC_ROOT", "node0:18515")],
             1,
             2,
-            Meeting::Root("node0:18515".to_owned()),
+            Rendezvous::Root("node0:18515".to_owned()),
         ),
         (
             &[
@@ -52,7 +52,7 @@ fn every_launcher_is_understood() {
         (&[("GDSYNC_RANK", "0"), ("GDSYNC_SIZE", "1")], 0, 1, local("")),
     ] {
         let job = job(variables).unwrap();
-        assert_eq!((job.rank(), job.size(), job.meeting()), (rank, size, &meeting), "{variables:?}");
+        assert_eq!((job.rank(), job.size(), job.rendezvous()), (rank, size, &rendezvous), "{variables:?}");
     }
 }
 
@@ -88,7 +88,7 @@ fn what_is_missing_or_wrong_is_named_with_the_remedy() {
     }
     let nameless = job(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]);
     assert!(matches!(nameless, Err(BootstrapError::NoJobName)), "{nameless:?}");
-    assert!(Job::new(4, 4, Meeting::Local("j".to_owned())).is_err());
+    assert!(Job::new(4, 4, Rendezvous::Local("j".to_owned())).is_err());
 }
 
 #[test]
@@ -110,13 +110,13 @@ fn several_hosts_need_an_address() {
         let text = refusal(variables);
         assert!(text.contains(name) && text.contains("GDSYNC_ROOT"), "{text}");
         let with_root: Vec<_> = variables.iter().copied().chain([("GDSYNC_ROOT", "a:1")]).collect();
-        assert_eq!(job(&with_root).unwrap().meeting(), &Meeting::Root("a:1".to_owned()));
+        assert_eq!(job(&with_root).unwrap().rendezvous(), &Rendezvous::Root("a:1".to_owned()));
     }
 }
 
 #[test]
 fn jobs_of_different_names_have_different_hashes() {
-    let hash = |name: &str| Job::new(0, 1, Meeting::Local(name.to_owned())).unwrap().name_hash();
+    let hash = |name: &str| Job::new(0, 1, Rendezvous::Local(name.to_owned())).unwrap().name_hash();
     assert_ne!(hash("a"), hash("b"));
     assert_eq!(hash("a"), hash("a"));
 }
@@ -155,29 +155,29 @@ fn with(changes: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static
 
 #[test]
 fn ranks_of_torchrun_on_one_host_meet_under_the_name_of_their_run() {
-    let meeting = |variables: &[_]| job(variables).unwrap().meeting().clone();
+    let rendezvous = |variables: &[_]| job(variables).unwrap().rendezvous().clone();
     let here = job(&TORCHRUN_HERE).unwrap();
     assert_eq!((here.rank(), here.size()), (1, 4));
-    assert_eq!(*here.meeting(), Meeting::Local("torchrun node7 29500 none 0".to_owned()));
+    assert_eq!(*here.rendezvous(), Rendezvous::Local("torchrun node7 29500 none 0".to_owned()));
     for other in [("MASTER_PORT", "29501"), ("TORCHELASTIC_RESTART_COUNT", "1"), ("GDSYNC_JOB", "mine")] {
-        assert_ne!(meeting(&with(&[other])), *here.meeting(), "{other:?}");
+        assert_ne!(rendezvous(&with(&[other])), *here.rendezvous(), "{other:?}");
     }
     // Another launcher's variables come first.
     let slurm = [("SLURM_PROCID", "5"), ("SLURM_NTASKS", "8"), ("GDSYNC_JOB", "a")];
     assert_eq!(job(&with(&slurm)).unwrap().rank(), 5);
     let by_hand = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1234")];
-    assert_eq!(meeting(&by_hand), Meeting::Local("torchrun 127.0.0.1 1234  ".to_owned()));
-    assert_eq!(meeting(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Meeting::Local(String::new()));
+    assert_eq!(rendezvous(&by_hand), Rendezvous::Local("torchrun 127.0.0.1 1234  ".to_owned()));
+    assert_eq!(rendezvous(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Rendezvous::Local(String::new()));
 }
 
 #[test]
 fn ranks_of_torchrun_on_several_hosts_meet_at_the_port_behind_torchs() {
-    let there = Meeting::Root("node7:29501".to_owned());
-    assert_eq!(*job(&with(&[("LOCAL_WORLD_SIZE", "2")])).unwrap().meeting(), there);
+    let there = Rendezvous::Root("node7:29501".to_owned());
+    assert_eq!(*job(&with(&[("LOCAL_WORLD_SIZE", "2")])).unwrap().rendezvous(), there);
     let by_hand = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")];
-    assert_eq!(*job(&by_hand).unwrap().meeting(), there);
+    assert_eq!(*job(&by_hand).unwrap().rendezvous(), there);
     let root = with(&[("LOCAL_WORLD_SIZE", "2"), ("GDSYNC_ROOT", "node8:18515")]);
-    assert_eq!(*job(&root).unwrap().meeting(), Meeting::Root("node8:18515".to_owned()));
+    assert_eq!(*job(&root).unwrap().rendezvous(), Rendezvous::Root("node8:18515".to_owned()));
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn what_a_wait_is_prepared_for_is_not_polled_behind_streams() {
     assert!(queue.poll_unawaited().unwrap().is_none());
     // After the wait was abandoned, the completion is the CPU's, and the next wait is for the next completion.
     let index = wait.index();
-    wait.leave_to_cpu();
+    wait.leave_completion_to_cpu();
     assert_eq!(queue.prepare_wait().unwrap().index(), index + 1);
     assert_eq!(side.poll_until(&queue), 0);
 }

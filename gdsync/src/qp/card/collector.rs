@@ -1,7 +1,7 @@
 //! Collectors: the card waits for many completions in one queue, and then writes one word.
 
 use crate::cuda::{GpuMemory, Placement};
-use crate::memop::{Named, Place};
+use crate::memop::{Location, Named};
 use crate::qp::complete::wait::{CHECKER, Entry, PreparedWait, start_checker};
 use crate::qp::{CardWord, CompletionQueueInner, QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::send::{CardWait, PostMode, WaitRequest};
@@ -202,8 +202,8 @@ fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
 }
 
 impl CollectorInner {
-    pub(crate) fn place(&self) -> Place {
-        self.word.place()
+    pub(crate) fn location(&self) -> Location {
+        self.word.location()
     }
 
     pub(crate) fn has_room(&self, entries: usize) -> bool {

@@ -5,7 +5,7 @@ mod master;
 pub(crate) use master::Master;
 pub use master::MasterConfig;
 
-use crate::memop::{Named, Place};
+use crate::memop::{Location, Named};
 use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::card_word::is_behind;
 use crate::qp::{CardWord, QueuePairInner};
@@ -143,7 +143,7 @@ impl Trigger {
     ///   eventually refused ([`QueueFull::Master`](crate::queue::QueueFull::Master)).
     /// - **Posts of the CPU** ([`crate::QueuePair::post_send`]) on a queue pair are refused while it has
     ///   outstanding sends that the master releases, and preparing is refused while it has outstanding posts of the
-    ///   CPU ([`OrderError::HandedOverOtherwise`](crate::queue::OrderError)).
+    ///   CPU ([`OrderError::MixedCpuAndMasterSends`](crate::queue::OrderError)).
     /// - **Resetting or destroying a queue pair** with unreleased sends stops the master and restarts it without
     ///   them, which delays the other queue pairs' releases.
     /// - **A failed master** fails every queue pair with sends that it has not released
@@ -209,8 +209,8 @@ impl TriggerInner {
         &self.word
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.word.place()
+    pub(crate) fn location(&self) -> Location {
+        self.word.location()
     }
 
     /// Takes the next ticket; returns it with its WAIT. The caller holds the lock of the send queue, of the master,
@@ -338,8 +338,8 @@ impl PreparedTicket {
         }
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.trigger.place()
+    pub(crate) fn location(&self) -> Location {
+        self.trigger.location()
     }
 }
 

@@ -158,7 +158,7 @@ impl CompletionQueue {
     /// prepared for. This is libgdsync's polling. Programs rely on it if they start to poll before they decide
     /// whether a stream or the CPU waits.
     ///
-    /// A wait that is never posted blocks polling until it is dropped or given up ([`PreparedWait::leave_to_cpu`]).
+    /// A wait that is never posted blocks polling until it is dropped or given up ([`PreparedWait::leave_completion_to_cpu`]).
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -297,9 +297,9 @@ impl CompletionQueueInner {
     /// Admits a queue pair that has not made the queue.
     ///
     /// # Errors
-    /// [`QueuePairError::AwaitedAlone`].
+    /// [`QueuePairError::PrivateCompletionQueue`].
     pub(crate) fn share(&self) -> Result<(), Error> {
-        let refused = Error::QueuePair(QueuePairError::AwaitedAlone { cqn: self.number() });
+        let refused = Error::QueuePair(QueuePairError::PrivateCompletionQueue { cqn: self.number() });
         if self.sharing.share() { Ok(()) } else { Err(refused) }
     }
 

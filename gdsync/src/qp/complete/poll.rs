@@ -7,7 +7,7 @@ use crate::queue::outcome::{bytes_of, requester_kind};
 use crate::queue::{Completion, DatagramSource, FailureCause, PollError, WorkError, WorkKind};
 use crate::verbs::Transport;
 use gdsync_sys::prm::cqe::CqeOpcode;
-use gdsync_trace::{Kind, event};
+use gdsync_trace::{EventKind, event};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -120,7 +120,7 @@ enum Owner {
 #[inline(always)]
 fn polled(found: Option<Result<Completion, PollError>>) -> Result<Option<Completion>, PollError> {
     if let Some(Ok(Completion { qp_num, wr_id, .. })) = &found {
-        event(Kind::Polled, || [(*qp_num).into(), *wr_id, 0]);
+        event(EventKind::Polled, || [(*qp_num).into(), *wr_id, 0]);
     }
     found.transpose()
 }

@@ -12,7 +12,7 @@ use crate::queue::outcome::outcome;
 use crate::queue::{Claim, PeerOp, QueueError, Status, Syndrome, WorkError};
 use crate::util::poller::{Polled, Poller, Task};
 use crate::verbs::Error;
-use gdsync_trace::{Kind, event};
+use gdsync_trace::{EventKind, event};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// Add it to a [`crate::Batch`] and post that. The awaited send is posted before the wait, by another stream or by
 /// the CPU: after the wait on the same stream, the send is refused
-/// ([`OrderError::BehindOwnWait`](crate::queue::OrderError::BehindOwnWait)). Dropping a wait gives its completion
+/// ([`OrderError::SendAfterOwnWait`](crate::queue::OrderError::SendAfterOwnWait)). Dropping a wait gives its completion
 /// back: the next wait takes the place of the newest one; for others, no stream waits for that completion.
 ///
 /// ```
@@ -83,7 +83,7 @@ impl PreparedWait {
             // Released before the queue pairs are dropped: the drop of a last handle takes this lock.
             drop(state);
             let index = prepared?;
-            event(Kind::PreparedWait, || [cq.number().into(), index.into(), 0]);
+            event(EventKind::PreparedWait, || [cq.number().into(), index.into(), 0]);
             return Ok(PreparedWait { index, cq, point: None, queue_pairs, checked: None, arrival: None });
         }
     }
@@ -186,7 +186,7 @@ impl PreparedWait {
     /// Gives the wait up: no stream reads the entry, and no other wait is for it.
     pub(crate) fn give_up(mut self) {
         self.point = Some(TimelinePoint::default());
-        self.cq.lock().leave_to_cpu(self.index);
+        self.cq.lock().leave_completion_to_cpu(self.index);
     }
 
     pub(crate) fn is_passed(&self, timeline: &Timeline) -> bool {

@@ -56,7 +56,7 @@ impl QueuePair {
     /// the options, service level and global route are used.
     ///
     /// # Errors
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) if the remote port speaks another protocol,
+    /// [`PortError::GidKindMismatch`](crate::verbs::PortError::GidKindMismatch) if the remote port speaks another protocol,
     /// [`OutOfRange`] for an option, [`Error::Verbs`] if the provider refuses.
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
@@ -321,7 +321,7 @@ impl QueuePairInner {
                 return refuse(ResetBlocker::Receives(unpolled));
             }
             if arrivals.reopen_ended_waits() {
-                return refuse(ResetBlocker::EndedWaits);
+                return refuse(ResetBlocker::ReceiveWaits);
             }
         }
         if let Some((trigger, master)) = self.master() {

@@ -19,7 +19,7 @@ use crate::verbs::{
 };
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
-use gdsync_trace::{Kind, event};
+use gdsync_trace::{EventKind, event};
 use parking_lot::Mutex;
 use spin::mutex::SpinMutex;
 use std::cmp::Ordering;
@@ -37,7 +37,7 @@ impl QueuePair {
         }
         if config.transport == Transport::Dc {
             if config.shared_receives.is_some() {
-                return Err(Error::QueuePair(QueuePairError::InitiatorOnly));
+                return Err(Error::QueuePair(QueuePairError::DcInitiatorCannotReceive));
             }
             if config.trigger.is_some() {
                 return Err(Error::QueuePair(QueuePairError::NotTriggered));
@@ -184,7 +184,7 @@ impl NewQueuePair {
         };
         let send = SendState::new(sq, number, register).handed_over(handover);
         gdsync_trace::name_card(node(&gid), &device.name);
-        event(Kind::QueuePair, || [register.get(), u64::from(node(&gid)) << 32 | u64::from(number), 0]);
+        event(EventKind::QueuePair, || [register.get(), u64::from(node(&gid)) << 32 | u64::from(number), 0]);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which the span holds until no device maps the page.
         let keep = domain.clone();

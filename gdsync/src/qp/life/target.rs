@@ -181,7 +181,7 @@ fn make(
     queue: &CompletionQueueInner,
 ) -> Result<(QpObject, WorkQueues), Error> {
     let device = &domain.pd.device;
-    let queue = queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })?.as_ptr();
+    let queue = queue.verbs().ok_or(DevxError::CqMadeByDevx { cqn: queue.number() })?.as_ptr();
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
     // It sends nothing, but verbs need a queue for that, too.

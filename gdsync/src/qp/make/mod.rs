@@ -125,7 +125,7 @@ pub(super) unsafe fn queue_pair(
 ) -> Result<(QpObject, WorkQueues), Error> {
     match &domain.maker {
         Maker::Verbs(parent) => {
-            let known = |queue: CqHandle| queue.verbs.ok_or(DevxError::OtherMaker { cqn: queue.number });
+            let known = |queue: CqHandle| queue.verbs.ok_or(DevxError::CqMadeByDevx { cqn: queue.number });
             // SAFETY: the caller's.
             unsafe {
                 verbs::queue_pair(domain, parent, config, [known(send_cq)?, known(recv_cq)?], shared, role)

@@ -16,7 +16,7 @@ use crate::queue::request::{Limits, Rules};
 use crate::queue::send::{PostMode, PreviousPost, SendState, WaitRequest};
 use crate::queue::{OrderError, QueueError, Release, RequestError, StateError, WorkRequest};
 use crate::verbs::{AddressHandle, Slice};
-use gdsync_trace::{Kind, event};
+use gdsync_trace::{EventKind, event};
 use std::iter;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -264,6 +264,8 @@ impl QueuePairInner {
                 Ok((serial, Release::Ring(doorbell)))
             }
             PostMode::Behind(waits) => {
+                // Only collectors post so, on queue pairs of their own: no stream would write the ticket of a trigger.
+                debug_assert!(self.trigger.is_none(), "queue pair {:#x} has a trigger", self.number);
                 send.check_turn_of_cpu()?;
                 let (serial, release) = self.prepare(&mut send, &mut completions, (request, waits))?;
                 // SAFETY: as above.
@@ -290,7 +292,7 @@ impl QueuePairInner {
     ) -> Result<(u64, Release), QueueError> {
         let Some(trigger) = &self.trigger else {
             let (serial, doorbell) = send.prepare(waits, request, self, completions)?;
-            event(Kind::PreparedSend, || [doorbell.register.get(), doorbell.value, 0]);
+            event(EventKind::PreparedSend, || [doorbell.register.get(), doorbell.value, 0]);
             return Ok((serial, Release::Ring(doorbell)));
         };
         self.prepare_triggered(send, completions, (request, waits), trigger)
@@ -307,7 +309,7 @@ impl QueuePairInner {
         trigger: &Arc<TriggerInner>,
     ) -> Result<(u64, Release), QueueError> {
         if let Some(master) = &trigger.master {
-            // `PersistentSend::behind` refuses its queue pairs.
+            // `PersistentSend::card_wait` refuses its queue pairs.
             debug_assert!(waits.into_iter().next().is_none());
             let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
             return Ok((serial, Release::Ticket(ticket)));
@@ -330,7 +332,7 @@ impl QueuePairInner {
         let unposted = if self.send_cq.is_of_sends_of(self) { send.unposted() } else { 0 };
         if let Some(index) = completions.awaited_of_unposted(unposted, Some(timeline)) {
             let (qpn, cqn) = (self.number, self.send_cq.number());
-            return Err(QueueError::Order(OrderError::BehindOwnWait { qpn, serial, cqn, index }));
+            return Err(QueueError::Order(OrderError::SendAfterOwnWait { qpn, serial, cqn, index }));
         }
         send.guard(completions.awaited_of_unposted(unposted, None).is_some());
         Ok(())

@@ -9,7 +9,7 @@ use crate::queue::request::{Rules, data_segments};
 use crate::queue::{Claim, PeerOp, QueueError, StateError};
 use crate::verbs::{Slice, Transport};
 use gdsync_sys::prm::wqe::DataSeg;
-use gdsync_trace::{Kind, event};
+use gdsync_trace::{EventKind, event};
 use std::fmt;
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl QueuePair {
         recv.check_room()?;
         completions.reserve(true)?;
         recv.post(&segments, wr_id, regions);
-        event(Kind::PostedReceive, || [inner.number.into(), wr_id, 0]);
+        event(EventKind::PostedReceive, || [inner.number.into(), wr_id, 0]);
         Ok(())
     }
 }
@@ -131,7 +131,7 @@ impl QueuePair {
 impl QueuePairInner {
     pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
         if self.config.transport == Transport::Dc {
-            return Err(QueueError::State(StateError::InitiatorOnly { qpn: self.number }));
+            return Err(QueueError::State(StateError::DcInitiatorCannotReceive { qpn: self.number }));
         }
         if self.shared.is_some() {
             return Err(QueueError::State(StateError::SharedReceives { qpn: self.number }));

@@ -32,7 +32,7 @@ impl SendState {
     #[cold]
     pub(super) fn check_masters_turn(&self) -> Result<(), QueueError> {
         if !self.is_masters && !self.entries.is_empty() {
-            return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn: self.qpn }));
+            return Err(QueueError::Order(OrderError::MixedCpuAndMasterSends { qpn: self.qpn }));
         }
         Ok(())
     }
@@ -89,7 +89,7 @@ impl SendState {
             return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
         }
         if self.is_masters && !self.entries.is_empty() {
-            return Err(QueueError::Order(OrderError::HandedOverOtherwise { qpn }));
+            return Err(QueueError::Order(OrderError::MixedCpuAndMasterSends { qpn }));
         }
         self.is_masters = false;
         Ok(())

@@ -239,7 +239,7 @@ unsafe impl MemOpStream for CudaStream {
         Err(StreamError::OtherGpu { stream: self.context.ordinal, memory: memory.context().ordinal })
     }
 
-    fn owns(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+    fn check_same_gpu(&self, memory: &GpuMemory) -> Result<(), StreamError> {
         if Arc::ptr_eq(memory.context(), &self.context) {
             return Ok(());
         }

@@ -11,7 +11,7 @@
 
 use crate::cuda::{CudaError, GpuContext, RelaxedCapture, check};
 use cudarc::driver::sys;
-use gdsync_trace::{GPU_VARIABLE, Kind, now, span_of};
+use gdsync_trace::{EventKind, GPU_VARIABLE, now, span_of};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -176,7 +176,7 @@ impl Timer {
                 }
                 let (at, until) = (anchor.time(&first.begin)?, anchor.time(&first.end)?);
                 let words = [*stream, first.operations, first.number];
-                span_of(at, until, Kind::Performed, || words);
+                span_of(at, until, EventKind::Performed, || words);
                 self.number -= 1;
                 self.spare.extend(pending.pop_front().into_iter().flat_map(|past| [past.begin, past.end]));
             }

@@ -25,9 +25,9 @@
 //!
 //! # Receiver not ready
 //! A receive is posted in the stream's order. A send that arrives earlier is refused (receiver not ready), and the
-//! card repeats it after a while. [`PersistentSend::count`] and [`PersistentSend::behind`] avoid that, on cards
-//! that wait for words: the receiving side counts its starts in a word of the sending side, and that side's card
-//! holds each send back until the word has reached it.
+//! card repeats it after a while. [`PersistentSend::write_start_count`] and [`PersistentSend::card_wait`] avoid that,
+//! on cards that wait for words: the receiving side counts its starts in a word of the sending side, and that side's
+//! card holds each send back until the word has reached it.
 //!
 //! # Statuses
 //! Every start has its own [`Status`]. It is written when it is queried, by [`Status::get`], [`Persistent::complete`]
@@ -137,7 +137,7 @@ pub type PersistentSend = Persistent<Outgoing>;
 /// the stream still reads. So the remote side may send before the receive is posted, which causes
 /// receiver-not-ready retries that take longer than the message. A program avoids them if it starts the receive
 /// before it sends the message that the remote side answers, or if its receives tell the sending side when they
-/// start ([`PersistentSend::count`]).
+/// start ([`PersistentSend::write_start_count`]).
 ///
 /// Until the stream has reached it, the queue pair receives nothing else: [`QueuePair::post_recv`] and starts on
 /// other streams are refused ([`OrderError::ReceivesOnStream`](crate::queue::OrderError)).
@@ -269,7 +269,7 @@ impl PersistentSend {
     }
 
     /// Makes an RDMA write of the number of its start, from 1 on, as 8 big-endian bytes, into a word of the remote
-    /// side behind which that side holds its sends back ([`Self::behind`]). Start it with a receive, on the same
+    /// side behind which that side holds its sends back ([`Self::card_wait`]). Start it with a receive, on the same
     /// queue pair: then the word is the number of posted receives.
     ///
     /// It may be started again while it is active, without a stream's wait, as its bytes are in the work request.
@@ -287,9 +287,9 @@ impl PersistentSend {
     /// let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
     /// // The sending side has the word, and says where it is.
     /// let word = CardWord::in_region(&region, 0)?;
-    /// let mut send = PersistentSend::send(&left, &[region.slice(16..32)?])?.behind(&word)?;
+    /// let mut send = PersistentSend::send(&left, &[region.slice(16..32)?])?.card_wait(&word)?;
     /// let mut receive = PersistentRecv::new(&right, &[region.slice(32..48)?])?;
-    /// let mut ready = PersistentSend::count(&right, word.remote())?;
+    /// let mut ready = PersistentSend::write_start_count(&right, word.remote())?;
     /// let (sender, receiver) = (Stream::new(SoftStream::new()?)?, Stream::new(SoftStream::new()?)?);
     /// for _round in 0..3 {
     ///     // The card holds the send back until the other stream has come to the receive.
@@ -307,7 +307,7 @@ impl PersistentSend {
     ///
     /// # Errors
     /// [`QueueError`] if the queue pair has no room for 8 bytes inline, or no RDMA writes.
-    pub fn count(queue_pair: &QueuePair, remote: RemoteMemory) -> Result<Self, QueueError> {
+    pub fn write_start_count(queue_pair: &QueuePair, remote: RemoteMemory) -> Result<Self, QueueError> {
         let mut this = Self::to(queue_pair, &[], Some(remote), Some(bytes_of(1)))?;
         this.core.may_overlap = true;
         Ok(this)
@@ -321,23 +321,23 @@ impl PersistentSend {
     /// that has waited long enough releases it by [`CardWord::raise`]: then the card repeats the message until its
     /// receive is posted, or the other side does not answer.
     ///
-    /// The word holds big-endian numbers, and is 0 at first. The other side increments it by [`Self::count`], or by
-    /// its own writes of [`Trigger::word_of`].
+    /// The word holds big-endian numbers, and is 0 at first. The other side increments it by
+    /// [`Self::write_start_count`], or by its own writes of [`Trigger::word_of`].
     ///
     /// # Errors
     /// [`QueuePairError::NoCardWaits`] if the card cannot wait for words; [`QueuePairError::OtherDomain`] for a
     /// word of another protection domain; [`QueuePairError::MasterWaits`] if the queue pair's trigger has a master.
-    pub fn behind(mut self, word: &CardWord) -> Result<Self, Error> {
-        self.set_behind(word)?;
+    pub fn card_wait(mut self, word: &CardWord) -> Result<Self, Error> {
+        self.set_card_wait(word)?;
         Ok(self)
     }
 
-    /// Sets the word of [`Self::behind`] for later starts. Numbers still count from the first start. On an error,
+    /// Sets the word of [`Self::card_wait`] for later starts. Numbers still count from the first start. On an error,
     /// nothing has changed.
     ///
     /// # Errors
-    /// Those of [`Self::behind`].
-    pub fn set_behind(&mut self, word: &CardWord) -> Result<(), Error> {
+    /// Those of [`Self::card_wait`].
+    pub fn set_card_wait(&mut self, word: &CardWord) -> Result<(), Error> {
         let Core { queue_pair, .. } = &self.core;
         let device = &queue_pair.domain.pd.device;
         let refusal = if !device.card_waits()?.data {

@@ -255,7 +255,7 @@ fn queue_pair_of(failure: &PostFailure) -> Option<u32> {
             OrderError::OutOfOrder { qpn, .. }
             | OrderError::Stale { qpn, .. }
             | OrderError::OtherStream { qpn, .. }
-            | OrderError::BehindOwnWait { qpn, .. },
+            | OrderError::SendAfterOwnWait { qpn, .. },
         )
         | QueueError::State(
             StateError::Failed { qpn, .. }
@@ -307,8 +307,8 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
         match wait {
             Some(wait) => batch.push(Descriptor::WaitCq(wait)),
             None => {
-                let place = claim.status.word().place();
-                words.push(Descriptor::Wait32(place, Condition::And, Status::OK | Status::FAILED));
+                let location = claim.status.word().location();
+                words.push(Descriptor::Wait32(location, Condition::And, Status::OK | Status::FAILED));
                 // Before the post, which returns only after the wait if the CPU is the stream.
                 if claim.completion().is_none() {
                     Arc::new(Progress::new(&core.queue, &core.queue_pair, claim)).watch();
@@ -330,10 +330,10 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
 ///
 /// A receive takes messages from now on, not only from the stream's start on. So the remote side must know when its
 /// buffer may be written: add a count of the start to the list
-/// ([`PersistentSend::count`](super::PersistentSend::count)), which waits for the ticket like every send, and hold
-/// the remote side's sends back until then ([`PersistentSend::behind`](super::PersistentSend::behind)). The remote
-/// side must not release such a send by raising its word ([`CardWord::raise`](crate::qp::CardWord::raise)): its
-/// message would be received at once.
+/// ([`PersistentSend::write_start_count`](super::PersistentSend::write_start_count)), which waits for the ticket like every
+/// send, and hold the remote side's sends back until then ([`PersistentSend::card_wait`](super::PersistentSend::card_wait)).
+/// The remote side must not release such a send by raising its word ([`CardWord::raise`](crate::qp::CardWord::raise)):
+/// its message would be received at once.
 ///
 /// The queue pairs may be any of the trigger's protection domain without their own trigger. Each send takes one
 /// more block of its send queue. Lists of one trigger are started in the order in which streams write the tickets:
@@ -360,8 +360,8 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
 /// let (mut sends, mut receives) = (Vec::new(), Vec::new());
 /// for (number, (left, right)) in pairs.iter().enumerate() {
 ///     let word = CardWord::in_region(&region, 8 * number)?;
-///     sends.push(PersistentSend::send(left, &[region.slice(32..40)?])?.behind(&word)?);
-///     sends.push(PersistentSend::count(right, word.remote())?);
+///     sends.push(PersistentSend::send(left, &[region.slice(32..40)?])?.card_wait(&word)?);
+///     sends.push(PersistentSend::write_start_count(right, word.remote())?);
 ///     receives.push(PersistentRecv::new(right, &[region.slice(40 + 8 * number..48 + 8 * number)?])?);
 /// }
 /// for _round in 0..3 {

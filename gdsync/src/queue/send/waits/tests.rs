@@ -120,7 +120,7 @@ fn releases_and_posts_of_the_cpu_are_outstanding_one_kind_at_a_time() {
     let mut completions = completions(32);
     let timeline = Timeline::new(0).unwrap();
     let request = WorkRequest::send_inline(b"abc");
-    let other = |error| matches!(error, QueueError::Order(OrderError::HandedOverOtherwise { qpn: 0x42 }));
+    let other = |error| matches!(error, QueueError::Order(OrderError::MixedCpuAndMasterSends { qpn: 0x42 }));
     for lap in 0..5u16 {
         let first = lap * 4;
         // SAFETY: the register is leaked memory.

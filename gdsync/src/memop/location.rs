@@ -29,17 +29,17 @@ pub trait StreamWord<V>: sealed::Named {}
 pub trait StreamMemory: sealed::Named {}
 
 pub(super) mod sealed {
-    /// Memory with a place.
+    /// Memory with a location.
     pub trait Named {
         #[doc(hidden)]
-        fn place(&self) -> super::Place;
+        fn location(&self) -> super::Location;
     }
 }
 
 /// A memory handle, and an offset into the memory.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Location {
     memory: Memory,
     offset: usize,
     /// The program's name for the word, which descriptions use instead of the address.
@@ -66,27 +66,27 @@ pub(crate) enum Site {
     Stream(StreamAddr),
 }
 
-impl Place {
+impl Location {
     pub(crate) fn host(memory: &PinnedMemory, offset: usize) -> Self {
-        Place { memory: Memory::Host(memory.clone()), offset, name: None }
+        Location { memory: Memory::Host(memory.clone()), offset, name: None }
     }
 
     pub(crate) fn gpu(memory: &GpuMemory, offset: usize) -> Self {
-        Place { memory: Memory::Gpu(memory.clone()), offset, name: None }
+        Location { memory: Memory::Gpu(memory.clone()), offset, name: None }
     }
 
     /// Memory of the program, at a stream address.
     pub(crate) fn stream(address: u64, len: usize) -> Self {
-        Place { memory: Memory::Stream { address, len }, offset: 0, name: None }
+        Location { memory: Memory::Stream { address, len }, offset: 0, name: None }
     }
 
     pub(crate) fn named(self, name: Option<&Arc<str>>) -> Self {
-        Place { name: name.cloned(), ..self }
+        Location { name: name.cloned(), ..self }
     }
 
-    /// The place `offset` bytes further on.
+    /// The location `offset` bytes further on.
     pub(crate) fn at(&self, offset: usize) -> Self {
-        Place { memory: self.memory.clone(), offset: self.offset.saturating_add(offset), name: None }
+        Location { memory: self.memory.clone(), offset: self.offset.saturating_add(offset), name: None }
     }
 
     pub(crate) fn kind(&self) -> MemoryKind {
@@ -103,7 +103,7 @@ impl Place {
         }
     }
 
-    /// The GPU memory, if the place is in GPU memory.
+    /// The GPU memory, if the location is in GPU memory.
     pub(crate) fn gpu_memory(&self) -> Option<&GpuMemory> {
         match &self.memory {
             Memory::Host(_) | Memory::Stream { .. } => None,
@@ -131,18 +131,14 @@ impl Place {
 
     /// The current 32-bit word; `None` in GPU memory, which the CPU does not read.
     pub(crate) fn load32(&self) -> Option<u32> {
-        match &self.memory {
-            Memory::Host(memory) => Word32::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
-            Memory::Gpu(_) | Memory::Stream { .. } => None,
-        }
+        let Memory::Host(memory) = &self.memory else { return None };
+        Word32::seen_by_cpu(memory, self.offset).ok().map(|word| word.load())
     }
 
     /// The current 64-bit word; `None` in GPU memory.
     pub(crate) fn load64(&self) -> Option<u64> {
-        match &self.memory {
-            Memory::Host(memory) => Word64::seen_by_cpu(memory, self.offset).ok().map(|word| word.load()),
-            Memory::Gpu(_) | Memory::Stream { .. } => None,
-        }
+        let Memory::Host(memory) = &self.memory else { return None };
+        Word64::seen_by_cpu(memory, self.offset).ok().map(|word| word.load())
     }
 
     #[inline]
@@ -154,7 +150,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {
             return f.write_str(name);
@@ -167,16 +163,16 @@ impl fmt::Display for Place {
 }
 
 impl sealed::Named for PinnedMemory {
-    fn place(&self) -> Place {
-        Place::host(self, 0)
+    fn location(&self) -> Location {
+        Location::host(self, 0)
     }
 }
 
 impl StreamMemory for PinnedMemory {}
 
 impl sealed::Named for GpuMemory {
-    fn place(&self) -> Place {
-        Place::gpu(self, 0)
+    fn location(&self) -> Location {
+        Location::gpu(self, 0)
     }
 }
 
@@ -250,16 +246,16 @@ macro_rules! word {
 
         impl Named for $name {
             #[inline]
-            fn place(&self) -> Place {
-                Place::host(&self.memory, self.index * size_of::<$value>()).named(self.name.as_ref())
+            fn location(&self) -> Location {
+                Location::host(&self.memory, self.index * size_of::<$value>()).named(self.name.as_ref())
             }
         }
 
         impl StreamWord<$value> for $name {}
 
-        impl From<$name> for Place {
+        impl From<$name> for Location {
             fn from(word: $name) -> Self {
-                word.place()
+                word.location()
             }
         }
     };
@@ -345,8 +341,8 @@ macro_rules! gpu_word {
         }
 
         impl Named for $name {
-            fn place(&self) -> Place {
-                Place::gpu(&self.memory, self.offset).named(self.name.as_ref())
+            fn location(&self) -> Location {
+                Location::gpu(&self.memory, self.offset).named(self.name.as_ref())
             }
         }
 
@@ -385,7 +381,7 @@ mod tests {
     #[test]
     fn a_named_word_is_called_by_its_name() {
         let word = Word32::new(&PinnedMemory::allocate(8).unwrap(), 4).unwrap();
-        assert_eq!(word.place().to_string(), format!("host:{:#x}", word.addr().get()));
-        assert_eq!(word.named("the flag").place().to_string(), "the flag");
+        assert_eq!(word.location().to_string(), format!("host:{:#x}", word.addr().get()));
+        assert_eq!(word.named("the flag").location().to_string(), "the flag");
     }
 }
