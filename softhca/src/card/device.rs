@@ -1,9 +1,9 @@
 //! A running card: its port, its settings and its objects.
 
-use super::config::{LIMITS, Limits, NUMBERS, WaitRules};
+use super::config::{InvalidValue, LIMITS, Limits, NUMBERS, WaitRules};
 use super::counters::Counters;
 use super::engine::Engine;
-use super::error::{CardError, invalid};
+use super::error::CardError;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::port::{GidEntry, LinkLayer, Port};
 use super::reports::Diagnostic;
@@ -227,10 +227,8 @@ impl Card {
     /// # Errors
     /// [`CardError::Invalid`] if it has more than [`MAX_MANAGEMENT`] bytes.
     pub fn send_management(&self, to: Node, bytes: &[u8]) -> Result<(), CardError> {
-        if bytes.len() > MAX_MANAGEMENT {
-            let limit = "at most 1024";
-            return Err(invalid("bytes of a management datagram", bytes.len() as u32, limit));
-        }
+        let (what, length) = ("bytes of a management datagram", bytes.len());
+        InvalidValue::unless(length <= MAX_MANAGEMENT, what, length as u32, "at most 1024")?;
         self.command(|engine| engine.send_management(to, bytes, Instant::now()));
         Ok(())
     }

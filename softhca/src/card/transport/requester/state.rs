@@ -261,7 +261,7 @@ impl Requester {
     }
 
     fn answer(&self) -> Option<Pending> {
-        let oldest = self.requests.iter().find(|request| !request.done && request.packets > 0)?;
+        let oldest = self.oldest()?;
         let what = if self.rnr_until.is_some() {
             "a receive of the peer (RNR)"
         } else if oldest.sent <= oldest.acked && !oldest.awaits_result() || oldest.sent == 0 {

@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 /// copies.
 const PEER_PERIOD: Duration = Duration::from_micros(50);
 
-/// Returns the error of a WAIT that cannot be executed.
-fn refused(syndrome: Syndrome, field: &'static str, message: String) -> Result<bool, WqeError> {
+/// Whether a WAIT is met, or why it cannot be executed.
+type Polled = Result<bool, WqeError>;
+
+fn refused(syndrome: Syndrome, field: &'static str, message: String) -> Polled {
     Err(WqeError { syndrome, field, message })
 }
 
@@ -51,12 +53,7 @@ pub(crate) struct Pending {
 
 impl Waits {
     /// Executes the WAIT or SEND_EN of a block. Returns whether the next request may follow.
-    pub(super) fn execute(
-        &mut self,
-        next: Wait,
-        block: u32,
-        step: &mut Step<'_, '_>,
-    ) -> Result<bool, WqeError> {
+    pub(super) fn execute(&mut self, next: Wait, block: u32, step: &mut Step<'_, '_>) -> Polled {
         self.check_luck(next, block, step);
         if !self.poll(next, block, step)? {
             self.unmet = true;
@@ -71,25 +68,16 @@ impl Waits {
     }
 
     /// Polls the WAIT of a block. Returns whether it is met.
-    pub(super) fn poll(&mut self, next: Wait, block: u32, step: &mut Step<'_, '_>) -> Result<bool, WqeError> {
+    pub(super) fn poll(&mut self, next: Wait, block: u32, step: &mut Step<'_, '_>) -> Polled {
         match next {
             Wait::Completions { cqn, index } => self.poll_queue(cqn, index, block, step),
             Wait::Data(segment) => self.poll_word(&segment, block, step),
             Wait::Time(segment) => compare(&segment, clock::nanoseconds()),
-            Wait::SendEnable { qpn, index } => enable(
-                Enable { slave: qpn, until: index, master: step.endpoint.qpn, index: block as u16 },
-                step,
-            ),
+            Wait::SendEnable { qpn, index } => enable(qpn, index, block, step),
         }
     }
 
-    fn poll_queue(
-        &mut self,
-        cqn: u32,
-        index: u32,
-        block: u32,
-        step: &mut Step<'_, '_>,
-    ) -> Result<bool, WqeError> {
+    fn poll_queue(&mut self, cqn: u32, index: u32, block: u32, step: &mut Step<'_, '_>) -> Polled {
         let Some(Progress { produced, first_error, overrun }) = step.context.progress(cqn) else {
             let message = format!("waits for completion queue {cqn:#x}, which does not exist");
             return refused(Syndrome::LocalQpOperation, "cqn", message);
@@ -102,21 +90,13 @@ impl Waits {
         }
         if is_spoilt || overrun {
             let cause = if overrun { "has overrun" } else { "has an error entry, which does not count here" };
-            self.report_hopeless(
-                format!("entry {index} of completion queue {cqn:#x}, which {cause}"),
-                block,
-                step,
-            );
+            let message = format!("entry {index} of completion queue {cqn:#x}, which {cause}");
+            self.report_hopeless(message, block, step);
         }
         Ok(false)
     }
 
-    fn poll_word(
-        &mut self,
-        segment: &WaitDataSeg,
-        block: u32,
-        step: &mut Step<'_, '_>,
-    ) -> Result<bool, WqeError> {
+    fn poll_word(&mut self, segment: &WaitDataSeg, block: u32, step: &mut Step<'_, '_>) -> Polled {
         let (key, addr) = (segment.lkey(), segment.addr());
         let range = KeyRange { key, addr, len: size_of::<u64>() as u64 };
         let location = match step.context.regions.resolve(range, step.endpoint.pdn, Access::empty()) {
@@ -222,13 +202,12 @@ impl Waits {
     }
 }
 
-fn enable(enable: Enable, step: &mut Step<'_, '_>) -> Result<bool, WqeError> {
+fn enable(slave: u32, until: u16, block: u32, step: &mut Step<'_, '_>) -> Polled {
     if !step.endpoint.config.master {
         let message = "SEND_EN on a queue pair that was not created with cd_master".to_owned();
         return refused(Syndrome::LocalQpOperation, "cd_master", message);
     }
-    let slave = enable.slave;
-    if step.context.enable(enable) {
+    if step.context.enable(Enable { slave, until, master: step.endpoint.qpn, index: block as u16 }) {
         return Ok(true);
     }
     let message = format!("{slave:#x} is no queue pair that was created with cd_slave_send");
@@ -240,7 +219,7 @@ fn is_stale((queue, last): (u32, u32), cqn: u32, index: u32) -> bool {
     queue == cqn && last.wrapping_sub(index) & CQ_INDEX <= CQ_INDEX / 2
 }
 
-fn compare(segment: &WaitDataSeg, number: u64) -> Result<bool, WqeError> {
+fn compare(segment: &WaitDataSeg, number: u64) -> Polled {
     match segment.is_met(number) {
         Ok(true) => Ok(true),
         Ok(false) => Ok(false),

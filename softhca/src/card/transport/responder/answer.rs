@@ -8,7 +8,7 @@ use crate::card::queue::receive::ReceiveOwner;
 use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::liberties::{LONGEST_PAUSE, LibertyKinds};
-use crate::packet::{Header, LAST, NakCode, PSN_MASK, PacketKind, psn_distance};
+use crate::packet::{Header, LAST, NakCode, PSN_MASK, Packet, PacketKind, psn_distance};
 use crate::peer_memory::PeerFailure;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -38,13 +38,15 @@ struct Hold {
     since: Option<Instant>,
 }
 
+type Completion = (ReceiveOwner, Entry);
+
 #[derive(Debug)]
 enum Response {
     /// Acknowledges everything up to this packet. The completion of a receive becomes visible when the acknowledgement
     /// has left: a peer that exits after that completion must not leave the requester without its acknowledgement.
     Ack {
         psn: u32,
-        completion: Option<(ReceiveOwner, Entry)>,
+        completion: Option<Completion>,
     },
     Nak {
         psn: u32,
@@ -130,13 +132,8 @@ impl Answers {
     }
 
     /// Handles a duplicate request: acknowledges it again, or answers a read or an atomic again.
-    pub(super) fn duplicate(
-        &mut self,
-        kind: PacketKind,
-        header: &Header,
-        expected_psn: u32,
-        step: &Step<'_, '_>,
-    ) {
+    pub(super) fn duplicate(&mut self, packet: Packet<'_>, expected_psn: u32, step: &Step<'_, '_>) {
+        let Packet { kind, header, .. } = packet;
         if self.responses.len() >= MAX_RESPONSES {
             // The peer does not take its answers; it will send the request again.
             return;
@@ -148,16 +145,12 @@ impl Answers {
             }
             PacketKind::Read => {}
             PacketKind::CompareSwap | PacketKind::FetchAdd => {
-                let psn = header.psn.get();
+                let (psn, qpn) = (header.psn.get(), step.endpoint.qpn);
                 match self.results.find(psn) {
                     Some(original) => {
                         self.responses.push_back(Response::Atomic { psn, original, again: true })
                     }
-                    None => tracing::debug!(
-                        qpn = step.endpoint.qpn,
-                        psn,
-                        "a duplicate of an atomic whose result is not kept"
-                    ),
+                    None => tracing::debug!(qpn, psn, "a duplicate of an atomic whose result is not kept"),
                 }
             }
             _ => {
@@ -181,7 +174,7 @@ impl Answers {
 
     /// Refuses a request without the access key of a DC target.
     pub(crate) fn refuse_key(&mut self, psn: u32, step: &mut Step<'_, '_>) {
-        self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
+        self.refuse(psn, NakCode::RemoteAccess);
         step.endpoint.fail();
     }
 
@@ -191,7 +184,7 @@ impl Answers {
         self.release_completions(step);
         // The NAK fails the requester, which then ignores all further answers.
         self.responses.clear();
-        self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
+        self.refuse(psn, NakCode::RemoteAccess);
         step.responder_failed(Event::QpAccessError { qpn: step.endpoint.qpn });
         step.endpoint.fail();
     }
@@ -281,8 +274,7 @@ impl Answers {
             Response::Ack { completion, .. } => completion.take(),
             _ => None,
         });
-        let waiting: Vec<(ReceiveOwner, Entry)> = waiting.collect();
-        for (owner, entry) in waiting {
+        for (owner, entry) in waiting.collect::<Vec<_>>() {
             step.complete_receive(owner, entry);
         }
     }
@@ -341,12 +333,7 @@ impl Answers {
     }
 
     /// Acknowledges a packet of a reliable connection; its completion becomes visible after that.
-    pub(super) fn taken(
-        &mut self,
-        header: &Header,
-        completion: Option<(ReceiveOwner, Entry)>,
-        step: &mut Step<'_, '_>,
-    ) {
+    pub(super) fn taken(&mut self, header: &Header, completion: Option<Completion>, step: &mut Step<'_, '_>) {
         if step.endpoint.config.transport.is_reliable() {
             self.acknowledge_later(header, completion, step);
         } else if let Some((owner, entry)) = completion {
@@ -357,7 +344,7 @@ impl Answers {
     fn acknowledge_later(
         &mut self,
         header: &Header,
-        completion: Option<(ReceiveOwner, Entry)>,
+        completion: Option<Completion>,
         step: &mut Step<'_, '_>,
     ) {
         self.unacknowledged += 1;

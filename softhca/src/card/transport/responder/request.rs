@@ -41,7 +41,7 @@ impl Responder {
             return;
         }
         if ahead < 0 {
-            return self.answers.duplicate(kind, header, self.expected_psn, step);
+            return self.answers.duplicate(packet, self.expected_psn, step);
         }
         self.nak_sent = false;
         let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
