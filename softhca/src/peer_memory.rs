@@ -56,7 +56,7 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// The memory cannot be written.
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError>;
 
-    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be memory that a card has lent
+    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be staging memory of a card
     /// ([`HostRange`](crate::HostRange)). If it returns [`Begun::Not`], the card calls [`Self::read`].
     ///
     /// # Errors

@@ -114,7 +114,7 @@ mod gpu_memory {
         }
 
         fn is_in_use(&self) -> bool {
-            self.is_lent()
+            HostRange::is_in_use(self)
         }
     }
 }

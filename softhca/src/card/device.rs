@@ -165,7 +165,7 @@ impl Card {
 
     /// Registers another mapping of the page of doorbell registers `id` ([`Self::uar_file`]): stores of this process
     /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::rung`]).
-    pub fn also_mapped_at(&self, id: u32, page: *mut u8) {
+    pub fn register_uar_mapping(&self, id: u32, page: *mut u8) {
         listeners::register(page as usize, self.shared.as_listener(), Some(id));
     }
 
@@ -176,12 +176,12 @@ impl Card {
 
     /// Returns the current time of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The card
     /// polls it like doorbells, so an idle card is up to 1 ms late.
-    pub fn ticks(&self) -> u64 {
+    pub fn clock_nanoseconds(&self) -> u64 {
         clock::nanoseconds()
     }
 
     /// Counts the packets from now on in `counters`, too.
-    pub fn count_in(&self, counters: Arc<Counters>) {
+    pub fn attach_counters(&self, counters: Arc<Counters>) {
         self.command(|engine| engine.counters.file = Some(counters));
     }
 

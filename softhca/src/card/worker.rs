@@ -269,24 +269,24 @@ fn nap_length(idle: Duration) -> Duration {
     }
 }
 
-/// Statistics of the naps of all cards of this process.
+/// Sleeps of the threads of all cards of this process that work has waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Naps {
-    /// Naps that lasted to their end and after which work was found at once.
-    pub late: u64,
-    /// Total length of these naps: an upper bound of the time that work has waited for them.
-    pub late_time: Duration,
+pub struct LateWakeups {
+    /// Number of sleeps that lasted to their end and after which work was found at once.
+    pub count: u64,
+    /// Total length of these sleeps: an upper bound of the time that work has waited for them.
+    pub time: Duration,
 }
 
 static LATE: AtomicU64 = AtomicU64::new(0);
 static LATE_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the statistics up to now.
-pub fn naps() -> Naps {
-    Naps {
-        late: LATE.load(Ordering::Relaxed),
-        late_time: Duration::from_nanos(LATE_NS.load(Ordering::Relaxed)),
+pub fn late_wakeups() -> LateWakeups {
+    LateWakeups {
+        count: LATE.load(Ordering::Relaxed),
+        time: Duration::from_nanos(LATE_NS.load(Ordering::Relaxed)),
     }
 }
 

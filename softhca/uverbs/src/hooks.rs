@@ -102,7 +102,7 @@ unsafe fn map_any(
     let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
     let mapped = mapped as *mut c_void;
     if let Some((context, page)) = registers_of.filter(|_| mapped != libc::MAP_FAILED) {
-        preserving(|| context.card().also_mapped_at(page, mapped.cast()));
+        preserving(|| context.card().register_uar_mapping(page, mapped.cast()));
     }
     mapped
 }
