@@ -263,9 +263,7 @@ impl Card {
     /// # Errors
     /// [`CardError::NotFound`] if there is none of that number.
     pub fn free_device_memory(&self, page: u32) -> Result<(), CardError> {
-        self.command(|engine| match engine.doorbells.memory.give_back_device_memory(page as usize) {
-            true => Ok(()),
-            false => Err(missing("device memory", page)),
-        })
+        let freed = self.command(|engine| engine.doorbells.memory.give_back_device_memory(page as usize));
+        freed.then_some(()).ok_or(missing("device memory", page))
     }
 }

@@ -1,4 +1,4 @@
-//! Fetching of work requests, and their packets.
+//! Fetching of work requests, the packets of remote ones, and the execution of local ones.
 //!
 //! An initiator of dynamically connected transport (DC) is connected to one target at a time. It connects to the target
 //! of its next request when all requests for the previous target have completed. Connections are numbered, and the PSNs

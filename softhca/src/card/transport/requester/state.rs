@@ -256,7 +256,7 @@ impl Requester {
     }
 
     fn unmet_wait(&self, now: Instant) -> Option<Pending> {
-        let request = self.requests.get(self.cursor)?;
+        let request = self.requests.get(self.cursor).filter(|_| self.waits.unmet)?;
         self.waits.pending(request.work.as_ref().ok()?.wait?, request.first, now)
     }
 

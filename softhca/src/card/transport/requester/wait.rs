@@ -125,23 +125,16 @@ impl Waits {
             Err(failure) => return refused(Syndrome::LocalProtection, PEER_MEMORY, failure.to_string()),
         };
         self.check_word(segment, number, block, step);
-        match compare(segment, number) {
-            Ok(false) if wait::fails_at_once(segment) => {
-                let message = format!("{segment}: the word is {number:#x}, and action 1 asks for an error");
-                refused(Syndrome::LocalQpOperation, "action", message)
-            }
-            Ok(true) => {
-                self.next_poll = None;
-                Ok(true)
-            }
-            Ok(false) => {
-                if let Location::Host(word) = location {
-                    step.context.awaited.add(word as usize);
-                }
-                Ok(false)
-            }
-            other => other,
+        let is_met = compare(segment, number)?;
+        if is_met {
+            self.next_poll = None;
+        } else if wait::fails_at_once(segment) {
+            let message = format!("{segment}: the word is {number:#x}, and action 1 asks for an error");
+            return refused(Syndrome::LocalQpOperation, "action", message);
+        } else if let Location::Host(word) = location {
+            step.context.awaited.add(word as usize);
         }
+        Ok(is_met)
     }
 
     /// Reports WAITs that work by luck only, before the first poll.
@@ -180,11 +173,8 @@ impl Waits {
         }
     }
 
-    /// Returns what the WAIT of a block waits for, if it was not met at the last poll.
+    /// Returns what the unmet WAIT of a block waits for.
     pub(super) fn pending(&self, wait: Wait, block: u32, now: Instant) -> Option<Pending> {
-        if !self.unmet {
-            return None;
-        }
         let (what, cqn) = match wait {
             Wait::Completions { cqn, index } => {
                 (format!("WAIT for entry {index} of completion queue {cqn:#x}"), Some(cqn))
@@ -220,9 +210,6 @@ fn is_stale((queue, last): (u32, u32), cqn: u32, index: u32) -> bool {
 }
 
 fn compare(segment: &WaitDataSeg, number: u64) -> Polled {
-    match segment.is_met(number) {
-        Ok(true) => Ok(true),
-        Ok(false) => Ok(false),
-        Err(unknown) => refused(Syndrome::LocalQpOperation, "operation", unknown.to_string()),
-    }
+    let refuse = |unknown| refused(Syndrome::LocalQpOperation, "operation", format!("{unknown}"));
+    segment.is_met(number).or_else(refuse)
 }
