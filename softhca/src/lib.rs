@@ -36,7 +36,7 @@ mod testing;
 pub mod verbs;
 
 pub use faults::{FaultPlan, fault_counts, set_faults};
-pub use peer_memory::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+pub use peer_memory::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 pub use speed::{SPEED_VARIABLE, Speed};
 pub use staging::HostRange;
 pub use verbs::verbs_api;

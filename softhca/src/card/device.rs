@@ -164,7 +164,7 @@ impl Card {
     }
 
     /// Registers another mapping of the page of doorbell registers `id` ([`Self::uar_file`]): stores of this process
-    /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::rung`]).
+    /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::report_doorbell`]).
     pub fn register_uar_mapping(&self, id: u32, page: *mut u8) {
         listeners::register(page as usize, self.shared.as_listener(), Some(id));
     }

@@ -87,7 +87,7 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
         // SAFETY: the caller guarantees this.
         unsafe { shared::copy(to, from, count) }
     }
-    wake::wrote(to as usize, count);
+    wake::report_write(to as usize, count);
 }
 
 /// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
@@ -248,7 +248,7 @@ pub(crate) unsafe fn atomic(
                             Err(found) => original = found,
                         }
                     }
-                    wake::wrote(at as usize, size_of::<$number>());
+                    wake::report_write(at as usize, size_of::<$number>());
                     Ok(u64::from(original))
                 }
                 Location::Peer(memory, addr) => {

@@ -214,7 +214,7 @@ impl CqRing {
         barrier::drain();
         word.store(u32::from_ne_bytes([last[0], last[1], last[2], last[3]]), Ordering::Release);
         barrier::drain();
-        wake::wrote(word.as_ptr() as usize, size_of::<u32>());
+        wake::report_write(word.as_ptr() as usize, size_of::<u32>());
     }
 
     /// Writes words at an offset in the ring.
