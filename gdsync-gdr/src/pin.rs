@@ -30,7 +30,7 @@ impl Mapping {
     /// [`MappingError::Unavailable`] with each tried backend's reason, [`MappingError::Refused`] if the environment
     /// names a backend, [`MappingError::UnknownBackend`] if that is unknown.
     pub fn pin(memory: &GpuRange) -> Result<Self, MappingError> {
-        MappingBackend::first(|backend, by_name| Self::by(backend, by_name, memory))
+        MappingBackend::first_working(|backend, by_name| Self::by(backend, by_name, memory))
     }
 
     /// Maps as [`Mapping::pin`] does, by this backend. nvrm tries unknown drivers, too.
@@ -52,7 +52,7 @@ impl Mapping {
 
 fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapped, Refusal> {
     let (gpu, kernel) = (memory.gpu(), kernel::system());
-    backend.offered_on(gpu, by_name)?;
+    backend.check_support_on(gpu, by_name)?;
     match backend {
         MappingBackend::Gdrdrv => {
             memory.synchronise_copies();
@@ -107,18 +107,18 @@ impl GdrdrvModule {
 }
 
 impl MappingBackend {
-    /// Returns the result of `attempt` with the first backend that is not [`MappingError::Refused`]. If the environment
-    /// (`GDSYNC_MAPPING`) names a backend, only that one is tried, and `attempt`'s second argument is true.
+    /// Returns the result of `map` with the first backend that is not [`MappingError::Refused`]. If the environment
+    /// (`GDSYNC_MAPPING`) names a backend, only that one is tried, and `map`'s second argument is true.
     ///
     /// # Errors
-    /// [`MappingError::Unavailable`], [`MappingError::UnknownBackend`], and those of `attempt`.
-    pub fn first<T>(attempt: impl Fn(Self, bool) -> Result<T, MappingError>) -> Result<T, MappingError> {
-        if let Some(backend) = Self::asked_for()? {
-            return attempt(backend, true);
+    /// [`MappingError::Unavailable`], [`MappingError::UnknownBackend`], and those of `map`.
+    pub fn first_working<T>(map: impl Fn(Self, bool) -> Result<T, MappingError>) -> Result<T, MappingError> {
+        if let Some(backend) = Self::from_environment()? {
+            return map(backend, true);
         }
         let mut tried = Vec::new();
         for backend in Self::ALL {
-            match attempt(backend, false) {
+            match map(backend, false) {
                 Err(MappingError::Refused { backend, refusal }) => {
                     tracing::debug!(%backend, %refusal, "a way to map GPU memory does not work");
                     tried.push((backend, refusal));
@@ -133,7 +133,7 @@ impl MappingBackend {
     ///
     /// # Errors
     /// [`MappingError::UnknownBackend`].
-    pub fn asked_for() -> Result<Option<Self>, MappingError> {
+    pub fn from_environment() -> Result<Option<Self>, MappingError> {
         Self::named(std::env::var_os(VARIABLE))
     }
 
@@ -149,22 +149,22 @@ impl MappingBackend {
     ///
     /// # Errors
     /// [`Refusal`] names what is missing. A stand-in is always refused: it maps no GPU memory.
-    pub fn offered(self, by_name: bool) -> Result<(), Refusal> {
-        self.offered_by(&kernel::system(), by_name, || {
+    pub fn check_support(self, by_name: bool) -> Result<(), Refusal> {
+        self.check_support_by(&kernel::system(), by_name, || {
             let count = driver::device_count().map_err(|error| Refusal::driver("count the GPUs", error))?;
             Ok((0..count).any(|gpu| Gpu::new(gpu).is_ok_and(Gpu::makes_dma_bufs)))
         })
     }
 
-    /// Like [`MappingBackend::offered`], for this GPU.
+    /// Like [`MappingBackend::check_support`], for this GPU.
     ///
     /// # Errors
-    /// As [`MappingBackend::offered`].
-    pub fn offered_on(self, gpu: Gpu, by_name: bool) -> Result<(), Refusal> {
-        self.offered_by(&kernel::system(), by_name, || Ok(gpu.makes_dma_bufs()))
+    /// As [`MappingBackend::check_support`].
+    pub fn check_support_on(self, gpu: Gpu, by_name: bool) -> Result<(), Refusal> {
+        self.check_support_by(&kernel::system(), by_name, || Ok(gpu.makes_dma_bufs()))
     }
 
-    fn offered_by(
+    fn check_support_by(
         self,
         kernel: &Arc<dyn Kernel>,
         by_name: bool,

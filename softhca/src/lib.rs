@@ -16,7 +16,6 @@ pub mod environment;
 pub mod fabric;
 #[deny(unsafe_code)]
 pub mod faults;
-mod lent;
 #[deny(unsafe_code)]
 pub mod liberties;
 mod os;
@@ -30,15 +29,16 @@ mod random;
 pub mod setting;
 #[deny(unsafe_code)]
 mod speed;
+mod staging;
 pub mod sysfs;
 #[cfg(test)]
 mod testing;
 pub mod verbs;
 
 pub use faults::{FaultPlan, fault_counts, set_faults};
-pub use lent::HostRange;
-pub use peer_memory::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+pub use peer_memory::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 pub use speed::{SPEED_VARIABLE, Speed};
+pub use staging::HostRange;
 pub use verbs::verbs_api;
 
 #[cfg(doctest)]

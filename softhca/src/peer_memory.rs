@@ -56,31 +56,36 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// The memory cannot be written.
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError>;
 
-    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be memory that a card has lent
-    /// ([`HostRange`](crate::HostRange)). If it returns [`Begun::Not`], the card calls [`Self::read`].
+    /// Begins to copy `len` bytes from the peer memory at `addr` to `into`, which may be staging memory of a card
+    /// ([`HostRange`](crate::HostRange)). If it returns [`AsyncCopy::Unsupported`], the card calls [`Self::read`].
     ///
     /// # Errors
     /// The memory cannot be read. Nothing was begun.
     ///
     /// # Safety
-    /// If it returns [`Begun::Yes`], `into..into + len` is writable until [`Self::finish`] has returned, and
+    /// If it returns [`AsyncCopy::Started`], `into..into + len` is writable until [`Self::finish`] has returned, and
     /// no other code accesses it before.
-    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<AsyncCopy, PeerMemoryError> {
         let _ = (addr, into, len);
-        Ok(Begun::Not)
+        Ok(AsyncCopy::Unsupported)
     }
 
-    /// Begins to copy `len` bytes at `from` to the peer memory at `addr`. If it returns [`Begun::Not`], the
+    /// Begins to copy `len` bytes at `from` to the peer memory at `addr`. If it returns [`AsyncCopy::Unsupported`], the
     /// card calls [`Self::write`].
     ///
     /// # Errors
     /// The memory cannot be written. Nothing was begun.
     ///
     /// # Safety
-    /// If it returns [`Begun::Yes`], `from..from + len` is readable until [`Self::finish`] has returned.
-    unsafe fn begin_write(&self, addr: u64, from: *const u8, len: usize) -> Result<Begun, PeerMemoryError> {
+    /// If it returns [`AsyncCopy::Started`], `from..from + len` is readable until [`Self::finish`] has returned.
+    unsafe fn begin_write(
+        &self,
+        addr: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<AsyncCopy, PeerMemoryError> {
         let _ = (addr, from, len);
-        Ok(Begun::Not)
+        Ok(AsyncCopy::Unsupported)
     }
 
     /// Waits for every copy begun on this region: then the bytes read are in place, and the bytes written are
@@ -94,13 +99,13 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     }
 }
 
-/// Result of beginning a copy.
+/// Whether a client has started an asynchronous copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begun {
+pub enum AsyncCopy {
     /// The copy continues until [`PeerRegion::finish`].
-    Yes,
+    Started,
     /// The client cannot begin this copy.
-    Not,
+    Unsupported,
 }
 
 /// Reason for which peer memory cannot be registered or reached.
@@ -168,7 +173,7 @@ impl PeerMapping {
         addr: u64,
         into: *mut u8,
         len: usize,
-    ) -> Result<Begun, PeerFailure> {
+    ) -> Result<AsyncCopy, PeerFailure> {
         // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_read(addr, into, len) })
     }
@@ -180,7 +185,7 @@ impl PeerMapping {
         addr: u64,
         from: *const u8,
         len: usize,
-    ) -> Result<Begun, PeerFailure> {
+    ) -> Result<AsyncCopy, PeerFailure> {
         // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_write(addr, from, len) })
     }

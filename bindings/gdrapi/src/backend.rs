@@ -32,7 +32,7 @@ impl Backend {
         let chosen = match wish {
             Some(backend) => Self::of(backend, true)
                 .map_err(|refusal| MappingError::Unavailable { tried: vec![(backend, refusal)] }),
-            None => MappingBackend::first(|backend, by_name| {
+            None => MappingBackend::first_working(|backend, by_name| {
                 Self::of(backend, by_name).map_err(|refusal| MappingError::Refused { backend, refusal })
             }),
         };
@@ -47,7 +47,7 @@ impl Backend {
             }
             _ => {
                 if kind != MappingBackend::StandIn {
-                    kind.offered(by_name)?;
+                    kind.check_support(by_name)?;
                 }
                 Ok(Backend { kind, version: VERSION, persistent: true })
             }

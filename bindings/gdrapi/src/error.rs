@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn errors_are_the_errno_values_of_the_header() {
-        let refusal = || match MappingBackend::StandIn.offered(false) {
+        let refusal = || match MappingBackend::StandIn.check_support(false) {
             Err(refusal) => refusal,
             Ok(()) => panic!("a stand-in maps no GPU memory"),
         };

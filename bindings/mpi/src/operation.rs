@@ -146,7 +146,7 @@ impl Flag {
     pub(crate) fn set(&self) {
         if !self.is_set() {
             self.word.store(self.value);
-            wake::wrote(self.word.addr().get() as usize, size_of::<u32>());
+            wake::report_write(self.word.addr().get() as usize, size_of::<u32>());
         }
     }
 
@@ -250,7 +250,7 @@ impl LaunchWord {
 
     fn store(&self, value: u32) {
         self.word.store(value);
-        wake::wrote(self.word.addr().get() as usize, size_of::<u32>());
+        wake::report_write(self.word.addr().get() as usize, size_of::<u32>());
     }
 
     fn is_done(&self) -> bool {

@@ -18,8 +18,8 @@ fn a_backend_is_asked_for_by_its_name() {
     }
 }
 
-fn offered(backend: MappingBackend, kernel: &Arc<dyn Kernel>, by_name: bool) -> Result<(), Refusal> {
-    backend.offered_by(kernel, by_name, || Ok(true))
+fn check_support(backend: MappingBackend, kernel: &Arc<dyn Kernel>, by_name: bool) -> Result<(), Refusal> {
+    backend.check_support_by(kernel, by_name, || Ok(true))
 }
 
 #[test]
@@ -28,13 +28,13 @@ fn a_module_says_its_version_and_whether_it_keeps_memory() {
         let fake = Fake::with_gdrdrv(Gdrdrv::new(version(2, minor), keeps));
         let module = GdrdrvModule::of(&fake.kernel()).unwrap();
         assert_eq!((module.version, module.keeps_memory), ((2, minor), keeps));
-        assert_eq!(offered(MappingBackend::Gdrdrv, &fake.kernel(), false), Ok(()));
+        assert_eq!(check_support(MappingBackend::Gdrdrv, &fake.kernel(), false), Ok(()));
         fake.end();
     }
     let fake = Fake::with_gdrdrv(Gdrdrv::new(version(1, 9), false));
     assert_eq!(
         GdrdrvModule::of(&fake.kernel()).map(drop),
-        offered(MappingBackend::Gdrdrv, &fake.kernel(), false)
+        check_support(MappingBackend::Gdrdrv, &fake.kernel(), false)
     );
     assert!(GdrdrvModule::of(&fake.kernel()).is_err());
     fake.end();
@@ -43,18 +43,18 @@ fn a_module_says_its_version_and_whether_it_keeps_memory() {
 #[test]
 fn the_resource_manager_counts_where_its_driver_is_known_and_its_file_opens() {
     let fake = Fake::with_nvrm("580.159.04", Nvrm::new(&[0], 0));
-    let works = |by_name| offered(MappingBackend::ResourceManager, &fake.kernel(), by_name);
+    let works = |by_name| check_support(MappingBackend::ResourceManager, &fake.kernel(), by_name);
     assert_eq!((works(false), works(true)), (Ok(()), Ok(())));
     fake.end();
     let fake = Fake::with_nvrm("610.1.2", Nvrm::new(&[0], 0));
-    let works = |by_name| offered(MappingBackend::ResourceManager, &fake.kernel(), by_name);
+    let works = |by_name| check_support(MappingBackend::ResourceManager, &fake.kernel(), by_name);
     assert!(works(false).unwrap_err().reason.contains("610"));
     assert_eq!(works(true), Ok(()));
     fake.end();
     // The driver's version file exists, as in a container, but not its device file.
     let fake = Fake::with_nvrm("580.159.04", Nvrm::new(&[0], 0));
     fake.state().no_open = Some((gdsync_sys::nvrm::CONTROL_PATH.to_owned(), libc::ENOENT));
-    let refusal = offered(MappingBackend::ResourceManager, &fake.kernel(), false).unwrap_err();
+    let refusal = check_support(MappingBackend::ResourceManager, &fake.kernel(), false).unwrap_err();
     assert!(refusal.remedy.contains("container"), "{refusal}");
     fake.end();
 }
@@ -63,10 +63,10 @@ fn the_resource_manager_counts_where_its_driver_is_known_and_its_file_opens() {
 fn a_machine_without_them_says_what_is_missing() {
     let kernel = Fake::new().kernel();
     for backend in [MappingBackend::Gdrdrv, MappingBackend::ResourceManager, MappingBackend::StandIn] {
-        let refusal = offered(backend, &kernel, false).unwrap_err();
+        let refusal = check_support(backend, &kernel, false).unwrap_err();
         assert!(!refusal.remedy.is_empty(), "{refusal}");
     }
-    assert!(MappingBackend::StandIn.offered(true).is_err());
+    assert!(MappingBackend::StandIn.check_support(true).is_err());
 }
 
 #[test]

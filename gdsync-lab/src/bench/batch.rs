@@ -24,7 +24,7 @@ const MANY: u32 = 64;
 type Round = [f64; 3];
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let mut bench = Bench::new(options)?;
+    let mut bench = MergedBatches::new(options)?;
     let with_card = |what: String, rounds: Vec<Round>| {
         Row::named(what + ": the card, too")
             .compared(&rounds.iter().map(|[_, both @ ..]| *both).collect::<Vec<_>>())
@@ -89,17 +89,17 @@ impl BatchKind {
     }
 }
 
-struct Bench {
+struct MergedBatches {
     gpu: Gpu,
     pair: Pair,
     crowd: Vec<(QueuePair, QueuePair)>,
     value: u32,
 }
 
-impl Bench {
+impl MergedBatches {
     fn new(options: &BenchOptions) -> Result<Self, Failure> {
         let pair = Pair::new(options.hca.as_ref())?;
-        Ok(Bench { gpu: Gpu::new(options.gpu())?, pair, crowd: Vec::new(), value: 0 })
+        Ok(MergedBatches { gpu: Gpu::new(options.gpu())?, pair, crowd: Vec::new(), value: 0 })
     }
 
     /// Creates queue pairs only when needed: a software card polls all that exist, which costs time.

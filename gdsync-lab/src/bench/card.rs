@@ -18,7 +18,7 @@ const SMALL_WRITES: usize = 2000;
 const LARGE_WRITES: usize = 32;
 
 /// Two connected queue pairs of one process; the left one writes to the memory of the right one.
-struct Bench {
+struct CardSpeed {
     pair: Pair,
     stream: Stream<Cpu>,
     source: MemoryRegion,
@@ -27,7 +27,7 @@ struct Bench {
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let hca = options.hca.as_ref();
-    let [small, least, write, copy, ratio] = Bench::new(hca)?.measure()?;
+    let [small, least, write, copy, ratio] = CardSpeed::new(hca)?.measure()?;
     let card = hca.map_or_else(|| "SOFTWARE CARD".to_owned(), Hca::to_string);
     let row = |what: &str| Row::default().text(what);
     let rows = [
@@ -52,13 +52,13 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     ))
 }
 
-impl Bench {
+impl CardSpeed {
     fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
         let pair = Pair::with(hca, QueuePairConfig::default())?;
         let source = MemoryRegion::allocate(&pair.pd, LARGE, Access::empty())?;
         let target = MemoryRegion::allocate(&pair.pd, LARGE, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         source.write(0, &vec![7; LARGE]);
-        Ok(Bench { pair, stream: Stream::new(Cpu::new())?, source, target })
+        Ok(CardSpeed { pair, stream: Stream::new(Cpu::new())?, source, target })
     }
 
     /// Times one write, from preparation until its completion is polled.

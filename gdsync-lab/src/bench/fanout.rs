@@ -46,7 +46,7 @@ fn measure<B: Clocked>(
     arrivals: Placement,
     backend: impl Fn() -> Result<B, Failure>,
 ) -> Result<Outcome, Failure> {
-    let mut bench = Bench::new(options, arrivals, [backend()?, backend()?])?;
+    let mut bench = FanOut::new(options, arrivals, [backend()?, backend()?])?;
     let (mut rows, mut empty) = (Vec::new(), Vec::new());
     for peers in SIZES {
         bench.gather(peers)?;
@@ -90,7 +90,7 @@ impl BatchKind {
     }
 }
 
-struct Bench<B: Clocked> {
+struct FanOut<B: Clocked> {
     pd: ProtectionDomain,
     port: u8,
     trigger: Trigger,
@@ -101,12 +101,12 @@ struct Bench<B: Clocked> {
     posts: u64,
 }
 
-impl<B: Clocked> Bench<B> {
+impl<B: Clocked> FanOut<B> {
     /// `arrivals`: the memory of the word that the card writes.
     fn new(options: &BenchOptions, arrivals: Placement, backends: [B; 2]) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let pd = ProtectionDomain::new(&device)?;
-        Ok(Bench {
+        Ok(FanOut {
             trigger: Trigger::new(&pd)?,
             pd,
             port,

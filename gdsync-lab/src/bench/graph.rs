@@ -32,7 +32,7 @@ type Times = (f64, f64);
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let gpu = Gpu::new(options.gpu())?;
     let name = gpu.name()?;
-    let bench = Bench::new(gpu, options.hca.as_ref())?;
+    let bench = GraphLaunch::new(gpu, options.hca.as_ref())?;
     let mut rows = bench.measure()?;
     rows.extend(triggered(&bench.gpu, options.hca.as_ref())?);
     let titles = [&*format!("{EXCHANGES} EXCHANGES EACH, VERIFIED, {name}"), "GRAPH µs", "STREAM µs"];
@@ -46,7 +46,7 @@ fn row(what: &str, bursts: &[[Times; 2]], pick: fn(&Times) -> f64) -> Row {
     Row::named(what).compared(&bursts.iter().map(|both| both.each_ref().map(pick)).collect::<Vec<_>>())
 }
 
-struct Bench {
+struct GraphLaunch {
     gpu: Gpu,
     pair: Pair,
     /// A number in each of `BURST` places; each exchange writes one place and sends it.
@@ -54,12 +54,12 @@ struct Bench {
     target: MemoryRegion,
 }
 
-impl Bench {
+impl GraphLaunch {
     fn new(gpu: Gpu, hca: Option<&Hca>) -> Result<Self, Failure> {
         let pair = Pair::new(hca)?;
         let source = MemoryRegion::allocate(&pair.pd, 8 * BURST, Access::empty())?;
         let target = MemoryRegion::allocate(&pair.pd, 8 * BURST, Access::LOCAL_WRITE)?;
-        Ok(Bench { gpu, pair, source, target })
+        Ok(GraphLaunch { gpu, pair, source, target })
     }
 
     /// Makes the stream write a number, send it, and wait until it has arrived.

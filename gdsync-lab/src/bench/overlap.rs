@@ -44,7 +44,7 @@ again:
 ";
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let bench = Bench::new(Gpu::new(options.gpu())?, options.hca.as_ref())?;
+    let bench = Overlap::new(Gpu::new(options.gpu())?, options.hca.as_ref())?;
     let name = bench.gpu.name()?;
     let rows = [
         bench.measure("computing", true, false)?,
@@ -63,7 +63,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::of(all, &header, &rows).bars(picture, "Time, ms", &rows, &series))
 }
 
-struct Bench {
+struct Overlap {
     gpu: Gpu,
     pair: Pair,
     computing: Arc<CudaStream>,
@@ -72,7 +72,7 @@ struct Bench {
     target: GpuMemoryRegion,
 }
 
-impl Bench {
+impl Overlap {
     fn new(gpu: Gpu, hca: Option<&Hca>) -> Result<Self, Failure> {
         let computing = gpu.context.new_stream()?;
         let spin = gpu.context.load_module(Ptx::from_src(SPIN))?.load_function("spin")?;
@@ -81,7 +81,7 @@ impl Bench {
             Ok(GpuMemoryRegion::register(&pair.pd, GpuMemory::allocate(&gpu.context, 8)?, access)?)
         };
         let (source, target) = (region(Access::empty())?, region(Access::LOCAL_WRITE)?);
-        let bench = Bench { gpu, pair, computing, spin, source, target };
+        let bench = Overlap { gpu, pair, computing, spin, source, target };
         bench.compute(1)?;
         bench.computing.synchronize()?;
         Ok(bench)

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const ROUNDS: u32 = 10_000;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let bench = Bench { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
+    let bench = TimeToIdle { gpu: Gpu::new(options.gpu())?, pair: Pair::new(options.hca.as_ref())? };
     let (name, rows) = (bench.gpu.name()?, bench.rows()?);
     let heading = format!("{name}, WRITTEN LAST");
     let header = [
@@ -33,12 +33,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::of(Row::default().key("gpu", name), &header, &rows).bars(picture, MEDIAN_US, &rows, &series))
 }
 
-struct Bench {
+struct TimeToIdle {
     gpu: Gpu,
     pair: Pair,
 }
 
-impl Bench {
+impl TimeToIdle {
     fn rows(&self) -> Result<Vec<Row>, Failure> {
         let (gpu, end) = (&self.gpu, self.gpu.handle(END)?);
         let write = |value| Ok(Batch::new().write_value32(&end, value));

@@ -27,7 +27,7 @@ const RECORD: usize = 2;
 const REGISTER: usize = 3;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let mut bench = Bench::new(options)?;
+    let mut bench = Turnaround::new(options)?;
     let mut rows = vec![bench.turnaround()?];
     let posting = [
         (Poster::Any, IDLE_POSTS, 1),
@@ -52,19 +52,19 @@ enum Poster {
     Owner,
 }
 
-struct Bench {
+struct Turnaround {
     gpu: Gpu,
     pair: Pair,
     owned: Stream<CudaStream>,
 }
 
-impl Bench {
+impl Turnaround {
     fn new(options: &BenchOptions) -> Result<Self, Failure> {
         let (gpu, pair) = (Gpu::new(options.gpu())?, Pair::new(options.hca.as_ref())?);
         let stream = CudaStream::new(gpu.context.new_stream()?)?;
         // SAFETY: the benchmark captures no stream.
         let owned = Stream::new(unsafe { stream.never_captured() })?;
-        Ok(Bench { gpu, pair, owned })
+        Ok(Turnaround { gpu, pair, owned })
     }
 
     fn prepare(&self) -> Result<PreparedSend, Failure> {

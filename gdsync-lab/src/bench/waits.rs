@@ -129,13 +129,13 @@ const CHECKED_ROUNDS: u32 = 4000;
 const WARM_UP: u32 = 200;
 
 /// Two connected queue pairs of one process; the left one writes to the memory of the right one.
-struct CheckedBench {
+struct CheckedWaits {
     pair: Pair,
     target: MemoryRegion,
 }
 
 pub(super) fn run_checked(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let bench = CheckedBench::new()?;
+    let bench = CheckedWaits::new()?;
     let mut rows = vec![bench.compare("a software stream", &Stream::new(SoftStream::new()?)?)?];
     // Without a GPU, and after an interrupt, only the software stream is measured.
     if let (false, Ok(gpu)) = (interrupt::requested(), Gpu::new(options.gpu())) {
@@ -146,11 +146,11 @@ pub(super) fn run_checked(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::compared(Row::default(), titles, "A wait that tells success from failure", &rows))
 }
 
-impl CheckedBench {
+impl CheckedWaits {
     fn new() -> Result<Self, Failure> {
         let pair = Pair::with(None, QueuePairConfig::default())?;
         let target = MemoryRegion::allocate(&pair.pd, 8, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        Ok(CheckedBench { pair, target })
+        Ok(CheckedWaits { pair, target })
     }
 
     fn compare<B: MemOpStream>(&self, what: &str, stream: &Stream<B>) -> Result<Row, Failure> {

@@ -89,7 +89,7 @@ impl Pause {
             return false;
         }
         let sleeper = Sleeper::begin();
-        let found = wake::rest(address, sleeper.length(self.interval), is_there);
+        let found = wake::wait_for_write(address, sleeper.length(self.interval), is_there);
         self.slept();
         found
     }

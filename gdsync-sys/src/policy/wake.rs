@@ -4,9 +4,9 @@
 //! completion entry, therefore sleep in short intervals and find a store when the interval ends. A writer in the same
 //! process can end the sleep early by reporting its write here:
 //!
-//! - A thread that polls a word sleeps in [`rest`]; a card calls [`wrote`] for each range that it has written.
-//! - A card registers a [`Bell`] with [`add_bell`], and calls [`card_rests`] around the sleep of its thread; a thread
-//!   that rings a doorbell register calls [`rung`].
+//! - A thread that polls a word sleeps in `wait_for_write`; a card calls [`report_write`] for each range that it wrote.
+//! - A card registers [`CardCallbacks`] with [`register_card`], and calls [`report_card_sleep`] around its thread's
+//!   sleep; a thread that rings a doorbell register calls [`report_doorbell`].
 //!
 //! Correctness does not depend on these calls: every sleep is bounded, and the sleeper re-checks the word. A program
 //! that reports nothing, or a writer in another process, costs one interval.
@@ -26,9 +26,9 @@ pub const EXPORTED: &str = "GDSYNC_WAKE_2";
 /// Entry points of a copy of the software card.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Bell {
-    /// Reports a store ([`rung`]): the address of the word, and whether the calling thread may do the card's work.
-    pub rung: extern "C" fn(address: usize, lends_itself: bool),
+pub struct CardCallbacks {
+    /// Handles [`report_doorbell`]: the address of the word, and whether the calling thread may do the card's work.
+    pub doorbell: extern "C" fn(address: usize, may_serve: bool),
     /// Does a bounded amount of work for the card that this thread rang last, instead of the card's thread. Returns
     /// false if there is no such card, or if the card works on its own thread only.
     pub serve: extern "C" fn() -> bool,
@@ -36,8 +36,8 @@ pub struct Bell {
     pub leave: extern "C" fn(),
 }
 
-/// Most bells: one for each copy of the software card in the process.
-const BELLS: usize = 4;
+/// Maximum number of copies of the software card in the process.
+const MAX_CARDS: usize = 4;
 /// Buckets of sleeping threads. A power of two.
 const BUCKETS: usize = 4096;
 /// Buckets of a group. Groups count their sleepers, so that a write of many lines need not check every bucket.
@@ -83,7 +83,7 @@ impl Bucket {
 
     /// Wakes the threads that sleep on a word of the range. A write to other words of the same lines, such as the
     /// completion entries before the awaited one, wakes no thread.
-    fn wrote(&self, first: usize, last: usize) {
+    fn report_write(&self, first: usize, last: usize) {
         if self.sleepers.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -98,7 +98,7 @@ impl Bucket {
 /// The sleeping threads and the cards of a process.
 #[repr(C)]
 pub struct Table {
-    bells: [AtomicPtr<Bell>; BELLS],
+    cards: [AtomicPtr<CardCallbacks>; MAX_CARDS],
     sleeping_cards: AtomicU32,
     /// Sleepers of all buckets.
     sleepers: AtomicU32,
@@ -112,7 +112,7 @@ impl Table {
     #[expect(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Table {
         Table {
-            bells: [const { AtomicPtr::new(std::ptr::null_mut()) }; BELLS],
+            cards: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CARDS],
             sleeping_cards: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             groups: [const { AtomicU32::new(0) }; GROUPS],
@@ -125,22 +125,22 @@ impl Table {
         line.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> (usize::BITS - BUCKETS.ilog2())
     }
 
-    fn bells(&self) -> impl Iterator<Item = &'static Bell> {
-        // SAFETY: only `add_bell` stores there, and only `'static` references. Libraries with software cards are
+    fn cards(&self) -> impl Iterator<Item = &'static CardCallbacks> {
+        // SAFETY: only `register_card` stores there, and only `'static` references. Libraries with software cards are
         // never unloaded, because the cards' threads run in them.
-        self.bells.iter().map_while(|bell| unsafe { bell.load(Ordering::Acquire).as_ref() })
+        self.cards.iter().map_while(|card| unsafe { card.load(Ordering::Acquire).as_ref() })
     }
 
-    fn add_bell(&self, bell: &'static Bell) -> bool {
-        let (none, new) = (std::ptr::null_mut(), std::ptr::from_ref(bell).cast_mut());
-        self.bells.iter().any(|slot| {
+    fn register_card(&self, card: &'static CardCallbacks) -> bool {
+        let (none, new) = (std::ptr::null_mut(), std::ptr::from_ref(card).cast_mut());
+        self.cards.iter().any(|slot| {
             let swapped = slot.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire);
             swapped.is_ok() || swapped == Err(new)
         })
     }
 
-    fn wrote(&self, address: usize, len: usize) {
-        // Orders the write before the check for sleepers. The other half is in `rest`.
+    fn report_write(&self, address: usize, len: usize) {
+        // Orders the write before the check for sleepers. The other half is in `wait_for_write`.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) == 0 || len == 0 {
             return;
@@ -150,13 +150,13 @@ impl Table {
         if lines.end() - lines.start() >= GROUPS {
             let groups = self.groups.iter().zip(self.buckets.chunks(GROUP_BUCKETS));
             let occupied = groups.filter(|(sleepers, _)| sleepers.load(Ordering::Relaxed) != 0);
-            occupied.flat_map(|(_, buckets)| buckets).for_each(|bucket| bucket.wrote(first, last));
+            occupied.flat_map(|(_, buckets)| buckets).for_each(|bucket| bucket.report_write(first, last));
         } else {
-            lines.for_each(|line| self.buckets[Self::bucket_of(line)].wrote(first, last));
+            lines.for_each(|line| self.buckets[Self::bucket_of(line)].report_write(first, last));
         }
     }
 
-    fn rest(&self, address: usize, timeout: Duration, is_there: impl FnOnce() -> bool) -> bool {
+    fn wait_for_write(&self, address: usize, timeout: Duration, is_there: impl FnOnce() -> bool) -> bool {
         let at = Self::bucket_of(address >> LOG_LINE);
         let (bucket, group) = (&self.buckets[at], &self.groups[at / GROUP_BUCKETS]);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
@@ -180,7 +180,7 @@ impl Table {
 
 static LOCAL: Table = Table::new();
 
-/// The table that [`rung`] uses: this copy's own until [`find`] has looked for an exported one.
+/// The table that [`report_doorbell`] uses: this copy's own until [`find`] has looked for an exported one.
 static CURRENT: AtomicPtr<Table> = AtomicPtr::new((&raw const LOCAL).cast_mut());
 
 fn table() -> &'static Table {
@@ -192,8 +192,8 @@ fn table() -> &'static Table {
     })
 }
 
-/// Looks for the table that another library of the process exports. Until then, [`rung`] reaches only cards of this
-/// copy. Every other function here calls it first.
+/// Looks for the table that another library of the process exports. Until then, [`report_doorbell`] reaches only cards
+/// of this copy. Every other function here calls it first.
 pub fn find() {
     table();
 }
@@ -204,43 +204,43 @@ fn exported() -> Option<&'static Table> {
     // SAFETY: the name is zero-terminated; `RTLD_DEFAULT` is a valid scope.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     // SAFETY: the name contains the version of this layout, so the symbol is a static [`Table`], whose fields are
-    // atomics. The library stays loaded because it contains a software card (`Table::bells`).
+    // atomics. The library stays loaded because it contains a software card (`Table::cards`).
     unsafe { found.cast::<Table>().as_ref() }
 }
 
 /// Reports that the calling thread has stored to a word that may be a doorbell register. Wakes a sleeping card.
 ///
-/// With `lends_itself`, the caller holds no lock and can be delayed by some microseconds: the card may do its work on
+/// With `may_serve`, the caller holds no lock and can be delayed by some microseconds: the card may do its work on
 /// this thread at once, instead of waking its own.
 ///
 /// If no card sleeps this costs two loads ([`find`]). There is no fence: a card that falls asleep concurrently may
 /// miss the store and finds it after its interval.
 #[inline]
-pub fn rung(address: usize, lends_itself: bool) {
+pub fn report_doorbell(address: usize, may_serve: bool) {
     // SAFETY: a static of this library, or of the one that exports the table (`exported`).
     let table = unsafe { &*CURRENT.load(Ordering::Acquire) };
-    if lends_itself || table.sleeping_cards.load(Ordering::Relaxed) != 0 {
-        table.bells().for_each(|bell| (bell.rung)(address, lends_itself));
+    if may_serve || table.sleeping_cards.load(Ordering::Relaxed) != 0 {
+        table.cards().for_each(|card| (card.doorbell)(address, may_serve));
     }
 }
 
 /// A thread that does a card's work while it waits for the card, until this value is dropped.
 #[derive(Debug, Default)]
 pub struct Helper {
-    /// The bell of the card that the thread works for.
-    serves: Option<&'static Bell>,
+    /// The copy of the card that the thread works for.
+    serves: Option<&'static CardCallbacks>,
     /// True once no card could be served; the thread does not ask again.
     refused: bool,
 }
 
 impl Helper {
-    /// Does some work of the card that this thread rang last ([`rung`]). Returns false, from then on, if there is no
-    /// such card or if it works on its own thread only.
+    /// Does some work of the card that this thread rang last ([`report_doorbell`]). Returns false, from then on, if
+    /// there is no such card or if it works on its own thread only.
     pub fn serve(&mut self) -> bool {
         if self.refused {
             return false;
         }
-        let serves = table().bells().find(|bell| (bell.serve)());
+        let serves = table().cards().find(|card| (card.serve)());
         if serves.is_none() {
             self.leave();
             self.refused = true;
@@ -251,8 +251,8 @@ impl Helper {
 
     /// Leaves the work to the card's own thread.
     pub fn leave(&mut self) {
-        if let Some(bell) = self.serves.take() {
-            (bell.leave)();
+        if let Some(card) = self.serves.take() {
+            (card.leave)();
         }
     }
 }
@@ -263,15 +263,15 @@ impl Drop for Helper {
     }
 }
 
-/// Registers a copy of the card for [`rung`]. Returns false if all four slots of the process are taken.
-pub fn add_bell(bell: &'static Bell) -> bool {
-    table().add_bell(bell)
+/// Registers a copy of the card for [`report_doorbell`]. Returns false if all four slots of the process are taken.
+pub fn register_card(card: &'static CardCallbacks) -> bool {
+    table().register_card(card)
 }
 
 /// Reports that a card's thread goes to sleep (`true`), or has woken up (`false`).
-pub fn card_rests(rests: bool) {
+pub fn report_card_sleep(sleeps: bool) {
     let sleeping = &table().sleeping_cards;
-    if rests {
+    if sleeps {
         sleeping.fetch_add(1, Ordering::SeqCst)
     } else {
         sleeping.fetch_sub(1, Ordering::SeqCst)
@@ -280,16 +280,16 @@ pub fn card_rests(rests: bool) {
 
 /// Reports that a card has written `len` bytes at `address`. Wakes the threads that sleep on them.
 #[inline]
-pub fn wrote(address: usize, len: usize) {
-    table().wrote(address, len);
+pub fn report_write(address: usize, len: usize) {
+    table().report_write(address, len);
 }
 
 /// Sleeps until a card of this process writes to `address`, but at most `timeout`. Does not sleep if `is_there`,
 /// which checks the memory once more, returns true. Returns the result of `is_there`.
 ///
 /// May return early without a reason, like [`std::thread::park`].
-pub fn rest(address: usize, timeout: Duration, is_there: impl FnOnce() -> bool) -> bool {
-    table().rest(address, timeout, is_there)
+pub(crate) fn wait_for_write(address: usize, timeout: Duration, is_there: impl FnOnce() -> bool) -> bool {
+    table().wait_for_write(address, timeout, is_there)
 }
 
 mod futex {
@@ -327,7 +327,7 @@ mod tests {
         let (ended, started) = (AtomicBool::new(false), Instant::now());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                table.rest(address, LONG, || false);
+                table.wait_for_write(address, LONG, || false);
                 ended.store(true, Ordering::Release);
             });
             while !ended.load(Ordering::Acquire) && started.elapsed() < LONG {
@@ -344,11 +344,11 @@ mod tests {
     fn a_write_ends_a_rest_beside_it() {
         let table = Table::new();
         for at in [8, 0x1000, 0x7fff_1234_5678] {
-            assert!(woken(&table, at, || table.wrote(at, 1)));
+            assert!(woken(&table, at, || table.report_write(at, 1)));
             // Ranges that end and begin at the word, and one with more lines than there are buckets.
-            assert!(woken(&table, at + 9000, || table.wrote(at, 9001)));
-            assert!(woken(&table, at, || table.wrote(at, 9001)));
-            assert!(woken(&table, at + (1 << 20), || table.wrote(at, 1 << 21)));
+            assert!(woken(&table, at + 9000, || table.report_write(at, 9001)));
+            assert!(woken(&table, at, || table.report_write(at, 9001)));
+            assert!(woken(&table, at + (1 << 20), || table.report_write(at, 1 << 21)));
         }
     }
 
@@ -358,11 +358,11 @@ mod tests {
         let bucket = &table.buckets[Table::bucket_of(0x1000 >> LOG_LINE)];
         bucket.enter(0x1008);
         bucket.enter(0x1010);
-        assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)), "beside others");
+        assert!(woken(&table, 0x1000, || table.report_write(0x1000, 8)), "beside others");
         bucket.leave();
-        assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)));
+        assert!(woken(&table, 0x1000, || table.report_write(0x1000, 8)));
         bucket.leave();
-        assert!(woken(&table, 0x1000, || table.wrote(0x1000, 8)), "alone again");
+        assert!(woken(&table, 0x1000, || table.report_write(0x1000, 8)), "alone again");
     }
 
     #[test]
@@ -375,15 +375,15 @@ mod tests {
         bucket.enter(0x1008);
         let generation = || bucket.generation.load(Ordering::Relaxed);
         let before = generation();
-        table.wrote(0x1000, 8);
-        table.wrote(0x1009, 100_000);
-        table.wrote(0, 0x1008);
+        table.report_write(0x1000, 8);
+        table.report_write(0x1009, 100_000);
+        table.report_write(0, 0x1008);
         assert_eq!(generation(), before);
-        table.wrote(0x1000, 9);
+        table.report_write(0x1000, 9);
         assert_ne!(generation(), before);
         // More lines than there are groups.
         let before = generation();
-        table.wrote(0x1000, 100_000);
+        table.report_write(0x1000, 100_000);
         assert_ne!(generation(), before);
         bucket.leave();
     }
@@ -391,33 +391,34 @@ mod tests {
     #[test]
     fn a_rest_has_an_end_and_looks_once_more() {
         let table = Table::new();
-        assert!(table.rest(0x1000, LONG, || true));
-        assert!(!table.rest(0x1000, Duration::from_micros(50), || false));
+        assert!(table.wait_for_write(0x1000, LONG, || true));
+        assert!(!table.wait_for_write(0x1000, Duration::from_micros(50), || false));
         // A write between that check and the sleep: the futex finds another generation.
-        assert!(!table.rest(0x1000, LONG, || {
-            table.wrote(0xf00, 0x200);
+        assert!(!table.wait_for_write(0x1000, LONG, || {
+            table.report_write(0xf00, 0x200);
             false
         }));
-        table.wrote(0x1000, 0);
+        table.report_write(0x1000, 0);
         assert_eq!(table.sleepers.load(Ordering::Relaxed), 0);
     }
 
-    extern "C" fn rung(_: usize, _: bool) {}
+    extern "C" fn doorbell(_: usize, _: bool) {}
     extern "C" fn serves() -> bool {
         true
     }
     extern "C" fn leave() {}
 
     #[test]
-    fn a_bell_is_added_once_and_there_is_room_for_some() {
-        static TEST_BELLS: [Bell; BELLS + 1] = [const { Bell { rung, serve: serves, leave } }; BELLS + 1];
+    fn a_card_is_registered_once_and_there_is_room_for_some() {
+        const CARD: CardCallbacks = CardCallbacks { doorbell, serve: serves, leave };
+        static TEST_CARDS: [CardCallbacks; MAX_CARDS + 1] = [CARD; MAX_CARDS + 1];
         let table = Table::new();
-        assert_eq!(table.bells().count(), 0);
-        for (before, bell) in TEST_BELLS[..BELLS].iter().enumerate() {
-            assert_eq!(table.bells().count(), before);
-            assert!(table.add_bell(bell) && table.add_bell(bell));
+        assert_eq!(table.cards().count(), 0);
+        for (before, card) in TEST_CARDS[..MAX_CARDS].iter().enumerate() {
+            assert_eq!(table.cards().count(), before);
+            assert!(table.register_card(card) && table.register_card(card));
         }
-        assert!(!table.add_bell(&TEST_BELLS[BELLS]));
-        assert!(table.bells().zip(&TEST_BELLS).all(|(bell, expected)| std::ptr::eq(bell, expected)));
+        assert!(!table.register_card(&TEST_CARDS[MAX_CARDS]));
+        assert!(table.cards().zip(&TEST_CARDS).all(|(card, expected)| std::ptr::eq(card, expected)));
     }
 }

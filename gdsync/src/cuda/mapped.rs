@@ -50,7 +50,7 @@ impl MappedMemory {
     /// allocated.
     pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, MappingError> {
         let context = GpuContext::of(context)?;
-        MappingBackend::first(|backend, by_name| Self::verified(backend, by_name, &context, len))
+        MappingBackend::first_working(|backend, by_name| Self::verified(backend, by_name, &context, len))
     }
 
     /// Allocates as [`MappedMemory::allocate`] does, and maps by this backend.
@@ -106,7 +106,7 @@ impl MappedMemory {
     ) -> Result<Self, MappingError> {
         let refused = |refusal| MappingError::Refused { backend, refusal };
         // Before memory is allocated.
-        backend.offered_on(Gpu::from_device(context.ordinal), by_name).map_err(refused)?;
+        backend.check_support_on(Gpu::from_device(context.ordinal), by_name).map_err(refused)?;
         let memory = Self::pin_by(backend, &GpuMemory::allocate_exportable(context, len)?)?;
         memory.verify().map_err(refused)?;
         Ok(memory)
@@ -183,7 +183,7 @@ pub struct Availability {
 /// [`MappingError::UnknownBackend`].
 pub fn available(context: &Arc<CudaContext>) -> Result<Vec<Availability>, MappingError> {
     let context = GpuContext::of(context)?;
-    let asked_for = MappingBackend::asked_for()?;
+    let asked_for = MappingBackend::from_environment()?;
     let attempt = |backend| match MappedMemory::verified(backend, asked_for == Some(backend), &context, 1) {
         Ok(_) => Ok(Availability { backend, refusal: None }),
         Err(MappingError::Refused { refusal, .. }) => Ok(Availability { backend, refusal: Some(refusal) }),

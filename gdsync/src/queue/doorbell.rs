@@ -109,7 +109,7 @@ impl Doorbell {
         // SAFETY: the caller's.
         unsafe { SharedU64::from_ptr(self.register.get() as *mut u64) }.store(self.value, Ordering::Release);
         barrier::drain();
-        wake::rung(self.register.get() as usize, false);
+        wake::report_doorbell(self.register.get() as usize, false);
     }
 }
 
@@ -126,7 +126,7 @@ pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, value: 
     // SAFETY: the caller's.
     unsafe { SharedU64::from_ptr(register.get() as *mut u64) }.store(value, Ordering::Release);
     barrier::drain();
-    wake::rung(register.get() as usize, false);
+    wake::report_doorbell(register.get() as usize, false);
 }
 
 #[cfg(test)]

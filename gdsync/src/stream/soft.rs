@@ -260,12 +260,12 @@ fn perform(item: Item) -> Result<(), String> {
     Ok(())
 }
 
-/// Performs an operation; returns false for an unsatisfied wait. With `lends_itself`, the thread may do a software
-/// card's work if the operation is its doorbell ([`wake::rung`]).
+/// Performs an operation; returns false for an unsatisfied wait. With `may_serve`, the thread may do a software
+/// card's work if the operation is its doorbell ([`wake::report_doorbell`]).
 ///
 /// # Safety
 /// The operation's address is a host address, valid and aligned.
-pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
+pub(super) unsafe fn try_perform(op: &MemOp, may_serve: bool) -> bool {
     match *op {
         // As on a GPU, earlier writes become visible first, including those to GPU memory mapped for the CPU.
         MemOp::Write32 { addr, value } => {
@@ -282,7 +282,7 @@ pub(super) unsafe fn try_perform(op: &MemOp, lends_itself: bool) -> bool {
             unsafe { word64(&addr) }.store(value, Ordering::Release);
             // The address may be a doorbell register.
             barrier::drain();
-            wake::rung(addr.get() as usize, lends_itself);
+            wake::report_doorbell(addr.get() as usize, may_serve);
             true
         }
         MemOp::Wait32 { addr, condition, value } => {

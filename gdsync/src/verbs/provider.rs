@@ -43,7 +43,7 @@ pub(crate) fn share_gpu_memory(provider: Provider) {
 #[cfg(feature = "software-card")]
 mod gpu_memory {
     use crate::cuda::{CardBuffer, CardRegion};
-    use softhca::{Begun, HostRange, PeerMemory, PeerMemoryError, PeerRegion};
+    use softhca::{AsyncCopy, HostRange, PeerMemory, PeerMemoryError, PeerRegion};
     use std::ops::Range;
     use std::sync::{Arc, Once};
 
@@ -82,10 +82,15 @@ mod gpu_memory {
             self.0.write(addr, from).map_err(PeerMemoryError::new)
         }
 
-        unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+        unsafe fn begin_read(
+            &self,
+            addr: u64,
+            into: *mut u8,
+            len: usize,
+        ) -> Result<AsyncCopy, PeerMemoryError> {
             // SAFETY: the card has checked that the address is in this region. It keeps the buffer writable, and uses it for
             // nothing else, until `finish` has returned (`PeerRegion::begin_read`).
-            Ok(begun(unsafe { self.0.begin(addr, into as usize, len, true, HostRange::of) }))
+            Ok(started(unsafe { self.0.begin(addr, into as usize, len, true, HostRange::of) }))
         }
 
         unsafe fn begin_write(
@@ -93,9 +98,9 @@ mod gpu_memory {
             addr: u64,
             from: *const u8,
             len: usize,
-        ) -> Result<Begun, PeerMemoryError> {
+        ) -> Result<AsyncCopy, PeerMemoryError> {
             // SAFETY: as in `begin_read`; the buffer stays readable.
-            Ok(begun(unsafe { self.0.begin(addr, from as usize, len, false, HostRange::of) }))
+            Ok(started(unsafe { self.0.begin(addr, from as usize, len, false, HostRange::of) }))
         }
 
         fn finish(&self) -> Result<(), PeerMemoryError> {
@@ -103,8 +108,8 @@ mod gpu_memory {
         }
     }
 
-    fn begun(begun: bool) -> Begun {
-        if begun { Begun::Yes } else { Begun::Not }
+    fn started(started: bool) -> AsyncCopy {
+        if started { AsyncCopy::Started } else { AsyncCopy::Unsupported }
     }
 
     // SAFETY: a `HostRange` keeps its memory mapped.
@@ -114,7 +119,7 @@ mod gpu_memory {
         }
 
         fn is_in_use(&self) -> bool {
-            self.is_lent()
+            HostRange::is_in_use(self)
         }
     }
 }

@@ -25,6 +25,13 @@ pub(crate) fn packets_of(length: u32) -> u32 {
 /// Queue pair numbers and user indices have 24 bits.
 pub(crate) const NUMBERS: u32 = 0xff_ffff;
 
+// The kinds of objects in error texts.
+pub(crate) const PD: &str = "protection domain";
+pub(crate) const CQ: &str = "completion queue";
+pub(crate) const QP: &str = "queue pair";
+pub(crate) const SRQ: &str = "shared receive queue";
+pub(crate) const XRCD: &str = "XRC domain";
+
 /// A value that the card does not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value:#x}: {limit}")]
@@ -35,6 +42,21 @@ pub struct InvalidValue {
     pub value: u64,
     /// The allowed values.
     pub limit: &'static str,
+}
+
+impl InvalidValue {
+    pub(super) fn new(what: &'static str, value: u32, limit: &'static str) -> Self {
+        InvalidValue { what, value: value.into(), limit }
+    }
+
+    pub(super) fn unless(
+        fits: bool,
+        what: &'static str,
+        value: u32,
+        limit: &'static str,
+    ) -> Result<(), Self> {
+        if fits { Ok(()) } else { Err(Self::new(what, value, limit)) }
+    }
 }
 
 bitflags::bitflags! {

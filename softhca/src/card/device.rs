@@ -1,9 +1,9 @@
 //! A running card: its port, its settings and its objects.
 
-use super::config::{LIMITS, Limits, NUMBERS, WaitRules};
+use super::config::{InvalidValue, LIMITS, Limits, NUMBERS, WaitRules};
 use super::counters::Counters;
 use super::engine::Engine;
-use super::error::{CardError, invalid};
+use super::error::CardError;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::port::{GidEntry, LinkLayer, Port};
 use super::reports::Diagnostic;
@@ -166,8 +166,8 @@ impl Card {
     }
 
     /// Registers another mapping of the page of doorbell registers `id` ([`Self::uar_file`]): stores of this process
-    /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::rung`]).
-    pub fn also_mapped_at(&self, id: u32, page: *mut u8) {
+    /// there wake the card, if the storing thread announces them ([`gdsync_sys::wake::report_doorbell`]).
+    pub fn register_uar_mapping(&self, id: u32, page: *mut u8) {
         listeners::register(page as usize, self.shared.as_listener(), Some(id));
     }
 
@@ -178,12 +178,12 @@ impl Card {
 
     /// Returns the current time of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The card
     /// polls it like doorbells, so an idle card is up to 1 ms late.
-    pub fn ticks(&self) -> u64 {
+    pub fn clock_nanoseconds(&self) -> u64 {
         clock::nanoseconds()
     }
 
     /// Counts the packets from now on in `counters`, too.
-    pub fn count_in(&self, counters: Arc<Counters>) {
+    pub fn attach_counters(&self, counters: Arc<Counters>) {
         self.command(|engine| engine.counters.file = Some(counters));
     }
 
@@ -229,10 +229,8 @@ impl Card {
     /// # Errors
     /// [`CardError::Invalid`] if it has more than [`MAX_MANAGEMENT`] bytes.
     pub fn send_management(&self, to: Node, bytes: &[u8]) -> Result<(), CardError> {
-        if bytes.len() > MAX_MANAGEMENT {
-            let limit = "at most 1024";
-            return Err(invalid("bytes of a management datagram", bytes.len() as u32, limit));
-        }
+        let (what, length) = ("bytes of a management datagram", bytes.len());
+        InvalidValue::unless(length <= MAX_MANAGEMENT, what, length as u32, "at most 1024")?;
         self.command(|engine| engine.send_management(to, bytes, Instant::now()));
         Ok(())
     }

@@ -79,19 +79,8 @@ impl CardError {
     }
 }
 
-// The kinds of objects in error texts.
-pub(super) const PD: &str = "protection domain";
-pub(super) const CQ: &str = "completion queue";
-pub(super) const QP: &str = "queue pair";
-pub(super) const SRQ: &str = "shared receive queue";
-pub(super) const XRCD: &str = "XRC domain";
-
 pub(super) fn missing(what: &'static str, number: u32) -> CardError {
     CardError::NotFound { what, number }
-}
-
-pub(super) fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
-    CardError::Invalid(InvalidValue { what, value: value.into(), limit })
 }
 
 pub(super) fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {

@@ -2,7 +2,7 @@
 //! ([`gdsync_sys::wake`]) wakes the card behind the address, or does its work.
 
 use gdsync_sys::prm::doorbell::UAR_PAGE;
-use gdsync_sys::wake::{self, Bell};
+use gdsync_sys::wake::{self, CardCallbacks};
 use parking_lot::RwLock;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
@@ -11,8 +11,8 @@ use std::sync::{Arc, Weak};
 /// A card that threads of this process wake or help.
 pub(crate) trait Listener: Send + Sync {
     /// Handles a store of the calling thread to a doorbell register on `page`, or, without a page, to a word that the
-    /// card waits for. If `lends_itself`, the calling thread does the card's work at once.
-    fn rung(&self, page: Option<u32>, lends_itself: bool);
+    /// card waits for. If `may_serve`, the calling thread does the card's work at once.
+    fn doorbell(&self, page: Option<u32>, may_serve: bool);
 
     /// Does a bounded amount of work. `helps`: the calling thread is already one of the card's helpers. Returns whether
     /// it is one now: false if only the card's own thread may work, or if the card has enough helpers.
@@ -32,10 +32,10 @@ const MOST_ADDRESSES: usize = 1 << 16;
 static CARDS: RwLock<BTreeMap<usize, (Card, Option<u32>)>> = RwLock::new(BTreeMap::new());
 
 /// The callbacks of this copy of the card.
-static BELL: Bell = Bell { rung, serve, leave };
+static CALLBACKS: CardCallbacks = CardCallbacks { doorbell, serve, leave };
 
 thread_local! {
-    /// The card that this thread has rung last while lending itself.
+    /// The card that this thread has rung last and may serve.
     static LAST: RefCell<Option<Card>> = const { RefCell::new(None) };
     /// True if this thread is one of that card's helpers.
     static HELPS: Cell<bool> = const { Cell::new(false) };
@@ -51,21 +51,21 @@ pub(crate) fn register(address: usize, card: Card, page: Option<u32>) {
         cards.insert(address, (card, page));
     }
     drop(cards);
-    if !wake::add_bell(&BELL) {
+    if !wake::register_card(&CALLBACKS) {
         tracing::warn!(
             "there are too many copies of the software card in this process: stores wake no card of this one"
         );
     }
 }
 
-extern "C" fn rung(address: usize, lends_itself: bool) {
+extern "C" fn doorbell(address: usize, may_serve: bool) {
     let cards = CARDS.read();
     let card = cards.get(&address).or_else(|| cards.get(&(address & !(UAR_PAGE - 1)))).cloned();
     drop(cards);
     let Some((card, page)) = card else { return };
     if let Some(listener) = card.upgrade() {
-        listener.rung(page, lends_itself);
-        if lends_itself {
+        listener.doorbell(page, may_serve);
+        if may_serve {
             LAST.set(Some(card));
         }
     }

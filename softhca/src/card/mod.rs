@@ -63,7 +63,7 @@ pub use memory::registered::{RegionError, is_mapped, is_reachable};
 pub use port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, is_multicast};
 pub use reports::{Diagnostic, Event, Verdict};
 pub use transport::transition::ModifyError;
-pub use worker::{EventSink, Naps, naps};
+pub use worker::{EventSink, LateWakeups, late_wakeups};
 
 #[cfg(test)]
 mod tests;

@@ -151,14 +151,14 @@ impl Shared {
     /// rung doorbell only while it is set.
     pub(super) fn set_sleeps(&self, sleeps: bool) {
         if self.sleeps.swap(sleeps, Ordering::AcqRel) != sleeps {
-            wake::card_rests(sleeps);
+            wake::report_card_sleep(sleeps);
         }
     }
 
     /// Sets whether threads announce doorbells even while the card's thread is awake.
     pub(super) fn set_wants_all_rings(&self, wants: bool) {
         if self.wants_all_rings.swap(wants, Ordering::AcqRel) != wants {
-            wake::card_rests(wants);
+            wake::report_card_sleep(wants);
         }
     }
 
@@ -196,9 +196,9 @@ impl Shared {
 }
 
 impl Listener for Shared {
-    fn rung(&self, page: Option<u32>, lends_itself: bool) {
+    fn doorbell(&self, page: Option<u32>, may_serve: bool) {
         page.into_iter().for_each(|page| self.announced.push(page));
-        if !lends_itself {
+        if !may_serve {
             return self.wake();
         }
         // The thread that holds the lock works, or is about to sleep.
@@ -271,25 +271,23 @@ fn nap_length(idle: Duration) -> Duration {
     }
 }
 
-/// Statistics of the naps of all cards of this process.
+/// Sleeps of the threads of all cards of this process that work has waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Naps {
-    /// Naps that lasted to their end and after which work was found at once.
-    pub late: u64,
-    /// Total length of these naps: an upper bound of the time that work has waited for them.
-    pub late_time: Duration,
+pub struct LateWakeups {
+    /// Number of sleeps that lasted to their end and after which work was found at once.
+    pub count: u64,
+    /// Total length of these sleeps: an upper bound of the time that work has waited for them.
+    pub time: Duration,
 }
 
 static LATE: AtomicU64 = AtomicU64::new(0);
 static LATE_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the statistics up to now.
-pub fn naps() -> Naps {
-    Naps {
-        late: LATE.load(Ordering::Relaxed),
-        late_time: Duration::from_nanos(LATE_NS.load(Ordering::Relaxed)),
-    }
+pub fn late_wakeups() -> LateWakeups {
+    let (count, nanoseconds) = (LATE.load(Ordering::Relaxed), LATE_NS.load(Ordering::Relaxed));
+    LateWakeups { count, time: Duration::from_nanos(nanoseconds) }
 }
 
 /// Counts a nap at whose end work was found.

@@ -18,10 +18,10 @@
 //! and a ring with an impossible number is closed.
 
 use super::packet::{Hole, MAX_HEADER, MAX_PAYLOAD, PayloadPart, Use};
-use crate::lent::Lent;
 use crate::os::host::{Gone, copy_piece};
 use crate::os::memory::SharedMemory;
 use crate::speed::Speed;
+use crate::staging::StagingMemory;
 use gdsync_sys::shared::{self, SharedU64};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -54,13 +54,13 @@ pub(super) const RING_BYTES: usize = CONTROL + CAPACITY;
 
 /// A ring's memory, as either side sees it.
 struct Shared {
-    memory: Lent,
+    memory: StagingMemory,
 }
 
 impl Shared {
     fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
         if memory.len() == RING_BYTES {
-            Ok(Shared { memory: Lent::new(memory) })
+            Ok(Shared { memory: StagingMemory::new(memory) })
         } else {
             Err(Corrupt("the memory of the ring has another size"))
         }

@@ -58,7 +58,7 @@ pub(crate) unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) -> R
         // SAFETY: as above.
         copied = unsafe { write(to, &bytes) };
     }
-    wake::wrote(to as usize, count);
+    wake::report_write(to as usize, count);
     copied
 }
 

@@ -86,7 +86,7 @@ fn naps_after_which_the_card_finds_a_doorbell_are_counted() {
     connect(qp, qpn(qp), bed.lid());
     let (source, target) = (Buffer::new(&bed, 1), Buffer::new(&bed, 0));
     let (rings, entries) = (describe_qp(qp), describe_cq(cq));
-    let before = softhca::card::naps();
+    let before = softhca::card::late_wakeups();
     for i in 0..5u32 {
         // It naps by now.
         std::thread::sleep(Duration::from_millis(5));
@@ -95,8 +95,8 @@ fn naps_after_which_the_card_finds_a_doorbell_are_counted() {
         send(&rings, i, ctrl, [remote.as_bytes(), source.segment(8).as_bytes()].concat().as_slice());
         completion(&entries, i);
     }
-    let after = softhca::card::naps();
-    let (late, time) = (after.late - before.late, after.late_time - before.late_time);
+    let after = softhca::card::late_wakeups();
+    let (late, time) = (after.count - before.count, after.time - before.time);
     assert!(late > 0 && time >= Duration::from_micros(30), "{late} naps of {time:?}");
     destroy_qp(qp);
     destroy_cq(cq);

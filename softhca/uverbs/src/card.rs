@@ -63,7 +63,7 @@ impl Cards {
         };
         let card = Card::start(link, Box::new(deliver))?;
         if let Some(counters) = counters(index) {
-            card.count_in(Arc::new(counters));
+            card.attach_counters(Arc::new(counters));
         }
         let card = Arc::new(OpenCard { card, routes, index });
         running[index] = Arc::downgrade(&card);

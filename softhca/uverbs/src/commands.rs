@@ -8,7 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
-use crate::verbs::{ah, cq, device, dm, domain, mcast, mr, port, qp, srq, uar};
+use crate::verbs::{ah, cq, device, domain, mcast, mr, pages, port, qp, srq};
 
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
@@ -23,15 +23,15 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (object::MR, method::MR_QUERY) => mr::query(context, request),
         (object::MR, method::MR_REG) => mr::register_any(context, request),
         (object::MR, method::MR_ADVISE) => mr::advise(context, request),
-        (object::MR, method::MR_DM_REG) => dm::register(context, request),
-        (object::DM, method::DM_ALLOC) => dm::alloc(context, request),
-        (object::DM, method::DM_QUERY) => dm::query(context, request),
+        (object::MR, method::MR_DM_REG) => pages::register_memory(context, request),
+        (object::DM, method::DM_ALLOC) => pages::alloc_memory(context, request),
+        (object::DM, method::DM_QUERY) => pages::query_memory(context, request),
         (object::DM, method::DM_MAP_OP_ADDR) => {
             tracing::warn!("the software card's device memory has no operations (mlx5dv_dm_map_op_addr)");
             Err(Errno::NOT_SUPPORTED)
         }
         (object::MR, method::MR_REG_DMABUF) => mr::register_dmabuf(context, request),
-        (object::UAR, method::UAR_ALLOC) => uar::alloc(context, request),
+        (object::UAR, method::UAR_ALLOC) => pages::alloc_registers(context, request),
         (object::CQ, method::CREATE) => cq::create(context, request),
         (object::CQ, method::DESTROY) => cq::destroy(context, request),
         (object::QP, method::CREATE) => qp::create(context, request),

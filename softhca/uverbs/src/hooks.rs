@@ -11,7 +11,7 @@ use crate::errno::preserving;
 use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
-use crate::verbs::{device, dm, uar};
+use crate::verbs::{device, pages};
 use gdsync_sys::wake::Table;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
 use live::open_live;
@@ -86,11 +86,9 @@ unsafe fn map_any(
     offset: off_t,
 ) -> *mut c_void {
     let checked = preserving(|| match process::context(fd) {
-        Some(context) => match uar::check_mapping(&context, offset as u64, len) {
-            Ok(page) => Ok(Some((context, page))),
-            Err(_) => dm::check_mapping(&context, offset as u64, len)
-                .or_else(|_| device::check_mapping(offset as u64, len, protection))
-                .map(|()| None),
+        Some(context) => match pages::check_mapping(&context, offset as u64, len) {
+            Ok(page) => Ok(page.map(|page| (context, page))),
+            Err(_) => device::check_mapping(offset as u64, len, protection).map(|()| None),
         },
         None => Ok(None),
     });
@@ -109,7 +107,7 @@ unsafe fn map_any(
     let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
     let mapped = mapped as *mut c_void;
     if let Some((context, page)) = registers_of.filter(|_| mapped != libc::MAP_FAILED) {
-        preserving(|| context.card().also_mapped_at(page, mapped.cast()));
+        preserving(|| context.card().register_uar_mapping(page, mapped.cast()));
     }
     mapped
 }

@@ -31,7 +31,7 @@ pub mod programs;
 pub mod settings;
 
 #[cfg(feature = "softhca")]
-use softhca::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use softhca::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use std::io::Write;
 use std::path::Path;
 

@@ -58,7 +58,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let (mut measured, mut layouts, mut left_out) = (Vec::new(), Vec::new(), None);
     let mut doorbells = None;
     for layout in Layout::all(options.gpu()) {
-        let bench = match Bench::new(options, &gpu, &kernels, layout) {
+        let bench = match DevicePosts::new(options, &gpu, &kernels, layout) {
             Err(error) if layout.queues_in_gpu() => {
                 left_out = Some(error.to_string());
                 continue;
@@ -132,7 +132,7 @@ impl Layout {
     }
 }
 
-struct Bench<'a> {
+struct DevicePosts<'a> {
     gpu: &'a Gpu,
     kernels: &'a Kernels,
     layout: Layout,
@@ -142,7 +142,7 @@ struct Bench<'a> {
     results_at: u64,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> DevicePosts<'a> {
     fn new(
         options: &BenchOptions,
         gpu: &'a Gpu,
@@ -156,7 +156,7 @@ impl<'a> Bench<'a> {
         let pairs = (0..QUEUES).map(|_| pair::connected(&pd, config)).collect::<Result<_, _>>()?;
         let results = PinnedMemory::allocate(4096)?;
         let results_at = cuda::pin(&gpu.context, &results)?;
-        Ok(Bench { gpu, kernels, layout, pd, pairs, results, results_at })
+        Ok(DevicePosts { gpu, kernels, layout, pd, pairs, results, results_at })
     }
 
     fn attach(&self, (left, _): &(QueuePair, QueuePair)) -> Result<DeviceQp, Failure> {

@@ -63,7 +63,7 @@ pub(super) fn measure(options: &BenchOptions, gpu: &Gpu) -> Result<Vec<(&'static
         };
         let pinned = PinnedMemory::allocate(8)?;
         let elsewhere = if in_gpu { memory.address() + 32 } else { cuda::pin(&gpu.context, &pinned)? };
-        let bench = Bench::new(gpu, &pd, port, trigger)?;
+        let bench = TriggerRelease::new(gpu, &pd, port, trigger)?;
         rows.push((by_hand, bench.cycles(gpu, 0, TriggerData { word: elsewhere })?));
         rows.push((by_trigger, bench.messages(gpu)?));
     }
@@ -111,7 +111,7 @@ impl Board {
     }
 }
 
-struct Bench {
+struct TriggerRelease {
     left: QueuePair,
     _right: QueuePair,
     trigger: Trigger,
@@ -119,12 +119,12 @@ struct Bench {
     kernel: CudaFunction,
 }
 
-impl Bench {
+impl TriggerRelease {
     fn new(gpu: &Gpu, pd: &ProtectionDomain, port: u8, trigger: Trigger) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().port(port).send_depth(DEPTH).trigger(&trigger);
         let (left, right) = pair::connected(pd, config)?;
         let board = Board::new(gpu, pd, ROUNDS as usize + 1)?;
-        Ok(Bench { left, _right: right, trigger, board, kernel: kernel(gpu, "release_cycles")? })
+        Ok(TriggerRelease { left, _right: right, trigger, board, kernel: kernel(gpu, "release_cycles")? })
     }
 
     /// Returns the median of the rounds, in which the first thread stores message after message from 1 on.

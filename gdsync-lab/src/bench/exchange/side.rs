@@ -7,7 +7,7 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
 use gdsync_cli::interrupt;
 use gdsync_notify::bootstrap::Bootstrap;
-use softhca::card::naps;
+use softhca::card::late_wakeups;
 use std::time::Instant;
 
 /// Runs; each measures every shape by every variant once.
@@ -134,11 +134,11 @@ impl Side {
         (0..count).for_each(|place| variant.ends().write(place, number(place, rank)));
         variant.prepare(shape, count)?;
         self.bootstrap.barrier()?;
-        let (before, start) = (naps(), Instant::now());
+        let (before, start) = (late_wakeups(), Instant::now());
         variant.post(shape, count)?;
         let posting = micros_since(start);
         variant.synchronize()?;
-        let (whole, after) = (micros_since(start), naps());
+        let (whole, after) = (micros_since(start), late_wakeups());
         variant.collect(count)?;
         for place in 0..count {
             let (found, sent) = (variant.ends().read(place), number(place, 1 - rank));
@@ -146,7 +146,7 @@ impl Side {
                 return Err(format!("message {sent} came as {found}").into());
             }
         }
-        let napped = (after.late_time - before.late_time).as_secs_f64() * 1e6;
-        Ok([whole, posting, (after.late - before.late) as f64, napped])
+        let napped = (after.time - before.time).as_secs_f64() * 1e6;
+        Ok([whole, posting, (after.count - before.count) as f64, napped])
     }
 }

@@ -21,14 +21,14 @@ const RUNS: u64 = 10;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let opened = Opened::new(options.hca.as_ref())?;
-    let rows = Bench::new(&opened)?.measure(options.posts.div_ceil(BURST * RUNS))?;
+    let rows = PostCost::new(&opened)?.measure(options.posts.div_ceil(BURST * RUNS))?;
     let header = ["RDMA WRITE", "gdsync ns", "ibv_post_send ns", "ibv_wr_* ns", "gdsync : ibv_wr_*"];
     let series = [("gdsync", "gdsync_ns"), ("ibv_post_send", "ibv_post_send_ns"), ("ibv_wr_*", "ibv_wr_ns")];
     let outcome = Outcome::of(Row::default(), &header, &rows);
     Ok(outcome.bars("Posting an RDMA write", "Median time of a post, ns", &rows, &series))
 }
 
-struct Bench<'a> {
+struct PostCost<'a> {
     ours: QueuePair,
     /// Targets of gdsync's writes, and of the reference's.
     _targets: [QueuePair; 2],
@@ -37,7 +37,7 @@ struct Bench<'a> {
     target: MemoryRegion,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> PostCost<'a> {
     fn new(opened: &'a Opened) -> Result<Self, Failure> {
         let pd = opened.domain()?;
         let config = QueuePairConfig::default().port(opened.port);
@@ -46,7 +46,7 @@ impl<'a> Bench<'a> {
         let source = MemoryRegion::allocate(&pd, 4 * ELEMENT, Access::empty())?;
         let target = MemoryRegion::allocate(&pd, 4 * ELEMENT, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let reference = Reference::new(opened, &theirs_to, &source, ELEMENT)?;
-        Ok(Bench { ours, _targets: [ours_to, theirs_to], reference, source, target })
+        Ok(PostCost { ours, _targets: [ours_to, theirs_to], reference, source, target })
     }
 
     /// Returns medians over the runs of their medians over the bursts.

@@ -1,9 +1,9 @@
-//! Commands for protection domains, doorbell pages, memory regions, memory windows, indirect keys and device memory.
+//! Commands for protection and XRC domains, doorbell pages, memory regions and windows, indirect keys and device memory.
 
-use crate::card::config::{KeyConfig, LIMITS, RegionConfig, WindowKind};
+use crate::card::config::{KeyConfig, LIMITS, PD, RegionConfig, WindowKind, XRCD};
 use crate::card::device::{Card, UarHandle};
-use crate::card::engine::Uar;
-use crate::card::error::{CardError, PD, missing, within};
+use crate::card::engine::{Uar, XrcDomain};
+use crate::card::error::{CardError, missing, within};
 use crate::card::listeners;
 use crate::card::memory::indirect::Indirect;
 use crate::card::memory::region::KeyTarget;
@@ -56,6 +56,53 @@ impl Card {
                 Ok(())
             }
             Some(&users) => Err(CardError::Busy { what: PD, number: pdn, users }),
+        })
+    }
+
+    /// Opens the XRC domain of a file, identified by device and inode, or a new domain without a file. Returns its
+    /// number, or `None` if it is not open yet and `create` is false.
+    ///
+    /// # Errors
+    /// [`CardError::TooMany`] at the card's limit.
+    pub fn open_xrcd(&self, file: Option<(u64, u64)>, create: bool) -> Result<Option<u32>, CardError> {
+        self.command(|engine| {
+            let mut open = engine.xrcds.iter_mut();
+            let known = open.find(|(_, domain)| file.is_some() && domain.file == file);
+            if let Some((&number, domain)) = known {
+                domain.openers += 1;
+                return Ok(Some(number));
+            }
+            if !create {
+                return Ok(None);
+            }
+            within("XRC domains", engine.xrcds.len(), self.limits().max_xrcd)?;
+            let number = self.number(|number| engine.xrcds.contains_key(&number));
+            engine.xrcds.insert(number, XrcDomain { file, openers: 1, users: 0 });
+            Ok(Some(number))
+        })
+    }
+
+    /// Returns whether the XRC domain of a file is open.
+    pub fn has_xrcd(&self, file: (u64, u64)) -> bool {
+        self.command(|engine| engine.xrcds.values().any(|domain| domain.file == Some(file)))
+    }
+
+    /// Closes an XRC domain. The last close destroys it.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`]; [`CardError::Busy`] at the last close while queue pairs or shared receive queues are in
+    /// it.
+    pub fn close_xrcd(&self, xrcd: u32) -> Result<(), CardError> {
+        self.command(|engine| {
+            let domain = engine.xrcds.get_mut(&xrcd).ok_or(missing(XRCD, xrcd))?;
+            match *domain {
+                XrcDomain { openers: 1, users: 0, .. } => drop(engine.xrcds.remove(&xrcd)),
+                XrcDomain { openers: 1, users, .. } => {
+                    return Err(CardError::Busy { what: XRCD, number: xrcd, users });
+                }
+                _ => domain.openers -= 1,
+            }
+            Ok(())
         })
     }
 
@@ -217,9 +264,7 @@ impl Card {
     /// # Errors
     /// [`CardError::NotFound`] if there is none of that number.
     pub fn free_device_memory(&self, page: u32) -> Result<(), CardError> {
-        self.command(|engine| match engine.doorbells.memory.give_back_device_memory(page as usize) {
-            true => Ok(()),
-            false => Err(missing("device memory", page)),
-        })
+        let freed = self.command(|engine| engine.doorbells.memory.give_back_device_memory(page as usize));
+        freed.then_some(()).ok_or(missing("device memory", page))
     }
 }

@@ -1,5 +1,4 @@
 //! Commands that create, change and destroy a card's objects.
 
 pub(super) mod memory;
-mod queue_pairs;
 mod queues;

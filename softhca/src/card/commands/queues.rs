@@ -1,20 +1,22 @@
-//! Commands for completion queues, shared receive queues and XRC domains.
+//! Commands for completion queues, shared receive queues, queue pairs and their multicast groups.
 
 use crate::card::config::{
-    CqAttributes, CqConfig, CqModeration, LIMITS, NUMBERS, SrqAttributes, SrqConfig, XrcConfig,
+    Address, CQ, CqAttributes, CqConfig, CqModeration, InvalidValue, LIMITS, PD, QP, QpAttributes, QpChange,
+    QpConfig, QpState, SRQ, SrqAttributes, SrqConfig, Transport, XRCD, XrcConfig,
 };
 use crate::card::device::Card;
-use crate::card::engine::XrcDomain;
-use crate::card::error::{CQ, CardError, PD, SRQ, XRCD, invalid, missing, within};
+use crate::card::engine::Engine;
+use crate::card::error::{CardError, missing, within};
 use crate::card::memory::ring::{CqRing, Record};
+use crate::card::memory::uar::Register;
+use crate::card::port::{LinkLayer, is_multicast};
 use crate::card::queue::cq::Cq;
 use crate::card::queue::shared::Srq;
-use crate::card::reports::Event;
+use crate::card::reports::{Diagnostic, Event, Verdict};
+use crate::card::transport::qp::Qp;
+use crate::card::transport::transition;
 use gdsync_sys::prm::doorbell;
 use std::time::Instant;
-
-/// Bytes of the smallest entry: the linking segment and one data segment.
-const SMALLEST_ENTRY: u32 = 32;
 
 impl Card {
     /// Creates a completion queue. Returns its number. The card writes to the second word of its doorbell record, to
@@ -27,13 +29,7 @@ impl Card {
     /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
     pub unsafe fn create_cq(&self, config: &CqConfig) -> Result<u32, CardError> {
         let CqConfig { ring, entries, stride, dbrec, ignore_overrun, collapsed } = *config;
-        if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
-            let limit = "a power of two, at most 2^22";
-            return Err(invalid("completion queue entries", entries, limit));
-        }
-        if ![64, 128].contains(&stride) {
-            return Err(invalid("completion queue stride", stride, "64 or 128"));
-        }
+        config.check()?;
         // SAFETY: the caller guarantees this.
         let cq = unsafe {
             let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
@@ -58,15 +54,13 @@ impl Card {
     /// # Safety
     /// The new ring is writable and aligned to 64 until the queue moves again or is destroyed.
     pub unsafe fn resize_cq(&self, cqn: u32, ring: *mut u8, entries: u32) -> Result<(), CardError> {
-        if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
-            return Err(invalid("completion queue entries", entries, "a power of two, at most 2^22"));
-        }
+        CqConfig::check_entries(entries)?;
         self.command(|engine| {
             let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
             // SAFETY: the caller guarantees this.
             let ring = unsafe { CqRing::new(ring, entries, cq.ring.stride, cq.ring.collapsed) };
             let limit = "more than the entries that are not consumed, in the old and the new ring";
-            cq.resize(ring).then_some(()).ok_or(invalid("completion queue entries", entries, limit))
+            Ok(InvalidValue::unless(cq.resize(ring), "completion queue entries", entries, limit)?)
         })
     }
 
@@ -117,17 +111,8 @@ impl Card {
     /// # Safety
     /// The addresses stay valid until the queue is destroyed; the record is aligned.
     pub unsafe fn create_srq(&self, config: &SrqConfig) -> Result<u32, CardError> {
-        let SrqConfig { pdn, entries, stride, xrc, .. } = *config;
-        if !entries.is_power_of_two() || entries > LIMITS.max_srq_entries {
-            return Err(invalid("shared receive queue entries", entries, "a power of two, at most 2^15"));
-        }
-        let largest = (LIMITS.max_srq_sge + 1) * 16;
-        if !stride.is_power_of_two() || !(SMALLEST_ENTRY..=largest).contains(&stride) {
-            return Err(invalid("shared receive queue stride", stride, "a power of two, 32 to 1024"));
-        }
-        if let Some(XrcConfig { user_index, .. }) = xrc.filter(|xrc| xrc.user_index > NUMBERS) {
-            return Err(invalid("user index", user_index, "at most 24 bits"));
-        }
+        let SrqConfig { pdn, xrc, .. } = *config;
+        config.check()?;
         // SAFETY: the caller guarantees this.
         let srq = unsafe { Srq::new(config) };
         self.command(|engine| {
@@ -153,9 +138,8 @@ impl Card {
     pub fn set_srq_limit(&self, srqn: u32, limit: u32) -> Result<(), CardError> {
         self.command(|engine| {
             let srq = engine.resources.srqs.get_mut(&srqn).ok_or(missing(SRQ, srqn))?;
-            if limit >= srq.attributes().entries {
-                return Err(invalid("srq_limit", limit, "less than the queue's entries"));
-            }
+            let is_allowed = limit < srq.attributes().entries;
+            InvalidValue::unless(is_allowed, "srq_limit", limit, "less than the queue's entries")?;
             if srq.set_limit(limit) {
                 engine.resources.events.push(Event::SrqLimit { srqn });
             }
@@ -193,50 +177,225 @@ impl Card {
         })
     }
 
-    /// Opens the XRC domain of a file, identified by device and inode, or a new domain without a file. Returns its
-    /// number, or `None` if it is not open yet and `create` is false.
+    /// Creates a queue pair in RESET. Returns its number.
     ///
     /// # Errors
+    /// [`CardError::Invalid`] for a value out of range, [`CardError::NotFound`] for an object that it names,
     /// [`CardError::TooMany`] at the card's limit.
-    pub fn open_xrcd(&self, file: Option<(u64, u64)>, create: bool) -> Result<Option<u32>, CardError> {
+    ///
+    /// # Safety
+    /// The addresses of existing queues stay valid until the queue pair is destroyed.
+    pub unsafe fn create_qp(&self, config: &QpConfig) -> Result<u32, CardError> {
+        config.check()?;
         self.command(|engine| {
-            let mut open = engine.xrcds.iter_mut();
-            let known = open.find(|(_, domain)| file.is_some() && domain.file == file);
-            if let Some((&number, domain)) = known {
-                domain.openers += 1;
-                return Ok(Some(number));
+            within("queue pairs", engine.qps.len(), self.limits().max_qp)?;
+            if config.no_send_record {
+                let recordless = engine.qps.values().filter(|qp| qp.endpoint.config.no_send_record).count();
+                let what = "queue pairs without a doorbell record of sends";
+                within(what, recordless, LIMITS.max_recordless_qp)?;
             }
-            if !create {
-                return Ok(None);
+            check_references(engine, config)?;
+            let qpn = self.number(|number| engine.qps.contains_key(&number));
+            if let Some(uar) = config.uar.and_then(|uar| engine.doorbells.uars.get_mut(&uar)) {
+                uar.qps.insert(qpn);
+                if config.no_send_record {
+                    uar.poll_also(Register::new(doorbell::UAR_NO_RECORD)?);
+                }
             }
-            within("XRC domains", engine.xrcds.len(), self.limits().max_xrcd)?;
-            let number = self.number(|number| engine.xrcds.contains_key(&number));
-            engine.xrcds.insert(number, XrcDomain { file, openers: 1, users: 0 });
-            Ok(Some(number))
+            if config.slave_send {
+                engine.resources.slaves.insert(qpn);
+            }
+            change_users(engine, config, |users| *users += 1);
+            // SAFETY: the caller guarantees this.
+            engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
+            Ok(qpn)
         })
     }
 
-    /// Returns whether the XRC domain of a file is open.
-    pub fn has_xrcd(&self, file: (u64, u64)) -> bool {
-        self.command(|engine| engine.xrcds.values().any(|domain| domain.file == Some(file)))
-    }
-
-    /// Closes an XRC domain. The last close destroys it.
+    /// Checks that the port can send to an address: on Ethernet it needs a GID. An error is also reported as a
+    /// diagnostic.
     ///
     /// # Errors
-    /// [`CardError::NotFound`]; [`CardError::Busy`] at the last close while queue pairs or shared receive queues are in
-    /// it.
-    pub fn close_xrcd(&self, xrcd: u32) -> Result<(), CardError> {
+    /// [`CardError::Invalid`].
+    pub(crate) fn check_address(&self, address: &Address) -> Result<(), CardError> {
+        self.command(|engine| check_route(engine, address))
+    }
+
+    /// Changes a queue pair.
+    ///
+    /// # Errors
+    /// [`CardError::Modify`] for a transition that does not exist, [`CardError::Invalid`] for an address,
+    /// [`CardError::NotFound`] if there is none of that number. Nothing has changed then.
+    pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
-            let domain = engine.xrcds.get_mut(&xrcd).ok_or(missing(XRCD, xrcd))?;
-            match *domain {
-                XrcDomain { openers: 1, users: 0, .. } => drop(engine.xrcds.remove(&xrcd)),
-                XrcDomain { openers: 1, users, .. } => {
-                    return Err(CardError::Busy { what: XRCD, number: xrcd, users });
+            let endpoint = &engine.qps.get(&qpn).ok_or(missing(QP, qpn))?.endpoint;
+            let to = transition::check(endpoint.config.transport, endpoint.state(), change)?;
+            if let Some(address) = &change.address {
+                check_route(engine, address)?;
+            }
+            let now = Instant::now();
+            if to == QpState::Reset {
+                // Doorbells that rang before this command must not reach the queue pair after its reset.
+                engine.take_doorbells_of(qpn, now);
+                engine.flush_delayed_completions(qpn, now);
+                engine.delayed.forget(qpn);
+            }
+            engine.with_qp(qpn, now, |qp, context| match to {
+                QpState::Reset => qp.reset(),
+                QpState::Err => {
+                    qp.ring(true, context);
+                    qp.fail(context);
                 }
-                _ => domain.openers -= 1,
+                to => qp.apply(change, to),
+            });
+            if to != QpState::Err {
+                engine.clear_failed(qpn);
+            }
+            engine.activate(qpn);
+            Ok(())
+        })
+    }
+
+    /// Returns the attributes of a queue pair.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`] if there is none of that number.
+    pub fn query_qp(&self, qpn: u32) -> Result<QpAttributes, CardError> {
+        self.command(|engine| engine.qps.get(&qpn).map(Qp::attributes).ok_or(missing(QP, qpn)))
+    }
+
+    /// Opens an XRC target once more; it must be destroyed as often. Returns its configuration.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`] if the domain has none of that number.
+    pub fn open_qp(&self, qpn: u32, xrcd: u32) -> Result<QpConfig, CardError> {
+        self.command(|engine| {
+            let qp = engine.qps.get_mut(&qpn).filter(|qp| qp.endpoint.config.xrcd == Some(xrcd));
+            let qp = qp.ok_or(missing(QP, qpn))?;
+            qp.openers += 1;
+            Ok(qp.endpoint.config)
+        })
+    }
+
+    /// Destroys a queue pair, unless it was opened more often ([`Card::open_qp`]). After this returns, the card touches
+    /// neither its rings nor the memory that its work requests name.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`] if there is none of that number.
+    pub fn destroy_qp(&self, qpn: u32) -> Result<(), CardError> {
+        self.command(|engine| {
+            let qp = engine.qps.get_mut(&qpn).ok_or(missing(QP, qpn))?;
+            if qp.openers > 1 {
+                qp.openers -= 1;
+                return Ok(());
+            }
+            engine.send_remaining(qpn);
+            engine.flush_delayed_packets_of(qpn, Instant::now());
+            let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
+            change_users(engine, &endpoint.config, |users| *users -= 1);
+            for gid in engine.resources.groups.groups_of(qpn) {
+                detach(engine, qpn, &gid);
             }
             Ok(())
         })
+    }
+
+    /// Returns whether queue pairs can be attached to multicast groups: only on the fabric of one host.
+    pub fn has_multicast(&self) -> bool {
+        self.command(|engine| engine.fabric.is_of_one_host())
+    }
+
+    /// Attaches a UD queue pair to a multicast group: it receives what any card, including this one, sends to the group
+    /// from now on. No effect if it is attached already.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`]; [`CardError::Invalid`] for another transport, or a GID that is no multicast GID;
+    /// [`CardError::TooMany`]; [`CardError::NoMulticast`]; [`CardError::System`].
+    pub fn attach_multicast(&self, qpn: u32, gid: &[u8; 16]) -> Result<(), CardError> {
+        self.command(|engine| {
+            let qp = engine.qps.get(&qpn).ok_or(missing(QP, qpn))?;
+            let transport = qp.endpoint.config.transport;
+            let what = "transport of a group's member";
+            InvalidValue::unless(transport == Transport::Ud, what, transport as u32, "UD (2)")?;
+            let limit = "0xff, or that of an IPv4-mapped address of 224.0.0.0/4";
+            InvalidValue::unless(is_multicast(gid), "first byte of a multicast GID", gid[0].into(), limit)?;
+            if !engine.fabric.is_of_one_host() {
+                return Err(CardError::NoMulticast);
+            }
+            let groups = &engine.resources.groups;
+            let members = groups.of(gid).len();
+            if groups.has(gid, qpn) {
+                return Ok(());
+            }
+            within("queue pairs of a multicast group", members, LIMITS.max_group_members)?;
+            if members == 0 {
+                within("multicast groups", groups.groups(), LIMITS.max_groups)?;
+                engine.fabric.join(gid)?;
+            }
+            engine.resources.groups.add(gid, qpn);
+            Ok(())
+        })
+    }
+
+    /// Detaches a queue pair from a multicast group.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`] if it is not attached.
+    pub fn detach_multicast(&self, qpn: u32, gid: &[u8; 16]) -> Result<(), CardError> {
+        self.command(|engine| {
+            if !engine.resources.groups.has(gid, qpn) {
+                return Err(missing("queue pair in that multicast group", qpn));
+            }
+            detach(engine, qpn, gid);
+            Ok(())
+        })
+    }
+}
+
+fn check_route(engine: &mut Engine, address: &Address) -> Result<(), CardError> {
+    if engine.resources.port.link == LinkLayer::InfiniBand || address.gid.is_some() {
+        return Ok(());
+    }
+    let message = "the port is Ethernet: an address needs a global route (is_global, and a GID)".to_owned();
+    let (verdict, field) = (Verdict::Refused, "is_global");
+    engine.resources.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
+    Err(InvalidValue::new("is_global", 0, "1 on an Ethernet port: it is addressed by GID").into())
+}
+
+/// Checks that all objects that a queue pair refers to exist.
+fn check_references(engine: &Engine, config: &QpConfig) -> Result<(), CardError> {
+    let needs = |what, number: Option<u32>, exists: &dyn Fn(u32) -> bool| match number {
+        Some(number) if !exists(number) => Err(missing(what, number)),
+        _ => Ok(()),
+    };
+    let resources = &engine.resources;
+    needs(CQ, config.send_cq, &|cqn| resources.cqs.contains_key(&cqn))?;
+    needs(CQ, config.recv_cq, &|cqn| resources.cqs.contains_key(&cqn))?;
+    needs(PD, config.pdn, &|pdn| engine.pds.contains_key(&pdn))?;
+    needs(SRQ, config.srq, &|srqn| resources.srqs.get(&srqn).is_some_and(|srq| srq.xrc.is_none()))?;
+    needs(XRCD, config.xrcd, &|xrcd| engine.xrcds.contains_key(&xrcd))?;
+    needs("UAR", config.uar, &|uar| engine.doorbells.uars.contains_key(&uar))
+}
+
+/// Changes the number of users of every object that a queue pair refers to.
+fn change_users(engine: &mut Engine, config: &QpConfig, change: impl Fn(&mut u32)) {
+    let resources = &mut engine.resources;
+    for cqn in [config.send_cq, config.recv_cq].into_iter().flatten() {
+        resources.cqs.entry(cqn).and_modify(|cq| change(&mut cq.users));
+    }
+    if let Some(srqn) = config.srq {
+        resources.srqs.entry(srqn).and_modify(|srq| change(&mut srq.users));
+    }
+    if let Some(pdn) = config.pdn {
+        engine.pds.entry(pdn).and_modify(|users| change(users));
+    }
+    if let Some(xrcd) = config.xrcd {
+        engine.xrcds.entry(xrcd).and_modify(|domain| change(&mut domain.users));
+    }
+}
+
+fn detach(engine: &mut Engine, qpn: u32, gid: &[u8; 16]) {
+    if engine.resources.groups.remove(gid, qpn) {
+        engine.fabric.leave(gid);
     }
 }

@@ -1,6 +1,10 @@
-//! Configuration of queues: memory, relations, options.
+//! Configuration of queues: memory, relations, options, and the checks of their values.
 
+use super::{InvalidValue, LIMITS, NUMBERS, PD, SRQ, XRCD};
 use std::fmt;
+
+/// Bytes of the smallest entry of a shared receive queue: the linking segment and one data segment.
+const SMALLEST_ENTRY: u32 = 32;
 
 /// Memory of a completion queue. The addresses stay valid until it is destroyed.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +21,20 @@ pub struct CqConfig {
     pub ignore_overrun: bool,
     /// True if the card writes all entries to the first place of the ring.
     pub collapsed: bool,
+}
+
+impl CqConfig {
+    pub(crate) fn check(&self) -> Result<(), InvalidValue> {
+        Self::check_entries(self.entries)?;
+        let is_allowed = [64, 128].contains(&self.stride);
+        InvalidValue::unless(is_allowed, "completion queue stride", self.stride, "64 or 128")
+    }
+
+    pub(crate) fn check_entries(entries: u32) -> Result<(), InvalidValue> {
+        let is_allowed = entries.is_power_of_two() && entries <= LIMITS.max_cqe;
+        let limit = "a power of two, at most 2^22";
+        InvalidValue::unless(is_allowed, "completion queue entries", entries, limit)
+    }
 }
 
 /// Moderation of a completion queue's events: the event of an armed queue is raised after `count` entries, or `period`
@@ -186,6 +204,52 @@ impl QpConfig {
             scatter: ScatterToCqe::default(),
         }
     }
+
+    /// Checks values and relations; not whether the objects exist.
+    pub(crate) fn check(&self) -> Result<(), InvalidValue> {
+        for (what, value) in
+            [("send queue blocks", self.sq_blocks), ("receive queue entries", self.rq_entries)]
+        {
+            let is_allowed = value == 0 || value.is_power_of_two() && value <= 1 << 16;
+            InvalidValue::unless(is_allowed, what, value, "0 or a power of two, at most 2^16")?;
+        }
+        self.check_shape()?;
+        let is_allowed = self.rq_entries == 0 || self.rq_stride != 0 && self.rq_stride.is_multiple_of(16);
+        InvalidValue::unless(is_allowed, "receive queue stride", self.rq_stride, "a multiple of 16")?;
+        check_user_index(self.user_index.unwrap_or(0))
+    }
+
+    /// Checks that the queue pair has exactly the relations of its transport.
+    fn check_shape(&self) -> Result<(), InvalidValue> {
+        use Transport::{DcInitiator, DcTarget, XrcInitiator, XrcTarget};
+        let sends = !matches!(self.transport, XrcTarget | DcTarget);
+        let has_own_receives = !matches!(self.transport, XrcInitiator | XrcTarget | DcInitiator | DcTarget);
+        let is_dc_target = self.transport == DcTarget;
+        let is_xrc_target = self.transport == XrcTarget;
+        let parts = [
+            (PD, self.pdn.is_some(), !is_xrc_target),
+            ("completion queue of sends", self.send_cq.is_some(), sends),
+            ("completion queue of receives", self.recv_cq.is_some(), has_own_receives || is_dc_target),
+            ("UAR", self.uar.is_some(), sends),
+            (XRCD, self.xrcd.is_some(), is_xrc_target),
+        ];
+        for (what, is_there, belongs) in parts {
+            let limit = "there (1) or not (0), as the transport has it";
+            InvalidValue::unless(is_there == belongs, what, is_there.into(), limit)?;
+        }
+        let has_srq = self.srq.is_some();
+        let limit = "1 for a DC target, else 0 on XRC and DC";
+        InvalidValue::unless(has_own_receives || has_srq == is_dc_target, SRQ, has_srq.into(), limit)?;
+        let is_allowed = self.rq_entries == 0 || has_own_receives && !has_srq;
+        let limit = "0 on XRC and DC, and beside a shared receive queue";
+        InvalidValue::unless(is_allowed, "receive queue entries", self.rq_entries, limit)?;
+        let limit = "0 for targets of XRC and DC";
+        InvalidValue::unless(self.sq_blocks == 0 || sends, "send queue blocks", self.sq_blocks, limit)
+    }
+}
+
+fn check_user_index(index: u32) -> Result<(), InvalidValue> {
+    InvalidValue::unless(index <= NUMBERS, "user index", index, "at most 24 bits")
 }
 
 /// Memory and relations of a shared receive queue. The addresses stay valid until it is destroyed.
@@ -205,6 +269,20 @@ pub struct SrqConfig {
     pub cyclic: bool,
     /// Relations of an XRC queue.
     pub xrc: Option<XrcConfig>,
+}
+
+impl SrqConfig {
+    pub(crate) fn check(&self) -> Result<(), InvalidValue> {
+        let SrqConfig { entries, stride, xrc, .. } = *self;
+        let is_allowed = entries.is_power_of_two() && entries <= LIMITS.max_srq_entries;
+        let limit = "a power of two, at most 2^15";
+        InvalidValue::unless(is_allowed, "shared receive queue entries", entries, limit)?;
+        let largest = (LIMITS.max_srq_sge + 1) * 16;
+        let is_allowed = stride.is_power_of_two() && (SMALLEST_ENTRY..=largest).contains(&stride);
+        let limit = "a power of two, 32 to 1024";
+        InvalidValue::unless(is_allowed, "shared receive queue stride", stride, limit)?;
+        check_user_index(xrc.map_or(0, |xrc| xrc.user_index))
+    }
 }
 
 /// Relations of an XRC shared receive queue.

@@ -282,7 +282,7 @@ pub(crate) unsafe fn atomic(
                             unsafe { write(at, &(next as $number).to_ne_bytes()) }?;
                         }
                     }
-                    wake::wrote(at as usize, size_of::<$number>());
+                    wake::report_write(at as usize, size_of::<$number>());
                     Ok(u64::from(original))
                 }
                 Location::Peer(memory, addr) => {

@@ -2,7 +2,7 @@
 
 use super::copy::Location;
 use crate::fabric::{Hole, MAX_PAYLOAD, PayloadPart};
-use crate::peer_memory::{Begun, PeerFailure, PeerMapping};
+use crate::peer_memory::{AsyncCopy, PeerFailure, PeerMapping};
 use std::sync::Arc;
 
 /// A piece that has not been read from peer memory yet.
@@ -108,7 +108,7 @@ impl Gather {
             let mut addr = piece.addr;
             for (into, len) in parts.iter().copied().filter(|part| part.1 > 0) {
                 // SAFETY: the caller guarantees this.
-                if unsafe { piece.memory.begin_read(addr, into, len) }? == Begun::Not {
+                if unsafe { piece.memory.begin_read(addr, into, len) }? == AsyncCopy::Unsupported {
                     return Ok(false);
                 }
                 if !reading.last().is_some_and(|last| Arc::ptr_eq(last, &piece.memory)) {

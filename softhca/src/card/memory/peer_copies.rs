@@ -1,7 +1,7 @@
 //! Copies of payload to peer memory: synchronous ones, and those that a client starts and finishes later.
 
 use crate::fabric::MAX_PAYLOAD;
-use crate::peer_memory::{Begun, PeerFailure, PeerMapping};
+use crate::peer_memory::{AsyncCopy, PeerFailure, PeerMapping};
 use std::sync::Arc;
 
 /// Maximum number of bytes whose copies are in progress before the card waits: enough to hide the cost of starting and
@@ -63,7 +63,7 @@ impl PeerCopies {
         len: usize,
     ) -> Result<bool, PeerFailure> {
         // SAFETY: the caller guarantees this; the copy is waited for below, or by `finish`.
-        if len < MIN_DIRECT || unsafe { memory.begin_write(addr, from, len) }? == Begun::Not {
+        if len < MIN_DIRECT || unsafe { memory.begin_write(addr, from, len) }? == AsyncCopy::Unsupported {
             return Ok(false);
         }
         match self.later {
@@ -119,8 +119,8 @@ mod tests {
             Ok(())
         }
 
-        unsafe fn begin_write(&self, _: u64, _: *const u8, _: usize) -> Result<Begun, PeerMemoryError> {
-            Ok(Begun::Yes)
+        unsafe fn begin_write(&self, _: u64, _: *const u8, _: usize) -> Result<AsyncCopy, PeerMemoryError> {
+            Ok(AsyncCopy::Started)
         }
 
         fn finish(&self) -> Result<(), PeerMemoryError> {

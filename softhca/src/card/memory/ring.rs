@@ -227,7 +227,7 @@ impl CqRing {
         barrier::drain();
         self.put(end - CQE_SIZE + LAST, last);
         barrier::drain();
-        wake::wrote(self.base as usize + end - size_of::<u32>(), size_of::<u32>());
+        wake::report_write(self.base as usize + end - size_of::<u32>(), size_of::<u32>());
     }
 
     /// Writes words at an offset in the ring.

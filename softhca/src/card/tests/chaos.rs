@@ -53,11 +53,9 @@ fn rules() -> impl Strategy<Value = FaultPlan> {
     (any::<u64>(), prop::collection::vec(rule, 1..4)).prop_map(|(seed, rules)| FaultPlan::new(seed, rules))
 }
 
-impl Card {
-    fn is_quiet(&self) -> bool {
-        let engine = self.shared.engine.lock();
-        engine.delayed.is_empty() && engine.resources.delayed.is_empty()
-    }
+fn is_quiet(card: &Card) -> bool {
+    let engine = card.shared.engine.lock();
+    engine.delayed.is_empty() && engine.resources.delayed.is_empty()
 }
 
 /// One direction of traffic, and its expected result.
@@ -188,7 +186,7 @@ proptest! {
         far.set_faults(None);
         run_until(&near, "the last completions", || {
             run(far);
-            near.is_quiet() && far.is_quiet()
+            is_quiet(&near) && is_quiet(far)
         });
         flows.iter_mut().for_each(|flow| flow.check(&operations));
         let reported = near.diagnostics().into_iter().chain(far.diagnostics()).collect::<Vec<_>>();

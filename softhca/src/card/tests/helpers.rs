@@ -30,7 +30,7 @@ fn a_thread_that_lends_itself_does_the_work_that_it_has_rung_for() {
     let mut pair = Pair::new(64);
     for _ in 0..10 {
         post(&mut pair);
-        wake::rung(register(&pair.left), true);
+        wake::report_doorbell(register(&pair.left), true);
         // Everything beyond a bounded amount of work is left to the helper.
         let mut helper = Helper::default();
         while pair.left.cq.peek().is_none() {
@@ -48,7 +48,7 @@ fn a_thread_that_lends_itself_does_the_work_that_it_has_rung_for() {
 fn a_thread_that_does_not_lend_itself_leaves_the_work() {
     let mut pair = Pair::new(64);
     post(&mut pair);
-    wake::rung(register(&pair.left), false);
+    wake::report_doorbell(register(&pair.left), false);
     assert!(pair.left.cq.poll().is_none());
     assert!(!Helper::default().serve(), "it has rung no card, as a helper");
     pair.run();
@@ -60,7 +60,7 @@ fn a_card_with_memory_of_clients_works_on_its_own_thread_only() {
     let mut pair = Pair::new(64);
     post(&mut pair);
     pair.card.shared.engine.lock().workers.own_thread_only = true;
-    wake::rung(register(&pair.left), true);
+    wake::report_doorbell(register(&pair.left), true);
     assert!(pair.left.cq.poll().is_none() && !Helper::default().serve());
     pair.run();
     check(&mut pair);
@@ -77,10 +77,10 @@ fn a_word_that_a_request_waits_for_rings_as_a_register_does() {
     pair.run();
     // SAFETY: aligned, of 8 bytes, and never freed; the card looks at it as a shared word.
     unsafe { AtomicU64::from_ptr(region.at.cast()) }.store(number(5), Ordering::Release);
-    wake::rung(region.at as usize, true);
+    wake::report_doorbell(region.at as usize, true);
     assert!(pair.left.cq.poll().is_none(), "the card's thread has not said which words there are");
     pair.card.shared.register_awaited_words(&mut pair.card.shared.engine.lock());
-    wake::rung(region.at as usize, true);
+    wake::report_doorbell(region.at as usize, true);
     success(pair.left.cq.poll());
 }
 
@@ -88,7 +88,7 @@ fn a_word_that_a_request_waits_for_rings_as_a_register_does() {
 fn a_card_that_is_gone_is_served_no_more() {
     let mut pair = Pair::new(64);
     post(&mut pair);
-    wake::rung(register(&pair.left), true);
+    wake::report_doorbell(register(&pair.left), true);
     let mut helper = Helper::default();
     assert!(helper.serve());
     check(&mut pair);
@@ -97,7 +97,7 @@ fn a_card_that_is_gone_is_served_no_more() {
     let part = card.shared.clone();
     drop(card);
     // The queue pair exists, but its memory might be gone.
-    wake::rung(register(&left), true);
+    wake::report_doorbell(register(&left), true);
     assert!(!helper.serve() && left.cq.poll().is_none());
     assert_eq!(part.engine.lock().workers.helpers, 0);
 }
@@ -109,6 +109,6 @@ fn a_panic_on_a_lent_thread_ends_the_card_and_not_the_thread() {
     assert!(!shared.contain(&mut shared.engine.lock(), |_| panic!("out of cheese")));
     assert!(shared.stop.load(Ordering::Acquire), "its own thread ends, too");
     post(&mut pair);
-    wake::rung(register(&pair.left), true);
+    wake::report_doorbell(register(&pair.left), true);
     assert!(pair.left.cq.poll().is_none());
 }

@@ -1,10 +1,10 @@
 //! Peer memory as source, as target, as both.
 
 use super::*;
-use crate::peer_memory::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use crate::peer_memory::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use fake_gpu::Buffer;
 
-mod begun;
+mod async_copies;
 mod failures;
 pub(super) mod fake_gpu;
 mod queues;

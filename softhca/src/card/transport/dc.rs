@@ -66,7 +66,7 @@ impl Initiators {
         } else {
             let message = format!("{:#x} is not the target's: queue pair {:#x}", header.dc_key, address.1);
             step.report(None, "DC access key", message);
-            initiator.responder.refuse_key(header.psn.get(), step);
+            initiator.responder.answers.refuse_key(header.psn.get(), step);
         }
         initiator.end_if_failed(step);
         self.waiting.insert(address);
@@ -82,7 +82,7 @@ impl Initiators {
             let after = self.last.map(|(node, qpn)| (node, qpn.wrapping_add(1))).unwrap_or_default();
             let address = *self.waiting.range(after..).next().or_else(|| self.waiting.first())?;
             let header = self.with(address, endpoint, context, |initiator, step| {
-                let header = initiator.responder.next_response(step)?;
+                let header = initiator.responder.answers.next_response(step)?;
                 Some(Header { connection: U64::new(initiator.connection), ..header })
             });
             match header.flatten() {
@@ -101,7 +101,7 @@ impl Initiators {
     }
 
     fn held_until(&self, address: Address) -> Option<Instant> {
-        self.known.get(&address)?.responder.next_wake()
+        self.known.get(&address)?.responder.answers.next_wake()
     }
 
     /// Returns when answers that are held back continue.
@@ -115,10 +115,10 @@ impl Initiators {
         let before = held.len();
         held.retain(|address| {
             let Some(initiator) = known.get_mut(address) else { return false };
-            if initiator.responder.end_hold(now) {
+            if initiator.responder.answers.end_hold(now) {
                 waiting.insert(*address);
             }
-            initiator.responder.next_wake().is_some()
+            initiator.responder.answers.next_wake().is_some()
         });
         held.len() < before
     }
@@ -132,7 +132,7 @@ impl Initiators {
         context: &mut Context<'_>,
     ) {
         self.with((to, header.dest_qpn.get()), endpoint, context, |initiator, step| {
-            initiator.responder.response_sent(header, step);
+            initiator.responder.answers.response_sent(header, step);
         });
     }
 
@@ -146,7 +146,7 @@ impl Initiators {
         context: &mut Context<'_>,
     ) {
         self.with((to, header.dest_qpn.get()), endpoint, context, |initiator, step| {
-            initiator.responder.refuse_read(header.psn.get(), failure, step);
+            initiator.responder.answers.refuse_read(header.psn.get(), failure, step);
             initiator.end_if_failed(step);
         });
     }

@@ -198,7 +198,7 @@ impl Qp {
     }
 
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        let answers = self.responder.next_wake().or_else(|| self.initiators.next_wake());
+        let answers = self.responder.answers.next_wake().or_else(|| self.initiators.next_wake());
         let wakes = [self.requester.next_wake(), answers, self.endpoint.deferred.due()];
         wakes.into_iter().flatten().min()
     }
@@ -207,7 +207,7 @@ impl Qp {
     pub(crate) fn end_pauses(&mut self, now: Instant) -> bool {
         let fetches = self.requester.end_fetch_pause(now);
         // Only a DC target has initiators, whose responders replace its own.
-        let answers = self.responder.end_hold(now) | self.initiators.end_hold(now);
+        let answers = self.responder.answers.end_hold(now) | self.initiators.end_hold(now);
         let written = self.endpoint.deferred.write_due(now);
         self.requester.end_rnr_pause(now) || fetches || answers || written
     }
@@ -218,7 +218,7 @@ impl Qp {
     }
 
     pub(crate) fn owes_answers(&self) -> bool {
-        self.responder.owes_answers() || self.initiators.owe_answers()
+        self.responder.answers.owes_answers() || self.initiators.owe_answers()
     }
 
     /// Returns the next packet to send. Its payload is in `context.payload`.
@@ -230,7 +230,7 @@ impl Qp {
             return Some(Outgoing { qpn, header, is_response: true, to, made_at });
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
-        if let Some(header) = self.responder.next_response(step) {
+        if let Some(header) = self.responder.answers.next_response(step) {
             let to = step.endpoint.node(port);
             return Some(Outgoing { qpn, header, is_response: true, to, made_at });
         }
@@ -250,7 +250,7 @@ impl Qp {
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
-            self.responder.response_sent(&packet.header, step);
+            self.responder.answers.response_sent(&packet.header, step);
         } else {
             trace::sent(packet.made_at, step.context.port, &packet.header, packet.to, self.requester.place());
             self.requester.request_sent(step);
@@ -279,7 +279,7 @@ impl Qp {
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
-            self.responder.refuse_read(packet.header.psn.get(), failure, step);
+            self.responder.answers.refuse_read(packet.header.psn.get(), failure, step);
         } else {
             self.requester.return_to(packet.header.psn.get());
             let message = step.context.regions.describe(failure);
@@ -356,7 +356,7 @@ impl Qp {
         if self.endpoint.take_failure() {
             let step = &mut Step { endpoint: &mut self.endpoint, context };
             step.endpoint.deferred.write_all();
-            self.responder.release_completions(step);
+            self.responder.answers.release_completions(step);
             self.requester.flush(step);
             self.responder.flush(step);
             if step.endpoint.config.srq.is_some() && !std::mem::replace(&mut self.last_receive_reported, true)

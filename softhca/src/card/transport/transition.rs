@@ -164,23 +164,16 @@ fn running(transport: Transport) -> Names {
 
 fn check_values(change: &QpChange) -> Result<(), InvalidValue> {
     let in_range = |what, value: Option<u32>, max: u32, limit| match value {
-        Some(value) if value > max => Err(InvalidValue { what, value: value.into(), limit }),
-        _ => Ok(()),
+        Some(value) => InvalidValue::unless(value <= max, what, value, limit),
+        None => Ok(()),
     };
     in_range("pkey_index", change.pkey_index.map(u32::from), 0, "the port has one partition key, index 0")?;
-    if let Some(port) = change.port.filter(|port| *port != 1) {
-        return Err(InvalidValue {
-            what: "port_num",
-            value: port.into(),
-            limit: "the card has one port, number 1",
-        });
+    if let Some(port) = change.port {
+        InvalidValue::unless(port == 1, "port_num", port.into(), "the card has one port, number 1")?;
     }
     if let Some(mtu) = change.path_mtu.filter(|mtu| !(1..=5).contains(mtu)) {
-        return Err(InvalidValue {
-            what: "path_mtu",
-            value: mtu as u64,
-            limit: "IBV_MTU_256 to IBV_MTU_4096",
-        });
+        let (value, limit) = (mtu as u64, "IBV_MTU_256 to IBV_MTU_4096");
+        return Err(InvalidValue { what: "path_mtu", value, limit });
     }
     in_range("dest_qp_num", change.dest_qpn, NUMBERS, "at most 24 bits")?;
     in_range("rq_psn", change.rq_psn, PSN_MASK, "at most 24 bits")?;

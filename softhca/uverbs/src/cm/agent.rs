@@ -63,8 +63,8 @@ fn run(manager: &Arc<Manager>) {
             drop(cards);
             return;
         }
-        let services = inner.services();
-        let timer = inner.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
+        let services = services(&inner);
+        let timer = next_timer(&inner).map(|at| at.saturating_duration_since(Instant::now()));
         let longest = timer.or_else(|| inner.is_idle().then_some(IDLE_CHECK_INTERVAL));
         drop(inner);
         let mut fds = vec![wake.as_fd()];
@@ -73,91 +73,89 @@ fn run(manager: &Arc<Manager>) {
         let _ = readable(&fds, longest);
         // Before receiving: a later arrival raises it again.
         wake.drain();
-        manager.lock().work(&services, Instant::now());
+        work(&mut manager.lock(), &services, Instant::now());
     }
 }
 
-impl Inner {
-    /// Returns the claims on port numbers, each with whether an identifier listens there.
-    fn services(&self) -> Vec<(Arc<Service>, bool)> {
-        let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
-        for id in self.ids.values() {
-            let Some(claim) = id.port.as_ref().and_then(|port| port.claim.as_ref()) else { continue };
-            let listens = id.state == IdState::Listen;
-            match services.iter_mut().find(|(known, _)| Arc::ptr_eq(known, claim)) {
-                Some((_, any)) => *any |= listens,
-                None => services.push((claim.clone(), listens)),
-            }
-        }
-        services
-    }
-
-    fn next_timer(&self) -> Option<Instant> {
-        let timers = self.connections.values().filter_map(|link| link.connection.next_timer());
-        let peers = self.connections.values().any(|link| !link.connection.is_over());
-        timers.chain(peers.then(|| Instant::now() + PEER_CHECK_INTERVAL)).min()
-    }
-
-    /// Does all work that is due.
-    fn work(&mut self, services: &[(Arc<Service>, bool)], now: Instant) {
-        let cards = host::as_services(&self.cards);
-        for (service, listens) in services {
-            service.answer(if *listens { &cards } else { &[] });
-        }
-        for open in self.cards.clone() {
-            for datagram in open.card.take_management() {
-                self.arrived(&open, &datagram, now);
-            }
-        }
-        let due: Vec<u32> = self.connections.keys().copied().collect();
-        for local in due {
-            let Some(link) = self.connections.get_mut(&local) else { continue };
-            let reaction = link.connection.expire(now);
-            self.react(local, reaction);
-        }
-        if self.last_peer_check.is_none_or(|last| now.duration_since(last) >= PEER_CHECK_INTERVAL) {
-            self.last_peer_check = Some(now);
-            let all: Vec<u32> = self.connections.keys().copied().collect();
-            all.into_iter().for_each(|local| self.check_peer(local, now));
+/// Returns the claims on port numbers, each with whether an identifier listens there.
+fn services(inner: &Inner) -> Vec<(Arc<Service>, bool)> {
+    let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
+    for id in inner.ids.values() {
+        let Some(claim) = id.port.as_ref().and_then(|port| port.claim.as_ref()) else { continue };
+        let listens = id.state == IdState::Listen;
+        match services.iter_mut().find(|(known, _)| Arc::ptr_eq(known, claim)) {
+            Some((_, any)) => *any |= listens,
+            None => services.push((claim.clone(), listens)),
         }
     }
+    services
+}
 
-    fn arrived(&mut self, open: &Arc<OpenCard>, datagram: &ManagementDatagram, now: Instant) {
-        let source = datagram.source;
-        let Some(message) = Message::decode(&datagram.bytes) else {
-            tracing::warn!(source, "a malformed connection message");
-            return;
-        };
-        tracing::debug!(source, ?message, "a connection message has arrived");
-        let local = self.receiver(open, source, &message);
-        let link = self.connections.get_mut(&local).filter(|link| {
-            link.node == source && Arc::ptr_eq(&link.card, open) && link.connection.is_from_peer(&message)
-        });
-        match link {
-            Some(link) => {
-                let reaction = link.connection.arrive(&message, now);
-                self.react(local, reaction);
-            }
-            None => self.unmatched(open, source, &message),
+fn next_timer(inner: &Inner) -> Option<Instant> {
+    let timers = inner.connections.values().filter_map(|link| link.connection.next_timer());
+    let peers = inner.connections.values().any(|link| !link.connection.is_over());
+    timers.chain(peers.then(|| Instant::now() + PEER_CHECK_INTERVAL)).min()
+}
+
+/// Does all work that is due.
+fn work(inner: &mut Inner, services: &[(Arc<Service>, bool)], now: Instant) {
+    let cards = host::as_services(&inner.cards);
+    for (service, listens) in services {
+        service.answer(if *listens { &cards } else { &[] });
+    }
+    for open in inner.cards.clone() {
+        for datagram in open.card.take_management() {
+            arrived(inner, &open, &datagram, now);
         }
     }
-
-    /// Returns the connection of a message: by its own ID, or by the sender's if the sender does not know that.
-    fn receiver(&self, open: &Arc<OpenCard>, source: Node, message: &Message) -> u32 {
-        if message.remote_id != 0 || message.kind != MessageKind::Rej {
-            return message.remote_id;
-        }
-        self.connection_to(open, source, message.local_id).unwrap_or_default()
+    let due: Vec<u32> = inner.connections.keys().copied().collect();
+    for local in due {
+        let Some(link) = inner.connections.get_mut(&local) else { continue };
+        let reaction = link.connection.expire(now);
+        inner.react(local, reaction);
     }
+    if inner.last_peer_check.is_none_or(|last| now.duration_since(last) >= PEER_CHECK_INTERVAL) {
+        inner.last_peer_check = Some(now);
+        let all: Vec<u32> = inner.connections.keys().copied().collect();
+        all.into_iter().for_each(|local| check_peer(inner, local, now));
+    }
+}
 
-    /// Ends a connection whose peer's process has ended.
-    fn check_peer(&mut self, local: u32, now: Instant) {
-        let Some(link) = self.connections.get_mut(&local) else { return };
-        let is_linked = link.card.card.is_linked(link.node);
-        if std::mem::replace(&mut link.was_linked, is_linked) && !is_linked {
-            tracing::debug!(node = link.node, "the process of a connection's peer has ended");
-            let reaction = link.connection.peer_ended(now);
-            self.react(local, reaction);
+fn arrived(inner: &mut Inner, open: &Arc<OpenCard>, datagram: &ManagementDatagram, now: Instant) {
+    let source = datagram.source;
+    let Some(message) = Message::decode(&datagram.bytes) else {
+        tracing::warn!(source, "a malformed connection message");
+        return;
+    };
+    tracing::debug!(source, ?message, "a connection message has arrived");
+    let local = receiver(inner, open, source, &message);
+    let link = inner.connections.get_mut(&local).filter(|link| {
+        link.node == source && Arc::ptr_eq(&link.card, open) && link.connection.is_from_peer(&message)
+    });
+    match link {
+        Some(link) => {
+            let reaction = link.connection.arrive(&message, now);
+            inner.react(local, reaction);
         }
+        None => inner.unmatched(open, source, &message),
+    }
+}
+
+/// Returns the connection of a message: by its own ID, or by the sender's if the sender does not know that.
+fn receiver(inner: &Inner, open: &Arc<OpenCard>, source: Node, message: &Message) -> u32 {
+    if message.remote_id != 0 || message.kind != MessageKind::Rej {
+        return message.remote_id;
+    }
+    inner.connection_to(open, source, message.local_id).unwrap_or_default()
+}
+
+/// Ends a connection whose peer's process has ended.
+fn check_peer(inner: &mut Inner, local: u32, now: Instant) {
+    let Some(link) = inner.connections.get_mut(&local) else { return };
+    let is_linked = link.card.card.is_linked(link.node);
+    if std::mem::replace(&mut link.was_linked, is_linked) && !is_linked {
+        tracing::debug!(node = link.node, "the process of a connection's peer has ended");
+        let reaction = link.connection.peer_ended(now);
+        inner.react(local, reaction);
     }
 }

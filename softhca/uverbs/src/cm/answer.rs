@@ -48,136 +48,128 @@ fn as_ib(id: &Id, address: Option<&Address>, gid: [u8; 16]) -> Address {
     }
 }
 
+pub(crate) fn query_addr(id: &Id) -> QueryAddrResp {
+    let (src, src_size) = stored::<{ size_of::<Storage>() }>(id.source.as_ref());
+    let (dst, dst_size) = stored::<{ size_of::<Storage>() }>(id.destination.as_ref());
+    QueryAddrResp { src, dst, src_size, dst_size, ..device(id) }
+}
+
+pub(crate) fn query_gid(id: &Id) -> QueryAddrResp {
+    let own = id.card.as_ref().and_then(|open| open.card.gid_of(open.card.node()));
+    let source = id.route.as_ref().map(|route| route.gids.source).or(own).unwrap_or_default();
+    let destination = id.route.as_ref().map(|route| route.gids.destination).unwrap_or_default();
+    let (src, src_size) = as_ib(id, id.source.as_ref(), source).store();
+    let (dst, dst_size) = as_ib(id, id.destination.as_ref(), destination).store();
+    QueryAddrResp { src, dst, src_size: src_size as u16, dst_size: dst_size as u16, ..device(id) }
+}
+
+/// `QUERY` of paths, cut to the room.
+pub(crate) fn query_path(id: &Id, room: usize) -> Vec<u8> {
+    let path = path(id);
+    let head = QueryPathResp { num_paths: path.is_some().into(), reserved: 0 };
+    let fits = room >= size_of::<QueryPathResp>() + size_of::<PathRecData>();
+    let record = path.filter(|_| fits).map(|path| PathRecData {
+        flags: PATH_FLAGS,
+        dgid: path.dgid,
+        sgid: path.sgid,
+        dlid: path.dlid,
+        slid: path.slid,
+        flow_label_hop_limit: U32::new(path.hop_limit.into()),
+        traffic_class: path.traffic_class,
+        reversible_paths: 1 << 7 | path.numb_path,
+        pkey: path.pkey,
+        mtu: EXACTLY << 6 | PATH_MTU,
+        rate: EXACTLY << 6 | RATE,
+        packet_life_time: EXACTLY << 6 | path.packet_life_time,
+        ..PathRecData::new_zeroed()
+    });
+    let record = record.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+    [head.as_bytes(), record].concat()
+}
+
+/// `QUERY_ROUTE`, for programs without InfiniBand addresses.
+pub(crate) fn query_route(id: &Id) -> QueryRouteResp {
+    let device = device(id);
+    let mut routes = [UserPathRec::new_zeroed(); 2];
+    let path = path(id);
+    if let Some(path) = path {
+        routes[0] = path;
+    }
+    QueryRouteResp {
+        node_guid: device.node_guid,
+        routes,
+        src: stored::<{ size_of::<Sockaddr6>() }>(id.source.as_ref()).0,
+        dst: stored::<{ size_of::<Sockaddr6>() }>(id.destination.as_ref()).0,
+        num_paths: path.is_some().into(),
+        port_num: device.port_num,
+        ibdev_index: device.ibdev_index,
+        ..QueryRouteResp::new_zeroed()
+    }
+}
+
+/// `INIT_QP_ATTR`: the attributes of the program's queue pair for its next state.
+///
 /// # Errors
-/// The queries fail as [`Inner::id`] does.
-impl Inner {
-    pub(crate) fn query_addr(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
-        let id = self.id(file, number)?;
-        let (src, src_size) = stored::<{ size_of::<Storage>() }>(id.source.as_ref());
-        let (dst, dst_size) = stored::<{ size_of::<Storage>() }>(id.destination.as_ref());
-        Ok(QueryAddrResp { src, dst, src_size, dst_size, ..device(id) })
+/// EINVAL before the identifier has a card, and for a state that its connection has not reached.
+pub(crate) fn qp_attributes(inner: &mut Inner, file: u32, number: u32, state: u32) -> Result<QpAttr> {
+    let id = inner.id(file, number)?;
+    if id.card.is_none() {
+        return Err(Errno::INVALID);
     }
-
-    pub(crate) fn query_gid(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
-        let id = self.id(file, number)?;
-        let own = id.card.as_ref().and_then(|open| open.card.gid_of(open.card.node()));
-        let source = id.route.as_ref().map(|route| route.gids.source).or(own).unwrap_or_default();
-        let destination = id.route.as_ref().map(|route| route.gids.destination).unwrap_or_default();
-        let (src, src_size) = as_ib(id, id.source.as_ref(), source).store();
-        let (dst, dst_size) = as_ib(id, id.destination.as_ref(), destination).store();
-        Ok(QueryAddrResp { src, dst, src_size: src_size as u16, dst_size: dst_size as u16, ..device(id) })
+    let mut attributes = QpAttr { qp_state: state, port_num: PORT, ..QpAttr::new_zeroed() };
+    let local = id.connection;
+    if id.qp_type.is_datagram() || local.is_none() {
+        let more = if id.qp_type.is_datagram() { ibv::IBV_QP_QKEY } else { ibv::IBV_QP_ACCESS_FLAGS };
+        attributes.qp_attr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | more;
+        attributes.qkey = if id.qp_type.is_datagram() { id.qkey } else { 0 };
+        return Ok(attributes);
     }
-
-    /// `QUERY` of paths, cut to the room.
-    pub(crate) fn query_path(&mut self, file: u32, number: u32, room: usize) -> Result<Vec<u8>> {
-        let id = self.id(file, number)?;
-        let path = path(id);
-        let head = QueryPathResp { num_paths: path.is_some().into(), reserved: 0 };
-        let fits = room >= size_of::<QueryPathResp>() + size_of::<PathRecData>();
-        let record = path.filter(|_| fits).map(|path| PathRecData {
-            flags: PATH_FLAGS,
-            dgid: path.dgid,
-            sgid: path.sgid,
-            dlid: path.dlid,
-            slid: path.slid,
-            flow_label_hop_limit: U32::new(path.hop_limit.into()),
-            traffic_class: path.traffic_class,
-            reversible_paths: 1 << 7 | path.numb_path,
-            pkey: path.pkey,
-            mtu: EXACTLY << 6 | PATH_MTU,
-            rate: EXACTLY << 6 | RATE,
-            packet_life_time: EXACTLY << 6 | path.packet_life_time,
-            ..PathRecData::new_zeroed()
-        });
-        let record = record.as_ref().map_or(&[][..], IntoBytes::as_bytes);
-        Ok([head.as_bytes(), record].concat())
-    }
-
-    /// `QUERY_ROUTE`, for programs without InfiniBand addresses.
-    pub(crate) fn query_route(&mut self, file: u32, number: u32) -> Result<QueryRouteResp> {
-        let id = self.id(file, number)?;
-        let device = device(id);
-        let mut routes = [UserPathRec::new_zeroed(); 2];
-        let path = path(id);
-        if let Some(path) = path {
-            routes[0] = path;
+    let (qp_type, psn) = (id.qp_type, id.psn);
+    let ack_timeout = id.options.ack_timeout.unwrap_or(ACK_TIMEOUT);
+    let link = inner.connection(local)?;
+    let connection = &link.connection;
+    let Connection { own, peer, .. } = connection;
+    match state {
+        INIT if connection.phase != Phase::Idle => {
+            attributes.qp_attr_mask =
+                ibv::IBV_QP_STATE | ibv::IBV_QP_ACCESS_FLAGS | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT;
+            let reads = if own.responder_resources > 0 { REMOTE_READ_AND_ATOMIC } else { 0 };
+            attributes.qp_access_flags = REMOTE_WRITE | reads;
         }
-        Ok(QueryRouteResp {
-            node_guid: device.node_guid,
-            routes,
-            src: stored::<{ size_of::<Sockaddr6>() }>(id.source.as_ref()).0,
-            dst: stored::<{ size_of::<Sockaddr6>() }>(id.destination.as_ref()).0,
-            num_paths: path.is_some().into(),
-            port_num: device.port_num,
-            ibdev_index: device.ibdev_index,
-            ..QueryRouteResp::new_zeroed()
-        })
-    }
-
-    /// `INIT_QP_ATTR`: the attributes of the program's queue pair for its next state.
-    ///
-    /// # Errors
-    /// EINVAL before the identifier has a card, and for a state that its connection has not reached.
-    pub(crate) fn qp_attributes(&mut self, file: u32, number: u32, state: u32) -> Result<QpAttr> {
-        let id = self.id(file, number)?;
-        if id.card.is_none() {
-            return Err(Errno::INVALID);
-        }
-        let mut attributes = QpAttr { qp_state: state, port_num: PORT, ..QpAttr::new_zeroed() };
-        let local = id.connection;
-        if id.qp_type.is_datagram() || local.is_none() {
-            let more = if id.qp_type.is_datagram() { ibv::IBV_QP_QKEY } else { ibv::IBV_QP_ACCESS_FLAGS };
-            attributes.qp_attr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | more;
-            attributes.qkey = if id.qp_type.is_datagram() { id.qkey } else { 0 };
-            return Ok(attributes);
-        }
-        let (qp_type, psn) = (id.qp_type, id.psn);
-        let ack_timeout = id.options.ack_timeout.unwrap_or(ACK_TIMEOUT);
-        let link = self.connection(local)?;
-        let connection = &link.connection;
-        let Connection { own, peer, .. } = connection;
-        match state {
-            INIT if connection.phase != Phase::Idle => {
-                attributes.qp_attr_mask =
-                    ibv::IBV_QP_STATE | ibv::IBV_QP_ACCESS_FLAGS | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT;
-                let reads = if own.responder_resources > 0 { REMOTE_READ_AND_ATOMIC } else { 0 };
-                attributes.qp_access_flags = REMOTE_WRITE | reads;
+        RTR if knows_peer(connection.phase) => {
+            attributes.qp_attr_mask = ibv::IBV_QP_STATE
+                | ibv::IBV_QP_AV
+                | ibv::IBV_QP_PATH_MTU
+                | ibv::IBV_QP_DEST_QPN
+                | ibv::IBV_QP_RQ_PSN;
+            let address = address_handle(&link.card, link.node, &connection.gids);
+            attributes.ah_attr = address.ok_or(Errno::INVALID)?;
+            attributes.path_mtu = peer.path_mtu.clamp(1, PATH_MTU).into();
+            attributes.dest_qp_num = peer.qpn;
+            attributes.rq_psn = psn;
+            if qp_type.is_reliable_target() {
+                attributes.qp_attr_mask |= ibv::IBV_QP_MAX_DEST_RD_ATOMIC | ibv::IBV_QP_MIN_RNR_TIMER;
+                attributes.max_dest_rd_atomic = own.responder_resources;
             }
-            RTR if knows_peer(connection.phase) => {
-                attributes.qp_attr_mask = ibv::IBV_QP_STATE
-                    | ibv::IBV_QP_AV
-                    | ibv::IBV_QP_PATH_MTU
-                    | ibv::IBV_QP_DEST_QPN
-                    | ibv::IBV_QP_RQ_PSN;
-                let address = address_handle(&link.card, link.node, &connection.gids);
-                attributes.ah_attr = address.ok_or(Errno::INVALID)?;
-                attributes.path_mtu = peer.path_mtu.clamp(1, PATH_MTU).into();
-                attributes.dest_qp_num = peer.qpn;
-                attributes.rq_psn = psn;
-                if qp_type.is_reliable_target() {
-                    attributes.qp_attr_mask |= ibv::IBV_QP_MAX_DEST_RD_ATOMIC | ibv::IBV_QP_MIN_RNR_TIMER;
-                    attributes.max_dest_rd_atomic = own.responder_resources;
-                }
-            }
-            RTS if knows_peer(connection.phase) => {
-                attributes.qp_attr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_SQ_PSN;
-                attributes.sq_psn = peer.psn & 0xff_ffff;
-                if qp_type.is_reliable_initiator() {
-                    attributes.qp_attr_mask |=
-                        ibv::IBV_QP_RETRY_CNT | ibv::IBV_QP_RNR_RETRY | ibv::IBV_QP_MAX_QP_RD_ATOMIC;
-                    attributes.retry_cnt = own.retry_count;
-                    attributes.rnr_retry = own.rnr_retry_count;
-                    attributes.max_rd_atomic = own.initiator_depth;
-                }
-                if qp_type.is_reliable_initiator() || qp_type.is_reliable_target() {
-                    attributes.qp_attr_mask |= ibv::IBV_QP_TIMEOUT;
-                    attributes.timeout = ack_timeout;
-                }
-            }
-            _ => return Err(Errno::INVALID),
         }
-        Ok(attributes)
+        RTS if knows_peer(connection.phase) => {
+            attributes.qp_attr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_SQ_PSN;
+            attributes.sq_psn = peer.psn & 0xff_ffff;
+            if qp_type.is_reliable_initiator() {
+                attributes.qp_attr_mask |=
+                    ibv::IBV_QP_RETRY_CNT | ibv::IBV_QP_RNR_RETRY | ibv::IBV_QP_MAX_QP_RD_ATOMIC;
+                attributes.retry_cnt = own.retry_count;
+                attributes.rnr_retry = own.rnr_retry_count;
+                attributes.max_rd_atomic = own.initiator_depth;
+            }
+            if qp_type.is_reliable_initiator() || qp_type.is_reliable_target() {
+                attributes.qp_attr_mask |= ibv::IBV_QP_TIMEOUT;
+                attributes.timeout = ack_timeout;
+            }
+        }
+        _ => return Err(Errno::INVALID),
     }
+    Ok(attributes)
 }
 
 /// Returns whether the peer's queue pair is known in a phase, and the connection not over.

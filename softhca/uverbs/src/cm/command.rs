@@ -3,6 +3,7 @@
 //! A command is a header and a structure; the header has the structure's length and the room for the answer.
 
 use super::address::Address;
+use super::answer;
 use super::manager::File;
 use crate::attributes::{load, store};
 use crate::errno::{Errno, Result};
@@ -116,7 +117,7 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         command::QUERY_ROUTE => {
             input.has_room::<QueryRouteResp>()?;
             let asked: Query = input.structure()?;
-            let answer = manager.lock().query_route(file, asked.id)?;
+            let answer = answer::query_route(manager.lock().id(file, asked.id)?);
             input.answer(asked.response, &answer)
         }
         command::QUERY => ask(caller.file, input),
@@ -140,7 +141,7 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         command::INIT_QP_ATTR => {
             input.has_room::<QpAttr>()?;
             let asked: InitQpAttr = input.structure()?;
-            let answer = manager.lock().qp_attributes(file, asked.id, asked.qp_state)?;
+            let answer = answer::qp_attributes(&mut manager.lock(), file, asked.id, asked.qp_state)?;
             input.answer(asked.response, &answer)
         }
         command::GET_EVENT => get_event(caller, input),
@@ -232,19 +233,19 @@ fn ask(file: &File, input: &Input) -> Result<()> {
         true => Ok(()),
         false => Err(Errno::NO_SPACE),
     };
-    inner.id(file.number, asked.id)?;
+    let id = inner.id(file.number, asked.id)?;
     match asked.option {
         query::ADDR => {
             has_room()?;
-            input.answer(asked.response, &inner.query_addr(file.number, asked.id)?)
+            input.answer(asked.response, &answer::query_addr(id))
         }
         query::GID => {
             has_room()?;
-            input.answer(asked.response, &inner.query_gid(file.number, asked.id)?)
+            input.answer(asked.response, &answer::query_gid(id))
         }
         query::PATH => {
             input.has_room::<QueryPathResp>()?;
-            store(asked.response, &inner.query_path(file.number, asked.id, input.room)?)
+            store(asked.response, &answer::query_path(id, input.room))
         }
         _ => Err(Errno(libc::ENOSYS)),
     }

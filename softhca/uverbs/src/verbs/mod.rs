@@ -1,16 +1,15 @@
 //! The objects and queries of the verbs interface.
 //!
-//! Layers, each importing only modules before it: `port`, `device`, `domain`, `ah`, `mr`, `dm`, `uar`, `cq`, `srq`, `qp`,
+//! Layers, each importing only modules before it: `port`, `device`, `domain`, `ah`, `mr`, `pages`, `cq`, `srq`, `qp`,
 //! `mcast`.
 
 pub(crate) mod ah;
 pub(crate) mod cq;
 pub(crate) mod device;
-pub(crate) mod dm;
 pub(crate) mod domain;
 pub(crate) mod mcast;
 pub(crate) mod mr;
+pub(crate) mod pages;
 pub(crate) mod port;
 pub(crate) mod qp;
 pub(crate) mod srq;
-pub(crate) mod uar;

@@ -91,7 +91,7 @@ fn one_acknowledgement_serves_several_messages() {
     let answers = |name: &str, liberties| {
         let mut bed = Bed::new(liberties, 512);
         let counters = Arc::new(Counters::in_file(&folder.join(name)).unwrap());
-        bed.pair.card.count_in(counters.clone());
+        bed.pair.card.attach_counters(counters.clone());
         for at in 0..8 {
             bed.write(at * 8..at * 8 + 8, bed.pair.target);
             bed.step();

@@ -6,7 +6,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "the unit tests do not use the whole")]
 
-use super::{Begun, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use super::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -117,9 +117,15 @@ impl Buffer {
         self.under_way.lock().len()
     }
 
-    fn begin(&self, is_read: bool, addr: u64, host: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+    fn begin(
+        &self,
+        is_read: bool,
+        addr: u64,
+        host: *mut u8,
+        len: usize,
+    ) -> Result<AsyncCopy, PeerMemoryError> {
         if !self.begins.load(SeqCst) {
-            return Ok(Begun::Not);
+            return Ok(AsyncCopy::Unsupported);
         }
         let range = self.at(addr, len);
         let (count, left) =
@@ -129,7 +135,7 @@ impl Buffer {
             return Err(PeerMemoryError::new("the copy has not begun"));
         }
         self.under_way.lock().push(Copying { is_read, host, range });
-        Ok(Begun::Yes)
+        Ok(AsyncCopy::Started)
     }
 
     fn at(&self, addr: u64, len: usize) -> std::ops::Range<usize> {
@@ -198,11 +204,16 @@ impl PeerRegion for FakeRegion {
         Ok(())
     }
 
-    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<Begun, PeerMemoryError> {
+    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<AsyncCopy, PeerMemoryError> {
         self.buffer.begin(true, addr, into, len)
     }
 
-    unsafe fn begin_write(&self, addr: u64, from: *const u8, len: usize) -> Result<Begun, PeerMemoryError> {
+    unsafe fn begin_write(
+        &self,
+        addr: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<AsyncCopy, PeerMemoryError> {
         self.buffer.begin(false, addr, from.cast_mut(), len)
     }
 

@@ -1,6 +1,7 @@
 //! Answers of the responder, their absence, and the completion of work requests.
 
-use super::state::{PeerState, Request, Requester, Waits};
+use super::state::{PeerState, Request, Requester};
+use super::wait::Waits;
 use crate::card::config::{MTU, QpState, rnr_timer};
 use crate::card::memory::copy::collect;
 use crate::card::memory::ring::Entry;

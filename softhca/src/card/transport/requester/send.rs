@@ -1,4 +1,4 @@
-//! Fetching of work requests, and their packets.
+//! Fetching of work requests, the packets of remote ones, and the execution of local ones.
 //!
 //! An initiator of dynamically connected transport (DC) is connected to one target at a time. It connects to the target
 //! of its next request when all requests for the previous target have completed. Connections are numbered, and the PSNs
@@ -200,6 +200,59 @@ impl Requester {
                 Ok(_) => return self.data_packet(step),
             }
         }
+    }
+
+    /// Executes the WAIT or SEND_EN under the cursor. Returns whether the next request may follow.
+    fn pass_wait(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let Some(request) = self.requests.get(self.cursor) else { return false };
+        let Some(wait) = request.work.as_ref().ok().and_then(|work| work.wait) else { return false };
+        let block = request.first;
+        match self.waits.execute(wait, block, step) {
+            Ok(is_met) => is_met && self.pass(step),
+            Err(error) => {
+                step.report(Some(block as u16), error.field, error.message);
+                self.fail_current(error.syndrome, step);
+                false
+            }
+        }
+    }
+
+    /// Executes the request under the cursor, which has no packets, and moves past it. Returns false if it fails, or if
+    /// the queue pair can send no more.
+    fn pass_local(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let request = &self.requests[self.cursor];
+        let Ok(work) = &request.work else { return false };
+        let (pdn, qpn) = (step.endpoint.pdn, step.endpoint.qpn);
+        let failure = match (&work.change, &work.payload) {
+            (Some(change), _) => match step.context.regions.change(change, (pdn, qpn)) {
+                Ok(()) => None,
+                Err(error) => Some((Syndrome::MwBind, "mkey", error.to_string())),
+            },
+            // DUMP reads its bytes and drops them.
+            (None, Payload::Segments(segments) | Payload::Mixed(_, segments)) => {
+                let regions = step.context.regions;
+                let read = each_piece(segments, 0, work.length, |range| {
+                    regions.resolve(range, pdn, Access::empty()).map(drop)
+                });
+                let refused = read.err();
+                refused.map(|refusal| (Syndrome::LocalProtection, "lkey", refusal.to_string()))
+            }
+            (None, Payload::Inline(_)) => None,
+        };
+        if let Some((syndrome, field, message)) = failure {
+            step.report(Some(request.first as u16), field, message);
+            self.fail_current(syndrome, step);
+            return false;
+        }
+        self.pass(step)
+    }
+
+    /// Moves past the request under the cursor, which is done. Returns whether the queue pair can send more.
+    fn pass(&mut self, step: &mut Step<'_, '_>) -> bool {
+        self.requests[self.cursor].done = true;
+        self.cursor += 1;
+        self.complete_done(step);
+        step.endpoint.state() == QpState::Rts
     }
 
     /// Returns the next packet of the send or write under the cursor.

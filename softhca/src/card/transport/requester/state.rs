@@ -1,18 +1,17 @@
 //! The state of a requester: its fetched work requests, its timers, and its status.
 
+use super::wait::{Pending, Waits};
 use crate::card::config::{QpAttributes, QpConfig};
 use crate::card::queue::send::SendQueue;
-use crate::card::queue::wait::Wait;
 use crate::card::queue::wqe::Work;
 use crate::card::transport::endpoint::Step;
 use crate::fabric::Node;
 use crate::liberties::LibertyKinds;
-use crate::os::clock;
 use crate::packet::{PSN_MASK, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -51,22 +50,6 @@ pub(super) struct DcTarget {
     pub(super) node: Node,
     pub(super) number: u32,
     pub(super) key: u64,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Waits {
-    /// True if the next request is a WAIT that was not met at the last poll.
-    pub(super) unmet: bool,
-    /// When the WAIT under the cursor was first found unmet.
-    pub(super) since: Option<Instant>,
-    /// Time before which a word in peer memory is not polled again.
-    pub(super) next_poll: Option<Instant>,
-    /// The word polled last, by key and address, and its value then.
-    pub(super) word: Option<((u32, u64), u64)>,
-    /// The completion queue and index of the last met WAIT for one.
-    pub(super) entry: Option<(u32, u32)>,
-    /// The block of a WAIT that was reported as hopeless.
-    pub(super) hopeless: Option<u32>,
 }
 
 /// The condition that the check of a time-out waits for, before the time-out counts.
@@ -247,6 +230,26 @@ impl Requester {
         self.requests.iter().filter(|request| !request.done).count()
     }
 
+    #[inline]
+    pub(crate) fn has_unmet_wait(&self) -> bool {
+        self.waits.unmet
+    }
+
+    /// Polls the WAIT under the cursor. Returns whether the requester may go on, possibly with an error.
+    pub(crate) fn poll_wait(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let next = self
+            .requests
+            .get(self.cursor)
+            .and_then(|request| Some((request.work.as_ref().ok()?.wait?, request.first)));
+        self.waits.unmet = match next {
+            Some((wait, block)) if self.waits.unmet => {
+                matches!(self.waits.poll(wait, block, step), Ok(false))
+            }
+            _ => false,
+        };
+        !self.waits.unmet
+    }
+
     /// Returns what it waits for now, if anything: a WAIT first, as it blocks everything after it.
     pub(crate) fn pending(&self, now: Instant) -> Option<Pending> {
         self.unmet_wait(now).or_else(|| self.answer())
@@ -254,25 +257,11 @@ impl Requester {
 
     fn unmet_wait(&self, now: Instant) -> Option<Pending> {
         let request = self.requests.get(self.cursor).filter(|_| self.waits.unmet)?;
-        let wait = request.work.as_ref().ok()?.wait?;
-        let (what, cqn) = match wait {
-            Wait::Completions { cqn, index } => {
-                (format!("WAIT for entry {index} of completion queue {cqn:#x}"), Some(cqn))
-            }
-            Wait::Data(segment) => (format!("WAIT for a word: {segment}"), None),
-            Wait::Time(segment) => {
-                let left = segment.value().saturating_sub(clock::nanoseconds());
-                (format!("WAIT for a time, {} ms from now", left / 1_000_000), None)
-            }
-            // It is executed at once.
-            Wait::SendEnable { .. } => return None,
-        };
-        let time = self.waits.since.map(|since| now.saturating_duration_since(since));
-        Some(Pending { what, mark: request.first.into(), time, cqn })
+        self.waits.pending(request.work.as_ref().ok()?.wait?, request.first, now)
     }
 
     fn answer(&self) -> Option<Pending> {
-        let oldest = self.requests.iter().find(|request| !request.done && request.packets > 0)?;
+        let oldest = self.oldest()?;
         let what = if self.rnr_until.is_some() {
             "a receive of the peer (RNR)"
         } else if oldest.sent <= oldest.acked && !oldest.awaits_result() || oldest.sent == 0 {
@@ -329,15 +318,4 @@ impl Request {
     pub(super) fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks)
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pending {
-    pub(crate) what: String,
-    /// Distinguishes it from a later one with the same text.
-    pub(crate) mark: u64,
-    /// Known for a WAIT only.
-    pub(crate) time: Option<Duration>,
-    /// The completion queue of a WAIT for one.
-    pub(crate) cqn: Option<u32>,
 }

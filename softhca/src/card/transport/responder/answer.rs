@@ -1,7 +1,6 @@
-//! The packets of answers, answers to duplicate requests, and the liberty to hold answers back for a while.
+//! Answers: their packets, those to duplicate requests, and the liberty to hold them back for a while.
 
-use super::state::{Hold, Responder, Response};
-use crate::card::config::{Access, MTU, packets_of};
+use crate::card::config::{Access, LIMITS, MTU, packets_of};
 use crate::card::memory::copy::MemoryFailure;
 use crate::card::memory::ring::Entry;
 use crate::card::memory::translation::KeyRange;
@@ -9,16 +8,131 @@ use crate::card::queue::receive::ReceiveOwner;
 use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
 use crate::liberties::{LONGEST_PAUSE, LibertyKinds};
-use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
+use crate::packet::{Header, LAST, NakCode, PSN_MASK, Packet, PacketKind, psn_distance};
+use std::collections::VecDeque;
 use std::time::Instant;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 /// Maximum number of answers that wait for room in the fabric. Requests that are no duplicates need fewer.
 const MAX_RESPONSES: usize = 256;
 
-impl Responder {
+/// Number of packets after which one is acknowledged although its message continues.
+const ACK_EVERY: u32 = 16;
+
+/// Answers to send, and results kept for duplicates.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    responses: VecDeque<Response>,
+    results: Results,
+    /// Number of packets that arrived since the last acknowledgement.
+    unacknowledged: u32,
+    held: Hold,
+}
+
+/// Times of answers that are held back.
+#[derive(Debug, Default)]
+struct Hold {
+    until: Option<Instant>,
+    /// When the first of them was held back.
+    since: Option<Instant>,
+}
+
+type Completion = (ReceiveOwner, Entry);
+
+#[derive(Debug)]
+enum Response {
+    /// Acknowledges everything up to this packet. The completion of a receive becomes visible when the acknowledgement
+    /// has left: a peer that exits after that completion must not leave the requester without its acknowledgement.
+    Ack {
+        psn: u32,
+        completion: Option<Completion>,
+    },
+    Nak {
+        psn: u32,
+        code: NakCode,
+    },
+    /// Data of an RDMA read, of which `sent` packets have left.
+    Read {
+        psn: u32,
+        pdn: u32,
+        addr: u64,
+        rkey: u32,
+        length: u32,
+        sent: u32,
+        /// True if the request is a duplicate.
+        again: bool,
+    },
+    Atomic {
+        psn: u32,
+        original: Original,
+        /// True if the request is a duplicate.
+        again: bool,
+    },
+}
+
+impl Response {
+    /// Returns whether it counts against `max_dest_rd_atomic`. Answers to duplicates do not: a requester that repeats
+    /// its requests has no more of them in flight.
+    fn is_counted(&self) -> bool {
+        matches!(self, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
+    }
+}
+
+/// The original value that an atomic operation returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Original {
+    pub(super) value: u64,
+    /// Bytes that the operation changed.
+    pub(super) bytes: u32,
+}
+
+/// Results of the last atomic operations, by PSN. A duplicate request is answered from them and not executed again.
+#[derive(Debug, Default)]
+struct Results {
+    kept: VecDeque<(u32, Original)>,
+}
+
+impl Results {
+    /// Keeps a result, up to as many as a requester may have in flight.
+    fn remember(&mut self, psn: u32, original: Original) {
+        if self.kept.len() >= usize::from(LIMITS.max_rd_atomic) {
+            self.kept.pop_front();
+        }
+        self.kept.push_back((psn, original));
+    }
+
+    /// Returns the newest result with that PSN; PSNs repeat after 2^24 packets.
+    fn find(&self, psn: u32) -> Option<Original> {
+        self.kept.iter().rev().find(|(known, _)| *known == psn).map(|(_, original)| *original)
+    }
+}
+
+impl Answers {
+    /// Drops all answers and results.
+    pub(super) fn clear(&mut self) {
+        self.responses.clear();
+        (self.unacknowledged, self.results, self.held) = (0, Results::default(), Hold::default());
+    }
+
+    pub(super) fn refuse(&mut self, psn: u32, code: NakCode) {
+        self.responses.push_back(Response::Nak { psn, code });
+    }
+
+    /// Keeps the result of an atomic operation, and answers with it.
+    pub(super) fn push_atomic(&mut self, psn: u32, original: Original) {
+        self.results.remember(psn, original);
+        self.responses.push_back(Response::Atomic { psn, original, again: false });
+    }
+
+    /// Drops the acknowledgements of packet `from` and of later ones.
+    pub(super) fn withdraw_acknowledgements(&mut self, from: u32) {
+        let is_earlier = |last: u32| psn_distance(last, from) < 0;
+        self.responses.retain(|response| !matches!(response, Response::Ack { psn, .. } if !is_earlier(*psn)));
+    }
+
     /// Handles a duplicate request: acknowledges it again, or answers a read or an atomic again.
-    pub(super) fn duplicate(&mut self, kind: PacketKind, header: &Header, step: &Step<'_, '_>) {
+    pub(super) fn duplicate(&mut self, packet: Packet<'_>, expected_psn: u32, step: &Step<'_, '_>) {
+        let Packet { kind, header, .. } = packet;
         if self.responses.len() >= MAX_RESPONSES {
             // The peer does not take its answers; it will send the request again.
             return;
@@ -30,20 +144,16 @@ impl Responder {
             }
             PacketKind::Read => {}
             PacketKind::CompareSwap | PacketKind::FetchAdd => {
-                let psn = header.psn.get();
+                let (psn, qpn) = (header.psn.get(), step.endpoint.qpn);
                 match self.results.find(psn) {
                     Some(original) => {
                         self.responses.push_back(Response::Atomic { psn, original, again: true })
                     }
-                    None => tracing::debug!(
-                        qpn = step.endpoint.qpn,
-                        psn,
-                        "a duplicate of an atomic whose result is not kept"
-                    ),
+                    None => tracing::debug!(qpn, psn, "a duplicate of an atomic whose result is not kept"),
                 }
             }
             _ => {
-                let psn = self.expected_psn.wrapping_sub(1) & PSN_MASK;
+                let psn = expected_psn.wrapping_sub(1) & PSN_MASK;
                 self.responses.push_back(Response::Ack { psn, completion: None });
             }
         }
@@ -63,7 +173,7 @@ impl Responder {
 
     /// Refuses a request without the access key of a DC target.
     pub(crate) fn refuse_key(&mut self, psn: u32, step: &mut Step<'_, '_>) {
-        self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
+        self.refuse(psn, NakCode::RemoteAccess);
         step.endpoint.fail();
     }
 
@@ -73,7 +183,7 @@ impl Responder {
         self.release_completions(step);
         // The NAK fails the requester, which then ignores all further answers.
         self.responses.clear();
-        self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
+        self.refuse(psn, NakCode::RemoteAccess);
         step.responder_failed(Event::QpAccessError { qpn: step.endpoint.qpn });
         step.endpoint.fail();
     }
@@ -163,8 +273,7 @@ impl Responder {
             Response::Ack { completion, .. } => completion.take(),
             _ => None,
         });
-        let waiting: Vec<(ReceiveOwner, Entry)> = waiting.collect();
-        for (owner, entry) in waiting {
+        for (owner, entry) in waiting.collect::<Vec<_>>() {
             step.complete_receive(owner, entry);
         }
     }
@@ -178,7 +287,7 @@ impl Responder {
 
     /// Returns whether answers are held back, by a liberty or because of deferred writes. If not, all deferred writes
     /// are performed: an answer says that the payload before it is written.
-    pub(super) fn is_held(&mut self, step: &mut Step<'_, '_>) -> bool {
+    fn is_held(&mut self, step: &mut Step<'_, '_>) -> bool {
         let now = step.context.now;
         if let Some(until) = self.held.until.max(step.endpoint.deferred.due()) {
             let since = *self.held.since.get_or_insert(now);
@@ -206,7 +315,7 @@ impl Responder {
 
     /// Returns the PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent
     /// ones.
-    pub(super) fn acknowledged_at_once(&self, psn: u32, step: &Step<'_, '_>) -> u32 {
+    fn acknowledged_at_once(&self, psn: u32, step: &Step<'_, '_>) -> u32 {
         if !step.context.dice.has(LibertyKinds::ACKNOWLEDGEMENTS) {
             return psn;
         }
@@ -215,5 +324,54 @@ impl Responder {
             _ => None,
         });
         numbers.fold(psn, |last, psn| if psn_distance(psn, last) > 0 { psn } else { last })
+    }
+
+    /// Returns the number of reads and atomics in flight, which `max_dest_rd_atomic` limits.
+    pub(super) fn in_flight(&self) -> usize {
+        self.responses.iter().filter(|response| response.is_counted()).count()
+    }
+
+    /// Acknowledges a packet of a reliable connection; its completion becomes visible after that.
+    pub(super) fn taken(&mut self, header: &Header, completion: Option<Completion>, step: &mut Step<'_, '_>) {
+        if step.endpoint.config.transport.is_reliable() {
+            self.acknowledge_later(header, completion, step);
+        } else if let Some((owner, entry)) = completion {
+            step.complete_receive(owner, entry);
+        }
+    }
+
+    fn acknowledge_later(
+        &mut self,
+        header: &Header,
+        completion: Option<Completion>,
+        step: &mut Step<'_, '_>,
+    ) {
+        self.unacknowledged += 1;
+        if header.has(LAST) || self.unacknowledged >= ACK_EVERY {
+            self.unacknowledged = 0;
+            self.hold(LibertyKinds::ACKNOWLEDGEMENTS, step);
+            let psn = header.psn.get();
+            match self.responses.back_mut() {
+                // One acknowledgement covers all packets before it.
+                Some(Response::Ack { psn: last, completion: None }) if completion.is_none() => *last = psn,
+                _ => self.responses.push_back(Response::Ack { psn, completion }),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_results_are_kept() {
+        let mut results = Results::default();
+        let of = |value| Original { value, bytes: 8 };
+        (0..20u32).for_each(|psn| results.remember(psn, of(u64::from(psn) + 100)));
+        let found = (results.find(3), results.find(4), results.find(19));
+        assert_eq!(found, (None, Some(of(104)), Some(of(119))));
+        results.remember(5, of(7));
+        assert_eq!(results.find(5), Some(of(7)), "the newest of that number");
     }
 }

@@ -4,7 +4,8 @@
 //! In host memory the card executes atomic operations as the CPU's, so they are atomic for threads of programs, too.
 //! Operands are in host order.
 
-use super::state::{Failure, Original, Responder, Response, Stop};
+use super::answer::Original;
+use super::state::{Failure, Responder, Stop};
 use crate::card::config::{Access, packets_of};
 use crate::card::memory::copy::{self, AtomicOperation, collect};
 use crate::card::memory::ring::Entry;
@@ -15,9 +16,6 @@ use crate::fabric::PayloadPart;
 use crate::liberties::LibertyKinds;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, PacketKind, SOLICITED};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, PathFields, Syndrome};
-
-/// Number of packets after which one is acknowledged although its message continues.
-const ACK_EVERY: u32 = 16;
 
 /// A receive names memory that cannot be written. A diagnostic tells which.
 pub(super) struct NoAccess;
@@ -171,7 +169,7 @@ impl Responder {
             self.complete_receive(send_opcode(header), slot, header, data, step);
         } else {
             self.queue.current = Some(receive);
-            self.taken(header, None, step);
+            self.answers.taken(header, None, step);
         }
         Ok(1)
     }
@@ -191,46 +189,13 @@ impl Responder {
         let slid = port.source_lid(step.endpoint.node(port));
         let cqe = cqe.with_path(PathFields { slid, ..PathFields::default() });
         let entry = data.map_or(cqe.into(), |inside| Entry::with_data(cqe, &inside.data, inside.stride));
-        self.taken(header, Some((slot.owner, entry)), step);
-    }
-
-    /// Acknowledges a packet of a reliable connection; its completion becomes visible after that.
-    pub(super) fn taken(
-        &mut self,
-        header: &Header,
-        completion: Option<(ReceiveOwner, Entry)>,
-        step: &mut Step<'_, '_>,
-    ) {
-        if step.endpoint.config.transport.is_reliable() {
-            self.acknowledge_later(header, completion, step);
-        } else if let Some((owner, entry)) = completion {
-            step.complete_receive(owner, entry);
-        }
-    }
-
-    fn acknowledge_later(
-        &mut self,
-        header: &Header,
-        completion: Option<(ReceiveOwner, Entry)>,
-        step: &mut Step<'_, '_>,
-    ) {
-        self.unacknowledged += 1;
-        if header.has(LAST) || self.unacknowledged >= ACK_EVERY {
-            self.unacknowledged = 0;
-            self.hold(LibertyKinds::ACKNOWLEDGEMENTS, step);
-            let psn = header.psn.get();
-            match self.responses.back_mut() {
-                // One acknowledgement covers all packets before it.
-                Some(Response::Ack { psn: last, completion: None }) if completion.is_none() => *last = psn,
-                _ => self.responses.push_back(Response::Ack { psn, completion }),
-            }
-        }
+        self.answers.taken(header, Some((slot.owner, entry)), step);
     }
 
     /// Ends a DC connection whose initiator is gone or is refused. A receive that its message had begun to fill
     /// completes with an error, so that the program gets it back.
     pub(crate) fn abandon(&mut self, step: &mut Step<'_, '_>) {
-        self.release_completions(step);
+        self.answers.release_completions(step);
         if let Some(receive) = self.queue.current.take() {
             step.receive_error(receive.slot, Syndrome::RemoteAborted);
         }
@@ -277,7 +242,7 @@ impl Responder {
             let receive = self.take_receive(step)?.ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
             self.complete_receive(CqeOpcode::RespWriteImm, receive.slot, header, None, step);
         } else {
-            self.taken(header, None, step);
+            self.answers.taken(header, None, step);
         }
         Ok(1)
     }
@@ -287,7 +252,7 @@ impl Responder {
         self.check_responses_in_flight(step)?;
         let length = header.length.get();
         check_access(header, length.into(), Access::REMOTE_READ, step)?;
-        self.push_read(header, false, step);
+        self.answers.push_read(header, false, step);
         Ok(packets_of(length))
     }
 
@@ -321,10 +286,8 @@ impl Responder {
                 return Err(Stop::no_access(step));
             }
         };
-        let (psn, original) = (header.psn.get(), Original { value, bytes });
-        self.results.remember(psn, original);
-        self.responses.push_back(Response::Atomic { psn, original, again: false });
-        self.hold(LibertyKinds::ATOMICS, step);
+        self.answers.push_atomic(header.psn.get(), Original { value, bytes });
+        self.answers.hold(LibertyKinds::ATOMICS, step);
         Ok(1)
     }
 }

@@ -2,7 +2,7 @@
 //! unreliable ones, which are not acknowledged, and dropped if they cannot be executed; and datagrams.
 
 use super::execute::{completion, scatter, send_opcode};
-use super::state::{Failure, Responder, Response, Stop};
+use super::state::{Failure, Responder, Stop};
 use crate::card::config::{LIMITS, Transport};
 use crate::card::memory::copy::MemoryFailure;
 use crate::card::reports::Event;
@@ -35,13 +35,12 @@ impl Responder {
         if ahead > 0 {
             if !self.nak_sent {
                 self.nak_sent = true;
-                let psn = self.expected_psn;
-                self.responses.push_back(Response::Nak { psn, code: NakCode::Sequence });
+                self.answers.refuse(self.expected_psn, NakCode::Sequence);
             }
             return;
         }
         if ahead < 0 {
-            return self.duplicate(kind, header, step);
+            return self.answers.duplicate(packet, self.expected_psn, step);
         }
         self.nak_sent = false;
         let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
@@ -63,7 +62,7 @@ impl Responder {
             Err(Stop::Nak(code)) => {
                 // Later packets are dropped without an answer until this one arrives again.
                 self.nak_sent = true;
-                self.responses.push_back(Response::Nak { psn, code });
+                self.answers.refuse(psn, code);
             }
             Err(Stop::Fatal(code, failure)) => self.refuse(psn, (code, failure), step),
         }
@@ -71,8 +70,8 @@ impl Responder {
 
     /// Refuses packet `psn`, and fails.
     fn refuse(&mut self, psn: u32, (code, failure): (NakCode, Failure), step: &mut Step<'_, '_>) {
-        self.release_completions(step);
-        self.responses.push_back(Response::Nak { psn, code });
+        self.answers.release_completions(step);
+        self.answers.refuse(psn, code);
         match failure {
             Failure::Event(event) => step.responder_failed(event),
             Failure::Completion(slot, syndrome) => step.receive_error(slot, syndrome),
@@ -85,8 +84,7 @@ impl Responder {
     /// peer memory. None of them was the last of its message, and no acknowledgement of them has left.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &MemoryFailure, step: &mut Step<'_, '_>) {
         step.report(None, failure.field(), step.context.regions.describe(failure));
-        let is_earlier = |last: u32| psn_distance(last, psn) < 0;
-        self.responses.retain(|response| !matches!(response, Response::Ack { psn, .. } if !is_earlier(*psn)));
+        self.answers.withdraw_acknowledgements(psn);
         let refusal = match self.queue.current.take() {
             Some(receive) => {
                 let failure = Failure::Completion(receive.slot, Syndrome::LocalProtection);

@@ -1,5 +1,5 @@
-//! Host memory that the cards of this process copy from and to all the time. A peer-memory client may pin it
-//! and then copy there directly.
+//! Staging memory: host memory that the cards of this process copy from and to all the time. A peer-memory client may
+//! pin it and then copy there directly.
 
 use crate::os::memory::SharedMemory;
 use parking_lot::Mutex;
@@ -14,12 +14,12 @@ use std::sync::{Arc, Weak};
 #[derive(Clone)]
 pub struct HostRange(Arc<SharedMemory>);
 
-static LENT: Mutex<BTreeMap<usize, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
+static STAGING: Mutex<BTreeMap<usize, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
 
 impl HostRange {
-    /// Returns the lent range that holds `len` bytes at `address`, if any.
+    /// Returns the range of staging memory that holds `len` bytes at `address`, if any.
     pub fn of(address: usize, len: usize) -> Option<HostRange> {
-        let memory = LENT.lock().range(..=address).next_back()?.1.upgrade()?;
+        let memory = STAGING.lock().range(..=address).next_back()?.1.upgrade()?;
         let end = memory.base() as usize + memory.len();
         (address.checked_add(len)? <= end).then_some(HostRange(memory))
     }
@@ -36,8 +36,8 @@ impl HostRange {
     }
 
     /// Returns whether a card still uses it.
-    pub fn is_lent(&self) -> bool {
-        LENT.lock().get(&self.address()).is_some_and(|one| std::ptr::eq(one.as_ptr(), &*self.0))
+    pub fn is_in_use(&self) -> bool {
+        STAGING.lock().get(&self.address()).is_some_and(|one| std::ptr::eq(one.as_ptr(), &*self.0))
     }
 }
 
@@ -47,18 +47,19 @@ impl fmt::Debug for HostRange {
     }
 }
 
-/// Memory that is lent while this value lives. A client's [`HostRange`] keeps it mapped for longer.
-pub(crate) struct Lent(Arc<SharedMemory>);
+/// Staging memory of a card, which clients find while this value lives. A client's [`HostRange`] keeps it mapped for
+/// longer.
+pub(crate) struct StagingMemory(Arc<SharedMemory>);
 
-impl Lent {
+impl StagingMemory {
     pub(crate) fn new(memory: SharedMemory) -> Self {
         let memory = Arc::new(memory);
-        LENT.lock().insert(memory.base() as usize, Arc::downgrade(&memory));
-        Lent(memory)
+        STAGING.lock().insert(memory.base() as usize, Arc::downgrade(&memory));
+        StagingMemory(memory)
     }
 }
 
-impl Deref for Lent {
+impl Deref for StagingMemory {
     type Target = SharedMemory;
 
     fn deref(&self) -> &SharedMemory {
@@ -66,10 +67,10 @@ impl Deref for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for StagingMemory {
     fn drop(&mut self) {
         // Not unmapped yet, so no other memory has this address.
-        LENT.lock().remove(&(self.0.base() as usize));
+        STAGING.lock().remove(&(self.0.base() as usize));
     }
 }
 
@@ -79,18 +80,18 @@ mod tests {
 
     #[test]
     fn a_range_is_found_by_every_piece_of_it_and_stays_mapped() {
-        let lent = Lent::new(SharedMemory::create(8192).unwrap().0);
-        let base = lent.base() as usize;
+        let staging = StagingMemory::new(SharedMemory::create(8192).unwrap().0);
+        let base = staging.base() as usize;
         for (offset, len) in [(0, 8192), (0, 0), (4097, 4095), (8191, 1)] {
             let found = HostRange::of(base + offset, len).unwrap();
-            assert_eq!((found.address(), found.len(), found.is_lent()), (base, 8192, true));
+            assert_eq!((found.address(), found.len(), found.is_in_use()), (base, 8192, true));
         }
         assert!(HostRange::of(base + 1, 8192).is_none() && HostRange::of(base, usize::MAX).is_none());
         assert!(HostRange::of(8, 1).is_none());
         let kept = HostRange::of(base, 1).unwrap();
-        drop(lent);
+        drop(staging);
         assert!(
-            !kept.is_lent() && HostRange::of(base, 1).is_none() && format!("{kept:?}").ends_with("+8192)")
+            !kept.is_in_use() && HostRange::of(base, 1).is_none() && format!("{kept:?}").ends_with("+8192)")
         );
         // SAFETY: mapped while `kept` lives, and used by no other code.
         unsafe { (kept.address() as *mut u8).write(1) };

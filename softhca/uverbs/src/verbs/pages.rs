@@ -1,4 +1,4 @@
-//! Device memory.
+//! Pages of the card that programs map: doorbell registers, and device memory.
 
 use super::mr::{Backing, Source, add};
 use crate::attributes::Request;
@@ -6,9 +6,17 @@ use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
+use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 use softhca::card::{Access, DeviceMemory, LIMITS};
 
-const PAGE: u64 = 4096;
+/// Bytes of a page.
+const PAGE: u32 = 4096;
+/// Registers that libmlx5 writes: two BlueFlame registers of two buffers each, and the register that arms
+/// completion queues.
+const REGISTERS: &[usize] =
+    &[UAR_DOORBELLS[0], UAR_DOORBELLS[1], UAR_DOORBELLS[2], UAR_DOORBELLS[3], UAR_CQ_ARM];
+/// Type 0 is BlueFlame, 1 is non-cached, 2 is non-cached and dedicated. The card does not distinguish them.
+const LAST_TYPE: u64 = 2;
 /// `MLX5_IB_UAPI_DM_TYPE_MEMIC`.
 const TYPE_MEMIC: u64 = 0;
 /// Device memory begins at a page, so it always has this alignment.
@@ -19,17 +27,33 @@ struct Dm {
     length: u64,
 }
 
-/// Checks that a program maps only device memory of this context.
+/// Checks that a program maps one page of registers, or device memory, of this context. The system itself would also
+/// map other parts of the file. Returns the number of the page of registers.
 ///
 /// # Errors
 /// EINVAL, as in the kernel.
-pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<()> {
+pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<Option<u32>> {
+    let page = context.pages.lock().get(&offset).copied();
     let objects = context.objects.lock();
-    let is_it = |dm: &Dm| dm.memory.offset == offset && len as u64 <= dm.length.next_multiple_of(PAGE);
-    if objects.states::<Dm>().any(is_it) { Ok(()) } else { Err(Errno::INVALID) }
+    let own = page.filter(|id| objects.has(Resource::Uar(*id)) && len <= PAGE as usize);
+    let is_it = |dm: &Dm| dm.memory.offset == offset && len as u64 <= dm.length.next_multiple_of(PAGE.into());
+    if own.is_some() || objects.states::<Dm>().any(is_it) { Ok(own) } else { Err(Errno::INVALID) }
 }
 
-pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
+pub(crate) fn alloc_registers(context: &Context, request: &Request) -> Result<()> {
+    if request.number(attr::UAR_TYPE)? > LAST_TYPE {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let uar = context.card().alloc_uar(REGISTERS)?;
+    context.pages.lock().insert(uar.offset, uar.id);
+    let handle = context.objects.lock().add(Object::new(object::UAR, Resource::Uar(uar.id)));
+    request.answer_created(attr::UAR_HANDLE, handle)?;
+    request.answer_with(attr::UAR_MMAP_OFFSET, &uar.offset)?;
+    request.answer_with(attr::UAR_MMAP_LENGTH, &PAGE)?;
+    request.answer_with(attr::UAR_PAGE_ID, &uar.id)
+}
+
+pub(crate) fn alloc_memory(context: &Context, request: &Request) -> Result<()> {
     if request.optional_number(attr::DM_TYPE)?.is_some_and(|kind| kind != TYPE_MEMIC) {
         tracing::warn!("the software card has no device memory of steering");
         return Err(Errno::NOT_SUPPORTED);
@@ -47,7 +71,7 @@ pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
 }
 
 /// `MLX5_IB_METHOD_DM_QUERY`, for a program that imports device memory.
-pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
+pub(crate) fn query_memory(context: &Context, request: &Request) -> Result<()> {
     let objects = context.objects.lock();
     let dm = objects.state::<Dm>(request.handle(attr::DM_QUERY_HANDLE)?)?;
     request.answer_with(attr::DM_QUERY_START_OFFSET, &0u64)?;
@@ -56,7 +80,7 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
 }
 
 /// `DM_MR_REG`: a region that begins at 0.
-pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
+pub(crate) fn register_memory(context: &Context, request: &Request) -> Result<()> {
     let (offset, length) = (request.number(attr::DM_MR_OFFSET)?, request.number(attr::DM_MR_LENGTH)?);
     let flags = request.number32(attr::DM_MR_ACCESS)?;
     let handle = request.handle(attr::DM_MR_DM)?;
