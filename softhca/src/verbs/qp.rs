@@ -156,7 +156,6 @@ impl Memory {
             rq_entries: sizes.rq_entries,
             rq_stride: sizes.rq_stride,
             dbrec: self.dbrec.start().cast(),
-            signal_all,
             master: flags & SOFTWARE_QP_CREATE_MASTER != 0,
             slave_send: flags & SOFTWARE_QP_CREATE_SLAVE_SEND != 0,
             scatter: scatter(flags, transport, signal_all),

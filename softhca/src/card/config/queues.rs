@@ -157,8 +157,6 @@ pub struct QpConfig {
     pub rq_stride: u32,
     /// Receive and send doorbell records; may be null without queues. The card writes the send record at a reset.
     pub dbrec: *mut u32,
-    /// True if every send writes a completion entry.
-    pub signal_all: bool,
     /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 if `None`. With CQE version 1, libmlx5
     /// finds the queue pair by it.
     pub user_index: Option<u32>,
@@ -195,7 +193,6 @@ impl QpConfig {
             rq_entries: 0,
             rq_stride: 0,
             dbrec: std::ptr::null_mut(),
-            signal_all: false,
             user_index: None,
             master: false,
             slave_send: false,

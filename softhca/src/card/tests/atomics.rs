@@ -121,7 +121,7 @@ fn what_may_not_be_changed_is_refused() {
         ("a word that is not aligned", "atomic address", Syndrome::RemoteInvalidRequest, atomic(), 4),
         ("a word beyond the region", "rkey", Syndrome::RemoteAccess, atomic(), 64),
         ("no right of the region", "rkey", Syndrome::RemoteAccess, everything(), 0),
-        ("no right of the queue pair", "qp_access_flags", Syndrome::RemoteAccess, atomic(), 0),
+        ("no right of the queue pair", "qp_access_flags", Syndrome::RemoteInvalidRequest, atomic(), 0),
     ];
     for (name, field, syndrome, access, offset) in cases {
         let mut pair = pair();

@@ -132,8 +132,8 @@ fn a_queue_pair_that_allows_nothing_refuses_and_tells_by_an_event() {
     let region = Region::new(&card, pdn, 64, everything());
     left.post(Opcode::RdmaWrite, &[region.remote(0).as_bytes(), &inline(b"no")]);
     run(&card);
-    assert_eq!(error(left.cq.poll()).1, Syndrome::RemoteAccess);
-    assert_eq!(events.try_recv(), Ok(Event::QpAccessError { qpn: right.qpn }));
+    assert_eq!(error(left.cq.poll()).1, Syndrome::RemoteInvalidRequest);
+    assert_eq!(events.try_recv(), Ok(Event::QpRequestError { qpn: right.qpn }));
     assert!(card.diagnostics().iter().any(|d| d.field == "qp_access_flags" && d.qpn == Some(right.qpn)));
 }
 
@@ -155,8 +155,8 @@ fn a_sink_that_panics_loses_that_event_and_the_card_goes_on() {
         right.connect(&card, left.qpn, card.lid(), nothing);
         left.post(Opcode::RdmaWrite, &[region.remote(0).as_bytes(), &inline(b"no")]);
         run(&card);
-        assert_eq!(error(left.cq.poll()).1, Syndrome::RemoteAccess);
-        Event::QpAccessError { qpn: right.qpn }
+        assert_eq!(error(left.cq.poll()).1, Syndrome::RemoteInvalidRequest);
+        Event::QpRequestError { qpn: right.qpn }
     };
     let [_, second] = [refused(), refused()];
     assert_eq!((events.try_recv(), events.try_recv()), (Ok(second), Err(mpsc::TryRecvError::Empty)));

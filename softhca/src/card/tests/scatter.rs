@@ -4,13 +4,11 @@ use super::*;
 use gdsync_sys::prm::wqe::AtomicSeg;
 
 /// Returns a pair whose queue pairs ask for small data in their entries.
-fn pair(scatter: ScatterToCqe, signal_all: bool) -> Pair {
+fn pair(scatter: ScatterToCqe) -> Pair {
     let access = everything() | Access::REMOTE_ATOMIC;
     let mut pair = Pair::new(256);
     let Pair { card, pdn, .. } = &pair;
-    let make = || {
-        TestQp::with(card, *pdn, &SIZES, |config| (config.scatter, config.signal_all) = (scatter, signal_all))
-    };
+    let make = || TestQp::with(card, *pdn, &SIZES, |config| config.scatter = scatter);
     let (left, right) = (make(), make());
     let change = QpChange { access: Some(access), ..QpChange::default() };
     left.connect(card, right.qpn, card.lid(), change);
@@ -27,7 +25,7 @@ const BOTH: ScatterToCqe = ScatterToCqe { requests: true, receives: true };
 fn a_small_send_is_in_the_entry_and_not_in_memory() {
     for scatter in [BOTH, ScatterToCqe { requests: false, ..BOTH }] {
         for (length, is_inside) in [(1, true), (31, true), (32, true), (33, false), (200, false)] {
-            let mut pair = pair(scatter, false);
+            let mut pair = pair(scatter);
             pair.right.post_recv(&[pair.target.data(0..16), pair.target.data(16..256)]);
             pair.left.post(Opcode::Send, &[pair.source.data(0..length).as_bytes()]);
             pair.run();
@@ -47,7 +45,7 @@ fn a_small_send_is_in_the_entry_and_not_in_memory() {
 
 #[test]
 fn an_empty_message_and_a_write_with_immediate_have_no_data_inside() {
-    let mut pair = pair(BOTH, false);
+    let mut pair = pair(BOTH);
     pair.right.post_recv(&[pair.target.data(0..16)]);
     pair.right.post_recv(&[pair.target.data(16..32)]);
     pair.left.post(Opcode::Send, &[]);
@@ -62,7 +60,7 @@ fn an_empty_message_and_a_write_with_immediate_have_no_data_inside() {
 
 #[test]
 fn a_receive_that_is_too_short_fails_as_ever() {
-    let mut pair = pair(BOTH, false);
+    let mut pair = pair(BOTH);
     pair.right.post_recv(&[pair.target.data(0..4)]);
     pair.left.post(Opcode::Send, &[pair.source.data(0..8).as_bytes()]);
     pair.run();
@@ -71,10 +69,8 @@ fn a_receive_that_is_too_short_fails_as_ever() {
 
 #[test]
 fn results_are_in_the_entries_that_are_written() {
-    for (scatter, signal_all, is_inside) in
-        [(BOTH, true, true), (BOTH, false, true), (ScatterToCqe { requests: false, ..BOTH }, true, false)]
-    {
-        let mut pair = pair(scatter, signal_all);
+    for (scatter, is_inside) in [(BOTH, true), (ScatterToCqe { requests: false, ..BOTH }, false)] {
+        let mut pair = pair(scatter);
         pair.target.fill(5);
         let (remote, whole) = (pair.target.remote(64), pair.source.data(0..24));
         pair.left.post(Opcode::RdmaRead, &[remote.as_bytes(), whole.as_bytes()]);
@@ -97,7 +93,7 @@ fn results_are_in_the_entries_that_are_written() {
 
 #[test]
 fn a_result_without_an_entry_goes_to_memory() {
-    let mut pair = pair(BOTH, false);
+    let mut pair = pair(BOTH);
     pair.target.fill(5);
     let (remote, data) = (pair.target.remote(0), pair.source.data(0..24));
     let wqe =
@@ -125,7 +121,7 @@ fn long_entry(ring: *mut u8, index: usize) -> (Option<Vec<u8>>, Cqe64) {
 #[test]
 fn entries_of_128_bytes_have_up_to_64_in_their_first_half() {
     for scatter in [BOTH, ScatterToCqe::default()] {
-        let mut pair = pair(BOTH, false);
+        let mut pair = pair(BOTH);
         let Pair { card, pdn, .. } = &pair;
         let (cqn, ring) = long_cq(card);
         let make = || {

@@ -69,6 +69,20 @@ fn writes_and_reads_of_every_size() {
 }
 
 #[test]
+fn one_read_is_in_flight_at_least() {
+    let none = QpChange { max_rd_atomic: Some(0), ..QpChange::default() };
+    let mut pair = Pair::with(&SIZES, 64, none);
+    pair.source.fill(1);
+    let (remote, place) = (pair.source.remote(0), pair.target.data(0..64));
+    for _ in 0..2 {
+        pair.left.post(Opcode::RdmaRead, &[remote.as_bytes(), place.as_bytes()]);
+    }
+    pair.run();
+    assert_eq!([0; 2].map(|_| success(pair.left.cq.poll()).0), [Opcode::RdmaRead as u8; 2]);
+    assert_eq!(pair.target.bytes(), pair.source.bytes());
+}
+
+#[test]
 fn inline_bytes_and_places_are_one_message() {
     let size = 2 * MTU as usize + 7;
     let mut pair = Pair::new(size);

@@ -33,6 +33,8 @@ pub(crate) struct Qp {
     pub(crate) number: u32,
     pub(crate) config: QpConfig,
     cap: QpCap,
+    /// libmlx5 asks for an entry of each send.
+    signal_all: bool,
     /// The attached multicast groups: GID and LID.
     pub(super) groups: Vec<([u8; 16], u16)>,
     /// The program's structure, of which the card keeps only a part.
@@ -40,8 +42,8 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    fn new(number: u32, config: QpConfig, cap: QpCap) -> Self {
-        Qp { number, config, cap, groups: Vec::new(), destination: QpDest::new_zeroed() }
+    fn new(number: u32, config: QpConfig, cap: QpCap, signal_all: bool) -> Self {
+        Qp { number, config, cap, signal_all, groups: Vec::new(), destination: QpDest::new_zeroed() }
     }
 
     /// Records the path that a DEVX command has set; `None` after a reset.
@@ -98,7 +100,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let number = unsafe { context.card().create_qp(&config) }?;
     let route = Route::new(user_handle, None, context.async_events.clone());
     context.open.routes.add(Resource::Qp(number), route);
-    let qp = Qp::new(number, config, cap);
+    let qp = Qp::new(number, config, cap, signal_all);
     let handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
     drop(objects);
     request.answer_created(attr::HANDLE, handle)?;
@@ -190,7 +192,6 @@ fn config(
         rq_entries: if has_receives { asked.rq_wqe_count } else { 0 },
         rq_stride: 1 << asked.rq_wqe_shift,
         dbrec: asked.db_addr as *mut u32,
-        signal_all,
         // libmlx5 has no index for a target of XRC, only for its shared queues.
         user_index: (transport != Transport::XrcTarget).then_some(asked.uidx & 0xff_ffff),
         scatter: scatter(asked.flags, transport, signal_all),
@@ -209,7 +210,7 @@ pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
     let xrcd = objects.number(object::XRCD, asked.pd_handle)?;
     let (number, cap) = (asked.qpn, QpCap::new_zeroed());
     let config = context.card().open_qp(number, xrcd)?;
-    let mut qp = Qp::new(number, config, cap);
+    let mut qp = Qp::new(number, config, cap, false);
     qp.set_path(Some(&context.card().query_qp(number)?.address));
     let qp_handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
     drop(objects);
@@ -373,7 +374,7 @@ fn answer_of(qp: &Qp, now: &QpAttributes) -> QueryQpResp {
         timeout: now.timeout,
         retry_cnt: now.retry_cnt,
         rnr_retry: now.rnr_retry,
-        sq_sig_all: qp.config.signal_all.into(),
+        sq_sig_all: qp.signal_all.into(),
         ..QueryQpResp::new_zeroed()
     }
 }

@@ -39,7 +39,8 @@ impl Requester {
             first,
             blocks,
             opcode_byte: ctrl.raw_opcode(),
-            signaled: self.signal_all || ctrl.completion_mode() >= 2,
+            // `sq_sig_all` is libmlx5's: it asks for an entry of each request.
+            signaled: ctrl.completion_mode() >= 2,
             fenced: ctrl.fence_mode() != 0,
             solicited: ctrl.flags().contains(CtrlFlags::SOLICITED),
             imm: ctrl.imm(),
@@ -192,7 +193,8 @@ impl Requester {
                     }
                 }
                 Ok(_) if request.awaits_result() => {
-                    if reads() >= usize::from(step.endpoint.attributes.max_rd_atomic) {
+                    // The field is a logarithm (`log_sra_max`), so one may be in flight at least.
+                    if reads() >= usize::from(step.endpoint.attributes.max_rd_atomic.max(1)) {
                         return None;
                     }
                     return self.result_packet(step);

@@ -16,7 +16,6 @@ use std::time::{Instant, SystemTime};
 #[derive(Debug)]
 pub(crate) struct Requester {
     pub(crate) queue: SendQueue,
-    pub(super) signal_all: bool,
     /// Work requests that are fetched and not completed.
     pub(super) requests: VecDeque<Request>,
     pub(super) cursor: usize,
@@ -94,7 +93,6 @@ impl Requester {
         Requester {
             // SAFETY: the caller guarantees this.
             queue: unsafe { SendQueue::new(config) },
-            signal_all: config.signal_all,
             requests: VecDeque::new(),
             cursor: 0,
             next_psn: 0,

@@ -99,7 +99,7 @@ fn check_access(header: &Header, length: u64, wanted: Access, step: &mut Step<'_
     if !allowed.contains(wanted) {
         let message = format!("the queue pair allows {allowed:?}, not {wanted:?}");
         step.report(None, "qp_access_flags", message);
-        return Err(Stop::no_access(step));
+        return Err(Stop::invalid_request(step));
     }
     if length == 0 {
         return Ok(());
