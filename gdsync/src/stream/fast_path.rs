@@ -52,7 +52,7 @@ impl StreamState {
                 word => word,
             },
         };
-        if !queue_pair.is_ready.load(Ordering::Acquire) {
+        if !queue_pair.life.is_ready.load(Ordering::Acquire) {
             return FastPath::NotTaken;
         }
         let Some(before) = queue_pair.send().post_next(serial, timeline, end) else {
