@@ -155,9 +155,8 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// As [`Self::post`].
     pub fn post_send_mut(&mut self, send: PreparedSend) -> Result<Posted, PostError> {
-        let Stream { engine, state } = self;
-        let state = state.get_mut();
-        match state.submit_fast(engine, &send.queue_pair, send.place()) {
+        let state = self.state.get_mut();
+        match state.submit_fast(&self.engine, &send.queue_pair, send.place()) {
             FastPath::Posted(end) => Ok(state.hold(end, send.into_queue_pair())),
             other => self.engine.post_otherwise(self.lock(), other, send),
         }
@@ -192,9 +191,8 @@ impl<B: MemOpStream> Stream<B> {
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
         let place = queue_pair.enqueue(&request, PostMode::LATER)?;
-        let Stream { engine, state } = self;
-        let state = state.get_mut();
-        match state.submit_fast(engine, queue_pair, place) {
+        let state = self.state.get_mut();
+        match state.submit_fast(&self.engine, queue_pair, place) {
             FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
             other => self.engine.queue_otherwise(self.lock(), other, queue_pair, place),
         }
