@@ -6,7 +6,7 @@
 //! attached.
 
 use crate::device::layout::{ERROR_RETURNED, Progress};
-use crate::device::{DeviceQp, DeviceQpError, work_error};
+use crate::device::{DeviceQp, DeviceQpError, ring_attached, work_error};
 use crate::memory::{HostAddr, PinnedMemory};
 use crate::qp::{QpState, QueuePairInner};
 use crate::queue::outcome::outcome;
@@ -61,7 +61,7 @@ impl Task for Mailbox {
             None => Polled::Done,
             Some(before) if before == posted => Polled::Nothing,
             Some(_) => {
-                self.queue_pair.ring_attached(posted as u32);
+                ring_attached(&self.queue_pair, posted as u32);
                 *forwarded = Some(posted);
                 Polled::Progress
             }
@@ -93,7 +93,7 @@ impl DeviceQp {
                 tracing::error!(%error, qpn, "a queue pair that kernels have given up could not be aborted");
             }
         }
-        if progress.reserved != progress.ready && inner.failure().is_none() && progress.error == 0 {
+        if progress.reserved != progress.ready && inner.life.failure().is_none() && progress.error == 0 {
             let unpublished = progress.reserved.wrapping_sub(progress.ready);
             return Err(DeviceQpError::KernelActive { qpn, unpublished });
         }
@@ -102,7 +102,7 @@ impl DeviceQp {
             mailbox.poll();
         }
         if progress.posted != progress.ready {
-            inner.ring_attached(progress.ready as u32);
+            ring_attached(inner, progress.ready as u32);
             progress.posted = progress.ready;
         }
         let failure = self.drain(&mut progress, timeout)?;
@@ -158,12 +158,12 @@ impl DeviceQp {
         let mut send = inner.send();
         completions.detach(progress.consumed as u32);
         send.detach(progress.posted as u32);
+        let mut status = inner.life.lock();
         if let Some(error) = failure {
-            inner.fail(FailureCause::Work(error));
+            inner.life.fail(&mut status, FailureCause::Work(error));
         }
-        let status = inner.status();
         if matches!(*status, QpState::Connected) {
-            inner.is_ready.store(true, Ordering::Release);
+            inner.life.is_ready.store(true, Ordering::Release);
         }
     }
 }

@@ -137,7 +137,7 @@ impl DeviceQp {
             return Err(DeviceQpError::Transport { qpn, transport: queue_pair.config.transport });
         }
         let state = StateMemory::new(options.state.as_ref())?;
-        let (sends, completions) = queue_pair.attach()?;
+        let (sends, completions) = attach(queue_pair)?;
         // From here on, its drop detaches the queues if anything fails.
         let mut device_qp = DeviceQp {
             queue_pair: queue_pair.clone(),
@@ -239,45 +239,43 @@ fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stal
     }
 }
 
-impl QueuePairInner {
-    /// Attaches both queues, or neither.
-    fn attach(self: &Arc<Self>) -> Result<(BorrowedSends, BorrowedCompletions), DeviceQpError> {
-        let qpn = self.number;
-        let alone = self.send_cq.attached().is_ok_and(|attached| {
-            matches!(&attached[..], [one] if Arc::ptr_eq(one, self))
-                && !Arc::ptr_eq(&self.send_cq, &self.recv_cq)
-        });
-        let mut completions = self.send_cq.lock();
-        let mut send = self.send();
-        self.check_connected().map_err(DeviceQpError::NotReady)?;
-        if !alone {
-            return Err(DeviceQpError::SharedCompletionQueue { qpn });
-        }
-        if completions.is_lost() {
-            return Err(DeviceQpError::CompletionQueueLost { qpn });
-        }
-        let sends = send.attach().map_err(|sends| DeviceQpError::Sends { qpn, sends })?;
-        let attached = completions.attach(qpn).map_err(|unread| {
-            send.detach(sends.head);
-            match unread {
-                Unread::Completions(completions) => DeviceQpError::Completions { qpn, completions },
-                Unread::Waits(waits) => DeviceQpError::Waits { qpn, waits },
-            }
-        })?;
-        let status = self.status();
-        // If the queue pair has failed meanwhile, the card reports that to the kernel.
-        self.is_ready.store(false, Ordering::Release);
-        drop(status);
-        Ok((sends, attached))
+/// Attaches both queues, or neither.
+fn attach(queue_pair: &Arc<QueuePairInner>) -> Result<(BorrowedSends, BorrowedCompletions), DeviceQpError> {
+    let qpn = queue_pair.number;
+    let alone = queue_pair.send_cq.attached().is_ok_and(|attached| {
+        matches!(&attached[..], [one] if Arc::ptr_eq(one, queue_pair))
+            && !Arc::ptr_eq(&queue_pair.send_cq, &queue_pair.recv_cq)
+    });
+    let mut completions = queue_pair.send_cq.lock();
+    let mut send = queue_pair.send();
+    queue_pair.life.check_connected().map_err(DeviceQpError::NotReady)?;
+    if !alone {
+        return Err(DeviceQpError::SharedCompletionQueue { qpn });
     }
-
-    /// Rings the card for blocks that a kernel has written.
-    fn ring_attached(&self, end: u32) {
-        let send = self.send();
-        if let Some(doorbell) = send.attached_doorbell(end) {
-            // SAFETY: record and register belong to this queue pair, which is alive; the lock orders the stores.
-            unsafe { doorbell.ring() };
+    if completions.is_lost() {
+        return Err(DeviceQpError::CompletionQueueLost { qpn });
+    }
+    let sends = send.attach().map_err(|sends| DeviceQpError::Sends { qpn, sends })?;
+    let attached = completions.attach(qpn).map_err(|unread| {
+        send.detach(sends.head);
+        match unread {
+            Unread::Completions(completions) => DeviceQpError::Completions { qpn, completions },
+            Unread::Waits(waits) => DeviceQpError::Waits { qpn, waits },
         }
+    })?;
+    let status = queue_pair.life.lock();
+    // If the queue pair has failed meanwhile, the card reports that to the kernel.
+    queue_pair.life.is_ready.store(false, Ordering::Release);
+    drop(status);
+    Ok((sends, attached))
+}
+
+/// Rings the card for blocks that a kernel has written.
+fn ring_attached(queue_pair: &QueuePairInner, end: u32) {
+    let send = queue_pair.send();
+    if let Some(doorbell) = send.attached_doorbell(end) {
+        // SAFETY: record and register belong to this queue pair, which is alive; the lock orders the stores.
+        unsafe { doorbell.ring() };
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::memop::{Condition, Location, Named, StreamMemory, StreamWord, WordError};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
+use crate::qp::life::create;
 use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
 use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull, Release, StateError};
 use crate::verbs::{AddressHandle, Error, MemoryRegionInner, ProtectionDomain, Slice};
@@ -27,7 +28,7 @@ impl QueuePair {
     /// # Errors
     /// As [`QueuePair::new`].
     pub fn unmanaged(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
-        Self::in_reset(pd, config)
+        create::in_reset(pd, config)
     }
 
     /// Reads the state into which the program has moved the queue pair: sends may be prepared once it is RTS.
@@ -37,13 +38,12 @@ impl QueuePair {
     pub fn adopt_state(&self) {
         let inner = &self.inner;
         let Some(raw) = inner.object.verbs() else { return };
-        let mut status = inner.status();
+        let mut status = inner.life.lock();
         // SAFETY: the queue pair is alive. The provider writes the field after each transition, perhaps on another
         // thread that aborts it now, which an atomic tolerates.
         let state = unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed);
         if matches!(*status, QpState::Initialised) && state == verbs::IBV_QPS_RTS {
-            *status = QpState::Connected;
-            inner.is_ready.store(true, Ordering::Release);
+            inner.life.connected(&mut status);
         }
     }
 

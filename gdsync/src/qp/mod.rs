@@ -32,6 +32,8 @@ pub(crate) mod complete;
 pub(crate) mod life;
 pub(crate) mod make;
 pub(crate) mod post;
+#[deny(unsafe_code)]
+mod queue_pair;
 #[cfg(test)]
 mod spoilt_tests;
 #[cfg(test)]
@@ -41,6 +43,7 @@ mod tests;
 
 pub(crate) use card::trigger::PreparedTicket;
 pub(crate) use complete::CompletionQueueInner;
+pub(crate) use life::state::QpState;
 pub(crate) use post::receives::PreparedReceives;
 
 pub use card::collector::{Collector, CollectorConfig};
@@ -51,12 +54,13 @@ pub use complete::channel::{ArmFor, CompletionChannel};
 pub use complete::tokio::AsyncCompletionQueue;
 pub use complete::wait::{CheckedWait, PreparedWait};
 pub use complete::{CompletionQueue, CompletionQueueConfig, WaitError};
-pub use life::connect::ResetError;
+pub use life::fail::ResetError;
 pub use life::target::{DcTarget, DcTargetConfig};
 pub use post::PreparedSend;
 pub use post::shared::{SharedReceiveQueue, SharedReceiveQueueConfig};
 
 use self::card::trigger::{Master, TriggerInner};
+use self::life::state::Life;
 use self::make::{QpObject, QueueDomain};
 use self::post::shared::SrqAttachment;
 use crate::cuda::QueuePlacement;
@@ -65,16 +69,13 @@ use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
 use crate::queue::request::Limits;
 use crate::queue::send::SendState;
-use crate::queue::{FailureCause, QueueError, StateError};
 use crate::util::options::options;
-use crate::verbs::{
-    Access, ConnectOptions, DEFAULT_PORT, Endpoint, Error, GidEntry, ProtectionDomain, QueueApi, Transport,
-};
-use parking_lot::{Mutex, MutexGuard};
+use crate::verbs::{Access, ConnectOptions, DEFAULT_PORT, GidEntry, QueueApi, Transport};
+use parking_lot::Mutex;
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// A send queue and a receive queue, by which a program exchanges messages with a remote queue pair. It has its own
 /// doorbell register, and its own completion queues unless the configuration names shared ones.
@@ -208,19 +209,10 @@ pub(crate) struct QueuePairInner {
     pub(crate) number: u32,
     /// The local address: an entry of the port's GID table.
     pub(crate) gid: GidEntry,
-    /// First packet sequence number of its sends. A reset changes it.
-    pub(crate) psn: AtomicU32,
     pub(crate) config: QueuePairConfig<'static>,
     limits: Limits,
     recv_segments: u32,
-    /// `IBV_QPS_*`, with the first error.
-    status: Mutex<QpState>,
-    /// True if it takes posts: connected, not failed, and not driven by kernels. Changes under the status lock, and
-    /// is read without it.
-    pub(crate) is_ready: AtomicBool,
-    /// True once the card has it in the error state: outstanding work is flushed. An aborted queue pair fails a
-    /// moment earlier.
-    pub(crate) is_flushed: AtomicBool,
+    pub(crate) life: Life,
     /// True once the program has dropped its handle: polling returns no more of its completions. Prepared waits and
     /// posted batches keep its memory.
     pub(crate) is_dropped: AtomicBool,
@@ -240,100 +232,6 @@ pub(crate) struct QueuePairInner {
     pub(crate) domain: Arc<QueueDomain>,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum QpState {
-    Initialised,
-    Connected,
-    Failed(FailureCause),
-}
-
-/// Source of initial packet sequence numbers. Any value works, but one of an earlier connection should not recur soon.
-static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
-
-pub(crate) fn next_psn() -> u32 {
-    NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff
-}
-
-impl QueuePair {
-    /// Makes a queue pair that can be connected and takes receives. A UD or DC queue pair can also send.
-    ///
-    /// # Errors
-    /// - [`PortError::NotActive`](crate::verbs::PortError::NotActive),
-    ///   [`PortError::NoGid`](crate::verbs::PortError::NoGid),
-    ///   [`QueuePairError::NoTransport`](crate::verbs::QueuePairError), [`Error::Verbs`] if the provider refuses.
-    /// - [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a completion queue of another device,
-    ///   and [`QueuePairError::PrivateCompletionQueue`](crate::verbs::QueuePairError) for another queue pair's own completion
-    ///   queue, if persistent requests wait there.
-    /// - DC: [`OutOfRange`](crate::verbs::OutOfRange) for [`QueuePairConfig::connections`], and
-    ///   [`QueuePairError::DcInitiatorCannotReceive`](crate::verbs::QueuePairError),
-    ///   [`QueuePairError::NotTriggered`](crate::verbs::QueuePairError) and
-    ///   [`DevxError::NoDc`](crate::verbs::DevxError) for options that exclude DC.
-    /// - Queues made by commands ([`QueuePairConfig::queues`], and those of a trigger with a master): also
-    ///   [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`].
-    pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
-        Self::in_reset(pd, config).and_then(Self::started)
-    }
-
-    /// Moves a new queue pair to INIT, and a UD or DC one on to RTS.
-    pub(crate) fn started(self) -> Result<Self, Error> {
-        self.inner.to_init()?;
-        if self.transport().is_addressed() {
-            self.inner.to_ready()?;
-        }
-        Ok(self)
-    }
-
-    /// Returns its transport.
-    pub fn transport(&self) -> Transport {
-        self.inner.config.transport
-    }
-
-    /// Returns the most bytes that a request can carry inline: at least those asked for.
-    pub fn max_inline(&self) -> u32 {
-        self.inner.limits.inline
-    }
-
-    /// Returns the longest message in bytes. For a datagram, that is the port's MTU.
-    pub fn max_message(&self) -> u64 {
-        self.inner.limits.message
-    }
-
-    /// Returns its number.
-    pub fn number(&self) -> u32 {
-        self.inner.number
-    }
-
-    /// Returns its address, for the remote side.
-    ///
-    /// # Errors
-    /// [`Error::Verbs`] if the port cannot be queried.
-    pub fn endpoint(&self) -> Result<Endpoint, Error> {
-        self.inner.endpoint()
-    }
-
-    /// Connects to a remote queue pair, which must do the same with this one's [`QueuePair::endpoint`].
-    ///
-    /// # Errors
-    /// [`QueuePairError::State`](crate::verbs::QueuePairError) if it is connected already,
-    /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) for UD and DC,
-    /// [`OutOfRange`](crate::verbs::OutOfRange) for an option,
-    /// [`PortError::GidKindMismatch`](crate::verbs::PortError::GidKindMismatch) if the remote port speaks another protocol,
-    /// [`Error::Verbs`] if the provider refuses.
-    pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
-        self.inner.connect(remote, options)
-    }
-
-    /// Returns the completion queue of its sends.
-    pub fn send_cq(&self) -> CompletionQueue {
-        CompletionQueue { inner: self.inner.send_cq.clone() }
-    }
-
-    /// Returns the completion queue of its receives.
-    pub fn recv_cq(&self) -> CompletionQueue {
-        CompletionQueue { inner: self.inner.recv_cq.clone() }
-    }
-}
-
 impl QueuePairInner {
     /// Locks the send queue. Lock order: completion queue first.
     ///
@@ -349,41 +247,7 @@ impl QueuePairInner {
         Some((trigger, trigger.master.as_ref()?))
     }
 
-    pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {
-        self.recv.lock()
-    }
-
-    pub(crate) fn status(&self) -> MutexGuard<'_, QpState> {
-        self.status.lock()
-    }
-
-    /// Refuses sends unless it is connected, has not failed, and is not driven by kernels.
-    #[inline(always)]
-    pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
-        if self.is_ready.load(Ordering::Acquire) { Ok(()) } else { self.why_not_connected() }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn why_not_connected(&self) -> Result<(), QueueError> {
-        let qpn = self.number;
-        match *self.status() {
-            // A connected queue pair is not ready only while kernels drive it.
-            QpState::Connected => Err(QueueError::State(StateError::DeviceAttached { qpn })),
-            QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
-            QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
-        }
-    }
-
     pub(crate) fn is_target(&self) -> bool {
         matches!(self.object, QpObject::Target(_))
-    }
-
-    /// Refuses receives of a failed queue pair.
-    fn check_not_failed(&self) -> Result<(), QueueError> {
-        match self.failure() {
-            Some(cause) => Err(QueueError::State(StateError::Failed { qpn: self.number, cause })),
-            None => Ok(()),
-        }
     }
 }

@@ -60,7 +60,7 @@ fn a_remote_operation_error_is_told_on_both_sides() {
     let Rig { left, right, region, stream } = rig();
     let slices = [region.slice(..).unwrap()];
     right.post_recv(&slices, 0).unwrap();
-    right.inner.recv().spoil_key();
+    right.inner.recv.lock().spoil_key();
     let send = left.prepare(WorkRequest::send(&slices)).unwrap();
     let (sent, arrived) = (left.send_cq().prepare_wait().unwrap(), right.recv_cq().prepare_wait().unwrap());
     stream.post(Batch::new().send(send).wait(sent).wait(arrived)).unwrap();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ProtectionDomain;
 use crate::verbs::device::Device;
 use crate::verbs::provider;
 use gdsync_sys::prm::doorbell::{UAR_DOORBELLS, UAR_PAGE};

@@ -1,21 +1,19 @@
 //! Posting one send in little more time than the backend's call takes, for programs that send from a loop.
 
-use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
-use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
-use crate::queue::send::{PostMode, PreviousPost};
-use crate::queue::{Release, WorkRequest};
-use crate::stream::in_flight::{InFlight, KeptAlive, Past};
-use crate::stream::state::StreamState;
-use crate::stream::{PostError, PostFailure, Posted, Stream};
-use parking_lot::MutexGuard;
+use crate::qp::QueuePairInner;
+use crate::queue::Release;
+use crate::queue::send::PreviousPost;
+use crate::stream::Posted;
+use crate::stream::in_flight::{InFlight, KeptAlive};
+use crate::stream::state::{Engine, StreamState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tracing::level_filters::LevelFilter;
 
 /// The outcome of a send on the fast path.
-enum FastPath {
+pub(super) enum FastPath {
     Posted(TimelinePoint),
     /// It needs housekeeping or the full lowering. Nothing has changed.
     NotTaken,
@@ -25,12 +23,11 @@ enum FastPath {
 
 impl StreamState {
     /// Submits a send if its pages are in the translation cache and it is next in its queue pair's order. The state
-    /// belongs to the stream with this backend and this timeline.
+    /// belongs to the stream with this engine.
     #[inline(always)]
-    fn submit_fast<B: MemOpStream>(
+    pub(super) fn submit_fast<B: MemOpStream>(
         &mut self,
-        backend: &B,
-        timeline: &Arc<Timeline>,
+        Engine { backend, timeline, .. }: &Engine<B>,
         queue_pair: &QueuePairInner,
         (serial, release): (u64, Release),
     ) -> FastPath {
@@ -52,7 +49,7 @@ impl StreamState {
                 word => word,
             },
         };
-        if !queue_pair.is_ready.load(Ordering::Acquire) {
+        if !queue_pair.life.is_ready.load(Ordering::Acquire) {
             return FastPath::NotTaken;
         }
         let Some(before) = queue_pair.send().post_next(serial, timeline, end) else {
@@ -81,7 +78,7 @@ impl StreamState {
 
     /// Keeps the queue pair of a submitted send alive until the stream has passed it.
     #[inline(always)]
-    fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) -> Posted {
+    pub(super) fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) -> Posted {
         let signals = self.signals_always();
         self.issued = end;
         self.unwritten += u32::from(!signals);
@@ -111,138 +108,4 @@ unsafe fn submit_signalling<B: MemOpStream>(
         timeline.expect(before);
     }
     submitted
-}
-
-impl<B: MemOpStream> Stream<B> {
-    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less CPU time.
-    ///
-    /// # Errors
-    /// As [`Self::post`].
-    pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
-        let mut state = self.lock();
-        match state.submit_fast(&self.backend, &self.timeline, &send.queue_pair, send.place()) {
-            FastPath::Posted(end) => Ok(state.hold(end, send.into_queue_pair())),
-            other => self.post_otherwise(state, other, send),
-        }
-    }
-
-    /// Posts as [`Self::post_send`] does, for a stream's only owner: takes no lock of the stream.
-    ///
-    /// ```
-    /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let pd = ProtectionDomain::new(&Device::software()?)?;
-    /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
-    /// # left.connect(&right.endpoint()?, Default::default())?;
-    /// # right.connect(&left.endpoint()?, Default::default())?;
-    /// # let region = MemoryRegion::allocate(&pd, 8, Access::all())?;
-    /// let mut stream = Stream::new(SoftStream::new()?)?;
-    /// let send = left.prepare(WorkRequest::write_inline(b"hello", region.remote()))?;
-    /// stream.post_send_mut(send)?;
-    /// stream.synchronize()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Self::post`].
-    pub fn post_send_mut(&mut self, send: PreparedSend) -> Result<Posted, PostError> {
-        let Stream { backend, timeline, state, .. } = self;
-        let state = state.get_mut();
-        match state.submit_fast(backend, timeline, &send.queue_pair, send.place()) {
-            FastPath::Posted(end) => Ok(state.hold(end, send.into_queue_pair())),
-            other => self.post_otherwise(self.lock(), other, send),
-        }
-    }
-
-    /// Prepares a request and posts it on this stream (libgdsync's `gds_stream_queue_send`).
-    ///
-    /// # Errors
-    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send queue.
-    pub fn queue_send(
-        &self,
-        queue_pair: &QueuePair,
-        request: WorkRequest<'_>,
-    ) -> Result<Posted, PostFailure> {
-        let queue_pair = &queue_pair.inner;
-        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
-        let mut state = self.lock();
-        match state.submit_fast(&self.backend, &self.timeline, queue_pair, place) {
-            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
-            other => self.queue_otherwise(state, other, queue_pair, place),
-        }
-    }
-
-    /// Posts as [`Self::queue_send`] does, for a stream's only owner: takes no lock of the stream.
-    ///
-    /// # Errors
-    /// As [`Self::queue_send`].
-    pub fn queue_send_mut(
-        &mut self,
-        queue_pair: &QueuePair,
-        request: WorkRequest<'_>,
-    ) -> Result<Posted, PostFailure> {
-        let queue_pair = &queue_pair.inner;
-        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
-        let Stream { backend, timeline, state, .. } = self;
-        let state = state.get_mut();
-        match state.submit_fast(backend, timeline, queue_pair, place) {
-            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
-            other => self.queue_otherwise(self.lock(), other, queue_pair, place),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn queue_otherwise(
-        &self,
-        state: MutexGuard<'_, StreamState>,
-        fast: FastPath,
-        queue_pair: &Arc<QueuePairInner>,
-        enqueued: (u64, Release),
-    ) -> Result<Posted, PostFailure> {
-        self.post_otherwise(state, fast, PreparedSend::of(queue_pair.clone(), enqueued))
-            .map_err(|error| error.source)
-    }
-
-    /// Handles a send that the fast path has not posted.
-    #[cold]
-    #[inline(never)]
-    fn post_otherwise(
-        &self,
-        state: MutexGuard<'_, StreamState>,
-        fast: FastPath,
-        send: PreparedSend,
-    ) -> Result<Posted, PostError> {
-        match fast {
-            FastPath::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
-            _ => self.post_send_in_full(state, send),
-        }
-    }
-
-    /// Posts a send with housekeeping and the full lowering.
-    fn post_send_in_full(
-        &self,
-        mut state: MutexGuard<'_, StreamState>,
-        mut send: PreparedSend,
-    ) -> Result<Posted, PostError> {
-        self.await_turn(&mut state);
-        // Dropped after the lock is released: the drops may take other locks.
-        let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Past::default() };
-        let points = Points::next(state.issued);
-        let lowered =
-            self.lower_submission(&mut state, points, false, |lowering| lowering.send(&mut send, Fate::Kept));
-        match lowered.and_then(|lowered| self.submit_lowered(&mut state, lowered, None)) {
-            Ok((points, operations)) => {
-                state.accept(points, KeptAlive::Send(send.into_queue_pair()), &self.caps);
-                drop(state);
-                drop(past);
-                Ok(Posted { operations, submissions: 1 })
-            }
-            Err(source) => {
-                send.undo();
-                Err(self.refuse(state, Batch::new().send(send), 0, source))
-            }
-        }
-    }
 }

@@ -99,7 +99,7 @@ impl InFlight {
 
     /// Flushes the unposted work of queue pairs that have failed meanwhile.
     pub(super) fn flush_failed(&self) {
-        for queue_pair in self.queue_pairs().filter(|queue_pair| queue_pair.failure().is_some()) {
+        for queue_pair in self.queue_pairs().filter(|queue_pair| queue_pair.life.failure().is_some()) {
             queue_pair.flush_unposted();
         }
     }

@@ -4,18 +4,17 @@ use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{Location, MemOp, MemOpStream, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::{
-    CompletionQueueInner, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePair,
-    QueuePairInner,
+    CompletionQueueInner, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner,
 };
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
-use crate::stream::proxy::{self, ProxiedDoorbell, ProxyQueue};
-use crate::stream::state::{Stream, StreamState};
-use crate::stream::{DoorbellPath, Doorbells, PostFailure};
+use crate::stream::proxy::{self, ProxiedDoorbell};
+use crate::stream::state::{Engine, StreamState};
+use crate::stream::{DoorbellPath, PostFailure};
 use std::cell::RefCell;
 use std::sync::Arc;
 
 pub(super) struct Posting<'a, B: MemOpStream> {
-    stream: &'a Stream<B>,
+    engine: &'a Engine<B>,
     state: &'a StreamState,
     /// The point after the submission's sends.
     sends: TimelinePoint,
@@ -38,26 +37,26 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
 
     #[inline]
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
-        self.state.translations.translate(&self.stream.backend, addr, len)
+        self.state.translations.translate(&self.engine.backend, addr, len)
     }
 
     #[inline]
     fn address(&self, location: &Location, len: usize) -> Result<StreamAddr, StreamError> {
-        self.stream.address(location, len)
+        self.engine.address(location, len)
     }
 
     fn words<'b>(&self, bytes: &'b Bytes) -> Result<(StreamAddr, Words<'b>), PostFailure> {
-        Ok((self.stream.address(&bytes.location, bytes.content.len())?, bytes.words(&self.stream.caps)?))
+        Ok((self.engine.address(&bytes.location, bytes.content.len())?, bytes.words(&self.engine.caps)?))
     }
 
     #[inline]
     fn commit_send(&self, send: &mut PreparedSend) -> Result<Option<Release>, PostFailure> {
-        Ok(send.commit(&self.stream.timeline, self.sends)?)
+        Ok(send.commit(&self.engine.timeline, self.sends)?)
     }
 
     fn trigger(&self, send: &PreparedSend) -> Result<StreamAddr, StreamError> {
         match send.trigger() {
-            Some(trigger) => self.stream.address(&trigger.location(), size_of::<u64>()),
+            Some(trigger) => self.engine.address(&trigger.location(), size_of::<u64>()),
             None => Err(StreamError::Unsupported { what: "triggers of queue pairs without one" }),
         }
     }
@@ -65,7 +64,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     #[inline]
     fn commit_wait(&self, wait: &mut PreparedWait, fate: Fate, point: TimelinePoint) -> Option<PeerOp> {
         match fate {
-            Fate::Kept => wait.commit(&self.stream.timeline, point),
+            Fate::Kept => wait.commit(&self.engine.timeline, point),
             Fate::Covered => {
                 wait.commit_covered(point);
                 None
@@ -73,7 +72,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
             Fate::Collected => {
                 let collector = self.state.collector.collector();
                 let arrival = collector.map(|collector| collector.word().clone());
-                wait.commit_collected(&self.stream.timeline, point, arrival);
+                wait.commit_collected(&self.engine.timeline, point, arrival);
                 let (queue, index, queue_pairs) = wait.entry();
                 self.collected.borrow_mut().push((queue.clone(), index, queue_pairs.to_vec()));
                 None
@@ -82,18 +81,18 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     fn commit_receives(&self, receives: &mut PreparedReceives) -> Result<PeerOp, PostFailure> {
-        Ok(receives.commit(&self.stream.timeline)?)
+        Ok(receives.commit(&self.engine.timeline)?)
     }
 
     fn commit_ticket(&self, ticket: &mut PreparedTicket) -> Result<(StreamAddr, u64), PostFailure> {
-        let number = ticket.commit(&self.stream.timeline, self.sends)?;
-        Ok((self.stream.address(&ticket.location(), size_of::<u64>())?, number))
+        let number = ticket.commit(&self.engine.timeline, self.sends)?;
+        Ok((self.engine.address(&ticket.location(), size_of::<u64>())?, number))
     }
 
     #[inline]
     fn commit_announced(&self, send: &mut PreparedSend) -> Result<Option<PeerOp>, PostFailure> {
         let Some(receives) = &mut send.receives else { return Ok(None) };
-        Ok(Some(receives.commit(&self.stream.timeline)?))
+        Ok(Some(receives.commit(&self.engine.timeline)?))
     }
 
     fn collect(&self) -> Result<(StreamAddr, u64), PostFailure> {
@@ -103,7 +102,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
         let collector =
             self.state.collector.collector().ok_or(StreamError::Unsupported { what: "collectors" })?;
         let number = collector.inner.collect(&entries)?;
-        Ok((self.stream.address(&collector.inner.location(), size_of::<u64>())?, number))
+        Ok((self.engine.address(&collector.inner.location(), size_of::<u64>())?, number))
     }
 
     /// Rings by the card's register, or through the proxy.
@@ -119,7 +118,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
             let before = lowering.ops.len();
             match lowering.doorbell(doorbell, receives) {
                 Err(StreamError::Unreachable { addr, reason })
-                    if lowering.driver.stream.path == DoorbellPath::Auto && doorbell.register == addr =>
+                    if lowering.driver.engine.path == DoorbellPath::Auto && doorbell.register == addr =>
                 {
                     lowering.ops.truncate(before);
                     state.fall_back(reason);
@@ -141,89 +140,79 @@ impl<B: MemOpStream> Posting<'_, B> {
         send: &PreparedSend,
         doorbell: Doorbell,
     ) -> Result<(), StreamError> {
-        let Posting { stream, state, .. } = lowering.driver;
+        let Posting { engine, state, .. } = lowering.driver;
         proxy::start()?;
-        let ring = ProxiedDoorbell::new(&send.queue_pair, &stream.timeline)?;
+        let ring = ProxiedDoorbell::new(&send.queue_pair, &engine.timeline)?;
         // The mailbox may reuse memory with an outdated translation.
-        state.translations.refresh(&stream.backend);
+        state.translations.refresh(&engine.backend);
         lowering.doorbell(ring.to_mailbox(doorbell), None)?;
         lowering.driver.rings.push(ring);
         Ok(())
     }
 }
 
-impl<B: MemOpStream> Stream<B> {
-    /// Returns how the doorbells of a queue pair reach its card. Decides it if necessary, so that the first send
-    /// does not.
-    ///
-    /// # Errors
-    /// [`StreamError::NoThread`]; [`StreamError`] if the stream cannot reach the doorbell register and
-    /// [`DoorbellPath::Direct`] requires it.
-    pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
-        let state = self.lock();
-        if state.rings_itself() {
-            let register = queue_pair.inner.send().register;
-            match self.backend.translate(register, size_of::<u64>()) {
-                Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
-                    state.fall_back(reason);
-                    proxy::start()?;
-                }
-                other => drop(other?),
-            }
-        }
-        let doorbells = state.doorbells.borrow().clone();
-        Ok(doorbells)
-    }
+#[inline]
+pub(super) fn lowering<'a, B: MemOpStream>(
+    engine: &'a Engine<B>,
+    state: &'a StreamState,
+    points: Points,
+    merged: bool,
+    ops: &'a mut Vec<MemOp>,
+) -> Lowering<'a, Posting<'a, B>> {
+    let driver =
+        Posting { engine, state, sends: points.sends, rings: Vec::new(), collected: RefCell::default() };
+    Lowering::new(driver, &engine.caps, engine.timeline.word(), merged, points.before, ops)
+}
 
-    #[inline]
-    pub(super) fn lowering<'a>(
-        &'a self,
-        state: &'a StreamState,
-        points: Points,
-        merged: bool,
-        ops: &'a mut Vec<MemOp>,
-    ) -> Lowering<'a, Posting<'a, B>> {
-        let driver = Posting {
-            stream: self,
-            state,
-            sends: points.sends,
-            rings: Vec::new(),
-            collected: RefCell::default(),
-        };
-        Lowering::new(driver, &self.caps, self.timeline.word(), merged, points.before, ops)
+/// Marks descriptors as posted and appends their operations.
+#[inline]
+pub(super) fn lower<'d, B: MemOpStream>(
+    lowering: &mut Lowering<'_, Posting<'_, B>>,
+    descriptors: impl Iterator<Item = (&'d mut Descriptor, Fate)>,
+) -> Result<(), PostFailure> {
+    let mut rest = descriptors.peekable();
+    while let Some((descriptor, fate)) = rest.next() {
+        descriptor.check_satisfiable().map_err(QueueError::from)?;
+        if rest.peek().is_none() {
+            lowering.before_last(descriptor)?;
+        }
+        lowering.lower(descriptor, fate)?;
     }
+    Ok(())
+}
 
-    /// Marks descriptors as posted and appends their operations.
-    #[inline]
-    pub(super) fn lower<'d>(
-        lowering: &mut Lowering<'_, Posting<'_, B>>,
-        descriptors: impl Iterator<Item = (&'d mut Descriptor, Fate)>,
-    ) -> Result<(), PostFailure> {
-        let mut rest = descriptors.peekable();
-        while let Some((descriptor, fate)) = rest.next() {
-            descriptor.check_satisfiable().map_err(QueueError::from)?;
-            if rest.peek().is_none() {
-                lowering.before_last(descriptor)?;
-            }
-            lowering.lower(descriptor, fate)?;
-        }
-        Ok(())
-    }
+/// The points of a submission, and the doorbells that the proxy will ring.
+pub(super) type Lowered = (Points, Vec<ProxiedDoorbell>);
 
-    /// Submits with the proxy ready to ring, as a backend may perform operations before it returns.
-    pub(super) fn with_proxy<E>(
-        proxied: &Arc<ProxyQueue>,
-        rings: Vec<ProxiedDoorbell>,
-        submit: impl FnOnce() -> Result<(), E>,
-    ) -> Result<(), E> {
-        let count = rings.len();
-        if count > 0 {
-            proxy::submit(proxied, rings);
-        }
-        let result = submit();
-        if result.is_err() && count > 0 {
-            proxy::withdraw(proxied, count);
-        }
-        result
+/// Makes the operations of a submission, `state.ops`: those that `lower` appends, and a point if one is due.
+pub(super) fn lower_submission<B: MemOpStream>(
+    engine: &Engine<B>,
+    state: &mut StreamState,
+    mut points: Points,
+    merged: bool,
+    lower: impl FnOnce(&mut Lowering<'_, Posting<'_, B>>) -> Result<(), PostFailure>,
+) -> Result<Lowered, PostFailure> {
+    engine.check_room(state, 1)?;
+    state.translations.refresh(&engine.backend);
+    let mut ops = std::mem::take(&mut state.ops);
+    ops.clear();
+    let mut lowering = lowering(engine, state, points, merged, &mut ops);
+    // The last submission with room always writes a point, so that a full stream drains without another one.
+    let last = state.weight + 1 >= engine.caps.max_outstanding;
+    let is_due = points.open && (state.unwritten + 1 >= state.progress_every || last);
+    let at_end = state.signals_always();
+    let mut result = Ok(());
+    if is_due && !at_end && !points.has_own && state.unwritten > 0 {
+        // Before: the program may ask whether the stream is idle as soon as it sees its last write.
+        result = lowering.progress(points.before).map_err(PostFailure::from);
+        points.has_own = true;
     }
+    result = result.and_then(|()| lower(&mut lowering));
+    if is_due && at_end && result.is_ok() {
+        result = lowering.progress(points.end).map_err(PostFailure::from);
+        points.open = false;
+    }
+    let rings = lowering.driver.rings;
+    state.ops = ops;
+    result.map(|()| (points, rings))
 }

@@ -12,6 +12,8 @@ mod fast_path;
 #[cfg(test)]
 mod first_post_tests;
 #[deny(unsafe_code)]
+mod handle;
+#[deny(unsafe_code)]
 pub(crate) mod in_flight;
 #[deny(unsafe_code)]
 mod lower;
@@ -22,7 +24,6 @@ mod points_tests;
 mod post;
 #[deny(unsafe_code)]
 mod proxy;
-mod retire;
 mod soft;
 #[deny(unsafe_code)]
 mod state;
@@ -34,9 +35,8 @@ mod watchdog;
 
 pub use cpu::Cpu;
 pub use cuda::CudaStream;
-
+pub use handle::Stream;
 pub use soft::{Event, SoftStream};
-pub use state::Stream;
 
 use crate::batch::Batch;
 use crate::cuda::Placement;
@@ -114,7 +114,7 @@ impl Status {
     /// # Errors
     /// [`StreamError`] if the stream cannot reach the word.
     pub fn address_on<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<StreamAddr, StreamError> {
-        stream.backend.translate(self.word().addr(), size_of::<u32>())
+        stream.translate(self.word().addr(), size_of::<u32>())
     }
 }
 

@@ -47,8 +47,8 @@ impl Rig {
     fn advance(&self, points: u32) {
         let mut state = self.stream.lock();
         state.issued = TimelinePoint(state.issued.0.wrapping_add(points.into()));
-        self.stream.timeline.declare_passed(state.issued);
-        self.stream.timeline.progress();
+        self.stream.engine.timeline.declare_passed(state.issued);
+        self.stream.engine.timeline.progress();
     }
 }
 

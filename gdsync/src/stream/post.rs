@@ -4,70 +4,35 @@
 //! the lock on the stream's state. Other threads can then query the stream's wait. They cannot post, as
 //! [`StreamState::performing`] serializes posts instead of the lock.
 
-use crate::batch::{Batch, Bytes, Chunk, Descriptor, Fate, Lowering, Planner, Points};
+use crate::batch::{Batch, Bytes, Chunk, Descriptor, Fate, Planner, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::TimelinePoint;
+use crate::qp::{PreparedSend, QueuePairInner};
+use crate::queue::Release;
+use crate::stream::fast_path::FastPath;
 use crate::stream::in_flight::{self, InFlight, KeptAlive, Past};
-use crate::stream::lower::Posting;
-use crate::stream::proxy::ProxiedDoorbell;
-use crate::stream::state::{PROGRESS_EVERY, Stream, StreamState};
+use crate::stream::lower::{Lowered, lower, lower_submission, lowering};
+use crate::stream::proxy::{self, ProxiedDoorbell};
+use crate::stream::state::{Engine, PROGRESS_EVERY, StreamState};
 use crate::stream::{PostError, PostFailure, Posted};
-use gdsync_sys::pause::Pause;
 use parking_lot::{Condvar, MutexGuard};
-use std::time::Duration;
+use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
 
-impl<B: MemOpStream> Stream<B> {
-    /// Posts a batch: the backend will perform its descriptors in order. This does not wait for that, except with
-    /// [`super::Cpu`], which performs the batch before this returns. While that waits, other posting threads wait for
-    /// their turn; all other calls return at once.
-    ///
-    /// A batch that needs more operations than one submission takes is split between descriptors.
-    ///
-    /// # Errors
-    /// [`PostError`], with the part of the batch that was not posted. If the backend itself has failed, the queue
-    /// pairs of that part's sends and waits move to the error state, as it is not known which doorbells have rung.
-    pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
-        let mut done = Posted { operations: 0, submissions: 0 };
-        self.post_counting(batch, &mut done, false).map(|()| done)
-    }
-
-    /// Posts nothing unless the stream has room for the whole batch. Counts what it has posted in `done`.
-    pub(super) fn post_whole(&self, batch: Batch, done: &mut Posted) -> Result<(), PostError> {
-        self.post_counting(batch, done, true)
-    }
-
-    /// Waits up to `timeout` while the stream has as many submissions outstanding as it takes, and posts.
-    ///
-    /// # Errors
-    /// As [`Self::post`]; [`PostFailure::WouldBlock`] after the timeout.
-    pub fn post_timeout(&self, mut batch: Batch, timeout: Duration) -> Result<Posted, PostError> {
-        let mut pause = Pause::new();
-        let mut done = Posted { operations: 0, submissions: 0 };
-        let mut before = 0;
-        loop {
-            match self.post_counting(batch, &mut done, false) {
-                Err(PostError { batch: rest, posted, source: PostFailure::WouldBlock { .. } })
-                    if pause.elapsed() < timeout =>
-                {
-                    before += posted;
-                    batch = rest;
-                    pause.pause();
-                }
-                Err(error) => return Err(PostError { posted: before + error.posted, ..error }),
-                Ok(()) => return Ok(done),
-            }
-        }
-    }
-
-    fn post_counting(&self, batch: Batch, done: &mut Posted, whole: bool) -> Result<(), PostError> {
-        let _span = tracing::enabled!(tracing::Level::TRACE)
-            .then(|| tracing::trace_span!("post", descriptors = batch.len()).entered());
+impl<B: MemOpStream> Engine<B> {
+    /// Implements [`Stream::post_parts`](super::Stream::post_parts).
+    pub(super) fn post(
+        &self,
+        state: MutexGuard<'_, StreamState>,
+        batch: Batch,
+        done: &mut Posted,
+        whole: bool,
+    ) -> Result<(), PostError> {
         let Batch { descriptors, unmerged } = batch;
         let mut rest = descriptors.into_iter();
-        // Dropped after the lock is released: the drops may take other locks.
+        // Bound before the lock, and so dropped after it is released: the drops may take other locks.
         let mut past = Past::default();
-        let mut state = self.lock();
+        let mut state = state;
         self.await_turn(&mut state);
         let mut posted = 0;
         if whole {
@@ -76,11 +41,8 @@ impl<B: MemOpStream> Stream<B> {
                 past.extend(self.reap(&mut state));
             }
             if let Err(source) = self.check_room(&mut state, submissions) {
-                return Err(PostError {
-                    batch: Batch { descriptors: rest.collect(), unmerged },
-                    posted,
-                    source,
-                });
+                let batch = Batch { descriptors: rest.collect(), unmerged };
+                return Err(PostError { batch, posted, source });
             }
         }
         while rest.len() > 0 {
@@ -91,10 +53,9 @@ impl<B: MemOpStream> Stream<B> {
             planner.collecting = state.collector.collecting(rest.as_slice(), &self.backend);
             let plan = planner.plan(rest.as_slice(), &self.caps, !unmerged);
             // A batch that is one submission is not copied.
-            let mut chunk: Vec<Descriptor> = if plan.count == rest.len() {
-                std::mem::take(&mut rest).collect()
-            } else {
-                rest.by_ref().take(plan.count).collect()
+            let mut chunk: Vec<Descriptor> = match plan.count == rest.len() {
+                true => std::mem::take(&mut rest).collect(),
+                false => rest.by_ref().take(plan.count).collect(),
             };
             let result = self.post_chunk(&mut state, &mut chunk, &planner, &plan, !unmerged);
             state.planner = planner;
@@ -120,6 +81,60 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
+    #[cold]
+    #[inline(never)]
+    pub(super) fn queue_otherwise(
+        &self,
+        state: MutexGuard<'_, StreamState>,
+        fast: FastPath,
+        queue_pair: &Arc<QueuePairInner>,
+        enqueued: (u64, Release),
+    ) -> Result<Posted, PostFailure> {
+        self.post_otherwise(state, fast, PreparedSend::of(queue_pair.clone(), enqueued))
+            .map_err(|error| error.source)
+    }
+
+    /// Handles a send that the fast path has not posted.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn post_otherwise(
+        &self,
+        state: MutexGuard<'_, StreamState>,
+        fast: FastPath,
+        send: PreparedSend,
+    ) -> Result<Posted, PostError> {
+        match fast {
+            FastPath::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
+            _ => self.post_send_in_full(state, send),
+        }
+    }
+
+    /// Posts a send with housekeeping and the full lowering.
+    fn post_send_in_full(
+        &self,
+        mut state: MutexGuard<'_, StreamState>,
+        mut send: PreparedSend,
+    ) -> Result<Posted, PostError> {
+        self.await_turn(&mut state);
+        // Dropped after the lock is released: the drops may take other locks.
+        let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Past::default() };
+        let points = Points::next(state.issued);
+        let lowered = lower_submission(self, &mut state, points, false, |lowering| {
+            lowering.send(&mut send, Fate::Kept)
+        });
+        match lowered.and_then(|lowered| self.submit_lowered(&mut state, lowered, None)) {
+            Ok((points, operations)) => {
+                state.accept(points, KeptAlive::Send(send.into_queue_pair()), &self.caps);
+                drop((state, past));
+                Ok(Posted { operations, submissions: 1 })
+            }
+            Err(source) => {
+                send.undo();
+                Err(self.refuse(state, Batch::new().send(send), 0, source))
+            }
+        }
+    }
+
     fn submissions(&self, state: &mut StreamState, descriptors: &[Descriptor], unmerged: bool) -> usize {
         let (mut rest, mut submissions) = (descriptors, 0);
         while !rest.is_empty() {
@@ -134,7 +149,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Gives the unposted rest back. If the backend has failed, it may have rung any doorbell, and the queue pairs
     /// are aborted.
     #[cold]
-    pub(super) fn refuse(
+    fn refuse(
         &self,
         state: MutexGuard<'_, StreamState>,
         batch: Batch,
@@ -163,8 +178,8 @@ impl<B: MemOpStream> Stream<B> {
             return self.post_bytes(state, bytes).map(|points| (points, 0));
         }
         let points = Points::planned(state.issued, plan);
-        let lowered = self.lower_submission(state, points, merged, |lowering| {
-            Self::lower(lowering, chunk.iter_mut().zip(planner.fates.iter().copied()))?;
+        let lowered = lower_submission(self, state, points, merged, |lowering| {
+            lower(lowering, chunk.iter_mut().zip(planner.fates.iter().copied()))?;
             lowering.catch_up()
         });
         if LevelFilter::current() >= LevelFilter::TRACE {
@@ -175,47 +190,13 @@ impl<B: MemOpStream> Stream<B> {
             .inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Makes the operations of a submission, `state.ops`: those that `lower` appends, and a point if one is due.
-    pub(super) fn lower_submission(
-        &self,
-        state: &mut StreamState,
-        mut points: Points,
-        merged: bool,
-        lower: impl FnOnce(&mut Lowering<'_, Posting<'_, B>>) -> Result<(), PostFailure>,
-    ) -> Result<Lowered, PostFailure> {
-        self.check_room(state, 1)?;
-        state.translations.refresh(&self.backend);
-        let mut ops = std::mem::take(&mut state.ops);
-        ops.clear();
-        let mut lowering = self.lowering(state, points, merged, &mut ops);
-        // The last submission with room always writes a point, so that a full stream drains without another one.
-        let last = state.weight + 1 >= self.caps.max_outstanding;
-        let is_due = points.open && (state.unwritten + 1 >= state.progress_every || last);
-        let at_end = state.signals_always();
-        let mut result = Ok(());
-        if is_due && !at_end && !points.has_own && state.unwritten > 0 {
-            // Before: the program may ask whether the stream is idle as soon as it sees its last write.
-            result = lowering.progress(points.before).map_err(PostFailure::from);
-            points.has_own = true;
-        }
-        result = result.and_then(|()| lower(&mut lowering));
-        if is_due && at_end && result.is_ok() {
-            result = lowering.progress(points.end).map_err(PostFailure::from);
-            points.open = false;
-        }
-        let rings = lowering.driver.rings;
-        state.ops = ops;
-        result.map(|()| Lowered { points, rings })
-    }
-
     /// Submits `state.ops`, made from `descriptors` or from one send. Returns the points, and the number of operations.
-    pub(super) fn submit_lowered(
+    fn submit_lowered(
         &self,
         state: &mut MutexGuard<'_, StreamState>,
-        lowered: Lowered,
+        (points, rings): Lowered,
         descriptors: Option<&mut Vec<Descriptor>>,
     ) -> Result<(Points, usize), PostFailure> {
-        let Lowered { points, rings } = lowered;
         let ops = std::mem::take(&mut state.ops);
         self.timeline.expect(points.end);
         let result = match descriptors {
@@ -228,7 +209,7 @@ impl<B: MemOpStream> Stream<B> {
             // belong to memory that it holds likewise. The timeline's own word belongs to the timeline, which
             // `ORPHANS` holds as long; mailboxes belong to the proxy until they were written. The lock on the state
             // keeps others from submitting.
-            _ => Self::with_proxy(&state.proxied, rings, || unsafe { self.backend.submit(&ops) }),
+            _ => proxy::ringing(&state.proxied, rings, || unsafe { self.backend.submit(&ops) }),
         };
         if result.is_err() {
             self.timeline.expect(points.before);
@@ -243,7 +224,7 @@ impl<B: MemOpStream> Stream<B> {
     /// returned afterwards.
     #[cold]
     #[inline(never)]
-    pub(super) fn perform(
+    fn perform(
         &self,
         state: &mut MutexGuard<'_, StreamState>,
         end: TimelinePoint,
@@ -259,7 +240,7 @@ impl<B: MemOpStream> Stream<B> {
         let proxied = turn.state.proxied.clone();
         let result = MutexGuard::unlocked(turn.state, || {
             // SAFETY: as in `submit_lowered`; instead of the lock, `performing` keeps other threads from submitting.
-            Self::with_proxy(&proxied, rings, || unsafe { self.backend.submit(ops) })
+            proxy::ringing(&proxied, rings, || unsafe { self.backend.submit(ops) })
         });
         if let Some(InFlight { kept: KeptAlive::Many(performed), .. }) = turn.state.performing.take() {
             *descriptors = performed;
@@ -268,11 +249,7 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// Submits a write of bytes as a copy.
-    pub(super) fn post_bytes(
-        &self,
-        state: &mut StreamState,
-        bytes: &mut Bytes,
-    ) -> Result<Points, PostFailure> {
+    fn post_bytes(&self, state: &mut StreamState, bytes: &mut Bytes) -> Result<Points, PostFailure> {
         self.make_room_for_bytes(state)?;
         let to = self.address(&bytes.location, bytes.content.len())?;
         let points = Points::next(state.issued);
@@ -295,11 +272,24 @@ impl<B: MemOpStream> Stream<B> {
         }
         self.check_room(state, 2)
     }
-}
 
-pub(super) struct Lowered {
-    points: Points,
-    rings: Vec<ProxiedDoorbell>,
+    /// Makes the stream write its timeline at the end, unless its last submission does.
+    pub(super) fn write_closing_point(&self, state: &mut StreamState) -> Result<(), StreamError> {
+        if state.unwritten == 0 {
+            return Ok(());
+        }
+        // A separate point: the timeline must live until this very write is past.
+        let points = Points { open: false, ..Points::next(state.issued) };
+        let mut ops = Vec::with_capacity(1);
+        state.translations.refresh(&self.backend);
+        lowering(self, state, points, false, &mut ops).progress(points.end)?;
+        self.timeline.expect(points.end);
+        // SAFETY: the timeline's word, translated by this backend, is in the timeline, which `ORPHANS` keeps until
+        // it has reached `points.end`. The lock on the state keeps other threads from submitting.
+        unsafe { self.backend.submit(&ops) }?;
+        state.accept(points, KeptAlive::Many(Vec::new()), &self.caps);
+        Ok(())
+    }
 }
 
 /// Traces descriptors and their operations.

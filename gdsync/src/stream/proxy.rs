@@ -137,8 +137,25 @@ pub(super) fn start() -> Result<(), StreamError> {
     PROXY.start().map_err(|error| StreamError::NoThread { reason: error.to_string() })
 }
 
+/// Submits with the proxy ready to ring, as a backend may perform operations before it returns.
+pub(super) fn ringing<E>(
+    proxied: &Arc<ProxyQueue>,
+    rings: Vec<ProxiedDoorbell>,
+    submit: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
+    let count = rings.len();
+    if count > 0 {
+        add(proxied, rings);
+    }
+    let result = submit();
+    if result.is_err() && count > 0 {
+        withdraw(proxied, count);
+    }
+    result
+}
+
 /// Adds doorbells, before the operations that write their mailboxes are submitted.
-pub(super) fn submit(queue: &Arc<ProxyQueue>, rings: Vec<ProxiedDoorbell>) {
+fn add(queue: &Arc<ProxyQueue>, rings: Vec<ProxiedDoorbell>) {
     let mut state = queue.lock();
     state.rings.extend(rings);
     let polled = std::mem::replace(&mut state.polled, true);
@@ -149,7 +166,7 @@ pub(super) fn submit(queue: &Arc<ProxyQueue>, rings: Vec<ProxiedDoorbell>) {
 }
 
 /// Removes the newest `count` doorbells: the stream has refused the operations, or failed at them.
-pub(super) fn withdraw(queue: &ProxyQueue, count: usize) {
+fn withdraw(queue: &ProxyQueue, count: usize) {
     let mut state = queue.lock();
     // Doorbells ring in order: if one of these has rung, all earlier ones have.
     let first = state.rings.len() - count.min(state.rings.len());

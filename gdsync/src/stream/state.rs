@@ -1,22 +1,18 @@
-//! A stream's backend, its timeline, and the state under its lock.
+//! The parts of a stream: its backend with its timeline, and the state under its lock.
 
 use crate::batch::{Planner, Points};
-use crate::cuda::arena_of;
 use crate::memop::{Location, MemOp, MemOpCaps, MemOpStream, Site, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::stream::collector::StreamCollector;
-use crate::stream::in_flight::{InFlight, KeptAlive, Spare};
-use crate::stream::proxy;
+use crate::stream::in_flight::{self, InFlight, KeptAlive, Past, Spare};
+use crate::stream::proxy::ProxyQueue;
 use crate::stream::translations::Translations;
 use crate::stream::{DoorbellPath, Doorbells, PostFailure, StreamOptions};
-use crate::verbs::Error;
-use gdsync_sys::pause;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 /// One in this many submissions without waits for completions writes the previous submissions' point.
@@ -24,32 +20,12 @@ pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Fewest submissions in flight with which posts retire passed ones. Other posts read no memory that the stream writes.
 const REAP_FROM: usize = 32;
 
-/// A stream that performs batches in order. It dereferences to its backend, such as [`SoftStream`](crate::SoftStream)
-/// or [`CudaStream`](crate::CudaStream).
-///
-/// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed it.
-///
-/// ```
-/// use gdsync::memop::{Condition, MemOpStream, Word32};
-/// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
-/// // Streams of any kind fit one type.
-/// let backend: Box<dyn MemOpStream> = Box::new(SoftStream::new()?);
-/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(backend)?;
-/// let memory = PinnedMemory::allocate(8)?;
-/// let (go, done) = (Word32::new(&memory, 0)?, Word32::new(&memory, 4)?);
-/// stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1))?;
-/// assert_eq!((done.load(), stream.outstanding()), (0, 1));
-/// go.store(1);
-/// stream.synchronize()?;
-/// assert_eq!((done.load(), stream.outstanding()), (1, 0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub struct Stream<B: MemOpStream> {
-    pub(crate) backend: B,
+/// What of a stream its lock does not protect. Its methods are called with the lock held.
+pub(super) struct Engine<B: MemOpStream> {
+    pub(super) backend: B,
     pub(super) caps: MemOpCaps,
     pub(super) path: DoorbellPath,
-    pub(crate) timeline: Arc<Timeline>,
-    pub(super) state: Mutex<StreamState>,
+    pub(super) timeline: Arc<Timeline>,
     /// Signalled when a thread has performed a submission.
     pub(super) turn: Condvar,
 }
@@ -71,7 +47,7 @@ pub(super) struct StreamState {
     pub(super) doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
     /// Doorbells that the proxy must ring for this stream.
-    pub(super) proxied: Arc<proxy::ProxyQueue>,
+    pub(super) proxied: Arc<ProxyQueue>,
     /// Memory operations of the last submission. They and the planner are kept for their allocations.
     pub(super) ops: Vec<MemOp>,
     pub(super) planner: Planner,
@@ -79,59 +55,7 @@ pub(super) struct StreamState {
     pub(super) spare: Arc<Spare>,
 }
 
-impl<B: MemOpStream> Stream<B> {
-    /// Makes a stream on a backend.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] if there is none for its timeline.
-    pub fn new(backend: B) -> Result<Self, Error> {
-        Self::with_options(backend, StreamOptions::default())
-    }
-
-    /// Makes a stream on a backend, with options.
-    ///
-    /// # Errors
-    /// As [`Self::new`]; [`Error::Thread`] if [`DoorbellPath::Proxy`] has no thread;
-    /// [`PlacementError`](crate::cuda::PlacementError) if its timeline cannot be placed as asked.
-    pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
-        pause::prepare();
-        proxy::start_if_asked_for(options.doorbells)?;
-        let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
-        let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
-        let state = StreamState {
-            issued: TimelinePoint::default(),
-            unwritten: 0,
-            progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
-            in_flight: VecDeque::with_capacity(REAP_FROM),
-            performing: None,
-            weight: 0,
-            fast_posts_left: Cell::new(0),
-            doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
-            translations: Translations::default(),
-            proxied: Arc::default(),
-            ops: Vec::with_capacity(REAP_FROM),
-            planner: Planner::default(),
-            collector: StreamCollector::new(options.collect_from, options.collect_in),
-            spare: Arc::default(),
-        };
-        if options.always_signal {
-            let timeline = timeline.clone();
-            backend.idle_probe(Arc::new(move || timeline.is_quiet()));
-        }
-        Ok(Stream {
-            caps: backend.caps(),
-            backend,
-            path: options.doorbells,
-            timeline,
-            state: Mutex::new(state),
-            turn: Condvar::new(),
-        })
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, StreamState> {
-        self.state.lock()
-    }
-
+impl<B: MemOpStream> Engine<B> {
     /// Waits until no other thread performs a submission.
     #[inline]
     pub(super) fn await_turn(&self, state: &mut MutexGuard<'_, StreamState>) {
@@ -140,10 +64,10 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Returns the stream's address of `len` bytes at a location.
+    /// Returns the stream's address of `len` bytes at a place.
     ///
     /// # Errors
-    /// [`StreamError`] if the stream does not reach the location.
+    /// [`StreamError`] if the stream does not reach the place.
     #[inline]
     pub(super) fn address(&self, location: &Location, len: usize) -> Result<StreamAddr, StreamError> {
         if let Some(memory) = location.gpu_memory() {
@@ -170,9 +94,84 @@ impl<B: MemOpStream> Stream<B> {
         let (limit, blocked) = (self.caps.max_outstanding, self.timeline.blocked_on(oldest));
         PostFailure::WouldBlock { outstanding, limit, blocked }
     }
+
+    /// Returns whether nothing that could write the timeline's word is being performed. The state's lock keeps
+    /// other threads from posting.
+    pub(super) fn is_idle(&self, state: &StreamState) -> Result<bool, StreamError> {
+        if state.performing.is_some() { Ok(false) } else { self.backend.wait_idle(Duration::ZERO) }
+    }
+
+    /// Writes the timeline by the CPU, if the stream is idle but its timeline lags.
+    pub(super) fn retire_if_idle(&self, state: &mut StreamState) {
+        if state.unwritten > 0 && !state.in_flight.is_empty() && matches!(self.is_idle(state), Ok(true)) {
+            self.timeline.declare_passed(state.issued);
+            state.unwritten = 0;
+        }
+    }
+
+    /// Takes the submissions that the stream has passed, for the caller to drop without the lock, and flushes
+    /// failed queue pairs. Does the same for dropped streams.
+    #[inline(never)]
+    pub(super) fn reap(&self, state: &mut StreamState) -> Past {
+        if state.weight >= self.caps.max_outstanding {
+            self.retire_if_idle(state);
+        }
+        let mut past = Past::default();
+        while let Some(oldest) = state.in_flight.front() {
+            if !self.timeline.has_passed(oldest.end) {
+                break;
+            }
+            if let Some(passed) = state.in_flight.pop_front() {
+                state.weight -= passed.kept.weight();
+                if past.is_unused() {
+                    past = Past::new(&state.spare);
+                }
+                past.push(passed);
+            }
+        }
+        if let Some(oldest) = state.in_flight.front() {
+            oldest.flush_failed();
+        }
+        in_flight::reap_orphans();
+        past
+    }
+
+    /// Gives up all submissions, as the backend has failed: it accesses no memory any more, and may have rung any
+    /// doorbell.
+    pub(super) fn abandon(&self, mut state: MutexGuard<'_, StreamState>) {
+        self.timeline.kill();
+        let lost = std::mem::take(&mut state.in_flight);
+        state.weight = 0;
+        drop(state);
+        lost.iter().for_each(InFlight::abort);
+    }
 }
 
 impl StreamState {
+    pub(super) fn new(options: &StreamOptions) -> Self {
+        StreamState {
+            issued: TimelinePoint::default(),
+            unwritten: 0,
+            progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
+            in_flight: VecDeque::with_capacity(REAP_FROM),
+            performing: None,
+            weight: 0,
+            fast_posts_left: Cell::new(0),
+            doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
+            translations: Translations::default(),
+            proxied: Arc::default(),
+            ops: Vec::with_capacity(REAP_FROM),
+            planner: Planner::default(),
+            collector: StreamCollector::new(options.collect_from, options.collect_in),
+            spare: Arc::default(),
+        }
+    }
+
+    /// Returns submissions that the backend is not known to have passed, oldest first.
+    pub(super) fn given(&self) -> impl Iterator<Item = &InFlight> {
+        self.in_flight.iter().chain(&self.performing)
+    }
+
     /// Returns whether each submission writes its own end.
     #[inline(always)]
     pub(super) fn signals_always(&self) -> bool {
@@ -223,26 +222,4 @@ impl StreamState {
 #[inline(never)]
 fn trace_posted(point: TimelinePoint) {
     tracing::trace!(point = point.0, "posted");
-}
-
-impl<B: MemOpStream> Deref for Stream<B> {
-    type Target = B;
-
-    fn deref(&self) -> &B {
-        &self.backend
-    }
-}
-
-impl<B: MemOpStream> fmt::Debug for Stream<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
-        f.debug_struct("Stream")
-            .field("issued", &state.issued.0)
-            .field("progress", &self.timeline.progress().0)
-            .field("in_flight", &state.in_flight.len())
-            .field("performing", &state.performing.is_some())
-            .field("doorbells", &*state.doorbells.borrow())
-            .field("proxied", &state.proxied)
-            .finish()
-    }
 }

@@ -3,8 +3,7 @@
 //! Its thread is not a [`crate::util::poller::Poller`]: it checks in a fixed period, calls the program back, and
 //! ends with its handle.
 
-use crate::memop::MemOpStream;
-use crate::stream::Stream;
+use crate::memory::TimelinePoint;
 use crate::util::contain::log;
 use crate::verbs::{Error, OutOfRange};
 use gdsync_sys::contain::contain;
@@ -35,7 +34,7 @@ impl fmt::Display for StalledWait {
     }
 }
 
-/// Watches a stream as long as it lives; see [`Stream::watchdog`].
+/// Watches a stream as long as it lives; see [`Stream::watchdog`](crate::Stream::watchdog).
 #[derive(Debug)]
 pub struct Watchdog {
     shared: Arc<Shared>,
@@ -47,19 +46,20 @@ struct Shared {
     changed: Condvar,
 }
 
-impl<B: MemOpStream + 'static> Stream<B> {
-    /// Starts a thread that checks the stream periodically. If the stream stays at the same wait for `after`, the
-    /// thread reports the wait and its duration once, as a `tracing` warning and to `callback`. The thread ends
-    /// with the returned handle, or with the stream, which it does not keep alive. A callback that panics is
-    /// logged, and called again at the next wait.
-    ///
-    /// # Errors
-    /// [`Error::Thread`]; [`OutOfRange`](crate::verbs::OutOfRange) for an `after` of 0.
-    pub fn watchdog(
-        self: &Arc<Self>,
+/// What a watchdog watches.
+pub(super) trait Watched {
+    /// Returns the oldest unsatisfied wait, with its place in the stream's order. `None` if the stream is idle or
+    /// has failed.
+    fn stalled(&self) -> Option<((TimelinePoint, usize), StalledWait)>;
+}
+
+impl Watchdog {
+    /// Implements [`Stream::watchdog`](super::Stream::watchdog).
+    pub(super) fn start(
+        watched: Weak<impl Watched + Send + Sync + 'static>,
         after: Duration,
         callback: impl FnMut(&StalledWait, Duration) + Send + 'static,
-    ) -> Result<Watchdog, Error> {
+    ) -> Result<Self, Error> {
         if after.is_zero() {
             return Err(Error::OutOfRange(OutOfRange {
                 what: "the time after which a wait is named",
@@ -69,7 +69,7 @@ impl<B: MemOpStream + 'static> Stream<B> {
             }));
         }
         let shared = Arc::<Shared>::default();
-        let (watched, own) = (Arc::downgrade(self), shared.clone());
+        let own = shared.clone();
         std::thread::Builder::new()
             .name(NAME.to_owned())
             // The callback is dropped there.
@@ -80,9 +80,9 @@ impl<B: MemOpStream + 'static> Stream<B> {
 }
 
 impl Shared {
-    fn run<B: MemOpStream>(
+    fn run(
         &self,
-        watched: &Weak<Stream<B>>,
+        watched: &Weak<impl Watched>,
         after: Duration,
         mut callback: impl FnMut(&StalledWait, Duration),
     ) {

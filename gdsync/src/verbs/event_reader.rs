@@ -47,7 +47,7 @@ impl Device {
     /// # Errors
     /// [`Error::Verbs`] if the event cannot be read.
     pub fn next_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
-        self.inner.next_event(timeout, None)
+        next_event(&self.inner, timeout, None)
     }
 
     /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so that the affected
@@ -66,7 +66,7 @@ impl Device {
         let device = self.clone();
         let read = move || {
             while !poll(stopped.as_raw_fd(), None, Duration::ZERO).unwrap_or(false) {
-                match device.inner.next_event(Duration::MAX, Some(stopped.as_raw_fd())) {
+                match next_event(&device.inner, Duration::MAX, Some(stopped.as_raw_fd())) {
                     Ok(Some(event)) => {
                         if let Err(panic) = contain(|| callback(&event)) {
                             log(|| tracing::error!(panic, "a callback for asynchronous events panicked"));
@@ -86,56 +86,51 @@ impl Device {
     }
 }
 
-impl DeviceInner {
-    fn event_fd(&self) -> RawFd {
-        // SAFETY: the context is open as long as `self`.
-        unsafe { (*self.context()).async_fd }
+/// Implements [`Device::next_event`]. `stop`: another descriptor, which ends the wait when it becomes readable.
+fn next_event(
+    device: &DeviceInner,
+    timeout: Duration,
+    stop: Option<RawFd>,
+) -> Result<Option<AsyncEvent>, Error> {
+    // SAFETY: the context is open as long as `device`.
+    let events = unsafe { (*device.context()).async_fd };
+    if !poll(events, stop, timeout)? {
+        return Ok(None);
     }
+    // One reader at a time: the event that makes the descriptor readable is this reader's.
+    let _reader = device.reader.lock();
+    if !poll(events, None, Duration::ZERO)? {
+        return Ok(None);
+    }
+    let mut event = ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: -1 };
+    // SAFETY: the context is open, and the place is valid.
+    let rc = unsafe { (device.api.get_async_event)(device.context(), &mut event) };
+    call::status("ibv_get_async_event", rc, String::new)?;
+    let concerned = device.queue_pairs.concerned(Element::of(&event));
+    let told = take_event(device, &event, &concerned);
+    // SAFETY: filled above, and acknowledged once: before the queue pairs are dropped, whose destruction waits
+    // for it.
+    unsafe { (device.api.ack_async_event)(&mut event) };
+    Ok(Some(told))
+}
 
-    /// `stop`: another descriptor, which ends the wait when it becomes readable.
-    pub(super) fn next_event(
-        &self,
-        timeout: Duration,
-        stop: Option<RawFd>,
-    ) -> Result<Option<AsyncEvent>, Error> {
-        if !poll(self.event_fd(), stop, timeout)? {
-            return Ok(None);
-        }
-        // One reader at a time: the event that makes the descriptor readable is this reader's.
-        let _reader = self.reader.lock();
-        if !poll(self.event_fd(), None, Duration::ZERO)? {
-            return Ok(None);
-        }
-        let mut event = ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: -1 };
-        // SAFETY: the context is open, and the place is valid.
-        let rc = unsafe { (self.api.get_async_event)(self.context(), &mut event) };
-        call::status("ibv_get_async_event", rc, String::new)?;
-        let concerned = self.queue_pairs.concerned(Element::of(&event));
-        let told = self.take_event(&event, &concerned);
-        // SAFETY: filled above, and acknowledged once: before the queue pairs are dropped, whose destruction waits
-        // for it.
-        unsafe { (self.api.ack_async_event)(&mut event) };
-        Ok(Some(told))
+fn take_event(device: &DeviceInner, event: &ibv_async_event, concerned: &[Arc<dyn EventSink>]) -> AsyncEvent {
+    let kind = AsyncEventKind::from_raw(event.event_type);
+    let element = Element::of(event);
+    let port = if let Element::Port(port) = element { Some(port) } else { None };
+    let of = |queue_pairs| {
+        concerned.iter().filter(move |sink| sink.is_queue_pair() == queue_pairs).map(|sink| sink.number())
+    };
+    let named = matches!(element, Element::Srq(_));
+    let shared_receives = of(false).next().filter(|_| named);
+    let told = AsyncEvent { kind, queue_pairs: of(true).collect(), shared_receives, port };
+    if kind.is_fatal() {
+        tracing::warn!(device = &device.name, event = %told, "the card reported an asynchronous event");
+        concerned.iter().for_each(|sink| sink.fail_by_event(kind, element));
+    } else {
+        tracing::info!(device = &device.name, event = %told, "the card reported an asynchronous event");
     }
-
-    fn take_event(&self, event: &ibv_async_event, concerned: &[Arc<dyn EventSink>]) -> AsyncEvent {
-        let kind = AsyncEventKind::from_raw(event.event_type);
-        let element = Element::of(event);
-        let port = if let Element::Port(port) = element { Some(port) } else { None };
-        let of = |queue_pairs| {
-            concerned.iter().filter(move |sink| sink.is_queue_pair() == queue_pairs).map(|sink| sink.number())
-        };
-        let named = matches!(element, Element::Srq(_));
-        let shared_receives = of(false).next().filter(|_| named);
-        let told = AsyncEvent { kind, queue_pairs: of(true).collect(), shared_receives, port };
-        if kind.is_fatal() {
-            tracing::warn!(device = &self.name, event = %told, "the card reported an asynchronous event");
-            concerned.iter().for_each(|sink| sink.fail_by_event(kind, element));
-        } else {
-            tracing::info!(device = &self.name, event = %told, "the card reported an asynchronous event");
-        }
-        told
-    }
+    told
 }
 
 #[cfg(test)]

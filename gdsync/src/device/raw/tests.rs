@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::batch::Batch;
+use crate::qp::life::connect;
 use crate::queue::error::{OrderError, StateError};
 use crate::queue::request::WorkRequest;
 use crate::stream::{SoftStream, Stream};
@@ -125,10 +126,10 @@ fn the_program_moves_its_queue_pair() {
     let refused = queue_pair.prepare(WorkRequest::send(&[slice(0)])).unwrap_err();
     assert!(matches!(refused, QueueError::State(StateError::NotConnected { .. })));
     // As the program does, by its calls.
-    queue_pair.inner.to_init().unwrap();
-    queue_pair.inner.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-    *queue_pair.inner.status() = crate::qp::QpState::Initialised;
-    queue_pair.inner.is_ready.store(false, Ordering::Release);
+    connect::to_init(&queue_pair.inner).unwrap();
+    connect::connect(&queue_pair.inner, &queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    *queue_pair.inner.life.lock() = crate::qp::QpState::Initialised;
+    queue_pair.inner.life.is_ready.store(false, Ordering::Release);
 
     queue_pair.adopt_state();
     region.write(0, b"8 bytes!");

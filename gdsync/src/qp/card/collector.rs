@@ -240,7 +240,7 @@ impl CollectorInner {
             }
         }
         state.newest = number;
-        let numbered = |one: &Arc<QueuePairInner>| (one.clone(), one.psn.load(Ordering::Relaxed));
+        let numbered = |one: &Arc<QueuePairInner>| (one.clone(), one.life.psn.load(Ordering::Relaxed));
         state.awaited.push_back(Awaited {
             number,
             entries: entries.iter().map(|(queue, index, _)| ((*queue).clone(), *index)).collect(),
@@ -305,7 +305,8 @@ impl CollectorState {
         };
         if front.overdue.is_none() && front.has_failed() {
             // Flushes prepared work, so that its entries are written.
-            let failed = front.queue_pairs.iter().filter(|(queue_pair, _)| queue_pair.failure().is_some());
+            let failed =
+                front.queue_pairs.iter().filter(|(queue_pair, _)| queue_pair.life.failure().is_some());
             failed.for_each(|(queue_pair, _)| queue_pair.flush_unposted());
             if front.has_come() {
                 front.overdue = Some(Instant::now());
@@ -344,7 +345,7 @@ impl Awaited {
     fn has_failed(&self) -> bool {
         let lost = || self.entries.iter().any(|(queue, _)| queue.lock().is_lost());
         let failed = |(queue_pair, psn): &(Arc<QueuePairInner>, u32)| {
-            queue_pair.failure().is_some() || queue_pair.psn.load(Ordering::Relaxed) != *psn
+            queue_pair.life.failure().is_some() || queue_pair.life.psn.load(Ordering::Relaxed) != *psn
         };
         self.queue_pairs.iter().any(failed) || lost()
     }

@@ -266,6 +266,8 @@ pub enum WaitError {
     Verbs(#[from] Error),
 }
 
+pub(crate) type CompletionGuard<'a> = SpinMutexGuard<'a, CompletionState, Yield>;
+
 impl CompletionQueueInner {
     pub(crate) fn make(
         domain: &Arc<QueueDomain>,
@@ -349,12 +351,27 @@ impl CompletionQueueInner {
     /// long, and so does a poll that drops the last use of a region. A thread that finds it taken yields: one with
     /// a real-time policy must not share a core with other users of the queue.
     #[inline(always)]
-    pub(crate) fn lock(&self) -> SpinMutexGuard<'_, CompletionState, Yield> {
+    pub(crate) fn lock(&self) -> CompletionGuard<'_> {
         self.state.lock()
     }
 
+    /// Locks this queue and, if it is another, the other one, in the order of their addresses: two queue pairs may
+    /// use them the other way round.
+    pub(crate) fn lock_both<'a>(
+        &'a self,
+        other: &'a Self,
+    ) -> (CompletionGuard<'a>, Option<CompletionGuard<'a>>) {
+        let (at, other_at) = (ptr::from_ref(self), ptr::from_ref(other));
+        if other_at < at {
+            let first = other.lock();
+            return (self.lock(), Some(first));
+        }
+        let first = self.lock();
+        (first, (other_at != at).then(|| other.lock()))
+    }
+
     /// Locks the state, unless another thread holds the lock.
-    pub(crate) fn try_lock(&self) -> Option<SpinMutexGuard<'_, CompletionState, Yield>> {
+    pub(crate) fn try_lock(&self) -> Option<CompletionGuard<'_>> {
         self.state.try_lock()
     }
 

@@ -62,7 +62,7 @@ impl CompletionQueueInner {
             {
                 // The cause may be in its other queue, whose lock is not taken under this one. Then the loop starts
                 // again.
-                let psn = queue_pair.psn.load(Ordering::Relaxed);
+                let psn = queue_pair.life.psn.load(Ordering::Relaxed);
                 drop(state);
                 queue_pair.fail_with_work(psn, flush);
                 continue;
@@ -81,7 +81,7 @@ impl CompletionQueueInner {
                     continue;
                 }
             };
-            let completed = queue_pair.complete(&mut state, &raw).map_err(bad);
+            let completed = complete(&queue_pair, &mut state, &raw).map_err(bad);
             let is_hidden = queue_pair.is_dropped.load(Ordering::Relaxed);
             let mut taken = completed.map(|completion| completion.filter(|_| !is_hidden)).transpose();
             if aside {
@@ -89,7 +89,7 @@ impl CompletionQueueInner {
                 state.set_aside.extend(taken.take());
             }
             drop(state);
-            if queue_pair.failure().is_some() {
+            if queue_pair.life.failure().is_some() {
                 queue_pair.flush_unposted();
             }
             // It may be the last handle, whose drop takes this lock.
@@ -125,75 +125,73 @@ fn polled(found: Option<Result<Completion, PollError>>) -> Result<Option<Complet
     found.transpose()
 }
 
-impl QueuePairInner {
-    /// Matches an entry of a completion queue, whose state is locked, with its work request.
-    ///
-    /// Returns `None` for the completion of a dropped send. An error says why the entry makes no sense.
-    pub(crate) fn complete(
-        &self,
-        state: &mut CompletionState,
-        raw: &RawCompletion,
-    ) -> Result<Option<Completion>, String> {
-        let cqe = &raw.cqe;
-        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
-        let status = match opcode {
-            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
-                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
-                // For a target, the connection of one initiator has ended; it serves the others.
-                if !self.is_target() {
-                    self.fail(FailureCause::Work(error));
-                    self.is_flushed.store(true, Ordering::Release);
-                }
-                Err(error)
+/// Matches an entry of a completion queue, whose state is locked, with its work request.
+///
+/// Returns `None` for the completion of a dropped send. An error says why the entry makes no sense.
+fn complete(
+    queue_pair: &QueuePairInner,
+    state: &mut CompletionState,
+    raw: &RawCompletion,
+) -> Result<Option<Completion>, String> {
+    let cqe = &raw.cqe;
+    let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
+    let status = match opcode {
+        CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
+            let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
+            // For a target, the connection of one initiator has ended; it serves the others.
+            if !queue_pair.is_target() {
+                queue_pair.life.fail(&mut queue_pair.life.lock(), FailureCause::Work(error));
+                queue_pair.life.is_flushed.store(true, Ordering::Release);
             }
-            _ => Ok(()),
-        };
-        let counter = cqe.wqe_counter();
-        let unknown =
-            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
-        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
-        let mut was_posted = true;
-        let (wr_id, kind, claim) = if is_send {
-            let retired = self.send().retire(counter).ok_or_else(unknown)?;
-            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
-            if retired.hidden {
-                return Ok(None);
-            }
-            was_posted = !retired.flushed_unposted;
-            (retired.wr_id, requester_kind(cqe)?, retired.claim)
-        } else {
-            let write = opcode == CqeOpcode::RespWriteImm;
-            let kind = if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive };
-            if let Some(shared) = &self.shared {
-                (shared.receives.retire(counter).ok_or_else(unknown)?, kind, None)
-            } else {
-                let mut recv = self.recv();
-                let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
-                (0..retired).for_each(|_| state.unreserve(true));
-                (wr_id, kind, recv.take_claim())
-            }
-        };
-        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
-        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
-        let number = u32::from_be_bytes(cqe.imm());
-        let completion = Completion {
-            wr_id,
-            index: Some(raw.index),
-            qp_num: self.number,
-            kind,
-            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
-            immediate: has_immediate.then_some(number),
-            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
-            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
-            was_posted,
-            status,
-        };
-        match claim {
-            Some(claim) => {
-                claim.finish(completion);
-                Ok(None)
-            }
-            None => Ok(Some(completion)),
+            Err(error)
         }
+        _ => Ok(()),
+    };
+    let counter = cqe.wqe_counter();
+    let unknown =
+        || format!("work request {counter} of queue pair {:#x} is not outstanding", queue_pair.number);
+    let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
+    let mut was_posted = true;
+    let (wr_id, kind, claim) = if is_send {
+        let retired = queue_pair.send().retire(counter).ok_or_else(unknown)?;
+        (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
+        if retired.hidden {
+            return Ok(None);
+        }
+        was_posted = !retired.flushed_unposted;
+        (retired.wr_id, requester_kind(cqe)?, retired.claim)
+    } else {
+        let write = opcode == CqeOpcode::RespWriteImm;
+        let kind = if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive };
+        if let Some(shared) = &queue_pair.shared {
+            (shared.receives.retire(counter).ok_or_else(unknown)?, kind, None)
+        } else {
+            let mut recv = queue_pair.recv.lock();
+            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
+            (0..retired).for_each(|_| state.unreserve(true));
+            (wr_id, kind, recv.take_claim())
+        }
+    };
+    let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
+    let is_datagram = !is_send && status.is_ok() && queue_pair.config.transport == Transport::Ud;
+    let number = u32::from_be_bytes(cqe.imm());
+    let completion = Completion {
+        wr_id,
+        index: Some(raw.index),
+        qp_num: queue_pair.number,
+        kind,
+        byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
+        immediate: has_immediate.then_some(number),
+        invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
+        source: is_datagram.then(|| DatagramSource::new(cqe, queue_pair.gid.kind.link())),
+        was_posted,
+        status,
+    };
+    match claim {
+        Some(claim) => {
+            claim.finish(completion);
+            Ok(None)
+        }
+        None => Ok(Some(completion)),
     }
 }

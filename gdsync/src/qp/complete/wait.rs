@@ -103,7 +103,7 @@ impl PreparedWait {
         }
         let skips = |next| match is_send {
             true => queue_pair.send().claims.cover(next, index),
-            false => queue_pair.recv().claims.cover(next, index),
+            false => queue_pair.recv.lock().claims.cover(next, index),
         };
         let queue_pairs = vec![queue_pair.clone()];
         let prepared = cq.lock().prepare_wait_for(index, skips);
@@ -326,13 +326,14 @@ impl Task for Check {
                 return Polled::Done;
             }
             drop(state);
-            for queue_pair in self.queue_pairs.iter().filter(|queue_pair| queue_pair.failure().is_some()) {
+            for queue_pair in self.queue_pairs.iter().filter(|queue_pair| queue_pair.life.failure().is_some())
+            {
                 queue_pair.flush_unposted();
             }
             return Polled::Nothing;
         };
         let owner = self.queue_pairs.iter().find(|one| one.number == entry.cqe.qpn());
-        let psn = owner.map(|owner| owner.psn.load(Ordering::Relaxed));
+        let psn = owner.map(|owner| owner.life.psn.load(Ordering::Relaxed));
         drop(state);
         let outcome = outcome(&entry.cqe);
         if let (Err(error), Some(failed), Some(psn)) = (outcome, owner, psn)

@@ -2,11 +2,10 @@
 
 use crate::memory::spans::{Span, SpanKind};
 use crate::qp::card::trigger::{Trigger, TriggerInner};
+use crate::qp::life::state::Life;
 use crate::qp::make::{self, Maker, QpObject, QueueDomain, Role};
 use crate::qp::post::shared::{SharedReceiveQueue, SrqAttachment};
-use crate::qp::{
-    CompletionQueue, CompletionQueueInner, QpState, QueuePair, QueuePairConfig, QueuePairInner, next_psn,
-};
+use crate::qp::{CompletionQueue, CompletionQueueInner, QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::WorkQueues;
 use crate::queue::recv::RecvState;
 use crate::queue::regions::KnownRegions;
@@ -14,7 +13,7 @@ use crate::queue::request::{Limits, MAX_COUNT};
 use crate::queue::send::{Handover, SendState};
 use crate::verbs::events::EventSink;
 use crate::verbs::{
-    Access, DeviceAttributes, DeviceInner, DevxError, Error, GidEntry, Mtu, PortAttributes, ProtectionDomain,
+    DeviceAttributes, DeviceInner, DevxError, Error, GidEntry, Mtu, PortAttributes, ProtectionDomain,
     QueueApi, QueuePairError, Transport,
 };
 use gdsync_sys::api::Provider;
@@ -22,124 +21,111 @@ use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_trace::{EventKind, event};
 use parking_lot::Mutex;
 use spin::mutex::SpinMutex;
-use std::cmp::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicBool;
 
-impl QueuePair {
-    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
-        let device = &pd.inner.device;
-        let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
-        let other_receives =
-            config.shared_receives.is_some_and(|receives| !Arc::ptr_eq(&receives.inner.pd().device, device));
-        if other_receives || shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
-            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
+pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<QueuePair, Error> {
+    let device = &pd.inner.device;
+    let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
+    let other_receives =
+        config.shared_receives.is_some_and(|receives| !Arc::ptr_eq(&receives.inner.pd().device, device));
+    if other_receives || shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
+        return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
+    }
+    if config.transport == Transport::Dc {
+        if config.shared_receives.is_some() {
+            return Err(Error::QueuePair(QueuePairError::DcInitiatorCannotReceive));
+        }
+        if config.trigger.is_some() {
+            return Err(Error::QueuePair(QueuePairError::NotTriggered));
+        }
+        config.connections.check(device.attributes()?.max_reads)?;
+    }
+    if let Some(trigger) = config.trigger {
+        return triggered(pd, config, trigger);
+    }
+    in_role(pd, config, Role::Plain)
+}
+
+/// Makes a queue pair in the state RESET whose sends a trigger releases.
+fn triggered(
+    pd: &ProtectionDomain,
+    config: QueuePairConfig<'_>,
+    trigger: &Trigger,
+) -> Result<QueuePair, Error> {
+    if !trigger.inner.pd.is(&pd.inner) {
+        return Err(Error::QueuePair(QueuePairError::OtherDomain));
+    }
+    let Some(master) = &trigger.inner.master else {
+        // Room for a WAIT in front of each send.
+        return in_role(pd, config.send_depth(config.send_depth.saturating_mul(2)), Role::Plain);
+    };
+    master.ensure_queue(pd, config.port)?;
+    let slave = in_role(pd, config, Role::Slave)?;
+    master.add_slave(&slave.inner);
+    Ok(slave)
+}
+
+pub(crate) fn in_role(
+    pd: &ProtectionDomain,
+    config: QueuePairConfig<'_>,
+    role: Role,
+) -> Result<QueuePair, Error> {
+    let maker = if config.queues == QueueApi::Verbs { role.maker(&pd.inner.device) } else { config.queues };
+    let domain = QueueDomain::new(&pd.inner, maker, config.placement, true)?;
+    in_domain(domain, config, role)
+}
+
+/// Makes a queue pair in the state RESET in a domain.
+pub(crate) fn in_domain(
+    domain: Arc<QueueDomain>,
+    config: QueuePairConfig<'_>,
+    role: Role,
+) -> Result<QueuePair, Error> {
+    if let Maker::Devx(devx) = &domain.maker {
+        if config.shared_receives.is_some() {
+            return Err(Error::Devx(DevxError::NoSharedReceives));
         }
         if config.transport == Transport::Dc {
-            if config.shared_receives.is_some() {
-                return Err(Error::QueuePair(QueuePairError::DcInitiatorCannotReceive));
-            }
-            if config.trigger.is_some() {
-                return Err(Error::QueuePair(QueuePairError::NotTriggered));
-            }
-            config.connections.check(device.attributes()?.max_reads)?;
+            return Err(Error::Devx(DevxError::NoDc));
         }
-        if let Some(trigger) = config.trigger {
-            return Self::triggered(pd, config, trigger);
+        devx.check(&config)?;
+    }
+    // Every work request may complete, even an unsignaled one if it fails. The other half is for entries that a
+    // stream has not read yet.
+    let own = |depth: u32| {
+        let queue = CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None)?;
+        queue.sharing.own();
+        Ok::<_, Error>(queue)
+    };
+    let queue = |shared: Option<&CompletionQueue>, depth| match shared {
+        Some(queue) => {
+            queue.inner.share()?;
+            Ok(queue.inner.clone())
         }
-        Self::in_role(pd, config, Role::Plain)
-    }
-
-    /// Makes a queue pair in the state RESET whose sends a trigger releases.
-    fn triggered(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig<'_>,
-        trigger: &Trigger,
-    ) -> Result<Self, Error> {
-        if !trigger.inner.pd.is(&pd.inner) {
-            return Err(Error::QueuePair(QueuePairError::OtherDomain));
-        }
-        let Some(master) = &trigger.inner.master else {
-            // Room for a WAIT in front of each send.
-            return Self::in_role(pd, config.send_depth(config.send_depth.saturating_mul(2)), Role::Plain);
-        };
-        master.ensure_queue(pd, config.port)?;
-        let slave = Self::in_role(pd, config, Role::Slave)?;
-        master.add_slave(&slave.inner);
-        Ok(slave)
-    }
-
-    /// Makes a queue pair in the state RESET that releases others. Its send queue has `blocks` blocks; its receive
-    /// queue is not used.
-    pub(crate) fn of_master(pd: &ProtectionDomain, blocks: u32, port: u8) -> Result<Self, Error> {
-        let config = QueuePairConfig::default()
-            .send_depth(blocks)
-            .send_segments(1)
-            .inline(0)
-            .recv_depth(1)
-            .access(Access::empty())
-            .port(port);
-        Self::in_role(pd, config, Role::Master)
-    }
-
-    fn in_role(pd: &ProtectionDomain, config: QueuePairConfig<'_>, role: Role) -> Result<Self, Error> {
-        let maker =
-            if config.queues == QueueApi::Verbs { role.maker(&pd.inner.device) } else { config.queues };
-        let domain = QueueDomain::new(&pd.inner, maker, config.placement, true)?;
-        Self::in_domain(domain, config, role)
-    }
-
-    /// Makes a queue pair in the state RESET in a domain.
-    pub(crate) fn in_domain(
-        domain: Arc<QueueDomain>,
-        config: QueuePairConfig<'_>,
-        role: Role,
-    ) -> Result<Self, Error> {
-        if let Maker::Devx(devx) = &domain.maker {
-            if config.shared_receives.is_some() {
-                return Err(Error::Devx(DevxError::NoSharedReceives));
-            }
-            if config.transport == Transport::Dc {
-                return Err(Error::Devx(DevxError::NoDc));
-            }
-            devx.check(&config)?;
-        }
-        // Every work request may complete, even an unsignaled one if it fails. The other half is for entries that a
-        // stream has not read yet.
-        let own = |depth: u32| {
-            let queue = CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2), None)?;
-            queue.sharing.own();
-            Ok::<_, Error>(queue)
-        };
-        let queue = |shared: Option<&CompletionQueue>, depth| match shared {
-            Some(queue) => {
-                queue.inner.share()?;
-                Ok(queue.inner.clone())
-            }
-            None => own(depth),
-        };
-        let send_cq = queue(config.send_cq, config.send_depth)?;
-        let recv_depth = match config.shared_receives {
-            Some(receives) => receives.inner.credits().capacity(),
-            None => config.recv_depth,
-        };
-        let recv_cq = match config.transport {
-            // It has no receives, but verbs need a queue for them.
-            Transport::Dc => send_cq.clone(),
-            _ => queue(config.recv_cq, recv_depth)?,
-        };
-        let sharing = |receives: &SharedReceiveQueue| SrqAttachment::new(&receives.inner, &recv_cq);
-        let shared = config.shared_receives.map(sharing).transpose()?;
-        let trigger = config.trigger.map(|trigger| trigger.inner.clone());
-        let port = PortContext::of(&domain.pd.device, config.port, config.gid_index)?;
-        let srq = shared.as_ref().map(|shared| shared.receives.raw());
-        // SAFETY: the queue pair keeps these queues, which are of its device, and drops them last.
-        let made =
-            unsafe { make::queue_pair(&domain, &config, [send_cq.handle(), recv_cq.handle()], srq, role) }?;
-        let queues = [send_cq, recv_cq];
-        Ok(NewQueuePair { domain, config: config.to_static(), queues, shared, trigger, role }
-            .assemble(port, made))
-    }
+        None => own(depth),
+    };
+    let send_cq = queue(config.send_cq, config.send_depth)?;
+    let recv_depth = match config.shared_receives {
+        Some(receives) => receives.inner.credits().capacity(),
+        None => config.recv_depth,
+    };
+    let recv_cq = match config.transport {
+        // It has no receives, but verbs need a queue for them.
+        Transport::Dc => send_cq.clone(),
+        _ => queue(config.recv_cq, recv_depth)?,
+    };
+    let sharing = |receives: &SharedReceiveQueue| SrqAttachment::new(&receives.inner, &recv_cq);
+    let shared = config.shared_receives.map(sharing).transpose()?;
+    let trigger = config.trigger.map(|trigger| trigger.inner.clone());
+    let port = PortContext::of(&domain.pd.device, config.port, config.gid_index)?;
+    let srq = shared.as_ref().map(|shared| shared.receives.raw());
+    // SAFETY: the queue pair keeps these queues, which are of its device, and drops them last.
+    let made =
+        unsafe { make::queue_pair(&domain, &config, [send_cq.handle(), recv_cq.handle()], srq, role) }?;
+    let queues = [send_cq, recv_cq];
+    Ok(NewQueuePair { domain, config: config.to_static(), queues, shared, trigger, role }
+        .assemble(port, made))
 }
 
 pub(super) struct PortContext {
@@ -195,7 +181,6 @@ impl NewQueuePair {
             object,
             number,
             gid,
-            psn: AtomicU32::new(next_psn()),
             config,
             limits: Limits {
                 segments: made.send_segments,
@@ -208,9 +193,7 @@ impl NewQueuePair {
                 atomics: abilities.atomics,
             },
             recv_segments: made.recv_segments,
-            status: Mutex::new(QpState::Initialised),
-            is_ready: AtomicBool::new(false),
-            is_flushed: AtomicBool::new(false),
+            life: Life::new(number),
             is_dropped: AtomicBool::new(false),
             known: KnownRegions::new(send.keeper()),
             send: SpinMutex::new(send),
@@ -244,27 +227,18 @@ impl Drop for QueuePairInner {
             // Before its number can be reused: a release would reach the number's new owner.
             master.remove_slave(trigger, self.number);
         }
-        // Locked before the number can be reused, so that its entries are not mistaken for the new owner's. In the
-        // order of the addresses, as another queue pair may use the two queues the other way round.
-        let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
-            Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),
-            Ordering::Equal => (&self.send_cq, None),
-            Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
-        };
-        let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
+        // Before the number can be reused, so that its entries are not mistaken for the new owner's.
+        let (mut completions, mut arrivals) = self.send_cq.lock_both(&self.recv_cq);
         // The number of a closed target may have a new owner.
         let is_closed = self.is_target() && self.object.verbs().is_none();
         // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this, the card
         // accesses neither the rings nor the memory of work requests; fields drop afterwards.
         self.object.destroy();
-        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
-        for (queue, state) in states.iter_mut().flatten() {
-            if Arc::ptr_eq(queue, &self.send_cq) {
-                (0..sends.entries).for_each(|i| state.unreserve(i < sends.signaled));
-            }
-            if Arc::ptr_eq(queue, &self.recv_cq) {
-                (0..receives).for_each(|_| state.unreserve(true));
-            }
+        let (sends, receives) = (self.send().outstanding(), self.recv.lock().len());
+        (0..sends.entries).for_each(|i| completions.unreserve(i < sends.signaled));
+        (0..receives).for_each(|_| arrivals.as_mut().unwrap_or(&mut completions).unreserve(true));
+        for (queue, state) in [(&self.send_cq, Some(&mut completions)), (&self.recv_cq, arrivals.as_mut())] {
+            let Some(state) = state else { continue };
             if is_closed {
                 queue.unlist(self.number);
                 continue;

@@ -1,11 +1,14 @@
-//! Failure of a queue pair: recording the first cause, from a completion or an asynchronous event, and flushing its
-//! work, so that no stream waits forever.
+//! The end of a connection: recording the first error, from a completion or an asynchronous event, flushing the work,
+//! so that no stream waits forever, and resetting the queue pair.
 
 use crate::qp::complete::wait::{CHECKER, start_checker};
+use crate::qp::life::connect;
+use crate::qp::life::state::next_psn;
 use crate::qp::make::QpObject;
-use crate::qp::{CompletionQueueInner, QpState, QueuePair, QueuePairInner};
+use crate::qp::{CompletionQueueInner, QpState, QueuePairInner};
+use crate::queue::completion::CompletionState;
 use crate::queue::outcome::outcome;
-use crate::queue::{FailureCause, Syndrome, WorkError, WorkKind};
+use crate::queue::{FailureCause, ResetBlocker, Syndrome, WorkError, WorkKind};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::events::{Element, EventSink};
 use crate::verbs::{AsyncEventKind, Error, Owned};
@@ -16,58 +19,25 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-impl QueuePair {
-    /// Moves the queue pair to the error state. The card flushes all its work, so that every waiting stream wakes.
-    /// Later completions are errors, and preparing and posting are refused. Waits for sends that a stream has not
-    /// rung yet end earlier, once all queue pairs that complete there have failed, unless the completion queue or
-    /// its doorbell record is in GPU memory.
-    ///
-    /// May be called from any thread, and more than once.
-    ///
-    /// # Errors
-    /// [`Error::Verbs`] if the provider refuses.
-    pub fn abort(&self) -> Result<(), Error> {
-        self.inner.abort()
-    }
-
-    /// Returns the first error of the queue pair, if it has failed.
-    ///
-    /// A flush is returned only while its cause is unknown: neither a completion queue nor an event has reported an
-    /// earlier error. Cards write the entries of different queues in any order, so the cause may arrive later; each
-    /// call looks for it again.
-    pub fn failure(&self) -> Option<FailureCause> {
-        self.inner.look_for_cause();
-        self.inner.failure()
-    }
-}
-
-impl Drop for QueuePair {
-    fn drop(&mut self) {
-        self.inner.hide_completions();
-        if self.inner.in_flight()
-            && let Err(error) = self.inner.abort()
-        {
-            tracing::error!(%error, qpn = self.inner.number, "a queue pair in flight could not be aborted");
-        }
-    }
+/// Why [`QueuePair::reset`](crate::QueuePair::reset) and [`QueuePair::reconnect`](crate::QueuePair::reconnect) did
+/// nothing, or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResetError {
+    /// Work of the last connection is outstanding.
+    #[error("queue pair {qpn:#x} cannot be reset: {blocker}")]
+    Blocked {
+        /// The queue pair's number.
+        qpn: u32,
+        /// The obstacle.
+        blocker: ResetBlocker,
+    },
+    /// The provider refused a transition, or the new connection is impossible.
+    #[error(transparent)]
+    Verbs(#[from] Error),
 }
 
 impl QueuePairInner {
-    pub(crate) fn failure(&self) -> Option<FailureCause> {
-        if self.is_ready.load(Ordering::Acquire) {
-            return None;
-        }
-        match *self.status() {
-            QpState::Failed(cause) => Some(cause),
-            _ => None,
-        }
-    }
-
-    /// Records the first error. A later error report of the card replaces a flush.
-    pub(crate) fn fail(&self, cause: FailureCause) {
-        self.fail_status(&mut self.status(), cause);
-    }
-
     /// Records the first error, and moves the queue pair to the error state.
     ///
     /// Under one lock: a thread that sees the error may reset the queue pair at once, and then this would fail the
@@ -75,33 +45,15 @@ impl QueuePairInner {
     /// the status.
     pub(crate) fn stop(&self, cause: FailureCause) -> Result<(), Error> {
         if let QpObject::Target(target) = &self.object {
-            self.fail(cause);
+            self.life.fail(&mut self.life.lock(), cause);
             self.close(target);
             return Ok(());
         }
-        let mut status = self.status();
-        self.fail_status(&mut status, cause);
-        self.to_state(verbs::IBV_QPS_ERR, "to ERR")?;
-        self.is_flushed.store(true, Ordering::Release);
+        let mut status = self.life.lock();
+        self.life.fail(&mut status, cause);
+        connect::to_state(self, verbs::IBV_QPS_ERR, "to ERR")?;
+        self.life.is_flushed.store(true, Ordering::Release);
         Ok(())
-    }
-
-    fn fail_status(&self, status: &mut QpState, cause: FailureCause) {
-        let is_news = match *status {
-            QpState::Failed(known) => known.is_flush() && !cause.is_flush() && cause != FailureCause::Aborted,
-            _ => true,
-        };
-        if !is_news {
-            return;
-        }
-        match cause {
-            FailureCause::Work(_) | FailureCause::Event(_) | FailureCause::Master => {
-                tracing::warn!(qpn = self.number, %cause, "queue pair failed")
-            }
-            FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
-        }
-        *status = QpState::Failed(cause);
-        self.is_ready.store(false, Ordering::Release);
     }
 
     /// Records the error of a completion. A flush is replaced by the error before it, which the card may have
@@ -110,23 +62,23 @@ impl QueuePairInner {
     /// Does nothing after a reset: `psn` is the queue pair's from when the entry was read.
     pub(crate) fn fail_with_work(&self, psn: u32, error: WorkError) {
         let cause = FailureCause::Work(self.first_cause(error));
-        let mut status = self.status();
-        if self.psn.load(Ordering::Relaxed) == psn {
-            self.fail_status(&mut status, cause);
-            self.is_flushed.store(true, Ordering::Release);
+        let mut status = self.life.lock();
+        if self.life.psn.load(Ordering::Relaxed) == psn {
+            self.life.fail(&mut status, cause);
+            self.life.is_flushed.store(true, Ordering::Release);
         }
     }
 
     /// Returns the flush that an entry reports, unless an earlier error is known.
     pub(crate) fn flush_of_unknown_cause(&self, cqe: &Cqe64) -> Option<WorkError> {
         let error = outcome(cqe).err().filter(|error| error.is_flush() && !self.is_target())?;
-        self.failure().is_none().then_some(error)
+        self.life.failure().is_none().then_some(error)
     }
 
     /// Replaces a flush by the error before it, if the card has written that since. No completion queue's lock is held.
-    fn look_for_cause(&self) {
-        let psn = self.psn.load(Ordering::Relaxed);
-        if let Some(FailureCause::Work(error)) = self.failure().filter(|cause| cause.is_flush()) {
+    pub(crate) fn look_for_cause(&self) {
+        let psn = self.life.psn.load(Ordering::Relaxed);
+        if let Some(FailureCause::Work(error)) = self.life.failure().filter(|cause| cause.is_flush()) {
             self.fail_with_work(psn, error);
         }
     }
@@ -176,7 +128,7 @@ impl QueuePairInner {
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
         // It may have been reset since its failure was seen: a reset holds this lock.
-        if self.failure().is_none() {
+        if self.life.failure().is_none() {
             return;
         }
         if let Some(doorbell) = send.flush() {
@@ -209,7 +161,7 @@ impl QueuePairInner {
             return false;
         }
         let queue_pairs = self.recv_cq.attached();
-        queue_pairs.is_ok_and(|all| all.iter().all(|queue_pair| queue_pair.failure().is_some()))
+        queue_pairs.is_ok_and(|all| all.iter().all(|queue_pair| queue_pair.life.failure().is_some()))
     }
 
     /// Ends waits that nothing satisfies: for sends that were not rung, receives that were not announced, and
@@ -224,7 +176,7 @@ impl QueuePairInner {
         for queue_pair in &queue_pairs {
             let send = queue_pair.send();
             // As above.
-            if queue_pair.failure().is_none() || !queue_pair.is_flushed.load(Ordering::Acquire) {
+            if queue_pair.life.failure().is_none() || !queue_pair.life.is_flushed.load(Ordering::Acquire) {
                 return;
             }
             if queue_pair.shared.is_some() && Arc::ptr_eq(&queue_pair.recv_cq, queue) {
@@ -237,7 +189,7 @@ impl QueuePairInner {
             }
             drop(send);
             if Arc::ptr_eq(&queue_pair.recv_cq, queue) {
-                unrung += queue_pair.recv().unannounced();
+                unrung += queue_pair.recv.lock().unannounced();
             }
         }
         completions.end_waits(&rung, unrung, &sharing);
@@ -245,19 +197,19 @@ impl QueuePairInner {
 
     /// Returns whether a stream has not announced its receives yet.
     fn is_announced_later(&self) -> bool {
-        self.recv().unannounced() > 0
+        self.recv.lock().unannounced() > 0
     }
 
     /// Completes the claims on receives that a stream has not announced, as the card can only flush them, and
     /// announces those of a dead stream. Returns whether there are any.
     fn flush_receives(&self) -> bool {
-        let mut recv = self.recv();
+        let mut recv = self.recv.lock();
         // As in `flush_unposted`: it may have been reset.
-        let has_failed = matches!(*self.status(), QpState::Failed(_));
+        let has_failed = matches!(*self.life.lock(), QpState::Failed(_));
         if !has_failed || recv.unannounced() == 0 {
             return false;
         }
-        if self.is_flushed.load(Ordering::Acquire) {
+        if self.life.is_flushed.load(Ordering::Acquire) {
             let flush = Syndrome::WrFlush as u8;
             recv.given_claims()
                 .for_each(|claim| claim.finish_unposted(self.number, WorkKind::Receive, flush));
@@ -277,11 +229,87 @@ impl QueuePairInner {
             drop(taken);
             self.orphan_entries(&mut completions);
         }
-        self.is_flushed.store(true, Ordering::Release);
+        self.life.is_flushed.store(true, Ordering::Release);
+    }
+
+    /// Orphans its unpolled entries, which keep their places, and frees their receives of a shared queue.
+    fn orphan_entries(&self, completions: &mut CompletionState) {
+        for receive in completions.orphan_entries(self.number) {
+            self.shared.as_ref().and_then(|shared| shared.receives.retire(receive));
+        }
+    }
+
+    /// Implements [`QueuePair::reset`](crate::QueuePair::reset).
+    pub(crate) fn reset(&self) -> Result<(), ResetError> {
+        if self.life.failure().is_some() {
+            // Prepared work completes, too.
+            self.flush_unposted();
+        }
+        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number, blocker });
+        for queue in [&self.send_cq, &self.recv_cq] {
+            if queue.lock().is_lost() {
+                return refuse(ResetBlocker::CompletionQueueLost(queue.number()));
+            }
+        }
+        // Held to the end: no thread adds work to queues that are being reset.
+        let (mut completions, mut arrivals) = match self.shared {
+            Some(_) => self.send_cq.lock_both(&self.recv_cq),
+            None => (self.send_cq.lock(), None),
+        };
+        let mut send = self.send();
+        let mut recv = self.recv.lock();
+        if let Some(blocker) = send.blocker(self.life.failure().is_some(), completions.waits_ahead() > 0) {
+            return refuse(blocker);
+        }
+        if !recv.is_empty() {
+            return refuse(ResetBlocker::Receives(recv.len()));
+        }
+        if self.shared.is_some() {
+            let arrivals = arrivals.as_mut().unwrap_or(&mut completions);
+            let unpolled = arrivals.unpolled_of(self.number);
+            if unpolled > 0 {
+                return refuse(ResetBlocker::Receives(unpolled));
+            }
+            if arrivals.reopen_ended_waits() {
+                return refuse(ResetBlocker::ReceiveWaits);
+            }
+        }
+        if let Some((trigger, master)) = self.master() {
+            // Its blocks are counted from 0 again: no release with an old index may remain.
+            master.cancel_releases(trigger, self.number);
+        }
+        let mut status = self.life.lock();
+        self.life.is_ready.store(false, Ordering::Release);
+        // Every completion was polled, except perhaps of unsignaled sends; so no old entry appears under the number
+        // of the new queues. (libmlx5 would search for old ones, but leaves completion queues alone whose ring it
+        // has given away.)
+        connect::to_state(self, verbs::IBV_QPS_RESET, "to RESET")?;
+        let silent = send.outstanding();
+        if silent.entries > 0 {
+            self.orphan_entries(&mut completions);
+            (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
+        }
+        if self.shared.is_some() {
+            // A receive that was being filled during the reset.
+            self.orphan_entries(arrivals.as_mut().unwrap_or(&mut completions));
+        }
+        drop((completions, arrivals));
+        send.reset();
+        recv.reset();
+        self.life.psn.store(next_psn(), Ordering::Relaxed);
+        connect::to_init(self)?;
+        *status = QpState::Initialised;
+        self.life.is_flushed.store(false, Ordering::Release);
+        drop(status);
+        if self.config.transport.is_addressed() {
+            connect::to_ready(self)?;
+        }
+        tracing::debug!(qpn = self.number, "queue pair reset");
+        Ok(())
     }
 
     /// Makes polling return no more completions of this queue pair.
-    fn hide_completions(&self) {
+    pub(crate) fn hide_completions(&self) {
         // Before the locks: a poll that takes one of them later sees it.
         self.is_dropped.store(true, Ordering::Relaxed);
         for queue in [&self.send_cq, &self.recv_cq] {
@@ -289,12 +317,12 @@ impl QueuePairInner {
         }
     }
 
-    fn in_flight(&self) -> bool {
+    pub(crate) fn in_flight(&self) -> bool {
         // One lock at a time: both may be the same queue's.
         let sends = self.send_cq.lock().has_posted_waits();
         let receives = self.recv_cq.lock().has_posted_waits();
         let shared = self.shared.as_ref().is_some_and(|shared| shared.receives.credits().posted() > 0);
-        sends || receives || shared || self.send().in_flight() || !self.recv().is_empty()
+        sends || receives || shared || self.send().in_flight() || !self.recv.lock().is_empty()
     }
 }
 
@@ -308,7 +336,7 @@ impl Task for Flushing {
         queue_pair.flush_unposted();
         // After a reset, it has no sends.
         let to_ring = queue_pair.send().is_rung_later() || queue_pair.is_announced_later();
-        if queue_pair.failure().is_some() && (to_ring || queue_pair.has_waits_to_end()) {
+        if queue_pair.life.failure().is_some() && (to_ring || queue_pair.has_waits_to_end()) {
             return Polled::Nothing;
         }
         queue_pair.is_watched.store(false, Ordering::Release);
@@ -341,10 +369,10 @@ impl EventSink for QueuePairInner {
     fn fail_by_event(&self, kind: AsyncEventKind, element: Element) {
         let cause = FailureCause::Event(kind);
         if self.is_target() && matches!(element, Element::Qp(_)) {
-            self.fail(cause);
+            self.life.fail(&mut self.life.lock(), cause);
             // The card has stopped serving it. Destroying it would wait until this event is acknowledged, and so would
             // a thread that does so under the lock of its completion queue. The next poll there ends the waits.
-            return self.is_flushed.store(true, Ordering::Release);
+            return self.life.is_flushed.store(true, Ordering::Release);
         }
         if let Err(error) = self.stop(cause) {
             tracing::warn!(%error, qpn = self.number(), "a queue pair that the card reported cannot be told to fail");

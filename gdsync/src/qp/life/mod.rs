@@ -2,5 +2,7 @@
 
 pub(crate) mod connect;
 pub(crate) mod create;
-mod fail;
+pub(crate) mod fail;
+#[deny(unsafe_code)]
+pub(crate) mod state;
 pub(crate) mod target;

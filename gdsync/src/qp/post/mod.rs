@@ -9,8 +9,8 @@ mod tests;
 
 use self::receives::PreparedReceives;
 use crate::memory::{Timeline, TimelinePoint};
+use crate::qp::QueuePairInner;
 use crate::qp::card::trigger::TriggerInner;
-use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::request::{Limits, Rules};
 use crate::queue::send::{PostMode, PreviousPost, SendState, WaitRequest};
@@ -96,7 +96,7 @@ impl PreparedSend {
         let Release::Ticket(ticket) = self.release else {
             return Err(QueueError::State(StateError::NoTrigger { qpn: self.queue_pair.number }));
         };
-        self.queue_pair.check_connected()?;
+        self.queue_pair.life.check_connected()?;
         self.queue_pair.send().check_not_stale(self.serial)?;
         self.trigger().map_or(Ok(()), |trigger| trigger.hand_out(ticket))?;
         self.queue_pair.send().mark_posted(self.serial);
@@ -125,7 +125,7 @@ impl PreparedSend {
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
     ) -> Result<Option<Release>, QueueError> {
-        self.queue_pair.check_connected()?;
+        self.queue_pair.life.check_connected()?;
         let mut send = self.queue_pair.send();
         if send.guarded {
             drop(send);
@@ -156,7 +156,7 @@ impl PreparedSend {
     pub(crate) fn ring(self) -> Result<(), QueueError> {
         let mut send = self.queue_pair.send();
         // Under the lock: a later failure finds it.
-        self.queue_pair.check_connected()?;
+        self.queue_pair.life.check_connected()?;
         // SAFETY: the register belongs to its queue pair, which is alive.
         unsafe { send.ring_prepared(self.serial) }?;
         drop(send);
@@ -197,7 +197,7 @@ impl Drop for PreparedSend {
             return;
         }
         let ticket = self.trigger().zip(self.ticket());
-        if self.queue_pair.failure().is_some() {
+        if self.queue_pair.life.failure().is_some() {
             // The card flushes the send; later tickets may be released.
             if let Some((trigger, ticket)) = ticket {
                 trigger.cancel(ticket);
@@ -220,28 +220,6 @@ impl Drop for PreparedSend {
     }
 }
 
-impl QueuePair {
-    /// Writes a request into the send queue without ringing the card.
-    ///
-    /// # Errors
-    /// [`QueueError`] if there is no room, a limit is exceeded, a slice is of another domain, or the queue pair is not
-    /// connected or has failed.
-    pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
-        PreparedSend::new(self.inner.clone(), &request, PostMode::LATER)
-    }
-
-    /// Posts a request at once: writes it into the send queue and rings the card, by the CPU. Programs with a stream
-    /// use [`QueuePair::prepare`].
-    ///
-    /// # Errors
-    /// As [`QueuePair::prepare`], and if sends are prepared and not posted, or outstanding on a stream. Nothing is
-    /// posted then.
-    #[inline(always)]
-    pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
-        self.inner.enqueue(&request, PostMode::NOW).map(drop)
-    }
-}
-
 impl QueuePairInner {
     /// Writes a request into the send queue, and rings the card or leaves that for later, as `mode` says. Returns
     /// the serial number, and what hands the request to the card. A request left for later needs a
@@ -255,7 +233,7 @@ impl QueuePairInner {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
         // Under the locks: a queue pair is marked before its queues are flushed or attached to kernels.
-        self.check_connected()?;
+        self.life.check_connected()?;
         match mode {
             PostMode::Now => {
                 let book = |signaled| completions.reserve(signaled);

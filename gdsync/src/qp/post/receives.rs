@@ -4,7 +4,7 @@
 //! stores the record.
 
 use crate::memory::Timeline;
-use crate::qp::{QueuePair, QueuePairInner};
+use crate::qp::QueuePairInner;
 use crate::queue::request::{Rules, data_segments};
 use crate::queue::{Claim, PeerOp, QueueError, StateError};
 use crate::verbs::{Slice, Transport};
@@ -28,20 +28,20 @@ impl PreparedReceives {
     ///
     /// # Errors
     /// The position of the refused receive, and why; nothing is prepared then. The errors of
-    /// [`QueuePair::post_recv`], and receives that another stream, or another thread for it, has not announced yet;
+    /// [`post`], and receives that another stream, or another thread for it, has not announced yet;
     /// any stream, if the CPU announces these.
     pub(crate) fn new(
         queue_pair: &Arc<QueuePairInner>,
         receives: &[(&[Slice], Arc<Claim>)],
         timeline: Option<&Arc<Timeline>>,
     ) -> Result<Self, (usize, QueueError)> {
-        queue_pair.check_not_failed().map_err(|error| (0, error))?;
+        queue_pair.life.check_not_failed().map_err(|error| (0, error))?;
         let segments = receives.iter().enumerate().map(|(position, (slices, _))| {
-            queue_pair.recv_segments(slices).map_err(|error| (position, error))
+            self::segments(queue_pair, slices).map_err(|error| (position, error))
         });
         let segments = segments.collect::<Result<Vec<_>, _>>()?;
         let mut completions = queue_pair.recv_cq.lock();
-        let mut recv = queue_pair.recv();
+        let mut recv = queue_pair.recv.lock();
         recv.check_turn(queue_pair.number, timeline).map_err(|error| (0, error))?;
         for (position, ((slices, claim), segments)) in receives.iter().zip(&segments).enumerate() {
             if let Err(error) = recv.check_room().and_then(|()| completions.reserve(true)) {
@@ -62,16 +62,16 @@ impl PreparedReceives {
     /// # Errors
     /// The queue pair has failed.
     pub(crate) fn commit(&mut self, timeline: &Arc<Timeline>) -> Result<PeerOp, QueueError> {
-        let mut recv = self.queue_pair.recv();
+        let mut recv = self.queue_pair.recv.lock();
         // Under the lock: a later failure finds them.
-        self.queue_pair.check_not_failed()?;
+        self.queue_pair.life.check_not_failed()?;
         self.is_posted = true;
         Ok(recv.give_to_stream(timeline))
     }
 
     pub(crate) fn undo(&mut self) {
         if std::mem::take(&mut self.is_posted) {
-            self.queue_pair.recv().take_from_stream(self.count);
+            self.queue_pair.recv.lock().take_from_stream(self.count);
         }
     }
 
@@ -80,8 +80,8 @@ impl PreparedReceives {
     /// # Errors
     /// The queue pair has failed; they are taken back then.
     pub(crate) fn announce(mut self) -> Result<(), QueueError> {
-        let mut recv = self.queue_pair.recv();
-        self.queue_pair.check_not_failed()?;
+        let mut recv = self.queue_pair.recv.lock();
+        self.queue_pair.life.check_not_failed()?;
         recv.announce();
         drop(recv);
         self.is_posted = true;
@@ -93,7 +93,7 @@ impl Drop for PreparedReceives {
     fn drop(&mut self) {
         if !self.is_posted {
             let mut completions = self.queue_pair.recv_cq.lock();
-            self.queue_pair.recv().take_back();
+            self.queue_pair.recv.lock().take_back();
             (0..self.count).for_each(|_| completions.unreserve(true));
         }
     }
@@ -105,38 +105,30 @@ impl fmt::Display for PreparedReceives {
     }
 }
 
-impl QueuePair {
-    /// Posts a receive: the next send of the remote side fills the slices in order.
-    ///
-    /// # Errors
-    /// [`QueueError`] if there is no room, a limit is exceeded, a slice is of another domain or not writable, the
-    /// queue pair has failed or has a [`SharedReceiveQueue`](crate::qp::SharedReceiveQueue), or a stream has not
-    /// reached receives of persistent requests.
-    pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        let inner = &*self.inner;
-        inner.check_not_failed()?;
-        let segments = inner.recv_segments(slices)?;
-        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
-        let mut completions = inner.recv_cq.lock();
-        let mut recv = inner.recv();
-        recv.check_turn(inner.number, None)?;
-        recv.check_room()?;
-        completions.reserve(true)?;
-        recv.post(&segments, wr_id, regions);
-        event(EventKind::PostedReceive, || [inner.number.into(), wr_id, 0]);
-        Ok(())
-    }
+/// Implements [`QueuePair::post_recv`](crate::QueuePair::post_recv).
+#[inline]
+pub(crate) fn post(queue_pair: &QueuePairInner, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+    queue_pair.life.check_not_failed()?;
+    let segments = segments(queue_pair, slices)?;
+    let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+    let mut completions = queue_pair.recv_cq.lock();
+    let mut recv = queue_pair.recv.lock();
+    recv.check_turn(queue_pair.number, None)?;
+    recv.check_room()?;
+    completions.reserve(true)?;
+    recv.post(&segments, wr_id, regions);
+    event(EventKind::PostedReceive, || [queue_pair.number.into(), wr_id, 0]);
+    Ok(())
 }
 
-impl QueuePairInner {
-    pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
-        if self.config.transport == Transport::Dc {
-            return Err(QueueError::State(StateError::DcInitiatorCannotReceive { qpn: self.number }));
-        }
-        if self.shared.is_some() {
-            return Err(QueueError::State(StateError::SharedReceives { qpn: self.number }));
-        }
-        slices.iter().try_for_each(|slice| self.check(slice, true))?;
-        data_segments(slices, self.recv_segments)
+/// Checks the slices of a receive, and returns their segments.
+pub(crate) fn segments(queue_pair: &QueuePairInner, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
+    if queue_pair.config.transport == Transport::Dc {
+        return Err(QueueError::State(StateError::DcInitiatorCannotReceive { qpn: queue_pair.number }));
     }
+    if queue_pair.shared.is_some() {
+        return Err(QueueError::State(StateError::SharedReceives { qpn: queue_pair.number }));
+    }
+    slices.iter().try_for_each(|slice| queue_pair.check(slice, true))?;
+    data_segments(slices, queue_pair.recv_segments)
 }

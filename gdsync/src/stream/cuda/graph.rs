@@ -15,7 +15,8 @@ use crate::cuda::{CudaError, Gpu, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
 use crate::stream::cuda::params::with_params;
 use crate::stream::in_flight::{KeptAlive, Past};
-use crate::stream::proxy::ProxiedDoorbell;
+use crate::stream::lower::{lower, lowering};
+use crate::stream::proxy::{self, ProxiedDoorbell};
 use crate::stream::state::StreamState;
 use crate::stream::{CudaStream, PostFailure, Posted, Stream, in_flight};
 use cudarc::driver::sys;
@@ -173,12 +174,12 @@ impl Stream<CudaStream> {
         // Dropped after the lock is released: the drops may take other locks.
         let mut past = Past::default();
         let mut state = self.lock();
-        past.extend(self.reap(&mut state));
+        past.extend(self.engine.reap(&mut state));
         if graph.nodes.is_empty() {
             self.launch_exec(graph)?;
             return Ok(Posted { operations: 0, submissions: 1 });
         }
-        self.check_room(&mut state, graph.nodes.len())?;
+        self.engine.check_room(&mut state, graph.nodes.len())?;
         // A node's operations keep their kinds, whatever queues they name: nothing is merged.
         let waits = descriptors.iter().filter(|descriptor| matches!(descriptor, Descriptor::WaitCq(_)));
         let waits = waits.count() as u32;
@@ -191,7 +192,7 @@ impl Stream<CudaStream> {
         let mut points = Points::planned(state.issued, &plan);
         let result =
             self.fill_in(graph, &state, descriptors, counts, points).and_then(|(operations, rings)| {
-                Self::with_proxy(&state.proxied, rings, || self.launch_exec(graph)).map(|()| operations)
+                proxy::ringing(&state.proxied, rings, || self.launch_exec(graph)).map(|()| operations)
             });
         // The last node writes the last point, unless it ends with a write of the program.
         points.open = descriptors.last().is_some_and(Descriptor::is_write);
@@ -199,13 +200,13 @@ impl Stream<CudaStream> {
         match result {
             Ok(operations) => {
                 let kept = KeptAlive::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
-                state.accept(points, kept, &self.caps);
+                state.accept(points, kept, &self.engine.caps);
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
                 descriptors.iter_mut().rev().for_each(Descriptor::undo);
                 if fatal(&error) {
-                    self.abandon(state);
+                    self.engine.abandon(state);
                     in_flight::abort(descriptors.iter().flat_map(Descriptor::queue_pairs));
                 }
                 Err(error)
@@ -224,7 +225,7 @@ impl Stream<CudaStream> {
     ) -> Result<(usize, Vec<ProxiedDoorbell>), GraphError> {
         state.translations.refresh(&**self);
         let (mut ops, mut operations) = (Vec::new(), 0);
-        let mut lowering = self.lowering(state, points, false, &mut ops);
+        let mut lowering = lowering(&self.engine, state, points, false, &mut ops);
         for (i, (node, (count, _))) in graph.nodes.iter().zip(counts).enumerate() {
             let (part, others) = rest.split_at_mut(*count);
             rest = others;
@@ -233,13 +234,13 @@ impl Stream<CudaStream> {
             // Nothing follows a last write of the program, as in other submissions.
             let ends_with_write = part.last().is_some_and(Descriptor::is_write);
             let (before, last) = part.split_at_mut(count - usize::from(ends_with_write));
-            Self::lower(&mut lowering, before.iter_mut().map(kept))?;
+            lower(&mut lowering, before.iter_mut().map(kept))?;
             if !node.shape.ends_with_wait() {
                 // The last node writes the last point, others the last one taken.
                 let is_last = i + 1 == counts.len() && !ends_with_write;
                 lowering.progress(if is_last { points.end } else { lowering.point })?;
             }
-            Self::lower(&mut lowering, last.iter_mut().map(kept))?;
+            lower(&mut lowering, last.iter_mut().map(kept))?;
             graph.set(node, lowering.ops)?;
             operations += lowering.ops.len();
         }

@@ -71,6 +71,7 @@ pub use request::Request;
 pub use start::{start_all, start_all_by_trigger, wait_all};
 
 use crate::memop::MemOpStream;
+use crate::qp::post::receives;
 use crate::qp::{CardWord, QueuePair, Trigger};
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Completion, QueueError, Status};
@@ -360,7 +361,7 @@ impl PersistentRecv {
     /// # Errors
     /// [`QueueError`] if a slice is of another domain or not writable, or there are too many.
     pub fn new(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
-        queue_pair.inner.recv_segments(slices)?;
+        receives::segments(&queue_pair.inner, slices)?;
         Self::new_with(queue_pair, slices, None)
     }
 }

@@ -163,7 +163,7 @@ impl sealed::Core {
 pub(super) fn progress(queue: &CompletionQueueInner, queue_pair: &QueuePairInner) {
     // Before the flush, so that completed work does not count as flushed.
     queue.progress();
-    if queue_pair.failure().is_some() {
+    if queue_pair.life.failure().is_some() {
         queue_pair.flush_unposted();
     }
 }

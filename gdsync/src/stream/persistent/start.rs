@@ -51,7 +51,7 @@ pub(super) fn start<B: MemOpStream>(
     start_now: impl Fn(&[&mut dyn Request], &Stream<B>) -> Result<Started, ListError>,
 ) -> Result<Posted, ListError> {
     for (index, request) in requests.iter_mut().enumerate() {
-        request.core_mut().check_start(&stream.timeline).map_err(ListError::of(index))?;
+        request.core_mut().check_start(&stream.engine.timeline).map_err(ListError::of(index))?;
     }
     let mut pause = Pause::new();
     loop {
@@ -79,7 +79,7 @@ fn start_now<B: MemOpStream>(
     stream: &Stream<B>,
 ) -> Result<Started, ListError> {
     let mut prepared = Prepared::default();
-    prepared.fill(requests, By::Stream(&stream.timeline))?;
+    prepared.fill(requests, By::Stream(&stream.engine.timeline))?;
     let posted = prepared.post(requests, stream)?;
     Ok((std::mem::take(&mut prepared.claims), posted))
 }
@@ -164,12 +164,12 @@ impl Prepared {
     ) -> Result<Posted, ListError> {
         let mut done = Posted { operations: 0, submissions: 0 };
         let only_receives = self.work.iter().all(|work| matches!(work, Descriptor::Receives(_)));
-        if only_receives && matches!(stream.backend.wait_idle(Duration::ZERO), Ok(true)) {
+        if only_receives && matches!(stream.wait_idle(Duration::ZERO), Ok(true)) {
             self.ring(requests);
             return Ok(done);
         }
         let batch = Batch { descriptors: std::mem::take(&mut self.work), unmerged: false };
-        let Err(PostError { batch, posted, source }) = stream.post_whole(batch, &mut done) else {
+        let Err(PostError { batch, posted, source }) = stream.post_parts(batch, &mut done, true) else {
             return Ok(done);
         };
         self.work = batch.descriptors;
@@ -288,7 +288,7 @@ pub fn wait_all<B: MemOpStream>(
         }
     };
     for request in requests {
-        request.core_mut().awaited_on = Some(stream.timeline.clone());
+        request.core_mut().awaited_on = Some(stream.engine.timeline.clone());
     }
     Ok(posted)
 }
@@ -319,7 +319,7 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
     // After the others, which are one run.
     batch.descriptors.extend(words);
     let mut done = Posted { operations: 0, submissions: 0 };
-    let posted = stream.post_whole(batch, &mut done);
+    let posted = stream.post_parts(batch, &mut done, true);
     posted.map_err(|error| ListError { index: None, source: error.source.into() })?;
     Ok(done)
 }
@@ -429,7 +429,7 @@ fn start_now_by<B: MemOpStream>(
     let batch = Batch { descriptors: vec![Descriptor::Ticket(ticket)], unmerged: false };
     let mut done = Posted { operations: 0, submissions: 0 };
     // Before the doorbells: if the stream refuses, the card has seen nothing. Work released by then executes at once.
-    let posted = stream.post_whole(batch, &mut done);
+    let posted = stream.post_parts(batch, &mut done, true);
     posted.map_err(|error| ListError { index: None, source: error.source.into() })?;
     prepared.ring(requests);
     Ok((std::mem::take(&mut prepared.claims), done))

@@ -99,7 +99,7 @@ fn events_of_queue_pairs_ports_and_devices_fail_those_that_they_concern() {
         };
         let event = event(code, element);
         let concerned = device.inner.queue_pairs.concerned(Element::of(&event));
-        let told = device.inner.take_event(&event, &concerned);
+        let told = take_event(&device.inner, &event, &concerned);
         assert_eq!(told.queue_pairs.contains(&right.number()), code != 1);
         assert_eq!([left.failure().is_some(), right.failure().is_some()], failed, "{told}");
         assert_eq!(

@@ -92,7 +92,7 @@ pub(crate) struct Qp {
 
 fn service(transport: Transport) -> Service {
     match transport {
-        // `QueuePair::in_domain` refuses DC.
+        // `create::in_domain` refuses DC.
         Transport::Rc | Transport::Dc => Service::Rc,
         Transport::Uc => Service::Uc,
         Transport::Ud => Service::Ud,

@@ -6,6 +6,7 @@ use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
 use super::{Cq, Domain, Qp};
 use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Span, SpanKind};
+use crate::qp::life::create;
 use crate::qp::make::{Maker, QueueDomain, Role};
 use crate::qp::testing::{LONG, poll};
 use crate::verbs::pd::ProtectionDomainInner;
@@ -144,7 +145,7 @@ fn devx_queues_in_memory_files_carry_messages_of_streams_and_of_the_cpu() {
     let source = Arc::new(MemoryFiles::new(c"carries"));
     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
     let make = || {
-        QueuePair::in_domain(domain(&pd.inner, source.clone()).unwrap(), config, Role::Plain)
+        create::in_domain(domain(&pd.inner, source.clone()).unwrap(), config, Role::Plain)
             .and_then(QueuePair::started)
             .unwrap()
     };
@@ -205,7 +206,7 @@ fn devx_queues_that_cannot_have_their_memory_leave_nothing_behind() {
             let left = AtomicUsize::new(made);
             let source = Arc::new(RunsOut { left, then, files, writer: Mutex::default() });
             let domain = domain(&pd.inner, source.clone()).unwrap();
-            let error = QueuePair::in_domain(domain, QueuePairConfig::default(), Role::Plain).unwrap_err();
+            let error = create::in_domain(domain, QueuePairConfig::default(), Role::Plain).unwrap_err();
             source.files.made.lock().clear();
             assert_eq!(descriptors_of(c"runs-out"), 0, "{then:?} after {made}");
             if let Some(mut writer) = source.writer.lock().take() {

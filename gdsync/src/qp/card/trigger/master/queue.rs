@@ -3,12 +3,12 @@
 use crate::qp::card::trigger::TriggerInner;
 use crate::qp::card::trigger::master::{Master, MasterState, PendingSend};
 use crate::qp::complete::wait::{CHECKER, start_checker};
-use crate::qp::{QueuePair, QueuePairInner};
+use crate::qp::{QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::outcome::outcome;
 use crate::queue::send::{Enable, PostMode};
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
 use crate::util::poller::{Polled, Task};
-use crate::verbs::{ConnectOptions, Error, ProtectionDomain, ProtectionDomainInner};
+use crate::verbs::{Access, ConnectOptions, Error, ProtectionDomain, ProtectionDomainInner};
 use gdsync_sys::pause::Pause;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,15 @@ impl Master {
     pub(super) fn make(&self, pd: &Arc<ProtectionDomainInner>, port: u8) -> Result<QueuePair, Error> {
         start_checker()?;
         let pd = ProtectionDomain { inner: pd.clone() };
-        let queue_pair = QueuePair::of_master(&pd, self.capacity.blocks, port)?.started()?;
+        // Its receive queue is not used.
+        let config = QueuePairConfig::default()
+            .send_depth(self.capacity.blocks)
+            .send_segments(1)
+            .inline(0)
+            .recv_depth(1)
+            .access(Access::empty())
+            .port(port);
+        let queue_pair = QueuePair::of_master(&pd, config)?.started()?;
         queue_pair.connect(&queue_pair.endpoint()?, ConnectOptions::default())?;
         Ok(queue_pair)
     }
@@ -98,7 +106,7 @@ impl MasterState {
         let own = &*queue_pair.inner;
         let mut completions = own.send_cq.lock();
         let mut send = own.send();
-        own.check_connected()?;
+        own.life.check_connected()?;
         let enable = Enable { qpn: pending.slave, until: pending.until };
         // SAFETY: the register belongs to this queue pair, which is alive.
         let block = unsafe { send.post_enable(trigger.wait_for(pending.ticket), enable, &mut completions) }?;
@@ -146,12 +154,12 @@ impl MasterState {
                 Ok(()) => self.markers = self.markers.saturating_sub(1),
                 Err(error) if self.is_stopping && error.is_flush() => {}
                 Err(error) => {
-                    own.fail_with_work(own.psn.load(Ordering::Relaxed), error);
+                    own.fail_with_work(own.life.psn.load(Ordering::Relaxed), error);
                     self.is_broken = true;
                 }
             }
         }
-        self.is_broken |= !self.is_stopping && own.failure().is_some();
+        self.is_broken |= !self.is_stopping && own.life.failure().is_some();
         any
     }
 

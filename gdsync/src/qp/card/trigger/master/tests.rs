@@ -167,7 +167,8 @@ fn a_send_that_cannot_be_prepared_leaves_nothing_in_either_queue() {
     assert_eq!(heads(), before);
     // The failure has not been noticed, as the lock is held meanwhile.
     let state = rig.master().state.lock();
-    state.queue_pair.as_ref().unwrap().inner.fail(FailureCause::Aborted);
+    let life = &state.queue_pair.as_ref().unwrap().inner.life;
+    life.fail(&mut life.lock(), FailureCause::Aborted);
     drop(state);
     let error = rig.send(0, 3).unwrap_err();
     assert!(matches!(error, QueueError::State(StateError::MasterFailed { .. } | StateError::Failed { .. })));

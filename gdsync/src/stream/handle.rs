@@ -1,0 +1,388 @@
+//! A stream, and its calls.
+
+use crate::batch::{Batch, Descriptor};
+use crate::cuda::arena_of;
+use crate::memop::{MemOpStream, StreamError};
+use crate::memory::{Timeline, TimelinePoint};
+use crate::qp::{PreparedSend, QueuePair};
+use crate::queue::WorkRequest;
+use crate::queue::send::PostMode;
+use crate::stream::fast_path::FastPath;
+use crate::stream::in_flight::{self, InFlight};
+use crate::stream::proxy;
+use crate::stream::state::{Engine, StreamState};
+use crate::stream::watchdog::{StalledWait, Watchdog, Watched};
+use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use crate::verbs::Error;
+use gdsync_sys::pause::{self, Pause};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Delay until a waiting CPU thread first checks for failed queue pairs. The delay doubles each time, up to
+/// [`LONGEST_LOOK`]: a check takes a step for each send in flight, and many threads may wait.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+const LONGEST_LOOK: Duration = Duration::from_millis(160);
+/// Period in which a waiting CPU thread logs the wait at which the stream hangs.
+const STALL: Duration = Duration::from_secs(10);
+
+/// A stream that performs batches in order. It dereferences to its backend, such as [`SoftStream`](crate::SoftStream)
+/// or [`CudaStream`](crate::CudaStream).
+///
+/// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed it.
+///
+/// ```
+/// use gdsync::memop::{Condition, MemOpStream, Word32};
+/// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+/// // Streams of any kind fit one type.
+/// let backend: Box<dyn MemOpStream> = Box::new(SoftStream::new()?);
+/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(backend)?;
+/// let memory = PinnedMemory::allocate(8)?;
+/// let (go, done) = (Word32::new(&memory, 0)?, Word32::new(&memory, 4)?);
+/// stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1))?;
+/// assert_eq!((done.load(), stream.outstanding()), (0, 1));
+/// go.store(1);
+/// stream.synchronize()?;
+/// assert_eq!((done.load(), stream.outstanding()), (1, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Stream<B: MemOpStream> {
+    pub(super) engine: Engine<B>,
+    pub(super) state: Mutex<StreamState>,
+}
+
+impl<B: MemOpStream> Stream<B> {
+    /// Makes a stream on a backend.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if there is none for its timeline.
+    pub fn new(backend: B) -> Result<Self, Error> {
+        Self::with_options(backend, StreamOptions::default())
+    }
+
+    /// Makes a stream on a backend, with options.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Thread`] if [`DoorbellPath::Proxy`] has no thread;
+    /// [`PlacementError`](crate::cuda::PlacementError) if its timeline cannot be placed as asked.
+    pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
+        pause::prepare();
+        proxy::start_if_asked_for(options.doorbells)?;
+        let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
+        let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
+        let state = StreamState::new(&options);
+        if options.always_signal {
+            let timeline = timeline.clone();
+            backend.idle_probe(Arc::new(move || timeline.is_quiet()));
+        }
+        let (caps, path, turn) = (backend.caps(), options.doorbells, Condvar::new());
+        Ok(Stream { engine: Engine { backend, caps, path, timeline, turn }, state: Mutex::new(state) })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, StreamState> {
+        self.state.lock()
+    }
+
+    /// Posts a batch: the backend will perform its descriptors in order. This does not wait for that, except with
+    /// [`super::Cpu`], which performs the batch before this returns. While that waits, other posting threads wait for
+    /// their turn; all other calls return at once.
+    ///
+    /// A batch that needs more operations than one submission takes is split between descriptors.
+    ///
+    /// # Errors
+    /// [`PostError`], with the part of the batch that was not posted. If the backend itself has failed, the queue
+    /// pairs of that part's sends and waits move to the error state, as it is not known which doorbells have rung.
+    pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
+        let mut done = Posted { operations: 0, submissions: 0 };
+        self.post_parts(batch, &mut done, false).map(|()| done)
+    }
+
+    /// Waits up to `timeout` while the stream has as many submissions outstanding as it takes, and posts.
+    ///
+    /// # Errors
+    /// As [`Self::post`]; [`PostFailure::WouldBlock`] after the timeout.
+    pub fn post_timeout(&self, mut batch: Batch, timeout: Duration) -> Result<Posted, PostError> {
+        let mut pause = Pause::new();
+        let mut done = Posted { operations: 0, submissions: 0 };
+        let mut before = 0;
+        loop {
+            match self.post_parts(batch, &mut done, false) {
+                Err(PostError { batch: rest, posted, source: PostFailure::WouldBlock { .. } })
+                    if pause.elapsed() < timeout =>
+                {
+                    before += posted;
+                    batch = rest;
+                    pause.pause();
+                }
+                Err(error) => return Err(PostError { posted: before + error.posted, ..error }),
+                Ok(()) => return Ok(done),
+            }
+        }
+    }
+
+    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less CPU time.
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
+        let mut state = self.lock();
+        match state.submit_fast(&self.engine, &send.queue_pair, send.place()) {
+            FastPath::Posted(end) => Ok(state.hold(end, send.into_queue_pair())),
+            other => self.engine.post_otherwise(state, other, send),
+        }
+    }
+
+    /// Posts as [`Self::post_send`] does, for a stream's only owner: takes no lock of the stream.
+    ///
+    /// ```
+    /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pd = ProtectionDomain::new(&Device::software()?)?;
+    /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+    /// # left.connect(&right.endpoint()?, Default::default())?;
+    /// # right.connect(&left.endpoint()?, Default::default())?;
+    /// # let region = MemoryRegion::allocate(&pd, 8, Access::all())?;
+    /// let mut stream = Stream::new(SoftStream::new()?)?;
+    /// let send = left.prepare(WorkRequest::write_inline(b"hello", region.remote()))?;
+    /// stream.post_send_mut(send)?;
+    /// stream.synchronize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    pub fn post_send_mut(&mut self, send: PreparedSend) -> Result<Posted, PostError> {
+        let state = self.state.get_mut();
+        match state.submit_fast(&self.engine, &send.queue_pair, send.place()) {
+            FastPath::Posted(end) => Ok(state.hold(end, send.into_queue_pair())),
+            other => self.engine.post_otherwise(self.lock(), other, send),
+        }
+    }
+
+    /// Prepares a request and posts it on this stream (libgdsync's `gds_stream_queue_send`).
+    ///
+    /// # Errors
+    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send queue.
+    pub fn queue_send(
+        &self,
+        queue_pair: &QueuePair,
+        request: WorkRequest<'_>,
+    ) -> Result<Posted, PostFailure> {
+        let queue_pair = &queue_pair.inner;
+        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
+        let mut state = self.lock();
+        match state.submit_fast(&self.engine, queue_pair, place) {
+            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
+            other => self.engine.queue_otherwise(state, other, queue_pair, place),
+        }
+    }
+
+    /// Posts as [`Self::queue_send`] does, for a stream's only owner: takes no lock of the stream.
+    ///
+    /// # Errors
+    /// As [`Self::queue_send`].
+    pub fn queue_send_mut(
+        &mut self,
+        queue_pair: &QueuePair,
+        request: WorkRequest<'_>,
+    ) -> Result<Posted, PostFailure> {
+        let queue_pair = &queue_pair.inner;
+        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
+        let state = self.state.get_mut();
+        match state.submit_fast(&self.engine, queue_pair, place) {
+            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
+            other => self.engine.queue_otherwise(self.lock(), other, queue_pair, place),
+        }
+    }
+
+    /// Posts a batch; with `whole`, only if the stream has room for all of it. Counts what it has posted in `done`.
+    pub(super) fn post_parts(&self, batch: Batch, done: &mut Posted, whole: bool) -> Result<(), PostError> {
+        let _span = tracing::enabled!(tracing::Level::TRACE)
+            .then(|| tracing::trace_span!("post", descriptors = batch.len()).entered());
+        self.engine.post(self.lock(), batch, done, whole)
+    }
+
+    /// Waits until the stream has performed everything.
+    ///
+    /// # Errors
+    /// As [`Self::synchronize_timeout`].
+    pub fn synchronize(&self) -> Result<(), StreamError> {
+        while !self.synchronize_timeout(STALL)? {
+            if let Some(wait) = self.oldest_wait() {
+                tracing::warn!(%wait, "a stream has not come further than this wait for {STALL:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream has performed everything. Returns false after `timeout`.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`] if the backend has failed; another [`StreamError`] if the backend cannot tell.
+    pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
+        let _waiting = gdsync_trace::span(gdsync_trace::EventKind::Synchronize, || [0; 3]);
+        let deadline = Instant::now().checked_add(timeout);
+        let mut look_after = FIRST_LOOK;
+        loop {
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            let idle = self.engine.backend.wait_idle(left.min(look_after));
+            look_after = (look_after * 2).min(LONGEST_LOOK);
+            let mut state = self.lock();
+            let idle = idle.and_then(|idle| if idle { self.engine.is_idle(&state) } else { Ok(false) });
+            match idle {
+                Ok(idle) => {
+                    if idle {
+                        self.engine.timeline.declare_passed(state.issued);
+                        state.unwritten = 0;
+                    }
+                    let past = self.engine.reap(&mut state);
+                    if !idle {
+                        state.given().for_each(InFlight::flush_failed);
+                    }
+                    drop((state, past));
+                    if idle {
+                        return Ok(true);
+                    }
+                }
+                Err(error) => {
+                    if matches!(error, StreamError::Failed { .. }) {
+                        self.engine.abandon(state);
+                    }
+                    return Err(error);
+                }
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Returns the number of submissions that the stream is not known to have passed. A graph counts for each batch
+    /// node.
+    pub fn outstanding(&self) -> usize {
+        let mut state = self.lock();
+        self.engine.retire_if_idle(&mut state);
+        let past = self.engine.reap(&mut state);
+        let outstanding = state.weight + usize::from(state.performing.is_some());
+        drop((state, past));
+        outstanding
+    }
+
+    /// Describes the oldest unsatisfied wait that the stream is not known to have passed: the wait at which it
+    /// hangs, if it does.
+    pub fn oldest_wait(&self) -> Option<String> {
+        let state = self.lock();
+        let oldest = state.given().find_map(|submission| submission.oldest_wait(&self.engine.timeline));
+        oldest.map(|(_, wait)| wait.to_string())
+    }
+
+    /// Returns how the doorbells of a queue pair reach its card. Decides it if necessary, so that the first send
+    /// does not.
+    ///
+    /// # Errors
+    /// [`StreamError::NoThread`]; [`StreamError`] if the stream cannot reach the doorbell register and
+    /// [`DoorbellPath::Direct`] requires it.
+    pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
+        let state = self.lock();
+        if state.rings_itself() {
+            let register = queue_pair.inner.send().register;
+            match self.engine.backend.translate(register, size_of::<u64>()) {
+                Err(StreamError::Unreachable { reason, .. }) if self.engine.path == DoorbellPath::Auto => {
+                    state.fall_back(reason);
+                    proxy::start()?;
+                }
+                other => drop(other?),
+            }
+        }
+        let doorbells = state.doorbells.borrow().clone();
+        Ok(doorbells)
+    }
+}
+
+impl<B: MemOpStream + 'static> Stream<B> {
+    /// Starts a thread that checks the stream periodically. If the stream stays at the same wait for `after`, the
+    /// thread reports the wait and its duration once, as a `tracing` warning and to `callback`. The thread ends
+    /// with the returned handle, or with the stream, which it does not keep alive. A callback that panics is
+    /// logged, and called again at the next wait.
+    ///
+    /// # Errors
+    /// [`Error::Thread`]; [`OutOfRange`](crate::verbs::OutOfRange) for an `after` of 0.
+    pub fn watchdog(
+        self: &Arc<Self>,
+        after: Duration,
+        callback: impl FnMut(&StalledWait, Duration) + Send + 'static,
+    ) -> Result<Watchdog, Error> {
+        Watchdog::start(Arc::downgrade(self), after, callback)
+    }
+}
+
+impl<B: MemOpStream> Watched for Stream<B> {
+    fn stalled(&self) -> Option<((TimelinePoint, usize), StalledWait)> {
+        if !matches!(self.engine.backend.wait_idle(Duration::ZERO), Ok(false)) {
+            return None;
+        }
+        let state = self.lock();
+        state.given().find_map(|submission| {
+            let (position, descriptor) = submission.oldest_wait(&self.engine.timeline)?;
+            let wait = if let Descriptor::WaitCq(wait) = descriptor { Some(wait) } else { None };
+            let stalled = StalledWait {
+                description: descriptor.to_string(),
+                completion_queue: wait.map(|wait| wait.entry().0.number()),
+                index: wait.map(|wait| wait.index()),
+                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number).collect(),
+            };
+            Some(((submission.end, position), stalled))
+        })
+    }
+}
+
+impl<B: MemOpStream> Deref for Stream<B> {
+    type Target = B;
+
+    fn deref(&self) -> &B {
+        &self.engine.backend
+    }
+}
+
+impl<B: MemOpStream> fmt::Debug for Stream<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("Stream")
+            .field("issued", &state.issued.0)
+            .field("progress", &self.engine.timeline.progress().0)
+            .field("in_flight", &state.in_flight.len())
+            .field("performing", &state.performing.is_some())
+            .field("doorbells", &*state.doorbells.borrow())
+            .field("proxied", &state.proxied)
+            .finish()
+    }
+}
+
+impl<B: MemOpStream> Drop for Stream<B> {
+    fn drop(&mut self) {
+        let mut state = self.lock();
+        let past = self.engine.reap(&mut state);
+        if state.in_flight.is_empty() {
+            return drop((state, past));
+        }
+        let closed = self.engine.backend.wait_idle(Duration::ZERO).and_then(|idle| match idle {
+            true => {
+                self.engine.timeline.declare_passed(state.issued);
+                Ok(())
+            }
+            false => self.engine.write_closing_point(&mut state),
+        });
+        if let Err(StreamError::Failed { .. }) = closed {
+            return self.engine.abandon(state);
+        }
+        let in_flight = std::mem::take(&mut state.in_flight);
+        drop((state, past));
+        if let Err(error) = closed {
+            tracing::error!(%error, "a dropped stream cannot be made to write its timeline: what it names stays for ever");
+        }
+        in_flight::orphan(&self.engine.timeline, in_flight);
+    }
+}
