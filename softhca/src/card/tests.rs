@@ -193,7 +193,8 @@ impl TestQp {
             dest_qpn: Some(peer),
             rq_psn: Some(with.rq_psn.unwrap_or(0)),
             max_dest_rd_atomic: Some(4),
-            min_rnr_timer: Some(with.min_rnr_timer.unwrap_or(1)),
+            // 1.28 ms: longer than a step takes, under a sanitizer, too. A shorter timer never lets the card rest.
+            min_rnr_timer: Some(with.min_rnr_timer.unwrap_or(14)),
             ..QpChange::default()
         };
         card.modify_qp(self.qpn, &rtr).unwrap();

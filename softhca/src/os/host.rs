@@ -7,6 +7,7 @@ use super::guard::guarded;
 use gdsync_sys::shared::{self, SharedU8, SharedU32, SharedU64};
 use gdsync_sys::wake;
 use std::fs::OpenOptions;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
@@ -148,22 +149,25 @@ pub(crate) unsafe fn probe(from: *const u8, count: usize) -> Result<(), Gone> {
     Ok(())
 }
 
+/// Returns the mappings of `/proc/self/maps` (proc_pid_maps(5)), ordered by address, each with the rest of its line, which
+/// begins with its rights.
+pub(crate) fn mappings(maps: &str) -> impl Iterator<Item = (Range<u64>, &str)> {
+    maps.lines().filter_map(|line| {
+        let (place, rest) = line.split_once(' ')?;
+        let (first, end) = place.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        Some((number(first)?..number(end)?, rest))
+    })
+}
+
 /// Describes what has become of an address.
 fn state_of(addr: u64) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let is_in = |line: &&str| {
-        let (first, end) = line.split_once(' ')?.0.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        Some((number(first)?..number(end)?).contains(&addr))
-    };
-    match maps.lines().find(|line| is_in(line) == Some(true)) {
+    match mappings(&maps).find(|(range, _)| range.contains(&addr)) {
         None => "are no longer mapped".to_owned(),
-        Some(line) => {
-            let rest = line.split_once(' ').map_or("", |(_, rest)| rest);
-            format!(
-                "cannot be accessed: their mapping is {}",
-                rest.split_whitespace().collect::<Vec<_>>().join(" ")
-            )
+        Some((_, rest)) => {
+            let rest: Vec<&str> = rest.split_whitespace().collect();
+            format!("cannot be accessed: their mapping is {}", rest.join(" "))
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::copy::Location;
 use super::translation::{Pieces, Refusal};
 use crate::card::config::{Access, InvalidValue, RegionConfig};
+use crate::os::host::mappings;
 use crate::os::memory::KeptPages;
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
@@ -234,23 +235,15 @@ pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     has_rights(&maps, start..end, writable)
 }
 
-/// Returns whether `/proc/self/maps` (proc_pid_maps(5)) allows reading (and writing) all of a range. Its lines are
-/// ordered by address: `first-end rwxp ...`.
+/// Returns whether `/proc/self/maps` allows reading (and writing) all of a range.
 fn has_rights(maps: &str, range: Range<u64>, writable: bool) -> bool {
     let mut left = range.start;
-    for line in maps.lines() {
-        let Some((place, rest)) = line.split_once(' ') else { continue };
-        let Some((first, end)) = place.split_once('-') else { continue };
-        let number = |text| u64::from_str_radix(text, 16);
-        let (Ok(first), Ok(end)) = (number(first), number(end)) else { continue };
-        if end <= left {
-            continue;
-        }
+    for (mapping, rest) in mappings(maps).filter(|(mapping, _)| mapping.end > range.start) {
         let allowed = rest.starts_with(if writable { "rw" } else { "r" });
-        if first > left || !allowed {
+        if mapping.start > left || !allowed {
             return false;
         }
-        left = end;
+        left = mapping.end;
         if left >= range.end {
             return true;
         }

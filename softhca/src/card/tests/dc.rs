@@ -56,7 +56,7 @@ impl Target {
         let init = QpChange { pkey_index: Some(0), port: Some(1), access, ..to(QpState::Init) };
         card.modify_qp(qpn, &init).unwrap();
         let address = Some(Address { dlid: card.lid(), gid: None });
-        let rtr = QpChange { address, path_mtu: Some(5), min_rnr_timer: Some(1), ..to(QpState::Rtr) };
+        let rtr = QpChange { address, path_mtu: Some(5), min_rnr_timer: Some(14), ..to(QpState::Rtr) };
         card.modify_qp(qpn, &rtr).unwrap();
         let place = Region::new(card, pdn, 1 << 18, everything() | Access::REMOTE_ATOMIC);
         Target { qpn, srq, cq, place }

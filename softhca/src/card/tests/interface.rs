@@ -36,7 +36,7 @@ fn an_ethernet_port_is_addressed_by_gid() {
         dest_qpn: Some(qp.qpn),
         rq_psn: Some(0),
         max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(1),
+        min_rnr_timer: Some(14),
         ..QpChange::default()
     };
     assert!(ethernet.modify_qp(qp.qpn, &rtr).is_err());

@@ -53,7 +53,7 @@ impl Bed {
         let to = |state| QpChange { state: Some(state), ..QpChange::default() };
         let init = QpChange { pkey_index: Some(0), port: Some(1), access, ..to(QpState::Init) };
         let rtr = QpChange { address, path_mtu: Some(5), rq_psn: Some(0), ..to(QpState::Rtr) };
-        let timers = QpChange { max_dest_rd_atomic: Some(4), min_rnr_timer: Some(1), ..rtr };
+        let timers = QpChange { max_dest_rd_atomic: Some(4), min_rnr_timer: Some(14), ..rtr };
         for (qpn, up) in [
             (sender.qpn, QpChange { dest_qpn: Some(target), ..rtr }),
             (target, QpChange { dest_qpn: Some(sender.qpn), ..timers }),

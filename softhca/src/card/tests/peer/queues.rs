@@ -90,7 +90,7 @@ fn connected(collapsed: bool) -> (Pair, GpuQp) {
             dest_qpn: Some(peer),
             rq_psn: Some(0),
             max_dest_rd_atomic: Some(1),
-            min_rnr_timer: Some(1),
+            min_rnr_timer: Some(14),
             ..QpChange::default()
         };
         let rts = QpChange {
