@@ -81,14 +81,14 @@ fn atomics_that_cannot_be_are_refused_here_or_there() {
     // Without the access right: of the region, and of the queue pair.
     let closed = Pair::new();
     let all = closed.open_region(8);
-    let cases = [(open(), false), (closed, true)];
-    for (pair, right_of_region) in cases {
+    let cases = [(open(), false, Syndrome::RemoteAccess), (closed, true, Syndrome::RemoteInvalidRequest)];
+    for (pair, right_of_region, expected) in cases {
         let target = if right_of_region { all.clone() } else { pair.region(8) };
         let result = pair.open_region(8);
         let place = result.slice(..).unwrap();
         pair.left.post_send(WorkRequest::fetch_add(&place, target.remote(), 1)).unwrap();
         let error = poll(&pair.left.send_cq()).status.unwrap_err();
-        assert_eq!((error.kind(), number(&target, 0)), (Some(Syndrome::RemoteAccess), 0));
+        assert_eq!((error.kind(), number(&target, 0)), (Some(expected), 0));
     }
 }
 

@@ -42,6 +42,7 @@ static struct {
     int (*cuMemFree_v2)(CUdeviceptr);
     int (*cuMemcpyDtoH_v2)(void *, CUdeviceptr, size_t);
     int (*cuMemcpyHtoD_v2)(CUdeviceptr, const void *, size_t);
+    int (*cuCtxSynchronize)(void);
     int (*cuMemGetAllocationGranularity)(size_t *, const AllocationProp *, int);
     int (*cuMemCreate)(unsigned long long *, size_t, const AllocationProp *, unsigned long long);
     int (*cuMemAddressReserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
@@ -74,6 +75,7 @@ static void load(void)
     LOAD(cuMemFree_v2);
     LOAD(cuMemcpyDtoH_v2);
     LOAD(cuMemcpyHtoD_v2);
+    LOAD(cuCtxSynchronize);
     LOAD(cuMemGetAllocationGranularity);
     LOAD(cuMemCreate);
     LOAD(cuMemAddressReserve);
@@ -152,6 +154,8 @@ static void both_ways(gdr_t g, CUdeviceptr memory, size_t pinned)
         DONE(memcmp(seen, source + i % 5, size));
         fill((unsigned)i + 100);
         DONE(cu.cuMemcpyHtoD_v2(memory + offset, source, size));
+        /* The copy returns when pageable bytes are staged, perhaps before they are in the GPU's memory. */
+        DONE(cu.cuCtxSynchronize());
         memset(seen, 0, sizeof(seen));
         DONE(gdr_copy_from_mapping(mh, seen + i % 3, map + offset, size));
         DONE(memcmp(seen + i % 3, source, size));
