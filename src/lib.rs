@@ -15,6 +15,7 @@ mod devices;
 pub mod doctor;
 mod explain;
 pub mod failure;
+#[allow(unsafe_code)]
 pub mod folder;
 pub mod hca;
 #[allow(unsafe_code)]
@@ -65,7 +66,8 @@ pub fn main(
     };
     match log::own_filter() {
         Ok(filter) => {
-            let written = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+            // The layer would report a failed write by `eprintln!`, which panics.
+            let written = tracing_subscriber::fmt::layer().with_writer(io::stderr).log_internal_errors(false);
             tracing_subscriber::registry().with(written).with(filter).init();
         }
         Err(error) => {

@@ -35,6 +35,17 @@ fn every_way_to_play_pingpong_is_verified() {
 }
 
 #[test]
+fn a_log_that_cannot_be_written_ends_nothing() {
+    let command = "$0 pingpong --procs 1 --iters 10";
+    for stderr in ["2>/dev/full", "2>&-"] {
+        let mut shell = std::process::Command::new("/bin/sh");
+        shell.args(["-c", &format!("{command} {stderr}")]).arg(gdsync(&[]).get_program());
+        let ended = shell.env("GDSYNC_LOG", "trace").output().unwrap();
+        assert!(ended.status.success() && !ended.stdout.is_empty(), "{stderr}: {ended:?}");
+    }
+}
+
+#[test]
 fn batches_are_explained() {
     let report = json(&["explain", "--example", "alltoall", "--json"]);
     assert_eq!(report["merged"]["operations"].as_array().unwrap().len(), 193, "{report}");

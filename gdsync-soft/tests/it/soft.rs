@@ -1,6 +1,7 @@
 //! `gdsync soft` itself.
 
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::processes::{children_of, signal};
 use gdsync_test_support::programs::{Running, run, soft};
 use std::path::Path;
 use std::process::Command;
@@ -92,6 +93,37 @@ fn wait_for_start(temporary: &Folder) {
         assert!(Instant::now() < end, "it does not start");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing() {
+    let temporary = Folder::new("full");
+    for stderr in ["2>/dev/full", "2>&-"] {
+        // The file is the card's, which logs that it starts.
+        let mut command =
+            shell(&temporary, &format!("cat /sys/class/infiniband/mlx5_0/ports/1/lid {stderr}"));
+        command.env("SOFTHCA_LOG", "trace");
+        assert!(run(command).succeeded().starts_with("0x"), "{stderr}");
+    }
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn what_a_killed_run_has_left_is_removed_by_the_next() {
+    let temporary = Folder::new("abandoned");
+    let running = Running::start(shell(&temporary, "touch $SOFTHCA_FILES/started; exec sleep 1000"));
+    wait_for_start(&temporary);
+    // The watcher first, which would remove it.
+    let is_watcher = |pid: &&u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("soft-watch"))
+    };
+    let children = children_of(running.child.id(), 2);
+    signal(*children.iter().find(is_watcher).unwrap(), libc::SIGKILL);
+    running.kill();
+    assert_eq!(running.end().code, Some(137));
+    assert!(temporary.content() > 0, "nobody was left to remove it");
+    assert_eq!(run(shell(&temporary, "true")).code, Some(0));
+    assert_eq!(temporary.content(), 0);
 }
 
 #[test]

@@ -197,6 +197,45 @@ fn waits_that_the_cpu_ends_release_the_word_and_the_card_counts_again() {
     }
 }
 
+/// The card waits for entries of sends that were taken back: they never come once the queue pairs are dropped.
+#[test]
+fn sends_that_are_taken_back_release_the_word_when_their_queue_pair_is_dropped() {
+    for (number_of_sends, send_is_last, keeps_collector) in
+        [(1, false, true), (1, true, true), (1, false, false), (2, false, true)]
+    {
+        let pair = pair::Pair::new();
+        let region = pair.region(8);
+        let source = region.slice(..).unwrap();
+        let prepare = |_| {
+            let send = pair
+                .left
+                .prepare(WorkRequest::write(std::slice::from_ref(&source), region.remote()))
+                .unwrap();
+            (send, pair.left.send_cq().prepare_wait().unwrap())
+        };
+        let (mut sends, waits): (Vec<_>, Vec<_>) = (0..number_of_sends).map(prepare).unzip();
+        let collector = Collector::new(&pair.device).unwrap();
+        let number = collector.collect(waits).unwrap();
+        let stream = soft();
+        stream.post(Batch::new().wait_value64(collector.word(), Condition::Geq, number)).unwrap();
+        let mut take_back = || {
+            while let Some(send) = sends.pop() {
+                drop(send)
+            }
+        };
+        if !send_is_last {
+            take_back();
+        }
+        let kept = keeps_collector.then_some(collector);
+        assert!(!stream.synchronize_timeout(SHORT).unwrap(), "the queue pair may still send");
+        let pair::Pair { left, right, .. } = pair;
+        drop((left, right));
+        take_back();
+        synchronize(&stream);
+        drop(kept);
+    }
+}
+
 #[test]
 fn what_a_collector_cannot_wait_for_is_refused() {
     let (peers, other) = (Fan::new(1, None), Fan::new(1, None));

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault;
 
-/// A thread that accesses a program's memory.
+/// A thread that accesses a program's memory. A cache line of its own.
+#[repr(align(64))]
 struct Guard {
     /// The thread's pointer ([`thread_pointer`]); 0 if the entry is free.
     thread: AtomicUsize,

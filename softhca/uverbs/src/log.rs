@@ -44,7 +44,8 @@ pub(crate) fn start() -> Result<(), SettingError> {
     if STARTED.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
-    let written = tracing_subscriber::fmt::layer().with_writer(|| Stderr);
+    // The layer would report a failed write by `eprintln!`, which panics.
+    let written = tracing_subscriber::fmt::layer().with_writer(|| Stderr).log_internal_errors(false);
     let log = tracing_subscriber::registry().with(written).with(filter);
     // Fails if a program that links this library has installed a log, which then gets the messages.
     let _ = log.try_init();

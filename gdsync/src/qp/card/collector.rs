@@ -339,7 +339,12 @@ impl CollectorState {
 impl Awaited {
     /// Returns whether all entries have been written, or will never be, as the CPU sees it.
     fn has_come(&self) -> bool {
-        self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
+        self.is_abandoned() || self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
+    }
+
+    /// Returns whether no entry comes any more, as the awaited sends were taken back and their queue pairs dropped.
+    fn is_abandoned(&self) -> bool {
+        !self.queue_pairs.is_empty() && self.queue_pairs.iter().all(|(one, _)| one.is_abandoned())
     }
 
     fn has_failed(&self) -> bool {
@@ -347,7 +352,7 @@ impl Awaited {
         let failed = |(queue_pair, psn): &(Arc<QueuePairInner>, u32)| {
             queue_pair.life.failure().is_some() || queue_pair.life.psn.load(Ordering::Relaxed) != *psn
         };
-        self.queue_pairs.iter().any(failed) || lost()
+        self.queue_pairs.iter().any(failed) || lost() || self.is_abandoned()
     }
 }
 

@@ -324,6 +324,11 @@ impl QueuePairInner {
         let shared = self.shared.as_ref().is_some_and(|shared| shared.receives.credits().posted() > 0);
         sends || receives || shared || self.send().in_flight() || !self.recv.lock().is_empty()
     }
+
+    /// Returns whether the program has dropped it and nothing of it can complete any more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.is_dropped.load(Ordering::Relaxed) && !self.in_flight() && self.send().is_idle()
+    }
 }
 
 /// A failed queue pair with sends that a stream has not rung, or receives that a stream has not announced or waits
