@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault;
 
-/// A thread that accesses a program's memory. A cache line of its own.
+/// A thread that accesses programs' memory. A cache line of its own.
 #[repr(align(64))]
 struct Guard {
     /// The thread's pointer ([`thread_pointer`]); 0 if the entry is free.
@@ -25,11 +25,29 @@ struct Guard {
     stack: AtomicUsize,
 }
 
-/// Maximum number of threads that access programs' memory at the same time. Another one waits for a few microseconds.
-const MOST: usize = 64;
+/// Maximum number of threads at the same time. A further thread works without a guard.
+const MOST: usize = 512;
 
 static GUARDS: [Guard; MOST] =
     [const { Guard { thread: AtomicUsize::new(0), stack: AtomicUsize::new(0) } }; MOST];
+
+/// A thread's entry, until the thread ends.
+struct Own(Option<&'static Guard>);
+
+thread_local! {
+    static OWN: Own = {
+        let thread = thread_pointer();
+        let is_taken =
+            |guard: &&Guard| guard.thread.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        Own(GUARDS.iter().find(is_taken))
+    };
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.inspect(|guard| guard.thread.store(0, Ordering::Relaxed));
+    }
+}
 
 /// Runs `access`. Returns an error if it meets memory that it cannot access; it is then abandoned where it stood, and
 /// its effects up to there remain.
@@ -42,26 +60,15 @@ pub(crate) fn guarded<F: FnMut()>(mut access: F) -> Result<(), Fault> {
         // SAFETY: `guarded` passes its closure, which nothing else uses meanwhile.
         unsafe { (*access.cast::<F>())() }
     }
-    let thread = thread_pointer();
-    let guard = take_guard(thread);
+    let Some(guard) = OWN.try_with(|own| own.0).unwrap_or(None) else {
+        access();
+        return Ok(());
+    };
     // SAFETY: the function returns to this frame, once: by itself, or because the handler has found `stack`. The frames
     // that the handler skips own nothing.
     let faulted = unsafe { call(guard.stack.as_ptr(), run::<F>, (&raw mut access).cast()) };
     guard.stack.store(0, Ordering::Relaxed);
-    guard.thread.store(0, Ordering::Release);
     if faulted == 0 { Ok(()) } else { Err(Fault) }
-}
-
-fn take_guard(thread: usize) -> &'static Guard {
-    // Thread pointers are addresses of structures of some KiB.
-    let mut index = thread >> 12;
-    loop {
-        let guard = &GUARDS[index % MOST];
-        if guard.thread.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return guard;
-        }
-        index = index.wrapping_add(1);
-    }
 }
 
 /// Returns a number that no other living thread has, without a call: a handler of signals may do that.
@@ -198,14 +205,15 @@ fn install_handlers() -> io::Result<()> {
             super::check(libc::sigaction(signal, &raw const action, std::ptr::null_mut()))?;
         }
     }
-    // The threads of the guards do not exist in a child, whose threads may get their pointers.
-    // SAFETY: the function only stores to atomics.
+    // Other threads do not exist in a child, whose threads may get their pointers.
+    // SAFETY: the function only loads and stores atomics.
     unsafe { libc::pthread_atfork(None, None, Some(clear_guards)) };
     Ok(())
 }
 
 unsafe extern "C" fn clear_guards() {
-    GUARDS.iter().for_each(|guard| guard.thread.store(0, Ordering::Relaxed));
+    let others = GUARDS.iter().filter(|guard| guard.thread.load(Ordering::Relaxed) != thread_pointer());
+    others.for_each(|guard| guard.thread.store(0, Ordering::Relaxed));
 }
 
 /// Handles a fault: abandons the access of the thread's guard, or passes the signal on.
@@ -290,10 +298,11 @@ mod tests {
                     let (from, mut to) = (thread + round, 0);
                     assert_eq!(guarded(|| to = from), Ok(()));
                     assert_eq!(to, from);
+                    let is_own = |guard: &&Guard| guard.thread.load(Ordering::Relaxed) == thread_pointer();
+                    assert_eq!(GUARDS.iter().filter(is_own).count(), 1);
                 }
             }));
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(GUARDS.iter().all(|guard| guard.thread.load(Ordering::Relaxed) != thread_pointer()));
     }
 }
