@@ -15,7 +15,7 @@ use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::{Outgoing, Qp};
 use crate::fabric::{MULTICAST, Node, PayloadPart, SendOutcome};
 use crate::faults::{Direction, Fate};
-use crate::os::host;
+use crate::os::host::{self, Gone};
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -33,6 +33,9 @@ enum Departure {
     NoRoom,
 }
 
+/// A departure, if the program's payload is still there.
+type Departed = Result<Departure, Gone>;
+
 fn length_of(parts: &[PayloadPart]) -> usize {
     parts.iter().map(|(_, len)| *len).sum()
 }
@@ -49,13 +52,6 @@ pub(crate) enum Served {
     /// More to send.
     Part,
     Blocked,
-}
-
-/// How reading a payload from peer memory ended.
-enum Fetch {
-    Done,
-    Failed,
-    Full,
 }
 
 /// Result of adding a packet to a batch.
@@ -102,9 +98,9 @@ impl Engine {
             }
             if self.resources.payload.is_waiting() {
                 match self.fetch_payload(&packet, now) {
-                    Fetch::Done => {}
-                    Fetch::Failed => continue,
-                    Fetch::Full => return Served::Blocked,
+                    Batched::No => {}
+                    Batched::Yes | Batched::Refused => continue,
+                    Batched::NoRoom => return Served::Blocked,
                 }
             }
             if self.depart(&packet, now) == Departure::NoRoom {
@@ -129,27 +125,20 @@ impl Engine {
         }
     }
 
-    /// Passes executed SEND_ENs to the queue pairs that they release.
-    fn pass_on_enables(&mut self, now: Instant) {
-        for enable in std::mem::take(&mut self.resources.enables) {
-            self.with_qp(enable.slave, now, |qp, context| qp.enable(enable, context));
-            self.activate(enable.slave);
-        }
-    }
-
-    /// Reads the pieces of a packet's payload that are in peer memory. On failure the request or response is refused.
-    fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> Fetch {
+    /// Reads the pieces of a packet's payload that are in peer memory, so that it leaves like others. On failure the request
+    /// or response is refused.
+    fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> Batched {
         let payload = &mut self.resources.payload;
         // Clients are slow: a packet without room must not make them read repeatedly.
         if packet.to != self.resources.port.node()
             && self.fabric.is_full(packet.to, size_of::<Header>(), payload.len())
         {
             payload.clear();
-            return Fetch::Full;
+            return Batched::NoRoom;
         }
-        let Err(failure) = payload.fetch() else { return Fetch::Done };
+        let Err(failure) = payload.fetch() else { return Batched::No };
         self.payload_failed(packet, &failure.into(), now);
-        Fetch::Failed
+        Batched::Refused
     }
 
     /// Places a packet in the fabric, and starts copying its payload there. Clears the gathered payload, unless the
@@ -241,13 +230,6 @@ impl Engine {
         failure.is_none()
     }
 
-    /// Waits for all copies in progress. After a panic the step that started them no longer does; then their source and
-    /// target may be freed.
-    pub(crate) fn end_copies(&mut self) {
-        self.batch.wait();
-        self.resources.peers.finish();
-    }
-
     fn payload_failed(&mut self, packet: &Outgoing, failure: &MemoryFailure, now: Instant) {
         self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, failure, context));
     }
@@ -261,18 +243,18 @@ impl Engine {
             self.depart_without_faults(packet, &parts, now)
         };
         self.resources.payload.give_back(parts);
-        departure
+        departure.unwrap_or_else(|gone| {
+            self.payload_failed(packet, &gone.into(), now);
+            Departure::Gone
+        })
     }
 
-    fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departure {
+    fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departed {
         // This card, and those of a group, take the payload from where it is.
         if [self.resources.port.node(), MULTICAST].contains(&packet.to) {
             for (from, count) in parts {
                 // SAFETY: the parts were registered when they were gathered, just now, or are the card's.
-                if let Err(gone) = unsafe { host::probe(*from, *count) } {
-                    self.payload_failed(packet, &gone.into(), now);
-                    return Departure::Gone;
-                }
+                unsafe { host::probe(*from, *count) }?;
             }
         }
         // Loopback: the sending queue pair moves on before the packet is delivered, as both may be the same queue pair.
@@ -283,11 +265,8 @@ impl Engine {
         }
         let outcome = self.transmit(&packet.header, packet.to, parts, now);
         match outcome {
-            SendOutcome::Full => return Departure::NoRoom,
-            SendOutcome::Unreadable(gone) => {
-                self.payload_failed(packet, &gone.into(), now);
-                return Departure::Gone;
-            }
+            SendOutcome::Full => return Ok(Departure::NoRoom),
+            SendOutcome::Unreadable(gone) => return Err(gone),
             SendOutcome::Sent | SendOutcome::Unreachable => {}
         }
         if !moves_on_first {
@@ -298,38 +277,32 @@ impl Engine {
             });
         }
         self.note_unreachable(packet.qpn, packet.to, &packet.header, outcome, now);
-        Departure::Gone
+        Ok(Departure::Gone)
     }
 
     /// Sends a packet while faults are on. They decide about it once.
-    fn depart_with_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departure {
+    fn depart_with_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departed {
         let flow = (Direction::Out, packet.qpn);
         if self.delayed.is_full(flow) {
-            return Departure::NoRoom;
+            return Ok(Departure::NoRoom);
         }
         let fate = self.resources.faults.crosses(&crossing(Direction::Out, packet.qpn, &packet.header));
         let copies = match fate {
             Fate::Fails(syndrome) => {
                 self.with_qp(packet.qpn, now, |qp, context| qp.fail_current(syndrome, context));
-                return Departure::Gone;
+                return Ok(Departure::Gone);
             }
             Fate::Lost => 0,
             Fate::Passes | Fate::Delayed { .. } => 1,
             Fate::Duplicated => 2,
         };
         // SAFETY: the parts are the packet's payload, readable while it is handled.
-        let copy = match unsafe { delay(&packet.header, packet.to, parts, fate, now) } {
-            Ok(copy) => copy,
-            Err(gone) => {
-                self.payload_failed(packet, &gone.into(), now);
-                return Departure::Gone;
-            }
-        };
+        let copy = unsafe { delay(&packet.header, packet.to, parts, fate, now) }?;
         self.sent(packet, now);
         (0..copies).for_each(|_| self.delayed.push(flow, copy.clone()));
         // A packet without delay leaves now, unless earlier ones of its queue pair wait.
         self.release(flow, now);
-        Departure::Gone
+        Ok(Departure::Gone)
     }
 
     fn sent(&mut self, packet: &Outgoing, now: Instant) {

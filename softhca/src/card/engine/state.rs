@@ -139,6 +139,21 @@ impl Engine {
         self.schedule.clear_failed(qpn);
     }
 
+    /// Passes executed SEND_ENs to the queue pairs that they release.
+    pub(super) fn pass_on_enables(&mut self, now: Instant) {
+        for enable in std::mem::take(&mut self.resources.enables) {
+            self.with_qp(enable.slave, now, |qp, context| qp.enable(enable, context));
+            self.activate(enable.slave);
+        }
+    }
+
+    /// Waits for all copies in progress. After a panic the step that started them no longer does; then their source and
+    /// target may be freed.
+    pub(crate) fn end_copies(&mut self) {
+        self.batch.wait();
+        self.resources.peers.finish();
+    }
+
     /// Performs all deferred writes, before memory is deregistered.
     pub(crate) fn write_deferred(&mut self) {
         self.qps.values_mut().for_each(|qp| qp.endpoint.deferred.write_all());
