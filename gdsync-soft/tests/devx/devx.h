@@ -72,8 +72,23 @@ static struct ibv_qp *create_rc(struct ibv_pd *pd, struct ibv_cq *cq, int signal
     return qp;
 }
 
-/* Connects a queue pair to one of the same port. */
-static void connect_rc(struct ibv_qp *qp, uint32_t number)
+struct remote {
+    uint32_t number;
+    uint16_t lid;
+    union ibv_gid gid;
+};
+
+/* What others connect to. */
+static struct remote remote_of(struct ibv_qp *qp)
+{
+    struct remote own = {.number = qp->qp_num};
+    struct ibv_port_attr port;
+    CHECK(ibv_query_port(qp->context, 1, &port) == 0 && ibv_query_gid(qp->context, 1, 0, &own.gid) == 0);
+    own.lid = port.lid;
+    return own;
+}
+
+static void connect_rc(struct ibv_qp *qp, const struct remote *to)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1,
                                .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC};
@@ -83,13 +98,13 @@ static void connect_rc(struct ibv_qp *qp, uint32_t number)
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
     attr.qp_state = IBV_QPS_RTR;
     attr.path_mtu = IBV_MTU_1024;
-    attr.dest_qp_num = number;
+    attr.dest_qp_num = to->number;
     attr.max_dest_rd_atomic = 4;
     attr.min_rnr_timer = 12;
     attr.ah_attr.port_num = 1;
-    attr.ah_attr.dlid = port.lid;
+    attr.ah_attr.dlid = to->lid;
     attr.ah_attr.is_global = port.link_layer == IBV_LINK_LAYER_ETHERNET;
-    CHECK(ibv_query_gid(qp->context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
+    attr.ah_attr.grh.dgid = to->gid;
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
     attr.qp_state = IBV_QPS_RTS;
@@ -105,7 +120,8 @@ static void connect_rc(struct ibv_qp *qp, uint32_t number)
 static struct ibv_qp *connect_to_itself(struct ibv_pd *pd, struct ibv_cq *cq, int signal_all)
 {
     struct ibv_qp *qp = create_rc(pd, cq, signal_all);
-    connect_rc(qp, qp->qp_num);
+    struct remote own = remote_of(qp);
+    connect_rc(qp, &own);
     return qp;
 }
 

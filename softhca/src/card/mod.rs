@@ -57,7 +57,7 @@ pub use counters::{Counter, Counters};
 pub use device::{Card, UarHandle};
 pub use error::CardError;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
-pub use mappings::{keep_pages, move_pages};
+pub use mappings::change_mappings;
 pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
 pub use memory::registered::{RegionError, is_mapped, is_reachable};
 pub use port::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS, is_multicast};

@@ -110,8 +110,8 @@ unsafe impl Sync for KeptPages {}
 static NEXT_KEPT: AtomicUsize = AtomicUsize::new(0x2000_0000_0000);
 
 impl KeptPages {
-    /// Moves the pages of a mapping to another address, and leaves the mapping without pages. `None` if
-    /// they are of several mappings, or the kernel is older than 5.7 (5.13 for shared memory).
+    /// Moves the pages of a mapping to another address, and leaves the mapping without pages. `None` if the kernel is older
+    /// than 5.7 (5.13 for shared memory, 6.17 for pages of several mappings).
     ///
     /// # Safety
     /// The program unmaps the range in this call of its own.
@@ -134,6 +134,18 @@ impl KeptPages {
 
     pub(crate) fn addr(&self) -> u64 {
         self.base as u64
+    }
+
+    /// Moves the pages back to the mapping that they were taken from.
+    pub(crate) fn give_back(self, to: &Range<u64>) {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: the mapping is still there, without pages; those of `take` move back.
+        let moved =
+            unsafe { libc::syscall(libc::SYS_mremap, self.base, self.len, self.len, flags, to.start) };
+        if moved != -1 {
+            // There is nothing left to unmap here, where another mapping may come.
+            std::mem::forget(self);
+        }
     }
 }
 

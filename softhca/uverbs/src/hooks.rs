@@ -99,12 +99,13 @@ unsafe fn map_any(
             return libc::MAP_FAILED;
         }
     };
-    if flags & libc::MAP_FIXED != 0 {
-        // SAFETY: the caller maps the range anew.
-        unsafe { mappings::keep(at, len) };
-    }
     // SAFETY: the caller vouches for the arguments.
-    let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
+    let call = || unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
+    let mapped: c_long = match flags & libc::MAP_FIXED {
+        0 => call(),
+        // SAFETY: the call maps the range anew.
+        _ => unsafe { mappings::replace(at, len, call) },
+    };
     let mapped = mapped as *mut c_void;
     if let Some((context, page)) = registers_of.filter(|_| mapped != libc::MAP_FAILED) {
         preserving(|| context.card().register_uar_mapping(page, mapped.cast()));

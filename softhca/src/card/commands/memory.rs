@@ -166,7 +166,7 @@ impl Card {
     ///
     /// # Safety
     /// Until it is deregistered, peer memory stays allocated, and the range of host memory holds nothing that must not be
-    /// accessed: other memory that is mapped there later counts as the region's (but see [`crate::card::keep_pages`]).
+    /// accessed: other memory that is mapped there later counts as the region's (but see [`crate::card::change_mappings`]).
     /// Other accesses to it tolerate a device's concurrent reads, and its writes if the access rights allow them.
     pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
         // Without the lock: populating pages takes time.

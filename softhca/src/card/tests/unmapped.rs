@@ -2,7 +2,7 @@
 
 use super::dead_peers::{card, run_both};
 use super::*;
-use crate::card::{keep_pages, move_pages};
+use crate::card::change_mappings;
 use gdsync_sys::prm::wqe::AtomicSeg;
 
 const PAGE: usize = 4096;
@@ -145,36 +145,45 @@ fn protection_does_not_stop_the_card() {
     }
 }
 
+/// The addresses of pages of a region.
+fn range(region: &Region, pages: std::ops::Range<usize>) -> std::ops::Range<u64> {
+    let at = |page| region.at as u64 + (page * PAGE) as u64;
+    at(pages.start)..at(pages.end)
+}
+
+/// Unmaps a range, as a front end does that sees the call.
+fn unmap_by_call(card: &Card, range: &std::ops::Range<u64>) {
+    // SAFETY: the test's own mapping, to which nothing refers.
+    unsafe {
+        change_mappings(std::iter::once(card), std::slice::from_ref(range), &(0..0), || {
+            let len = (range.end - range.start) as usize;
+            (libc::munmap(range.start as *mut libc::c_void, len) == 0).then_some(0)
+        });
+    }
+}
+
 #[test]
 fn reported_changes_leave_the_card_its_pages() {
     let mut pair = pair();
-    let cards = || std::iter::once(&pair.card);
-    let range = |region: &Region, pages: std::ops::Range<usize>| {
-        region.at as u64 + (pages.start * PAGE) as u64..region.at as u64 + (pages.end * PAGE) as u64
-    };
+    let card = || std::iter::once(&pair.card);
     // The program moves its first two pages, and maps other memory in place of the last one.
     let flags = libc::PROT_READ | libc::PROT_WRITE;
-    let own = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let mut moved = std::ptr::null_mut();
-    move_pages(cards(), &range(&pair.target, 0..2), || {
-        // SAFETY: the test's own mapping, to which nothing refers.
-        moved = unsafe { libc::mremap(pair.target.at.cast(), 2 * PAGE, 3 * PAGE, libc::MREMAP_MAYMOVE) };
-        Some(moved as u64)
-    });
-    // SAFETY: as above.
-    let last = unsafe {
-        keep_pages(cards(), &range(&pair.target, 3..4));
-        libc::mmap(pair.target.at.add(3 * PAGE).cast(), PAGE, flags, own | libc::MAP_FIXED, -1, 0)
-    };
-    assert_eq!(last, pair.target.at.wrapping_add(3 * PAGE).cast());
+    let own = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let (mut moved, last) = (std::ptr::null_mut(), range(&pair.target, 3..4));
+    // SAFETY: the test's own mappings, to which nothing refers.
+    unsafe {
+        change_mappings(card(), &[], &range(&pair.target, 0..2), || {
+            moved = libc::mremap(pair.target.at.cast(), 2 * PAGE, 3 * PAGE, libc::MREMAP_MAYMOVE);
+            Some(moved as u64)
+        });
+        change_mappings(card(), std::slice::from_ref(&last), &(0..0), || {
+            Some(libc::mmap(last.start as *mut libc::c_void, PAGE, flags, own, -1, 0) as u64)
+        });
+    }
+    let last = last.start as *const libc::c_void;
     // The source is unmapped, in two steps.
     for pages in [1..4, 0..1] {
-        let range = range(&pair.source, pages);
-        // SAFETY: as above.
-        unsafe {
-            keep_pages(cards(), &range);
-            libc::munmap(range.start as *mut libc::c_void, (range.end - range.start) as usize);
-        }
+        unmap_by_call(&pair.card, &range(&pair.source, pages));
     }
     let expected: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251 + 3) as u8).collect();
     post(&mut pair, Opcode::RdmaWrite);
@@ -193,18 +202,27 @@ fn reported_changes_leave_the_card_its_pages() {
     success(pair.left.cq.poll());
     assert!(back.bytes() == expected && messages(&pair.card).is_empty());
     // Moved memory is followed again.
-    let range = moved as u64..moved as u64 + 2 * PAGE as u64;
-    // SAFETY: as above.
-    unsafe {
-        keep_pages(std::iter::once(&pair.card), &range);
-        libc::munmap(moved, 3 * PAGE);
-    }
+    unmap_by_call(&pair.card, &(moved as u64..moved as u64 + 3 * PAGE as u64));
     pair.left.post(Opcode::RdmaRead, &[pair.target.remote(7).as_bytes(), back.data(0..LEN - 7).as_bytes()]);
     pair.run();
     success(pair.left.cq.poll());
     assert_eq!(back.bytes()[..LEN - 7], expected[7..]);
     pair.card.deregister_memory(pair.target.key).unwrap();
     assert_eq!(pair.card.shared.used.within(&(0..u64::MAX)).len(), 3, "two of the pair, and the last one");
+}
+
+#[test]
+fn a_change_that_the_system_refuses_changes_nothing() {
+    let mut pair = pair();
+    let all = range(&pair.target, 0..4);
+    pair.target.fill(8);
+    let before = pair.target.bytes().to_vec();
+    // SAFETY: nothing is changed.
+    unsafe { change_mappings(std::iter::once(&pair.card), std::slice::from_ref(&all), &all, || None) };
+    assert!(pair.target.bytes() == before, "the program still has its bytes");
+    post(&mut pair, Opcode::RdmaWrite);
+    success(pair.left.cq.poll());
+    assert!(pair.target.bytes() == pair.source.bytes(), "and the card writes to them");
 }
 
 #[test]
