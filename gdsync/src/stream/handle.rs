@@ -381,7 +381,7 @@ impl<B: MemOpStream> Drop for Stream<B> {
         let in_flight = std::mem::take(&mut state.in_flight);
         drop((state, past));
         if let Err(error) = closed {
-            tracing::error!(%error, "a dropped stream cannot be made to write its timeline: what it names stays for ever");
+            tracing::error!(%error, "a dropped stream cannot be made to write its timeline: what it names is never freed");
         }
         in_flight::orphan(&self.engine.timeline, in_flight);
     }

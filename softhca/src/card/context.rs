@@ -295,9 +295,9 @@ impl Context<'_> {
     fn report_lost(&mut self, deferred: &mut DeferredWrites) {
         let Some(gone) = deferred.lost.take() else { return };
         if self.regions.is_first_loss(gone.addr) {
-            let message = self.regions.describe(&gone.into());
+            let lost = self.regions.describe(&gone.into());
+            let message = format!("a write is lost, as the program has changed registered memory: {lost}");
             let (verdict, field) = (Verdict::Accepted, "host memory");
-            tracing::warn!(message, "a write to memory that the program unmapped while it was registered");
             self.diagnostics.report(Diagnostic { verdict, qpn: None, index: None, field, message });
         }
     }

@@ -180,12 +180,11 @@ impl Producer {
             if bytes.is_null() {
                 holes.push(self.shared.parts(at, count));
             } else {
-                let [(first, first_len), (second, second_len)] = self.shared.parts(at, count);
-                // SAFETY: guaranteed by the caller; for the places, as in `copy_in`.
-                unsafe {
-                    copy_piece(bytes, first, first_len).map_err(PushError::Unreadable)?;
-                    copy_piece(bytes.wrapping_add(first_len), second, second_len)
-                        .map_err(PushError::Unreadable)?;
+                let mut from = bytes;
+                for (to, len) in self.shared.parts(at, count).into_iter().filter(|part| part.1 > 0) {
+                    // SAFETY: guaranteed by the caller; for the places, as in `copy_in`.
+                    unsafe { copy_piece(from, to, len) }.map_err(PushError::Unreadable)?;
+                    from = from.wrapping_add(len);
                 }
             }
             at += count as u64;

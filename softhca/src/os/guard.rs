@@ -3,7 +3,7 @@
 //! A card pins the pages of registered memory and of its queues, so nothing that the program does to its mappings later
 //! disturbs the card. The software card uses the program's own mappings: an access may raise SIGSEGV or SIGBUS. A
 //! handler of these signals ends such an access, if it is the card's, with an error; all other faults are passed to the
-//! handlers that were installed before. A program that installs a handler after its first registration gets the card's
+//! handlers that were installed before. A program that installs a handler after it has opened a card gets the card's
 //! faults, too.
 
 use parking_lot::Once;
@@ -183,7 +183,7 @@ const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 static FORMER: Former = Former([const { UnsafeCell::new(MaybeUninit::uninit()) }; 2]);
 
-/// Installs the handler, once in a process. Call it before memory of a program is accessed.
+/// Installs the handler, once in a process. Every card calls it before it accesses a program's memory.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

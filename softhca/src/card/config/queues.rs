@@ -276,7 +276,7 @@ impl SrqConfig {
         InvalidValue::unless(is_allowed, "shared receive queue entries", entries, limit)?;
         let largest = (LIMITS.max_srq_sge + 1) * 16;
         let is_allowed = stride.is_power_of_two() && (SMALLEST_ENTRY..=largest).contains(&stride);
-        let limit = "a power of two, 32 to 1024";
+        let limit = "a power of two, 32 to 512";
         InvalidValue::unless(is_allowed, "shared receive queue stride", stride, limit)?;
         check_user_index(xrc.map_or(0, |xrc| xrc.user_index))
     }

@@ -54,11 +54,12 @@ pub(crate) enum Served {
     Blocked,
 }
 
-/// Result of adding a packet to a batch.
-enum Batched {
-    Yes,
+/// What has become of a packet whose payload is in peer memory.
+enum PeerPayload {
+    /// It is in the batch.
+    Batched,
     /// The packet leaves like others.
-    No,
+    LeavesAlone,
     /// The payload cannot be read, and the request or response is refused.
     Refused,
     NoRoom,
@@ -82,14 +83,14 @@ impl Engine {
             let Some(Some(packet)) = made else { return Served::All };
             if self.resources.payload.is_waiting() {
                 match self.add_to_batch(&packet, now) {
-                    Batched::Yes if !self.batch.is_full() => continue,
-                    Batched::Yes => {
+                    PeerPayload::Batched if !self.batch.is_full() => continue,
+                    PeerPayload::Batched => {
                         self.finish_batch(now);
                         continue;
                     }
-                    Batched::No => {}
-                    Batched::Refused => continue,
-                    Batched::NoRoom => return Served::Blocked,
+                    PeerPayload::LeavesAlone => {}
+                    PeerPayload::Refused => continue,
+                    PeerPayload::NoRoom => return Served::Blocked,
                 }
             }
             if !self.finish_batch(now) {
@@ -98,9 +99,9 @@ impl Engine {
             }
             if self.resources.payload.is_waiting() {
                 match self.fetch_payload(&packet, now) {
-                    Batched::No => {}
-                    Batched::Yes | Batched::Refused => continue,
-                    Batched::NoRoom => return Served::Blocked,
+                    PeerPayload::LeavesAlone => {}
+                    PeerPayload::Batched | PeerPayload::Refused => continue,
+                    PeerPayload::NoRoom => return Served::Blocked,
                 }
             }
             if self.depart(&packet, now) == Departure::NoRoom {
@@ -127,33 +128,33 @@ impl Engine {
 
     /// Reads the pieces of a packet's payload that are in peer memory, so that it leaves like others. On failure the request
     /// or response is refused.
-    fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> Batched {
+    fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> PeerPayload {
         let payload = &mut self.resources.payload;
         // Clients are slow: a packet without room must not make them read repeatedly.
         if packet.to != self.resources.port.node()
             && self.fabric.is_full(packet.to, size_of::<Header>(), payload.len())
         {
             payload.clear();
-            return Batched::NoRoom;
+            return PeerPayload::NoRoom;
         }
-        let Err(failure) = payload.fetch() else { return Batched::No };
+        let Err(failure) = payload.fetch() else { return PeerPayload::LeavesAlone };
         self.payload_failed(packet, &failure.into(), now);
-        Batched::Refused
+        PeerPayload::Refused
     }
 
     /// Places a packet in the fabric, and starts copying its payload there. Clears the gathered payload, unless the
     /// packet leaves like others.
-    fn add_to_batch(&mut self, packet: &Outgoing, now: Instant) -> Batched {
+    fn add_to_batch(&mut self, packet: &Outgoing, now: Instant) -> PeerPayload {
         let made = self.place_in_batch(packet, now);
-        if !matches!(made, Batched::No) {
+        if !matches!(made, PeerPayload::LeavesAlone) {
             self.resources.payload.clear();
         }
         made
     }
 
-    fn place_in_batch(&mut self, packet: &Outgoing, now: Instant) -> Batched {
+    fn place_in_batch(&mut self, packet: &Outgoing, now: Instant) -> PeerPayload {
         if !self.may_batch(packet) {
-            return Batched::No;
+            return PeerPayload::LeavesAlone;
         }
         let Engine { fabric, resources, batch, .. } = self;
         let (payload, header) = (&resources.payload, packet.header.as_bytes());
@@ -162,8 +163,8 @@ impl Engine {
         // batch is finished before another packet is sent.
         match unsafe { fabric.place(packet.to, header, payload.parts(), &mut batch.places) } {
             SendOutcome::Sent => {}
-            SendOutcome::Full => return Batched::NoRoom,
-            SendOutcome::Unreachable | SendOutcome::Unreadable(_) => return Batched::No,
+            SendOutcome::Full => return PeerPayload::NoRoom,
+            SendOutcome::Unreachable | SendOutcome::Unreadable(_) => return PeerPayload::LeavesAlone,
         }
         // SAFETY: the fabric has reserved the places for this packet, and does not pass them to its consumer before the
         // copies were waited for, here or in `finish_batch`.
@@ -176,7 +177,7 @@ impl Engine {
                 qp.packet_sent(packet, context);
                 qp.note_position(&packet.header, Some(left_at));
             });
-            return Batched::Yes;
+            return PeerPayload::Batched;
         }
         batch.wait();
         fabric.take_back(packet.to);
@@ -184,12 +185,12 @@ impl Engine {
             // Only this packet had copies. Its failure shows below, or when it is sent like others.
             batch.failure = None;
         }
-        let Err(failure) = begun else { return Batched::No };
+        let Err(failure) = begun else { return PeerPayload::LeavesAlone };
         // Packets added before this one leave before it fails.
         if self.finish_batch(now) {
             self.payload_failed(packet, &failure.into(), now);
         }
-        Batched::Refused
+        PeerPayload::Refused
     }
 
     /// Returns whether a packet may join a batch: a long one of a reliable connection, whose requests complete by an

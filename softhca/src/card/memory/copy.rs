@@ -94,8 +94,8 @@ impl Source<'_> {
 }
 
 /// Copies the concatenated parts to the concatenated targets, until either ends or a client fails. A card has pinned the
-/// pages of a target: if the program has unmapped it, the bytes are dropped, as nobody can read them any more, and `lost`
-/// says so.
+/// pages of a target: if the program has unmapped it, the bytes are dropped, as no program can read them any more, and
+/// `lost` says so.
 ///
 /// # Errors
 /// A client fails, or a part is gone.

@@ -9,6 +9,7 @@ use crate::faults::{Faults, Side};
 use crate::os::memory::KeptPages;
 use crate::peer_memory::{PeerMapping, PeerMemoryError, PeerRegion};
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,22 +69,24 @@ pub(crate) struct Regions {
 
 /// The pages of the program's own mappings that the regions of a card use, by key.
 #[derive(Debug, Default)]
-pub(crate) struct UsedPages(Mutex<Vec<(u32, Range<u64>)>>);
+pub(crate) struct UsedPages(Mutex<HashMap<u32, Vec<Range<u64>>>>);
 
 impl UsedPages {
     /// Returns the parts of a range that regions use. They may overlap.
     pub(crate) fn within(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let used = self.0.lock();
-        let parts = used.iter().map(|(_, used)| used.start.max(range.start)..used.end.min(range.end));
+        let parts = used.values().flatten().map(|used| used.start.max(range.start)..used.end.min(range.end));
         parts.filter(|part| part.start < part.end).collect()
     }
 
-    fn set(&self, key: u32, target: Option<&KeyTarget>) {
-        let mut used = self.0.lock();
-        used.retain(|(other, _)| *other != key);
-        if let Some(KeyTarget::Memory(memory)) = target {
-            used.extend(memory.ranges().map(|range| (key, range)));
+    fn set(&self, key: u32, target: &KeyTarget) {
+        if let KeyTarget::Memory(memory) = target {
+            self.0.lock().insert(key, memory.ranges().collect());
         }
+    }
+
+    fn remove(&self, key: u32) {
+        self.0.lock().remove(&key);
     }
 }
 
@@ -127,7 +130,7 @@ impl Regions {
             indirect.get_mut().set_tag(self.tags[index]);
         }
         let key = (index as u32 + FIRST_INDEX) << 8 | u32::from(self.tags[index]);
-        self.used.set(key, Some(&target));
+        self.used.set(key, &target);
         self.table[index] = Some(Region { key, pdn, target, has_lost: AtomicBool::new(false) });
         Some(key)
     }
@@ -155,7 +158,7 @@ impl Regions {
             KeyTarget::Indirect(_) => true,
         };
         let region = self.table.get_mut(index)?.take_if(is_it)?;
-        self.used.set(region.key, None);
+        self.used.remove(region.key);
         self.tags[index] = self.tags[index].wrapping_add(1);
         self.free.push(index);
         Some((region.pdn, region.target))
@@ -168,7 +171,7 @@ impl Regions {
             KeyTarget::Memory(old) if region.key == key => {
                 let domain = std::mem::replace(&mut region.pdn, pdn);
                 let former = std::mem::replace(old, memory);
-                self.used.set(key, Some(&region.target));
+                self.used.set(key, &region.target);
                 Some((domain, former))
             }
             _ => None,
@@ -178,9 +181,10 @@ impl Regions {
     /// Follows the pages of the program's mappings in a range to another address.
     pub(crate) fn moved(&mut self, from: &Range<u64>, to: u64, kept: Option<&Arc<KeptPages>>) {
         for region in self.table.iter_mut().flatten() {
-            if let KeyTarget::Memory(memory) = &mut region.target {
-                memory.moved(from, to, kept);
-                self.used.set(region.key, Some(&region.target));
+            if let KeyTarget::Memory(memory) = &mut region.target
+                && memory.moved(from, to, kept)
+            {
+                self.used.set(region.key, &region.target);
             }
         }
     }

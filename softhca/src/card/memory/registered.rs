@@ -12,8 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The smallest page.
-const PAGE: u64 = 4096;
+const PAGE: u64 = UAR_PAGE as u64;
 
 /// The reason why memory cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -129,10 +128,11 @@ impl Memory {
         whole.into_iter().chain(own.map(move |extent| pages(extent.at, extent.len)))
     }
 
-    /// Follows the pages of the program's mappings in a range to another address.
-    pub(crate) fn moved(&mut self, from: &Range<u64>, to: u64, kept: Option<&Arc<KeptPages>>) {
-        if !self.ranges().any(|range| range.start < from.end && from.start < range.end) {
-            return;
+    /// Follows the pages of the program's mappings in a range to another address. Returns whether it uses some.
+    pub(crate) fn moved(&mut self, from: &Range<u64>, to: u64, kept: Option<&Arc<KeptPages>>) -> bool {
+        let is_used = self.ranges().any(|range| range.start < from.end && from.start < range.end);
+        if !is_used || to == from.start {
+            return false;
         }
         if self.extents.is_empty() {
             self.extents.push(Extent { at: self.addr, len: self.len, kept: None });
@@ -153,6 +153,7 @@ impl Memory {
             push(to + (first - from.start), last - first, kept);
             push(last, end - last, None);
         }
+        true
     }
 
     /// Returns the pieces of a range, if the region allows that access.
@@ -211,9 +212,8 @@ pub fn is_reachable(addr: u64, len: u64, writable: bool) -> bool {
 
 /// Returns whether a range is mapped with the access that a registration needs. Populates its pages, as pinning would.
 pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
-    let page = UAR_PAGE as u64;
-    let start = addr & !(page - 1);
-    let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else {
+    let start = addr / PAGE * PAGE;
+    let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE)) else {
         return false;
     };
     let (Ok(length), Ok(base)) = (usize::try_from(end - start), usize::try_from(start)) else { return false };

@@ -266,7 +266,8 @@ impl Qp {
         }
     }
 
-    /// Fails the request or answer of a packet made by [`Self::next_packet`], as its payload cannot be read. This packet and later ones may count as sent, but none of them has left.
+    /// Fails the request or answer of a packet made by [`Self::next_packet`], as its payload cannot be read. This packet
+    /// and later ones may count as sent, but none of them has left.
     pub(crate) fn payload_failed(
         &mut self,
         packet: &Outgoing,
