@@ -82,17 +82,20 @@ fn mistakes_are_told_with_their_remedy() {
     assert_eq!(temporary.content(), 0);
 }
 
-/// Waits until the command has created a file in its folder.
-fn wait_for_start(temporary: &Folder) {
+/// Starts a script, and waits until it has created a file in its folder. SIGTERM ends it with status 5.
+fn started(temporary: &Folder, script: &str) -> Running {
+    let script = format!("trap 'exit 5' TERM; touch $SOFTHCA_FILES/started; {script}");
+    let running = Running::start(shell(temporary, &script));
     let end = Instant::now() + Duration::from_secs(60);
-    let started = || {
+    let has_started = || {
         let folders = std::fs::read_dir(temporary.path()).unwrap();
         folders.into_iter().any(|folder| folder.unwrap().path().join("started").exists())
     };
-    while !started() {
+    while !has_started() {
         assert!(Instant::now() < end, "it does not start");
         std::thread::sleep(Duration::from_millis(5));
     }
+    running
 }
 
 #[test]
@@ -111,8 +114,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
 #[test]
 fn what_a_killed_run_has_left_is_removed_by_the_next() {
     let temporary = Folder::new("abandoned");
-    let running = Running::start(shell(&temporary, "touch $SOFTHCA_FILES/started; exec sleep 1000"));
-    wait_for_start(&temporary);
+    let running = started(&temporary, "exec sleep 1000");
     // The watcher first, which would remove it.
     let is_watcher = |pid: &&u32| {
         std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("soft-watch"))
@@ -121,7 +123,7 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
     signal(*children.iter().find(is_watcher).unwrap(), libc::SIGKILL);
     running.kill();
     assert_eq!(running.end().code, Some(137));
-    assert!(temporary.content() > 0, "nobody was left to remove it");
+    assert!(temporary.content() > 0, "the watcher is gone");
     assert_eq!(run(shell(&temporary, "true")).code, Some(0));
     assert_eq!(temporary.content(), 0);
 }
@@ -129,9 +131,7 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
 #[test]
 fn signals_reach_the_command() {
     let temporary = Folder::new("signals");
-    let script = "trap 'exit 5' TERM; touch $SOFTHCA_FILES/started; while :; do sleep 0.05; done";
-    let running = Running::start(shell(&temporary, script));
-    wait_for_start(&temporary);
+    let running = started(&temporary, "while :; do sleep 0.05; done");
     // SAFETY: no memory is involved; the child has not been waited for.
     unsafe { libc::kill(running.child.id() as libc::pid_t, libc::SIGTERM) };
     assert_eq!(running.end().code, Some(5));
@@ -141,8 +141,7 @@ fn signals_reach_the_command() {
 #[test]
 fn the_folder_is_removed_even_if_the_command_was_killed() {
     let temporary = Folder::new("killed");
-    let running = Running::start(shell(&temporary, "touch $SOFTHCA_FILES/started; exec sleep 1000"));
-    wait_for_start(&temporary);
+    let running = started(&temporary, "exec sleep 1000");
     running.kill();
     assert_eq!(running.end().code, Some(137), "output ends, so the watcher does not hold it");
     temporary.becomes_empty();
