@@ -78,7 +78,7 @@ struct remote {
     union ibv_gid gid;
 };
 
-/* What others connect to. */
+/* The address of a queue pair. */
 static struct remote remote_of(struct ibv_qp *qp)
 {
     struct remote own = {.number = qp->qp_num};

@@ -1,4 +1,4 @@
-/* Closes a device with all its objects while another one of the same card continues. */
+/* Closes a device with all its objects while a second device of the same card stays open. */
 #include "devx.h"
 
 static uint32_t domain(struct ibv_context *context)

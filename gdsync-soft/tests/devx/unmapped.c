@@ -25,7 +25,7 @@ static enum ibv_wc_status complete(struct ibv_qp *qp, enum ibv_wr_opcode opcode,
     return wc.status;
 }
 
-/* Transfers by two queue pairs of its own, as an error ends them. */
+/* Transfers between two new queue pairs, as an error ends them. */
 static enum ibv_wc_status transfer(enum ibv_wr_opcode opcode, void *local, uint32_t lkey, void *remote, uint32_t rkey)
 {
     struct ibv_qp *qp = create_rc(pd, cq, 1), *peer = create_rc(pd, cq, 1);
@@ -63,7 +63,7 @@ static void lose(void *memory)
     CHECK(syscall(SYS_mmap, memory, LENGTH, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == (long)memory);
 }
 
-/* A process whose registered memory is gone outlives another one's READ. */
+/* A process whose registered memory is gone outlives a READ by its peer. */
 static void two_processes(void)
 {
     struct end {
