@@ -64,6 +64,35 @@ int main(void)
         CHECK(get(out, 0x80 + 0x118, 4) == 4); /* active */
         CHECK(ibv_query_device_ex(context, NULL, &extended) == 0);
     }
+    /* The GID table by commands: on Ethernet only. */
+    for (int i = 0; i <= port.gid_tbl_len; i++) {
+        uint8_t in[16] = {0}, out[16 + 32] = {0};
+        struct ibv_gid_entry entry;
+        put(in, 0, 16, 0x760); /* QUERY_ROCE_ADDRESS */
+        put(in, 0x40, 16, (unsigned)i);
+        int error = mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out));
+        if (port.link_layer != IBV_LINK_LAYER_ETHERNET) {
+            CHECK(error == EREMOTEIO && status_of(out) == 2);
+        } else if (i == port.gid_tbl_len) {
+            CHECK(error == EREMOTEIO && status_of(out) == 3);
+        } else {
+            CHECK(error == 0 && ibv_query_gid_ex(context, 1, (uint32_t)i, &entry, 0) == 0);
+            CHECK(memcmp(out + 16, entry.gid.raw, 16) == 0);
+            CHECK(get(out, 0x80 + 0xd8, 8) == (entry.gid_type == IBV_GID_TYPE_ROCE_V2 ? 2 : 0)); /* roce_version */
+            CHECK(get(out, 0x80 + 0xd4, 4) == (i < 2));                    /* roce_l3_type: IPv6, then IPv4 */
+            CHECK(memcmp(out + 16 + 18, "\x02\0\0\0", 4) == 0);           /* source_mac: administered locally */
+        }
+    }
+    {
+        uint8_t in[16] = {0}, out[16 + 4096] = {0};
+        unsigned ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
+        put(in, 0, 16, 0x100);
+        put(in, 0x30, 16, 4 << 1 | 1); /* RoCE */
+        CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == 0);
+        CHECK(get(out, 0x80 + 0xf0, 16) == (ethernet ? (unsigned)port.gid_tbl_len : 0)); /* roce_address_table_size */
+        CHECK(get(out, 0x80 + 0xd0, 16) == (ethernet ? 0xc000 : 0));       /* r_roce_min_src_udp_port */
+        CHECK(get(out, 0x80 + 0xc0, 16) == (ethernet ? 0xffff : 0));       /* r_roce_max_src_udp_port */
+    }
     CHECK(ibv_close_device(context) == 0);
     return 0;
 }

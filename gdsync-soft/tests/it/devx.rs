@@ -54,6 +54,11 @@ fn capabilities_are_those_that_verbs_tell() {
 }
 
 #[test]
+fn a_queue_pair_without_a_queue_names_no_completion_queue_for_it() {
+    succeeds("a_queue_pair_without_a_queue_names_no_completion_queue_for_it", "halves", true);
+}
+
+#[test]
 fn memory_that_goes_away_never_kills() {
     succeeds("memory_that_goes_away_never_kills", "unmapped", true);
 }

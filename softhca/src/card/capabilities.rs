@@ -3,7 +3,7 @@
 use super::config::{LIMITS, Limits, WaitRules};
 use super::memory::region::MAX_DEPTH;
 use super::port::LinkLayer;
-use gdsync_sys::prm::command::cap;
+use gdsync_sys::prm::command::{cap, roce_address};
 
 /// Bytes of a blue-flame register, as a power of two: two buffers of 256 bytes.
 const LOG_BF_REG_SIZE: u8 = 9;
@@ -56,6 +56,7 @@ pub const CLOCK_KHZ: u32 = 1_000_000;
 pub(super) fn query(
     kind: u64,
     link: LinkLayer,
+    gids: usize,
     limits: &Limits,
     rules: impl FnOnce() -> WaitRules,
 ) -> Option<Vec<u8>> {
@@ -88,6 +89,7 @@ pub(super) fn query(
                 field.put(&mut answer, bits.reverse_bits() >> 26);
             }
         }
+        cap::TYPE_ROCE if link == LinkLayer::Ethernet => roce(&mut answer, gids),
         // All zero. libmlx5 asks even if the general capabilities exclude the feature.
         cap::TYPE_ROCE | cap::TYPE_QOS => {}
         // Programs ask for these to learn that there are none.
@@ -95,6 +97,16 @@ pub(super) fn query(
         _ => return None,
     }
     Some(answer)
+}
+
+fn roce(answer: &mut [u8], gids: usize) {
+    cap::L3_TYPE.put(answer, cap::L3_IPV4 | cap::L3_IPV6);
+    cap::ROCE_VERSION.put(answer, 1u8 << roce_address::VERSION_1 | 1 << roce_address::VERSION_2);
+    // The ports of RoCE v2 (InfiniBand specification, annex A17).
+    cap::R_ROCE_DEST_UDP_PORT.put(answer, 4791u16);
+    cap::R_ROCE_MIN_SRC_UDP_PORT.put(answer, 0xc000u16);
+    cap::R_ROCE_MAX_SRC_UDP_PORT.put(answer, 0xffffu16);
+    cap::ROCE_ADDRESS_TABLE_SIZE.put(answer, gids as u64);
 }
 
 fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules) {
@@ -109,6 +121,8 @@ fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules
         (cap::LOG_MAX_MRW_SZ, LOG_MAX_KEY_LENGTH.into()),
         (cap::LOG_MAX_RA_REQ_QP, LIMITS.max_rd_atomic.ilog2()),
         (cap::LOG_MAX_RA_RES_QP, LIMITS.max_rd_atomic.ilog2()),
+        (cap::HCA_CAP_2, 1),
+        (cap::RTS2RTS_QP_DSCP, is_ethernet.into()),
         (cap::LOCAL_CA_ACK_DELAY, 16),
         // `MLX5_CAP_PORT_TYPE_ETH` is 1.
         (cap::PORT_TYPE, is_ethernet.into()),

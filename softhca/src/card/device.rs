@@ -157,7 +157,7 @@ impl Card {
     /// Returns the answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), the same for maximum and
     /// current values; `None` for an unknown type. Fields of the device as a whole, such as its `vhca_id`, are 0.
     pub fn capabilities(&self, kind: u64) -> Option<Vec<u8>> {
-        capabilities::query(kind, self.link_layer(), &self.limits, || self.wait_rules())
+        capabilities::query(kind, self.link_layer(), self.gids.len(), &self.limits, || self.wait_rules())
     }
 
     /// Returns its rules for work requests that wait.

@@ -10,7 +10,7 @@
 pub mod encode;
 mod query;
 
-pub use query::{cap, vport};
+pub use query::{cap, roce_address, vport};
 
 use super::field::Field;
 
@@ -33,6 +33,7 @@ pub mod opcode {
     pub const SQD_RTS_QP: u16 = 0x50c;
     pub const INIT2INIT_QP: u16 = 0x50e;
     pub const CREATE_DCT: u16 = 0x710;
+    pub const QUERY_ROCE_ADDRESS: u16 = 0x760;
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
     pub const NOP: u16 = 0x80d;
@@ -143,6 +144,9 @@ pub mod qp {
     pub const OPT_RNR_RETRY: u32 = 1 << 13;
     pub const OPT_ACK_TIMEOUT: u32 = 1 << 14;
     pub const OPT_PRI_PORT: u32 = 1 << 16;
+    /// These two are of DOCA's open verbs (`doca_verbs_qp.cpp` in NCCL 2.30).
+    pub const OPT_DSCP: u32 = 1 << 17;
+    pub const OPT_SGID_INDEX: u32 = 1 << 23;
 }
 
 pub mod qpc {
@@ -178,7 +182,7 @@ pub mod qpc {
     pub const CQN_SND: Field = Field::new(0x3e8, 24);
     pub const LOG_NUM_DCI_ERRORED_STREAMS: Field = Field::new(0x403, 5);
     pub const LOG_RRA_MAX: Field = Field::new(0x488, 3);
-    pub(crate) const ATOMIC_MODE: Field = Field::new(0x48c, 4);
+    pub const ATOMIC_MODE: Field = Field::new(0x48c, 4);
     pub const RRE: Field = Field::new(0x490, 1);
     pub const RWE: Field = Field::new(0x491, 1);
     pub const RAE: Field = Field::new(0x492, 1);
@@ -225,6 +229,8 @@ pub mod qpc {
     pub(crate) const ST_RC: u8 = 0;
     pub(crate) const ST_UC: u8 = 1;
     pub(crate) const ST_UD: u8 = 2;
+    /// `atomic_mode`: none are performed (`MLX5_ATOMIC_MODE_NONE`).
+    pub const ATOMIC_NONE: u8 = 0;
     /// `atomic_mode`: the InfiniBand specification's semantics (`MLX5_ATOMIC_MODE_IB_COMP`).
     pub(crate) const ATOMIC_IB_COMP: u8 = 1;
     /// `ts_format`: a free-running counter, and the device's default.

@@ -23,6 +23,8 @@ pub mod cap {
     pub const TYPES_OF_OPTIONS: [u64; 19] =
         [1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28];
 
+    /// The device has general capabilities of the second part.
+    pub const HCA_CAP_2: Field = field(0x20, 1);
     pub const VHCA_ID: Field = field(0x30, 16);
     pub const LOG_MAX_QP_SZ: Field = field(0x88, 8);
     pub const LOG_MAX_QP: Field = field(0x9b, 5);
@@ -40,6 +42,8 @@ pub mod cap {
     pub const LOG_MAX_KLM_LIST_SIZE: Field = field(0x11a, 6);
     pub const LOG_MAX_RA_REQ_QP: Field = field(0x14a, 6);
     pub const LOG_MAX_RA_RES_QP: Field = field(0x15a, 6);
+    /// RTS2RTS_QP may change the traffic class.
+    pub const RTS2RTS_QP_DSCP: Field = field(0x16a, 1);
     pub const LOCAL_CA_ACK_DELAY: Field = field(0x1ab, 5);
     pub const PORT_TYPE: Field = field(0x1b6, 2);
     pub const NUM_PORTS: Field = field(0x1b8, 8);
@@ -82,6 +86,15 @@ pub mod cap {
 
     /// RoCE capabilities.
     pub const QP_TS_FORMAT: Field = field(0x1e, 2);
+    /// Network headers (`MLX5_ROCE_L3_TYPE_*_CAP`), and one bit for each version of [`roce_address`](super::roce_address).
+    pub const L3_TYPE: Field = field(0x8c, 4);
+    pub const L3_IPV4: u8 = 1 << 1;
+    pub const L3_IPV6: u8 = 1 << 2;
+    pub const ROCE_VERSION: Field = field(0x98, 8);
+    pub const R_ROCE_DEST_UDP_PORT: Field = field(0xb0, 16);
+    pub const R_ROCE_MAX_SRC_UDP_PORT: Field = field(0xc0, 16);
+    pub const R_ROCE_MIN_SRC_UDP_PORT: Field = field(0xd0, 16);
+    pub const ROCE_ADDRESS_TABLE_SIZE: Field = field(0xf0, 16);
 
     /// Atomic capabilities. The response mode of requests of 8 bytes, 1 for host order, and whether that mode is
     /// supported.
@@ -119,4 +132,27 @@ pub mod vport {
     pub const PORT_GUID: Field = field(0x180, 64);
     pub const NODE_GUID: Field = field(0x1c0, 64);
     pub const LID: Field = field(0x300, 16);
+}
+
+/// `query_roce_address_in`, and `query_roce_address_out` with one `roce_addr_layout`.
+pub mod roce_address {
+    use super::Field;
+    /// Bytes of the output.
+    pub const BYTES: usize = 16 + 32;
+    const fn field(at: usize, width: usize) -> Field {
+        Field::new(at, width).within(0x80)
+    }
+    /// In the input: an index of the GID table.
+    pub const INDEX: Field = Field::new(0x40, 16);
+    pub const NUM: Field = Field::new(0x60, 16);
+    pub const SOURCE_L3_ADDRESS: [Field; 2] = [field(0, 64), field(0x40, 64)];
+    /// `source_mac_47_32` and `source_mac_31_0`.
+    pub const SOURCE_MAC: [Field; 2] = [field(0x90, 16), field(0xa0, 32)];
+    /// The network header of its packets: IPv4 or IPv6.
+    pub const L3_TYPE: Field = field(0xd4, 4);
+    pub const ROCE_VERSION: Field = field(0xd8, 8);
+    pub const L3_IPV4: u8 = 0;
+    pub const L3_IPV6: u8 = 1;
+    pub const VERSION_1: u8 = 0;
+    pub const VERSION_2: u8 = 2;
 }

@@ -6,9 +6,10 @@ use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::attr;
+use crate::verbs::ah::mac_of;
 use crate::verbs::device::COMPLETION_VECTORS;
-use gdsync_sys::prm::command::{cap, header, opcode, vport};
-use softhca::card::LinkLayer;
+use gdsync_sys::prm::command::{cap, header, opcode, roce_address, vport};
+use softhca::card::{GidKind, LinkLayer};
 use softhca::sysfs;
 
 pub(super) fn query_event_queue(request: &Request) -> Result<()> {
@@ -31,10 +32,13 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
     match opcode_of(input) {
         opcode::QUERY_HCA_CAP => Ok(query_capabilities(context, input)?),
         opcode::QUERY_HCA_VPORT_CONTEXT => Ok(query_vport(context)),
+        opcode::QUERY_ROCE_ADDRESS if context.card().link_layer() == LinkLayer::Ethernet => {
+            Ok(query_roce_address(context, input)?)
+        }
         // A LAG context of zeros: the port is not bonded.
         opcode::NOP | opcode::QUERY_LAG => Ok(done()),
         opcode if opcode::GENERAL.contains(&opcode) || opcode::GENERAL_RANGE.contains(&opcode) => {
-            let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG or NOP";
+            let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG, NOP, or on Ethernet QUERY_ROCE_ADDRESS";
             Err(Refusal::new(Status::BadOpcode, Syndrome::Opcode, opcode.into(), limit).into())
         }
         opcode => {
@@ -76,4 +80,32 @@ fn query_vport(context: &Context) -> Vec<u8> {
     let is_infiniband = card.link_layer() == LinkLayer::InfiniBand;
     vport::LID.put(&mut output, if is_infiniband { card.lid() } else { 0 });
     output
+}
+
+/// `QUERY_ROCE_ADDRESS`: an entry of the GID table.
+fn query_roce_address(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Refusal> {
+    let index = roce_address::INDEX.get(input);
+    let Some(entry) = context.card().gids().get(index as usize) else {
+        let limit = "an index of the port's table of GIDs (roce_address_index)";
+        return Err(Refusal::parameter(Syndrome::AddressPath, index, limit));
+    };
+    let mut output = vec![0; roce_address::BYTES];
+    let is_ipv4 = std::net::Ipv6Addr::from(entry.gid).to_ipv4_mapped().is_some();
+    let (gid, [mac @ .., a, b, c, d]) = (u128::from_be_bytes(entry.gid), mac_of(&entry.gid));
+    for (field, value) in [
+        (roce_address::NUM, 1),
+        (roce_address::SOURCE_L3_ADDRESS[0], (gid >> 64) as u64),
+        (roce_address::SOURCE_L3_ADDRESS[1], gid as u64),
+        (roce_address::SOURCE_MAC[0], u16::from_be_bytes(mac).into()),
+        (roce_address::SOURCE_MAC[1], u32::from_be_bytes([a, b, c, d]).into()),
+        (roce_address::L3_TYPE, (if is_ipv4 { roce_address::L3_IPV4 } else { roce_address::L3_IPV6 }).into()),
+        (
+            roce_address::ROCE_VERSION,
+            (if entry.kind == GidKind::RoceV2 { roce_address::VERSION_2 } else { roce_address::VERSION_1 })
+                .into(),
+        ),
+    ] {
+        field.put(&mut output, value);
+    }
+    Ok(output)
 }

@@ -23,7 +23,9 @@ const KNOWN: u32 = qp::OPT_ALT_ADDR_PATH
     | qp::OPT_RETRY_COUNT
     | qp::OPT_RNR_RETRY
     | qp::OPT_ACK_TIMEOUT
-    | qp::OPT_PRI_PORT;
+    | qp::OPT_PRI_PORT
+    | qp::OPT_DSCP
+    | qp::OPT_SGID_INDEX;
 
 pub(super) fn is_transition(opcode: u16) -> bool {
     matches!(
@@ -106,7 +108,11 @@ impl<'a> Transition<'a> {
             return Err(Refusal::parameter(Syndrome::QpExtension, 1u8, "no extended context (qpc_ext 0)"));
         }
         let (link, gids) = (context.card().link_layer(), context.card().gids().len());
-        Ok(Transition { transport, now, link, gids, mask, asked })
+        let transition = Transition { transport, now, link, gids, mask, asked };
+        if transition.has(qp::OPT_SGID_INDEX) {
+            transition.check_source()?;
+        }
+        Ok(transition)
     }
 
     fn change(&self, opcode: u16) -> Result<QpChange, Refusal> {
@@ -127,7 +133,8 @@ impl<'a> Transition<'a> {
         let mut access = Access::empty();
         access.set(Access::REMOTE_READ, qpc::RRE.is_set(self.asked));
         access.set(Access::REMOTE_WRITE, qpc::RWE.is_set(self.asked));
-        access.set(Access::REMOTE_ATOMIC, qpc::RAE.is_set(self.asked));
+        let performs_atomics = qpc::ATOMIC_MODE.get8(self.asked) != qpc::ATOMIC_NONE;
+        access.set(Access::REMOTE_ATOMIC, qpc::RAE.is_set(self.asked) && performs_atomics);
         access
     }
 
@@ -222,13 +229,20 @@ impl<'a> Transition<'a> {
         change
     }
 
+    fn check_source(&self) -> Result<(), Refusal> {
+        let source = ads::SRC_ADDR_INDEX.get8(self.asked);
+        if usize::from(source) < self.gids {
+            return Ok(());
+        }
+        let limit = "an index of the port's table of GIDs (src_addr_index)";
+        Err(Refusal::parameter(Syndrome::AddressPath, source, limit))
+    }
+
     /// Returns the primary path. On Ethernet it always has a GID, regardless of `grh`.
     fn address(&self) -> Result<Address, Refusal> {
         let is_global = self.link == LinkLayer::Ethernet || ads::GRH.is_set(self.asked);
-        let source = ads::SRC_ADDR_INDEX.get8(self.asked);
-        if is_global && usize::from(source) >= self.gids {
-            let limit = "an index of the port's table of GIDs (src_addr_index)";
-            return Err(Refusal::parameter(Syndrome::AddressPath, source, limit));
+        if is_global {
+            self.check_source()?;
         }
         let [high, low] = ads::RGID.map(|field| u128::from(field.get(self.asked)));
         Ok(Address {

@@ -47,7 +47,8 @@ fn code_of(transport: Transport) -> u8 {
 
 /// Returns whether entries of a completion queue hold small data (`cs_req`, `cs_res`): 32 bytes in those of 64, 64 in
 /// those of 128. If the program asks for 32 in those of 128, the card uses memory, which is permitted.
-fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result<bool, Refusal> {
+fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: Option<u32>) -> Result<bool, Refusal> {
+    let Some(cqn) = cqn else { return Ok(false) };
     let value = field.get8(asked);
     let is_long = context.card().query_cq(cqn)?.stride == 128;
     let (short, long) = match field {
@@ -59,6 +60,17 @@ fn holds_data(context: &Context, asked: &[u8], field: Field, cqn: u32) -> Result
     }
     let limit = "32 bytes inside completion entries (cs_req 0x11, cs_res 1), 64 inside those of 128 (0x22, 2), or none";
     Err(Refusal::parameter(Syndrome::QpContext, value, limit))
+}
+
+/// Returns the completion queue that a context names. A queue pair may lack the queue whose completions it takes;
+/// programs then leave the number 0 (DOCA's open verbs do, whose queue pairs have no receives).
+fn cq_of(objects: &Objects, asked: &[u8], field: Field, is_needed: bool) -> Result<Option<u32>, Refusal> {
+    let number = field.get32(asked);
+    if number == 0 && !is_needed {
+        return Ok(None);
+    }
+    check_cq(objects, number)?;
+    Ok(Some(number))
 }
 
 pub(super) fn create(
@@ -122,14 +134,14 @@ pub(super) fn create(
     let (pdn, uar) = (qpc::PD.get32(asked), qpc::UAR_PAGE.get32(asked));
     check_pd(objects, pdn)?;
     check_uar(objects, uar)?;
-    let (send_cq, recv_cq) = (qpc::CQN_SND.get32(asked), qpc::CQN_RCV.get32(asked));
-    check_cq(objects, send_cq)?;
-    if !is_initiator {
-        check_cq(objects, recv_cq)?;
-    }
+    let send_cq = cq_of(objects, asked, qpc::CQN_SND, sq_blocks != 0)?;
+    let recv_cq = match is_initiator {
+        true => None,
+        false => cq_of(objects, asked, qpc::CQN_RCV, rq_entries != 0 || srq.is_some())?,
+    };
     let scatter = ScatterToCqe {
         requests: holds_data(context, asked, qpc::CS_REQ, send_cq)?,
-        receives: !is_initiator && holds_data(context, asked, qpc::CS_RES, recv_cq)?,
+        receives: holds_data(context, asked, qpc::CS_RES, recv_cq)?,
     };
 
     let receive_bytes = u64::from(rq_entries) * u64::from(rq_stride);
@@ -146,8 +158,8 @@ pub(super) fn create(
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };
     let config = QpConfig {
         pdn: Some(pdn),
-        send_cq: Some(send_cq),
-        recv_cq: (!is_initiator).then_some(recv_cq),
+        send_cq,
+        recv_cq,
         srq,
         uar: Some(uar),
         // The receive queue comes first in the buffer.

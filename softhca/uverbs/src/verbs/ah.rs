@@ -39,7 +39,7 @@ pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
 
 /// Returns the destination's MAC address. A software card derives its own from its LID, the end of its GIDs;
 /// that of a multicast group derives from its IP address (RFC 1112, 6.4; RFC 2464, 7).
-fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
+pub(crate) fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
     let [.., a, b, c, d] = *gid;
     match gid[0] {
         0xff => [0x33, 0x33, a, b, c, d],
