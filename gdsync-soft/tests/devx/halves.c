@@ -44,6 +44,15 @@ static void connect_as_doca(struct ibv_context *context, struct qp *qp, uint32_t
     }
 }
 
+static unsigned mtu_of(struct qp *qp)
+{
+    uint8_t in[16] = {0}, out[COMMAND] = {0};
+    put(in, 0, 16, 0x50b); /* QUERY_QP */
+    put(in, 0x48, 24, qp->number);
+    CHECK(mlx5dv_devx_obj_query(qp->object, in, sizeof(in), out, sizeof(out)) == 0);
+    return (unsigned)get(out, QPC + 0x40, 3);
+}
+
 static unsigned rts_to_rts(struct qp *qp, unsigned index)
 {
     uint8_t in[COMMAND], out[16] = {0};
@@ -113,7 +122,9 @@ int main(void)
 
     /* Both only send: writes arrive, atomics are performed, and a send finds no receive, however long it waits. */
     CHECK(create(context, uar, numbers.pdn, sends, &near) == 0 && create(context, uar, numbers.pdn, sends, &far) == 0);
+    CHECK(mtu_of(&near) == IBV_MTU_256);  /* DOCA asks before it connects, and refuses 0 */
     pair_up(context, &near, &far, 1);
+    CHECK(mtu_of(&near) == IBV_MTU_4096);
     post_write(&near, 0x1234, (uint64_t)(uintptr_t)target, mr->rkey);
     CHECK(next_entry(&cq)[63] >> 4 == 0 && target[0] == 0x1234);
     memset(segments, 0, sizeof(segments));

@@ -121,7 +121,6 @@ fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules
         (cap::LOG_MAX_MRW_SZ, LOG_MAX_KEY_LENGTH.into()),
         (cap::LOG_MAX_RA_REQ_QP, LIMITS.max_rd_atomic.ilog2()),
         (cap::LOG_MAX_RA_RES_QP, LIMITS.max_rd_atomic.ilog2()),
-        (cap::HCA_CAP_2, 1),
         (cap::RTS2RTS_QP_DSCP, is_ethernet.into()),
         (cap::LOCAL_CA_ACK_DELAY, 16),
         // `MLX5_CAP_PORT_TYPE_ETH` is 1.

@@ -214,6 +214,8 @@ pub mod qpc {
     pub const CS_REQ_64: u8 = 0x22;
     /// As [`CS_REQ_64`], for receives.
     pub const CS_RES_64: u8 = 0x2;
+    /// `mtu`: the smallest, 256 bytes (`enum ibv_mtu`).
+    pub const MTU_256: u64 = 1;
     /// `send_dbr_mode`: doorbells with a record, or without one
     /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD); `enum doca_verbs_qp_send_dbr_mode` of DOCA's
     /// `doca_verbs.h`).

@@ -23,8 +23,6 @@ pub mod cap {
     pub const TYPES_OF_OPTIONS: [u64; 19] =
         [1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28];
 
-    /// The device has general capabilities of the second part.
-    pub const HCA_CAP_2: Field = field(0x20, 1);
     pub const VHCA_ID: Field = field(0x30, 16);
     pub const LOG_MAX_QP_SZ: Field = field(0x88, 8);
     pub const LOG_MAX_QP: Field = field(0x9b, 5);

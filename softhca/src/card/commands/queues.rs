@@ -190,9 +190,13 @@ impl Card {
         self.command(|engine| {
             within("queue pairs", engine.qps.len(), self.limits().max_qp)?;
             if config.no_send_record {
-                let recordless = engine.qps.values().filter(|qp| qp.endpoint.config.no_send_record).count();
+                let recordless = engine.qps.values().filter(|qp| qp.endpoint.config.no_send_record);
                 let what = "queue pairs without a doorbell record of sends";
-                within(what, recordless, LIMITS.max_recordless_qp)?;
+                within(what, recordless.clone().count(), LIMITS.max_recordless_qp)?;
+                // Between two looks at a register the card sees only the last store, and here nothing else tells of
+                // those before it.
+                let what = "queue pairs without a doorbell record of sends on one UAR page";
+                within(what, recordless.filter(|qp| qp.endpoint.config.uar == config.uar).count(), 1)?;
             }
             check_references(engine, config)?;
             let qpn = self.number(|number| engine.qps.contains_key(&number));

@@ -243,7 +243,9 @@ fn describe(config: &QpConfig, place: &mut [u8]) {
 fn describe_state(now: &QpAttributes, place: &mut [u8]) {
     qpc::STATE.put(place, state_code(now.state));
     qpc::PM_STATE.put(place, qpc::PM_MIGRATED);
-    qpc::MTU.put(place, now.path_mtu as u64);
+    // A new queue pair has an MTU, too: DOCA's open verbs query it before they connect it, and refuse 0. A device's
+    // value is not public.
+    qpc::MTU.put(place, (now.path_mtu as u64).max(qpc::MTU_256));
     qpc::LOG_MSG_MAX.put(place, LIMITS.max_message.ilog2());
     qpc::REMOTE_QPN.put(place, now.dest_qpn);
     qpc::NEXT_SEND_PSN.put(place, now.sq_psn);

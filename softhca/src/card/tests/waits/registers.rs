@@ -79,20 +79,24 @@ fn there_are_so_many_of_them() {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let cq = TestCq::new(&card, 8);
-    let uar = card.alloc_uar(&[0x800]).unwrap();
+    let pages = card.limits().max_recordless_qp as usize;
+    let uars: Vec<_> = (0..=pages).map(|_| card.alloc_uar(&[0x800]).unwrap()).collect();
     let config = QpConfig {
         pdn: Some(pdn),
         send_cq: Some(cq.cqn),
         recv_cq: Some(cq.cqn),
-        uar: Some(uar.id),
         no_send_record: true,
         ..QpConfig::new(Transport::Rc)
     };
     // SAFETY: there are no queues.
-    let create = |config: &QpConfig| unsafe { card.create_qp(config) };
-    let made: Vec<u32> = (0..card.limits().max_recordless_qp).map(|_| create(&config).unwrap()).collect();
-    assert!(matches!(create(&config), Err(CardError::TooMany { .. })));
-    create(&QpConfig { no_send_record: false, ..config }).unwrap();
-    card.destroy_qp(made[0]).unwrap();
-    create(&config).unwrap();
+    let create = |page: usize| unsafe { card.create_qp(&QpConfig { uar: Some(uars[page].id), ..config }) };
+    let first = create(0).unwrap();
+    let error = create(0).unwrap_err().to_string();
+    assert!(error.starts_with("1 of ") && error.contains("on one UAR page"), "{error}");
+    (1..pages).for_each(|page| assert!(create(page).is_ok()));
+    assert!(matches!(create(pages), Err(CardError::TooMany { limit, .. }) if limit as usize == pages));
+    // SAFETY: as above.
+    unsafe { card.create_qp(&QpConfig { uar: Some(uars[0].id), no_send_record: false, ..config }) }.unwrap();
+    card.destroy_qp(first).unwrap();
+    create(0).unwrap();
 }
