@@ -38,7 +38,8 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
         // A LAG context of zeros: the port is not bonded.
         opcode::NOP | opcode::QUERY_LAG => Ok(done()),
         opcode if opcode::GENERAL.contains(&opcode) || opcode::GENERAL_RANGE.contains(&opcode) => {
-            let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG, NOP, or on Ethernet QUERY_ROCE_ADDRESS";
+            let limit =
+                "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG, NOP, or on Ethernet QUERY_ROCE_ADDRESS";
             Err(Refusal::new(Status::BadOpcode, Syndrome::Opcode, opcode.into(), limit).into())
         }
         opcode => {

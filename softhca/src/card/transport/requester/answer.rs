@@ -18,10 +18,6 @@ const UNLIMITED: u8 = 7;
 const CHECKS: u32 = 16;
 /// Less than the time to the next step, in which this card handles more packets of an ended peer.
 const NEXT_STEP: Duration = Duration::from_nanos(1);
-/// Maximum time that a queue pair whose peer has ended keeps unacknowledged requests, if its retries take as long. On
-/// hardware the retries take half a second and more: a program that has its results ends before they are over, and
-/// must be able to do so here, even on a busy machine.
-const GRACE: Duration = Duration::from_millis(100);
 
 impl Requester {
     /// Handles an acknowledgement of everything up to packet `psn`. It may cover packets that are about to be sent
@@ -223,12 +219,11 @@ impl Requester {
         u32::from(step.endpoint.attributes.retry_cnt) + 1
     }
 
-    /// Returns how long the requests of an ended peer are kept. Zero without a time-out: hardware would wait forever,
-    /// and only the peer's end fails the queue pair.
+    /// Returns how long the requests of an ended peer are kept: as long as all transmissions take, as on hardware, whose
+    /// card does not know that a process has ended. Zero without a time-out: hardware would wait forever, and only the
+    /// peer's end fails the queue pair.
     fn grace(step: &Step<'_, '_>) -> Duration {
-        step.ack_timeout().map_or(Duration::ZERO, |timeout| {
-            step.context.speed.of(GRACE).min(timeout * Self::transmissions(step))
-        })
+        step.ack_timeout().map_or(Duration::ZERO, |timeout| timeout * Self::transmissions(step))
     }
 
     fn wait_again(&mut self, step: &Step<'_, '_>) {
