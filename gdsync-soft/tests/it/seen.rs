@@ -194,3 +194,25 @@ fn files_are_found_by_patterns_walks_and_relative_paths() {
     assert_eq!(run(soft("ib,roce", &program.path(), temporary.path())).succeeded(), "");
     assert_eq!(temporary.content(), 0);
 }
+
+/// Runs `tests/seen/NAME.c`, whose output is nothing, on a device of each link layer.
+fn is_silent(test: &str, name: &str, header: &str, library: &str, arguments: &[String]) {
+    let compiler = Compiler::c("gnu11");
+    if let Err(why) = compiler.probe(&format!("#include <{header}>")) {
+        return lacks(test, &format!("{why} (packages gcc, libibverbs-dev, librdmacm-dev)"));
+    }
+    let source = root().join("gdsync-soft/tests/seen").join(name).with_extension("c");
+    let program = compiler.libraries([library, "-libverbs", "-lpthread"]).build(&source);
+    for devices in ["ib", "roce"] {
+        let temporary = Folder::new(name);
+        let mut command = soft(devices, &program.path(), temporary.path());
+        command.args(arguments);
+        assert_eq!(run(command).succeeded(), "", "{devices}");
+        assert_eq!(temporary.content(), 0);
+    }
+}
+
+#[test]
+fn files_that_are_kept_open_are_read_anew() {
+    is_silent("files_that_are_kept_open_are_read_anew", "kept", "infiniband/verbs.h", "-libverbs", &[]);
+}

@@ -30,6 +30,11 @@ impl LiveFile {
         }
     }
 
+    /// Returns a path of the file as [`find`](Self::find) takes it.
+    pub fn path(self, index: usize) -> String {
+        format!("/infiniband/mlx5_{index}/ports/1/{}", self.name())
+    }
+
     /// Returns the file and the index of the device for a path with `.../infiniband/mlx5_0/ports/1/` in it;
     /// `None` for other paths.
     pub fn find(path: &str) -> Option<(usize, Self)> {
@@ -84,6 +89,7 @@ mod tests {
     fn files_are_found_by_their_names() {
         let port = "/sys/class/infiniband/mlx5_3/ports/1/";
         for file in LiveFile::all(4) {
+            assert_eq!(LiveFile::find(&file.path(3)), Some((3, file)));
             assert_eq!(LiveFile::find(&format!("{port}{}", file.name())), Some((3, file)));
         }
         let real = "/sys/devices/pci50f7:00/50f7:00:01.0/50f7:01:00.0/infiniband/mlx5_0/ports/1/lid";

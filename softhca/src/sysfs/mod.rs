@@ -14,7 +14,7 @@ mod port;
 pub use live::LiveFile;
 pub use port::interface;
 
-use crate::card::LinkLayer;
+use crate::card::{Counters, LinkLayer};
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -111,6 +111,8 @@ pub fn write(root: &Path, devices: &[LinkLayer]) -> io::Result<()> {
         file(&device.join("hw_rev"), "0")?;
         file(&device.join("board_id"), "SOFTHCA")?;
         port::write(&device.join("ports/1"), *link_layer)?;
+        // In full length: a process with a limit on the size of files counts, too.
+        Counters::in_file(&counters(root, index))?;
         let devices = root.join("dev/infiniband");
         fs::create_dir_all(&devices)?;
         link(Path::new(STAND_IN), &devices.join(verbs))?;

@@ -8,7 +8,7 @@ use crate::log;
 use crate::paths;
 use parking_lot::Mutex;
 use softhca::card::{Card, Counters, Event, LinkLayer};
-use softhca::devices::devices_from_environment;
+use softhca::devices::{MAX_DEVICES, devices_from_environment};
 use softhca::sysfs;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -21,11 +21,17 @@ pub(crate) struct OpenCard {
 }
 
 /// Returns the counters of a device's port; `None` in a program that `gdsync soft` did not start.
-pub(crate) fn counters(index: usize) -> Option<Counters> {
+pub(crate) fn counters(index: usize) -> Option<Arc<Counters>> {
+    static OPEN: [OnceLock<Arc<Counters>>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+    let open = OPEN.get(index)?;
+    if let Some(counters) = open.get() {
+        return Some(counters.clone());
+    }
     let path = sysfs::counters(paths::folder()?, index);
-    Counters::in_file(&path)
+    let counters = Counters::in_file(&path)
         .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "packets are not counted"))
-        .ok()
+        .ok()?;
+    Some(open.get_or_init(|| Arc::new(counters)).clone())
 }
 
 /// The running cards, by device index. Contexts keep a card running; this list does not.
@@ -63,7 +69,7 @@ impl Cards {
         };
         let card = Card::start(link, Box::new(deliver))?;
         if let Some(counters) = counters(index) {
-            card.attach_counters(Arc::new(counters));
+            card.attach_counters(counters);
         }
         let card = Arc::new(OpenCard { card, routes, index });
         running[index] = Arc::downgrade(&card);

@@ -14,9 +14,7 @@ use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::{device, pages};
 use gdsync_sys::wake::Table;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
-use live::open_live;
 use next::returned;
-use std::os::fd::IntoRawFd;
 
 #[macro_use]
 mod next;
@@ -27,7 +25,9 @@ pub mod files;
 mod live;
 pub mod mappings;
 pub mod place;
+pub mod reads;
 pub mod sockets;
+pub mod streams;
 pub mod walks;
 
 /// # Safety
@@ -42,21 +42,17 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
         return returned(preserving(|| process::open_cm(flags)));
     }
     // SAFETY: as above.
-    let private = unsafe { paths::private(path) };
-    if let Some(file) =
-        private.as_ref().and_then(|private| preserving(|| open_live(private, flags & libc::O_CLOEXEC != 0)))
-    {
-        return returned(file.map(IntoRawFd::into_raw_fd));
-    }
-    // SAFETY: as above.
-    let is_relative = private.is_none() && unsafe { live::is_relative(path) };
+    let (private, is_relative) = unsafe { (paths::private(path), live::is_relative(path)) };
+    let is_sysfs = private.as_ref().is_some_and(Private::is_sysfs);
+    // No file of sysfs is created or cut.
+    let passed = if is_sysfs { flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC) } else { flags };
     let path = private.as_ref().map_or(path, Private::as_ptr);
     // SAFETY: the caller vouches for the arguments.
-    let fd = unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int };
-    if is_relative {
-        preserving(|| live::replace_if_live(fd));
+    let fd = unsafe { libc::syscall(libc::SYS_openat, directory, path, passed, mode as c_uint) as c_int };
+    if fd < 0 || !(is_sysfs || is_relative) {
+        return fd;
     }
-    fd
+    returned(preserving(|| live::opened(fd, flags)))
 }
 
 /// # Safety

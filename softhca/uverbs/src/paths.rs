@@ -66,6 +66,11 @@ impl Private {
         &self.bytes[self.lead..self.len]
     }
 
+    /// Returns whether the path is in the stand-in for sysfs.
+    pub(crate) fn is_sysfs(&self) -> bool {
+        self.named().starts_with(b"/sys/")
+    }
+
     /// Returns whether the path is a device, for which a symbolic link stands.
     pub(crate) fn is_device(&self) -> bool {
         self.named().len() > DEVICES.len() && self.named().starts_with(DEVICES)

@@ -196,7 +196,7 @@ pub(crate) fn content(index: usize, file: LiveFile) -> Option<String> {
     if file.is_of_card() {
         file.content(Some(&pinned_card(index)?.card), None)
     } else {
-        file.content(None, counters(index).as_ref())
+        file.content(None, counters(index).as_deref())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Duplicates and closes of file descriptors, single and in ranges: a duplicate of a device is the same
 //! device, which closes with its last descriptor.
 
+use super::live;
 use super::next;
 use super::next::returned;
 use crate::descriptors;
@@ -11,6 +12,7 @@ use std::os::fd::RawFd;
 
 /// Gives the new descriptor `to` the kind of `from`, or closes it.
 fn duplicated(from: RawFd, to: RawFd) -> RawFd {
+    live::duplicated(from, to);
     if to < 0 || descriptors::kind(from).is_none() {
         return to;
     }

@@ -1,14 +1,14 @@
 //! Calls with paths: those of device files lead to the private folder.
 
-use super::live::{is_relative, open_live, replace_if_live};
+use super::live;
 use super::next;
 use super::next::returned;
 use crate::errno::{Errno, preserving};
 use crate::paths::{self, Private};
 use crate::process;
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
-use std::ffi::CStr;
-use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::ffi::{CStr, CString};
+use std::os::fd::RawFd;
 use std::ptr;
 
 /// The file whose attributes an open device has: those that stat(2) finds at the device's path, a character
@@ -32,11 +32,21 @@ impl PassedPath {
     pub(super) fn as_ptr(&self) -> *const c_char {
         self.private.as_ref().map_or(self.path, Private::as_ptr)
     }
+
+    /// Returns whether it is in the stand-in for sysfs.
+    pub(super) fn is_sysfs(&self) -> bool {
+        self.private.as_ref().is_some_and(Private::is_sysfs)
+    }
 }
 
 /// # Safety
 /// As `fstatat(2)`.
 unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
+    // SAFETY: the caller vouches for `path`.
+    if flags & libc::AT_EMPTY_PATH != 0 && directory >= 0 && unsafe { path.is_null() || *path == 0 } {
+        // SAFETY: the caller vouches for `buffer`.
+        return unsafe { fstat_any(directory, buffer) };
+    }
     // SAFETY: the caller vouches for `path`.
     let passed = unsafe { PassedPath::of(path) };
     // A device is no link.
@@ -44,6 +54,11 @@ unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::sta
     let flags = if is_device { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
     // SAFETY: the caller vouches for the arguments; on 64-bit machines the C library's structure is the kernel's.
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, passed.as_ptr(), buffer, flags) as c_int }
+}
+
+/// Returns the path of the file whose attributes a descriptor has, if it is not the descriptor's own.
+fn attributes_of(fd: RawFd, links: impl Into<u64>) -> Option<CString> {
+    if is_device(fd, links) { Some(STAND_IN.to_owned()) } else { live::attributes_of(fd) }
 }
 
 /// Returns whether a descriptor's file is an open device or a file of the connection manager. If the program
@@ -63,13 +78,11 @@ unsafe fn fstat_any(fd: c_int, buffer: *mut libc::stat) -> c_int {
     // SAFETY: the caller vouches for the arguments.
     let result = unsafe { libc::syscall(libc::SYS_fstat, fd, buffer) as c_int };
     // SAFETY: the kernel has just filled the buffer.
-    if result == 0 && is_device(fd, unsafe { (*buffer).st_nlink }) {
+    let other = if result == 0 { attributes_of(fd, unsafe { (*buffer).st_nlink }) } else { None };
+    other.map_or(result, |path| {
         // SAFETY: the path is a C string, and the buffer the caller's.
-        return unsafe {
-            libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, STAND_IN.as_ptr(), buffer, 0) as c_int
-        };
-    }
-    result
+        unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), buffer, 0) as c_int }
+    })
 }
 
 /// # Safety
@@ -93,13 +106,11 @@ unsafe fn statx_any(
     }
     // SAFETY: the caller vouches for `path`; the kernel has just filled the buffer.
     let (is_empty, links) = unsafe { (path.is_null() || *path == 0, (*buffer).stx_nlink) };
-    if is_empty && is_device(directory, links) {
+    let other = if is_empty { attributes_of(directory, links) } else { None };
+    other.map_or(result, |path| {
         // SAFETY: the path is a C string, and the buffer the caller's.
-        return unsafe {
-            libc::syscall(libc::SYS_statx, libc::AT_FDCWD, STAND_IN.as_ptr(), 0, mask, buffer) as c_int
-        };
-    }
-    result
+        unsafe { libc::syscall(libc::SYS_statx, libc::AT_FDCWD, path.as_ptr(), 0, mask, buffer) as c_int }
+    })
 }
 
 /// # Safety
@@ -178,46 +189,6 @@ unsafe fn opendir_any(path: *const c_char) -> *mut libc::DIR {
     let passed = unsafe { PassedPath::of(path) };
     // SAFETY: as above.
     unsafe { next::opendir(passed.as_ptr()) }
-}
-
-type Open = unsafe fn(*const c_char, *const c_char) -> *mut libc::FILE;
-
-/// # Safety
-/// As `fopen(3)`.
-unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mut libc::FILE {
-    // SAFETY: the caller vouches for `path`.
-    let passed = unsafe { PassedPath::of(path) };
-    let file = passed.private.as_ref().and_then(|private| {
-        // SAFETY: the caller vouches for `mode`, a C string.
-        let close_on_exec = unsafe { CStr::from_ptr(mode) }.to_bytes().contains(&b'e');
-        preserving(|| open_live(private, close_on_exec))
-    });
-    match file {
-        None => {
-            // SAFETY: the caller vouches for the arguments.
-            let stream = unsafe { open(passed.as_ptr(), mode) };
-            // SAFETY: the caller vouches for `path`.
-            let is_relative = passed.private.is_none() && unsafe { is_relative(path) };
-            if is_relative && !stream.is_null() {
-                // SAFETY: the C library has just opened the stream, and read nothing of it.
-                preserving(|| replace_if_live(unsafe { libc::fileno(stream) }));
-            }
-            stream
-        }
-        Some(Err(errno)) => {
-            errno.set();
-            ptr::null_mut()
-        }
-        Some(Ok(file)) => {
-            // SAFETY: the caller vouches for `mode`.
-            let stream = unsafe { libc::fdopen(file.as_raw_fd(), mode) };
-            if !stream.is_null() {
-                // The stream owns the descriptor.
-                let _ = file.into_raw_fd();
-            }
-            stream
-        }
-    }
 }
 
 c_functions! {
@@ -358,13 +329,5 @@ c_functions! {
         path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
     ) -> c_int {
         next::scandir64(PassedPath::of(path).as_ptr(), list, filter, compare)
-    }
-
-    fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-        fopen_any(path, mode, next::fopen)
-    }
-
-    fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-        fopen_any(path, mode, next::fopen64)
     }
 }

@@ -138,6 +138,32 @@ next! {
     getcwd(buffer: *mut c_char, size: usize) -> *mut c_char, or ptr::null_mut();
     fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
     fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
+    fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
+    fileno(file: *mut libc::FILE) -> c_int, or -1;
+    read(fd: c_int, buffer: *mut c_void, count: usize) -> isize, or -1;
+    __read_chk(fd: c_int, buffer: *mut c_void, count: usize, room: usize) -> isize, or -1;
+    pread(fd: c_int, buffer: *mut c_void, count: usize, offset: libc::off_t) -> isize, or -1;
+    __pread_chk(fd: c_int, buffer: *mut c_void, count: usize, offset: libc::off_t, room: usize) -> isize, or -1;
+    readv(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize, or -1;
+    preadv(fd: c_int, parts: *const libc::iovec, count: c_int, offset: libc::off_t) -> isize, or -1;
+    preadv2(fd: c_int, parts: *const libc::iovec, count: c_int, offset: libc::off_t, flags: c_int) -> isize, or -1;
+    sendfile(to: c_int, from: c_int, offset: *mut libc::off_t, count: usize) -> isize, or -1;
+    copy_file_range(
+        from: c_int,
+        offset: *mut libc::off_t,
+        to: c_int,
+        to_offset: *mut libc::off_t,
+        count: usize,
+        flags: libc::c_uint
+    ) -> isize, or -1;
+    splice(
+        from: c_int,
+        offset: *mut libc::off_t,
+        to: c_int,
+        to_offset: *mut libc::off_t,
+        count: usize,
+        flags: libc::c_uint
+    ) -> isize, or -1;
     opendir(path: *const c_char) -> *mut libc::DIR, or ptr::null_mut();
     scandir(path: *const c_char, list: *mut *mut *mut c_void, filter: Filter, compare: Compare) -> c_int, or -1;
     scandir64(path: *const c_char, list: *mut *mut *mut c_void, filter: Filter, compare: Compare) -> c_int, or -1;
