@@ -216,3 +216,9 @@ fn is_silent(test: &str, name: &str, header: &str, library: &str, arguments: &[S
 fn files_that_are_kept_open_are_read_anew() {
     is_silent("files_that_are_kept_open_are_read_anew", "kept", "infiniband/verbs.h", "-libverbs", &[]);
 }
+
+#[test]
+fn the_end_of_an_identifier_frees_its_port() {
+    let port = gdsync_test_support::programs::free_port().to_string();
+    is_silent("the_end_of_an_identifier_frees_its_port", "ports", "rdma/rdma_cma.h", "-lrdmacm", &[port]);
+}

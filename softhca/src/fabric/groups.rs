@@ -5,12 +5,11 @@
 //! it joined, and a card without members gets none. No socket connects to the name. If another user holds a
 //! name, it leads to a card that drops the packet.
 
-use super::names;
+use super::names::{self, Name};
 use super::packet::LIDS;
 use gdsync_auth::own_user;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::unix::net::UnixListener;
 
 pub(crate) type Group = [u8; 16];
 
@@ -20,7 +19,7 @@ const SOCKETS: &str = "/proc/net/unix";
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     /// The socket that holds each name; `None` if another user holds it, who cannot take the LID.
-    joined: HashMap<Group, Option<UnixListener>>,
+    joined: HashMap<Group, Option<Name>>,
 }
 
 fn prefix(group: &Group) -> String {

@@ -29,9 +29,10 @@ pub(crate) use config::check_key;
 pub use config::{DEFAULT_PORT, KEY_VARIABLES, LISTEN_VARIABLE, is_tcp};
 pub use error::FabricError;
 pub(crate) use groups::Group;
+pub use names::close_names_in_child;
 pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, PayloadPart, SendOutcome, Sink, Use, node_of_address};
 pub use packet::{MAX_PAYLOAD, Node};
-pub use services::{Service, ServiceCard, find_service};
+pub use services::{Service, ServiceCard, Services, find_service};
 pub(crate) use sleeper::Sleeper;
 
 pub use crate::os::socket::limit_silence;

@@ -17,8 +17,11 @@ use crate::os::socket;
 use gdsync_auth::{Key, own_user};
 use gdsync_sys::local;
 use std::io::{self, ErrorKind};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The name of a LID that anyone can compute.
 pub(super) fn plain(lid: u16) -> Vec<u8> {
@@ -37,7 +40,7 @@ const PLAIN_TRIES: u32 = 1024;
 /// A LID, and the socket that holds it.
 pub(super) struct Claim {
     pub(super) lid: u16,
-    pub(super) listener: UnixListener,
+    pub(super) listener: Name,
 }
 
 /// Claims a LID that no other card of this user has. The seed determines where the search starts.
@@ -54,7 +57,7 @@ pub(super) fn claim(seed: u32) -> Result<Claim, FabricError> {
 fn first_free(
     seed: u32,
     tries: u32,
-    claim: &mut dyn FnMut(u16) -> io::Result<Option<UnixListener>>,
+    claim: &mut dyn FnMut(u16) -> io::Result<Option<Name>>,
 ) -> Result<Option<Claim>, FabricError> {
     for step in 0..tries {
         let lid = (seed.wrapping_add(step) % LIDS.len() as u32) as u16 + 1;
@@ -68,7 +71,7 @@ fn first_free(
 }
 
 /// Takes the plain name of a LID. `None` if another card of this user has the LID, or any process has the name.
-pub(super) fn claim_plain(lid: u16) -> io::Result<Option<UnixListener>> {
+pub(super) fn claim_plain(lid: u16) -> io::Result<Option<Name>> {
     let Some(listener) = listen(&plain(lid))? else { return Ok(None) };
     // Without a key, no card has a secret name.
     let other = known_key().is_some_and(|key| reach(&secret(&key, lid)).is_ok());
@@ -76,17 +79,72 @@ pub(super) fn claim_plain(lid: u16) -> io::Result<Option<UnixListener>> {
 }
 
 /// As [`claim_plain`], by the secret name.
-pub(super) fn claim_secret(key: &Key, lid: u16) -> io::Result<Option<UnixListener>> {
+pub(super) fn claim_secret(key: &Key, lid: u16) -> io::Result<Option<Name>> {
     let Some(listener) = listen(&secret(key, lid))? else { return Ok(None) };
     Ok(reach(&plain(lid)).is_err().then_some(listener))
 }
 
+/// A socket that holds a name. The name is given up when this is dropped, and free once the last copy of the
+/// descriptor is closed: another thread may be starting a program, which has copies until it is executed.
+#[derive(Debug)]
+pub(super) struct Name(UnixListener);
+
+/// Sockets with descriptors below this limit are closed in children.
+const MAX_FD: usize = 1 << 16;
+/// The descriptors of all names of the process.
+static HELD: [AtomicU64; MAX_FD / 64] = [const { AtomicU64::new(0) }; MAX_FD / 64];
+
+impl Name {
+    fn of(listener: UnixListener) -> Name {
+        let fd = listener.as_raw_fd() as usize;
+        if let Some(word) = HELD.get(fd / 64) {
+            word.fetch_or(1 << (fd % 64), Ordering::AcqRel);
+        }
+        Name(listener)
+    }
+}
+
+impl Deref for Name {
+    type Target = UnixListener;
+
+    fn deref(&self) -> &UnixListener {
+        &self.0
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let fd = self.0.as_raw_fd();
+        socket::refuse_connections(self.0.as_fd());
+        if let Some(word) = HELD.get(fd as usize / 64) {
+            word.fetch_and(!(1 << (fd % 64)), Ordering::AcqRel);
+        }
+    }
+}
+
+/// Closes the parent's names, which only the parent holds and gives up. For the child of a fork: makes system calls
+/// only.
+pub fn close_names_in_child() {
+    for (index, word) in HELD.iter().enumerate() {
+        let mut held = word.swap(0, Ordering::AcqRel);
+        while held != 0 {
+            socket::close_inherited((index * 64) as i32 + held.trailing_zeros() as i32);
+            held &= held - 1;
+        }
+    }
+}
+
+/// Returns whether a name that is taken has been given up, so that it will be free soon.
+pub(super) fn is_given_up(name: &[u8]) -> bool {
+    local::connect(name).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
 /// Listens at a name. `None` if it is taken.
-pub(super) fn listen(name: &[u8]) -> io::Result<Option<UnixListener>> {
+pub(super) fn listen(name: &[u8]) -> io::Result<Option<Name>> {
     match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
         Ok(listener) => {
             listener.set_nonblocking(true)?;
-            Ok(Some(listener))
+            Ok(Some(Name::of(listener)))
         }
         Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
         Err(error) => Err(error),

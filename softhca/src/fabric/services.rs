@@ -4,12 +4,13 @@
 //! serves a port. The process that binds a port holds an abstract socket name with the port's number, as
 //! cards hold their LIDs (`names.rs`). A process that connects to it receives the nodes of its holder.
 
-use super::names;
+use super::names::{self, Name};
 use super::packet::Node;
+use crate::os::wait::Epoll;
 use gdsync_auth::own_user;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Maximum number of cards of a service: more than one process has.
@@ -28,40 +29,72 @@ pub struct ServiceCard {
     pub node: Node,
 }
 
-/// A claim on a port number of this host.
+/// The claims of a process on port numbers of this host.
+#[derive(Clone, Debug)]
+pub struct Services {
+    epoll: Arc<Epoll>,
+}
+
+/// A claim on a port number of this host, which ends when this is dropped: no thread that sleeps until a process asks
+/// keeps it.
 #[derive(Debug)]
 pub struct Service {
-    listener: UnixListener,
+    name: Name,
+    epoll: Arc<Epoll>,
 }
 
 fn name(space: u16, port: u16) -> Vec<u8> {
     format!("gdsync-softhca/{}/service/{space:x}/{port}", own_user()).into_bytes()
 }
 
-impl Service {
+impl Services {
+    /// # Errors
+    /// The system's, if it gives no descriptor.
+    pub fn new() -> io::Result<Services> {
+        Ok(Services { epoll: Arc::new(Epoll::new()?) })
+    }
+
     /// Claims a port number of a port space. `None` if a process, this one included, has it already.
     ///
     /// # Errors
-    /// The system's, if it gives no socket.
-    pub fn claim(space: u16, port: u16) -> io::Result<Option<Service>> {
-        Ok(names::listen(&name(space, port))?.map(|listener| Service { listener }))
+    /// EAGAIN if the process that had it has given it up, but a program that it is starting still has a copy of its
+    /// socket; the system's, if it gives no socket.
+    pub fn claim(&self, space: u16, port: u16) -> io::Result<Option<Service>> {
+        let wanted = name(space, port);
+        let Some(name) = names::listen(&wanted)? else {
+            return if names::is_given_up(&wanted) {
+                Err(io::Error::from_raw_os_error(libc::EAGAIN))
+            } else {
+                Ok(None)
+            };
+        };
+        self.epoll.watch(name.as_fd(), 0)?;
+        Ok(Some(Service { name, epoll: self.epoll.clone() }))
     }
+}
 
+impl AsFd for Services {
+    /// Readable while a process waits for an answer of one of the services.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Service {
     /// Answers the processes that wait for this service's cards. Never blocks.
     pub fn answer(&self, cards: &[ServiceCard]) {
         let bytes: Vec<u8> = cards.iter().take(MAX_CARDS).flat_map(encode).collect();
         for _ in 0..ANSWER_BUDGET {
-            let Ok((mut socket, _)) = self.listener.accept() else { return };
+            let Ok((mut socket, _)) = self.name.accept() else { return };
             // The buffer of a new socket has room for the few bytes. A peer that has gone needs none.
             let _ = socket.set_nonblocking(true).and_then(|()| socket.write_all(&bytes));
         }
     }
 }
 
-impl AsFd for Service {
-    /// Readable while a process waits for an answer.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.epoll.ignore(self.name.as_fd());
     }
 }
 
@@ -111,12 +144,12 @@ mod tests {
 
     #[test]
     fn a_port_is_claimed_once_and_leads_to_its_cards() {
-        let port = std::process::id() as u16;
+        let (services, port) = (Services::new().unwrap(), std::process::id() as u16);
         let patience = Duration::from_secs(20);
         assert_eq!(find_service(SPACE, port, patience).unwrap(), None);
-        let service = Service::claim(SPACE, port).unwrap().unwrap();
-        assert!(Service::claim(SPACE, port).unwrap().is_none());
-        assert!(Service::claim(SPACE + 1, port).unwrap().is_some(), "another space has its own ports");
+        let service = services.claim(SPACE, port).unwrap().unwrap();
+        assert!(services.claim(SPACE, port).unwrap().is_none());
+        assert!(services.claim(SPACE + 1, port).unwrap().is_some(), "another space has its own ports");
         let asked = std::thread::spawn(move || find_service(SPACE, port, patience).unwrap());
         while !asked.is_finished() {
             service.answer(&CARDS);
@@ -128,9 +161,30 @@ mod tests {
     }
 
     #[test]
+    fn a_port_that_is_given_up_is_free_once_no_program_that_starts_has_its_socket() {
+        let (services, port) = (Services::new().unwrap(), std::process::id() as u16);
+        let claim = || services.claim(SPACE + 3, port);
+        // A thread that sleeps until a process asks does not keep it.
+        let sleeping = services.clone();
+        std::thread::spawn(move || gdsync_sys::local::readable(&[sleeping], Duration::from_secs(600)));
+        for _ in 0..100 {
+            drop(claim().unwrap().unwrap());
+        }
+        let service = claim().unwrap().unwrap();
+        let copy = service.name.try_clone().unwrap();
+        assert!(claim().unwrap().is_none());
+        drop(service);
+        assert_eq!(claim().unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+        let ready = gdsync_sys::local::readable(std::slice::from_ref(&services), Duration::ZERO).unwrap();
+        assert_eq!(ready, [false], "nobody asks");
+        drop(copy);
+        assert!(claim().unwrap().is_some());
+    }
+
+    #[test]
     fn a_process_that_does_not_answer_ends_the_wait_and_one_that_ends_is_none() {
-        let port = std::process::id() as u16;
-        let service = Service::claim(SPACE + 2, port).unwrap().unwrap();
+        let (services, port) = (Services::new().unwrap(), std::process::id() as u16);
+        let service = services.claim(SPACE + 2, port).unwrap().unwrap();
         let late = find_service(SPACE + 2, port, Duration::from_millis(1)).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
         let asked = std::thread::spawn(move || find_service(SPACE + 2, port, Duration::from_secs(60)));

@@ -12,7 +12,7 @@
 
 use super::error::FabricError;
 use super::groups::{self, Group, Groups};
-use super::names::{self, Claim};
+use super::names::{self, Claim, Name};
 use super::network::Network;
 use super::packet::{Hole, LIDS, Node, PayloadPart, SendOutcome, Sink};
 use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, free_slot};
@@ -25,7 +25,6 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +37,7 @@ const BUSY_TIME: Duration = Duration::from_secs(10);
 /// A card's access to the fabric, used by one thread at a time.
 pub(super) struct Shared {
     lid: u16,
-    listener: UnixListener,
+    listener: Name,
     outgoing: Peers<Outgoing>,
     /// Cards that have not accepted a link yet, with the time of the first attempt.
     busy: HashMap<u16, Instant>,

@@ -4,7 +4,7 @@ use super::{check, owned};
 use gdsync_sys::local;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -47,6 +47,12 @@ fn set_option(
     // SAFETY: the value is readable for its length.
     let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) };
     check(rc).map(drop)
+}
+
+/// Closes a descriptor that a child has inherited, and whose owner is in the parent's memory. Only makes a system call.
+pub(crate) fn close_inherited(fd: RawFd) {
+    // SAFETY: the call accesses no memory of the process; in the child, nothing uses the descriptor.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
 /// Ends a connection whose peer has not answered keep-alive probes for this long.

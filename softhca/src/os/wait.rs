@@ -56,6 +56,7 @@ pub(crate) fn sleep(fds: &[BorrowedFd<'_>; 2], timeout: Duration) {
 }
 
 /// An epoll instance: one descriptor to sleep on for the sockets of all links.
+#[derive(Debug)]
 pub(crate) struct Epoll(OwnedFd);
 
 impl Epoll {
@@ -72,6 +73,12 @@ impl Epoll {
     /// Watches a descriptor for changes only (edge-triggered): readable, closed, or writable.
     pub(crate) fn watch_changes(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
         self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT | libc::EPOLLET, key)
+    }
+
+    /// Ends the watch of a descriptor, which a forked child may keep open.
+    pub(crate) fn ignore(&self, fd: BorrowedFd<'_>) {
+        // Fails only if it is not watched.
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 
     /// Changes the key by which the events of a watched descriptor are reported.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use softhca::card::LinkLayer;
 use softhca::devices::devices_from_environment;
 use softhca::environment;
+use softhca::fabric::close_names_in_child;
 use softhca::sysfs::LiveFile;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
@@ -72,6 +73,7 @@ fn process() -> &'static Process {
 extern "C" fn forget_in_child() {
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
     descriptors::reset();
+    close_names_in_child();
 }
 
 /// Prepares the process for open files. The first call starts the log.
@@ -80,7 +82,7 @@ fn prepare() -> Result<()> {
     let settings = log::start().and_then(|()| environment::check());
     settings.map_err(|error| log::refuse(&error))?;
     PREPARED.call_once(|| {
-        // SAFETY: the handler only stores to atomics, as the child of a fork may; a preloaded library is
+        // SAFETY: the handler only stores to atomics and makes system calls, as the child of a fork may; a preloaded library is
         // never unloaded, so the handler stays valid.
         if unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) } != 0 {
             tracing::warn!("children of a fork cannot have cards of their own");

@@ -10,7 +10,7 @@ use crate::events::wake::Signal;
 use crate::events::wake::readable;
 use gdsync_sys::thread;
 use softhca::card::ManagementDatagram;
-use softhca::fabric::{Node, Service};
+use softhca::fabric::{Node, Service, Services};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::Builder;
@@ -29,6 +29,9 @@ impl Manager {
         let signal = Arc::new(signal);
         self.make_wake()?;
         let mut inner = self.lock();
+        if inner.services.is_none() {
+            inner.services = Some(Services::new()?);
+        }
         if !inner.has_agent {
             start(self)?;
             inner.has_agent = true;
@@ -52,7 +55,7 @@ fn start(manager: &Arc<Manager>) -> Result<()> {
 }
 
 fn run(manager: &Arc<Manager>) {
-    let Some(wake) = manager.wake() else { return };
+    let Some((wake, services)) = manager.wake().zip(manager.lock().services.clone()) else { return };
     loop {
         let mut inner = manager.lock();
         if inner.is_idle() && Arc::strong_count(manager) == 1 {
@@ -63,21 +66,19 @@ fn run(manager: &Arc<Manager>) {
             drop(cards);
             return;
         }
-        let services = services(&inner);
         let timer = next_timer(&inner).map(|at| at.saturating_duration_since(Instant::now()));
         let longest = timer.or_else(|| inner.is_idle().then_some(IDLE_CHECK_INTERVAL));
         drop(inner);
-        let mut fds = vec![wake.as_fd()];
-        fds.extend(services.iter().map(|(service, _)| service.as_fd()));
         // Fails only if a signal ends it; the loop repeats.
-        let _ = readable(&fds, longest);
+        let _ = readable(&[wake.as_fd(), services.as_fd()], longest);
         // Before receiving: a later arrival raises it again.
         wake.drain();
-        work(&mut manager.lock(), &services, Instant::now());
+        work(&mut manager.lock(), Instant::now());
     }
 }
 
-/// Returns the claims on port numbers, each with whether an identifier listens there.
+/// Returns the claims on port numbers, each with whether an identifier listens there. For as long as the manager is
+/// locked: an identifier's end frees its port.
 fn services(inner: &Inner) -> Vec<(Arc<Service>, bool)> {
     let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
     for id in inner.ids.values() {
@@ -98,10 +99,10 @@ fn next_timer(inner: &Inner) -> Option<Instant> {
 }
 
 /// Does all work that is due.
-fn work(inner: &mut Inner, services: &[(Arc<Service>, bool)], now: Instant) {
+fn work(inner: &mut Inner, now: Instant) {
     let cards = host::as_services(&inner.cards);
-    for (service, listens) in services {
-        service.answer(if *listens { &cards } else { &[] });
+    for (service, listens) in services(inner) {
+        service.answer(if listens { &cards } else { &[] });
     }
     for open in inner.cards.clone() {
         for datagram in open.card.take_management() {

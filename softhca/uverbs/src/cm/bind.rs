@@ -11,12 +11,18 @@ use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{ConnParam, Ece, option, space};
 use softhca::fabric::Service;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The port numbers of identifiers that ask for any (`net.ipv4.ip_local_port_range`).
 const ANY_PORT: std::ops::Range<u16> = 32768..61000;
 /// Time for which a connection request waits for its peer to listen, before it is sent anyway, and refused.
 const GRACE: Duration = Duration::from_millis(100);
+/// Error of a port number that its process has given up: it is free once the programs that the process is starting are
+/// executed, which have copies of all its files until then.
+const BEING_FREED: Errno = Errno(libc::EAGAIN);
+/// Time limit for such a number to be free, and the time between two looks.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+const RELEASE_INTERVAL: Duration = Duration::from_micros(100);
 /// `max_backlog` of the kernel's module.
 const MAX_BACKLOG: u32 = 1024;
 /// Maximum time-out code: a field of five bits.
@@ -51,7 +57,15 @@ impl Manager {
     /// of [`host::own_card`].
     pub(crate) fn bind(&self, file: u32, number: u32, address: Address) -> Result<()> {
         let cards = if address.is_any() { Vec::new() } else { self.cards() };
-        self.lock().bind(file, number, address, &cards, true)
+        let end = Instant::now() + RELEASE_LIMIT;
+        loop {
+            match self.lock().bind(file, number, address, &cards, true) {
+                Err(BEING_FREED) if Instant::now() < end => {}
+                Err(BEING_FREED) => return Err(Errno(libc::EADDRINUSE)),
+                result => return result,
+            }
+            std::thread::sleep(RELEASE_INTERVAL);
+        }
     }
 
     /// `LISTEN`. An identifier that is not bound gets any free port.
@@ -195,11 +209,17 @@ impl Inner {
         if let Some(claim) = self.owners(key).find_map(|id| id.port.as_ref()?.claim.clone()) {
             return Ok(Port { key, claim: Some(claim) });
         }
-        let claim = if claims { Service::claim(key.0, key.1)?.map(Arc::new) } else { None };
+        let claim = if claims { self.claim(key)? } else { None };
         if claims && claim.is_none() && host::shares_ports() {
             return Err(in_use);
         }
         Ok(Port { key, claim })
+    }
+
+    /// Claims a port number among the processes of the host. `None` if it is taken.
+    fn claim(&self, key: (u16, u16)) -> Result<Option<Arc<Service>>> {
+        let services = self.services.as_ref().ok_or(Errno::NO_DEVICE)?;
+        Ok(services.claim(key.0, key.1)?.map(Arc::new))
     }
 
     fn any_port(&self, port_space: u16, claims: bool) -> Result<Port> {
@@ -211,9 +231,15 @@ impl Inner {
             if self.owners(key).next().is_some() {
                 continue;
             }
-            let claim = if claims { Service::claim(port_space, port)?.map(Arc::new) } else { None };
-            if !claims || claim.is_some() {
-                return Ok(Port { key, claim });
+            let claim = if claims { self.claim(key) } else { Ok(None) };
+            match claim {
+                Err(BEING_FREED) => {}
+                claim => {
+                    let claim = claim?;
+                    if !claims || claim.is_some() {
+                        return Ok(Port { key, claim });
+                    }
+                }
             }
         }
         Err(Errno(libc::EADDRNOTAVAIL))

@@ -13,7 +13,7 @@ use crate::events::wake::Signal;
 use crate::events::wake::Wake;
 use crate::uapi::ucm::EventResp;
 use parking_lot::{Mutex, MutexGuard};
-use softhca::fabric::Node;
+use softhca::fabric::{Node, Services};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -36,6 +36,8 @@ pub(crate) struct Inner {
     /// Connections by local communication ID.
     pub(crate) connections: HashMap<u32, Link>,
     last_connection: u32,
+    /// The process's claims on port numbers, since its first file.
+    pub(crate) services: Option<Services>,
     /// The process's cards, empty until they are first needed.
     pub(crate) cards: Vec<Arc<OpenCard>>,
     /// Time of the agent's last check that the peers' processes live.

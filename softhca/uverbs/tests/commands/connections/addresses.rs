@@ -52,7 +52,8 @@ fn a_port_has_one_owner_unless_both_share_it() {
 #[test]
 fn a_port_of_another_process_is_in_use() {
     let port = next_port();
-    let _other = softhca::fabric::Service::claim(space::TCP, port).unwrap().unwrap();
+    let services = softhca::fabric::Services::new().unwrap();
+    let _other = services.claim(space::TCP, port).unwrap().unwrap();
     let cm = Cm::open();
     assert_eq!(cm.bind(cm.create(1), &ipv4([0; 4], port)), Err(libc::EADDRINUSE));
 }
