@@ -59,6 +59,11 @@ fn a_queue_pair_without_a_queue_names_no_completion_queue_for_it() {
 }
 
 #[test]
+fn ethernet_has_source_ports_and_ece() {
+    succeeds("ethernet_has_source_ports_and_ece", "extras", true);
+}
+
+#[test]
 fn memory_that_goes_away_never_kills() {
     succeeds("memory_that_goes_away_never_kills", "unmapped", true);
 }

@@ -122,6 +122,7 @@ fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules
         (cap::LOG_MAX_RA_REQ_QP, LIMITS.max_rd_atomic.ilog2()),
         (cap::LOG_MAX_RA_RES_QP, LIMITS.max_rd_atomic.ilog2()),
         (cap::RTS2RTS_QP_DSCP, is_ethernet.into()),
+        (cap::RTS2RTS_QP_UDP_SPORT, is_ethernet.into()),
         (cap::LOCAL_CA_ACK_DELAY, 16),
         // `MLX5_CAP_PORT_TYPE_ETH` is 1.
         (cap::PORT_TYPE, is_ethernet.into()),

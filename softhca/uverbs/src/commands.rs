@@ -8,13 +8,13 @@ use crate::errno::{Errno, Result};
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
-use crate::verbs::{ah, cq, device, domain, mcast, mr, pages, port, qp, srq};
+use crate::verbs::{ah, cq, device, domain, mcast, modify, mr, pages, port, qp, srq};
 
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
         (object::DEVICE, method::INVOKE_WRITE) => invoke_write(context, request),
-        (object::DEVICE, method::GET_CONTEXT) => device::get_context(request),
-        (object::DEVICE, method::QUERY_CONTEXT) => device::query_context(request),
+        (object::DEVICE, method::GET_CONTEXT) => device::get_context(context, request),
+        (object::DEVICE, method::QUERY_CONTEXT) => device::query_context(context, request),
         (object::DEVICE, method::QUERY_PORT) => port::query(context, request),
         (object::DEVICE, method::QUERY_GID_TABLE) => port::query_gid_table(context, request),
         (object::DEVICE, method::QUERY_GID_ENTRY) => port::query_gid_entry(context, request),
@@ -66,7 +66,9 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
 fn invoke_write(context: &Context, request: &Request) -> Result<()> {
     let number = request.number32(attr::WRITE_CMD)?;
     let (number, is_extended) = (number & !EXTENDED, number & EXTENDED != 0);
-    match (number, is_extended) {
+    // These look their first handle up to replace or destroy its object.
+    let is_destruction = matches!(number, command::REREG_MR | command::CLOSE_XRCD);
+    let outcome = match (number, is_extended) {
         (command::QUERY_DEVICE, false) => device::query(context, request),
         (command::QUERY_DEVICE, true) => device::query_extended(context, request),
         (command::ALLOC_PD, false) => domain::alloc(context, request),
@@ -75,8 +77,8 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::ALLOC_MW, false) => mr::alloc_window(context, request),
         (command::CREATE_COMP_CHANNEL, false) => cq::create_channel(context, request),
         (command::CREATE_AH, false) => ah::create(context, request),
-        (command::MODIFY_QP, _) => qp::modify(context, request, is_extended),
-        (command::QUERY_QP, false) => qp::query(context, request),
+        (command::MODIFY_QP, _) => modify::modify(context, request, is_extended),
+        (command::QUERY_QP, false) => modify::query(context, request),
         (command::RESIZE_CQ, false) => cq::resize(context, request),
         (command::MODIFY_CQ, true) => cq::modify(context, request),
         (command::OPEN_XRCD, false) => domain::open_xrcd(context, request),
@@ -91,5 +93,10 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
             tracing::info!(call, is_extended, "the software card does not have this");
             Err(Errno::NOT_SUPPORTED)
         }
-    }
+    };
+    // In the others a handle without an object is EINVAL (`uobj_get_obj_read`), not ENOENT as in methods.
+    outcome.map_err(|errno| match errno {
+        Errno::NO_ENTRY if !is_destruction => Errno::INVALID,
+        errno => errno,
+    })
 }

@@ -19,6 +19,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// An object that a context owns under a handle.
 #[derive(Debug)]
@@ -135,14 +136,16 @@ pub(crate) struct Context {
     pub(crate) channels: Arc<Channels>,
     /// The last doorbell page given out for each mapping offset, to check against the existing objects.
     pub(crate) pages: Mutex<HashMap<u64, u32>>,
+    /// True once the program has asked for its context.
+    pub(crate) has_begun: AtomicBool,
 }
 
 impl Context {
     pub(crate) fn new(open: Arc<OpenCard>, channels: Arc<Channels>) -> Result<Self> {
         let (async_events, async_fd) = EventPipe::new()?;
         let async_events = Arc::new(async_events);
-        let (objects, pages) = (Mutex::default(), Mutex::default());
-        Ok(Context { open, objects, async_events, async_fd, channels, pages })
+        let (objects, pages, has_begun) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Ok(Context { open, objects, async_events, async_fd, channels, pages, has_begun })
     }
 
     pub(crate) fn card(&self) -> &Card {

@@ -13,7 +13,6 @@ impl Errno {
     pub(crate) const BUSY: Errno = Errno(libc::EBUSY);
     pub(crate) const FAULT: Errno = Errno(libc::EFAULT);
     pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
-    pub(crate) const NO_DATA: Errno = Errno(libc::ENODATA);
     pub(crate) const NO_DEVICE: Errno = Errno(libc::ENODEV);
     pub(crate) const NO_ENTRY: Errno = Errno(libc::ENOENT);
     pub(crate) const NO_SPACE: Errno = Errno(libc::ENOSPC);

@@ -62,6 +62,7 @@ mod memory;
 #[deny(unsafe_code)]
 mod netlink;
 mod paths;
+mod privilege;
 mod process;
 #[deny(unsafe_code)]
 mod resource;

@@ -125,6 +125,10 @@ pub mod qp {
     pub const OPT_PARAM_MASK: Field = Field::new(0x80, 32);
     pub const UMEM_OFFSET: Field = Field::new(0x800, 64);
     pub const UMEM_ID: Field = Field::new(0x840, 32);
+    /// Further optional parameters of INIT2INIT and RTS2RTS.
+    pub const OPT_PARAM_MASK_95_32: Field = Field::new(0x840, 64);
+    /// Its bit of the UDP source port (`MLX5_QPC_OPT_MASK_32_UDP_SPORT`).
+    pub const OPT_32_UDP_SPORT: u64 = 1 << 2;
     /// Set by the kernel, too.
     pub(crate) const UMEM_VALID: Field = Field::new(0x860, 1);
 
@@ -258,7 +262,7 @@ pub mod ads {
     pub(crate) const FLOW_LABEL: Field = field(0x6c, 20);
     pub const RGID: [Field; 2] = [field(0x80, 64), field(0xc0, 64)];
     pub(crate) const DSCP: Field = field(0x10a, 6);
-    pub(crate) const UDP_SPORT: Field = field(0x110, 16);
+    pub const UDP_SPORT: Field = field(0x110, 16);
     pub(crate) const ETH_PRIO: Field = field(0x121, 3);
     pub(crate) const SL: Field = field(0x124, 4);
     pub const VHCA_PORT_NUM: Field = field(0x128, 8);

@@ -39,6 +39,8 @@ pub mod cap {
     /// Most entries of a key's translation.
     pub const LOG_MAX_KLM_LIST_SIZE: Field = field(0x11a, 6);
     pub const LOG_MAX_RA_REQ_QP: Field = field(0x14a, 6);
+    /// RTS2RTS_QP may change the UDP source port.
+    pub const RTS2RTS_QP_UDP_SPORT: Field = field(0x151, 1);
     pub const LOG_MAX_RA_RES_QP: Field = field(0x15a, 6);
     /// RTS2RTS_QP may change the traffic class.
     pub const RTS2RTS_QP_DSCP: Field = field(0x16a, 1);

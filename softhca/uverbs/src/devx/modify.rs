@@ -69,11 +69,42 @@ pub(super) fn perform(
             if start_of(opcode) != Some(now.state) {
                 return Err(wrong_state(opcode));
             }
+            check_source_port(context, transport, opcode, input)?;
             Transition::read(context, transport, &now, input)?.change(opcode)?
         }
     };
     context.card().modify_qp(number, &change)?;
     Ok(done())
+}
+
+/// Returns the UDP source port that a command sets. The fabric has no UDP: the port has no effect, but comes back.
+pub(super) fn source_port(opcode: u16, input: &[u8]) -> Option<u16> {
+    let sets =
+        opcode == opcode::RTS2RTS_QP && qp::OPT_PARAM_MASK_95_32.get(input) & qp::OPT_32_UDP_SPORT != 0;
+    sets.then(|| ads::UDP_SPORT.get(&input[qp::CONTEXT..qp::CONTEXT + qpc::BYTES]) as u16)
+}
+
+/// Checks the further optional parameters: connections on Ethernet change their UDP source port in RTS.
+fn check_source_port(
+    context: &Context,
+    transport: Transport,
+    opcode: u16,
+    input: &[u8],
+) -> Result<(), Refusal> {
+    if ![opcode::INIT2INIT_QP, opcode::RTS2RTS_QP].contains(&opcode) {
+        return Ok(());
+    }
+    let is_connection = matches!(transport, Transport::Rc | Transport::Uc);
+    let has_port = is_connection && context.card().link_layer() == LinkLayer::Ethernet;
+    let known = if has_port && opcode == opcode::RTS2RTS_QP { qp::OPT_32_UDP_SPORT } else { 0 };
+    match qp::OPT_PARAM_MASK_95_32.get(input) & !known {
+        0 => Ok(()),
+        mask => {
+            let limit =
+                "a UDP source port (4) of RC or UC on Ethernet in RTS2RTS, else 0 (opt_param_mask_95_32)";
+            Err(Refusal::parameter(Syndrome::QpParameterMask, mask, limit))
+        }
+    }
 }
 
 fn wrong_state(opcode: u16) -> Refusal {

@@ -61,7 +61,8 @@ fn misplaced(opcode: u16) -> Failure {
 /// The object of a command, and its DEVX state if a command has created it.
 enum Target<'a> {
     Cq(u32, Option<&'a cq::Cq>),
-    Qp(u32, QpConfig, Option<&'a qp::Qp>),
+    /// Also its UDP source port.
+    Qp(u32, QpConfig, Option<&'a qp::Qp>, u16),
 }
 
 impl Target<'_> {
@@ -73,8 +74,11 @@ impl Target<'_> {
         let target = match resource {
             Resource::Cq(_) => Target::Cq(number, object.state()),
             Resource::Qp(_) => match object.state::<qp::Qp>() {
-                Some(qp) => Target::Qp(number, qp.config, Some(qp)),
-                None => Target::Qp(number, objects.state::<verbs::qp::Qp>(handle)?.config, None),
+                Some(qp) => Target::Qp(number, qp.config, Some(qp), qp.source_port),
+                None => {
+                    let qp = objects.state::<verbs::qp::Qp>(handle)?;
+                    Target::Qp(number, qp.config, None, qp.source_port)
+                }
             },
             _ => return Err(Errno::INVALID),
         };
@@ -94,11 +98,17 @@ pub(super) fn modify(context: &Context, request: &Request) -> Result<()> {
     let opcode = opcode_of(&input);
     let outcome = match (Target::find(&objects, handle, &input)?, opcode) {
         (Target::Cq(..), opcode::MODIFY_CQ) => Err(unknown(opcode)),
-        (Target::Qp(number, config, _), opcode) if modify::is_transition(opcode) => {
+        (Target::Qp(number, config, ..), opcode) if modify::is_transition(opcode) => {
             modify::perform(context, number, config.transport, opcode, &input).map_err(Failure::from)
         }
         _ => Err(misplaced(opcode)),
     };
+    if let (Ok(_), Some(port)) = (&outcome, modify::source_port(opcode, &input)) {
+        match objects.state_mut::<qp::Qp>(handle) {
+            Ok(qp) => qp.source_port = port,
+            Err(_) => objects.state_mut::<verbs::qp::Qp>(handle)?.source_port = port,
+        }
+    }
     if outcome.is_ok()
         && let Ok(qp) = objects.state_mut::<verbs::qp::Qp>(handle)
     {
@@ -152,8 +162,8 @@ fn ask(context: &Context, handle: u32, input: &[u8]) -> Result<std::result::Resu
     let objects = context.objects.lock();
     Ok(match (Target::find(&objects, handle, input)?, opcode_of(input)) {
         (Target::Cq(number, cq), opcode::QUERY_CQ) => cq::query(context, number, cq).map_err(Failure::from),
-        (Target::Qp(number, config, qp), opcode::QUERY_QP) => {
-            qp::query(context, number, &config, qp).map_err(Failure::from)
+        (Target::Qp(number, config, qp, port), opcode::QUERY_QP) => {
+            qp::query(context, number, &config, qp, port).map_err(Failure::from)
         }
         (_, opcode) => Err(misplaced(opcode)),
     })

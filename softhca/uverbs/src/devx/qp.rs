@@ -16,6 +16,8 @@ pub(super) struct Qp {
     pub(super) config: QpConfig,
     /// `qpc` of the command.
     context: Vec<u8>,
+    /// As a command has set it.
+    pub(super) source_port: u16,
 }
 
 /// `MLX5_QP_ST_DCI`.
@@ -181,7 +183,7 @@ pub(super) fn create(
     // A queue pair without rings uses only its record's memory.
     let umems = [if ring.len == 0 { record.id } else { ring.id }, record.id];
     let object = Object::new(object::DEVX_OBJ, Resource::Qp(number)).using(umems);
-    Ok((object.with(Qp { config, context: asked.to_vec() }), created(number)))
+    Ok((object.with(Qp { config, context: asked.to_vec(), source_port: 0 }), created(number)))
 }
 
 /// `QUERY_QP`. `created` is the queue pair if a command has created it; the answer for a queue pair of verbs
@@ -191,6 +193,7 @@ pub(super) fn query(
     number: u32,
     config: &QpConfig,
     created: Option<&Qp>,
+    source_port: u16,
 ) -> Result<Vec<u8>, Refusal> {
     let now = context.card().query_qp(number)?;
     let mut output = vec![0; qp::BYTES];
@@ -201,6 +204,7 @@ pub(super) fn query(
     }
     describe(config, place);
     describe_state(&now, place);
+    ads::UDP_SPORT.put(place, source_port);
     header::NUMBER.put(&mut output, number);
     Ok(output)
 }

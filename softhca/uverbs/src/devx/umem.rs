@@ -10,6 +10,12 @@ use crate::verbs::cq::RECORD;
 use crate::verbs::mr::{self, Mapping, file_memory};
 use softhca::card::{Access, is_reachable};
 
+/// The rights that the kernel lets programs ask for.
+const ALLOWED: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::RELAXED_ORDERING);
+
 /// The state of a registered range of memory.
 struct Umem {
     addr: u64,
@@ -31,14 +37,11 @@ pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
         attr::UMEM_DMABUF_FD,
     ])?;
     let (start, len) = (request.number(attr::UMEM_ADDR)?, request.number(attr::UMEM_LEN)?);
-    let access = mr::access_of(request.number32(attr::UMEM_ACCESS)?)?;
+    let flags = request.number32(attr::UMEM_ACCESS)?;
+    let access = mr::access_of(flags)?;
     let writable = access.contains(Access::LOCAL_WRITE);
-    if len == 0 || !writable && access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
-        tracing::warn!(
-            len,
-            ?access,
-            "user memory needs a nonzero length, and local write access for remote writes"
-        );
+    if len == 0 || flags & !ALLOWED.bits() != 0 {
+        tracing::warn!(len, ?access, "user memory needs a nonzero length, and has no other access rights");
         return Err(Errno::INVALID);
     }
     // The card accepts every page size; the program must allow at least one.

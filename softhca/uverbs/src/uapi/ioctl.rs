@@ -135,6 +135,7 @@ pub(crate) mod attr {
     pub(crate) const QP_CAP: u16 = 8;
     pub(crate) const QP_TYPE: u16 = 9;
     pub(crate) const QP_FLAGS: u16 = 10;
+    pub(crate) const QP_SOURCE_QPN: u16 = 11;
     pub(crate) const QP_EVENT_FD: u16 = 12;
     pub(crate) const QP_RESP_CAP: u16 = 13;
     pub(crate) const QP_RESP_NUM: u16 = 14;

@@ -17,6 +17,10 @@ pub(crate) const QP_SUPPORTED: u32 = QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE | 1 <
 pub(crate) const CONTEXT_CLOCK_OFFSET: u32 = 1 << 0;
 pub(crate) const CONTEXT_DUMP_FILL_MKEY: u32 = 1 << 1;
 pub(crate) const CONTEXT_MKEY_UPDATE_TAG: u32 = 1 << 5;
+/// `MLX5_IB_ALLOC_UCTX_DEVX`: the only flag of a program's request.
+pub(crate) const CONTEXT_DEVX: u32 = 1 << 0;
+/// `_MASK_ECE`: [`ModifyQpUhw::ece_options`] have a meaning.
+pub(crate) const CONTEXT_ECE: u32 = 1 << 2;
 /// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: the side of a queue pair of the driver's own type.
 pub(crate) const QP_DC_TARGET: u32 = 1 << 4;
 pub(crate) const QP_DC_INITIATOR: u32 = 1 << 5;
@@ -142,6 +146,17 @@ pub(crate) struct CreateQpResp {
     pub(crate) tir_icm_addr: u64,
 }
 
+/// `struct mlx5_ib_modify_qp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ModifyQpUhw {
+    pub(crate) comp_mask: u32,
+    pub(crate) max_burst_sz: u32,
+    pub(crate) typical_pkt_sz: u16,
+    pub(crate) reserved: u16,
+    pub(crate) ece_options: u32,
+}
+
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ModifyQpResp {
@@ -176,6 +191,7 @@ mod tests {
         assert_eq!(size_of::<CreateSrqResp>(), 8);
         assert_eq!((size_of::<CreateQp>(), offset_of!(CreateQp, sq_buf_addr)), (56, 40));
         assert_eq!((size_of::<CreateQpResp>(), offset_of!(CreateQpResp, tir_icm_addr)), (40, 32));
+        assert_eq!((size_of::<ModifyQpUhw>(), offset_of!(ModifyQpUhw, ece_options)), (16, 12));
         assert_eq!((size_of::<CreateAhResp>(), offset_of!(CreateAhResp, dmac)), (16, 4));
     }
 }

@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub(crate) const QPT_RC: u64 = 2;
 pub(crate) const QPT_UC: u64 = 3;
 pub(crate) const QPT_UD: u64 = 4;
+pub(crate) const QPT_RAW_PACKET: u64 = 8;
 /// The driver's own type.
 pub(crate) const QPT_DRIVER: u64 = 0xff;
 pub(crate) const QPT_XRC_INI: u64 = 9;
@@ -16,8 +17,6 @@ pub(crate) const SRQ_LIMIT: u32 = 1 << 1;
 /// `IB_UVERBS_SRQT_*`.
 pub(crate) const SRQT_BASIC: u64 = 0;
 pub(crate) const SRQT_XRC: u64 = 1;
-/// Tag matching.
-pub(crate) const SRQT_TM: u64 = 2;
 pub(crate) const CQ_MODERATE: u32 = 1 << 0;
 /// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION`.
 pub(crate) const CQ_TIMESTAMP: u64 = 1 << 0;
@@ -27,7 +26,9 @@ pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
 pub(crate) const QP_CREATE_BLOCK_MULTICAST_LOOPBACK: u64 = 1 << 1;
 /// The other flags that the core passes on to a driver: `_SCATTER_FCS`, `_CVLAN_STRIPPING` and
 /// `_PCI_WRITE_END_PADDING`.
-pub(crate) const QP_CREATE_KNOWN: u64 = 1 << 8 | 1 << 9 | 1 << 11;
+pub(crate) const QP_CREATE_KNOWN: u64 = QP_CREATE_OF_RAW_PACKETS | 1 << 11;
+/// The first two of them are for raw packets only.
+pub(crate) const QP_CREATE_OF_RAW_PACKETS: u64 = 1 << 8 | 1 << 9;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]

@@ -9,6 +9,7 @@ use crate::uapi::mlx5::CreateAhResp;
 use crate::uapi::queues::QpDest;
 use crate::uapi::verbs::CreateAh;
 use softhca::card::{Address, Card, LinkLayer, is_multicast};
+use std::mem::offset_of;
 use zerocopy::FromZeros;
 
 /// Checks a global route: Ethernet requires one, and the source must be in the card's GID table.
@@ -31,8 +32,20 @@ fn check_route(card: &Card, is_global: u8, sgid_index: u8) -> Result<()> {
     }
 }
 
+/// Checks a static rate as `ib_rate_to_mlx5` does; 0 is the port's.
+fn check_rate(static_rate: u8) -> Result<()> {
+    /// `IB_RATE_2_5_GBPS` to `IB_RATE_800_GBPS`.
+    const RATES: std::ops::RangeInclusive<u8> = 2..=23;
+    if static_rate == 0 || RATES.contains(&static_rate) {
+        return Ok(());
+    }
+    tracing::warn!(static_rate, "a static rate that no kernel knows");
+    Err(Errno::INVALID)
+}
+
 /// Returns a queue pair's destination.
 pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
+    check_rate(dest.static_rate)?;
     check_route(card, dest.is_global, dest.sgid_index)?;
     Ok(Address { dlid: dest.dlid, gid: (dest.is_global != 0).then_some(dest.dgid) })
 }
@@ -51,9 +64,13 @@ pub(crate) fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
 /// `CREATE_AH`. The answer includes the destination's MAC address.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let asked: CreateAh = request.structure(attr::CORE_IN)?;
-    if asked.attr.port_num != PORT {
+    let is_ethernet = context.card().link_layer() == LinkLayer::Ethernet;
+    let has_room = request.len(attr::UHW_OUT) >= offset_of!(CreateAhResp, reserved);
+    // The driver answers the MAC address on Ethernet.
+    if asked.attr.port_num != PORT || is_ethernet && !has_room {
         return Err(Errno::INVALID);
     }
+    check_rate(asked.attr.static_rate)?;
     check_route(context.card(), asked.attr.is_global, asked.attr.grh.sgid_index)?;
     let mut objects = context.objects.lock();
     objects.number(object::PD, asked.pd_handle)?;

@@ -1,6 +1,6 @@
 //! Completion queues, and the event files of verbs.
 
-use super::device::COMPLETION_VECTORS;
+use super::device::{COMPLETION_VECTORS, LONGEST_PERIOD};
 use crate::attributes::Request;
 use crate::calls;
 use crate::context::{Context, Object};
@@ -33,7 +33,7 @@ pub(crate) fn check_memory(addr: u64, len: u64, alignment: u64) -> Result<()> {
 
 /// Returns the entries of a ring: libmlx5 allocates one more than the program asks for, rounded up.
 fn entries_of(cqe: u32) -> Result<u32> {
-    let entries = cqe.checked_add(1).filter(|count| cqe > 0 && *count <= LIMITS.max_cqe);
+    let entries = cqe.checked_add(1).filter(|count| *count <= LIMITS.max_cqe);
     Ok(entries.ok_or(Errno::INVALID)?.next_power_of_two())
 }
 
@@ -115,6 +115,9 @@ pub(crate) fn resize(context: &Context, request: &Request) -> Result<()> {
     let (asked, ring): (ResizeCq, mlx5::ResizeCq) =
         (request.structure(attr::CORE_IN)?, request.structure(attr::UHW_IN)?);
     let entries = entries_of(asked.cqe)?;
+    if asked.cqe == 0 || (ring.reserved0, ring.reserved1) != (0, 0) {
+        return Err(Errno::INVALID);
+    }
     let number = context.objects.lock().number(object::CQ, asked.cq_handle)?;
     let now = context.card().query_cq(number)?;
     if now.entries != entries {
@@ -134,9 +137,15 @@ pub(crate) fn resize(context: &Context, request: &Request) -> Result<()> {
 /// The extended `MODIFY_CQ`: moderation of events.
 pub(crate) fn modify(context: &Context, request: &Request) -> Result<()> {
     let asked: ModifyCq = request.structure(attr::CORE_IN)?;
-    if asked.attr_mask != CQ_MODERATE {
-        tracing::warn!(asked.attr_mask, "completion queues have moderation to change (1), nothing else");
-        return Err(Errno::NOT_SUPPORTED);
+    if asked.attr_mask != CQ_MODERATE || asked.reserved != 0 || asked.cq_period > LONGEST_PERIOD {
+        let (mask, period) = (asked.attr_mask, asked.cq_period);
+        tracing::warn!(
+            mask,
+            period,
+            LONGEST_PERIOD,
+            "completion queues have moderation to change (1), nothing else"
+        );
+        return Err(if mask > CQ_MODERATE { Errno::NOT_SUPPORTED } else { Errno::INVALID });
     }
     let number = context.objects.lock().number(object::CQ, asked.cq_handle)?;
     let moderation = CqModeration { count: asked.cq_count, period: asked.cq_period };

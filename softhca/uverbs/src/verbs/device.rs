@@ -6,15 +6,18 @@ use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
 use crate::uapi::mlx5::{
-    AllocUcontext, AllocUcontextResp, CLOCK_INFO_V1, CONTEXT_CLOCK_OFFSET, CONTEXT_DUMP_FILL_MKEY,
-    CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE, SUPPORTED_UHW,
+    AllocUcontext, AllocUcontextResp, CLOCK_INFO_V1, CONTEXT_CLOCK_OFFSET, CONTEXT_DEVX,
+    CONTEXT_DUMP_FILL_MKEY, CONTEXT_ECE, CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE, SUPPORTED_UHW,
 };
 use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, DEVICE_XRC, QueryDeviceMore, QueryDeviceResp};
-use softhca::card::{CLOCK_INFO_PAGE, CLOCK_KHZ, CLOCK_MASK, CLOCK_PAGE, LIMITS, NULL_KEY, ODP};
+use softhca::card::{CLOCK_INFO_PAGE, CLOCK_KHZ, CLOCK_MASK, CLOCK_PAGE, LIMITS, LinkLayer, NULL_KEY, ODP};
 use softhca::sysfs;
+use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) const COMPLETION_VECTORS: u32 = 1;
+/// Microseconds of the longest moderation of a completion queue: `cq_period` has 12 bits (`MLX5_MAX_CQ_PERIOD`).
+pub(super) const LONGEST_PERIOD: u16 = 0xfff;
 /// `IB_ATOMIC_HCA`: operations are atomic among the requests of one card.
 const ATOMIC_HCA: u32 = 1;
 /// `IB_UVERBS_DEVICE_MEM_WINDOW`; `_MEM_MGT_EXTENSIONS`: invalidation, by work requests and by sends;
@@ -44,22 +47,35 @@ pub(crate) fn check_mapping(offset: u64, len: usize, protection: i32) -> Result<
     if protection & libc::PROT_WRITE != 0 { Err(Errno(libc::EPERM)) } else { Ok(()) }
 }
 
-/// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR objects.
-pub(crate) fn get_context(request: &Request) -> Result<()> {
+/// `GET_CONTEXT`, once for each open file. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR objects.
+pub(crate) fn get_context(context: &Context, request: &Request) -> Result<()> {
     let asked: AllocUcontext = request.structure(attr::UHW_IN)?;
     if asked.max_cqe_version < CQE_VERSION {
         tracing::warn!(asked.max_cqe_version, "a libmlx5 older than version 1 of completion entries");
         return Err(Errno::NOT_SUPPORTED);
     }
-    answer_context(request, attr::UHW_OUT)
+    // As in `ib_init_ucontext` and `mlx5_ib_alloc_ucontext`.
+    let registers = asked.total_num_bfregs.next_multiple_of(2);
+    if context.has_begun.load(Relaxed) || asked.num_low_latency_bfregs > registers.wrapping_sub(1) {
+        return Err(Errno::INVALID);
+    }
+    if asked.flags & !CONTEXT_DEVX != 0
+        || asked.comp_mask != 0
+        || (asked.reserved0, asked.reserved1, asked.reserved2) != (0, 0, 0)
+    {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    context.has_begun.store(true, Relaxed);
+    answer_context(context, request, attr::UHW_OUT)
 }
 
 /// `QUERY_CONTEXT`, for a program that imports a device.
-pub(crate) fn query_context(request: &Request) -> Result<()> {
-    answer_context(request, attr::QUERY_CONTEXT_UCTX)
+pub(crate) fn query_context(context: &Context, request: &Request) -> Result<()> {
+    answer_context(context, request, attr::QUERY_CONTEXT_UCTX)
 }
 
-fn answer_context(request: &Request, place: u16) -> Result<()> {
+fn answer_context(context: &Context, request: &Request, place: u16) -> Result<()> {
+    let ece = if context.card().link_layer() == LinkLayer::Ethernet { CONTEXT_ECE } else { 0 };
     let answer = AllocUcontextResp {
         qp_tab_size: LIMITS.max_qp,
         bf_reg_size: 512,
@@ -71,7 +87,7 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         max_recv_wr: LIMITS.max_qp_wr,
         max_srq_recv_wr: LIMITS.max_srq_entries,
         num_ports: 1,
-        comp_mask: CONTEXT_CLOCK_OFFSET | CONTEXT_DUMP_FILL_MKEY | CONTEXT_MKEY_UPDATE_TAG,
+        comp_mask: CONTEXT_CLOCK_OFFSET | CONTEXT_DUMP_FILL_MKEY | CONTEXT_MKEY_UPDATE_TAG | ece,
         // libmlx5's null region.
         dump_fill_mkey: NULL_KEY,
         response_length: size_of::<AllocUcontextResp>() as u32,
@@ -115,8 +131,7 @@ pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()>
         timestamp_mask: CLOCK_MASK,
         // In kHz.
         hca_core_clock: CLOCK_KHZ.into(),
-        // The largest count and period.
-        cq_moderation_caps: [u16::MAX, u16::MAX, 0, 0],
+        cq_moderation_caps: [u16::MAX, LONGEST_PERIOD, 0, 0],
         device_cap_flags_ex: base.device_cap_flags.into(),
         max_dm_size: LIMITS.device_memory,
         ..QueryDeviceMore::new_zeroed()

@@ -79,10 +79,15 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns the access rights without the optional ones. The card has no flushes (EOPNOTSUPP); other flags no
-/// kernel knows (EINVAL, `ib_check_mr_access`).
+/// Returns the access rights without the optional ones, as `ib_check_mr_access` has them: remote writes and atomics need
+/// local writes (EINVAL), the card has no flushes (EOPNOTSUPP), and no kernel knows other flags (EINVAL).
 pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
+    let writes = known.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    if writes && !known.contains(Access::LOCAL_WRITE) {
+        tracing::warn!(?known, "remote writes and atomics need IBV_ACCESS_LOCAL_WRITE");
+        return Err(Errno::INVALID);
+    }
     let unsupported = flags & !ACCESS_OPTIONAL & !known.bits();
     if unsupported != 0 {
         let access = calls::of_bits(unsupported, calls::ACCESS);
@@ -91,6 +96,11 @@ pub(crate) fn access_of(flags: u32) -> Result<Access> {
         return Err(if is_known { Errno::NOT_SUPPORTED } else { Errno::INVALID });
     }
     Ok(known)
+}
+
+/// Returns whether a region is all of the address space, on demand.
+fn is_implicit(addr: u64, length: u64, flags: u32) -> bool {
+    (addr, length) == (0, u64::MAX) && flags & Access::ON_DEMAND.bits() != 0
 }
 
 pub(super) struct Source {
@@ -104,16 +114,19 @@ impl Source {
     /// Memory of the program. Refuses what the kernel does: a range whose pages leave the address space (`ib_umem_get`),
     /// and an I/O address at another offset in its page (`ib_uverbs_reg_mr`). All of the address space can be on demand.
     fn new(addr: u64, length: u64, iova: u64, flags: u32) -> Result<Self> {
-        let is_implicit = (addr, length) == (0, u64::MAX) && flags & Access::ON_DEMAND.bits() != 0;
+        let on_demand = flags & Access::ON_DEMAND.bits() != 0;
+        let is_implicit = is_implicit(addr, length, flags);
         let end = addr.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
-        if end.is_none() && !is_implicit || addr % PAGE != iova % PAGE {
+        let wraps = end.is_none() && !is_implicit;
+        if wraps || addr % PAGE != iova % PAGE || is_implicit && iova != 0 {
             tracing::warn!(
                 addr,
                 length,
                 iova,
                 "memory that wraps around, or another offset in its page as I/O address"
             );
-            return Err(Errno::INVALID);
+            // `ib_init_umem_odp`.
+            return Err(if wraps && on_demand { Errno(libc::EOVERFLOW) } else { Errno::INVALID });
         }
         Ok(Source { addr, length, iova, backing: Backing::Program })
     }
@@ -220,6 +233,12 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
 }
 
 const PAGE: u64 = 4096;
+/// Rights that a region changes under its key.
+const EASY: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::RELAXED_ORDERING);
 
 /// `REREG_MR`: another range, another domain, other rights. The region keeps its key.
 pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
@@ -243,6 +262,16 @@ pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
     }
     let pd = if asked.flags & rereg::PD != 0 { asked.pd_handle } else { mr.pd };
     let flags = if asked.flags & rereg::ACCESS != 0 { asked.access_flags } else { mr.flags };
+    // Rights outside `can_use_umr_rereg_access` need a new key, which these regions cannot get (`mlx5_ib_rereg_user_mr`).
+    let is_bound = has(mr, Access::ON_DEMAND) || matches!(mr.backing, Backing::File(_) | Backing::Exported);
+    if !moves && is_bound && (flags ^ mr.flags) & !EASY.bits() != 0 {
+        tracing::warn!(
+            flags,
+            was = mr.flags,
+            "a region on demand, or of a file, only changes its usual rights"
+        );
+        return Err(Errno::NOT_SUPPORTED);
+    }
     if moves {
         Source::new(asked.start, asked.length, asked.hca_va, flags)?;
     }
@@ -251,8 +280,10 @@ pub(crate) fn reregister(context: &Context, request: &Request) -> Result<()> {
         false => (mr.addr, mr.length, mr.iova),
     };
     let key = mr.key;
-    let pdn = objects.number(object::PD, pd)?;
-    let config = RegionConfig { pdn, addr, len: length, iova, access: access_of(flags)?, tag: None };
+    let access = access_of(flags)?;
+    // Only the handle of the region is looked up to replace its object.
+    let pdn = objects.number(object::PD, pd).map_err(|_| Errno::INVALID)?;
+    let config = RegionConfig { pdn, addr, len: length, iova, access, tag: None };
     // SAFETY: the interface obliges the program to keep registered memory mapped, on success the new range;
     // the region keeps a mapping of this library.
     unsafe { context.card().reregister_memory(key, &config) }?;
@@ -316,6 +347,11 @@ pub(crate) fn alloc_window(context: &Context, request: &Request) -> Result<()> {
         2 => WindowKind::Type2,
         _ => return Err(Errno::INVALID),
     };
+    // `struct mlx5_ib_alloc_mw`: a mask, and a count of ranges that windows do not use.
+    let [comp_mask, rest]: [u32; 2] = request.structure(attr::UHW_IN)?;
+    if comp_mask != 0 || rest & !0xff != 0 {
+        return Err(Errno::NOT_SUPPORTED);
+    }
     let mut objects = context.objects.lock();
     let pdn = objects.number(object::PD, asked.pd_handle)?;
     let rkey = context.card().alloc_window(pdn, kind)?;

@@ -4,10 +4,11 @@ use super::mr::{Backing, Source, add};
 use crate::attributes::Request;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
+use crate::privilege;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
-use softhca::card::{Access, DeviceMemory, LIMITS};
+use softhca::card::{Access, DeviceMemory};
 
 /// Bytes of a page.
 const PAGE: u32 = 4096;
@@ -19,6 +20,10 @@ const REGISTERS: &[usize] =
 const LAST_TYPE: u64 = 2;
 /// `MLX5_IB_UAPI_DM_TYPE_MEMIC`.
 const TYPE_MEMIC: u64 = 0;
+/// Types that only privileged programs may ask for (`check_dm_type_support` of the driver).
+const TYPES_OF_STEERING: std::ops::RangeInclusive<u64> = 1..=2;
+/// Device memory is given out in multiples of this (`MLX5_MEMIC_BASE_SIZE`).
+const UNIT: u64 = 64;
 /// Device memory begins at a page, so it always has this alignment.
 const LOG_ALIGNMENT: u32 = 12;
 
@@ -54,15 +59,19 @@ pub(crate) fn alloc_registers(context: &Context, request: &Request) -> Result<()
 }
 
 pub(crate) fn alloc_memory(context: &Context, request: &Request) -> Result<()> {
-    if request.optional_number(attr::DM_TYPE)?.is_some_and(|kind| kind != TYPE_MEMIC) {
-        tracing::warn!("the software card has no device memory of steering");
-        return Err(Errno::NOT_SUPPORTED);
+    let kind = request.optional_number(attr::DM_TYPE)?.unwrap_or(TYPE_MEMIC);
+    if kind != TYPE_MEMIC {
+        tracing::warn!(kind, "the software card has no device memory of steering");
+        let may = privilege::has(privilege::NET_RAW) && privilege::has(privilege::SYS_RAWIO);
+        let needs = TYPES_OF_STEERING.contains(&kind);
+        return Err(if needs && !may { Errno(libc::EPERM) } else { Errno::NOT_SUPPORTED });
     }
     let length = request.number(attr::DM_LENGTH)?;
-    if length == 0 || length > LIMITS.device_memory || request.number32(attr::DM_ALIGNMENT)? > LOG_ALIGNMENT {
+    let size = length.checked_next_multiple_of(UNIT).filter(|size| *size > 0).ok_or(Errno::INVALID)?;
+    if request.number32(attr::DM_ALIGNMENT)? > LOG_ALIGNMENT {
         return Err(Errno::INVALID);
     }
-    let memory = context.card().alloc_device_memory(length)?;
+    let memory = context.card().alloc_device_memory(size)?;
     let (page, resource) = (memory.page, Resource::DeviceMemory(memory.page.into()));
     let handle = context.objects.lock().add(Object::new(object::DM, resource).with(Dm { memory, length }));
     request.answer_created(attr::HANDLE, handle)?;
@@ -76,7 +85,7 @@ pub(crate) fn query_memory(context: &Context, request: &Request) -> Result<()> {
     let dm = objects.state::<Dm>(request.handle(attr::DM_QUERY_HANDLE)?)?;
     request.answer_with(attr::DM_QUERY_START_OFFSET, &0u64)?;
     request.answer_with(attr::DM_QUERY_PAGE_INDEX, &dm.memory.page)?;
-    request.answer_with(attr::DM_QUERY_LENGTH, &dm.length)
+    request.answer_with(attr::DM_QUERY_LENGTH, &dm.length.next_multiple_of(UNIT))
 }
 
 /// `DM_MR_REG`: a region that begins at 0.

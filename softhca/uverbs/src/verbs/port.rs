@@ -65,14 +65,14 @@ fn entry_of(card: &Card, index: usize) -> Option<GidEntry> {
     Some(answer)
 }
 
-/// `QUERY_GID_ENTRY`: ENODATA for an index past the table.
+/// `QUERY_GID_ENTRY`: EINVAL for an index past the table, which has no empty entries.
 pub(crate) fn query_gid_entry(context: &Context, request: &Request) -> Result<()> {
     check(request.number(attr::GID_ENTRY_PORT)?)?;
     if request.optional_number(attr::GID_ENTRY_FLAGS)?.unwrap_or(0) != 0 {
         return Err(Errno::INVALID);
     }
     let index = usize::try_from(request.number(attr::GID_ENTRY_INDEX)?).map_err(|_| Errno::INVALID)?;
-    let entry = entry_of(context.card(), index).ok_or(Errno::NO_DATA)?;
+    let entry = entry_of(context.card(), index).ok_or(Errno::INVALID)?;
     request.answer_with(attr::GID_ENTRY_RESP, &entry)
 }
 

@@ -1,49 +1,50 @@
-//! Queue pairs.
+//! Queue pairs: creation with the checks of the kernel and of the mlx5 driver, and destruction.
 
-use super::ah;
 use super::cq::{RECORD, check_memory};
+use super::derived::{Rights, ece};
 use super::port::PORT;
 use crate::attributes::Request;
-use crate::calls;
 use crate::context::{Context, Object, Objects};
 use crate::errno::{Errno, Result};
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{
-    CreateQp, CreateQpResp, ModifyQpResp, QP_ALLOW_SCATTER_CQE, QP_DC_INITIATOR, QP_DC_TARGET,
-    QP_SCATTER_CQE, QP_SUPPORTED,
+    CreateQp, CreateQpResp, QP_ALLOW_SCATTER_CQE, QP_DC_INITIATOR, QP_DC_TARGET, QP_SCATTER_CQE, QP_SUPPORTED,
 };
 use crate::uapi::queues::{
-    ModifyQp, OpenQp, OpenQpResp, QP_CREATE_BLOCK_MULTICAST_LOOPBACK, QP_CREATE_KNOWN, QP_CREATE_SQ_SIG_ALL,
-    QPT_DRIVER, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI, QPT_XRC_TGT, QpCap, QpDest, QueryQp, QueryQpResp,
+    OpenQp, OpenQpResp, QP_CREATE_BLOCK_MULTICAST_LOOPBACK, QP_CREATE_KNOWN, QP_CREATE_OF_RAW_PACKETS,
+    QP_CREATE_SQ_SIG_ALL, QPT_DRIVER, QPT_RAW_PACKET, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI, QPT_XRC_TGT,
+    QpCap, QpDest,
 };
+use crate::{calls, privilege};
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::wqe::SEGMENT;
-use gdsync_sys::verbs as ibv;
-use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, ScatterToCqe, Transport};
+use softhca::card::{Address, LIMITS, QpConfig, QpState, ScatterToCqe, Transport};
+use std::mem::offset_of;
 use zerocopy::FromZeros;
 
 /// Bytes of a basic block of the send queue.
 pub(crate) const BLOCK: u64 = 64;
-/// Limit on the basic blocks or entries of a queue. It bounds the arithmetic here; the card checks its own limits.
-const LARGEST: u32 = 1 << 16;
-
 pub(crate) struct Qp {
     pub(crate) number: u32,
     pub(crate) config: QpConfig,
-    cap: QpCap,
+    pub(super) cap: QpCap,
     /// libmlx5 asks for an entry of each send.
-    signal_all: bool,
+    pub(super) signal_all: bool,
+    pub(super) rights: Rights,
     /// The attached multicast groups: GID and LID.
     pub(super) groups: Vec<([u8; 16], u16)>,
+    /// The UDP source port that a DEVX command has set.
+    pub(crate) source_port: u16,
     /// The program's structure, of which the card keeps only a part.
-    destination: QpDest,
+    pub(super) destination: QpDest,
 }
 
 impl Qp {
     fn new(number: u32, config: QpConfig, cap: QpCap, signal_all: bool) -> Self {
-        Qp { number, config, cap, signal_all, groups: Vec::new(), destination: QpDest::new_zeroed() }
+        let (rights, groups, destination) = (Rights::default(), Vec::new(), QpDest::new_zeroed());
+        Qp { number, config, cap, signal_all, rights, groups, source_port: 0, destination }
     }
 
     /// Records the path that a DEVX command has set; `None` after a reset.
@@ -70,25 +71,39 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         attr::QP_CAP,
         attr::QP_TYPE,
         attr::QP_FLAGS,
+        attr::QP_SOURCE_QPN,
         attr::QP_EVENT_FD,
         attr::QP_RESP_CAP,
         attr::QP_RESP_NUM,
         attr::UHW_IN,
         attr::UHW_OUT,
     ])?;
-    let flags = request.optional_number(attr::QP_FLAGS)?.unwrap_or(0);
-    let unsupported = flags & !(QP_CREATE_SQ_SIG_ALL | QP_CREATE_BLOCK_MULTICAST_LOOPBACK);
-    if unsupported != 0 {
-        let create_flags = calls::of_bits(unsupported, calls::QP_CREATE);
-        tracing::warn!(create_flags, "ibv_create_qp: the software card does not have this");
-        // The core knows some flags that the driver does not support.
-        let is_known = unsupported & !QP_CREATE_KNOWN == 0;
-        return Err(if is_known { Errno::NOT_SUPPORTED } else { Errno::INVALID });
+    let kind = request.number(attr::QP_TYPE)?;
+    check_type(kind)?;
+    let named = |list: &[u16]| list.iter().any(|id| request.has(*id));
+    let (of_targets, of_others) =
+        (&[attr::QP_XRCD][..], &[attr::QP_PD, attr::QP_SEND_CQ, attr::QP_RECV_CQ][..]);
+    let misplaced = if kind == QPT_XRC_TGT { of_others } else { of_targets };
+    if named(misplaced) || kind == QPT_XRC_INI && named(&[attr::QP_SRQ]) {
+        tracing::warn!(kind, "ibv_create_qp: objects that queue pairs of this type do not have");
+        return Err(Errno::INVALID);
     }
+    let flags = request.optional_number(attr::QP_FLAGS)?.unwrap_or(0);
+    check_flags(kind, flags, request.has(attr::QP_SOURCE_QPN))?;
     let asked: CreateQp = request.structure(attr::UHW_IN)?;
-    let cap = granted(&request.structure(attr::QP_CAP)?, &asked);
+    // `process_udata_size` and `check_ucmd_data` of the driver.
+    if request.len(attr::UHW_IN) < offset_of!(CreateQp, ece_options) || asked.reserved != 0 {
+        return Err(Errno::INVALID);
+    }
+    let cap = request.structure(attr::QP_CAP)?;
     let signal_all = flags & QP_CREATE_SQ_SIG_ALL != 0;
-    let transport = transport_of(request.number(attr::QP_TYPE)?, asked.flags)?;
+    let transport = transport_of(kind, asked.flags)?;
+    let QpCap { max_recv_wr, max_recv_sge, .. } = cap;
+    if transport == Transport::DcInitiator && (max_recv_wr, max_recv_sge) != (0, 0) {
+        tracing::warn!(max_recv_wr, max_recv_sge, "a DC initiator has no receives");
+        return Err(Errno::INVALID);
+    }
+    let cap = granted(&cap, &asked);
     let user_handle = request.number(attr::QP_USER_HANDLE)?;
     let mut objects = context.objects.lock();
     let block_own_multicast = flags & QP_CREATE_BLOCK_MULTICAST_LOOPBACK != 0;
@@ -101,12 +116,14 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let route = Route::new(user_handle, None, context.async_events.clone());
     context.open.routes.add(Resource::Qp(number), route);
     let qp = Qp::new(number, config, cap, signal_all);
-    let handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
+    let uses = if config.xrcd.is_some() { vec![request.handle(attr::QP_XRCD)?] } else { Vec::new() };
+    let handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp).using(uses));
     drop(objects);
     request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::QP_RESP_CAP, &cap)?;
     request.answer_with(attr::QP_RESP_NUM, &number)?;
-    let answer = CreateQpResp { bfreg_index: asked.bfreg_index, ..CreateQpResp::new_zeroed() };
+    let ece_options = ece(context, asked.ece_options);
+    let answer = CreateQpResp { bfreg_index: asked.bfreg_index, ece_options, ..CreateQpResp::new_zeroed() };
     request.answer_with(attr::UHW_OUT, &answer)
 }
 
@@ -116,6 +133,34 @@ fn granted(cap: &QpCap, asked: &CreateQp) -> QpCap {
     let stride = 1u32.checked_shl(asked.rq_wqe_shift).unwrap_or(0);
     let max_recv_sge = if asked.rq_wqe_count == 0 { 0 } else { stride / SEGMENT as u32 };
     QpCap { max_recv_wr: asked.rq_wqe_count, max_recv_sge, ..*cap }
+}
+
+/// Refuses types as the core does, before it looks at anything else.
+fn check_type(kind: u64) -> Result<()> {
+    if [QPT_RC, QPT_UC, QPT_UD, QPT_XRC_INI, QPT_XRC_TGT, QPT_DRIVER].contains(&kind) {
+        return Ok(());
+    }
+    let qp_type = calls::of_qp_type(kind);
+    tracing::warn!(qp_type, "the software card has queue pairs of the types RC, UC, UD, XRC and DC");
+    Err(match kind {
+        QPT_RAW_PACKET if privilege::has(privilege::NET_RAW) => Errno::NOT_SUPPORTED,
+        QPT_RAW_PACKET => Errno(libc::EPERM),
+        _ => Errno::INVALID,
+    })
+}
+
+/// Refuses flags as the core (`check_creation_flags`) and the driver (`process_create_flags`) do.
+fn check_flags(kind: u64, flags: u64, has_source: bool) -> Result<()> {
+    let flags = flags & !QP_CREATE_SQ_SIG_ALL;
+    let unsupported = flags & !QP_CREATE_BLOCK_MULTICAST_LOOPBACK;
+    let is_known = unsupported & !QP_CREATE_KNOWN == 0;
+    let fits = flags == 0 || kind == QPT_DRIVER || kind == QPT_UD && flags & QP_CREATE_OF_RAW_PACKETS == 0;
+    if is_known && fits && unsupported == 0 && !has_source {
+        return Ok(());
+    }
+    let create_flags = calls::of_bits(flags, calls::QP_CREATE);
+    tracing::warn!(create_flags, has_source, "ibv_create_qp: not on this type, or not on the software card");
+    Err(if is_known && fits { Errno::NOT_SUPPORTED } else { Errno::INVALID })
 }
 
 fn transport_of(code: u64, flags: u32) -> Result<Transport> {
@@ -131,9 +176,9 @@ fn transport_of(code: u64, flags: u32) -> Result<Transport> {
         }
         _ => {
             let qp_type = calls::of_qp_type(code);
-            tracing::warn!(qp_type, "the software card has queue pairs of the types RC, UC, UD, XRC and DC");
-            // `process_vendor_flags` and `check_qp_type` of the driver.
-            Err(if code == QPT_DRIVER { Errno::INVALID } else { Errno::NOT_SUPPORTED })
+            tracing::warn!(qp_type, "ibv_create_qp: one type of the driver must be named");
+            // As in `process_vendor_flags` of the driver.
+            Err(Errno::INVALID)
         }
     }
 }
@@ -153,7 +198,8 @@ fn config(
         // As in `process_vendor_flags` for a card without a capability.
         return Err(Errno::INVALID);
     }
-    if asked.sq_wqe_count > LARGEST || asked.rq_wqe_count > LARGEST || asked.rq_wqe_shift > 16 {
+    let largest = LIMITS.max_qp_wr;
+    if asked.sq_wqe_count > largest || asked.rq_wqe_count > largest || asked.rq_wqe_shift > 16 {
         return Err(Errno::INVALID);
     }
     let receive_bytes = u64::from(asked.rq_wqe_count) << asked.rq_wqe_shift;
@@ -175,13 +221,19 @@ fn config(
         true => objects.number(kind, request.handle(id)?).map(Some),
         false => Ok(None),
     };
+    // What the core looks up even where the device does not use it. A missing object is ENOENT.
+    let needed = |id, kind, is_needed| match number(id, kind)? {
+        None if is_needed => Err(Errno::NO_ENTRY),
+        number => Ok(number),
+    };
+    let is_xrc_target = transport == Transport::XrcTarget;
+    let is_initiator = matches!(transport, Transport::DcInitiator | Transport::XrcInitiator);
     Ok(QpConfig {
-        pdn: number(attr::QP_PD, object::PD)?,
-        // Programs also name queues that DC does not have.
-        send_cq: number(attr::QP_SEND_CQ, object::CQ)?.filter(|_| !is_target),
-        recv_cq: number(attr::QP_RECV_CQ, object::CQ)?.filter(|_| transport != Transport::DcInitiator),
-        srq: number(attr::QP_SRQ, object::SRQ)?.filter(|_| transport != Transport::DcInitiator),
-        xrcd: number(attr::QP_XRCD, object::XRCD)?,
+        pdn: needed(attr::QP_PD, object::PD, !is_xrc_target)?,
+        send_cq: needed(attr::QP_SEND_CQ, object::CQ, !is_xrc_target)?.filter(|_| !is_target),
+        recv_cq: needed(attr::QP_RECV_CQ, object::CQ, has_receives || is_dc)?.filter(|_| !is_initiator),
+        srq: number(attr::QP_SRQ, object::SRQ)?.filter(|_| !is_initiator),
+        xrcd: needed(attr::QP_XRCD, object::XRCD, is_xrc_target)?,
         dc_key: if transport == Transport::DcTarget { asked.sq_buf_addr } else { 0 },
         uar,
         // The receive queue comes first in the buffer.
@@ -212,7 +264,8 @@ pub(crate) fn open(context: &Context, request: &Request) -> Result<()> {
     let config = context.card().open_qp(number, xrcd)?;
     let mut qp = Qp::new(number, config, cap, false);
     qp.set_path(Some(&context.card().query_qp(number)?.address));
-    let qp_handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
+    let opened = Object::new(object::QP, Resource::Qp(number)).with(qp).using([asked.pd_handle]);
+    let qp_handle = objects.add(opened);
     drop(objects);
     let answer = OpenQpResp { qp_handle, qpn: number, cap, reserved: 0 };
     request.answer_with(attr::CORE_OUT, &answer)
@@ -235,6 +288,11 @@ fn holds_results(context: &Context, config: &QpConfig) -> Result<bool> {
     }
 }
 
+/// `IBV_QPS_*`. DEVX's `MLX5_QP_STATE_*` has the same codes for these states.
+pub(crate) fn code_of(state: QpState) -> u8 {
+    state.to_ibv() as u8
+}
+
 /// `DESTROY`: answers the count of the queue pair's events that the program has read.
 ///
 /// # Errors
@@ -247,136 +305,6 @@ pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
     }
     let reported = context.destroy(object::QP, handle)?;
     request.answer_with(attr::DESTROY_RESP, &reported.asynchronous)
-}
-
-/// `MODIFY_QP`, also the extended one.
-pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) -> Result<()> {
-    let asked: ModifyQp = if is_extended {
-        // The extended structure ends with a rate limit and a reserved field.
-        let extended: [u8; size_of::<ModifyQp>() + 8] = request.structure(attr::CORE_IN)?;
-        zerocopy::FromBytes::read_from_bytes(&extended[..size_of::<ModifyQp>()])
-            .map_err(|_| Errno::INVALID)?
-    } else {
-        request.structure(attr::CORE_IN)?
-    };
-    let mut objects = context.objects.lock();
-    let qp = objects.state_mut::<Qp>(asked.qp_handle)?;
-    let asked = ModifyQp { attr_mask: asked.attr_mask & !ignored(qp.config.transport), ..asked };
-    let change = change_of(context, &asked)?;
-    context.card().modify_qp(qp.number, &change)?;
-    if change.address.is_some() {
-        qp.destination = asked.dest;
-    }
-    if change.state == Some(QpState::Reset) {
-        qp.destination = QpDest::new_zeroed();
-    }
-    let (number, transport) = (qp.number, qp.config.transport);
-    drop(objects);
-    let dctn = if transport == Transport::DcTarget { number } else { 0 };
-    let response_length = size_of::<ModifyQpResp>() as u32;
-    let answer = ModifyQpResp { response_length, dctn, ..ModifyQpResp::new_zeroed() };
-    request.answer_with(attr::UHW_OUT, &answer)
-}
-
-/// Attributes that the card does not support: drained queues, resizing, pacing. No change of state of these
-/// types has them (`qp_state_table` of the core).
-const UNSUPPORTED: u32 = ibv::IBV_QP_EN_SQD_ASYNC_NOTIFY | ibv::IBV_QP_CAP | ibv::IBV_QP_RATE_LIMIT;
-
-/// Returns the attributes that the kernel ignores, as only the other side of XRC has them (`modify_qp_mask`).
-fn ignored(transport: Transport) -> u32 {
-    match transport {
-        Transport::XrcInitiator => ibv::IBV_QP_MAX_DEST_RD_ATOMIC | ibv::IBV_QP_MIN_RNR_TIMER,
-        Transport::XrcTarget => ibv::IBV_QP_MAX_QP_RD_ATOMIC | ibv::IBV_QP_RETRY_CNT | ibv::IBV_QP_RNR_RETRY,
-        _ => 0,
-    }
-}
-
-fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
-    let has = |bit| asked.attr_mask & bit != 0;
-    if has(UNSUPPORTED) {
-        let attr_mask = calls::of_bits(asked.attr_mask & UNSUPPORTED, calls::QP_ATTRIBUTES);
-        tracing::warn!(attr_mask, "ibv_modify_qp: the software card does not have this");
-        return Err(Errno::INVALID);
-    }
-    if has(ibv::IBV_QP_AV) && asked.dest.port_num != PORT {
-        tracing::warn!(
-            port_num = asked.dest.port_num,
-            "ibv_modify_qp: ah_attr.port_num is not the port's number, 1"
-        );
-        return Err(Errno::INVALID);
-    }
-    let access = has(ibv::IBV_QP_ACCESS_FLAGS)
-        .then(|| Access::from_bits(asked.qp_access_flags).ok_or(Errno::INVALID))
-        .transpose()?;
-    Ok(QpChange {
-        state: has(ibv::IBV_QP_STATE).then(|| state_of(asked.qp_state)).transpose()?,
-        current: has(ibv::IBV_QP_CUR_STATE).then(|| state_of(asked.cur_qp_state)).transpose()?,
-        pkey_index: has(ibv::IBV_QP_PKEY_INDEX).then_some(asked.pkey_index),
-        port: has(ibv::IBV_QP_PORT).then_some(asked.port_num),
-        qkey: has(ibv::IBV_QP_QKEY).then_some(asked.qkey),
-        access,
-        address: has(ibv::IBV_QP_AV).then(|| ah::address_of(context.card(), &asked.dest)).transpose()?,
-        path_mtu: has(ibv::IBV_QP_PATH_MTU).then_some(asked.path_mtu.into()),
-        dest_qpn: has(ibv::IBV_QP_DEST_QPN).then_some(asked.dest_qp_num),
-        rq_psn: has(ibv::IBV_QP_RQ_PSN).then_some(asked.rq_psn),
-        sq_psn: has(ibv::IBV_QP_SQ_PSN).then_some(asked.sq_psn),
-        max_rd_atomic: has(ibv::IBV_QP_MAX_QP_RD_ATOMIC).then_some(asked.max_rd_atomic),
-        max_dest_rd_atomic: has(ibv::IBV_QP_MAX_DEST_RD_ATOMIC).then_some(asked.max_dest_rd_atomic),
-        min_rnr_timer: has(ibv::IBV_QP_MIN_RNR_TIMER).then_some(asked.min_rnr_timer),
-        timeout: has(ibv::IBV_QP_TIMEOUT).then_some(asked.timeout),
-        retry_cnt: has(ibv::IBV_QP_RETRY_CNT).then_some(asked.retry_cnt),
-        rnr_retry: has(ibv::IBV_QP_RNR_RETRY).then_some(asked.rnr_retry),
-        path_migration: has(ibv::IBV_QP_PATH_MIG_STATE),
-        alternate_path: has(ibv::IBV_QP_ALT_PATH),
-    })
-}
-
-fn state_of(code: u8) -> Result<QpState> {
-    // Also for SQD: the driver has no command for it (`optab` of `__mlx5_ib_modify_qp`).
-    QpState::from_ibv(code.into()).ok_or(Errno::INVALID)
-}
-
-/// `IBV_QPS_*`. DEVX's `MLX5_QP_STATE_*` has the same codes for these states.
-pub(crate) fn code_of(state: QpState) -> u8 {
-    state.to_ibv() as u8
-}
-
-/// `QUERY_QP`: answers all attributes, regardless of the program's mask.
-pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
-    let asked: QueryQp = request.structure(attr::CORE_IN)?;
-    let objects = context.objects.lock();
-    let qp = objects.state::<Qp>(asked.qp_handle)?;
-    let now = context.card().query_qp(qp.number)?;
-    request.answer_with(attr::CORE_OUT, &answer_of(qp, &now))
-}
-
-fn answer_of(qp: &Qp, now: &QpAttributes) -> QueryQpResp {
-    QueryQpResp {
-        dest: qp.destination,
-        max_send_wr: qp.cap.max_send_wr,
-        max_recv_wr: qp.cap.max_recv_wr,
-        max_send_sge: qp.cap.max_send_sge,
-        max_recv_sge: qp.cap.max_recv_sge,
-        max_inline_data: qp.cap.max_inline_data,
-        qkey: now.qkey,
-        rq_psn: now.rq_psn,
-        sq_psn: now.sq_psn,
-        dest_qp_num: now.dest_qpn,
-        qp_access_flags: now.access.bits(),
-        pkey_index: now.pkey_index,
-        qp_state: code_of(now.state),
-        cur_qp_state: code_of(now.state),
-        path_mtu: u8::try_from(now.path_mtu).unwrap_or(0),
-        max_rd_atomic: now.max_rd_atomic,
-        max_dest_rd_atomic: now.max_dest_rd_atomic,
-        min_rnr_timer: now.min_rnr_timer,
-        port_num: now.port,
-        timeout: now.timeout,
-        retry_cnt: now.retry_cnt,
-        rnr_retry: now.rnr_retry,
-        sq_sig_all: qp.signal_all.into(),
-        ..QueryQpResp::new_zeroed()
-    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ fn a_queue_moves_to_a_ring_that_fits() {
     assert_eq!(resize(&device, cq, 31, 128, new.ring()), Err(libc::EINVAL), "entries of another size");
     assert_eq!(resize(&device, cq, 0, 64, new.ring()), Err(libc::EINVAL));
     assert_eq!(resize(&device, cq, u32::MAX, 64, new.ring()), Err(libc::EINVAL));
-    assert_eq!(resize(&device, 999, 31, 64, new.ring()), Err(libc::ENOENT));
+    assert_eq!(resize(&device, 999, 31, 64, new.ring()), Err(libc::EINVAL));
     assert_eq!(resize(&device, cq, 15, 64, 4096), Ok(15), "it has that size");
     assert_eq!(resize(&device, cq, 20, 64, old.ring()), Ok(31));
     assert_eq!(resize(&device, cq, 3, 64, new.ring()), Ok(3));
@@ -43,10 +43,10 @@ fn events_are_moderated() {
     };
     assert_eq!(modify(cq_handle, 1), Ok(()));
     assert_eq!(modify(cq_handle, 3), Err(libc::EOPNOTSUPP));
-    assert_eq!(modify(999, 1), Err(libc::ENOENT));
+    assert_eq!(modify(999, 1), Err(libc::EINVAL));
     let query = write(command::QUERY_DEVICE | EXTENDED).output(attr::CORE_OUT, 304).run(&device).unwrap();
     let answer: [u8; 304] = query.output(attr::CORE_OUT);
     let word = |at: usize| u64::from_ne_bytes(answer[at..at + 8].try_into().unwrap());
     assert_eq!((word(208), word(216)), (u64::MAX >> 1, u64::from(CLOCK_KHZ)), "times of entries");
-    assert_eq!(word(280), 0xffff_ffff, "the largest count and period");
+    assert_eq!(word(280), 0x0fff_ffff, "the largest count and period");
 }

@@ -36,12 +36,21 @@ fn a_target_answers_its_number_when_it_is_ready() {
     let down = ModifyQp { attr_mask: ibv::IBV_QP_STATE, ..none };
     assert_eq!(modify(down).err(), Some(libc::EINVAL), "a target only goes up");
 
-    let asked = CreateQp { flags: QP_DC_INITIATOR, ..a_qp(&mut parts) };
-    let initiator = with_srq(&device, &parts, srq, DRIVER, &asked).unwrap();
+    let initiator = create_initiator(&device, &mut parts, Some(srq)).unwrap();
     assert_eq!(destroy(&device, object::SRQ, method::DESTROY, srq), Err(libc::EBUSY));
     assert_eq!(destroy(&device, object::QP, method::DESTROY, qp_handle), Ok(()));
     assert_eq!(destroy(&device, object::SRQ, method::DESTROY, srq), Ok(()), "an initiator has no receives");
     assert_eq!(destroy(&device, object::QP, method::DESTROY, initiator), Ok(()));
+}
+
+/// Returns the handle of a new initiator, which has no receives.
+pub(super) fn create_initiator(device: &Device, parts: &mut Parts, srq: Option<u32>) -> Result<u32, i32> {
+    let asked = CreateQp { flags: QP_DC_INITIATOR, rq_wqe_count: 0, ..a_qp(parts) };
+    let cap = QpCap { max_send_wr: 16, ..QpCap::new_zeroed() };
+    create_qp_with(device, parts, DRIVER, &asked, |command| {
+        let command = command.without(attr::QP_CAP).input(attr::QP_CAP, &cap);
+        srq.into_iter().fold(command, |command, srq| command.handle(attr::QP_SRQ, srq))
+    })
 }
 
 fn with_srq(device: &Device, parts: &Parts, srq: u32, kind: u32, asked: &CreateQp) -> Result<u32, i32> {

@@ -10,6 +10,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+mod checks;
 mod connections;
 mod cqs;
 mod dc;
@@ -70,6 +71,12 @@ impl Command {
         self
     }
 
+    /// Removes an attribute, to leave it out or to give it another value.
+    fn without(mut self, id: u16) -> Self {
+        self.attrs.retain(|attr| attr.attr_id != id);
+        self
+    }
+
     fn number(self, id: u16, value: u32) -> Self {
         self.attribute(id, 4, value.into())
     }
@@ -79,11 +86,11 @@ impl Command {
         self.attribute(id, 0, handle.into())
     }
 
-    fn input<T: IntoBytes + Immutable>(mut self, id: u16, value: &T) -> Self {
+    fn input<T: IntoBytes + Immutable + ?Sized>(mut self, id: u16, value: &T) -> Self {
         let mut bytes: Box<[u8]> = value.as_bytes().into();
-        let data = bytes.as_mut_ptr() as u64;
+        let (data, len) = (bytes.as_mut_ptr() as u64, bytes.len() as u16);
         self.memory.push(bytes);
-        self.attribute(id, size_of::<T>() as u16, data)
+        self.attribute(id, len, data)
     }
 
     fn output(mut self, id: u16, len: usize) -> Self {

@@ -1,0 +1,23 @@
+//! The kernel's checks of commands, each with its errno: a row has the function of the kernel, the bad value, and what
+//! the stand-in answers. 0 is success. Sources: Linux, `drivers/infiniband/core` and `drivers/infiniband/hw/mlx5`.
+
+use super::*;
+
+mod devices;
+mod memory;
+mod queue_pairs;
+mod queues;
+mod transitions;
+
+/// Function of the kernel, what is wrong, errno of the kernel, answer here.
+type Row<'a> = (&'a str, &'a str, i32, i32);
+
+/// Fails with all rows whose answer is not the kernel's.
+fn compare(rows: &[Row<'_>]) {
+    let differs: Vec<_> = rows.iter().filter(|(_, _, kernel, here)| kernel != here).collect();
+    assert!(differs.is_empty(), "(function, check, kernel, here): {differs:#?}");
+}
+
+fn errno_of<T>(answer: Result<T, i32>) -> i32 {
+    answer.err().unwrap_or(0)
+}
