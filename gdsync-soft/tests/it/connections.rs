@@ -195,6 +195,17 @@ fn multicast_reaches_every_process_that_has_joined() {
 }
 
 #[test]
+fn ethernet_has_groups_of_ipv4_addresses_only() {
+    let Some(program) = program("multicast_ipv6", "mckey", "rdmacm-utils") else { return };
+    let temporary = Folder::new("multicast_ipv6");
+    let mut command = soft("roce", &program, temporary.path());
+    command.args(["-m", "ff0e::7:9", "-C", "1"]);
+    let ended = Running::start(command).end();
+    // `ENOTSUPP`, which the kernel gives programs by mistake.
+    assert!(ended.text.contains("failure joining: Unknown error 524"), "{ended:?}");
+}
+
+#[test]
 fn connections_are_made_under_faults() {
     let environment = [("SOFTHCA_FAULTS", FAULTS), FAST];
     let arguments = ["-c 5 -p PORT", "-c 5 -s 127.0.0.1 -p PORT"];

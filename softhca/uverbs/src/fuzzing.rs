@@ -2,7 +2,7 @@
 
 use crate::attributes::Request;
 use crate::card::Cards;
-use crate::cm::command::{Caller, perform};
+use crate::cm::command::{Caller, MAX_OPTION, perform};
 use crate::cm::manager::Manager;
 use crate::uapi::ioctl::{Attr, DRIVER_MLX5, Header};
 use crate::uapi::ucm::command;
@@ -79,7 +79,7 @@ pub fn manager(bytes: &[u8]) {
     let Ok((file, _fd)) = manager.open() else { return };
     let file = Arc::new(file);
     // Every address has room for the longest answer, or value of an option.
-    let mut answer = vec![0u64; 2048];
+    let mut answer = vec![0u64; (MAX_OPTION + 4096) / size_of::<u64>()];
     let mut rest = bytes;
     while let Some((length, more)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes(*length)).min(more.len());
@@ -89,7 +89,7 @@ pub fn manager(bytes: &[u8]) {
         if let Some(word) = address(words[0] as u32).and_then(|index| words.get_mut(index)) {
             *word = if *word % 5 == 0 { *word % 4096 } else { answer.as_mut_ptr() as u64 + *word % 4096 };
         }
-        let caller = Caller { file: &file, is_nonblocking: &|| true, file_of: &|_| Some(file.clone()) };
+        let caller = Caller { file: &file, is_nonblocking: &|| true, file_of: &|_| Ok(file.clone()) };
         let _ = perform(&caller, words.as_ptr() as u64, length);
         rest = next;
     }

@@ -1,6 +1,7 @@
 //! The program's capabilities, for commands that the kernel grants to privileged programs only.
 
-/// `CAP_NET_RAW`, `CAP_SYS_RAWIO`.
+/// `CAP_NET_BIND_SERVICE`, `CAP_NET_RAW`, `CAP_SYS_RAWIO`.
+pub(crate) const NET_BIND_SERVICE: u32 = 10;
 pub(crate) const NET_RAW: u32 = 13;
 pub(crate) const SYS_RAWIO: u32 = 17;
 

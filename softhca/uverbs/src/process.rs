@@ -150,7 +150,12 @@ pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
 /// Performs a command that the program has written to a file of the connection manager. Returns its length in bytes.
 pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Result<usize> {
     let is_nonblocking = || descriptors::is_nonblocking(fd);
-    let file_of = |fd: u32| cm_file(RawFd::try_from(fd).ok()?);
+    let file_of = |fd: u32| {
+        let fd = RawFd::try_from(fd).map_err(|_| Errno::NO_ENTRY)?;
+        // SAFETY: without arguments in memory. It fails for a number that is no descriptor.
+        let is_open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
+        cm_file(fd).ok_or(if is_open { Errno::INVALID } else { Errno::NO_ENTRY })
+    };
     command::perform(&Caller { file, is_nonblocking: &is_nonblocking, file_of: &file_of }, addr, length)
 }
 

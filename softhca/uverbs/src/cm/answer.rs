@@ -67,7 +67,8 @@ pub(crate) fn query_gid(id: &Id) -> QueryAddrResp {
 pub(crate) fn query_path(id: &Id, room: usize) -> Vec<u8> {
     let path = path(id);
     let head = QueryPathResp { num_paths: path.is_some().into(), reserved: 0 };
-    let fits = room >= size_of::<QueryPathResp>() + size_of::<PathRecData>();
+    // More than the record: the kernel compares so.
+    let fits = room > size_of::<QueryPathResp>() + size_of::<PathRecData>();
     let record = path.filter(|_| fits).map(|path| PathRecData {
         flags: PATH_FLAGS,
         dgid: path.dgid,

@@ -8,8 +8,10 @@ use super::manager::{Inner, Manager, random};
 use super::path::check_path;
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
+use crate::privilege;
 use crate::uapi::ucm::{ConnParam, Ece, option, space};
 use softhca::fabric::Service;
+use std::net::SocketAddrV6;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,8 +27,8 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 const RELEASE_INTERVAL: Duration = Duration::from_micros(100);
 /// `max_backlog` of the kernel's module.
 const MAX_BACKLOG: u32 = 1024;
-/// Maximum time-out code: a field of five bits.
-const MAX_TIMEOUT: u8 = 31;
+/// The port numbers of privileged programs (`PROT_SOCK`).
+const PRIVILEGED_PORTS: std::ops::Range<u16> = 1..1024;
 
 /// Returns whether an identifier may use a port space of InfiniBand service IDs (`cma_select_ib_ps`).
 fn fits_space(id: &Id, service_space: u64) -> bool {
@@ -39,22 +41,32 @@ fn fits_space(id: &Id, service_space: u64) -> bool {
     spaces.iter().any(|space| u64::from(*space) << 16 == service_space)
 }
 
-/// Returns whether two identifiers cannot share a port number.
-fn conflict(one: (&Address, bool), other: (&Address, bool)) -> bool {
-    let both_reuse = one.1 && other.1;
-    let overlap = !one.0.is_same_family(other.0)
-        || one.0.is_any()
-        || other.0.is_any()
-        || one.0.is_same_interface(other.0);
-    overlap && !both_reuse
+/// Checks that two identifiers can have the same port number (`cma_check_port`). `reuses` is whether the first
+/// shares it.
+///
+/// # Errors
+/// EADDRNOTAVAIL if one of them is bound to all addresses, EADDRINUSE if both are bound to one.
+fn check_port(one: &Id, reuses: bool, other: &Id) -> Result<()> {
+    let (Some(address), Some(taken)) = (one.source, other.source) else { return Ok(()) };
+    let are_apart = one.is_own_family_only() && other.is_own_family_only() && !address.is_same_family(&taken);
+    if are_apart || reuses && other.options.reuses_address {
+        Ok(())
+    } else if address.is_any() || taken.is_any() {
+        Err(Errno(libc::EADDRNOTAVAIL))
+    } else if address.is_same_interface(&taken) {
+        Err(Errno(libc::EADDRINUSE))
+    } else {
+        Ok(())
+    }
 }
 
 impl Manager {
     /// `BIND`, `BIND_IP`.
     ///
     /// # Errors
-    /// EINVAL if it is bound, EPROTONOSUPPORT for a service ID of another port space, EADDRINUSE, and those
-    /// of [`host::own_card`].
+    /// EINVAL if it is bound, and for a link-local address without its interface; EPROTONOSUPPORT for a service
+    /// ID of another port space, EACCES for a port number of privileged programs, and those of [`check_port`] and
+    /// [`host::own_card`].
     pub(crate) fn bind(&self, file: u32, number: u32, address: Address) -> Result<()> {
         let cards = if address.is_any() { Vec::new() } else { self.cards() };
         let end = Instant::now() + RELEASE_LIMIT;
@@ -71,7 +83,8 @@ impl Manager {
     /// `LISTEN`. An identifier that is not bound gets any free port.
     ///
     /// # Errors
-    /// EINVAL in the wrong state, ENODEV without a card.
+    /// EINVAL in the wrong state, ENODEV without a card, and those of [`check_port`]: a listener shares its port
+    /// number with no other identifier.
     pub(crate) fn listen(&self, file: u32, number: u32, backlog: u32) -> Result<()> {
         let cards = self.cards();
         let mut inner = self.lock();
@@ -82,11 +95,13 @@ impl Manager {
         if cards.is_empty() {
             return Err(Errno::NO_DEVICE);
         }
-        inner.id(file, number)?.must_be(IdState::AddrBound)?;
-        if inner.is_shared_with_listener(number) {
-            return Err(Errno(libc::EADDRINUSE));
+        let id = inner.id(file, number)?;
+        id.must_be(IdState::AddrBound)?;
+        if id.options.reuses_address {
+            inner.check_alone(number)?;
         }
         let id = inner.id(file, number)?;
+        id.options.reuses_address = false;
         id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
         id.state = IdState::Listen;
         Ok(())
@@ -175,15 +190,19 @@ impl Inner {
     ) -> Result<()> {
         let id = self.id(file, number)?;
         id.must_be(IdState::Idle)?;
+        let is_link_local = |address: &SocketAddrV6| address.ip().is_unicast_link_local();
+        if matches!(&address, Address::V6(address) if is_link_local(address) && address.scope_id() == 0) {
+            return Err(Errno::INVALID);
+        }
+        let card = host::own_card(cards, &address)?;
         if address.ib_space().is_some_and(|service| !fits_space(id, service)) {
             return Err(Errno::UNKNOWN);
         }
-        let card = host::own_card(cards, &address)?;
         let (port_space, _) = port_of_service(id.service_id(&address));
-        let reuses = id.options.reuses_address;
+        let own = Id { source: Some(address), ..id.clone() };
         let port = match address.port() {
             0 => self.any_port(port_space, claims)?,
-            port => self.chosen_port((port_space, port), &address, reuses, claims)?,
+            port => self.chosen_port((port_space, port), &own, claims)?,
         };
         let id = self.id(file, number)?;
         id.source = Some(address.with_port(port.key.1));
@@ -198,20 +217,19 @@ impl Inner {
     }
 
     /// Binds the port number that the program has chosen.
-    fn chosen_port(&self, key: (u16, u16), address: &Address, reuses: bool, claims: bool) -> Result<Port> {
-        let in_use = Errno(libc::EADDRINUSE);
-        let overlaps = |id: &Id| {
-            id.source.is_some_and(|source| conflict((address, reuses), (&source, id.options.reuses_address)))
-        };
-        if self.owners(key).any(overlaps) {
-            return Err(in_use);
+    fn chosen_port(&self, key: (u16, u16), own: &Id, claims: bool) -> Result<Port> {
+        if PRIVILEGED_PORTS.contains(&key.1) && !privilege::has(privilege::NET_BIND_SERVICE) {
+            return Err(Errno(libc::EACCES));
         }
+        let reuses = own.options.reuses_address;
+        self.owners(key).try_for_each(|other| check_port(own, reuses, other))?;
         if let Some(claim) = self.owners(key).find_map(|id| id.port.as_ref()?.claim.clone()) {
             return Ok(Port { key, claim: Some(claim) });
         }
         let claim = if claims { self.claim(key)? } else { None };
         if claims && claim.is_none() && host::shares_ports() {
-            return Err(in_use);
+            let is_any = own.source.is_some_and(|address| address.is_any());
+            return Err(Errno(if is_any { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE }));
         }
         Ok(Port { key, claim })
     }
@@ -245,12 +263,13 @@ impl Inner {
         Err(Errno(libc::EADDRNOTAVAIL))
     }
 
-    /// Returns whether another identifier listens where this one would.
-    fn is_shared_with_listener(&self, number: u32) -> bool {
-        let Some(own) = self.ids.get(&number) else { return false };
-        let (Some(port), Some(source)) = (&own.port, &own.source) else { return false };
-        let overlaps = |id: &Id| id.source.is_some_and(|other| conflict((source, false), (&other, false)));
-        self.owners(port.key).any(|id| id.state == IdState::Listen && overlaps(id))
+    /// Checks that no other identifier has its port number.
+    fn check_alone(&self, number: u32) -> Result<()> {
+        let Some(own) = self.ids.get(&number) else { return Ok(()) };
+        let Some(port) = &own.port else { return Ok(()) };
+        self.owners(port.key)
+            .filter(|other| !std::ptr::eq(*other, own))
+            .try_for_each(|other| check_port(own, false, other))
     }
 
     /// `RESOLVE_ROUTE`. The route is known with the address.
@@ -286,7 +305,8 @@ impl Inner {
             option::TOS => id.options.type_of_service = byte()?,
             option::REUSEADDR => {
                 let reuses = flag()?;
-                if reuses && id.state != IdState::Idle {
+                let is_free = id.state == IdState::Idle || reuses && id.state != IdState::Listen;
+                if !is_free {
                     return Err(Errno::INVALID);
                 }
                 id.options.reuses_address = reuses;
@@ -296,11 +316,11 @@ impl Inner {
                 if !matches!(id.state, IdState::Idle | IdState::AddrBound) {
                     return Err(Errno::INVALID);
                 }
-                id.options.only_own_family = only;
+                id.options.only_own_family = Some(only);
             }
             option::ACK_TIMEOUT => {
                 let code = byte()?;
-                if id.qp_type.is_datagram() || code > MAX_TIMEOUT {
+                if !id.qp_type.is_reliable_initiator() {
                     return Err(Errno::INVALID);
                 }
                 id.options.ack_timeout = Some(code);

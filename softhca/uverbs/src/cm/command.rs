@@ -12,14 +12,17 @@ use crate::uapi::ucm::{
     InitQpAttr, JoinIpMcast, JoinMcast, Listen, MigrateId, Notify, QpAttr, Query, QueryAddrResp,
     QueryPathResp, QueryRouteResp, Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, query,
 };
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Limit on a command's length, above that of any command.
 const MAX_COMMAND: usize = 1024;
-/// Limit on the value of an option: the paths that a program may set.
-const MAX_OPTION: usize = 4096;
+/// Limit on the value of an option (`KMALLOC_MAX_SIZE`).
+pub(crate) const MAX_OPTION: usize = 4 << 20;
+/// `IB_QPS_ERR`, the last state of a queue pair.
+const MAX_QP_STATE: u32 = 6;
 /// Join flags that exist (`RDMA_MC_JOIN_FLAG_RESERVED`).
 const MAX_JOIN_FLAG: u16 = 1;
 
@@ -27,7 +30,7 @@ const MAX_JOIN_FLAG: u16 = 1;
 pub(crate) struct Caller<'a> {
     pub(crate) file: &'a File,
     pub(crate) is_nonblocking: &'a dyn Fn() -> bool,
-    pub(crate) file_of: &'a dyn Fn(u32) -> Option<Arc<File>>,
+    pub(crate) file_of: &'a dyn Fn(u32) -> Result<Arc<File>>,
 }
 
 /// A command's bytes after the header, and the room for the answer.
@@ -54,7 +57,13 @@ impl Input {
     /// # Errors
     /// ENOSPC if there is no room for the answer.
     fn has_room<T>(&self) -> Result<()> {
-        if self.room >= size_of::<T>() { Ok(()) } else { Err(Errno::NO_SPACE) }
+        self.has_bytes(size_of::<T>())
+    }
+
+    /// # Errors
+    /// ENOSPC if there is no room for the fields of an answer that every program knows.
+    fn has_bytes(&self, bytes: usize) -> Result<()> {
+        if self.room >= bytes { Ok(()) } else { Err(Errno::NO_SPACE) }
     }
 
     /// Answers with a structure, without the newer fields at its end if the program has no room for them.
@@ -106,7 +115,10 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         }
         command::RESOLVE_IP => {
             let asked: ResolveIp = input.structure()?;
-            let source = Address::parse(&asked.src);
+            let source = match asked.src[..2] {
+                [0, 0] => None,
+                _ => Some(ip_address(&asked.src)?),
+            };
             manager.resolve(file, asked.id, source, ip_address(&asked.dst)?)
         }
         command::RESOLVE_ADDR => resolve(caller.file, &input.structure()?),
@@ -115,7 +127,7 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
             manager.lock().resolve_route(file, asked.id)
         }
         command::QUERY_ROUTE => {
-            input.has_room::<QueryRouteResp>()?;
+            input.has_bytes(offset_of!(QueryRouteResp, ibdev_index))?;
             let asked: Query = input.structure()?;
             let answer = answer::query_route(manager.lock().id(file, asked.id)?);
             input.answer(asked.response, &answer)
@@ -123,6 +135,9 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         command::QUERY => ask(caller.file, input),
         command::CONNECT => {
             let asked: Connect = input.structure()?;
+            if asked.param.valid == 0 {
+                return Err(Errno::INVALID);
+            }
             manager.ask(file, asked.id, &asked.param, input.ece::<Connect>())
         }
         command::LISTEN => {
@@ -141,6 +156,9 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         command::INIT_QP_ATTR => {
             input.has_room::<QpAttr>()?;
             let asked: InitQpAttr = input.structure()?;
+            if asked.qp_state > MAX_QP_STATE {
+                return Err(Errno::INVALID);
+            }
             let answer = answer::qp_attributes(&mut manager.lock(), file, asked.id, asked.qp_state)?;
             input.answer(asked.response, &answer)
         }
@@ -151,17 +169,17 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
             manager.lock().notify(file, asked.id, asked.event)
         }
         command::JOIN_IP_MCAST => {
-            input.has_room::<u32>()?;
             let asked: JoinIpMcast = input.structure()?;
             let address = ip_address(&asked.addr)?;
+            input.has_room::<u32>()?;
             let answer = |member: u32| input.answer(asked.response, &member);
             manager.lock().join(file, asked.id, asked.uid, &address, answer)
         }
         command::JOIN_MCAST => {
-            input.has_room::<u32>()?;
             let asked: JoinMcast = input.structure()?;
-            let address = address(&asked.addr, asked.addr_size)?;
-            if asked.join_flags > MAX_JOIN_FLAG {
+            let address = Address::parse(&asked.addr).ok_or(Errno::INVALID)?;
+            input.has_room::<u32>()?;
+            if address.len() != usize::from(asked.addr_size) || asked.join_flags > MAX_JOIN_FLAG {
                 return Err(Errno::INVALID);
             }
             let answer = |member: u32| input.answer(asked.response, &member);
@@ -228,11 +246,7 @@ fn resolve(file: &File, asked: &ResolveAddr) -> Result<()> {
 fn ask(file: &File, input: &Input) -> Result<()> {
     let asked: Query = input.structure()?;
     let mut inner = file.manager.lock();
-    // The index of the device is a newer field at the end.
-    let has_room = || match input.room >= std::mem::offset_of!(QueryAddrResp, ibdev_index) {
-        true => Ok(()),
-        false => Err(Errno::NO_SPACE),
-    };
+    let has_room = || input.has_bytes(offset_of!(QueryAddrResp, ibdev_index));
     let id = inner.id(file.number, asked.id)?;
     match asked.option {
         query::ADDR => {
@@ -261,7 +275,7 @@ fn set_option(file: &File, asked: &SetOption) -> Result<()> {
 
 /// Waits for an event, unless the descriptor is non-blocking.
 fn get_event(caller: &Caller<'_>, input: &Input) -> Result<()> {
-    input.has_room::<EventResp>()?;
+    input.has_bytes(offset_of!(EventResp, reserved))?;
     let asked: GetEvent = input.structure()?;
     let File { manager, number, signal } = caller.file;
     loop {
@@ -277,7 +291,7 @@ fn get_event(caller: &Caller<'_>, input: &Input) -> Result<()> {
 /// Moves an identifier from the file of another descriptor to this one.
 fn migrate(caller: &Caller<'_>, input: &Input) -> Result<()> {
     let asked: MigrateId = input.structure()?;
-    let from = (caller.file_of)(asked.fd).ok_or(Errno::NO_ENTRY)?;
+    let from = (caller.file_of)(asked.fd)?;
     let reported = caller.file.manager.lock().migrate(from.number, asked.id, caller.file.number)?;
     input.answer(asked.response, &reported)
 }

@@ -2,7 +2,7 @@
 //! the address of its group here, and attaches its queue pair by verbs.
 
 use super::address::Address;
-use super::connection::{Connection, ConnectionEvent, answer_unmatched};
+use super::connection::{Connection, ConnectionEvent, Phase, answer_unmatched};
 use super::event::{Event, EventKind};
 use super::id::{Id, IdState, QpType, Route, port_of_service};
 use super::manager::{Inner, Link, Membership, psn, send};
@@ -11,12 +11,18 @@ use super::path::{self, PATH_MTU, address_handle};
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{ConnParam, Ece, Reject};
+use softhca::card::LinkLayer;
 use softhca::fabric::Node;
 use std::sync::Arc;
 use std::time::Instant;
+use zerocopy::FromZeros;
 
 /// `IB_EVENT_COMM_EST`: a queue pair has received a message before its connection was established.
 const COMMUNICATION_ESTABLISHED: u32 = 4;
+/// `IB_EVENT_PATH_MIG`: a queue pair uses its alternate path.
+const PATH_MIGRATED: u32 = 6;
+/// `ENOTSUPP` of the kernel, which no header of programs has.
+const KERNEL_NOT_SUPPORTED: i32 = 524;
 /// Maximum retry count: a field of three bits.
 const MAX_RETRY: u8 = 7;
 
@@ -58,14 +64,14 @@ impl Inner {
     /// `CONNECT`: asks the peer for a connection, or for its queue pair for datagrams.
     ///
     /// # Errors
-    /// EINVAL in the wrong state, or for too many private data.
+    /// EINVAL in the wrong state, for a queue pair type of no request, or for too many private data.
     pub(crate) fn ask(&mut self, file: u32, number: u32, param: &ConnParam, ece: Ece) -> Result<()> {
         let now = Instant::now();
-        if param.valid == 0 {
-            return Err(Errno::INVALID);
-        }
         let id = self.id(file, number)?;
         id.must_be(IdState::RouteResolved)?;
+        if !id.qp_type.can_ask() {
+            return Err(Errno::INVALID);
+        }
         let (Some(route), Some(source), Some(destination)) = (id.route.clone(), id.source, id.destination)
         else {
             return Err(Errno::INVALID);
@@ -98,7 +104,7 @@ impl Inner {
         Ok(())
     }
 
-    /// `ACCEPT` of a request, or, without a parameter, of the peer's reply.
+    /// `ACCEPT` of a request, or, without a parameter, of the peer's reply. A failure rejects the peer.
     ///
     /// # Errors
     /// EINVAL if there is nothing to accept, or for too many private data.
@@ -113,16 +119,25 @@ impl Inner {
         let now = Instant::now();
         let id = self.id(file, number)?;
         id.must_be(IdState::Connect)?;
-        let kind = if id.qp_type.is_datagram() { MessageKind::SidrRep } else { MessageKind::Rep };
-        let end = end_of(id, param, ece);
-        let private = private(&param.private_data, param.private_data_len, kind, has_ip(id))?;
+        let is_datagram = id.qp_type.is_datagram();
+        let kind = if is_datagram { MessageKind::SidrRep } else { MessageKind::Rep };
+        let none = ConnParam::new_zeroed();
+        let given = if param.valid == 0 { &none } else { param };
+        let end = end_of(id, given, ece);
+        let private = private(&given.private_data, given.private_data_len, kind, has_ip(id));
         let local = id.connection;
         let link = self.connection(local)?;
-        let message = match param.valid {
-            0 => link.connection.ready()?,
-            _ => link.connection.accept(end, private, now)?,
-        };
-        link.send(&message);
+        let answer = private.and_then(|private| match param.valid {
+            0 if !is_datagram => link.connection.ready(),
+            _ => link.connection.accept(end, private, now),
+        });
+        let rejection =
+            |connection: &mut Connection| connection.reject(reason::CONSUMER_DEFINED, Vec::new(), now).ok();
+        let message = answer.as_ref().ok().cloned().or_else(|| rejection(&mut link.connection));
+        if let Some(message) = message {
+            link.send(&message);
+        }
+        answer?;
         if param.valid != 0 {
             self.id(file, number)?.uid = uid;
         }
@@ -156,10 +171,14 @@ impl Inner {
     /// `DISCONNECT`: asks the peer to disconnect, or answers it.
     ///
     /// # Errors
-    /// EINVAL if the identifier was never connected.
+    /// EINVAL if the identifier was never connected, and does not listen at a card's address.
     pub(crate) fn disconnect(&mut self, file: u32, number: u32) -> Result<()> {
         let now = Instant::now();
-        let local = self.id(file, number)?.connection;
+        let id = self.id(file, number)?;
+        let local = id.connection;
+        if id.state == IdState::Listen && id.card.is_some() {
+            return Ok(());
+        }
         let link = self.connection(local)?;
         if let Some(message) = link.connection.disconnect(now) {
             link.send(&message);
@@ -170,15 +189,20 @@ impl Inner {
     /// `NOTIFY`: an asynchronous event of the identifier's queue pair. Only one has an effect here.
     ///
     /// # Errors
-    /// EINVAL if the identifier was never connected, EISCONN if it is established already.
+    /// EINVAL if the identifier was never connected, and for other events than the two that the kernel handles;
+    /// EISCONN if it is established already.
     pub(crate) fn notify(&mut self, file: u32, number: u32, event: u32) -> Result<()> {
         let local = self.id(file, number)?.connection;
         let link = self.connection(local)?;
-        if event == COMMUNICATION_ESTABLISHED {
-            let reaction = link.connection.communication_established()?;
-            self.react(local.unwrap_or_default(), reaction);
+        match event {
+            COMMUNICATION_ESTABLISHED => {
+                let reaction = link.connection.communication_established()?;
+                self.react(local.unwrap_or_default(), reaction);
+                Ok(())
+            }
+            PATH_MIGRATED if link.connection.phase == Phase::Established => Ok(()),
+            _ => Err(Errno::INVALID),
         }
-        Ok(())
     }
 
     /// Handles a request for a listener: makes an identifier, and tells the program. Returns false if no
@@ -317,7 +341,8 @@ impl Inner {
     ///
     /// # Errors
     /// EINVAL if the identifier is bound to no card or is not for datagrams, or for the address that names no
-    /// group; ENOSYS on a fabric without groups; and those of [`Inner::id`] and `answer`.
+    /// group; 524 (`ENOTSUPP`) on Ethernet for a group without an IPv4 address; ENOSYS on a fabric without groups; and
+    /// those of [`Inner::id`] and `answer`.
     pub(crate) fn join(
         &mut self,
         file: u32,
@@ -331,6 +356,9 @@ impl Inner {
         let is_ready = matches!(id.state, IdState::AddrBound | IdState::AddrResolved);
         if !is_ready || !id.qp_type.is_datagram() || address.is_any() {
             return Err(Errno::INVALID);
+        }
+        if open.card.link_layer() == LinkLayer::Ethernet && !matches!(address, Address::V4(_)) {
+            return Err(Errno(KERNEL_NOT_SUPPORTED));
         }
         if !open.card.has_multicast() {
             tracing::warn!("cards of several hosts (SOFTHCA_LISTEN) have no multicast groups");

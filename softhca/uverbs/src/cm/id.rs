@@ -20,8 +20,9 @@ pub(crate) enum IdState {
     Listen,
 }
 
-/// `IB_QPT_RC`, `IB_QPT_UD`, `IB_QPT_XRC_INI`, `IB_QPT_XRC_TGT`.
+/// `IB_QPT_RC`, `IB_QPT_UC`, `IB_QPT_UD`, `IB_QPT_XRC_INI`, `IB_QPT_XRC_TGT`.
 const RC: u8 = 2;
+const UC: u8 = 3;
 const UD: u8 = 4;
 const XRC_INI: u8 = 9;
 const XRC_TGT: u8 = 10;
@@ -43,6 +44,11 @@ impl QpType {
 
     pub(crate) fn is_datagram(self) -> bool {
         self.0 == UD
+    }
+
+    /// Returns whether a request for a connection can name it (`cm_validate_req_param`).
+    pub(crate) fn can_ask(self) -> bool {
+        matches!(self.0, RC | UC | UD | XRC_INI)
     }
 
     /// Returns whether it is the reliable sending side.
@@ -86,11 +92,11 @@ pub(crate) struct Port {
 pub(crate) struct Options {
     pub(crate) type_of_service: u8,
     pub(crate) reuses_address: bool,
-    pub(crate) only_own_family: bool,
+    pub(crate) only_own_family: Option<bool>,
     pub(crate) ack_timeout: Option<u8>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Id {
     /// The file that gets its events.
     pub(crate) file: u32,
@@ -154,10 +160,16 @@ impl Id {
         }
     }
 
+    /// Returns whether it is for addresses of its own family only: unless the program says, with an IPv4 address.
+    pub(crate) fn is_own_family_only(&self) -> bool {
+        let default = matches!(self.source, Some(Address::V4(_)));
+        self.options.only_own_family.unwrap_or(default)
+    }
+
     /// Returns whether a request to an address is for this listener.
     pub(crate) fn listens_at(&self, address: &Address, card: &Arc<OpenCard>) -> bool {
         let is_at = |source: &Address| match source {
-            own if own.is_any() => !self.options.only_own_family || own.is_same_family(address),
+            own if own.is_any() => !self.is_own_family_only() || own.is_same_family(address),
             own => own.is_same_interface(address),
         };
         self.state == IdState::Listen

@@ -13,11 +13,11 @@ mod transitions;
 type Row<'a> = (&'a str, &'a str, i32, i32);
 
 /// Fails with all rows whose answer is not the kernel's.
-fn compare(rows: &[Row<'_>]) {
+pub(super) fn compare(rows: &[Row<'_>]) {
     let differs: Vec<_> = rows.iter().filter(|(_, _, kernel, here)| kernel != here).collect();
     assert!(differs.is_empty(), "(function, check, kernel, here): {differs:#?}");
 }
 
-fn errno_of<T>(answer: Result<T, i32>) -> i32 {
+pub(super) fn errno_of<T>(answer: Result<T, i32>) -> i32 {
     answer.err().unwrap_or(0)
 }

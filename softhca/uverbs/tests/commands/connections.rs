@@ -8,6 +8,7 @@ use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 mod addresses;
+mod checks;
 mod connecting;
 mod files;
 mod groups;

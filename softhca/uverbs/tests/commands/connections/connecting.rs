@@ -190,12 +190,10 @@ fn calls_in_the_wrong_state_and_private_data_without_room_are_invalid() {
     assert_eq!(near.connect(id, param(1, &[0; 57])), invalid);
     near.connect(id, param(1, &[0; 56])).unwrap();
     let asked = far.expect(CONNECT_REQUEST).id;
-    assert_eq!(far.accept(asked, 2, param(1, &[0; 197])), invalid);
     assert_eq!(far.reject(asked, &[0; 149]), invalid);
     let other =
         Reject { id: asked, private_data_len: 0, reason: 8, reserved: [0; 2], private_data: [0; 256] };
     assert_eq!(far.tell(command::REJECT, &other), invalid, "a reason that only the card gives");
-    assert_eq!(near.accept(id, 0, ConnParam::new_zeroed()), invalid, "there is no reply yet");
     assert_eq!(
         (far.listen(listener, 1), far.resolve(listener, &ipv4([127, 0, 0, 1], port))),
         (invalid, invalid)
@@ -204,6 +202,26 @@ fn calls_in_the_wrong_state_and_private_data_without_room_are_invalid() {
     near.expect(CONNECT_RESPONSE);
     assert!((1..=3).all(|state| near.attributes(id, state).is_ok()));
     assert_eq!(near.attributes(id, 4).err(), Some(libc::EINVAL), "SQD");
+}
+
+#[test]
+fn an_accept_that_fails_rejects_the_peer() {
+    let (near, far) = (Cm::open(), Cm::open());
+    let (_, port) = far.listener(space::TCP, 7, 0);
+    let nothing = ConnParam::new_zeroed();
+    let asked = || {
+        let id = near.routed(space::TCP, 1, port);
+        near.connect(id, param(1, b"")).unwrap();
+        (id, far.expect(CONNECT_REQUEST).id)
+    };
+    for wrong in [param(1, &[0; 197]), nothing] {
+        let (id, other) = asked();
+        assert_eq!(far.accept(other, 2, wrong), Err(libc::EINVAL));
+        assert_eq!((near.expect(REJECTED).id, far.accept(other, 2, param(1, b""))), (id, Err(libc::EINVAL)));
+    }
+    // The asking end, before there is a reply.
+    let (id, _) = asked();
+    assert_eq!((near.accept(id, 0, nothing), near.reject(id, b"")), (Err(libc::EINVAL), Err(libc::EINVAL)));
 }
 
 #[test]
@@ -216,9 +234,9 @@ fn a_message_before_the_reply_is_ready_establishes() {
     let notify = |event| far.tell(command::NOTIFY, &Notify { id: asked, event });
     assert_eq!(notify(4), Err(libc::EINVAL));
     far.accept(asked, 9, param(2, b"")).unwrap();
-    assert_eq!((notify(3), notify(4)), (Ok(()), Ok(())));
+    assert_eq!((notify(6), notify(4)), (Err(libc::EINVAL), Ok(())), "a path cannot have changed yet");
     assert_eq!(far.expect(ESTABLISHED).uid, 9);
-    assert_eq!(notify(4), Err(libc::EISCONN));
+    assert_eq!((notify(4), notify(6), notify(3)), (Err(libc::EISCONN), Ok(()), Err(libc::EINVAL)));
     near.expect(CONNECT_RESPONSE);
     near.accept(asking, 0, ConnParam::new_zeroed()).unwrap();
     near.disconnect(asking).unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 const MULTICAST_JOIN: u32 = 12;
 
-fn join(cm: &Cm, id: u32, join_flags: u16, to: &[u8]) -> Result<u32, i32> {
+pub(super) fn join(cm: &Cm, id: u32, join_flags: u16, to: &[u8]) -> Result<u32, i32> {
     let mut addr: Storage = [0; 128];
     addr[..to.len()].copy_from_slice(to);
     let addr_size = to.len() as u16;
@@ -12,7 +12,7 @@ fn join(cm: &Cm, id: u32, join_flags: u16, to: &[u8]) -> Result<u32, i32> {
     cm.ask(command::JOIN_MCAST, ask)
 }
 
-fn leave(cm: &Cm, id: u32) -> Result<u32, i32> {
+pub(super) fn leave(cm: &Cm, id: u32) -> Result<u32, i32> {
     cm.ask(command::LEAVE_MCAST, |response| DestroyId { response, id, reserved: 0 })
 }
 
