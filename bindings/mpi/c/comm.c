@@ -73,15 +73,24 @@ static int at_comm_free(MPI_Comm comm, int key, void *value, void *extra)
         mpis_end_of_program();
     free_links(known);
     known->is_freed = 1;
-    if (!is_ending) {
+    mpis_comm_release(known);
+    return MPI_SUCCESS;
+}
+
+/* Requests keep the duplicates, on which they match. */
+void mpis_comm_release(struct mpis_comm *known)
+{
+    if (!known || __atomic_sub_fetch(&known->refs, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
+    if (mpis_check_running() == MPI_SUCCESS) {
         MPI_Comm_free(&known->transfers);
         MPI_Comm_free(&known->collectives);
         MPI_Comm_free(&known->replies);
         if (known->linked != MPI_COMM_NULL)
             MPI_Comm_free(&known->linked);
     }
-    mpis_comm_release(known);
-    return MPI_SUCCESS;
+    mpis_orders_free(known->orders);
+    free(known);
 }
 
 /* Makes the keys once in the process. */

@@ -32,14 +32,18 @@ struct mpis_comm {
     /* On this, senders send the info of links; MPI_COMM_NULL if the communicator is not linked. */
     MPI_Comm linked;
     struct mpis_link *links;
+    /* The orders of partitioned requests. */
+    struct mpis_order *orders;
 };
 
-enum mpis_kind { MPIS_TRANSFER, MPIS_COLLECTIVE, MPIS_LINK, MPIS_MATCH };
+enum mpis_kind { MPIS_TRANSFER, MPIS_PARTITIONED, MPIS_COLLECTIVE, MPIS_LINK, MPIS_MATCH };
 enum mpis_state { MPIS_UNMATCHED, MPIS_MATCHING, MPIS_MATCHED, MPIS_FAILED };
 
-/* The message that the sides of an exchange send each other: a line of text, and the tag for a reply. */
+/* The message that the sides of an exchange send each other: a line of text, the tag for a reply, and a partitioned request's place in
+ * its order. */
 struct mpis_info_message {
     int reply_tag;
+    unsigned place;
     char info[GDSYNC_MPI_INFO_BYTES];
 };
 
@@ -67,6 +71,9 @@ struct MPIS_Request_struct {
     char text[MPIS_TEXT];
     int number;
     struct mpis_exchange *exchanges;
+    /* Of a partitioned request with a peer: its order, and its place there once that is fixed. */
+    struct mpis_order *order;
+    unsigned place;
     /* The request that a match request matches. */
     struct MPIS_Request_struct *target;
     /* The list of requests that are matching. */
@@ -92,6 +99,7 @@ void mpis_on_finalize(void (*end)(void));
 /* Ends the library once MPI_Finalize has begun. Every deletion of an attribute of MPI_COMM_SELF calls it first. */
 void mpis_end_of_program(void);
 int mpis_comm_get(MPI_Comm comm, struct mpis_comm **found);
+void mpis_comm_release(struct mpis_comm *known);
 /* Links a communicator. Collective over it. */
 int mpis_comm_link(MPI_Comm comm);
 /* Returns the state of a linked communicator, without a reference; NULL for others. */
@@ -112,9 +120,19 @@ void mpis_match_settle(MPIS_Request request);
 /* As mpis_match_settle. Returns the request's error. */
 int mpis_match_end(MPIS_Request request, MPI_Status *status);
 
+/* order.c */
+/* Gives a request the last place of its order. */
+int mpis_order_join(MPIS_Request request, int sends);
+/* Leaves the place of a request, which is not fixed, to the next one. */
+void mpis_order_leave(MPIS_Request request);
+/* Fixes and returns the place of a request. */
+unsigned mpis_order_fix(MPIS_Request request);
+/* Returns in `done` whether the sending side's info for a request has arrived. Called under the lock of match.c. */
+int mpis_order_test(MPIS_Request request, struct mpis_info_message *into, int *done);
+void mpis_orders_free(struct mpis_order *order);
+
 /* request.c */
 void mpis_comm_hold(struct mpis_comm *comm);
-void mpis_comm_release(struct mpis_comm *comm);
 /* Makes a request without a Rust request. It takes over the caller's reference to the communicator. */
 MPIS_Request mpis_request_new(enum mpis_kind kind, struct mpis_comm *comm);
 /* Returns a request to the program, or reports why it could not be made. */

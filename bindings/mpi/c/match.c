@@ -1,5 +1,5 @@
 /* Matching: the sides of a request exchange their connection info, on duplicates of the communicator and with the program's tag,
- * and so in the order of the calls for a peer and a tag. Only mpis_match_settle and mpis_match_end block. */
+ * and so in the order of the calls for a peer and a tag, or, if they are partitioned, in that of order.c. Only mpis_match_settle and mpis_match_end block. */
 #include "internal.h"
 
 #include <pthread.h>
@@ -86,7 +86,10 @@ static void advance(MPIS_Request request, int index)
     int done = 0, error = MPI_SUCCESS;
 
     if (exchange->phase == MPIS_SENDING) {
-        error = MPI_Test(&exchange->incoming, &done, MPI_STATUS_IGNORE);
+        if (request->order && !exchange->sends)
+            error = mpis_order_test(request, &exchange->theirs, &done);
+        else
+            error = MPI_Test(&exchange->incoming, &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS)
             settle(request, exchange, error);
         else if (done)
@@ -190,11 +193,12 @@ static int begin_exchange(MPIS_Request request, struct mpis_exchange *exchange)
 {
     struct mpis_comm *comm = request->comm;
     MPI_Comm infos = request->kind == MPIS_LINK ? comm->linked
-                      : request->kind == MPIS_TRANSFER ? comm->transfers : comm->collectives;
+                      : request->kind == MPIS_COLLECTIVE ? comm->collectives : comm->transfers;
     int error;
 
     if (!exchange->sends)
-        return receive_message(exchange, request->tag, infos);
+        return request->order ? MPI_SUCCESS : receive_message(exchange, request->tag, infos);
+    exchange->ours.place = request->place;
     exchange->ours.reply_tag = comm->next_reply_tag;
     comm->next_reply_tag = comm->next_reply_tag == comm->max_tag ? 0 : comm->next_reply_tag + 1;
     error = receive_message(exchange, exchange->ours.reply_tag, comm->replies);
@@ -213,8 +217,6 @@ int mpis_match_begin(MPIS_Request request)
         request->state = MPIS_MATCHED;
         return MPI_SUCCESS;
     }
-    if (request->comm->is_freed)
-        return mpis_fail(handler, MPI_ERR_COMM, "the communicator was freed before the request was matched");
     pthread_mutex_lock(&lock);
     if ((error = make_exchanges(request)) != 0) {
         free(request->exchanges);
@@ -222,6 +224,8 @@ int mpis_match_begin(MPIS_Request request)
         pthread_mutex_unlock(&lock);
         return mpis_fail_engine(handler, error);
     }
+    if (request->order)
+        request->place = mpis_order_fix(request);
     for (index = 0; index < request->number; index++)
         if ((error = begin_exchange(request, &request->exchanges[index])) != MPI_SUCCESS)
             settle(request, &request->exchanges[index], error);

@@ -19,12 +19,6 @@ void mpis_comm_hold(struct mpis_comm *comm)
     __atomic_add_fetch(&comm->refs, 1, __ATOMIC_RELAXED);
 }
 
-void mpis_comm_release(struct mpis_comm *comm)
-{
-    if (comm && __atomic_sub_fetch(&comm->refs, 1, __ATOMIC_ACQ_REL) == 0)
-        free(comm);
-}
-
 void mpis_request_hold(MPIS_Request request)
 {
     __atomic_add_fetch(&request->refs, 1, __ATOMIC_RELAXED);

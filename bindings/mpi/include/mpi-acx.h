@@ -23,11 +23,8 @@
 extern "C" {
 #endif
 
-typedef void *MPIX_Request;
-typedef void *MPIX_Prequest;
-
-#define MPIX_REQUEST_NULL NULL
-#define MPIX_PREQUEST_NULL NULL
+#define MPIX_REQUEST_NULL ((MPIX_Request)0)
+#define MPIX_PREQUEST_NULL ((MPIX_Prequest)0)
 
 /* The type of the object to which the argument `queue` points. */
 enum {
@@ -87,13 +84,32 @@ int gdsync_mpix_graph_launch(gdsync_mpix_graph graph, int qtype, void *queue);
 int gdsync_mpix_graph_destroy(gdsync_mpix_graph *graph);
 
 #ifndef __CUDACC__
-/* `request` is the address of an MPIX_Request. */
+/* `request` is the address of an MPIX_Request. A request itself does not compile. */
 int MPIX_Pready(int partition, void *request);
 int MPIX_Parrived(void *request, int partition, int *flag);
 #endif
 
 #ifdef __cplusplus
 }
+#endif
+
+#ifndef __CUDACC__
+#if defined(__cplusplus) && __cplusplus >= 201103L
+int MPIX_Pready(int partition, MPIX_Request request) = delete;
+int MPIX_Pready(int partition, MPIX_Prequest request) = delete;
+int MPIX_Parrived(MPIX_Request request, int partition, int *flag) = delete;
+int MPIX_Parrived(MPIX_Prequest request, int partition, int *flag) = delete;
+#elif !defined(__cplusplus) && __STDC_VERSION__ >= 201112L
+/* No function takes this type. */
+extern const struct gdsync_mpix_pass_the_address {
+    int of_the_request;
+} gdsync_mpix_pass_the_address;
+#define GDSYNC_MPIX_ADDRESS(request)                                                                        \
+    _Generic((request), MPIX_Request: gdsync_mpix_pass_the_address,                                         \
+             MPIX_Prequest: gdsync_mpix_pass_the_address, default: (request))
+#define MPIX_Pready(partition, request) MPIX_Pready(partition, GDSYNC_MPIX_ADDRESS(request))
+#define MPIX_Parrived(request, partition, flag) MPIX_Parrived(GDSYNC_MPIX_ADDRESS(request), partition, flag)
+#endif
 #endif
 
 #endif

@@ -64,7 +64,7 @@ static int check_distinct(int count, const MPIX_Request *reqs)
     int at, first = 0;
 
     for (at = 0; at < count && !first; at++) {
-        struct mpix_request *each = reqs[at];
+        struct gdsync_mpix_request *each = reqs[at];
         if (each && each->listed)
             first = each->listed;
         else if (each)
@@ -73,7 +73,7 @@ static int check_distinct(int count, const MPIX_Request *reqs)
     count = at;
     for (at = 0; at < count; at++)
         if (reqs[at])
-            ((struct mpix_request *)reqs[at])->listed = 0;
+            reqs[at]->listed = 0;
     if (!first)
         return MPI_SUCCESS;
     return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST, "request %d of the list is request %d of it, too: list each once",

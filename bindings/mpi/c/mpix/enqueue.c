@@ -108,7 +108,7 @@ static int enqueue(int sends, void *buffer, int count, MPI_Datatype datatype, in
         error = operation->link ? mpix_message_enqueue(operation, count, datatype, kind, stream)
                                 : enqueue_mpi(operation, datatype, kind, stream);
     if (error == MPI_SUCCESS)
-        *request = operation;
+        *request = &operation->request;
     else
         mpix_operation_release(operation);
     return error;
@@ -132,7 +132,7 @@ static int check_waitable(int count, MPIX_Request *reqs)
     int at, error = mpix_check_list(count, reqs);
 
     for (at = 0; at < count && error == MPI_SUCCESS; at++) {
-        const struct mpix_request *each = reqs[at];
+        const struct gdsync_mpix_request *each = reqs[at];
         if (each && each->kind != MPIX_ENQUEUED)
             return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST,
                              "request %d of the list is partitioned: a stream cannot wait for it. Call MPIX_Wait", at);
@@ -149,7 +149,7 @@ static int check_statuses(int count, MPIX_Request *reqs, int kind, void *const *
     if (gdsync_error)
         return mpis_fail_engine(MPI_COMM_WORLD, gdsync_error);
     for (at = 0; at < count && !is_graph; at++) {
-        const struct mpix_operation *each = reqs[at];
+        const struct mpix_operation *each = (const struct mpix_operation *)reqs[at];
         if (each && each->is_in_graph)
             return mpis_fail(MPI_COMM_WORLD, MPI_ERR_UNSUPPORTED_OPERATION,
                              "request %d of the list is in a graph, and a stream's wait for it has no status: pass "
@@ -200,14 +200,14 @@ int MPIX_Waitall_enqueue(int count, MPIX_Request *reqs, MPI_Status *statuses, in
         if (!reqs[at])
             mpis_status(status, MPI_ANY_SOURCE, MPI_ANY_TAG, 0, MPI_SUCCESS);
         else
-            add(&waits, reqs[at], status);
+            add(&waits, (struct mpix_operation *)reqs[at], status);
     }
     gdsync_error = gdsync_mpi_enqueue_message_waits(kind, stream, waits.posted, waits.messages);
     if (!gdsync_error)
         gdsync_error = gdsync_mpi_enqueue_waits(kind, stream, waits.number, waits.engines);
     free(waits.engines);
     for (at = 0; at < count; at++) {
-        struct mpix_operation *each = reqs[at];
+        struct mpix_operation *each = (struct mpix_operation *)reqs[at];
         if (!each)
             continue;
         if (!gdsync_error) {

@@ -7,7 +7,7 @@
 
 /* The head of every request, to which an MPIX_Request points. */
 enum mpix_kind { MPIX_ENQUEUED = 1, MPIX_PARTITIONED };
-struct mpix_request {
+struct gdsync_mpix_request {
     enum mpix_kind kind;
     /* The request's place in a list while that is checked, counted from 1. */
     int listed;
@@ -42,7 +42,7 @@ void mpix_operations_counts(struct mpix_counts *into);
 
 /* operation.c: a send or a receive that a stream or a graph triggers. */
 struct mpix_operation {
-    struct mpix_request request;
+    struct gdsync_mpix_request request;
     /* The program's reference, until it has waited for the request, and the thread's, until the operation is complete or, in a graph,
      * retired. */
     int refs;

@@ -4,11 +4,13 @@
 #include <stdlib.h>
 
 struct mpix_partitioned {
-    struct mpix_request request;
-    int sends;
+    struct gdsync_mpix_request request;
+    int sends, partitions;
     /* The request that is matched; its Rust request is NULL if the peer is MPI_PROC_NULL. */
     MPIS_Request matched;
     int is_started;
+    /* The first start has fixed the order of matches. */
+    int is_fixed;
     /* Kernels set its partition flags, which the thread polls. */
     int has_flags;
 };
@@ -36,11 +38,11 @@ static int check_buffer(MPI_Comm comm, void **buffer, int partitions, MPI_Count 
     return MPI_SUCCESS;
 }
 
-/* Makes a request that matches in the order of these calls. Takes over the reference to the communicator. */
+/* Makes a request with the next place in the order of its matches. Takes over the reference to the communicator. */
 static int match(int sends, void *buffer, int partitions, uint64_t bytes, int peer, int tag, struct mpis_comm *known,
                  MPIS_Request *into)
 {
-    MPIS_Request matched = mpis_request_new(MPIS_TRANSFER, known);
+    MPIS_Request matched = mpis_request_new(MPIS_PARTITIONED, known);
     int gdsync_error = 0, error;
 
     if (!matched)
@@ -50,13 +52,11 @@ static int match(int sends, void *buffer, int partitions, uint64_t bytes, int pe
     if (peer != MPI_PROC_NULL)
         gdsync_error = gdsync_mpi_partitioned(sends, buffer, partitions, bytes, &matched->engine);
     error = mpis_request_made(matched, gdsync_error, into);
-    if (error != MPI_SUCCESS)
+    if (error != MPI_SUCCESS || !matched->engine)
         return error;
-    error = mpis_match_begin(matched);
+    error = mpis_order_join(matched, sends);
     if (error != MPI_SUCCESS)
         mpis_request_release(matched);
-    else
-        gdsync_mpi_thread_wake();
     return error;
 }
 
@@ -89,9 +89,10 @@ static int init(int sends, void *buffer, int partitions, MPI_Count count, MPI_Da
     }
     made->request.kind = MPIX_PARTITIONED;
     made->sends = sends;
+    made->partitions = partitions;
     error = match(sends, buffer, partitions, bytes, peer, tag, known, &made->matched);
     if (error == MPI_SUCCESS)
-        *request = made;
+        *request = &made->request;
     else
         free(made);
     return error;
@@ -118,7 +119,7 @@ static int find(const MPIX_Request *place, struct mpix_partitioned **found)
 
     if (error != MPI_SUCCESS)
         return error;
-    *found = *place;
+    *found = (struct mpix_partitioned *)*place;
     if (!*found || (*found)->request.kind != MPIX_PARTITIONED)
         return mpis_fail(MPI_COMM_WORLD, MPI_ERR_REQUEST,
                          "the request is %s: pass one of MPIX_Psend_init or MPIX_Precv_init",
@@ -131,13 +132,31 @@ static int reported(const struct mpix_partitioned *request, int gdsync_error)
     return gdsync_error ? mpis_fail_engine(mpis_handler_of(request->matched->comm), gdsync_error) : MPI_SUCCESS;
 }
 
+static int refused(const struct mpix_partitioned *request, int mpi_class, const char *format, int partition)
+{
+    return mpis_fail(mpis_handler_of(request->matched->comm), mpi_class, format, partition, request->partitions);
+}
+
 int MPIX_Start(MPIX_Request *request)
 {
     struct mpix_partitioned *started;
+    const void *engine;
     int error = find(request, &started);
 
-    if (error == MPI_SUCCESS && started->matched->engine)
-        error = reported(started, gdsync_mpi_partitions_start(started->matched->engine));
+    if (error != MPI_SUCCESS)
+        return error;
+    engine = started->matched->engine;
+    if (!engine && started->is_started)
+        return refused(started, MPI_ERR_REQUEST, "the request is started already: wait for it before", 0);
+    if (engine && !started->is_fixed) {
+        error = mpis_match_begin(started->matched);
+        if (error != MPI_SUCCESS)
+            return error;
+        started->is_fixed = 1;
+        gdsync_mpi_thread_wake();
+    }
+    if (engine)
+        error = reported(started, gdsync_mpi_partitions_start(engine));
     if (error != MPI_SUCCESS)
         return error;
     started->is_started = 1;
@@ -148,37 +167,62 @@ int MPIX_Start(MPIX_Request *request)
 
 int MPIX_Startall(int count, MPIX_Request *request)
 {
+    struct mpix_partitioned *started;
     int at, error = mpix_check_list(count, request);
 
+    for (at = 0; at < count && error == MPI_SUCCESS; at++)
+        error = find(&request[at], &started);
     for (at = 0; at < count && error == MPI_SUCCESS; at++)
         error = MPIX_Start(&request[at]);
     return error;
 }
 
-int MPIX_Pready(int partition, void *request)
+/* The checks of a request without a peer, as the Rust part checks others. */
+static int check_partition(const struct mpix_partitioned *request, int partition)
+{
+    if (partition >= 0 && partition < request->partitions)
+        return MPI_SUCCESS;
+    return refused(request, MPI_ERR_ARG, "the partition is %d, and the request has %d: count from 0 on", partition);
+}
+
+int (MPIX_Pready)(int partition, void *request)
 {
     struct mpix_partitioned *sending;
     int error = find(request, &sending);
 
-    if (error == MPI_SUCCESS && sending->matched->engine)
-        error = reported(sending, gdsync_mpi_partition_ready(sending->matched->engine, partition));
-    return error;
-}
-
-int MPIX_Parrived(void *request, int partition, int *flag)
-{
-    struct mpix_partitioned *receiving;
-    int error = find(request, &receiving);
-
     if (error != MPI_SUCCESS)
         return error;
-    if (!flag)
-        return mpis_fail(mpis_handler_of(receiving->matched->comm), MPI_ERR_ARG,
-                         "the place for the answer is a null pointer");
+    if (sending->matched->engine)
+        return reported(sending, gdsync_mpi_partition_ready(sending->matched->engine, partition));
+    error = check_partition(sending, partition);
+    if (error != MPI_SUCCESS || (sending->sends && sending->is_started))
+        return error;
+    return refused(sending, MPI_ERR_REQUEST,
+                   sending->sends ? "partition %d cannot be ready: the request is not started"
+                                  : "partition %d cannot be ready: the request receives", partition);
+}
+
+int (MPIX_Parrived)(void *request, int partition, int *flag)
+{
+    struct mpix_partitioned *receiving;
+    MPIX_Request *place = request;
+    int error = mpix_check_request(place);
+
+    if (error == MPI_SUCCESS && !flag)
+        error = mpis_fail(MPI_COMM_WORLD, MPI_ERR_ARG, "the place for the answer is a null pointer");
+    if (error != MPI_SUCCESS)
+        return error;
     *flag = 1;
+    /* MPI calls a null request complete. */
+    error = *place ? find(place, &receiving) : MPI_SUCCESS;
+    if (error != MPI_SUCCESS || !*place)
+        return error;
     if (receiving->matched->engine)
-        error = reported(receiving, gdsync_mpi_partition_arrived(receiving->matched->engine, partition, flag));
-    return error;
+        return reported(receiving, gdsync_mpi_partition_arrived(receiving->matched->engine, partition, flag));
+    error = check_partition(receiving, partition);
+    if (error != MPI_SUCCESS || !receiving->sends)
+        return error;
+    return refused(receiving, MPI_ERR_REQUEST, "the request sends: no partition arrives", partition);
 }
 
 /* The header calls these on the CPU where a CUDA compiler defines MPIX_Pready and MPIX_Parrived itself. */
@@ -216,6 +260,8 @@ int mpix_partitioned_wait(struct mpix_partitioned *request, MPI_Status *status)
 
 void mpix_partitioned_free(struct mpix_partitioned *request)
 {
+    if (request->matched->engine && !request->is_fixed)
+        mpis_order_leave(request->matched);
     mpis_request_release(request->matched);
     free(request);
 }

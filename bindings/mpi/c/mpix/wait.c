@@ -18,7 +18,7 @@ static int wait_for_operation(struct mpix_operation *operation, MPI_Status *stat
 int MPIX_Wait(MPIX_Request *req, MPI_Status *status)
 {
     int error = mpix_check_request(req);
-    struct mpix_request *request;
+    struct gdsync_mpix_request *request;
 
     if (error != MPI_SUCCESS)
         return error;
@@ -50,7 +50,7 @@ int MPIX_Waitall(int count, MPIX_Request *reqs, MPI_Status *statuses)
 int MPIX_Request_free(MPIX_Request *request)
 {
     int error = mpix_check_request(request);
-    struct mpix_request *freed;
+    struct gdsync_mpix_request *freed;
 
     if (error != MPI_SUCCESS)
         return error;

@@ -9,6 +9,10 @@ struct gdsync_mpix_marks {
     unsigned marks[1];
 };
 
+/* A request of the CPU, and the request for kernels that is made of it: different types, so that the compiler refuses one for the other. */
+typedef struct gdsync_mpix_request *MPIX_Request;
+typedef struct gdsync_mpix_marks *MPIX_Prequest;
+
 #ifdef __CUDACC__
 #ifndef __CUDACC_RTC__
 /* MPIX_Pready and MPIX_Parrived for the CPU, with names that kernels do not define. */
@@ -52,6 +56,42 @@ static inline __host__ __device__ int MPIX_Parrived(void *request, int partition
     return gdsync_mpix_parrived(request, partition, flag);
 #endif
 }
+
+/* An MPIX_Request itself, its address in a kernel, and an MPIX_Prequest on the CPU do not compile. */
+__host__ __device__ int MPIX_Pready(int partition, MPIX_Request request) = delete;
+__host__ __device__ int MPIX_Parrived(MPIX_Request request, int partition, int *flag) = delete;
+
+static inline __device__ int MPIX_Pready(int partition, MPIX_Prequest request)
+{
+    return MPIX_Pready(partition, (void *)request);
+}
+
+static inline __device__ int MPIX_Parrived(MPIX_Prequest request, int partition, int *flag)
+{
+    return MPIX_Parrived((void *)request, partition, flag);
+}
+
+/* nvcc refuses a call of the other side's function. clang would take the void pointer. */
+#ifdef __clang__
+__host__ int MPIX_Pready(int partition, MPIX_Prequest request) = delete;
+__host__ int MPIX_Parrived(MPIX_Prequest request, int partition, int *flag) = delete;
+#endif
+#if defined(__clang__) || defined(__CUDACC_RTC__)
+__device__ int MPIX_Pready(int partition, MPIX_Request *request) = delete;
+__device__ int MPIX_Parrived(MPIX_Request *request, int partition, int *flag) = delete;
+#endif
+
+#ifndef __CUDACC_RTC__
+static inline __host__ int MPIX_Pready(int partition, MPIX_Request *request)
+{
+    return MPIX_Pready(partition, (void *)request);
+}
+
+static inline __host__ int MPIX_Parrived(MPIX_Request *request, int partition, int *flag)
+{
+    return MPIX_Parrived((void *)request, partition, flag);
+}
+#endif
 #endif
 
 #endif

@@ -125,6 +125,34 @@ fn mpi_without_threads_is_refused() {
     succeeds("mpi_without_threads_is_refused", (Mpix, "threads"), &["2"], &[]);
 }
 
+/// `MPIX_Pready` and `MPIX_Parrived` take a request's address as a `void *`, to which a request itself would convert.
+#[test]
+fn a_request_instead_of_its_address_does_not_compile() {
+    let test = "a_request_instead_of_its_address_does_not_compile";
+    if compiler(test, Mpix).is_none() {
+        return;
+    }
+    let c = Compiler::mpi("gnu11").include(root().join("include"));
+    let cpp = Compiler::mpi_cpp("c++11").include(root().join("include"));
+    // Without warnings, so that only errors count.
+    for compiler in [c.options(["-w"]), cpp.options(["-w"])] {
+        let call = |argument: &str| {
+            let head = "#define OMPI_SKIP_MPICXX 1\n#include <mpi-acx.h>\nstatic int call(MPIX_Request request, \
+                        MPIX_Prequest prequest, void *any, int *flag)";
+            let ready = compiler.probe(&format!("{head} {{ return MPIX_Pready(0, {argument}); }}"));
+            let arrived = compiler.probe(&format!("{head} {{ return MPIX_Parrived({argument}, 0, flag); }}"));
+            assert_eq!(ready.is_ok(), arrived.is_ok(), "{argument}: {ready:?}, {arrived:?}");
+            ready
+        };
+        for argument in ["&request", "any"] {
+            assert_eq!(call(argument), Ok(()), "{argument}");
+        }
+        for argument in ["request", "prequest"] {
+            assert!(call(argument).is_err(), "{argument} compiles");
+        }
+    }
+}
+
 #[test]
 fn the_header_of_mpix_is_c_plus_plus_too() {
     let test = "the_header_of_mpix_is_c_plus_plus_too";

@@ -112,6 +112,84 @@ static void matching(void)
     MPI_Comm_free(&other);
 }
 
+/* Sends the value of one partition, or receives it. */
+static void transfer(int sends, int *value, MPIX_Request *request)
+{
+    OK(MPIX_Start(request));
+    if (sends)
+        OK(MPIX_Pready(0, request));
+    OK(MPIX_Wait(request, MPI_STATUS_IGNORE));
+    CHECK(sends || *value == 7);
+}
+
+/* A request that is freed before its first start has no part in the matches: in a pair of ranks, one of the two sides makes and frees
+ * one, before or after the other side has started. */
+static void freed(int frees, int before_start)
+{
+    int out[2] = {6, 7}, in[2] = {-1, -1}, token = 0, peer = rank ^ 1, sends = rank % 2 == 0, *value = sends ? &out[1] : &in[1];
+    MPIX_Request unused, request;
+
+    if (peer >= size)
+        return;
+    if (sends == frees) {
+        OK((sends ? psend(out, 1, 1, peer, 8, MPI_COMM_WORLD, &unused) : precv(in, 1, 1, peer, 8, MPI_COMM_WORLD, &unused)));
+        if (!before_start)
+            MPI_Recv(&token, 1, MPI_INT, peer, 77, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        OK(MPIX_Request_free(&unused));
+    }
+    OK((sends ? psend(value, 1, 1, peer, 8, MPI_COMM_WORLD, &request) : precv(value, 1, 1, peer, 8, MPI_COMM_WORLD, &request)));
+    if (sends != frees && !before_start) {
+        OK(MPIX_Start(&request));
+        MPI_Send(&token, 1, MPI_INT, peer, 77, MPI_COMM_WORLD);
+        if (sends)
+            OK(MPIX_Pready(0, &request));
+        OK(MPIX_Wait(&request, MPI_STATUS_IGNORE));
+    }
+    /* A first round, or a second one. */
+    transfer(sends, value, &request);
+    if (sends == frees && !before_start)
+        transfer(sends, value, &request);
+    OK(MPIX_Request_free(&request));
+    CHECK(in[0] == -1);
+}
+
+/* Of five requests, each side frees the second and the fourth before their first start, never starts the first, and starts the others in
+ * any order, after it has freed the communicator. */
+static void unstarted(void)
+{
+    int out[5] = {0, 1, 2, 3, 7}, in[5] = {-1, -1, -1, -1, -1}, at;
+    MPIX_Request sends[5], receives[5];
+    MPI_Comm other;
+
+    MPI_Comm_dup(MPI_COMM_WORLD, &other);
+    for (at = 0; at < 4; at++) {
+        OK(psend(&out[at], 1, 1, next, 1, other, &sends[at]));
+        OK(precv(&in[at], 1, 1, before, 1, other, &receives[at]));
+    }
+    OK(MPIX_Request_free(&sends[1]));
+    OK(MPIX_Request_free(&receives[3]));
+    OK(psend(&out[4], 1, 1, next, 1, other, &sends[4]));
+    OK(precv(&in[4], 1, 1, before, 1, other, &receives[4]));
+    OK(MPIX_Request_free(&receives[1]));
+    OK(MPIX_Request_free(&sends[3]));
+    MPI_Comm_free(&other);
+    OK(MPIX_Start(&receives[2]));
+    OK(MPIX_Start(&sends[4]));
+    OK(MPIX_Pready(0, &sends[4]));
+    OK(MPIX_Start(&sends[2]));
+    OK(MPIX_Pready(0, &sends[2]));
+    OK(MPIX_Start(&receives[4]));
+    OK(MPIX_Wait(&receives[4], MPI_STATUS_IGNORE));
+    OK(MPIX_Wait(&receives[2], MPI_STATUS_IGNORE));
+    OK(MPIX_Wait(&sends[2], MPI_STATUS_IGNORE));
+    OK(MPIX_Wait(&sends[4], MPI_STATUS_IGNORE));
+    CHECK(in[0] == -1 && in[1] == -1 && in[2] == 2 && in[3] == -1 && in[4] == 7);
+    for (at = 0; at < 5; at += 2) {
+        OK(MPIX_Request_free(&sends[at]));
+        OK(MPIX_Request_free(&receives[at]));
+    }
+}
+
 static MPIX_Request shared;
 
 static void *mark(void *first)
@@ -157,14 +235,21 @@ static void long_partitions(void)
 static void nothing(void)
 {
     int arrived = 0, token = 1;
-    MPIX_Request requests[3];
+    MPIX_Request requests[3], none = MPIX_REQUEST_NULL;
     MPI_Status statuses[3];
 
     /* Empty partitions, and no peer. */
     OK(psend(NULL, 3, 0, next, 2, MPI_COMM_WORLD, &requests[0]));
     OK(precv(NULL, 3, 0, before, 2, MPI_COMM_WORLD, &requests[1]));
     OK(precv(&token, 1, 1, MPI_PROC_NULL, 2, MPI_COMM_WORLD, &requests[2]));
+    /* Inactive requests and null requests are complete. */
+    OK(MPIX_Parrived(&requests[1], 0, &arrived));
+    CHECK(arrived);
+    arrived = 0;
+    OK(MPIX_Parrived(&none, 0, &arrived));
+    CHECK(arrived);
     OK(MPIX_Startall(3, requests));
+    arrived = 0;
     OK(MPIX_Parrived(&requests[2], 0, &arrived));
     CHECK(arrived);
     OK(MPIX_Pready(2, &requests[0]));
@@ -234,12 +319,17 @@ static void kernels(void)
 
 int main(void)
 {
+    int round;
+
     begin_mpix();
     next = (rank + 1) % size;
     before = (rank + size - 1) % size;
     ring();
     late();
     matching();
+    for (round = 0; round < 4; round++)
+        freed(round % 2, round / 2);
+    unstarted();
     long_partitions();
     nothing();
     kernels();

@@ -137,9 +137,9 @@ static void partitioned(void)
     OK(psend(2, 1, MPI_INT, (rank + 1) % size, 3, &request));
     OK(MPIX_Precv_init(&value, 1, 1, MPI_INT, (rank + size - 1) % size, 3, MPI_COMM_WORLD, MPI_INFO_NULL, &operation));
     OK(MPIX_Start(&operation));
+    OK(MPIX_Start(&request));
     CHECK(failed(MPIX_Wait(&operation, &status), MPI_ERR_ARG, "partitions-2-of-4-bytes"));
     CHECK(status.MPI_ERROR != MPI_SUCCESS);
-    OK(MPIX_Start(&request));
     CHECK(failed(MPIX_Wait(&request, &status), MPI_ERR_ARG, "partitions-2-of-4-bytes"));
     OK(MPIX_Request_free(&request));
     OK(MPIX_Request_free(&operation));
@@ -152,7 +152,10 @@ static void partitioned(void)
     CHECK(failed(MPIX_Start(NULL), MPI_ERR_ARG, "null"));
     CHECK(failed(MPIX_Startall(-2, &request), MPI_ERR_COUNT, "-2"));
     CHECK(failed(MPIX_Startall(1, NULL), MPI_ERR_ARG, "null"));
+    CHECK(failed(MPIX_Start(&none), MPI_ERR_REQUEST, "MPIX_REQUEST_NULL"));
     CHECK(failed(MPIX_Parrived(&request, 0, NULL), MPI_ERR_ARG, "null"));
+    CHECK(failed(MPIX_Parrived(&none, 0, NULL), MPI_ERR_ARG, "null"));
+    CHECK(failed(MPIX_Parrived(NULL, 0, &flag), MPI_ERR_ARG, "null"));
     CHECK(failed(MPIX_Parrived(&request, 0, &flag), MPI_ERR_REQUEST, "sends"));
     CHECK(failed(MPIX_Prequest_create(none, &for_kernels), MPI_ERR_REQUEST, "MPIX_REQUEST_NULL"));
     CHECK(failed(MPIX_Prequest_create(request, NULL), MPI_ERR_ARG, "null"));
@@ -168,7 +171,25 @@ static void partitioned(void)
     OK(MPIX_Request_free(&request));
     OK(receive_from(MPI_PROC_NULL, 0, &value, 1, MPI_INT, MPI_COMM_WORLD, &operation));
     CHECK(failed(MPIX_Start(&operation), MPI_ERR_REQUEST, "not partitioned"));
+    CHECK(failed(MPIX_Parrived(&operation, 0, &flag), MPI_ERR_REQUEST, "not partitioned"));
+    /* No request of a refused list starts. */
+    OK(psend(1, 1, MPI_INT, MPI_PROC_NULL, 4, &request));
+    CHECK(failed(MPIX_Startall(2, (MPIX_Request[]){request, operation}), MPI_ERR_REQUEST, "not partitioned"));
     OK(MPIX_Wait(&operation, &status));
+    /* Without a peer, refusals are those of a request with one. */
+    CHECK(failed(MPIX_Pready(0, &request), MPI_ERR_REQUEST, "not started"));
+    CHECK(failed(MPIX_Pready(1, &request), MPI_ERR_ARG, "partition is 1"));
+    CHECK(failed(MPIX_Parrived(&request, 0, &flag), MPI_ERR_REQUEST, "sends"));
+    OK(MPIX_Start(&request));
+    CHECK(failed(MPIX_Start(&request), MPI_ERR_REQUEST, "started already"));
+    OK(MPIX_Pready(0, &request));
+    OK(MPIX_Wait(&request, &status));
+    OK(MPIX_Request_free(&request));
+    OK(MPIX_Precv_init(&value, 1, 1, MPI_INT, MPI_PROC_NULL, 4, MPI_COMM_WORLD, MPI_INFO_NULL, &request));
+    CHECK(failed(MPIX_Parrived(&request, -1, &flag), MPI_ERR_ARG, "partition is -1"));
+    OK(MPIX_Start(&request));
+    CHECK(failed(MPIX_Pready(0, &request), MPI_ERR_REQUEST, "receives"));
+    OK(MPIX_Request_free(&request));
 }
 
 int main(void)
