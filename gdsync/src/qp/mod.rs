@@ -83,8 +83,9 @@ use std::sync::atomic::AtomicBool;
 /// The transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise. A [`Transport::Dc`]
 /// queue pair sends to any number of targets ([`DcTarget`]).
 ///
-/// Dropping a queue pair with work in flight moves it to the error state, so that waiting streams wake. Its memory
-/// is released when the last of them has passed its wait. Polling returns no completion of a dropped queue pair, as
+/// Dropping a queue pair moves it to the error state if work is in flight, or a prepared send, a prepared wait or a
+/// persistent request is left, so that streams that wait for it now or later wake. Posting the rest of its work is
+/// refused. Its memory is released when the last of them has passed its wait. Polling returns no completion of a dropped queue pair, as
 /// after `ibv_destroy_qp`.
 ///
 /// ```

@@ -221,10 +221,6 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.inner.hide_completions();
-        if self.inner.in_flight()
-            && let Err(error) = self.inner.abort()
-        {
-            tracing::error!(%error, qpn = self.inner.number, "a queue pair in flight could not be aborted");
-        }
+        self.inner.end_dropped();
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct RawCompletion {
 #[derive(Debug)]
 pub(crate) enum Slot {
     Free,
+    /// Not for a wait: the CPU or a collector takes the entry.
+    Left,
     Prepared,
     Posted(Arc<Timeline>, TimelinePoint),
 }
@@ -395,7 +397,7 @@ impl CompletionState {
     /// Gives a prepared wait up, and leaves its entry to the CPU: unlike [`Self::cancel_wait`], the next wait is
     /// not for it.
     pub(crate) fn leave_completion_to_cpu(&mut self, index: u32) {
-        self.set_slot(index, Slot::Free);
+        self.set_slot(index, Slot::Left);
         self.recycle();
     }
 

@@ -406,11 +406,6 @@ impl SendState {
         self.has_posted() || self.attached
     }
 
-    /// Returns whether nothing is left that could complete, prepared sends included.
-    pub(crate) fn is_idle(&self) -> bool {
-        !self.attached && self.entries.iter().all(|entry| entry.state == EntryState::Hidden)
-    }
-
     /// Sends are posted in order, so the oldest that was not dropped decides.
     fn has_posted(&self) -> bool {
         self.entries

@@ -236,6 +236,19 @@ fn sends_that_are_taken_back_release_the_word_when_their_queue_pair_is_dropped()
     }
 }
 
+/// A completion that a collector takes is not given to a wait when a later one is given back.
+#[test]
+fn a_collected_completion_has_no_other_wait() {
+    let pair = pair::Pair::new();
+    let collector = Collector::new(&pair.device).unwrap();
+    (0..3).for_each(|_| pair.right.post_recv(&[], 0).unwrap());
+    let queue = pair.right.recv_cq();
+    collector.collect([queue.prepare_wait().unwrap()]).unwrap();
+    let later = queue.prepare_wait().unwrap();
+    drop(later);
+    assert_eq!(queue.prepare_wait().unwrap().index(), 1);
+}
+
 #[test]
 fn what_a_collector_cannot_wait_for_is_refused() {
     let (peers, other) = (Fan::new(1, None), Fan::new(1, None));

@@ -36,10 +36,10 @@ const MAPPINGS: usize = 16;
 const RESIDENT_KIB: usize = 1024;
 
 /// xorshift64*: the same cycles in every run.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -71,7 +71,7 @@ impl Figures {
 
 /// Threads other than the library's permanent one: those of streams, cards and watchdogs end with their objects. (A
 /// thread that has just started still bears the name of its parent.)
-fn threads() -> usize {
+pub(crate) fn threads() -> usize {
     let all = std::fs::read_dir("/proc/self/task").unwrap();
     // A thread may end after it was listed.
     let names = all.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());

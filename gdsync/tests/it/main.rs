@@ -46,6 +46,7 @@ mod gpu_trigger;
 mod gpu_words;
 mod ibverbs;
 mod leaks;
+mod lives;
 mod masters;
 mod merging;
 mod model;

@@ -268,10 +268,11 @@ fn a_queue_pair_may_be_dropped_while_the_card_waits() {
             let request = WorkRequest::write_inline(b"kept", fan.target.remote().slice(..4).unwrap());
             let send = left.prepare(request).unwrap();
             let kept = fan.send(0, 9);
-            // A prepared send keeps its queue pair; without it, the card's WAIT ends with the queue pair.
+            // A prepared send keeps its queue pair, which has failed; without it, the card's WAIT ends with the queue pair.
             drop(left);
             if posted {
-                stream.post_send(send).unwrap();
+                let error = stream.post_send(send).unwrap_err();
+                assert!(error.to_string().contains("is in the error state (aborted)"), "{error}");
             } else {
                 drop(send);
             }

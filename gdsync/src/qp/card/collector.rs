@@ -307,7 +307,7 @@ impl CollectorState {
             // Flushes prepared work, so that its entries are written.
             let failed =
                 front.queue_pairs.iter().filter(|(queue_pair, _)| queue_pair.life.failure().is_some());
-            failed.for_each(|(queue_pair, _)| queue_pair.flush_unposted());
+            failed.for_each(|(queue_pair, _)| queue_pair.flush_collected());
             if front.has_come() {
                 front.overdue = Some(Instant::now());
             }
@@ -326,7 +326,7 @@ impl CollectorState {
                 self.take_over(&collector.word);
             }
             Writer::Leaving => {}
-            Writer::Cpu if front.has_come() => {
+            Writer::Cpu if front.overdue.is_some() || front.has_come() => {
                 let number = front.number;
                 self.write(&collector.word, number);
             }
@@ -339,12 +339,7 @@ impl CollectorState {
 impl Awaited {
     /// Returns whether all entries have been written, or will never be, as the CPU sees it.
     fn has_come(&self) -> bool {
-        self.is_abandoned() || self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
-    }
-
-    /// Returns whether no entry comes any more, as the awaited sends were taken back and their queue pairs dropped.
-    fn is_abandoned(&self) -> bool {
-        !self.queue_pairs.is_empty() && self.queue_pairs.iter().all(|(one, _)| one.is_abandoned())
+        self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
     }
 
     fn has_failed(&self) -> bool {
@@ -352,7 +347,7 @@ impl Awaited {
         let failed = |(queue_pair, psn): &(Arc<QueuePairInner>, u32)| {
             queue_pair.life.failure().is_some() || queue_pair.life.psn.load(Ordering::Relaxed) != *psn
         };
-        self.queue_pairs.iter().any(failed) || lost() || self.is_abandoned()
+        self.queue_pairs.iter().any(failed) || lost()
     }
 }
 

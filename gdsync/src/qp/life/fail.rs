@@ -154,6 +154,14 @@ impl QueuePairInner {
         }
     }
 
+    /// As [`Self::flush_unposted`], if a collector waits for its completions. No slot shows that.
+    pub(crate) fn flush_collected(&self) {
+        self.flush_unposted();
+        if self.shared.is_some() {
+            self.end_waits(&self.recv_cq);
+        }
+    }
+
     /// Returns whether streams wait for receives of its shared queue, and all queue pairs that complete there have
     /// failed.
     fn has_waits_to_end(&self) -> bool {
@@ -317,17 +325,22 @@ impl QueuePairInner {
         }
     }
 
-    pub(crate) fn in_flight(&self) -> bool {
+    /// Aborts it, which the program has dropped, if work is in flight or something still holds it: that may start work or wait
+    /// for some, and nothing would end it.
+    pub(crate) fn end_dropped(self: &Arc<Self>) {
+        if (Arc::strong_count(self) > 1 || self.in_flight())
+            && let Err(error) = self.abort()
+        {
+            tracing::error!(%error, qpn = self.number, "a dropped queue pair could not be aborted");
+        }
+    }
+
+    fn in_flight(&self) -> bool {
         // One lock at a time: both may be the same queue's.
         let sends = self.send_cq.lock().has_posted_waits();
         let receives = self.recv_cq.lock().has_posted_waits();
         let shared = self.shared.as_ref().is_some_and(|shared| shared.receives.credits().posted() > 0);
         sends || receives || shared || self.send().in_flight() || !self.recv.lock().is_empty()
-    }
-
-    /// Returns whether the program has dropped it and nothing of it can complete any more.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.is_dropped.load(Ordering::Relaxed) && !self.in_flight() && self.send().is_idle()
     }
 }
 

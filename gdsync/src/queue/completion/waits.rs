@@ -34,7 +34,7 @@ impl CompletionState {
             Slot::Posted(on, point) => {
                 timeline.is_none_or(|timeline| Arc::ptr_eq(on, timeline)) && !on.has_passed(*point)
             }
-            Slot::Free | Slot::Prepared => false,
+            Slot::Free | Slot::Left | Slot::Prepared => false,
         });
         (0..).zip(waits).find_map(|(position, waits)| waits.then(|| first.wrapping_add(position)))
     }
@@ -73,7 +73,8 @@ impl CompletionState {
         let ended = if sharing.is_empty() { unrung } else { waits };
         for index in (0..ended).map(|position| index.wrapping_add(position)) {
             let slot = self.slots.get(index.wrapping_sub(self.recycled) as usize);
-            if slot.is_some_and(Slot::is_standing) {
+            // A collector may wait for an entry that is left.
+            if slot.is_some_and(|slot| slot.is_standing() || matches!(slot, Slot::Left)) {
                 self.end_wait(index);
             }
         }
