@@ -115,6 +115,32 @@ fn a_queue_without_a_channel_is_refused() {
 }
 
 #[test]
+fn without_a_runtime_that_serves_files_there_is_an_error() {
+    let bed = Bed::new(1);
+    let (queue, echo) = &bed.echoes[0];
+    let no_io = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let refused =
+        [AsyncCompletionQueue::new(queue), no_io.block_on(async { AsyncCompletionQueue::new(queue) })];
+    for refused in refused.map(Result::unwrap_err) {
+        assert!(matches!(refused, WaitError::Runtime { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("enable_io"), "{refused}");
+    }
+    // One whose runtime has ended, polled outside of any.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let entered = runtime.enter();
+    let mut completions = AsyncCompletionQueue::new(queue).unwrap();
+    drop(entered);
+    drop(runtime);
+    let mut context = Context::from_waker(Waker::noop());
+    let Poll::Ready(Err(refused)) = pin!(completions.next()).poll(&mut context) else {
+        panic!("the runtime has ended");
+    };
+    assert!(matches!(refused, WaitError::Verbs(_)), "{refused:?}");
+    post(echo, 3);
+    assert_eq!(queue.wait(LONG).unwrap().map(|done| done.wr_id), Some(3), "nothing is taken");
+}
+
+#[test]
 fn the_future_may_be_sent_to_another_thread() {
     fn is_send<T: Send>(_: &T) {}
     let bed = Bed::new(1);

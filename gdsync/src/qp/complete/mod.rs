@@ -264,6 +264,15 @@ pub enum WaitError {
     /// The channel cannot be read.
     #[error(transparent)]
     Verbs(#[from] Error),
+    /// No runtime of tokio with I/O serves the calling thread.
+    #[cfg(feature = "tokio")]
+    #[error(
+        "no tokio runtime with I/O here: make the AsyncCompletionQueue in a task, or under Runtime::enter, of a runtime built with enable_io or enable_all ({reason})"
+    )]
+    Runtime {
+        /// Tokio's reason.
+        reason: String,
+    },
 }
 
 pub(crate) type CompletionGuard<'a> = SpinMutexGuard<'a, CompletionState, Yield>;

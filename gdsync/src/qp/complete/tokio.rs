@@ -4,12 +4,14 @@ use crate::qp::complete::channel::{ArmFor, CqEvents};
 use crate::qp::complete::{CompletionQueue, WaitError};
 use crate::queue::Completion;
 use crate::verbs::Error;
+use gdsync_sys::contain::contain;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 
 /// A completion queue whose completions tokio tasks await.
 ///
@@ -47,15 +49,17 @@ impl AsyncCompletionQueue {
     ///
     /// # Errors
     /// [`StateError::NoChannel`](crate::queue::StateError::NoChannel); [`Error::Verbs`] if the process has no file
-    /// descriptor left.
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime, or in one without I/O (`enable_io`), as tokio's own types do.
+    /// descriptor left; [`WaitError::Runtime`] outside of a tokio runtime, and in one without I/O (`enable_io`).
     pub fn new(queue: &CompletionQueue) -> Result<Self, WaitError> {
+        let no_runtime = |reason| WaitError::Runtime { reason };
+        Handle::try_current().map_err(|error| no_runtime(error.to_string()))?;
         let (events, _) = queue.inner.events()?;
         let fd = events.channel.fd().try_clone_to_owned().map_err(failed("dup"))?;
+        // Tokio panics if its runtime has no I/O, and has no call that asks whether it has.
+        //
         // SAFETY: an open descriptor that the `AsyncFd` owns, and that nothing closes or replaces before.
-        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+        let fd = contain(|| unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) })
+            .map_err(no_runtime)?
             .map_err(|refused| failed("epoll_ctl")(refused.into()))?;
         Ok(AsyncCompletionQueue { queue: queue.clone(), fd })
     }
