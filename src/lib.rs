@@ -52,6 +52,7 @@ pub fn main(
     run: impl FnOnce(Command) -> Result<ExitCode, Failure>,
     run_process: impl FnOnce(Process) -> Result<(), Failure>,
 ) -> ExitCode {
+    signals::survive_large_files();
     let words: Vec<_> = std::env::args_os().collect();
     let invocation = match Cli::parse_words(words.iter()) {
         Ok(invocation) => invocation,

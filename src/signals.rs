@@ -45,6 +45,18 @@ pub(crate) fn take_next(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// A write beyond the limit on the size of files becomes an error, and no longer ends the program. Commands that it
+/// executes start with the signal's default action, as the system resets handlers.
+pub(crate) fn survive_large_files() {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    // SAFETY: a handler that does nothing.
+    unsafe {
+        if libc::signal(libc::SIGXFSZ, nothing as *const () as usize) == libc::SIG_IGN {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        }
+    }
+}
+
 /// From now on the first SIGINT, SIGTERM or SIGHUP is only recorded for [`ended_by`], so that the terminal can be
 /// restored. The same signal again ends the process at once: a blocked terminal could hold it forever.
 pub fn note_ends() -> io::Result<()> {

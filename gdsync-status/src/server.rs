@@ -114,6 +114,8 @@ impl Shared {
                     // The listener was shut down.
                     Some(libc::EINVAL | libc::EBADF) => return,
                     Some(libc::EINTR | libc::ECONNABORTED) => {}
+                    // Without a free descriptor the system does not look at the listener.
+                    _ if self.client.lock().is_stopping => return,
                     _ => std::thread::sleep(PAUSE),
                 },
             }

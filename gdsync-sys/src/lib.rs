@@ -14,6 +14,7 @@ pub mod api;
 pub mod barrier;
 #[deny(unsafe_code)]
 pub mod contain;
+pub mod file_limit;
 #[deny(unsafe_code)]
 pub mod gdrdrv;
 pub mod host;

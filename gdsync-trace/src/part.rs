@@ -7,6 +7,7 @@ use crate::chrome::Summary;
 use crate::destination::{Destination, PART, with_path};
 use crate::record::{EventKind, Header, MAGIC, NO_RANK, PartError, RECORD, Record, padded, read};
 use crate::timeline;
+use gdsync_sys::file_limit::within_file_limit;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -37,7 +38,8 @@ impl PartWriter {
         let opened = to.open(header.pid)?;
         let mut part =
             Self { file: opened.file, path: opened.path, trace: opened.trace, written: 0, dropped: 0, limit };
-        part.file.write_all(header.as_bytes()).map_err(|error| with_path(&part.path, &error))?;
+        within_file_limit(|| part.file.write_all(header.as_bytes()))
+            .map_err(|error| with_path(&part.path, &error))?;
         Ok(part)
     }
 
@@ -46,7 +48,7 @@ impl PartWriter {
         let room = usize::try_from(self.limit - self.written).unwrap_or(usize::MAX);
         let (kept, rest) = records.split_at(records.len().min(room));
         self.dropped += rest.len() as u64;
-        match self.file.write_all(kept.as_bytes()) {
+        match within_file_limit(|| self.file.write_all(kept.as_bytes())) {
             Ok(()) => self.written += kept.len() as u64,
             Err(error) => {
                 tracing::debug!(%error, "records of the trace cannot be written");
@@ -65,7 +67,11 @@ impl PartWriter {
     ///
     /// # Errors
     /// The file cannot be written; the part is then kept.
-    pub(crate) fn finish(mut self, dropped: u64) -> io::Result<()> {
+    pub(crate) fn finish(self, dropped: u64) -> io::Result<()> {
+        within_file_limit(|| self.written_whole(dropped))
+    }
+
+    fn written_whole(mut self, dropped: u64) -> io::Result<()> {
         let words = [self.written, self.dropped + dropped, 0];
         let end = Record { at: 0, until: 0, kind: EventKind::End as u32, thread: 0, words };
         self.file.write_all(end.as_bytes()).map_err(|error| with_path(&self.path, &error))?;

@@ -1,6 +1,7 @@
 //! The preload library, which the command carries.
 
 use gdsync_cli::failure::Failure;
+use gdsync_sys::file_limit::within_file_limit;
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -52,7 +53,8 @@ fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
         .into());
     }
     let path = folder.join(NAME);
-    fs::write(&path, EMBEDDED).map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+    within_file_limit(|| fs::write(&path, EMBEDDED))
+        .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
     Ok(path)
 }
 

@@ -57,6 +57,8 @@ static void hand_over(void) {
     char byte = 0;
     CHECK(pipe(there) == 0 && pipe(back) == 0);
     pid_t child = fork();
+    /* The end of one side ends the other. */
+    CHECK(close(child ? there[0] : there[1]) == 0 && close(child ? back[1] : back[0]) == 0);
     struct rdma_event_channel *channel = rdma_create_event_channel();
     for (int i = 0; i < ROUNDS; i++) {
         if (child == 0)

@@ -4,6 +4,7 @@
 use crate::os::memory::SharedMemory;
 use crate::packet::{Header, NakCode, PacketKind};
 use gdsync_status::Traffic;
+use gdsync_sys::file_limit::within_file_limit;
 use gdsync_sys::shared::SharedU64;
 use std::fs::OpenOptions;
 use std::io;
@@ -91,7 +92,7 @@ impl Counters {
         let len = Counter::COUNT * size_of::<u64>();
         // Another process may do the same concurrently: the length only grows.
         if file.metadata()?.len() < len as u64 {
-            file.set_len(len as u64)?;
+            within_file_limit(|| file.set_len(len as u64))?;
         }
         Ok(Counters { memory: SharedMemory::of_file(file.as_fd(), len)? })
     }

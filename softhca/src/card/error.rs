@@ -5,7 +5,7 @@ use super::memory::registered::RegionError;
 use super::transport::transition::ModifyError;
 use crate::fabric::FabricError;
 use crate::setting::SettingError;
-use std::io;
+use std::io::{self, ErrorKind};
 
 /// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +66,7 @@ impl CardError {
         match self {
             CardError::Fabric(FabricError::Addresses(_)) | CardError::Setting(_) => libc::EINVAL,
             CardError::Fabric(_) => libc::ENODEV,
+            CardError::System(error) if error.kind() == ErrorKind::FileTooLarge => libc::EFBIG,
             CardError::System(error) => error.raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO),
             CardError::Busy { .. } => libc::EBUSY,
             CardError::TooMany { .. } => libc::ENOMEM,

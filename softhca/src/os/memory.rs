@@ -1,6 +1,7 @@
 //! Memory shared between processes.
 
 use super::{check, owned};
+use gdsync_sys::file_limit::within_file_limit;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,6 +16,11 @@ fn memory_file() -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a zero-terminated string, and the descriptor is new.
     unsafe { owned(libc::memfd_create(c"gdsync-softhca".as_ptr(), flags)) }
+}
+
+fn grow(file: BorrowedFd<'_>, size: libc::off_t) -> io::Result<()> {
+    // SAFETY: a plain system call on an open descriptor.
+    within_file_limit(|| check(unsafe { libc::ftruncate(file.as_raw_fd(), size) })).map(drop)
 }
 
 /// Memory shared between processes, mapped while the value lives.
@@ -36,11 +42,9 @@ impl SharedMemory {
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = memory_file()?;
         let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: plain system calls on our own descriptor.
-        unsafe {
-            check(libc::ftruncate(fd.as_raw_fd(), size))?;
-            check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
-        }
+        grow(fd.as_fd(), size)?;
+        // SAFETY: a plain system call on our own descriptor.
+        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })?;
         Ok((Self::map(fd.as_fd(), 0, len)?, fd))
     }
 
@@ -173,8 +177,7 @@ impl MemoryFile {
         let (Some(start), Some(end)) = (position(Some(offset)), position(offset.checked_add(len))) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        // SAFETY: a plain system call on our own descriptor.
-        check(unsafe { libc::ftruncate(self.0.as_raw_fd(), end) })?;
+        grow(self.0.as_fd(), end)?;
         SharedMemory::map(self.0.as_fd(), start, len)
     }
 

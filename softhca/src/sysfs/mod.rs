@@ -15,6 +15,7 @@ pub use live::LiveFile;
 pub use port::interface;
 
 use crate::card::{Counters, LinkLayer};
+use gdsync_sys::file_limit::within_file_limit;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -125,7 +126,7 @@ fn file(path: &Path, content: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    fs::write(path, format!("{content}\n"))
+    within_file_limit(|| fs::write(path, format!("{content}\n")))
 }
 
 /// Creates a link at `place`, and its folder if it is missing.

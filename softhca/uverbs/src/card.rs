@@ -7,7 +7,7 @@ use crate::events::wake::Wake;
 use crate::log;
 use crate::paths;
 use parking_lot::Mutex;
-use softhca::card::{Card, Counters, Event, LinkLayer};
+use softhca::card::{Card, CardError, Counters, Event, LinkLayer};
 use softhca::devices::{MAX_DEVICES, devices_from_environment};
 use softhca::sysfs;
 use std::sync::{Arc, OnceLock, Weak};
@@ -32,6 +32,12 @@ pub(crate) fn counters(index: usize) -> Option<Arc<Counters>> {
         .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "packets are not counted"))
         .ok()?;
     Some(open.get_or_init(|| Arc::new(counters)).clone())
+}
+
+/// Says why a device does not open, as the program sees only the error number, and returns that number.
+pub(crate) fn cannot_start(error: CardError) -> Errno {
+    log::say(&error.to_string());
+    error.into()
 }
 
 /// The running cards, by device index. Contexts keep a card running; this list does not.
@@ -67,7 +73,7 @@ impl Cards {
             Event::Management => _ = management.get().map(Wake::raise),
             event => sink.deliver(event),
         };
-        let card = Card::start(link, Box::new(deliver))?;
+        let card = Card::start(link, Box::new(deliver)).map_err(cannot_start)?;
         if let Some(counters) = counters(index) {
             card.attach_counters(counters);
         }

@@ -1,6 +1,7 @@
 //! Error numbers, as the kernel returns them.
 
 use softhca::card::CardError;
+use std::io::ErrorKind;
 
 /// A nonzero `errno` value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,10 @@ pub(crate) fn preserving<T>(work: impl FnOnce() -> T) -> T {
 
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Self {
+        if error.kind() == ErrorKind::FileTooLarge {
+            tracing::warn!(%error, "the system refused a file");
+            return Errno(libc::EFBIG);
+        }
         Errno(error.raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO))
     }
 }

@@ -1,6 +1,7 @@
 //! The log on stderr.
 
 use crate::errno::Errno;
+use gdsync_sys::file_limit::within_file_limit;
 use softhca::setting::SettingError;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +17,11 @@ struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        // SAFETY: the slice keeps the bytes readable.
-        let written = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
-        usize::try_from(written).map_err(|_| std::io::Error::last_os_error())
+        within_file_limit(|| {
+            // SAFETY: the slice keeps the bytes readable.
+            let written = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+            usize::try_from(written).map_err(|_| std::io::Error::last_os_error())
+        })
     }
 
     fn flush(&mut self) -> std::io::Result<()> {

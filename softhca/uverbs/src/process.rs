@@ -1,6 +1,6 @@
 //! The open devices of the process, before and after a fork.
 
-use crate::card::{Cards, OpenCard, counters};
+use crate::card::{Cards, OpenCard, cannot_start, counters};
 use crate::cm::command::{self, Caller};
 use crate::cm::manager::{File, Manager};
 use crate::context::Context;
@@ -105,7 +105,7 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
     prepare()?;
     let process = process();
     let open = process.cards.open(index)?;
-    let file = open.card.uar_file()?;
+    let file = open.card.uar_file().map_err(cannot_start)?;
     let fd = file.as_raw_fd();
     // SAFETY: the call accesses no memory of the process.
     if !close_on_exec && unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } != 0 {

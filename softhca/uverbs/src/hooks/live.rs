@@ -11,10 +11,11 @@ use crate::attributes::{load, store};
 use crate::errno::{Errno, Result, preserving};
 use crate::paths;
 use crate::process;
+use gdsync_sys::file_limit::within_file_limit;
 use libc::{c_char, c_int, c_long, off_t};
 use softhca::sysfs::LiveFile;
 use std::ffi::CString;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,13 +140,15 @@ fn in_memory(path: &str, content: &[u8]) -> Result<OwnedFd> {
 }
 
 fn write(file: &OwnedFd, content: &[u8]) -> Result<()> {
-    // SAFETY: the slice keeps the bytes readable.
-    let written = unsafe { libc::pwrite(file.as_raw_fd(), content.as_ptr().cast(), content.len(), 0) };
-    // SAFETY: the call accesses no memory of the process.
-    if written < 0 || unsafe { libc::ftruncate(file.as_raw_fd(), content.len() as off_t) } != 0 {
-        return Err(Errno::last());
-    }
-    Ok(())
+    let (fd, len) = (file.as_raw_fd(), content.len());
+    let written = within_file_limit(|| {
+        // SAFETY: the slice keeps the bytes readable.
+        let written = unsafe { libc::pwrite(fd, content.as_ptr().cast(), len, 0) };
+        // SAFETY: the call accesses no memory of the process.
+        let failed = written < 0 || unsafe { libc::ftruncate(fd, len as off_t) } != 0;
+        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    });
+    written.map_err(Errno::from)
 }
 
 /// Writes the path of a descriptor, with its zero.
