@@ -239,6 +239,12 @@ fn too_few_files_and_too_small_ones_are_errors() {
 }
 
 #[test]
+fn threads_with_the_smallest_stack_call_verbs() {
+    let test = "threads_with_the_smallest_stack_call_verbs";
+    is_silent(test, "scarce", "rdma/rdma_cma.h", "-lrdmacm", &["threads".to_owned()]);
+}
+
+#[test]
 fn the_limit_on_the_size_of_files_is_named() {
     let temporary = Folder::new("seen-size");
     let limited = |script: &str| {

@@ -72,9 +72,9 @@ static int attempt(void) {
 
 static void give_back(void) {
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
-    CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
-    CHECK(rdma_destroy_id(id) == 0);
+    CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_dealloc_pd(pd) == 0 && rdma_destroy_id(id) == 0);
     rdma_destroy_event_channel(events);
+    qp = NULL, mr = NULL, cq = NULL, channel = NULL, pd = NULL, id = NULL, events = NULL;
 }
 
 /* Attempts with a limit, and then without. Returns whether the limit was enough. */
@@ -89,6 +89,7 @@ static int with_limit(int what, rlim_t limit) {
         CHECK(setrlimit(what, &before) == 0);
         CHECK(attempt());
         give_back();
+        CHECK(ibv_close_device(context) == 0);
         _exit(enough ? 0 : 3);
     }
     int status;
@@ -114,13 +115,16 @@ static void *on_small_stack(void *result) {
     return NULL;
 }
 
+/* The smallest stack that a thread may have. libmlx5 itself needs more to open a device. */
 static void threads(void) {
     pthread_attr_t small;
     pthread_t thread;
     int result = 0;
+    CHECK(attempt());
+    give_back();
     CHECK(pthread_attr_init(&small) == 0 && pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN) == 0);
     CHECK(pthread_create(&thread, &small, on_small_stack, &result) == 0);
-    CHECK(pthread_join(thread, NULL) == 0 && result);
+    CHECK(pthread_join(thread, NULL) == 0 && result && ibv_close_device(context) == 0);
 }
 
 int main(int count, char **arguments) {

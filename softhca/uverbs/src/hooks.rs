@@ -4,17 +4,19 @@
 //! library calls them as well when it closes a file or maps memory of a card, possibly with a lock held, so a
 //! call for any file other than a device or a channel takes no lock.
 
-use crate::attributes::Request;
+use crate::attributes::{Request, load};
 use crate::commands;
 use crate::descriptors;
 use crate::errno::preserving;
 use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
+use crate::uapi::ucm::command;
 use crate::verbs::{device, pages};
 use gdsync_sys::wake::Table;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
 use next::returned;
+use stack::with_room;
 
 #[macro_use]
 mod next;
@@ -27,6 +29,7 @@ pub mod mappings;
 pub mod place;
 pub mod reads;
 pub mod sockets;
+mod stack;
 pub mod streams;
 pub mod walks;
 
@@ -35,11 +38,11 @@ pub mod walks;
 unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller vouches for `path`.
     if let Some(index) = unsafe { paths::device(path) } {
-        return returned(preserving(|| process::open(index, flags & libc::O_CLOEXEC != 0)));
+        return returned(preserving(|| with_room(|| process::open(index, flags & libc::O_CLOEXEC != 0))));
     }
     // SAFETY: as above.
     if unsafe { paths::is_cm(path) } {
-        return returned(preserving(|| process::open_cm(flags)));
+        return returned(preserving(|| with_room(|| process::open_cm(flags))));
     }
     // SAFETY: as above.
     let (private, is_relative) = unsafe { (paths::private(path), live::is_relative(path)) };
@@ -58,7 +61,14 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
 /// # Safety
 /// As `write(2)`.
 unsafe fn write_any(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
-    let perform = || process::cm_file(fd).map(|file| process::command_cm(fd, &file, bytes as u64, count));
+    let perform = || {
+        let (file, address) = (process::cm_file(fd)?, bytes as u64);
+        let mut number = [0; 4];
+        let waits = load(address, &mut number).is_ok() && u32::from_ne_bytes(number) == command::GET_EVENT;
+        let work = || process::command_cm(fd, &file, address, count);
+        // A wait ends with a signal of the calling thread.
+        Some(if waits { work() } else { with_room(work) })
+    };
     match preserving(perform) {
         Some(written) => returned(written.map(|count| count as ssize_t)),
         // SAFETY: the caller vouches for the arguments.
@@ -165,7 +175,7 @@ c_functions! {
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub extern "C" fn close(fd: c_int) -> c_int {
     if descriptors::kind(fd).is_some() {
-        preserving(|| process::close(fd));
+        preserving(|| with_room(|| process::close(fd)));
     }
     // SAFETY: the call accesses no memory of the process.
     unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
@@ -180,9 +190,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void
     if number == RDMA_VERBS_IOCTL
         && let Some(context) = process::context(fd)
     {
-        let perform =
-            || Request::read(argument as u64).and_then(|request| commands::perform(&context, &request));
-        return returned(preserving(perform).map(|()| 0));
+        let address = argument as u64;
+        let perform = || Request::read(address).and_then(|request| commands::perform(&context, &request));
+        return returned(preserving(|| with_room(perform)).map(|()| 0));
     }
     // SAFETY: the caller vouches for the arguments.
     unsafe { libc::syscall(libc::SYS_ioctl, fd, number, argument) as c_int }

@@ -11,6 +11,7 @@
 use crate::errno::preserving;
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -47,6 +48,40 @@ fn map(len: usize) -> *mut u8 {
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
     let base = unsafe { libc::syscall(libc::SYS_mmap, none, len, protection, flags, -1, 0) };
     if base == -1 { none } else { base as *mut u8 }
+}
+
+/// Room for a path (`PATH_MAX`): its own pages, because threads may have small stacks, and signal handlers open files.
+pub(crate) struct PathRoom(*mut [u8; libc::PATH_MAX as usize]);
+
+impl PathRoom {
+    /// Maps zeroed room; `None` without memory.
+    pub(crate) fn new() -> Option<Self> {
+        let base = preserving(|| map(libc::PATH_MAX as usize));
+        (!base.is_null()).then_some(PathRoom(base.cast()))
+    }
+}
+
+impl Deref for PathRoom {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped by `new`, and only this value refers to it.
+        unsafe { &*self.0 }
+    }
+}
+
+impl DerefMut for PathRoom {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { &mut *self.0 }
+    }
+}
+
+impl Drop for PathRoom {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nothing refers to it any more.
+        preserving(|| unsafe { libc::syscall(libc::SYS_munmap, self.0, libc::PATH_MAX as usize) });
+    }
 }
 
 /// A free block, which contains the address of the next one of its size.

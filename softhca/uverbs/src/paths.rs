@@ -4,6 +4,7 @@
 //! here takes a lock or allocates memory after the first call: the hooks ask for every file that is opened,
 //! also in signal handlers.
 
+use crate::memory::PathRoom;
 use softhca::sysfs::OWNED;
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -18,9 +19,6 @@ const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
 const DEVICES: &[u8] = b"/dev/infiniband/";
 /// The connection manager.
 const CM: &[u8] = b"/dev/infiniband/rdma_cm";
-/// Longest path, with its zero (`PATH_MAX`).
-const LONGEST: usize = libc::PATH_MAX as usize;
-
 /// Returns the private folder; `None` in a program that `gdsync soft` did not start.
 pub(crate) fn folder() -> Option<&'static Path> {
     static FOLDER: OnceLock<Option<Vec<u8>>> = OnceLock::new();
@@ -40,7 +38,7 @@ pub(crate) fn folder() -> Option<&'static Path> {
 
 /// A path in the private folder.
 pub(crate) struct Private {
-    bytes: [u8; LONGEST],
+    bytes: PathRoom,
     /// Bytes of the folder's path, before the program's path.
     lead: usize,
     len: usize,
@@ -49,7 +47,7 @@ pub(crate) struct Private {
 impl Private {
     fn new(folder: &[u8], path: &[u8]) -> Option<Self> {
         let len = folder.len() + path.len();
-        let mut bytes = [0; LONGEST];
+        let mut bytes = PathRoom::new()?;
         // One more for the zero.
         bytes.get(len)?;
         bytes[..folder.len()].copy_from_slice(folder);
@@ -186,6 +184,9 @@ mod tests {
         assert_eq!(path.named(), b"/dev/infiniband/uverbs1");
         assert!(path.is_device());
         assert!(!Private::new(b"/tmp/x", b"/dev/infiniband/").unwrap().is_device());
-        assert!(Private::new(&[b'a'; LONGEST - 4], b"/sys").is_none(), "too long with its zero");
+        assert!(
+            Private::new(&[b'a'; libc::PATH_MAX as usize - 4], b"/sys").is_none(),
+            "too long with its zero"
+        );
     }
 }

@@ -7,8 +7,10 @@
 //! content of the last read at the start. A thread that unshares `/proc` loses the files' names, and with them new
 //! contents.
 
+use super::stack::with_room;
 use crate::attributes::{load, store};
 use crate::errno::{Errno, Result, preserving};
+use crate::memory::PathRoom;
 use crate::paths;
 use crate::process;
 use gdsync_sys::file_limit::within_file_limit;
@@ -51,7 +53,7 @@ pub(super) fn live(fd: RawFd) -> Option<(usize, LiveFile)> {
     if !may_be_live(fd) {
         return None;
     }
-    let mut path = [0; libc::PATH_MAX as usize];
+    let mut path = PathRoom::new()?;
     let found = path_of(fd, &mut path).and_then(|path| {
         let name =
             path.strip_prefix(b"/memfd:")?.strip_prefix(NAME.as_bytes())?.strip_suffix(b" (deleted)")?;
@@ -83,7 +85,7 @@ pub(super) unsafe fn is_relative(path: *const c_char) -> bool {
 
 /// Returns whether a descriptor's file is a stand-in for one of sysfs.
 pub(super) fn is_sysfs(fd: RawFd) -> bool {
-    stand_in(fd, &mut [0; libc::PATH_MAX as usize]).is_some()
+    PathRoom::new().is_some_and(|mut room| stand_in(fd, &mut room).is_some())
 }
 
 /// The path of a file of sysfs for which the private folder has a stand-in.
@@ -100,7 +102,7 @@ fn stand_in(fd: RawFd, place: &mut [u8]) -> Option<&[u8]> {
 /// EACCES if it is a file of sysfs and opened for writing; those of the system, if it gives no file. The descriptor is
 /// closed then.
 pub(super) fn opened(fd: RawFd, flags: c_int) -> Result<RawFd> {
-    let mut path = [0; libc::PATH_MAX as usize];
+    let Some(mut path) = PathRoom::new() else { return Ok(fd) };
     let inside = if flags & libc::O_PATH == 0 { stand_in(fd, &mut path) } else { None };
     let Some(inside) = inside else { return Ok(fd) };
     // SAFETY: the caller has just opened the descriptor, and gives it away.
@@ -110,7 +112,8 @@ pub(super) fn opened(fd: RawFd, flags: c_int) -> Result<RawFd> {
     }
     let live = str::from_utf8(inside).ok().and_then(LiveFile::find);
     // Without a card, the file keeps the content of the stand-in.
-    let content = live.and_then(|(index, file)| Some((file.path(index), process::content(index, file)?)));
+    let content =
+        live.and_then(|(index, file)| Some((file.path(index), with_room(|| process::content(index, file))?)));
     let Some((path, text)) = content else { return Ok(opened.into_raw_fd()) };
     let file = in_memory(&path, text.as_bytes())?;
     let flags = flags & (libc::O_CLOEXEC | libc::O_NONBLOCK);
@@ -183,7 +186,7 @@ fn path_of(fd: RawFd, into: &mut [u8]) -> Option<&[u8]> {
 /// Gives a live file its content of this moment, for reads behind its start. No effect on other files.
 pub(super) fn refresh(fd: RawFd) -> Option<String> {
     let (index, file) = live(fd)?;
-    let text = process::content(index, file)?;
+    let text = with_room(|| process::content(index, file))?;
     // If it fails, such reads continue an earlier content.
     let _ = reopen(fd, READ_WRITE).and_then(|file| write(&file, text.as_bytes()));
     Some(text)
