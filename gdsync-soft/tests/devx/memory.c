@@ -305,6 +305,9 @@ static void device_memory(const struct ibv_device_attr_ex *attributes)
     CHECK(ibv_memcpy_from_dm(&word, dm, PAGE + 8, 8) == 0 && memcmp(&word, from, 8) == 0);
     is_refused(mr->rkey, PAGE + 64);
     CHECK(ibv_free_dm(dm) == EBUSY);
+    struct ibv_mr *empty = ibv_reg_dm_mr(pd, dm, PAGE, 0, (unsigned)all | IBV_ACCESS_ZERO_BASED);
+    CHECK(empty && ibv_dereg_mr(empty) == 0);
+    CHECK(!ibv_reg_mr(pd, from, 0, (unsigned)all | IBV_ACCESS_ZERO_BASED) && errno == EINVAL);
     CHECK(!ibv_reg_dm_mr(pd, dm, PAGE, 2 * PAGE, (unsigned)all | IBV_ACCESS_ZERO_BASED) && errno == EINVAL);
     CHECK(!ibv_reg_dm_mr(pd, dm, 0, PAGE, (unsigned)all) && errno == EINVAL);
     attr.length = attributes->max_dm_size;

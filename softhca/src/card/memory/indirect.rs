@@ -157,7 +157,10 @@ impl Indirect {
         if change.flags.contains(UmrFlags::CHECK_FREE) && !self.closed {
             return Err(ChangeError::Bound { key });
         }
-        if change.flags.contains(UmrFlags::CHECK_QPN) && (self.qpn != qpn || self.tag != key as u8) {
+        // A key that names no queue pair is every one's; a window without one is not bound.
+        let is_anyones = self.qpn == ANY_QP && self.kind == IndirectKind::Key;
+        let is_owned = (self.qpn == qpn || is_anyones) && self.tag == key as u8;
+        if change.flags.contains(UmrFlags::CHECK_QPN) && !is_owned {
             return Err(ChangeError::NotOwned { key });
         }
         if let IndirectKind::Window(kind) = self.kind

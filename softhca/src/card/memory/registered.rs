@@ -77,7 +77,8 @@ impl Memory {
     pub(crate) fn acquire(config: &RegionConfig) -> Result<Self, RegionError> {
         let RegionConfig { addr, len, iova, access, .. } = *config;
         let invalid = |what, value, limit| RegionError::Invalid(InvalidValue { what, value, limit });
-        if len == 0 {
+        // Device memory, which begins at 0, may be registered without a byte.
+        if len == 0 && !access.contains(Access::ZERO_BASED) {
             return Err(invalid("length", 0, "at least one byte"));
         }
         let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;

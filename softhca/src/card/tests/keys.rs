@@ -276,6 +276,24 @@ fn fill(qp: &mut TestQp, key: u32, len: u64, entries: &[u8]) {
     change(qp, key, UmrFlags::INLINE, mask, &fields, &entries);
 }
 
+/// `IBV_WR_LOCAL_INV`, as libmlx5 posts it: it checks the queue pair, and a key that names none is every one's.
+#[test]
+fn a_queue_pair_closes_a_key_of_no_queue_pair() {
+    let mut pair = pair();
+    let key = pair.card.create_key(&open_key(&pair)).unwrap();
+    fill(&mut pair.left, key, 8, pair.source.data(0..8).as_bytes());
+    pair.run();
+    success(pair.left.cq.poll());
+    let fields = KeyFields { closed: true, qpn: ANY_QP, tag: key as u8, ..KeyFields::default() };
+    let mask = KeyMask::FREE | KeyMask::TAG | KeyMask::QPN;
+    change(&mut pair.right, key, UmrFlags::INLINE | UmrFlags::CHECK_QPN, mask, &fields, &[]);
+    pair.run();
+    success(pair.right.cq.poll());
+    pair.left.post(Opcode::Send, &[DataSeg::new(8, key, 0).as_bytes()]);
+    pair.run();
+    assert_eq!(error(pair.left.cq.poll()).1, Syndrome::LocalProtection);
+}
+
 #[test]
 fn an_indirect_key_gathers_and_scatters() {
     let mut pair = pair();

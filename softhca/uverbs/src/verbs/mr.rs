@@ -111,19 +111,20 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Memory of the program. Refuses what the kernel does: a range whose pages leave the address space (`ib_umem_get`),
-    /// and an I/O address at another offset in its page (`ib_uverbs_reg_mr`). All of the address space can be on demand.
+    /// Memory of the program. Refuses what the kernel does: a range without pages, or whose pages leave the address space
+    /// (`ib_umem_get`), and an I/O address at another offset in its page (`ib_uverbs_reg_mr`). All of the address space can be on demand.
     fn new(addr: u64, length: u64, iova: u64, flags: u32) -> Result<Self> {
         let on_demand = flags & Access::ON_DEMAND.bits() != 0;
         let is_implicit = is_implicit(addr, length, flags);
         let end = addr.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
         let wraps = end.is_none() && !is_implicit;
-        if wraps || addr % PAGE != iova % PAGE || is_implicit && iova != 0 {
+        let is_elsewhere = addr % PAGE != iova % PAGE || is_implicit && iova != 0;
+        if wraps || is_elsewhere || length == 0 {
             tracing::warn!(
                 addr,
                 length,
                 iova,
-                "memory that wraps around, or another offset in its page as I/O address"
+                "memory without a byte or that wraps around, or another offset in its page as I/O address"
             );
             // `ib_init_umem_odp`.
             return Err(if wraps && on_demand { Errno(libc::EOVERFLOW) } else { Errno::INVALID });
