@@ -6,6 +6,7 @@ use super::umem::{UmemRange, Usage, page_offset};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
+use crate::verbs::modify::depth_of;
 use crate::verbs::qp::{BLOCK, code_of as state_code};
 use gdsync_sys::prm::command::{ads, header, qp, qpc};
 use gdsync_sys::prm::field::Field;
@@ -254,8 +255,8 @@ fn describe_state(now: &QpAttributes, place: &mut [u8]) {
     qpc::REMOTE_QPN.put(place, now.dest_qpn);
     qpc::NEXT_SEND_PSN.put(place, now.sq_psn);
     qpc::NEXT_RCV_PSN.put(place, now.rq_psn);
-    qpc::LOG_SRA_MAX.put(place, now.max_rd_atomic.max(1).ilog2());
-    qpc::LOG_RRA_MAX.put(place, now.max_dest_rd_atomic.max(1).ilog2());
+    qpc::LOG_SRA_MAX.put(place, depth_of(now.max_rd_atomic).ilog2());
+    qpc::LOG_RRA_MAX.put(place, depth_of(now.max_dest_rd_atomic).ilog2());
     qpc::RETRY_COUNT.put(place, now.retry_cnt);
     qpc::RNR_RETRY.put(place, now.rnr_retry);
     qpc::MIN_RNR_NAK.put(place, now.min_rnr_timer);

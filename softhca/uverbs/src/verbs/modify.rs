@@ -166,9 +166,9 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &answer_of(qp, &now))
 }
 
-/// Returns a number of reads and atomics in flight as the context has it: the log of a power of two.
-fn depth_of(count: u8) -> u8 {
-    1 << count.max(1).ilog2()
+/// Returns a number of reads and atomics in flight as the context has it: a power of two, to which the driver rounds up.
+pub(crate) fn depth_of(count: u8) -> u8 {
+    count.checked_next_power_of_two().unwrap_or(1 << 7)
 }
 
 fn answer_of(qp: &Qp, now: &QpAttributes) -> QueryQpResp {
