@@ -30,9 +30,10 @@ pub struct Status {
 /// A software card. Its counters begin at 0 when it starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Card {
-    /// Its address in the fabric of one host; 0 on the fabric of several hosts.
+    /// Its device's LID, the same in every process of the host; 0 on the fabric of several hosts.
     pub lid: u16,
-    /// Its address in either fabric, by which peers name it: the LID, or the IPv4 address as a number.
+    /// Its address in the fabric, by which peers name it: its number among the cards of one host, or the IPv4 address as a
+    /// number.
     pub node: u32,
     /// True if its link layer is Ethernet.
     pub is_ethernet: bool,
@@ -99,11 +100,11 @@ pub struct Peer {
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match u16::try_from(self.node) {
-            Ok(lid) => write!(f, "LID {lid:#x}")?,
-            Err(_) => write!(f, "{}", std::net::Ipv4Addr::from(self.node))?,
+        // On one host the number of a queue pair tells its card.
+        if u16::try_from(self.node).is_err() {
+            write!(f, "{} ", std::net::Ipv4Addr::from(self.node))?;
         }
-        write!(f, " queue pair {:#x}", self.queue_pair)
+        write!(f, "queue pair {:#x}", self.queue_pair)
     }
 }
 

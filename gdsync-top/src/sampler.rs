@@ -124,7 +124,7 @@ impl ProcessSampler<'_> {
         }
         let all: Vec<&QueuePair> = card.queue_pairs.iter().collect();
         view::Card {
-            address: address(card.node),
+            address: address(card),
             link: if card.is_ethernet { "Ethernet" } else { "InfiniBand" },
             gid: Ipv6Addr::from(card.gid).to_string(),
             is_busy: card.is_busy,
@@ -196,10 +196,10 @@ impl ProcessSampler<'_> {
     }
 }
 
-fn address(node: u32) -> String {
-    match u16::try_from(node) {
-        Ok(lid) => format!("LID {lid:#x}"),
-        Err(_) => std::net::Ipv4Addr::from(node).to_string(),
+fn address(card: &Card) -> String {
+    match card.lid {
+        0 => std::net::Ipv4Addr::from(card.node).to_string(),
+        lid => format!("LID {lid:#x}"),
     }
 }
 

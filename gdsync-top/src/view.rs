@@ -69,7 +69,7 @@ pub(crate) struct QueuePair {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Peer {
-    /// `LID 0x5 queue pair 0x40`.
+    /// `queue pair 0x28040`, on the fabric of several hosts after the card's IPv4 address.
     pub(crate) address: String,
     /// The card's process, if it belongs to this user on this host.
     pub(crate) pid: Option<u32>,

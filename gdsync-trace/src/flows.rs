@@ -32,7 +32,7 @@ pub(crate) struct Flows {
     /// A queue pair's card, by process and number; `None` if several cards have that number.
     only_cards: HashMap<(usize, u32), Option<u16>>,
     postings: HashMap<Queue, VecDeque<Posting>>,
-    /// Messages in flight, by the source's node and queue pair, and the PSN.
+    /// Messages in flight, by [`sender`] and the PSN.
     under_way: HashMap<(u64, u32), Vec<Point>>,
 }
 
@@ -41,6 +41,11 @@ pub(crate) struct Flows {
 pub(crate) struct QueueDoorbell {
     pub(crate) queue: Queue,
     pub(crate) index: u16,
+}
+
+/// Returns what identifies a queue pair among those of all processes: on one host its number, on several also the node.
+fn sender(queue: u64) -> u64 {
+    if u16::try_from(queue >> 32).is_ok() { queue & 0xffff_ffff } else { queue }
 }
 
 fn page(register: u64) -> u64 {
@@ -113,12 +118,12 @@ impl Flows {
             }
         }
         points.push(sent);
-        self.under_way.insert((queue, psn), points);
+        self.under_way.insert((sender(queue), psn), points);
     }
 
     /// Records the arrival of a message. Returns its earlier points, if known.
     pub(crate) fn arrived(&mut self, source: u64, psn: u32, arrived: Point) -> Option<Vec<Point>> {
-        let mut points = self.under_way.remove(&(source, psn))?;
+        let mut points = self.under_way.remove(&(sender(source), psn))?;
         points.push(arrived);
         Some(points)
     }

@@ -26,7 +26,7 @@ macro_rules! kinds {
 kinds! {
     /// Kinds of events. The numbers are those of the records; each kind lists the content of a record's words.
     ///
-    /// A *queue* is a queue pair of a card: `node << 32 | number`, where the node is the card's address in the fabric.
+    /// A *queue* is a queue pair of a card: `node << 32 | number`, where the node is the card's LID, or on the fabric of several hosts its IPv4 address.
     EventKind {
         /// The thread's name: 16 bytes, padded with zeros; then 1 if the program set it, or 0 if it is the system's.
         ThreadName = 1, "name thread";

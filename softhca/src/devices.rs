@@ -1,14 +1,13 @@
 //! The devices that the environment configures.
 
 use crate::card::LinkLayer;
+pub use crate::card::MAX_DEVICES;
 use crate::fabric::is_tcp;
 use crate::setting::{self, SettingError};
 
 /// Environment variable with this process's devices: a number of InfiniBand devices, 1 to 8, or a list of link layers
 /// such as `ib,roce,ib`. Unset, there is one InfiniBand device. On a fabric of several hosts all devices are Ethernet.
 pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
-/// Maximum number of devices of a process.
-pub const MAX_DEVICES: usize = 8;
 
 /// Returns the link layer of each device in [`DEVICES_VARIABLE`], or one InfiniBand device if it is not set.
 ///

@@ -126,7 +126,7 @@ pub(crate) struct Header {
     pub(crate) source_qpn: U32,
     pub(crate) dest_qpn: U32,
     pub(crate) psn: U32,
-    /// Remote address of this packet's payload.
+    /// Remote address of this packet's payload; the sender's LID in a datagram.
     pub(crate) addr: U64,
     /// Remote key; Q_Key of a datagram.
     pub(crate) rkey: U32,

@@ -64,6 +64,11 @@ fn ethernet_has_source_ports_and_ece() {
 }
 
 #[test]
+fn every_process_sees_the_same_addresses_of_a_device() {
+    succeeds("every_process_sees_the_same_addresses_of_a_device", "address", true);
+}
+
+#[test]
 fn memory_that_goes_away_never_kills() {
     succeeds("memory_that_goes_away_never_kills", "unmapped", true);
 }

@@ -142,7 +142,7 @@ fn a_stalled_wait_is_shown_with_what_and_whom_it_waits_for() {
     table_until("the wait is in the table", |table| {
         let peer = format!("(pid {})", pids[1]);
         let waiting = table.lines().find(|line| line.contains(&peer) && line.contains("completion "));
-        waiting.is_some_and(|line| line.contains(" of queue pair 0x") && line.contains("peer LID 0x"))
+        waiting.is_some_and(|line| line.contains(" of queue pair 0x") && line.contains("peer queue pair 0x"))
     });
 }
 

@@ -60,15 +60,23 @@ pub struct Card {
 }
 
 impl Card {
-    /// Claims a LID and starts a card whose port has the given link layer. On the fabric of several hosts
-    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address instead, and the port is
-    /// Ethernet.
+    /// Starts a card of this host's first device, whose port has the given link layer. On the fabric of several hosts
+    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address, and the port is Ethernet.
     ///
     /// # Errors
     /// [`CardError::Setting`] for a malformed setting in the environment, [`CardError::Fabric`] if the fabric cannot be
     /// set up, [`CardError::System`] without memory or a thread.
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
-        let mut card = Card::stopped(link, sink)?;
+        Self::start_device(0, link, sink)
+    }
+
+    /// As [`Self::start`], for one of this host's devices by its index. On the fabric of one host the addresses of all
+    /// cards of a device are the same, in every process; the numbers of queue pairs tell them apart.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_device(device: usize, link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
+        let mut card = Card::stopped_device(device, link, sink)?;
         let shared = card.shared.clone();
         let thread = thread::start(Builder::new().name("gdsync-softhca".to_owned()), move || shared.run())?;
         card.thread = Some(thread);
@@ -77,23 +85,34 @@ impl Card {
     }
 
     /// Creates a card without a thread. The caller steps its engine.
+    #[cfg(test)]
     pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
+        Self::stopped_device(0, link, sink)
+    }
+
+    fn stopped_device(device: usize, link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         setting::check_names()?;
         faults::plan_from_environment()?;
         let (waits, dice) = (WaitRules::from_environment()?, liberties::of_next_card()?);
         let limits = Limits::from_environment()?;
         let fabric = Fabric::bind(Speed::from_environment()?)?;
-        let mut card = Card::on(fabric, link, sink, waits, dice);
+        let mut card = Card::on(fabric, (device, link), sink, waits, dice);
         card.limits = limits;
         Ok(card)
     }
 
-    pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink, waits: WaitRules, dice: Dice) -> Card {
+    pub(super) fn on(
+        fabric: Fabric,
+        (device, link): (usize, LinkLayer),
+        sink: EventSink,
+        waits: WaitRules,
+        dice: Dice,
+    ) -> Card {
         let sleeper = fabric.sleeper();
         let ipv4 = fabric.ipv4();
         // The fabric of several hosts has no LIDs.
         let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
-        let port = Port { link, lid: fabric.lid(), ipv4 };
+        let port = Port::new(device, link, fabric.number(), ipv4);
         let faults = faults::join();
         guard::install();
         let engine = Engine::new(fabric, port, faults.clone(), dice, waits);
@@ -121,8 +140,8 @@ impl Card {
         }
     }
 
-    /// Returns its LID, unique on the host while the card lives. A card with an Ethernet port has one, too: its GIDs
-    /// end with it, and front ends report LID 0. 0 on the fabric of several hosts.
+    /// Returns its LID, which every process of the host sees. A card with an Ethernet port has one, too: its GIDs end
+    /// with it, and front ends report LID 0. 0 on the fabric of several hosts.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }
@@ -214,7 +233,12 @@ impl Card {
         self.port.node()
     }
 
-    /// Returns the node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
+    /// Returns whether an IP address, IPv4 as an IPv4-mapped one, is among its GIDs on Ethernet.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.port.has_address(address)
+    }
+
+    /// Returns the node whose card has an IP address among its GIDs, on the fabric of several hosts.
     pub fn node_at(&self, address: IpAddr) -> Option<Node> {
         self.port.node_at(address)
     }
@@ -265,6 +289,11 @@ impl Card {
                 return number;
             }
         }
+    }
+
+    /// As [`Self::number`], for a queue pair: the number also tells whose it is.
+    pub(super) fn qpn(&self, taken: impl Fn(u32) -> bool) -> u32 {
+        self.port.qpn(self.number(|number| taken(self.port.qpn(number))))
     }
 }
 

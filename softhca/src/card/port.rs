@@ -1,6 +1,6 @@
 //! The port of a card: its link layer, its addresses and its GID table.
 
-use crate::fabric::{Group, Node, node_of_address};
+use crate::fabric::{Group, Node, OWN_QPN_BITS, node_of_address};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
@@ -70,15 +70,31 @@ const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
 /// First bytes of interface identifiers made of IPv4 addresses.
 const ISATAP: u64 = 0x0200_5efe_0000_0000;
 
+/// Maximum number of devices of a process.
+pub const MAX_DEVICES: usize = 8;
+
+/// The LID of a host's first device. Those of further devices follow.
+const FIRST_LID: u16 = 1;
+/// The LIDs of a host's devices.
+const LIDS: RangeInclusive<u16> = FIRST_LID..=FIRST_LID + MAX_DEVICES as u16 - 1;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port {
     pub(crate) link: LinkLayer,
-    /// Address in the fabric of one host, on either link layer; 0 on the fabric of several hosts.
+    /// On the fabric of one host: its LID, the same for every process that opens the device. 0 on the fabric of several.
     pub(crate) lid: u16,
+    /// On the fabric of one host: the card's number. 0 on the fabric of several.
+    pub(crate) number: u16,
     pub(crate) ipv4: Option<Ipv4Addr>,
 }
 
 impl Port {
+    /// The port of device `device` of this host.
+    pub(crate) fn new(device: usize, link: LinkLayer, number: u16, ipv4: Option<Ipv4Addr>) -> Self {
+        let lid = if ipv4.is_some() { 0 } else { FIRST_LID + device.min(MAX_DEVICES - 1) as u16 };
+        Port { link, lid, number, ipv4 }
+    }
+
     /// Returns an EUI-64 of the locally administered range that ends with the LID, or an interface identifier of the
     /// IPv4 address (RFC 5214, 6.1).
     pub(crate) fn guid(&self) -> u64 {
@@ -89,53 +105,72 @@ impl Port {
     }
 
     pub(crate) fn node(&self) -> Node {
-        self.ipv4.map_or(self.lid.into(), node_of_address)
+        self.ipv4.map_or(self.number.into(), node_of_address)
     }
 
-    /// Returns the node that a GID ends with. On the fabric of several hosts, 0 for a GID that is no card's.
-    pub(crate) fn node_of(&self, gid: &[u8; 16]) -> Node {
-        if self.ipv4.is_none() {
-            return lid_of(gid).into();
+    /// Returns the number of a queue pair whose own part is `own`.
+    pub(crate) fn qpn(&self, own: u32) -> u32 {
+        match self.ipv4 {
+            Some(_) => own,
+            None => u32::from(self.number) << OWN_QPN_BITS | own & ((1 << OWN_QPN_BITS) - 1),
         }
+    }
+
+    /// Returns the node of queue pair `qpn` at an address: a LID, or a GID if there is one. 0 if no card is there.
+    pub(crate) fn node_of(&self, dlid: u16, gid: Option<&[u8; 16]>, qpn: u32) -> Node {
+        match (self.ipv4, gid) {
+            (Some(_), Some(gid)) => self.node_with(gid),
+            (None, _) if LIDS.contains(&gid.map_or(dlid, lid_of)) => qpn >> OWN_QPN_BITS,
+            _ => 0,
+        }
+    }
+
+    /// Returns the node that a GID ends with on the fabric of several hosts; 0 for a GID that is no card's.
+    fn node_with(&self, gid: &[u8; 16]) -> Node {
         let [.., a, b, c, d] = *gid;
         let is_card = gid.starts_with(&IPV4_MAPPED)
             || gid.starts_with(&LINK_LOCAL.to_be_bytes()) && gid[8..12] == ISATAP.to_be_bytes()[..4];
         if is_card { node_of_address(Ipv4Addr::new(a, b, c, d)) } else { 0 }
     }
 
-    /// Returns the node whose card has an IP address, IPv4 as an IPv4-mapped one, among its GIDs.
+    /// Returns whether the port has an IP address, IPv4 as an IPv4-mapped one, among its GIDs or, on InfiniBand, among
+    /// those that it would have on Ethernet.
+    pub(crate) fn has_address(&self, address: IpAddr) -> bool {
+        let gid = gid_at(address);
+        Port { link: LinkLayer::Ethernet, ..*self }.gids().iter().any(|entry| entry.gid == gid)
+    }
+
+    /// Returns the node whose card has an IP address on the fabric of several hosts.
     pub(crate) fn node_at(&self, address: IpAddr) -> Option<Node> {
-        let gid = match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        };
-        let node = self.node_of(&gid);
-        let port = self.of_node(LinkLayer::Ethernet, node)?;
+        self.ipv4?;
+        let gid = gid_at(address);
+        let node = self.node_with(&gid);
+        let port = self.of_node(node)?;
         port.gids().iter().any(|entry| entry.gid == gid).then_some(node)
     }
 
     /// Returns the GID by which a connection reaches the card at a node: as on real cards IPv4-mapped on Ethernet, the
-    /// port's GUID on InfiniBand.
+    /// port's GUID on InfiniBand. On the fabric of one host, cards of this port's device are reached by its own.
     pub(crate) fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
-        let gids = self.of_node(self.link, node)?.gids();
+        let gids = self.of_node(node)?.gids();
         gids.last().map(|entry| entry.gid)
     }
 
     /// Returns the port of the card at a node of this fabric; `None` if no card is there.
-    fn of_node(&self, link: LinkLayer, node: Node) -> Option<Port> {
-        let lid = u16::try_from(node);
-        match self.ipv4 {
+    fn of_node(&self, node: Node) -> Option<Port> {
+        let number = u16::try_from(node);
+        match (self.ipv4, number) {
             _ if node == 0 => None,
-            None => Some(Port { link, lid: lid.ok()?, ipv4: None }),
-            Some(_) if lid.is_ok() => None,
-            Some(_) => Some(Port { link, lid: 0, ipv4: Some(node.into()) }),
+            (None, number) => Some(Port { number: number.ok()?, ..*self }),
+            (Some(_), Ok(_)) => None,
+            (Some(_), Err(_)) => Some(Port { ipv4: Some(node.into()), ..*self }),
         }
     }
 
-    /// Returns the `slid` of completion entries for messages of a sender: its LID on InfiniBand, 0 on Ethernet.
-    pub(crate) fn source_lid(&self, sender: Node) -> u16 {
+    /// Returns a LID as completion entries have it: 0 on Ethernet.
+    pub(crate) fn reported(&self, lid: u16) -> u16 {
         match self.link {
-            LinkLayer::InfiniBand => sender as u16,
+            LinkLayer::InfiniBand => lid,
             LinkLayer::Ethernet => 0,
         }
     }
@@ -160,6 +195,13 @@ impl Port {
             _ => return None,
         };
         Some(GidEntry { gid, kind })
+    }
+}
+
+fn gid_at(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
     }
 }
 
@@ -212,43 +254,70 @@ impl GroupMembers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::MULTICAST_QPN;
+
+    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 
     #[test]
-    fn every_gid_ends_with_the_lid() {
+    fn every_process_of_a_host_sees_the_same_addresses() {
         for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
-            let gids = Port { link, lid: 0x1234, ipv4: None }.gids();
-            assert!(gids.iter().all(|entry| lid_of(&entry.gid) == 0x1234));
+            let [one, other, second] =
+                [(0, 5), (0, 510), (1, 6)].map(|(device, number)| Port::new(device, link, number, None));
+            assert_eq!((one.lid, second.lid, one.gids()), (1, 2, other.gids()));
+            assert!(
+                [one, second]
+                    .iter()
+                    .all(|port| port.gids().iter().all(|entry| lid_of(&entry.gid) == port.lid))
+            );
+            assert_ne!(one.guid(), second.guid());
+            assert_eq!(one.gid_of(510), one.gids().last().map(|entry| entry.gid));
+            assert_eq!((one.gid_of(0), one.gid_of(0x1_0000)), (None, None));
+        }
+    }
+
+    #[test]
+    fn the_number_of_a_queue_pair_tells_its_card() {
+        let [one, other] = [5, 510].map(|number| Port::new(0, LinkLayer::InfiniBand, number, None));
+        let gid = one.gids()[0].gid;
+        for own in [0x40, 0x7fff, 0x8040, 0xff_ffff] {
+            for (dlid, gid) in [(1, None), (8, None), (0, Some(&gid))] {
+                assert_eq!(one.node_of(dlid, gid, other.qpn(own)), 510);
+                assert_eq!(other.node_of(dlid, gid, one.qpn(own)), 5);
+            }
+            assert_ne!(other.qpn(own), MULTICAST_QPN);
+        }
+        for lid in [0, 9, 0xbfff] {
+            assert_eq!(one.node_of(lid, None, other.qpn(0x40)), 0, "no device of the host has it");
         }
     }
 
     #[test]
     fn a_port_of_several_hosts_is_found_by_each_of_its_gids_and_by_no_other() {
-        let ipv4 = Some(Ipv4Addr::new(192, 0, 2, 7));
-        let port = Port { link: LinkLayer::Ethernet, lid: 0, ipv4 };
-        assert_eq!(port.node(), 0xc000_0207);
+        let port = Port::new(0, LinkLayer::Ethernet, 0, Some(HOST));
+        assert_eq!((port.node(), port.lid, port.qpn(0x12_3456)), (0xc000_0207, 0, 0x12_3456));
         assert_eq!(port.gids().len(), 4);
-        assert!(port.gids().iter().all(|entry| port.node_of(&entry.gid) == port.node()));
+        assert!(port.gids().iter().all(|entry| port.node_of(0, Some(&entry.gid), 7) == port.node()));
         assert_eq!(port.gids()[3].gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 7]);
         let mut other = port.gids()[0].gid;
         other[8] = 1;
-        assert_eq!((port.node_of(&other), port.node_of(&[7; 16])), (0, 0));
+        assert_eq!([Some(&other), Some(&[7; 16]), None].map(|gid| port.node_of(5, gid, 7)), [0; 3]);
     }
 
     #[test]
     fn ip_addresses_lead_to_the_cards_that_have_them() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
-            let port = Port { link, lid: 0x1234, ipv4: None };
-            assert_eq!(port.node_at(ip("10.83.1.2")), Some(0x102));
-            assert_eq!(port.node_at(ip("fe80::200:ff:fe00:102")), Some(0x102));
-            assert_eq!(port.node_at(ip("::ffff:10.83.1.2")), Some(0x102));
-            for other in ["10.84.1.2", "10.83.0.0", "127.0.0.1", "::1", "fe80::201:ff:fe00:102"] {
-                assert_eq!(port.node_at(ip(other)), None, "{other}");
+            let port = Port::new(1, link, 7, None);
+            for own in ["10.83.0.2", "fe80::200:ff:fe00:2", "::ffff:10.83.0.2"] {
+                assert!(port.has_address(ip(own)), "{own}");
+                assert_eq!(port.node_at(ip(own)), None, "{own}");
             }
-            assert_eq!(port.gid_of(0x1234), port.gids().last().map(|entry| entry.gid));
-            assert_eq!((port.gid_of(0), port.gid_of(0x1_0000)), (None, None));
+            for other in ["10.83.0.1", "10.84.0.2", "127.0.0.1", "::1", "fe80::201:ff:fe00:2"] {
+                assert!(!port.has_address(ip(other)), "{other}");
+            }
         }
-        let hosts = Port { link: LinkLayer::Ethernet, lid: 0, ipv4: Some(Ipv4Addr::new(192, 0, 2, 7)) };
+        let hosts = Port::new(0, LinkLayer::Ethernet, 0, Some(HOST));
+        assert!(hosts.has_address(HOST.into()) && !hosts.has_address(ip("192.0.2.9")));
         assert_eq!(hosts.node_at(ip("192.0.2.9")), Some(0xc000_0209));
         assert_eq!(
             (hosts.node_at(ip("::1")), hosts.node_at(ip("0.0.0.0")), hosts.gid_of(5)),
@@ -259,14 +328,14 @@ mod tests {
 
     #[test]
     fn an_ethernet_port_has_link_local_and_ipv4_gids_of_both_versions() {
-        let gids = Port { link: LinkLayer::Ethernet, lid: 0x1234, ipv4: None }.gids();
+        let gids = Port { lid: 0x1234, ..Port::new(0, LinkLayer::Ethernet, 7, None) }.gids();
         let kinds: Vec<GidKind> = gids.iter().map(|entry| entry.kind).collect();
         assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2, GidKind::RoceV1, GidKind::RoceV2]);
         assert_eq!((gids[0].gid, gids[2].gid), (gids[1].gid, gids[3].gid));
         assert_eq!(gids[0].gid[..2], [0xfe, 0x80]);
         assert_eq!(gids[3].gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 83, 0x12, 0x34]);
         assert_eq!(gids.iter().map(GidEntry::is_ipv4).collect::<Vec<_>>(), [false, false, false, true]);
-        let infiniband = Port { link: LinkLayer::InfiniBand, lid: 7, ipv4: None }.gids();
+        let infiniband = Port::new(0, LinkLayer::InfiniBand, 7, None).gids();
         assert_eq!((infiniband.len(), infiniband[0].kind), (1, GidKind::InfiniBand));
     }
 }

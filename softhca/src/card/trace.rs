@@ -8,7 +8,8 @@ use gdsync_trace::{EventKind, Span, event, span, span_since};
 
 /// Returns a queue pair as timeline records identify it.
 fn queue(port: Port, qpn: u32) -> u64 {
-    u64::from(port.node()) << 32 | u64::from(qpn)
+    let card = if port.ipv4.is_some() { port.node() } else { port.lid.into() };
+    u64::from(card) << 32 | u64::from(qpn)
 }
 
 /// Returns whether a packet is the last of a message: a send, a write, a read, an atomic, a datagram.

@@ -1,4 +1,4 @@
-use super::packet::LIDS;
+use super::packet::NUMBERS;
 use crate::setting::SettingError;
 use gdsync_auth::{KeyError, KeyVariables};
 use std::io;
@@ -9,7 +9,7 @@ use std::net::SocketAddrV4;
 #[non_exhaustive]
 pub enum FabricError {
     /// Every LID is taken.
-    #[error("no LID is free: {} software cards are on this host, or abstract sockets are not permitted ({last})", LIDS.len())]
+    #[error("no number is free for a card: {} software cards are on this host, or abstract sockets are not permitted ({last})", NUMBERS.len())]
     NoLid {
         /// The last error.
         last: io::Error,

@@ -1,12 +1,12 @@
 //! Multicast groups of this host, and the cards with members.
 //!
-//! A card with members holds an abstract socket name with the group's GID and its LID. Senders find the names
+//! A card with members holds an abstract socket name with the group's GID and its number. Senders find the names
 //! in `/proc/net/unix`, which lists those of the network namespace. A card thus gets every packet sent after
 //! it joined, and a card without members gets none. No socket connects to the name. If another user holds a
 //! name, it leads to a card that drops the packet.
 
 use super::names::{self, Name};
-use super::packet::LIDS;
+use super::packet::NUMBERS;
 use gdsync_auth::own_user;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -18,7 +18,7 @@ const SOCKETS: &str = "/proc/net/unix";
 
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// The socket that holds each name; `None` if another user holds it, who cannot take the LID.
+    /// The socket that holds each name; `None` if another user holds it, who cannot take the number.
     joined: HashMap<Group, Option<Name>>,
 }
 
@@ -28,9 +28,9 @@ fn prefix(group: &Group) -> String {
 
 impl Groups {
     /// Joins a group; no effect if it is joined already.
-    pub(super) fn join(&mut self, group: &Group, lid: u16) -> io::Result<()> {
+    pub(super) fn join(&mut self, group: &Group, number: u16) -> io::Result<()> {
         if !self.joined.contains_key(group) {
-            let name = names::listen(format!("{}{lid}", prefix(group)).as_bytes())?;
+            let name = names::listen(format!("{}{number}", prefix(group)).as_bytes())?;
             self.joined.insert(*group, name);
         }
         Ok(())
@@ -41,10 +41,10 @@ impl Groups {
     }
 }
 
-/// The LIDs of the cards that have joined a group.
+/// The numbers of the cards that have joined a group.
 pub(super) fn members(group: &Group) -> BTreeSet<u16> {
     match std::fs::read(SOCKETS) {
-        Ok(sockets) => named(&sockets, &prefix(group)).filter(|lid| LIDS.contains(lid)).collect(),
+        Ok(sockets) => named(&sockets, &prefix(group)).filter(|number| NUMBERS.contains(number)).collect(),
         Err(error) => {
             tracing::warn!(%error, "{SOCKETS} cannot be read: multicast reaches no card");
             BTreeSet::new()
@@ -86,13 +86,13 @@ mod tests {
         assert!(members(&group).is_empty());
         one.join(&group, 5).unwrap();
         one.join(&group, 5).unwrap();
-        other.join(&group, 0xbfff).unwrap();
-        assert_eq!(members(&group), BTreeSet::from([5, 0xbfff]));
+        other.join(&group, 510).unwrap();
+        assert_eq!(members(&group), BTreeSet::from([5, 510]));
         group[2] = 0;
         assert!(members(&group).is_empty(), "another group");
         group[2] = 0xff;
         one.leave(&group);
-        assert_eq!(members(&group), BTreeSet::from([0xbfff]));
+        assert_eq!(members(&group), BTreeSet::from([510]));
         drop(other);
         assert!(members(&group).is_empty());
     }

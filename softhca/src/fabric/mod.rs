@@ -30,6 +30,7 @@ pub use config::{DEFAULT_PORT, KEY_VARIABLES, LISTEN_VARIABLE, is_tcp};
 pub use error::FabricError;
 pub(crate) use groups::Group;
 pub use names::close_names_in_child;
+pub(crate) use packet::OWN_QPN_BITS;
 pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, PayloadPart, SendOutcome, Sink, Use, node_of_address};
 pub use packet::{MAX_PAYLOAD, Node};
 pub use services::{Service, ServiceCard, Services, find_service};

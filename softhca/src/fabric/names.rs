@@ -1,18 +1,18 @@
-//! The abstract socket names under which cards of this user hold their LIDs.
+//! The abstract socket names under which cards of this user hold their numbers.
 //!
-//! The plain name of a LID contains the user. It depends on the network namespace only, so processes find
+//! The plain name of a card contains the user and the number. It depends on the network namespace only, so processes find
 //! each other across file systems. But abstract names have no owner: another user can take them, and sees
 //! those in use (`/proc/net/unix`). Therefore:
 //! - A name is only trusted when its holder is a process of this user ([`reach`]).
-//! - When the plain names are taken, a card holds its LID by a *secret* name, derived from the user's key.
+//! - When the plain names are taken, a card holds its number by a *secret* name, derived from the user's key.
 //!   Another user cannot take it before a card of this user has held it.
 //!
-//! One card holds a LID, under either name: a card takes its name first, and then checks whether another card of this
-//! user holds the other name. If two cards take one LID at the same time, at least one sees the other, and gives it up.
+//! One card holds a number, under either name: a card takes its name first, and then checks whether another card of this
+//! user holds the other name. If two cards take one number at the same time, at least one sees the other, and gives it up.
 
 use super::config;
 use super::error::FabricError;
-use super::packet::LIDS;
+use super::packet::NUMBERS;
 use crate::os::socket;
 use gdsync_auth::{Key, own_user};
 use gdsync_sys::local;
@@ -23,34 +23,31 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The name of a LID that anyone can compute.
-pub(super) fn plain(lid: u16) -> Vec<u8> {
-    format!("gdsync-softhca/{}/{lid}", own_user()).into_bytes()
+/// The name of the card with a number, which anyone can compute.
+pub(super) fn plain(number: u16) -> Vec<u8> {
+    format!("gdsync-softhca/{}/{number}", own_user()).into_bytes()
 }
 
-/// The name of a LID that only holders of the key can compute.
-fn secret(key: &Key, lid: u16) -> Vec<u8> {
-    let number = key.number("the name of a LID", &lid.to_be_bytes());
-    format!("gdsync-softhca/{}/{lid}/{number:032x}", own_user()).into_bytes()
+/// The name of the card with a number, which only holders of the key can compute.
+fn secret(key: &Key, number: u16) -> Vec<u8> {
+    let proof = key.number("the name of a card's number", &number.to_be_bytes());
+    format!("gdsync-softhca/{}/{number}/{proof:032x}", own_user()).into_bytes()
 }
 
-/// Number of plain names that a card tries before it takes a secret one. No user has enough cards to take them all.
-const PLAIN_TRIES: u32 = 1024;
-
-/// A LID, and the socket that holds it.
+/// A number, and the socket that holds it.
 pub(super) struct Claim {
-    pub(super) lid: u16,
+    pub(super) number: u16,
     pub(super) listener: Name,
 }
 
-/// Claims a LID that no other card of this user has. The seed determines where the search starts.
+/// Claims a number that no other card of this user has. The seed determines where the search starts.
 pub(super) fn claim(seed: u32) -> Result<Claim, FabricError> {
-    if let Some(claim) = first_free(seed, PLAIN_TRIES, &mut claim_plain)? {
+    if let Some(claim) = first_free(seed, NUMBERS.len() as u32, &mut claim_plain)? {
         return Ok(claim);
     }
-    tracing::info!("{PLAIN_TRIES} plain names of LIDs are taken: a secret one is used");
+    tracing::info!("all plain names of cards are taken: a secret one is used");
     let key = config::key_for_this_host()?;
-    let claim = first_free(seed, LIDS.len() as u32, &mut |lid| claim_secret(&key, lid))?;
+    let claim = first_free(seed, NUMBERS.len() as u32, &mut |number| claim_secret(&key, number))?;
     claim.ok_or_else(|| FabricError::NoLid { last: ErrorKind::AddrInUse.into() })
 }
 
@@ -60,9 +57,9 @@ fn first_free(
     claim: &mut dyn FnMut(u16) -> io::Result<Option<Name>>,
 ) -> Result<Option<Claim>, FabricError> {
     for step in 0..tries {
-        let lid = (seed.wrapping_add(step) % LIDS.len() as u32) as u16 + 1;
-        match claim(lid) {
-            Ok(Some(listener)) => return Ok(Some(Claim { lid, listener })),
+        let number = (seed.wrapping_add(step) % NUMBERS.len() as u32) as u16 + 1;
+        match claim(number) {
+            Ok(Some(listener)) => return Ok(Some(Claim { number, listener })),
             Ok(None) => {}
             Err(last) => return Err(FabricError::NoLid { last }),
         }
@@ -70,18 +67,18 @@ fn first_free(
     Ok(None)
 }
 
-/// Takes the plain name of a LID. `None` if another card of this user has the LID, or any process has the name.
-pub(super) fn claim_plain(lid: u16) -> io::Result<Option<Name>> {
-    let Some(listener) = listen(&plain(lid))? else { return Ok(None) };
+/// Takes the plain name of a number. `None` if another card of this user has the number, or any process has the name.
+pub(super) fn claim_plain(number: u16) -> io::Result<Option<Name>> {
+    let Some(listener) = listen(&plain(number))? else { return Ok(None) };
     // Without a key, no card has a secret name.
-    let other = known_key().is_some_and(|key| reach(&secret(&key, lid)).is_ok());
+    let other = known_key().is_some_and(|key| reach(&secret(&key, number)).is_ok());
     Ok((!other).then_some(listener))
 }
 
 /// As [`claim_plain`], by the secret name.
-pub(super) fn claim_secret(key: &Key, lid: u16) -> io::Result<Option<Name>> {
-    let Some(listener) = listen(&secret(key, lid))? else { return Ok(None) };
-    Ok(reach(&plain(lid)).is_err().then_some(listener))
+pub(super) fn claim_secret(key: &Key, number: u16) -> io::Result<Option<Name>> {
+    let Some(listener) = listen(&secret(key, number))? else { return Ok(None) };
+    Ok(reach(&plain(number)).is_err().then_some(listener))
 }
 
 /// A socket that holds a name. The name is given up when this is dropped, and free once the last copy of the
@@ -151,12 +148,12 @@ pub(super) fn listen(name: &[u8]) -> io::Result<Option<Name>> {
     }
 }
 
-/// Connects to the card of this user that has a LID. [`ErrorKind::WouldBlock`] if it has not accepted earlier
+/// Connects to the card of this user that has a number. [`ErrorKind::WouldBlock`] if it has not accepted earlier
 /// links yet.
-pub(super) fn connect(lid: u16) -> io::Result<UnixStream> {
-    reach(&plain(lid)).or_else(|error| {
+pub(super) fn connect(number: u16) -> io::Result<UnixStream> {
+    reach(&plain(number)).or_else(|error| {
         let Some(key) = known_key() else { return Err(error) };
-        match reach(&secret(&key, lid)) {
+        match reach(&secret(&key, number)) {
             // Any process may hold the plain name, and keep it busy.
             Err(other) if other.kind() != ErrorKind::WouldBlock => Err(error),
             result => result,
@@ -178,7 +175,7 @@ pub(super) fn reach(name: &[u8]) -> io::Result<UnixStream> {
 /// The key of secret names, if there is one.
 fn known_key() -> Option<Key> {
     config::existing_key().unwrap_or_else(|error| {
-        tracing::debug!(%error, "there is no key for secret names of LIDs");
+        tracing::debug!(%error, "there is no key for secret names of cards");
         None
     })
 }

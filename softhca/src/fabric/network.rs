@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// A fabric as a card uses it. The defaults stand for features that only the fabric of one host has.
 pub(crate) trait Network: Send {
-    /// The LID; 0 on the fabric of several hosts.
-    fn lid(&self) -> u16 {
+    /// The card's number on the fabric of one host; 0 on the fabric of several.
+    fn number(&self) -> u16 {
         0
     }
 

@@ -2,7 +2,7 @@
 //! another user, so these tests run as root, in a separate network namespace.
 
 use super::network::Network;
-use super::packet::{LIDS, SendOutcome};
+use super::packet::{NUMBERS, SendOutcome};
 use super::shared::Shared;
 use super::{Node, PayloadPart, names};
 use crate::os::socket;
@@ -69,19 +69,19 @@ impl Drop for Folder {
     }
 }
 
-/// The body of the child process: another user, who holds the names of LIDs, or connects to a card.
+/// The body of the child process: another user, who holds the names of cards, or connects to a card.
 #[test]
 fn other_user() {
     let Some(role) = role() else { return };
     let words: Vec<&str> = role.split(' ').collect();
     let number = |i: usize| words[i].parse::<u16>().unwrap();
-    let lids = match words[0] {
+    let numbers = match words[0] {
         "hold" => number(1)..=number(2),
         "connect" => number(1)..=number(1),
         _ => return,
     };
     // The names are the victim's.
-    let names: Vec<Vec<u8>> = lids.map(names::plain).collect();
+    let names: Vec<Vec<u8>> = numbers.map(names::plain).collect();
     // SAFETY: no memory is involved; all threads of this process become that user.
     unsafe {
         assert_eq!((libc::setresgid(OTHER, OTHER, OTHER), libc::setresuid(OTHER, OTHER, OTHER)), (0, 0));
@@ -91,7 +91,7 @@ fn other_user() {
     if words[0] == "connect" {
         let stream = local::connect(&names[0]).unwrap();
         let (_, memory) = crate::os::memory::SharedMemory::create(4096).unwrap();
-        let greeting = socket::send_with_fd(&stream, b"gdsft2\0\x07", std::os::fd::AsFd::as_fd(&memory));
+        let greeting = socket::send_with_fd(&stream, b"gdsft3\0\x07", std::os::fd::AsFd::as_fd(&memory));
         stream.set_nonblocking(false).unwrap();
         // The card may have closed the connection before the greeting.
         let is_closed = |error: &std::io::Error| {
@@ -131,8 +131,8 @@ impl Other {
         Other { child, lines }
     }
 
-    fn holds(lids: RangeInclusive<u16>) -> Self {
-        Other::start(&format!("hold {} {}", lids.start(), lids.end()))
+    fn holds(numbers: RangeInclusive<u16>) -> Self {
+        Other::start(&format!("hold {} {}", numbers.start(), numbers.end()))
     }
 
     fn hear(&mut self) -> String {
@@ -158,35 +158,37 @@ impl Drop for Other {
     }
 }
 
-fn send(fabric: &mut Shared, lid: u16, header: &[u8]) -> SendOutcome {
+fn send(fabric: &mut Shared, number: u16, header: &[u8]) -> SendOutcome {
     let payload = b"what root sends";
     // SAFETY: a slice that outlives the call.
-    unsafe { fabric.try_send(lid.into(), header, &[(payload.as_ptr(), payload.len())]) }
+    unsafe { fabric.try_send(number.into(), header, &[(payload.as_ptr(), payload.len())]) }
 }
 
 /// A packet goes from one card to another.
 fn talk(from: &mut Shared, to: &mut Shared) {
-    assert_eq!(send(from, to.lid(), b"hello"), SendOutcome::Sent);
+    assert_eq!(send(from, to.number(), b"hello"), SendOutcome::Sent);
     until("arrival", || {
         let mut seen = None;
-        to.poll(1, &mut |lid: Node, header: &[u8], _: [PayloadPart; 2]| seen = Some((lid, header.to_vec())));
-        seen.map(|seen| assert_eq!(seen, (Node::from(from.lid()), b"hello".to_vec())))
+        to.poll(1, &mut |number: Node, header: &[u8], _: [PayloadPart; 2]| {
+            seen = Some((number, header.to_vec()))
+        });
+        seen.map(|seen| assert_eq!(seen, (Node::from(from.number()), b"hello".to_vec())))
     });
 }
 
 #[test]
-fn another_user_that_takes_the_lid_of_a_dead_card_gets_no_packets() {
-    if !is_alone("another_user_that_takes_the_lid_of_a_dead_card_gets_no_packets") {
+fn another_user_that_takes_the_number_of_a_dead_card_gets_no_packets() {
+    if !is_alone("another_user_that_takes_the_number_of_a_dead_card_gets_no_packets") {
         return;
     }
     let (mut fabric, dead) = (card(), card());
-    let lid = dead.lid();
+    let number = dead.number();
     drop(dead);
-    let mut thief = Other::holds(lid..=lid);
+    let mut thief = Other::holds(number..=number);
     assert_eq!(thief.hear(), "held 1");
-    assert_eq!(send(&mut fabric, lid, b"header"), SendOutcome::Unreachable);
+    assert_eq!(send(&mut fabric, number, b"header"), SendOutcome::Unreachable);
     assert_eq!(thief.hear(), "received 0 bytes and a ring: false");
-    assert!(!fabric.is_alive(lid.into()));
+    assert!(!fabric.is_alive(number.into()));
 }
 
 #[test]
@@ -195,7 +197,7 @@ fn another_user_that_connects_is_refused() {
         return;
     }
     let mut fabric = card();
-    let mut stranger = Other::start(&format!("connect {}", fabric.lid()));
+    let mut stranger = Other::start(&format!("connect {}", fabric.number()));
     let poller = std::thread::spawn(move || stranger.hear());
     until("the refusal", || {
         fabric.poll(1, &mut |_: Node, _: &[u8], _: [PayloadPart; 2]| panic!("a packet of another user"));
@@ -210,27 +212,25 @@ fn another_user_that_holds_all_names_stops_no_card() {
         return;
     }
     let mut early = card();
-    // A process may be allowed too few files for all.
-    let last = *LIDS.end();
-    let mut others = [1..=16_000, 16_001..=32_000, 32_001..=last].map(Other::holds);
-    let held = others.each_mut().map(Other::hear);
-    let count = |words: &String| words.strip_prefix("held ").unwrap().parse::<usize>().unwrap();
-    assert_eq!(held.iter().map(count).sum::<usize>(), LIDS.len() - 1, "all but that of the first card");
+    let mut other = Other::holds(NUMBERS);
+    let held = other.hear();
+    let count = held.strip_prefix("held ").unwrap().parse::<usize>().unwrap();
+    assert_eq!(count, NUMBERS.len() - 1, "all but that of the first card");
 
     let (mut a, mut b) = (card(), card());
-    let lids = [early.lid(), a.lid(), b.lid()];
-    assert!(lids[0] != lids[1] && lids[1] != lids[2] && lids[0] != lids[2], "{lids:?}");
+    let numbers = [early.number(), a.number(), b.number()];
+    assert!(numbers[0] != numbers[1] && numbers[1] != numbers[2] && numbers[0] != numbers[2], "{numbers:?}");
     talk(&mut a, &mut b);
     talk(&mut b, &mut a);
     talk(&mut early, &mut a);
     talk(&mut b, &mut early);
 
-    // The plain names are free again: no card takes the LID of a card with a secret name, nor the reverse.
-    others.into_iter().for_each(Other::end);
-    assert!(names::claim_plain(a.lid()).unwrap().is_none());
+    // The plain names are free again: no card takes the number of a card with a secret name, nor the reverse.
+    other.end();
+    assert!(names::claim_plain(a.number()).unwrap().is_none());
     let key = Key::of_user_if_made().unwrap().unwrap();
-    assert!(names::claim_secret(&key, early.lid()).unwrap().is_none());
-    let free = LIDS.into_iter().find(|lid| !lids.contains(lid)).unwrap();
+    assert!(names::claim_secret(&key, early.number()).unwrap().is_none());
+    let free = NUMBERS.into_iter().find(|number| !numbers.contains(number)).unwrap();
     assert!(names::claim_plain(free).unwrap().is_some());
     assert!(names::claim_secret(&key, free).unwrap().is_some());
     let mut late = card();

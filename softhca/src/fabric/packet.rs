@@ -4,15 +4,20 @@ use crate::os::host::Gone;
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
-/// Address of a card: its LID, or its IPv4 address as a number. Cards' IPv4 addresses are numerically above
-/// all LIDs, so a node is never both. 0 is no card.
+/// Address of a card in the fabric: its number on the fabric of one host, where all cards of a device have one LID, or
+/// its IPv4 address as a number, which is numerically above all of these. 0 is no card.
 pub type Node = u32;
 
 /// The pseudo-node of a multicast group's members: the IPv4 broadcast address, which no host has.
 pub(crate) const MULTICAST: Node = Node::MAX;
 
-/// LIDs that a card may have: InfiniBand's unicast range.
-pub(super) const LIDS: RangeInclusive<u16> = 1..=0xbfff;
+/// Bits of a queue pair's number that are the card's own on the fabric of one host; the card's number is above them, so
+/// that queue-pair numbers tell the processes of a host apart.
+pub(crate) const OWN_QPN_BITS: u32 = 15;
+
+/// Numbers that a card may have on the fabric of one host. Those of its queue pairs have 24 bits, and not all are 1,
+/// which is multicast.
+pub(super) const NUMBERS: RangeInclusive<u16> = 1..=(1 << (24 - OWN_QPN_BITS)) - 2;
 
 /// Returns the node at an IPv4 address; 0 for an address that no host has.
 pub(crate) fn node_of_address(address: Ipv4Addr) -> Node {

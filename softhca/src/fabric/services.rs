@@ -2,7 +2,7 @@
 //!
 //! The cards of a host share the host's IP addresses, so an address alone does not identify the card that
 //! serves a port. The process that binds a port holds an abstract socket name with the port's number, as
-//! cards hold their LIDs (`names.rs`). A process that connects to it receives the nodes of its holder.
+//! cards hold their numbers (`names.rs`). A process that connects to it receives the nodes of its holder.
 
 use super::names::{self, Name};
 use super::packet::Node;

@@ -1,6 +1,6 @@
 //! The fabric of one host: shared memory between processes.
 //!
-//! Every card has a LID, claimed as an abstract Unix socket name (`names.rs`). The kernel keeps the name unique on the
+//! Every card has a number, claimed as an abstract Unix socket name (`names.rs`). The kernel keeps the name unique on the
 //! host (in one network namespace) and frees it when the process ends. A link carries packets one way. The sending card
 //! makes it: shared memory with a ring, whose descriptor it sends to the receiving card over a socket. After that the
 //! socket only wakes sleepers, and its end shows that the other process has ended.
@@ -14,7 +14,7 @@ use super::error::FabricError;
 use super::groups::{self, Group, Groups};
 use super::names::{self, Claim, Name};
 use super::network::Network;
-use super::packet::{Hole, LIDS, Node, PayloadPart, SendOutcome, Sink};
+use super::packet::{Hole, NUMBERS, Node, PayloadPart, SendOutcome, Sink};
 use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, free_slot};
 use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
@@ -36,7 +36,7 @@ const BUSY_TIME: Duration = Duration::from_secs(10);
 
 /// A card's access to the fabric, used by one thread at a time.
 pub(super) struct Shared {
-    lid: u16,
+    number: u16,
     listener: Name,
     outgoing: Peers<Outgoing>,
     /// Cards that have not accepted a link yet, with the time of the first attempt.
@@ -59,21 +59,21 @@ fn is_exhausted(error: &io::Error) -> bool {
 }
 
 impl Shared {
-    /// Claims a free LID.
+    /// Claims a free number.
     ///
     /// # Errors
     /// [`FabricError`].
     pub(super) fn bind(speed: Speed) -> Result<Shared, FabricError> {
-        // The search starts at a random LID: if a LID were reused soon, the new card would receive packets
+        // The search starts at a random number: if a number were reused soon, the new card would receive packets
         // meant for its former owner.
         Self::on(names::claim(RandomState::new().hash_one(()) as u32)?, speed)
     }
 
-    fn on(Claim { lid, listener }: Claim, speed: Speed) -> Result<Shared, FabricError> {
+    fn on(Claim { number, listener }: Claim, speed: Speed) -> Result<Shared, FabricError> {
         let sleeper = Arc::new(Sleeper::new()?);
         sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
         Ok(Shared {
-            lid,
+            number,
             listener,
             outgoing: Peers::new(),
             busy: HashMap::new(),
@@ -100,14 +100,18 @@ impl Shared {
     }
 
     fn connect(&mut self, node: Node) -> SendOutcome {
-        let lid = u16::try_from(node).ok().filter(|lid| *lid != self.lid && LIDS.contains(lid));
-        let Some(lid) = lid.filter(|_| !self.outgoing.is_dead(node)) else { return SendOutcome::Unreachable };
-        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid, self.speeds.own));
-        let since = self.busy.remove(&lid).unwrap_or_else(Instant::now);
+        let number =
+            u16::try_from(node).ok().filter(|number| *number != self.number && NUMBERS.contains(number));
+        let Some(number) = number.filter(|_| !self.outgoing.is_dead(node)) else {
+            return SendOutcome::Unreachable;
+        };
+        let made =
+            names::connect(number).and_then(|socket| Outgoing::over(socket, self.number, self.speeds.own));
+        let since = self.busy.remove(&number).unwrap_or_else(Instant::now);
         match made {
             Ok(link) => {
                 if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | u64::from(node)) {
-                    tracing::warn!(lid, %error, "a link cannot be watched");
+                    tracing::warn!(number, %error, "a link cannot be watched");
                     return SendOutcome::Full;
                 }
                 self.outgoing.links.insert(node, link);
@@ -115,14 +119,14 @@ impl Shared {
             }
             // The peer's backlog is full: it has not accepted earlier links yet.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && since.elapsed() < BUSY_TIME => {
-                self.busy.insert(lid, since);
+                self.busy.insert(number, since);
                 SendOutcome::Full
             }
             Err(error) => {
                 if is_exhausted(&error) {
-                    tracing::warn!(lid, %error, "no link can be made: raise the limit of open files (ulimit -n)");
+                    tracing::warn!(number, %error, "no link can be made: raise the limit of open files (ulimit -n)");
                 } else {
-                    tracing::debug!(lid, %error, "no card answers");
+                    tracing::debug!(number, %error, "no card answers");
                 }
                 self.outgoing.mark_dead(node);
                 SendOutcome::Unreachable
@@ -165,7 +169,7 @@ impl Shared {
             Ok(()) => {
                 // The packets that a process sent before it ended are still delivered.
                 if link.is_finished() {
-                    tracing::debug!(lid = link.source(), "a peer has ended, or was refused");
+                    tracing::debug!(number = link.source(), "a peer has ended, or was refused");
                     *place = None;
                 }
             }
@@ -226,8 +230,8 @@ impl Shared {
 }
 
 impl Network for Shared {
-    fn lid(&self) -> u16 {
-        self.lid
+    fn number(&self) -> u16 {
+        self.number
     }
 
     fn speed(&self) -> Speed {
@@ -264,7 +268,7 @@ impl Network for Shared {
             Err(ring::PushError::Full) => SendOutcome::Full,
             Err(ring::PushError::Unreadable(gone)) => SendOutcome::Unreadable(gone),
             Err(ring::PushError::Corrupt) => {
-                tracing::warn!(lid = node, "a peer broke the ring that leads to it: the link is closed");
+                tracing::warn!(number = node, "a peer broke the ring that leads to it: the link is closed");
                 self.outgoing.mark_dead(node);
                 SendOutcome::Unreachable
             }
@@ -367,7 +371,11 @@ impl Network for Shared {
             match link.poll(share, sink) {
                 Ok(count) => taken += count,
                 Err(ring::Corrupt(reason)) => {
-                    tracing::warn!(lid = link.source(), reason, "a peer broke its ring: the link is closed");
+                    tracing::warn!(
+                        number = link.source(),
+                        reason,
+                        "a peer broke its ring: the link is closed"
+                    );
                     *place = None;
                 }
             }
@@ -400,7 +408,7 @@ impl Network for Shared {
     }
 
     fn join(&mut self, group: &Group) -> io::Result<()> {
-        self.groups.join(group, self.lid)
+        self.groups.join(group, self.number)
     }
 
     fn leave(&mut self, group: &Group) {

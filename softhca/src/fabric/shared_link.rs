@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// First bytes on a link's socket, followed by the LID of the sending card; the ring's descriptor is attached.
-const GREETING: [u8; 6] = *b"gdsft2";
-/// Greeting and source LID, big endian.
+/// First bytes on a link's socket, followed by the number of the sending card; the ring's descriptor is attached.
+const GREETING: [u8; 6] = *b"gdsft3";
+/// Greeting and source number, big endian.
 const GREETING_BYTES: usize = GREETING.len() + 2;
 
 pub(super) struct Outgoing {
@@ -26,13 +26,13 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Makes a link over a connection to a process of this user. Only the secrecy of the ring's memory keeps
     /// other users from the packets, so it is created for and sent to such a process only.
-    pub(super) fn over(socket: UnixStream, own_lid: u16, speed: Speed) -> io::Result<Self> {
+    pub(super) fn over(socket: UnixStream, own_number: u16, speed: Speed) -> io::Result<Self> {
         let process = socket::peer_process(&socket)?;
         let (memory, fd) = SharedMemory::create(RING_BYTES)?;
         let ring = Producer::new(memory, speed).map_err(|Corrupt(reason)| io::Error::other(reason))?;
         let mut greeting = [0; GREETING_BYTES];
         greeting[..GREETING.len()].copy_from_slice(&GREETING);
-        greeting[GREETING.len()..].copy_from_slice(&own_lid.to_be_bytes());
+        greeting[GREETING.len()..].copy_from_slice(&own_number.to_be_bytes());
         // A fresh socket has room for a few bytes: it takes all of them or fails.
         if socket::send_with_fd(&socket, &greeting, fd.as_fd())? != GREETING_BYTES {
             return Err(io::Error::other("the greeting was cut short"));

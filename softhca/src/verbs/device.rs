@@ -30,6 +30,7 @@ pub(super) struct OpenCard {
 object! {
     /// A device of this process. It is never freed.
     Device: ibv_device {
+        index: usize,
         link: LinkLayer,
         /// Kept alive by the contexts of the device.
         card: Mutex<Weak<OpenCard>>,
@@ -48,7 +49,7 @@ impl Device {
             dev_path: [0; IBV_SYSFS_PATH_MAX],
             ibdev_path: [0; IBV_SYSFS_PATH_MAX],
         };
-        Device { ibv: CStruct::new(ibv), link, card: Mutex::default() }
+        Device { ibv: CStruct::new(ibv), index, link, card: Mutex::default() }
     }
 
     pub(super) fn handle(&self) -> *mut ibv_device {
@@ -63,7 +64,7 @@ impl Device {
         }
         let routes = Arc::new(Routes::default());
         let sink = routes.clone();
-        let card = Card::start(self.link, Box::new(move |event| sink.deliver(event)))?;
+        let card = Card::start_device(self.index, self.link, Box::new(move |event| sink.deliver(event)))?;
         let card = Arc::new(OpenCard { card, routes });
         *known = Arc::downgrade(&card);
         Ok(card)

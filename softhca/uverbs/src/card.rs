@@ -73,7 +73,7 @@ impl Cards {
             Event::Management => _ = management.get().map(Wake::raise),
             event => sink.deliver(event),
         };
-        let card = Card::start(link, Box::new(deliver)).map_err(cannot_start)?;
+        let card = Card::start_device(index, link, Box::new(deliver)).map_err(cannot_start)?;
         if let Some(counters) = counters(index) {
             card.attach_counters(counters);
         }

@@ -199,7 +199,7 @@ impl Card {
                 within(what, recordless.filter(|qp| qp.endpoint.config.uar == config.uar).count(), 1)?;
             }
             check_references(engine, config)?;
-            let qpn = self.number(|number| engine.qps.contains_key(&number));
+            let qpn = self.qpn(|number| engine.qps.contains_key(&number));
             if let Some(uar) = config.uar.and_then(|uar| engine.doorbells.uars.get_mut(&uar)) {
                 uar.qps.insert(qpn);
                 if config.no_send_record {

@@ -1,5 +1,6 @@
 //! Limits of a card, and its rules for work requests that wait.
 
+use crate::fabric::OWN_QPN_BITS;
 use crate::setting;
 use crate::setting::SettingError;
 use std::str::FromStr;
@@ -58,7 +59,8 @@ pub struct Limits {
 
 /// The default limits of a software card.
 pub const LIMITS: Limits = Limits {
-    max_qp: 1 << 16,
+    // All the numbers that a card has for them on the fabric of one host.
+    max_qp: 1 << OWN_QPN_BITS,
     max_qp_wr: 1 << 15,
     max_cq: 1 << 16,
     max_cqe: 1 << 22,

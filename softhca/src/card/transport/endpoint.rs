@@ -5,7 +5,7 @@ use crate::card::config::{QpAttributes, QpConfig, QpState, Transport, ack_timeou
 use crate::card::context::Context;
 use crate::card::memory::deferred::DeferredWrites;
 use crate::card::memory::ring::Entry;
-use crate::card::port::Port;
+use crate::card::port::{Port, lid_of};
 use crate::card::queue::receive::{ReceiveOwner, Slot};
 use crate::card::reports::Event;
 use crate::fabric::Node;
@@ -83,7 +83,13 @@ impl Endpoint {
             return peer.node;
         }
         let address = &self.attributes.address;
-        address.gid.map_or(address.dlid.into(), |gid| port.node_of(&gid))
+        port.node_of(address.dlid, address.gid.as_ref(), self.attributes.dest_qpn)
+    }
+
+    /// Returns the LID of the other side. That of a DC connection is taken for this port's: its packets do not have it.
+    pub(crate) fn peer_lid(&self, port: Port) -> u16 {
+        let address = &self.attributes.address;
+        if self.peer.is_some() { port.lid } else { address.gid.as_ref().map_or(address.dlid, lid_of) }
     }
 
     /// Moves to ERR. The queue pair then flushes both halves before anything else. A DC target keeps its state: only

@@ -8,7 +8,7 @@ use crate::fabric::{MULTICAST, Node};
 use crate::packet::{GLOBAL, Header};
 use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, Syndrome};
 use gdsync_sys::prm::wqe::{AddressVector, GrhFields};
-use zerocopy::byteorder::big_endian::U32;
+use zerocopy::byteorder::big_endian::{U32, U64};
 
 /// Bytes at the start of a receive that hold a datagram's network header.
 pub(super) const GRH_BYTES: u32 = 40;
@@ -23,17 +23,17 @@ const NEXT_UDP: u8 = 17;
 const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
 const UDP_BYTES: u16 = 8;
 
-/// Returns the destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node that the
-/// GID ends with, or the multicast node for a multicast address.
+/// Returns the destination of a datagram: the node of the queue pair at the LID of its address vector, on Ethernet at
+/// its GID, or the multicast node for a multicast address.
 pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
     match port.link {
-        LinkLayer::InfiniBand => match vector.fields().dlid {
-            lid if MULTICAST_LIDS.contains(&lid) => MULTICAST,
-            lid => lid.into(),
+        LinkLayer::InfiniBand => match vector.fields() {
+            to if MULTICAST_LIDS.contains(&to.dlid) => MULTICAST,
+            to => port.node_of(to.dlid, None, to.qpn),
         },
         LinkLayer::Ethernet => match vector.route().gid {
             gid if is_multicast(&gid) => MULTICAST,
-            gid => port.node_of(&gid),
+            gid => port.node_of(0, Some(&gid), vector.fields().qpn),
         },
     }
 }
@@ -122,6 +122,7 @@ pub(super) fn address(vector: &AddressVector, header: &mut Header, own_qkey: u32
     header.dest_qpn = U32::new(fields.qpn);
     let qkey = if fields.qkey & OWN_QKEY != 0 { own_qkey } else { fields.qkey };
     header.rkey = U32::new(qkey);
+    header.addr = U64::new(context.port.lid.into());
     // An unknown source was refused when the request was fetched.
     let route = route(vector, context.port).ok().flatten();
     header.timer_or_level = level_or_l3_type(vector, route.as_ref().map(|(_, source)| source));
@@ -149,36 +150,36 @@ mod tests {
 
     #[test]
     fn the_route_follows_the_bit_on_infiniband_and_is_always_there_on_ethernet() {
-        let port = |link| Port { link, lid: 0x1234, ipv4: None };
+        let port = |link| Port::new(0, link, 7, None);
         let (infiniband, ethernet) = (port(LinkLayer::InfiniBand), port(LinkLayer::Ethernet));
         assert_eq!(route(&vector(0, false), infiniband), Ok(None));
         assert!(route(&vector(0, true), infiniband).is_ok_and(|route| route.is_some()));
         assert!(route(&vector(3, false), ethernet).is_ok_and(|route| route.is_some()));
         assert!(route(&vector(1, true), infiniband).is_err());
         assert!(route(&vector(4, false), ethernet).is_err());
-        assert_eq!(destination(&vector(0, false), infiniband), 0x77);
-        assert_eq!(destination(&vector(0, false), ethernet), 0x0909);
+        assert_eq!([infiniband, ethernet].map(|port| destination(&vector(0, false), port)), [0; 2]);
         let to = |dlid, gid| {
             AddressVector::new(&AddressFields {
                 dlid,
+                qpn: ethernet.qpn(0x1234),
                 grh: Some(GrhFields { gid, ..GrhFields::default() }),
                 ..AddressFields::default()
             })
         };
         let (group, mut mapped) = ([0xff; 16], ethernet.gid(3).unwrap().gid);
-        assert_eq!(destination(&to(0x77, mapped), ethernet), 0x1234);
+        assert_eq!(destination(&to(0x77, mapped), ethernet), 7);
         mapped[12] = 239;
         for gid in [group, mapped] {
             assert_eq!(destination(&to(0x77, gid), ethernet), MULTICAST);
-            assert_eq!(destination(&to(0x77, gid), infiniband), 0x77);
+            assert_eq!(destination(&to(infiniband.lid, gid), infiniband), 7);
             assert_eq!(destination(&to(0xc000, gid), infiniband), MULTICAST);
-            assert_eq!(destination(&to(0xffff, gid), infiniband), 0xffff);
+            assert_eq!(destination(&to(0xffff, gid), infiniband), 0);
         }
     }
 
     #[test]
     fn network_headers_of_every_kind() {
-        let port = Port { link: LinkLayer::Ethernet, lid: 0x1234, ipv4: None };
+        let port = Port::new(0, LinkLayer::Ethernet, 7, None);
         let header = |index| {
             let (route, source) = route(&vector(index, false), port).unwrap().unwrap();
             (network_header(&route, &source, 5), source)

@@ -143,7 +143,7 @@ pub(crate) fn qp_attributes(inner: &mut Inner, file: u32, number: u32, state: u3
                 | ibv::IBV_QP_PATH_MTU
                 | ibv::IBV_QP_DEST_QPN
                 | ibv::IBV_QP_RQ_PSN;
-            let address = address_handle(&link.card, link.node, &connection.gids);
+            let address = address_handle(&link.card, &connection.gids);
             attributes.ah_attr = address.ok_or(Errno::INVALID)?;
             attributes.path_mtu = peer.path_mtu.clamp(1, PATH_MTU).into();
             attributes.dest_qp_num = peer.qpn;

@@ -305,8 +305,7 @@ impl Inner {
         let timed_out = -libc::ETIMEDOUT;
         let connection = id.connection.and_then(|local| self.connections.get(&local));
         let peer = connection.map(|link| link.connection.peer).unwrap_or_default();
-        let address =
-            connection.and_then(|link| address_handle(&link.card, link.node, &link.connection.gids));
+        let address = connection.and_then(|link| address_handle(&link.card, &link.connection.gids));
         let event = |kind, status| Event::new(kind, number, uid, status);
         let event = match reported {
             ConnectionEvent::Replied { private } => event(EventKind::ConnectResponse, 0).with_connection(

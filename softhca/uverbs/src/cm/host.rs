@@ -59,7 +59,7 @@ pub(crate) fn own_card(cards: &[Arc<OpenCard>], address: &Address) -> Result<Opt
         return Ok(None);
     }
     let ip = ip_of(address);
-    let has_it = |open: &&Arc<OpenCard>| open.card.node_at(ip) == Some(open.card.node());
+    let has_it = |open: &&Arc<OpenCard>| open.card.has_address(ip);
     let own = cards.iter().find(has_it).cloned();
     match address {
         _ if own.is_some() => Ok(own),
@@ -88,7 +88,9 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
         Some(node) if !is_loopback || cards.iter().any(|open| open.card.node() == node) => {
             Ok(Target::Card(node))
         }
-        _ if destination.is_any() || is_local(ip) => Ok(Target::Service),
+        _ if destination.is_any() || is_local(ip) || cards.iter().any(|open| open.card.has_address(ip)) => {
+            Ok(Target::Service)
+        }
         _ => Err(Errno(libc::ENETUNREACH)),
     }
 }

@@ -9,7 +9,6 @@ use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{AhAttr, PathRecData, UserPathRec, space};
 use crate::verbs::port::PORT;
 use softhca::card::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS};
-use softhca::fabric::Node;
 use zerocopy::byteorder::big_endian::U16;
 use zerocopy::{FromBytes, FromZeros};
 
@@ -29,13 +28,13 @@ fn is_ethernet(open: &OpenCard) -> bool {
     open.card.link_layer() == LinkLayer::Ethernet
 }
 
-/// Returns the LID of a node on InfiniBand; 0 on Ethernet.
-fn lid(open: &OpenCard, node: Node) -> u16 {
-    if is_ethernet(open) { 0 } else { node as u16 }
+/// Returns the LID of the card, which is its peers', too, on InfiniBand; 0 on Ethernet.
+fn lid(open: &OpenCard) -> u16 {
+    if is_ethernet(open) { 0 } else { open.card.lid() }
 }
 
 /// Returns the address of a peer for queue pairs and address handles; `None` if the source is not the card's.
-pub(crate) fn address_handle(open: &OpenCard, node: Node, gids: &Gids) -> Option<AhAttr> {
+pub(crate) fn address_handle(open: &OpenCard, gids: &Gids) -> Option<AhAttr> {
     let is_source = |entry: &GidEntry| {
         entry.gid == gids.source && matches!(entry.kind, GidKind::RoceV2 | GidKind::InfiniBand)
     };
@@ -44,7 +43,7 @@ pub(crate) fn address_handle(open: &OpenCard, node: Node, gids: &Gids) -> Option
         dgid: gids.destination,
         sgid_index: index as u8,
         hop_limit: if is_ethernet(open) { HOP_LIMIT } else { 0 },
-        dlid: lid(open, node),
+        dlid: lid(open),
         is_global: is_ethernet(open).into(),
         port_num: PORT,
         ..AhAttr::new_zeroed()
@@ -57,8 +56,8 @@ pub(crate) fn path(id: &Id) -> Option<UserPathRec> {
     Some(UserPathRec {
         dgid: route.gids.destination,
         sgid: route.gids.source,
-        dlid: U16::new(lid(open, route.node)),
-        slid: U16::new(lid(open, open.card.node())),
+        dlid: U16::new(lid(open)),
+        slid: U16::new(lid(open)),
         reversible: 1,
         mtu: PATH_MTU.into(),
         pkey: U16::new(PKEY),
@@ -137,7 +136,7 @@ fn group_lid(gid: &[u8; 16]) -> u16 {
 pub(crate) fn group_handle(open: &OpenCard, gid: [u8; 16]) -> Option<AhAttr> {
     let node = open.card.node();
     let gids = super::message::Gids { source: open.card.gid_of(node)?, destination: gid };
-    let handle = address_handle(open, node, &gids)?;
+    let handle = address_handle(open, &gids)?;
     let dlid = if open.card.link_layer() == LinkLayer::Ethernet { 0 } else { group_lid(&gid) };
     Some(AhAttr { dlid, is_global: 1, ..handle })
 }

@@ -186,7 +186,7 @@ impl Responder {
         let remote = step.endpoint.attributes.dest_qpn;
         let cqe = completion(opcode, slot.index, remote, header.length.get(), header, step);
         let port = step.context.port;
-        let slid = port.source_lid(step.endpoint.node(port));
+        let slid = port.reported(step.endpoint.peer_lid(port));
         let cqe = cqe.with_path(PathFields { slid, ..PathFields::default() });
         let entry = data.map_or(cqe.into(), |inside| Entry::with_data(cqe, &inside.data, inside.stride));
         self.answers.taken(header, Some((slot.owner, entry)), step);

@@ -186,7 +186,7 @@ impl Responder {
         }
         let remote = header.source_qpn.get();
         let cqe = completion(send_opcode(header), slot.index, remote, total, header, step);
-        let slid = step.context.port.source_lid(source);
+        let slid = step.context.port.reported(header.addr.get() as u16);
         let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
         step.complete_receive(slot.owner, cqe);
     }
