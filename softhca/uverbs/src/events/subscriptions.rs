@@ -129,6 +129,9 @@ fn entry_of(event: &Event) -> Option<(Resource, u16, [u8; ENTRY])> {
     /// a queue in error (`mlx5_eqe_cq_err`).
     const NUMBER: usize = 56;
     const CQ_ERROR_NUMBER: usize = 32;
+    /// The cause of a queue's error, of which the card has one: an overrun (`cq_error` of `mlx5_ifc.h`).
+    const CQ_ERROR_SYNDROME: usize = 43;
+    const OVERRUN: u8 = 1;
     let (source, kind, place) = match *event {
         Event::Completion { cqn } => (Resource::Cq(cqn), kind::COMPLETION, NUMBER),
         Event::CqError { cqn } => (Resource::Cq(cqn), kind::CQ_ERROR, CQ_ERROR_NUMBER),
@@ -143,6 +146,9 @@ fn entry_of(event: &Event) -> Option<(Resource, u16, [u8; ENTRY])> {
     let mut entry = [0; ENTRY];
     entry[1] = kind as u8;
     entry[place..place + 4].copy_from_slice(&source.number().to_be_bytes());
+    if kind == kind::CQ_ERROR {
+        entry[CQ_ERROR_SYNDROME] = OVERRUN;
+    }
     Some((source, kind, entry))
 }
 
@@ -172,6 +178,7 @@ mod tests {
         assert_eq!(room[..8], 0x1122u64.to_ne_bytes());
         assert_eq!(entries.read(&mut room).unwrap(), 8 + ENTRY);
         assert_eq!((room[8 + 1], &room[8 + 32..8 + 36]), (4, &[0, 0, 0, 5][..]));
+        assert_eq!(room[8 + 36..8 + 44], [0, 0, 0, 0, 0, 0, 0, 1], "overrun");
         all.deliver(&Event::Completion { cqn: 5 });
         assert_eq!((entries.read(&mut room).unwrap(), room[8 + 1], room[8 + 59]), (72, 0, 5));
     }
