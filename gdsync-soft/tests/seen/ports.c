@@ -1,6 +1,7 @@
 /* Port numbers of identifiers: free when the call that ends the identifier returns. */
 
 #define _GNU_SOURCE
+#include "check.h"
 #include <errno.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -12,14 +13,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                                    \
-    do {                                                                                                    \
-        if (!(condition)) {                                                                                 \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, strerror(errno));                    \
-            _exit(1);                                                                                       \
-        }                                                                                                   \
-    } while (0)
 
 #define ROUNDS 200
 

@@ -1,6 +1,7 @@
 /* A process with too little of something: calls fail, no signal ends it, and with more they succeed. */
 
 #define _GNU_SOURCE
+#include "check.h"
 #include <dirent.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -14,14 +15,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                                    \
-    do {                                                                                                    \
-        if (!(condition)) {                                                                                 \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, strerror(errno));                    \
-            _exit(1);                                                                                       \
-        }                                                                                                   \
-    } while (0)
 
 /* What the last attempt left, for the next one to go on with. */
 static struct ibv_context *context;

@@ -1,4 +1,4 @@
-//! Nothing waits for ever: waits of streams, collectors, triggers and persistent lists lose their producers in any order. A step posts,
+//! Every wait ends: waits of streams, collectors, triggers and persistent lists lose their producers in any order. A step posts,
 //! takes back, awaits, fails or drops something at random; when all that a stream may wait for is dropped, the stream's thread ends.
 //!
 //! `GDSYNC_LIVES_SECONDS` is the time of the test (default 3 s), `GDSYNC_LIVES_SEED` the seed of its first life.

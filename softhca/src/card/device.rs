@@ -96,14 +96,15 @@ impl Card {
         let (waits, dice) = (WaitRules::from_environment()?, liberties::of_next_card()?);
         let limits = Limits::from_environment()?;
         let fabric = Fabric::bind(Speed::from_environment()?)?;
-        let mut card = Card::on(fabric, (device, link), sink, waits, dice);
+        let mut card = Card::on(fabric, device, link, sink, waits, dice);
         card.limits = limits;
         Ok(card)
     }
 
     pub(super) fn on(
         fabric: Fabric,
-        (device, link): (usize, LinkLayer),
+        device: usize,
+        link: LinkLayer,
         sink: EventSink,
         waits: WaitRules,
         dice: Dice,

@@ -176,7 +176,7 @@ mod tests {
         drop(service);
         assert_eq!(claim().unwrap_err().raw_os_error(), Some(libc::EAGAIN));
         let ready = gdsync_sys::local::readable(std::slice::from_ref(&services), Duration::ZERO).unwrap();
-        assert_eq!(ready, [false], "nobody asks");
+        assert_eq!(ready, [false], "no process asks");
         drop(copy);
         assert!(claim().unwrap().is_some());
     }

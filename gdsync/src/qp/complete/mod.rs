@@ -11,6 +11,7 @@ pub(super) mod tokio;
 pub(crate) mod wait;
 
 use self::channel::{ArmFor, ChannelInner, CompletionChannel, CqEvents, deadline};
+pub use self::poll::WaitError;
 use self::wait::PreparedWait;
 use crate::cuda::QueuePlacement;
 use crate::qp::QueuePairInner;
@@ -249,30 +250,6 @@ impl CompletionQueue {
             }
         }
     }
-}
-
-/// Why [`CompletionQueue::wait`] returns no completion.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WaitError {
-    /// The queue cannot be armed.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The queue cannot be polled.
-    #[error(transparent)]
-    Poll(#[from] PollError),
-    /// The channel cannot be read.
-    #[error(transparent)]
-    Verbs(#[from] Error),
-    /// No runtime of tokio with I/O serves the calling thread.
-    #[cfg(feature = "tokio")]
-    #[error(
-        "no tokio runtime with I/O here: make the AsyncCompletionQueue in a task, or under Runtime::enter, of a runtime built with enable_io or enable_all ({reason})"
-    )]
-    Runtime {
-        /// Tokio's reason.
-        reason: String,
-    },
 }
 
 pub(crate) type CompletionGuard<'a> = SpinMutexGuard<'a, CompletionState, Yield>;

@@ -4,8 +4,8 @@ use crate::qp::QueuePairInner;
 use crate::qp::complete::CompletionQueueInner;
 use crate::queue::completion::{CompletionState, RawCompletion};
 use crate::queue::outcome::{bytes_of, requester_kind};
-use crate::queue::{Completion, DatagramSource, FailureCause, PollError, WorkError, WorkKind};
-use crate::verbs::Transport;
+use crate::queue::{Completion, DatagramSource, FailureCause, PollError, StateError, WorkError, WorkKind};
+use crate::verbs::{Error, Transport};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_trace::{EventKind, event};
 use std::sync::Arc;
@@ -194,4 +194,28 @@ fn complete(
         }
         None => Ok(Some(completion)),
     }
+}
+
+/// Why [`CompletionQueue::wait`](crate::CompletionQueue::wait) returns no completion.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The queue cannot be armed.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The queue cannot be polled.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    /// The channel cannot be read.
+    #[error(transparent)]
+    Verbs(#[from] Error),
+    /// No runtime of tokio with I/O serves the calling thread.
+    #[cfg(feature = "tokio")]
+    #[error(
+        "no tokio runtime with I/O here: make the AsyncCompletionQueue in a task, or under Runtime::enter, of a runtime built with enable_io or enable_all ({reason})"
+    )]
+    Runtime {
+        /// Tokio's reason.
+        reason: String,
+    },
 }

@@ -224,10 +224,9 @@ impl QpConfig {
         let is_dc_target = self.transport == DcTarget;
         let is_xrc_target = self.transport == XrcTarget;
         // A queue pair without a queue of its own names no completion queue for it, or one that is not used.
-        let has_send_cq = if self.sq_blocks == 0 { sends && self.send_cq.is_some() } else { sends };
-        let may_receive = has_own_receives || is_dc_target;
-        let needs_recv_cq = self.rq_entries != 0 || self.srq.is_some();
-        let has_recv_cq = may_receive && (needs_recv_cq || self.recv_cq.is_some());
+        let has_send_cq = sends && (self.sq_blocks != 0 || self.send_cq.is_some());
+        let needs_recv_cq = self.rq_entries != 0 || self.srq.is_some() || self.recv_cq.is_some();
+        let has_recv_cq = (has_own_receives || is_dc_target) && needs_recv_cq;
         let parts = [
             (PD, self.pdn.is_some(), !is_xrc_target),
             ("completion queue of sends", self.send_cq.is_some(), has_send_cq),

@@ -11,7 +11,7 @@ pub(super) fn card() -> Card {
 
 pub(super) fn with_speed(speed: Speed) -> Card {
     let fabric = Fabric::on_host(speed).unwrap();
-    Card::on(fabric, (0, LinkLayer::InfiniBand), Box::new(drop), Default::default(), Default::default())
+    Card::on(fabric, 0, LinkLayer::InfiniBand, Box::new(drop), Default::default(), Default::default())
 }
 
 /// Steps both cards until `done`, for a minute at most.

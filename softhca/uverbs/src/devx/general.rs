@@ -91,7 +91,10 @@ fn query_roce_address(context: &Context, input: &[u8]) -> std::result::Result<Ve
         return Err(Refusal::parameter(Syndrome::AddressPath, index, limit));
     };
     let mut output = vec![0; roce_address::BYTES];
-    let is_ipv4 = std::net::Ipv6Addr::from(entry.gid).to_ipv4_mapped().is_some();
+    let ipv4 = std::net::Ipv6Addr::from(entry.gid).to_ipv4_mapped();
+    let l3_type = ipv4.map_or(roce_address::L3_IPV6, |_| roce_address::L3_IPV4);
+    let is_second = entry.kind == GidKind::RoceV2;
+    let version = if is_second { roce_address::VERSION_2 } else { roce_address::VERSION_1 };
     let (gid, [mac @ .., a, b, c, d]) = (u128::from_be_bytes(entry.gid), mac_of(&entry.gid));
     for (field, value) in [
         (roce_address::NUM, 1),
@@ -99,12 +102,8 @@ fn query_roce_address(context: &Context, input: &[u8]) -> std::result::Result<Ve
         (roce_address::SOURCE_L3_ADDRESS[1], gid as u64),
         (roce_address::SOURCE_MAC[0], u16::from_be_bytes(mac).into()),
         (roce_address::SOURCE_MAC[1], u32::from_be_bytes([a, b, c, d]).into()),
-        (roce_address::L3_TYPE, (if is_ipv4 { roce_address::L3_IPV4 } else { roce_address::L3_IPV6 }).into()),
-        (
-            roce_address::ROCE_VERSION,
-            (if entry.kind == GidKind::RoceV2 { roce_address::VERSION_2 } else { roce_address::VERSION_1 })
-                .into(),
-        ),
+        (roce_address::L3_TYPE, l3_type.into()),
+        (roce_address::ROCE_VERSION, version.into()),
     ] {
         field.put(&mut output, value);
     }
