@@ -1,5 +1,5 @@
-//! Packets and completion entries that faults delay. Packets keep their order within a queue pair and direction,
-//! completion entries within a queue.
+//! Packets and completion entries that faults delay. Packets keep their order between a queue pair and another card,
+//! in each direction; completion entries keep it within a queue.
 
 use crate::card::memory::ring::Entry;
 use crate::fabric::Node;
@@ -13,14 +13,29 @@ const FULL: usize = 64;
 /// Maximum number of delayed incoming packets; beyond it the card takes no packets from the fabric.
 const CONGESTED: usize = 1024;
 
-/// The packets of a queue pair in one direction. They keep their order.
-pub(crate) type Flow = (Direction, u32);
+/// The packets between a queue pair and another card, in one direction. They keep their order. Packets to one card do
+/// not wait for those to another: a DC target answers its other initiators while one takes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Flow {
+    pub(crate) direction: Direction,
+    pub(crate) qpn: u32,
+    /// Destination of outgoing, source of incoming packets.
+    pub(crate) node: Node,
+}
+
+impl Flow {
+    pub(crate) fn outgoing(qpn: u32, node: Node) -> Self {
+        Flow { direction: Direction::Out, qpn, node }
+    }
+
+    pub(crate) fn incoming(qpn: u32, node: Node) -> Self {
+        Flow { direction: Direction::In, qpn, node }
+    }
+}
 
 #[derive(Clone)]
 pub(crate) struct DelayedPacket {
     pub(crate) header: Header,
-    /// Destination of an outgoing, source of an incoming packet.
-    pub(crate) node: Node,
     pub(crate) payload: Vec<u8>,
     /// When it is released.
     pub(crate) due: Instant,
@@ -61,7 +76,7 @@ impl DelayedPackets {
     }
 
     pub(crate) fn is_congested(&self) -> bool {
-        let incoming = self.flows.iter().filter(|((direction, _), _)| *direction == Direction::In);
+        let incoming = self.flows.iter().filter(|(flow, _)| flow.direction == Direction::In);
         incoming.map(|(_, packets)| packets.len()).sum::<usize>() >= CONGESTED
     }
 
@@ -75,9 +90,9 @@ impl DelayedPackets {
 
     /// Counts a packet of `flow`, for the packets of other queue pairs that wait for it.
     pub(crate) fn count_passed(&mut self, flow: Flow) {
-        for ((direction, qpn), packets) in &mut self.flows {
-            if *direction == flow.0
-                && *qpn != flow.1
+        for (other, packets) in &mut self.flows {
+            if other.direction == flow.direction
+                && other.qpn != flow.qpn
                 && let Some(DelayedPacket { others: Some(others), .. }) = packets.front_mut()
             {
                 *others = others.saturating_sub(1);
@@ -111,14 +126,20 @@ impl DelayedPackets {
         self.flows.values_mut().flatten().for_each(|packet| packet.due = packet.due.min(now));
     }
 
-    /// Makes the packets of a flow due, as its queue pair is about to be destroyed.
-    pub(crate) fn expire_flow(&mut self, flow: Flow, now: Instant) {
-        self.flows.get_mut(&flow).into_iter().flatten().for_each(|packet| packet.due = packet.due.min(now));
+    /// Makes the outgoing packets of a queue pair due, as it is about to be destroyed. Returns their flows.
+    pub(crate) fn expire_outgoing(&mut self, qpn: u32, now: Instant) -> Vec<Flow> {
+        let is_of = |flow: &Flow| flow.direction == Direction::Out && flow.qpn == qpn;
+        let flows = self.flows.iter_mut().filter(|(flow, _)| is_of(flow));
+        let expired = flows.map(|(flow, packets)| {
+            packets.iter_mut().for_each(|packet| packet.due = packet.due.min(now));
+            *flow
+        });
+        expired.collect()
     }
 
     /// Drops the packets of a queue pair that is reset: they must not reach its new connection.
     pub(crate) fn forget(&mut self, qpn: u32) {
-        self.flows.retain(|(_, of), _| *of != qpn);
+        self.flows.retain(|flow, _| flow.qpn != qpn);
     }
 }
 

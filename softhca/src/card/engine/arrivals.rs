@@ -8,7 +8,7 @@
 
 use crate::card::config::{QpState, Transport};
 use crate::card::context::{Context, Resources};
-use crate::card::delayed::{DelayedPacket, DelayedPackets};
+use crate::card::delayed::{DelayedPacket, DelayedPackets, Flow};
 use crate::card::memory::copy::collect;
 use crate::card::memory::peer_copies::PacketName;
 use crate::card::port::Port;
@@ -16,7 +16,7 @@ use crate::card::reports::Event;
 use crate::card::transport::qp::Qp;
 use crate::card::{counters, trace};
 use crate::fabric::{Node, PayloadPart, Sink, Use};
-use crate::faults::{Crossing, Direction, Fate};
+use crate::faults::{Crossing, Fate};
 use crate::os::host::Gone;
 use crate::packet::{GLOBAL, Header, LAST, MULTICAST_QPN, Packet, PacketKind};
 use std::collections::HashMap;
@@ -98,8 +98,8 @@ pub(super) fn arrive(
     if !context.faults.is_on() && delayed.is_empty() {
         return deliver(qps, source, &header, payload, context, touched);
     }
-    let flow = (Direction::In, header.dest_qpn.get());
-    let fate = context.faults.crosses(&crossing(flow.0, flow.1, &header));
+    let flow = Flow::incoming(header.dest_qpn.get(), source);
+    let fate = context.faults.crosses(&crossing(flow, &header));
     let passes = !delayed.holds(flow) && matches!(fate, Fate::Passes | Fate::Duplicated);
     let copies = match fate {
         Fate::Lost => return,
@@ -107,7 +107,7 @@ pub(super) fn arrive(
         _ => 1,
     };
     // SAFETY: the payload is readable while this packet is handled.
-    let Ok(copy) = (unsafe { delay(&header, source, payload, fate, context.now) }) else { return };
+    let Ok(copy) = (unsafe { delay(&header, payload, fate, context.now) }) else { return };
     (usize::from(passes)..copies).for_each(|_| delayed.push(flow, copy.clone()));
     if !passes {
         return;
@@ -125,7 +125,6 @@ pub(super) fn arrive(
 /// As [`collect`].
 pub(super) unsafe fn delay(
     header: &Header,
-    node: Node,
     parts: &[PayloadPart],
     fate: Fate,
     now: Instant,
@@ -136,11 +135,11 @@ pub(super) unsafe fn delay(
         Fate::Delayed { at_most, others } => (now + at_most, others),
         _ => (now, None),
     };
-    Ok(DelayedPacket { header: *header, node, payload, due, others, had_no_room: false })
+    Ok(DelayedPacket { header: *header, payload, due, others, had_no_room: false })
 }
 
 /// Returns the description of a packet by which faults decide.
-pub(super) fn crossing(direction: Direction, qpn: u32, header: &Header) -> Crossing {
+pub(super) fn crossing(Flow { direction, qpn, .. }: Flow, header: &Header) -> Crossing {
     let kind = PacketKind::try_from(header.kind).ok();
     Crossing {
         direction,

@@ -76,11 +76,16 @@ impl Engine {
     }
 
     fn serve_up_to_budget(&mut self, qpn: u32, now: Instant) -> Served {
-        for _ in 0..SEND_BUDGET {
+        // Each initiator of a DC target gets a packet in a round: peers count rounds (`timeouts.rs`).
+        let initiators = self.qps.get(&qpn).map_or(0, Qp::waiting_initiators);
+        for _ in 0..SEND_BUDGET.max(initiators) {
             self.resources.payload.clear();
             let made = self.with_qp(qpn, now, |qp, context| qp.next_packet(context));
             self.pass_on_enables(now);
-            let Some(Some(packet)) = made else { return Served::All };
+            let Some(Some(packet)) = made else {
+                let is_blocked = self.with_qp(qpn, now, |qp, _| qp.end_blocked()).unwrap_or(false);
+                return if is_blocked { Served::Blocked } else { Served::All };
+            };
             if self.resources.payload.is_waiting() {
                 match self.add_to_batch(&packet, now) {
                     PeerPayload::Batched if !self.batch.is_full() => continue,
@@ -90,6 +95,7 @@ impl Engine {
                     }
                     PeerPayload::LeavesAlone => {}
                     PeerPayload::Refused => continue,
+                    PeerPayload::NoRoom if self.others_come_first(&packet, now) => continue,
                     PeerPayload::NoRoom => return Served::Blocked,
                 }
             }
@@ -101,14 +107,20 @@ impl Engine {
                 match self.fetch_payload(&packet, now) {
                     PeerPayload::LeavesAlone => {}
                     PeerPayload::Batched | PeerPayload::Refused => continue,
+                    PeerPayload::NoRoom if self.others_come_first(&packet, now) => continue,
                     PeerPayload::NoRoom => return Served::Blocked,
                 }
             }
-            if self.depart(&packet, now) == Departure::NoRoom {
+            if self.depart(&packet, now) == Departure::NoRoom && !self.others_come_first(&packet, now) {
                 return Served::Blocked;
             }
         }
         Served::Part
+    }
+
+    /// Returns whether the queue pair may have packets for other cards, as the fabric has no room for this one.
+    fn others_come_first(&mut self, packet: &Outgoing, now: Instant) -> bool {
+        self.with_qp(packet.qpn, now, |qp, _| qp.pass_over(packet)).unwrap_or(false)
     }
 
     /// Sends the posted requests of an unreliable queue pair, and the outstanding answers of any queue pair, before it
@@ -283,11 +295,11 @@ impl Engine {
 
     /// Sends a packet while faults are on. They decide about it once.
     fn depart_with_faults(&mut self, packet: &Outgoing, parts: &[PayloadPart], now: Instant) -> Departed {
-        let flow = (Direction::Out, packet.qpn);
+        let flow = Flow::outgoing(packet.qpn, packet.to);
         if self.delayed.is_full(flow) {
             return Ok(Departure::NoRoom);
         }
-        let fate = self.resources.faults.crosses(&crossing(Direction::Out, packet.qpn, &packet.header));
+        let fate = self.resources.faults.crosses(&crossing(flow, &packet.header));
         let copies = match fate {
             Fate::Fails(syndrome) => {
                 self.with_qp(packet.qpn, now, |qp, context| qp.fail_current(syndrome, context));
@@ -298,7 +310,7 @@ impl Engine {
             Fate::Duplicated => 2,
         };
         // SAFETY: the parts are the packet's payload, readable while it is handled.
-        let copy = unsafe { delay(&packet.header, packet.to, parts, fate, now) }?;
+        let copy = unsafe { delay(&packet.header, parts, fate, now) }?;
         self.sent(packet, now);
         (0..copies).for_each(|_| self.delayed.push(flow, copy.clone()));
         // A packet without delay leaves now, unless earlier ones of its queue pair wait.
@@ -385,12 +397,12 @@ impl Engine {
         for count in 0..RELEASE_BUDGET {
             let Some(packet) = self.delayed.pop(flow, now) else { return count > 0 };
             let parts = [(packet.payload.as_ptr(), packet.payload.len())];
-            let outcome = match flow {
-                (Direction::Out, _) => self.transmit(&packet.header, packet.node, &parts, now),
-                (Direction::In, _) => {
+            let Flow { direction, qpn, node } = flow;
+            let outcome = match direction {
+                Direction::Out => self.transmit(&packet.header, node, &parts, now),
+                Direction::In => {
                     let (mut context, mut touched) = (self.resources.context(now), Vec::new());
-                    let DelayedPacket { node, header, .. } = &packet;
-                    deliver(&mut self.qps, *node, header, &parts, &mut context, &mut touched);
+                    deliver(&mut self.qps, node, &packet.header, &parts, &mut context, &mut touched);
                     touched.into_iter().for_each(|qpn| self.reschedule(qpn));
                     SendOutcome::Sent
                 }
@@ -401,10 +413,10 @@ impl Engine {
                 return count > 0;
             }
             self.delayed.count_passed(flow);
-            if flow.0 == Direction::Out {
+            if direction == Direction::Out {
                 let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
-                self.with_qp(flow.1, now, |qp, _| qp.note_position(&packet.header, left_at));
-                self.note_unreachable(flow.1, packet.node, &packet.header, outcome, now);
+                self.with_qp(qpn, now, |qp, _| qp.note_position(&packet.header, left_at));
+                self.note_unreachable(qpn, node, &packet.header, outcome, now);
             }
         }
         true
@@ -413,9 +425,9 @@ impl Engine {
     /// Sends the delayed packets of a queue pair before it is destroyed: for programs they have left already. They may
     /// include the acknowledgement of a completed receive, which would be lost if the process ends soon.
     pub(crate) fn flush_delayed_packets_of(&mut self, qpn: u32, now: Instant) {
-        let flow = (Direction::Out, qpn);
-        self.delayed.expire_flow(flow, now);
-        while self.release(flow, now) {}
+        for flow in self.delayed.expire_outgoing(qpn, now) {
+            while self.release(flow, now) {}
+        }
     }
 
     /// Sends all delayed packets before the card ends: for programs they have left already.
@@ -429,9 +441,9 @@ impl Engine {
     pub(crate) fn send_management(&mut self, to: Node, bytes: &[u8], now: Instant) {
         let mut header = Header::new(PacketKind::Management, MANAGEMENT_QPN, MANAGEMENT_QPN, 0);
         header.flags |= UNRELIABLE;
-        let flow = (Direction::Out, MANAGEMENT_QPN);
+        let flow = Flow::outgoing(MANAGEMENT_QPN, to);
         let fate = match self.resources.faults.is_on() {
-            true => self.resources.faults.crosses(&crossing(flow.0, flow.1, &header)),
+            true => self.resources.faults.crosses(&crossing(flow, &header)),
             false => Fate::Passes,
         };
         if fate == Fate::Lost || self.delayed.is_full(flow) {
@@ -439,7 +451,7 @@ impl Engine {
             return;
         }
         // SAFETY: the part is the slice.
-        let delayed = unsafe { delay(&header, to, &[(bytes.as_ptr(), bytes.len())], fate, now) };
+        let delayed = unsafe { delay(&header, &[(bytes.as_ptr(), bytes.len())], fate, now) };
         let Ok(packet) = delayed else { return };
         // It leaves now, unless it is delayed or earlier ones wait.
         self.delayed.push(flow, packet);

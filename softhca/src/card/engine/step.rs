@@ -5,11 +5,11 @@ use super::doorbells::{PAGES, PAGES_BEFORE_SLEEP, Rung};
 use super::send::Served;
 use super::state::Engine;
 use super::timeouts::{check_own_timeout, check_timeout};
+use crate::card::delayed::Flow;
 use crate::card::reports::{Diagnostic, Event, Verdict};
 use crate::card::trace;
 use crate::card::transport::qp::Qp;
 use crate::card::transport::requester::PeerState;
-use crate::faults::Direction;
 use crate::liberties::LibertyKinds;
 use crate::speed::SPEED_VARIABLE;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
@@ -248,7 +248,7 @@ impl Engine {
         let expired = qp.requester.is_expired(now);
         let ready = qp.end_pauses(now);
         let round = self.schedule.rounds;
-        let has_no_room = self.delayed.has_no_room((Direction::Out, qpn));
+        let has_no_room = self.delayed.has_no_room(Flow::outgoing(qpn, node));
         let peer = match expired {
             true if node == self.resources.port.node() => Some(check_own_timeout(round, &mut qp.requester)),
             true => Some(check_timeout(&mut self.fabric, node, (round, now), &mut qp.requester, has_no_room)),

@@ -1,5 +1,7 @@
 //! Dynamically connected transport.
 
+mod several_cards;
+
 use super::shared_queues::{TestSrq, card_with_events};
 use super::*;
 use crate::liberties::{Liberties, LibertyKinds};
@@ -31,12 +33,16 @@ fn to(state: QpState) -> QpChange {
     QpChange { state: Some(state), ..QpChange::default() }
 }
 
-fn bring_up(card: &Card, qpn: u32) {
+fn patient() -> QpChange {
+    QpChange { timeout: Some(14), retry_cnt: Some(7), ..QpChange::default() }
+}
+
+fn bring_up(card: &Card, qpn: u32, timers: QpChange) {
     let init = QpChange { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
     card.modify_qp(qpn, &init).unwrap();
     card.modify_qp(qpn, &QpChange { path_mtu: Some(5), ..to(QpState::Rtr) }).unwrap();
-    let timers = QpChange { timeout: Some(14), retry_cnt: Some(7), rnr_retry: Some(7), ..to(QpState::Rts) };
-    card.modify_qp(qpn, &QpChange { sq_psn: Some(7), max_rd_atomic: Some(4), ..timers }).unwrap();
+    let rts = QpChange { state: Some(QpState::Rts), rnr_retry: Some(7), sq_psn: Some(7), ..timers };
+    card.modify_qp(qpn, &QpChange { max_rd_atomic: Some(4), ..rts }).unwrap();
 }
 
 impl Target {
@@ -72,7 +78,7 @@ impl Bed {
         let (card, events) = card_with_events();
         let pdn = card.alloc_pd().unwrap();
         let initiators = [(); 2].map(|()| TestQp::with(&card, pdn, &SIZES, initiator));
-        initiators.iter().for_each(|qp| bring_up(&card, qp.qpn));
+        initiators.iter().for_each(|qp| bring_up(&card, qp.qpn, patient()));
         let targets = [0x61, 0x62].map(|user_index| Target::new(&card, pdn, user_index));
         let source = Region::new(&card, pdn, 1 << 18, everything());
         source.fill(4);
@@ -176,7 +182,7 @@ fn an_initiator_that_is_refused_ends_alone_and_may_come_again() {
         bed.card.modify_qp(qp.qpn, &to(QpState::Reset)).unwrap();
         word(qp.dbrec, doorbell::DBR_SEND).store(0, Ordering::Release);
         qp.head = 0;
-        bring_up(&bed.card, qp.qpn);
+        bring_up(&bed.card, qp.qpn, patient());
         bed.receive(0, 0..64);
         success(bed.post(from, 0, Opcode::Send, &[data.as_bytes()]));
         assert!(!bed.targets[0].cq.poll().unwrap().is_error());

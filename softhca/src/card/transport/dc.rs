@@ -31,6 +31,8 @@ pub(super) struct Initiators {
     known: BTreeMap<Address, Initiator>,
     /// Initiators with pending answers.
     waiting: BTreeSet<Address>,
+    /// Initiators with pending answers whose cards had no room in this turn of the target.
+    blocked: BTreeSet<Address>,
     /// Initiators whose answers are held back for a while.
     held: BTreeSet<Address>,
     /// The initiator that was answered last: others come first.
@@ -39,7 +41,7 @@ pub(super) struct Initiators {
 
 impl Initiators {
     pub(super) fn owe_answers(&self) -> bool {
-        !self.waiting.is_empty()
+        !(self.waiting.is_empty() && self.blocked.is_empty())
     }
 
     pub(super) fn request(&mut self, endpoint: &mut Endpoint, packet: Packet<'_>, context: &mut Context<'_>) {
@@ -121,6 +123,25 @@ impl Initiators {
             initiator.responder.answers.next_wake().is_some()
         });
         held.len() < before
+    }
+
+    /// Passes over an initiator, whose card has no room for its answer, until [`Self::end_blocked`].
+    pub(super) fn pass_over(&mut self, to: Node, header: &Header) {
+        let address = (to, header.dest_qpn.get());
+        self.waiting.remove(&address);
+        self.blocked.insert(address);
+    }
+
+    /// Returns whether there are initiators that were passed over. Their answers may be next.
+    pub(super) fn end_blocked(&mut self) -> bool {
+        let is_blocked = !self.blocked.is_empty();
+        self.waiting.append(&mut self.blocked);
+        is_blocked
+    }
+
+    /// Returns the number of initiators with pending answers.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Handles the departure of an answer.

@@ -257,6 +257,26 @@ impl Qp {
         }
     }
 
+    /// Passes over a packet made by [`Self::next_packet`], for which the fabric has no room. Returns false unless the
+    /// queue pair is a DC target, whose other initiators do not wait for this one.
+    pub(crate) fn pass_over(&mut self, packet: &Outgoing) -> bool {
+        let is_target = self.endpoint.config.transport == Transport::DcTarget;
+        if is_target {
+            self.initiators.pass_over(packet.to, &packet.header);
+        }
+        is_target
+    }
+
+    /// Ends [`Self::pass_over`]: the next packet may be one that had no room. Returns whether there is one.
+    pub(crate) fn end_blocked(&mut self) -> bool {
+        self.initiators.end_blocked()
+    }
+
+    /// Returns the number of initiators of a DC target with pending answers.
+    pub(crate) fn waiting_initiators(&self) -> usize {
+        self.initiators.waiting()
+    }
+
     /// Records that the fabric has taken a packet, which ends at `left_at`; `None` if it has not.
     pub(crate) fn note_position(&mut self, header: &Header, left_at: Option<u64>) {
         if let Some(left_at) = left_at
