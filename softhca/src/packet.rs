@@ -196,6 +196,26 @@ impl Packet<'_> {
     pub(crate) fn payload_len(&self) -> usize {
         self.payload.iter().map(|part| part.1).sum()
     }
+
+    /// Describes its message for people.
+    pub(crate) fn describe(&self) -> String {
+        let (length, addr) = (self.header.length.get(), self.header.addr.get());
+        match self.kind {
+            PacketKind::Write if self.header.has(IMMEDIATE) => {
+                format!("RDMA write with immediate of {length} bytes to {addr:#x}")
+            }
+            PacketKind::Write => format!("RDMA write of {length} bytes to {addr:#x}"),
+            PacketKind::Read => format!("RDMA read of {length} bytes at {addr:#x}"),
+            PacketKind::CompareSwap | PacketKind::FetchAdd => format!("atomic operation at {addr:#x}"),
+            PacketKind::Datagram => format!("datagram of {length} bytes"),
+            _ => format!("send of {length} bytes"),
+        }
+    }
+
+    /// Returns whether it is the first packet of a message. Only sends and writes have several.
+    pub(crate) fn begins_message(&self) -> bool {
+        !matches!(self.kind, PacketKind::Send | PacketKind::Write) || self.header.has(FIRST)
+    }
 }
 
 /// Mask of packet sequence numbers, which have 24 bits.

@@ -6,7 +6,7 @@ use super::listeners::AwaitedWords;
 use super::management::Inbox;
 use super::memory::clock::Clock;
 use super::memory::copy::{self, MemoryFailure, Target};
-use super::memory::deferred::DeferredWrites;
+use super::memory::deferred::{DeferredWrites, HowToWrite};
 use super::memory::gather::Gather;
 use super::memory::peer_copies::PeerCopies;
 use super::memory::region::Regions;
@@ -21,7 +21,7 @@ use super::reports::{Diagnostic, Diagnostics, Event, Verdict};
 use super::trace;
 use crate::fabric::PayloadPart;
 use crate::faults::{Direction, Faults};
-use crate::liberties::{Dice, LibertyKinds};
+use crate::liberties::{Decisions, LibertyKinds, Work};
 use crate::packet::PacketKind;
 use crate::speed::Speed;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
@@ -43,7 +43,7 @@ pub(crate) struct Resources {
     pub(crate) payload: Gather,
     pub(crate) peers: PeerCopies,
     pub(crate) faults: Faults,
-    pub(crate) dice: Dice,
+    pub(crate) decisions: Decisions,
     /// Completion entries that faults or liberties delay.
     pub(crate) delayed: DelayedCompletions,
     /// Completion queues with an event that moderation holds back, by its due time.
@@ -73,7 +73,7 @@ impl Resources {
         (port, speed): (Port, Speed),
         clock: Arc<Clock>,
         faults: Faults,
-        dice: Dice,
+        decisions: Decisions,
         waits: WaitRules,
     ) -> Self {
         Resources {
@@ -88,7 +88,7 @@ impl Resources {
             payload: Gather::default(),
             peers: PeerCopies::default(),
             faults,
-            dice,
+            decisions,
             delayed: DelayedCompletions::default(),
             held_events: BTreeSet::new(),
             waits,
@@ -115,7 +115,7 @@ impl Resources {
             payload: &mut self.payload,
             peers: &mut self.peers,
             faults: &self.faults,
-            dice: &mut self.dice,
+            decisions: &mut self.decisions,
             delayed: &mut self.delayed,
             held_events: &mut self.held_events,
             waits: self.waits,
@@ -142,7 +142,7 @@ pub(crate) struct Context<'a> {
     pub(crate) payload: &'a mut Gather,
     peers: &'a mut PeerCopies,
     pub(crate) faults: &'a Faults,
-    pub(crate) dice: &'a mut Dice,
+    pub(crate) decisions: &'a mut Decisions,
     delayed: &'a mut DelayedCompletions,
     held_events: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
@@ -273,19 +273,20 @@ impl Context<'_> {
     /// memory with write access.
     pub(crate) unsafe fn write(
         &mut self,
-        deferred: &mut DeferredWrites,
+        (deferred, work): (&mut DeferredWrites, Work),
         payload: &[PayloadPart],
         targets: &[Target<'_>],
         keys: impl IntoIterator<Item = u32>,
     ) -> Result<(), MemoryFailure> {
-        let copied = if !self.dice.is_on() {
+        let copied = if !self.decisions.is_on() {
             // SAFETY: the caller guarantees this; no region is removed while the engine is locked. The fabric keeps the
             // payload of a packet whose copies may end later.
             unsafe { copy::copy(payload, targets, self.peers, &mut deferred.lost) }
         } else {
             let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
+            let how = HowToWrite { work, is_relaxed, decisions: self.decisions, now: self.now };
             // SAFETY: as above; deferred writes are performed before a region is removed.
-            unsafe { deferred.copy(payload, targets, is_relaxed, self.peers, (self.dice, self.now)) }
+            unsafe { deferred.copy(payload, targets, self.peers, how) }
         };
         self.report_lost(deferred);
         copied
@@ -305,7 +306,7 @@ impl Context<'_> {
     /// Copies payload to a list of segments, from byte `offset` on.
     pub(crate) fn scatter(
         &mut self,
-        deferred: &mut DeferredWrites,
+        deferred: (&mut DeferredWrites, Work),
         pdn: u32,
         segments: &[DataSeg],
         offset: u32,
@@ -323,12 +324,18 @@ impl Context<'_> {
         Ok(unsafe { self.write(deferred, payload, &places, keys) }?)
     }
 
-    /// Writes a completion entry, and before it the deferred writes of its queue pair. Faults and liberties may delay
+    /// Writes a completion entry of some work, and before it the deferred writes of its queue pair. Faults and liberties may delay
     /// both. Returns false if the queue has overrun.
-    pub(crate) fn complete(&mut self, cqn: u32, entry: Entry, deferred: &mut DeferredWrites) -> bool {
+    pub(crate) fn complete(
+        &mut self,
+        cqn: u32,
+        entry: Entry,
+        work: Work,
+        deferred: &mut DeferredWrites,
+    ) -> bool {
         let waits = self.delayed.holds(cqn);
         let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
-        let delay = fault.or_else(|| self.dice.pause(LibertyKinds::COMPLETIONS));
+        let delay = fault.or_else(|| self.decisions.pause(LibertyKinds::COMPLETIONS, work));
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
             deferred.write_all();
             self.report_lost(deferred);

@@ -11,7 +11,7 @@ use super::worker::{EventSink, Shared};
 use super::{capabilities, listeners};
 use crate::fabric::{Fabric, Node};
 use crate::faults::{FaultPlan, Faults, RuleCount};
-use crate::liberties::{Dice, Liberties};
+use crate::liberties::{Decisions, Liberties, Schedule};
 use crate::os::{clock, guard};
 use crate::speed::Speed;
 use crate::{faults, liberties, peer_memory, setting};
@@ -93,10 +93,10 @@ impl Card {
     fn stopped_device(device: usize, link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         setting::check_names()?;
         faults::plan_from_environment()?;
-        let (waits, dice) = (WaitRules::from_environment()?, liberties::of_next_card()?);
+        let (waits, decisions) = (WaitRules::from_environment()?, liberties::of_next_card()?);
         let limits = Limits::from_environment()?;
         let fabric = Fabric::bind(Speed::from_environment()?)?;
-        let mut card = Card::on(fabric, device, link, sink, waits, dice);
+        let mut card = Card::on(fabric, device, link, sink, waits, decisions);
         card.limits = limits;
         Ok(card)
     }
@@ -107,7 +107,7 @@ impl Card {
         link: LinkLayer,
         sink: EventSink,
         waits: WaitRules,
-        dice: Dice,
+        decisions: Decisions,
     ) -> Card {
         let sleeper = fabric.sleeper();
         let ipv4 = fabric.ipv4();
@@ -116,7 +116,7 @@ impl Card {
         let port = Port::new(device, link, fabric.number(), ipv4);
         let faults = faults::join();
         guard::install();
-        let engine = Engine::new(fabric, port, faults.clone(), dice, waits);
+        let engine = Engine::new(fabric, port, faults.clone(), decisions, waits);
         let shared = Arc::new(Shared {
             port,
             announced: engine.doorbells.announced.clone(),
@@ -221,7 +221,12 @@ impl Card {
 
     /// Takes these liberties, or none, instead of the process's.
     pub fn set_liberties(&self, liberties: Option<Liberties>) {
-        self.command(|engine| engine.resources.dice = liberties::of_one_card(liberties));
+        self.set_schedule(liberties.map(Schedule::from).as_ref());
+    }
+
+    /// Follows this schedule, or none, instead of the process's.
+    pub fn set_schedule(&self, schedule: Option<&Schedule>) {
+        self.command(|engine| engine.resources.decisions = liberties::of_one_card(schedule));
     }
 
     /// Returns the fault rules of this card, with their counts.

@@ -1,6 +1,7 @@
 //! System calls that the standard library lacks.
 
 pub(crate) mod clock;
+pub(crate) mod fork;
 pub(crate) mod guard;
 pub(crate) mod host;
 pub(crate) mod memory;

@@ -210,8 +210,9 @@ impl Card {
                 engine.resources.slaves.insert(qpn);
             }
             change_users(engine, config, |users| *users += 1);
+            let number = engine.number_of_next_qp(qpn);
             // SAFETY: the caller guarantees this.
-            engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
+            engine.qps.insert(qpn, unsafe { Qp::new(qpn, config, number) });
             Ok(qpn)
         })
     }

@@ -44,7 +44,7 @@ impl Arrivals<'_> {
             && header.is_reliable()
             && !self.resources.faults.is_on()
             && self.delayed.is_empty()
-            && !self.resources.dice.is_on()
+            && !self.resources.decisions.is_on()
             && self.qps.get(&qpn).is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc);
         may.then(|| (qpn, header.psn.get()))
     }

@@ -15,7 +15,8 @@ use crate::card::reports::Event;
 use crate::card::transport::qp::{Outgoing, Qp};
 use crate::fabric::{Fabric, Hole};
 use crate::faults::Faults;
-use crate::liberties::Dice;
+use crate::liberties::Decisions;
+use crate::liberties::journal;
 use crate::peer_memory::PeerMapping;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub(crate) struct Engine {
     pub(crate) xrcds: HashMap<u32, XrcDomain>,
     pub(crate) doorbells: Doorbells,
     pub(crate) qps: HashMap<u32, Qp>,
+    /// Number of queue pairs that were made.
+    qps_made: u32,
     pub(crate) resources: Resources,
     pub(super) schedule: Schedule,
     pub(super) batch: PeerBatch,
@@ -88,7 +91,13 @@ pub(crate) struct Workers {
 }
 
 impl Engine {
-    pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, dice: Dice, waits: WaitRules) -> Self {
+    pub(crate) fn new(
+        fabric: Fabric,
+        port: Port,
+        faults: Faults,
+        decisions: Decisions,
+        waits: WaitRules,
+    ) -> Self {
         let (clock, speed) = (Arc::<Clock>::default(), fabric.speed());
         Engine {
             workers: Workers::default(),
@@ -97,12 +106,23 @@ impl Engine {
             xrcds: HashMap::new(),
             doorbells: Doorbells::new(clock.clone()),
             qps: HashMap::new(),
-            resources: Resources::new((port, speed), clock, faults, dice, waits),
+            qps_made: 0,
+            resources: Resources::new((port, speed), clock, faults, decisions, waits),
             schedule: Schedule::default(),
             batch: PeerBatch::default(),
             delayed: DelayedPackets::default(),
             counters: counters::CardCounters::default(),
         }
+    }
+
+    /// Counts a queue pair that is being made. Returns its number, from 0.
+    pub(crate) fn number_of_next_qp(&mut self, qpn: u32) -> u32 {
+        let qp = self.qps_made;
+        self.qps_made = qp.wrapping_add(1);
+        if let Some(journal) = self.resources.decisions.journal() {
+            journal.write(&journal::Entry::Made { qp, qpn });
+        }
+        qp
     }
 
     pub(crate) fn with_qp<R>(
@@ -185,7 +205,7 @@ impl Engine {
         if self.resources.delayed.is_empty() {
             return false;
         }
-        let delays = self.resources.faults.is_on() || self.resources.dice.is_on();
+        let delays = self.resources.faults.is_on() || self.resources.decisions.is_on();
         let due = if delays { Some(now) } else { None };
         let mut released = false;
         while let Some((cqn, entry)) = self.resources.delayed.pop(due) {

@@ -10,7 +10,7 @@ use crate::card::reports::{Diagnostic, Event, Verdict};
 use crate::card::trace;
 use crate::card::transport::qp::Qp;
 use crate::card::transport::requester::PeerState;
-use crate::liberties::LibertyKinds;
+use crate::liberties::{LibertyKinds, Subject, Work};
 use crate::speed::SPEED_VARIABLE;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::time::Instant;
@@ -97,13 +97,24 @@ impl Engine {
     fn poll_doorbells(&mut self, pages: usize, now: Instant) -> bool {
         let rung = self.doorbells.poll(pages, now);
         let has_rung = !rung.is_empty();
+        let last = if self.resources.decisions.is_on() {
+            rung.last().and_then(|rung| self.rung(rung))
+        } else {
+            None
+        };
         self.handle_doorbells(rung, now);
         if has_rung {
             // Later doorbells may be served by one poll.
-            let pause = self.resources.dice.pause(LibertyKinds::DOORBELLS);
+            let pause = last.and_then(|work| self.resources.decisions.pause(LibertyKinds::DOORBELLS, work));
             self.doorbells.next_poll = pause.map(|pause| now + pause);
         }
         has_rung
+    }
+
+    /// Returns the work that a doorbell announces, as decisions name it.
+    fn rung(&self, Rung { bell, .. }: &Rung) -> Option<Work> {
+        let work = self.qps.get(&bell.qpn())?.endpoint.work;
+        Some(Work { subject: Subject::Request(bell.index().into()), packet: 0, ..work })
     }
 
     /// Handles the doorbells that have rung on pages where completion queues are armed.

@@ -4,8 +4,9 @@
 use super::copy::{Location, MemoryFailure, Target, collect, copy};
 use super::peer_copies::PeerCopies;
 use crate::fabric::PayloadPart;
-use crate::liberties::{Dice, LibertyKinds};
+use crate::liberties::{Decisions, Draw, LibertyKinds, Subject, Work};
 use crate::os::host::{Gone, copy_piece};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// Maximum number of deferred bytes of a queue pair.
@@ -22,10 +23,31 @@ struct Piece {
     bytes: Vec<u8>,
     /// True if later messages do not wait for it.
     relaxed: bool,
+    of: Subject,
 }
 
 // SAFETY: its address is used only by `DeferredWrites`, by the thread that holds the engine's lock.
 unsafe impl Send for Piece {}
+
+/// Where the payload of a packet comes from, and what decides how it is written.
+pub(crate) struct HowToWrite<'a> {
+    pub(crate) work: Work,
+    /// True if all targets are in regions of relaxed ordering.
+    pub(crate) is_relaxed: bool,
+    pub(crate) decisions: &'a mut Decisions,
+    pub(crate) now: Instant,
+}
+
+impl HowToWrite<'_> {
+    /// Returns whether later messages do not wait for all of it, and a draw, if it is not written as it comes.
+    fn decide(&mut self) -> Option<(bool, Draw)> {
+        let HowToWrite { work, is_relaxed, decisions, .. } = self;
+        let relaxed = if *is_relaxed { decisions.take(LibertyKinds::RELAXED, *work) } else { None };
+        let unordered = decisions.take(LibertyKinds::UNORDERED, *work);
+        let pieces = decisions.take(LibertyKinds::PIECES, *work);
+        relaxed.or(unordered).map(|draw| (true, draw)).or(pieces.map(|draw| (false, draw)))
+    }
+}
 
 /// The deferred writes of a queue pair; none on a card without liberties.
 #[derive(Debug, Default)]
@@ -42,6 +64,12 @@ impl DeferredWrites {
     /// Returns when all writes are performed at the latest; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
+    }
+
+    /// Returns the numbers of the messages, but for one, of which later messages do not wait for some writes.
+    pub(crate) fn held(&self, but: Subject) -> Vec<u32> {
+        let relaxed = self.pieces.iter().filter(|piece| piece.relaxed && piece.of != but);
+        relaxed.map(|piece| piece.of.number()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Performs all writes, before something that is ordered after them becomes visible.
@@ -74,8 +102,7 @@ impl DeferredWrites {
     }
 
     /// Copies the concatenated parts to the concatenated targets like [`copy`], but takes the liberty to write pieces
-    /// in any order, and some later. Peer memory is written at once. `is_relaxed`: all targets are in regions of
-    /// relaxed ordering.
+    /// in any order, and some later. Peer memory is written at once.
     ///
     /// # Errors
     /// As [`copy`].
@@ -86,22 +113,23 @@ impl DeferredWrites {
         &mut self,
         parts: &[PayloadPart],
         targets: &[Target<'_>],
-        is_relaxed: bool,
         peers: &mut PeerCopies,
-        (dice, now): (&mut Dice, Instant),
+        mut how: HowToWrite<'_>,
     ) -> Result<(), MemoryFailure> {
-        let relaxed = is_relaxed && dice.takes(LibertyKinds::RELAXED);
-        if !relaxed && !dice.takes(LibertyKinds::PIECES) {
+        let Some((relaxed, mut draw)) = how.decide() else {
             // SAFETY: the caller guarantees this.
             return unsafe { copy(parts, targets, peers, &mut self.lost) };
-        }
+        };
         // SAFETY: the caller guarantees this.
         let bytes = unsafe { collect(parts) }?;
+        let of = how.work.subject;
         let (mut rest, mut pieces) = (&bytes[..], Vec::new());
         for &(at, room) in targets {
             let (mine, behind) = rest.split_at(room.min(rest.len()));
             match at {
-                Location::Host(to) => cut(to, mine, relaxed, dice, &mut pieces),
+                Location::Host(to) => {
+                    cut(to, mine, &mut draw, |to, bytes| pieces.push(Piece { to, bytes, relaxed, of }))
+                }
                 Location::Peer(..) => {
                     let mine = [(mine.as_ptr(), mine.len())];
                     // SAFETY: the caller guarantees this; the bytes are ours.
@@ -110,20 +138,21 @@ impl DeferredWrites {
             }
             rest = behind;
         }
-        dice.shuffle(&mut pieces);
-        let later = pieces.split_off(dice.below(pieces.len() + 1));
+        draw.shuffle(&mut pieces);
+        let at_once = if relaxed && draw.below(2) == 0 { 0 } else { draw.below(pieces.len() + 1) };
+        let later = pieces.split_off(at_once);
         pieces.into_iter().for_each(|piece| piece.write(&mut self.lost));
-        self.park(later, dice, now);
+        self.park(later, how.now + draw.pause());
         Ok(())
     }
 
-    fn park(&mut self, pieces: Vec<Piece>, dice: &mut Dice, now: Instant) {
+    fn park(&mut self, pieces: Vec<Piece>, until: Instant) {
         if pieces.is_empty() {
             return;
         }
         self.bytes += pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
         self.pieces.extend(pieces);
-        self.due.get_or_insert(now + dice.any_pause());
+        self.due.get_or_insert(until);
         if self.bytes > MOST {
             self.write_all();
         }
@@ -139,10 +168,11 @@ impl Piece {
     }
 }
 
-fn cut(to: *mut u8, bytes: &[u8], relaxed: bool, dice: &mut Dice, pieces: &mut Vec<Piece>) {
+/// Calls `add` for each of the pieces into which it cuts bytes.
+fn cut(to: *mut u8, bytes: &[u8], draw: &mut Draw, mut add: impl FnMut(*mut u8, Vec<u8>)) {
     let lead = (to as usize).next_multiple_of(WORD) - to as usize;
     let words = bytes.len().saturating_sub(lead).div_ceil(WORD);
-    let cuts = (0..PIECES.min(words)).map(|_| lead + dice.below(words) * WORD);
+    let cuts = (0..PIECES.min(words)).map(|_| lead + draw.below(words) * WORD);
     let mut ends: Vec<usize> = cuts.filter(|cut| (1..bytes.len()).contains(cut)).collect();
     ends.push(bytes.len());
     ends.sort_unstable();
@@ -150,7 +180,7 @@ fn cut(to: *mut u8, bytes: &[u8], relaxed: bool, dice: &mut Dice, pieces: &mut V
     let mut start = 0;
     for end in ends {
         if end > start {
-            pieces.push(Piece { to: to.wrapping_add(start), bytes: bytes[start..end].to_vec(), relaxed });
+            add(to.wrapping_add(start), bytes[start..end].to_vec());
         }
         start = end;
     }
@@ -159,11 +189,15 @@ fn cut(to: *mut u8, bytes: &[u8], relaxed: bool, dice: &mut Dice, pieces: &mut V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::liberties::{Liberties, of_one_card};
+    use crate::liberties::{Liberties, Subject, of_one_card};
     use proptest::prelude::*;
 
-    fn dice(seed: u64, kinds: LibertyKinds) -> Dice {
-        of_one_card(Some(Liberties { seed, kinds }))
+    fn decisions(seed: u64, kinds: LibertyKinds) -> Decisions {
+        of_one_card(Some(&Liberties { seed, kinds }.into()))
+    }
+
+    fn work(message: u32) -> Work {
+        Work { subject: Subject::Message(message), ..Work::of_qp(0) }
     }
 
     proptest! {
@@ -184,12 +218,13 @@ mod tests {
                     (Location::Host(base.wrapping_add(at - size)), *size)
                 })
                 .collect();
-            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
+            let (mut deferred, mut decisions) = (DeferredWrites::default(), decisions(seed, LibertyKinds::PIECES));
             let parts = [(bytes.as_ptr(), bytes.len())];
             let count = bytes.len().min(at);
             let now = Instant::now();
+            let how = HowToWrite { work: work(0), is_relaxed: false, decisions: &mut decisions, now };
             // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `deferred`.
-            unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }.unwrap();
+            unsafe { deferred.copy(&parts, &targets, &mut PeerCopies::default(), how) }.unwrap();
             for piece in &deferred.pieces {
                 let (first, last) = (piece.to as usize, piece.to as usize + piece.bytes.len());
                 let is_edge = |at: usize| targets.iter().any(|(location, size)| {
@@ -215,15 +250,15 @@ mod tests {
         let bytes = [7u8; 512];
         let (mut relaxed, mut ordered) = (0, 0);
         for seed in 0..64 {
-            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::all()));
+            let kinds = LibertyKinds::PIECES | LibertyKinds::RELAXED;
+            let (mut deferred, mut decisions) = (DeferredWrites::default(), decisions(seed, kinds));
             let now = Instant::now();
-            let mut copy = |is_relaxed| {
+            let mut copy = |is_relaxed: bool| {
                 let (parts, targets) = ([(bytes.as_ptr(), 512)], [(location, 512)]);
+                let work = work(is_relaxed.into());
+                let how = HowToWrite { work, is_relaxed, decisions: &mut decisions, now };
                 // SAFETY: the array outlives `deferred`; nothing reads it meanwhile.
-                unsafe {
-                    deferred.copy(&parts, &targets, is_relaxed, &mut PeerCopies::default(), (&mut dice, now))
-                }
-                .unwrap();
+                unsafe { deferred.copy(&parts, &targets, &mut PeerCopies::default(), how) }.unwrap();
             };
             copy(false);
             copy(true);
@@ -244,12 +279,13 @@ mod tests {
         let location = Location::Host(target.as_mut_ptr().cast());
         let bytes = vec![7u8; 2 * MOST];
         for seed in 0..32 {
-            let (mut deferred, mut dice) = (DeferredWrites::default(), dice(seed, LibertyKinds::PIECES));
+            let (mut deferred, mut decisions) =
+                (DeferredWrites::default(), decisions(seed, LibertyKinds::PIECES));
             let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(location, bytes.len())]);
             let now = Instant::now();
+            let how = HowToWrite { work: work(0), is_relaxed: false, decisions: &mut decisions, now };
             // SAFETY: the vectors have that many bytes and outlive `deferred`.
-            unsafe { deferred.copy(&parts, &targets, false, &mut PeerCopies::default(), (&mut dice, now)) }
-                .unwrap();
+            unsafe { deferred.copy(&parts, &targets, &mut PeerCopies::default(), how) }.unwrap();
             assert!(deferred.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);
             deferred.write_all();
         }

@@ -171,7 +171,7 @@ proptest! {
         let far = if place == 0 { &near } else { &far };
         let (pdn, far_pdn) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
         let mut flows = [Flow::new(&near, pdn, far, far_pdn), Flow::new(far, far_pdn, &near, pdn)];
-        let liberties = seed.map(|seed| Liberties { seed, kinds: LibertyKinds::all() });
+        let liberties = seed.map(|seed| Liberties { seed, kinds: LibertyKinds::USUAL });
         near.set_liberties(liberties);
         far.set_liberties(liberties);
         near.set_faults(Some(&faults));

@@ -9,6 +9,7 @@ use crate::card::port::{Port, lid_of};
 use crate::card::queue::receive::{ReceiveOwner, Slot};
 use crate::card::reports::Event;
 use crate::fabric::Node;
+use crate::liberties::{Subject, Work};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use std::time::Duration;
 
@@ -35,6 +36,10 @@ pub(crate) struct Endpoint {
     pub(crate) peer: Option<Peer>,
     /// Payload that was taken and not yet written.
     pub(crate) deferred: DeferredWrites,
+    /// What it works on, by the name that decisions have. Its queue pair never changes.
+    pub(crate) work: Work,
+    /// Number of its completion entries.
+    completions: u32,
     /// True if a half has failed, and both must be flushed.
     failed: bool,
     /// True if a completion queue had no room for an entry: nothing more can be reported.
@@ -42,7 +47,8 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) fn new(qpn: u32, config: QpConfig) -> Self {
+    /// `number`: its number among the queue pairs that the card has made.
+    pub(crate) fn new(qpn: u32, config: QpConfig, number: u32) -> Self {
         let attributes = QpAttributes::default();
         let pdn = config.pdn.unwrap_or(NO_DOMAIN);
         Endpoint {
@@ -53,6 +59,8 @@ impl Endpoint {
             srq: config.srq,
             peer: None,
             deferred: DeferredWrites::default(),
+            work: Work::of_qp(number),
+            completions: 0,
             failed: false,
             overrun: false,
         }
@@ -165,7 +173,10 @@ impl Step<'_, '_> {
 
     fn complete(&mut self, cqn: u32, user_index: u32, entry: Entry) {
         let entry = entry.map(|cqe| cqe.with_user_index(user_index));
-        if !self.context.complete(cqn, entry, &mut self.endpoint.deferred) {
+        let Endpoint { deferred, completions, work, .. } = &mut *self.endpoint;
+        let work = Work { subject: Subject::Completion(*completions), packet: 0, ..*work };
+        *completions = completions.wrapping_add(1);
+        if !self.context.complete(cqn, entry, work, deferred) {
             self.completion_lost();
         }
     }

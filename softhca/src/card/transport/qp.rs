@@ -52,13 +52,15 @@ const DOORBELL: &str = "doorbell";
 const ENABLED: &str = "SEND_EN index";
 
 impl Qp {
+    /// `number`: its number among the queue pairs that the card has made.
+    ///
     /// # Safety
     /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of two.
-    pub(crate) unsafe fn new(qpn: u32, config: &QpConfig) -> Self {
+    pub(crate) unsafe fn new(qpn: u32, config: &QpConfig, number: u32) -> Self {
         // SAFETY: the caller guarantees this.
         let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };
         Qp {
-            endpoint: Endpoint::new(qpn, *config),
+            endpoint: Endpoint::new(qpn, *config, number),
             requester,
             responder,
             scheduled: false,
@@ -179,8 +181,6 @@ impl Qp {
                     context.emit(Event::QpFatal { qpn });
                     queue.limit_backlog();
                     self.fail(context);
-                } else {
-                    self.requester.take_liberty(&mut Step { endpoint: &mut self.endpoint, context });
                 }
             }
             QpState::Err => {
@@ -205,7 +205,7 @@ impl Qp {
 
     /// Ends the pauses that are over. Returns whether there was one.
     pub(crate) fn end_pauses(&mut self, now: Instant) -> bool {
-        let fetches = self.requester.end_fetch_pause(now);
+        let fetches = self.requester.end_pause(now);
         // Only a DC target has initiators, whose responders replace its own.
         let answers = self.responder.answers.end_hold(now) | self.initiators.end_hold(now);
         let written = self.endpoint.deferred.write_due(now);

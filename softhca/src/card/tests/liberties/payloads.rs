@@ -86,7 +86,7 @@ fn a_flag_may_pass_data_for_a_region_of_relaxed_ordering() {
 #[test]
 fn a_flag_never_passes_data_for_an_ordinary_region() {
     for seed in 0..SEEDS {
-        let mut bed = Bed::new(Some(Liberties { seed, kinds: LibertyKinds::all() }), 512);
+        let mut bed = Bed::new(Some(Liberties { seed, kinds: LibertyKinds::USUAL }), 512);
         assert!(flagged(&mut bed, Access::empty(), false), "seed {seed}");
     }
 }
@@ -94,7 +94,7 @@ fn a_flag_never_passes_data_for_an_ordinary_region() {
 #[test]
 fn reads_atomics_and_receives_order_relaxed_data() {
     for (seed, follower) in (0..SEEDS).flat_map(|seed| (0..3).map(move |follower| (seed, follower))) {
-        let mut bed = Bed::new(Some(Liberties { seed, kinds: LibertyKinds::all() }), 512);
+        let mut bed = Bed::new(Some(Liberties { seed, kinds: LibertyKinds::USUAL }), 512);
         let pair = &mut bed.pair;
         let access = everything() | Access::REMOTE_ATOMIC;
         let (counter, copy) = (

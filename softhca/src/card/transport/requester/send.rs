@@ -35,7 +35,10 @@ impl Requester {
         let first_psn = self.next_psn;
         self.next_psn = first_psn.wrapping_add(packets) & PSN_MASK;
         self.queue.advance(blocks);
+        let number = self.next_number;
+        self.next_number = number.wrapping_add(1);
         Request {
+            number,
             first,
             blocks,
             opcode_byte: ctrl.raw_opcode(),
@@ -143,17 +146,21 @@ impl Requester {
     /// Returns the next request packet, if one can be sent now. Its payload is in the context.
     pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         self.waits.unmet = false;
-        if step.endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
+        let is_paused =
+            self.rnr_until.is_some() || self.paused_until.is_some_and(|until| step.context.now < until);
+        if step.endpoint.state() != QpState::Rts || is_paused {
             return None;
         }
         loop {
             if self.cursor == self.requests.len() {
-                let is_early = self.fetch_at.is_some_and(|at| step.context.now < at);
-                if self.requests.len() >= WINDOW || is_early {
+                if self.requests.len() >= WINDOW {
                     return None;
                 }
                 if self.requests.is_empty() {
                     self.disconnect();
+                }
+                if !self.may_fetch(step) {
+                    return None;
                 }
                 let request = self.fetch(step)?;
                 self.requests.push_back(request);
@@ -259,6 +266,9 @@ impl Requester {
 
     /// Returns the next packet of the send or write under the cursor.
     fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        if !self.may_transmit(step) {
+            return None;
+        }
         step.endpoint.deferred.write_all();
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;

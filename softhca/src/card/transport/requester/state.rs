@@ -3,15 +3,15 @@
 use super::wait::{Pending, Waits};
 use crate::card::config::{QpAttributes, QpConfig};
 use crate::card::queue::send::SendQueue;
-use crate::card::queue::wqe::Work;
+use crate::card::queue::wqe;
 use crate::card::transport::endpoint::Step;
 use crate::fabric::Node;
-use crate::liberties::LibertyKinds;
+use crate::liberties::{LibertyKinds, Subject, Work};
 use crate::packet::{PSN_MASK, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -26,8 +26,12 @@ pub(crate) struct Requester {
     pub(super) deadline: Option<Instant>,
     /// End of the pause that the peer asked for.
     pub(super) rnr_until: Option<Instant>,
-    /// Time before which no work request is fetched.
-    pub(super) fetch_at: Option<Instant>,
+    /// Time before which no work request is fetched, and no packet leaves.
+    pub(super) paused_until: Option<Instant>,
+    /// Number of the next work request, as decisions name it.
+    pub(super) next_number: u32,
+    /// The last fetch of a work request that was decided about, and the last packet of one.
+    pub(super) decided: (Option<u32>, Option<(u32, u32)>),
     /// The last packet to the peer that the fabric has taken: its PSN, and its end position.
     pub(super) reached: Option<(u32, u64)>,
     /// Progress of the check of the current time-out.
@@ -100,7 +104,9 @@ impl Requester {
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
-            fetch_at: None,
+            paused_until: None,
+            next_number: 0,
+            decided: (None, None),
             reached: None,
             timeout_check: None,
             program_checks: 0,
@@ -119,7 +125,7 @@ impl Requester {
         self.cursor = 0;
         self.next_psn = psn;
         self.set_timer(None);
-        (self.rnr_until, self.reached, self.fetch_at) = (None, None, None);
+        (self.rnr_until, self.reached, self.paused_until) = (None, None, None);
         self.answer_is_lost = false;
         self.waits = Waits::default();
         self.target = None;
@@ -127,7 +133,7 @@ impl Requester {
     }
 
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        [self.rnr_until.or(self.deadline), self.fetch_at].into_iter().flatten().min()
+        [self.rnr_until.or(self.deadline), self.paused_until].into_iter().flatten().min()
     }
 
     /// Returns whether packets have to be sent again now.
@@ -140,19 +146,48 @@ impl Requester {
         self.rnr_until.take_if(|until| *until <= now).is_some()
     }
 
-    /// Returns whether the time has come to fetch announced work requests. Clears it.
-    pub(crate) fn end_fetch_pause(&mut self, now: Instant) -> bool {
-        self.fetch_at.take_if(|at| *at <= now).is_some()
+    /// Returns whether a pause of its own has ended. Ends it.
+    pub(crate) fn end_pause(&mut self, now: Instant) -> bool {
+        self.paused_until.take_if(|at| *at <= now).is_some()
     }
 
-    /// Takes a liberty with newly announced work requests: reads them at once, though they are executed later, or
-    /// delays fetching them.
-    pub(crate) fn take_liberty(&mut self, step: &mut Step<'_, '_>) {
-        if step.context.dice.takes(LibertyKinds::FETCH) {
-            self.queue.read_early();
-        } else if let Some(pause) = step.context.dice.pause(LibertyKinds::FETCH) {
-            self.fetch_at.get_or_insert(step.context.now + pause);
+    /// Takes a liberty before a work request is fetched: reads all announced ones at once, though they are executed
+    /// later, or fetches it later. Returns whether it may be fetched now.
+    pub(super) fn may_fetch(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let number = self.next_number;
+        if !step.context.decisions.is_on() || self.queue.next().is_none() || self.decided.0 == Some(number) {
+            return true;
         }
+        self.decided.0 = Some(number);
+        let work = Work { subject: Subject::Request(number), packet: 0, ..step.endpoint.work };
+        let Some(mut draw) = step.context.decisions.take(LibertyKinds::FETCH, work) else { return true };
+        if draw.below(2) == 0 {
+            self.queue.read_early();
+            return true;
+        }
+        self.pause(draw.pause(), step)
+    }
+
+    /// Takes a liberty before a packet of the request under the cursor leaves. Returns whether it may leave now.
+    pub(super) fn may_transmit(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let Some(request) = self.requests.get(self.cursor).filter(|_| step.context.decisions.is_on()) else {
+            return true;
+        };
+        let packet = (request.number, request.sent);
+        if request.sent == 0 || self.decided.1 == Some(packet) {
+            return true;
+        }
+        self.decided.1 = Some(packet);
+        let work = Work { subject: Subject::Request(packet.0), packet: packet.1, ..step.endpoint.work };
+        match step.context.decisions.pause(LibertyKinds::TRANSMIT, work) {
+            Some(pause) => self.pause(pause, step),
+            None => true,
+        }
+    }
+
+    fn pause(&mut self, time: Duration, step: &Step<'_, '_>) -> bool {
+        self.paused_until = Some(step.context.now + time);
+        false
     }
 
     /// Records that the fabric has taken packet `psn`, which ends at `position`.
@@ -276,6 +311,8 @@ impl Requester {
 
 #[derive(Debug)]
 pub(super) struct Request {
+    /// Its number among those of the queue pair, as decisions name it.
+    pub(super) number: u32,
     /// Index of its first basic block, not reduced modulo the ring's size.
     pub(super) first: u32,
     pub(super) blocks: u32,
@@ -284,7 +321,7 @@ pub(super) struct Request {
     pub(super) fenced: bool,
     pub(super) solicited: bool,
     pub(super) imm: [u8; 4],
-    pub(super) work: Result<Work, Syndrome>,
+    pub(super) work: Result<wqe::Work, Syndrome>,
     pub(super) first_psn: u32,
     pub(super) packets: u32,
     /// Number of packets sent in this round; reset when some are sent again.

@@ -7,7 +7,7 @@ use crate::card::memory::translation::KeyRange;
 use crate::card::queue::receive::ReceiveOwner;
 use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
-use crate::liberties::{LONGEST_PAUSE, LibertyKinds};
+use crate::liberties::LibertyKinds;
 use crate::packet::{Header, LAST, NakCode, PSN_MASK, Packet, PacketKind, psn_distance};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -280,7 +280,7 @@ impl Answers {
 
     /// Holds all answers back for a while, if the card takes that liberty now.
     pub(super) fn hold(&mut self, kind: LibertyKinds, step: &mut Step<'_, '_>) {
-        if let Some(pause) = step.context.dice.pause(kind) {
+        if let Some(pause) = step.context.decisions.pause(kind, step.endpoint.work) {
             self.held.until = self.held.until.max(Some(step.context.now + pause));
         }
     }
@@ -291,7 +291,7 @@ impl Answers {
         let now = step.context.now;
         if let Some(until) = self.held.until.max(step.endpoint.deferred.due()) {
             let since = *self.held.since.get_or_insert(now);
-            let until = until.min(since + LONGEST_PAUSE);
+            let until = until.min(since + step.context.decisions.longest_hold());
             if now < until {
                 // Deferred writes may be performed earlier.
                 self.held.until = Some(until);
@@ -316,7 +316,7 @@ impl Answers {
     /// Returns the PSN of an acknowledgement for `psn`: with that liberty, one acknowledgement covers all adjacent
     /// ones.
     fn acknowledged_at_once(&self, psn: u32, step: &Step<'_, '_>) -> u32 {
-        if !step.context.dice.has(LibertyKinds::ACKNOWLEDGEMENTS) {
+        if !step.context.decisions.has(LibertyKinds::ACKNOWLEDGEMENTS) {
             return psn;
         }
         let numbers = self.responses.iter().map_while(|response| match response {

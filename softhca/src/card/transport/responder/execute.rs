@@ -26,8 +26,9 @@ pub(super) fn scatter(
     payload: &[PayloadPart],
     step: &mut Step<'_, '_>,
 ) -> Result<(), NoAccess> {
+    let work = step.endpoint.work;
     if let Err(error) = step.context.scatter(
-        &mut step.endpoint.deferred,
+        (&mut step.endpoint.deferred, work),
         receive.slot.owner.pdn,
         &receive.segments,
         receive.filled,
@@ -226,7 +227,8 @@ impl Responder {
             step.endpoint.deferred.write_ordered();
         }
         let copy = |targets: &[_], step: &mut Step<'_, '_>| {
-            let (deferred, rkey) = (&mut step.endpoint.deferred, header.rkey.get());
+            let work = step.endpoint.work;
+            let (deferred, rkey) = ((&mut step.endpoint.deferred, work), header.rkey.get());
             // SAFETY: the packet's payload; the pieces were resolved just now with remote write access.
             unsafe { step.context.write(deferred, packet.payload, targets, [rkey]) }
         };

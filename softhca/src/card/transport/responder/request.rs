@@ -43,6 +43,7 @@ impl Responder {
             return self.answers.duplicate(packet, self.expected_psn, step);
         }
         self.nak_sent = false;
+        self.begin(packet, step);
         let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
             (Some(refused), _) => Err(injected(refused, step)),
             (None, _) if !names_queue => {
@@ -57,6 +58,7 @@ impl Responder {
         };
         match result {
             Ok(packets) => {
+                self.count(packet, step);
                 self.expected_psn = psn.wrapping_add(packets) & PSN_MASK;
             }
             Err(Stop::Nak(code)) => {
@@ -115,13 +117,14 @@ impl Responder {
             tracing::debug!(qpn = step.endpoint.qpn, psn, "a packet of a message that is dropped");
             return;
         }
+        self.begin(packet, step);
         let result = match kind {
             PacketKind::Send => self.take_send(packet, step),
             PacketKind::Write => self.take_write(packet, step),
             _ => return,
         };
         match result {
-            Ok(_) => {}
+            Ok(_) => self.count(packet, step),
             // The receive is wrong or too short. Without NAKs, only this side learns of it.
             Err(Stop::Fatal(_, Failure::Completion(slot, syndrome))) => {
                 step.receive_error(slot, syndrome);
@@ -180,6 +183,8 @@ impl Responder {
             // Without a network header, its bytes in the receive are left unchanged.
             receive.filled = GRH_BYTES;
         }
+        self.begin(packet, step);
+        self.count(packet, step);
         if scatter(&mut receive, payload, step).is_err() {
             step.receive_error(slot, Syndrome::LocalProtection);
             return step.endpoint.fail();

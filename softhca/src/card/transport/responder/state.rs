@@ -6,7 +6,9 @@ use crate::card::context::SharedQueueBroken;
 use crate::card::queue::receive::{Receive, ReceiveQueue, Slot};
 use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
-use crate::packet::NakCode;
+use crate::liberties::journal::Entry;
+use crate::liberties::{Subject, Work};
+use crate::packet::{NakCode, Packet};
 use gdsync_sys::prm::cqe::Syndrome;
 
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub(crate) struct Responder {
     pub(crate) answers: Answers,
     /// True if the rest of a message of an unreliable connection is dropped.
     pub(super) dropping: bool,
+    /// Number of messages that have begun, and of packets of the last one.
+    progress: (u32, u32),
 }
 
 /// The reason why a request is not executed.
@@ -60,6 +64,7 @@ impl Responder {
             nak_sent: false,
             answers: Answers::default(),
             dropping: false,
+            progress: (0, 0),
         }
     }
 
@@ -69,6 +74,32 @@ impl Responder {
         self.expected_psn = psn;
         (self.nak_sent, self.dropping) = (false, false);
         self.answers.clear();
+    }
+
+    /// Sets the name of the packet that is executed next, as decisions name it.
+    pub(super) fn begin(&self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
+        let (messages, packets) = self.progress;
+        let (message, packet) = match packet.begins_message() {
+            true => (messages, 0),
+            false => (messages.wrapping_sub(1), packets),
+        };
+        step.endpoint.work = Work { subject: Subject::Message(message), packet, ..step.endpoint.work };
+    }
+
+    /// Counts a packet that was executed.
+    pub(super) fn count(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
+        if packet.begins_message()
+            && let Some(journal) = step.context.decisions.journal()
+        {
+            let (work, from) = (step.endpoint.work, packet.header.source_qpn.get());
+            let passed = step.endpoint.deferred.held(work.subject);
+            journal.write(&Entry::Placed { work, from, passed, text: packet.describe() });
+        }
+        let (messages, packets) = self.progress;
+        self.progress = match packet.begins_message() {
+            true => (messages.wrapping_add(1), 1),
+            false => (messages, packets.wrapping_add(1)),
+        };
     }
 
     /// Returns whether a message finds a receive.

@@ -1,0 +1,111 @@
+//! The decisions of one card.
+
+use super::decision::{Decision, Work, mix};
+use super::journal::{self, CardJournal};
+use super::schedule::{Choice, OwnRules, Schedule};
+use super::{LONGEST_PAUSE, LibertyKinds, names};
+use crate::random::Random;
+use std::time::Duration;
+
+/// What a card decides by. By default it is prompt and orderly.
+#[derive(Debug, Default)]
+pub(crate) struct Decisions(Option<Box<Active>>);
+
+#[derive(Debug)]
+struct Active {
+    rules: OwnRules,
+    seed: u64,
+    /// A number made of the card's name.
+    card: u64,
+    hold: Option<Duration>,
+    longest: Duration,
+    journal: Option<CardJournal>,
+}
+
+impl Decisions {
+    /// Makes the decisions of the card with this index among those that the process has started.
+    pub(super) fn new(schedule: Option<&Schedule>, index: u64) -> Self {
+        let name = names::of_card(index);
+        let journal = journal::of_card(name.as_deref());
+        if schedule.is_none() && journal.is_none() {
+            return Decisions::default();
+        }
+        let orderly = Schedule::default();
+        let schedule = schedule.unwrap_or(&orderly);
+        let text = name.clone().unwrap_or_else(|| index.to_string());
+        Decisions(Some(Box::new(Active {
+            rules: OwnRules::new(schedule, name.as_deref()),
+            seed: schedule.seed,
+            card: text.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte))),
+            hold: schedule.hold,
+            longest: schedule.longest_hold(),
+            journal,
+        })))
+    }
+
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns whether this kind of liberty may be taken.
+    pub(crate) fn has(&self, kind: LibertyKinds) -> bool {
+        self.0.as_ref().is_some_and(|active| active.rules.kinds.contains(kind))
+    }
+
+    /// Decides whether to take a liberty of this kind with some work. `None`: the card is prompt and orderly.
+    pub(crate) fn take(&mut self, kind: LibertyKinds, work: Work) -> Option<Draw> {
+        let active = self.0.as_mut()?;
+        let decision = Decision { kind, work };
+        let mut random = Random::new(decision.seed(active.seed, active.card), 0);
+        // Drawn in any case: a single decision then does what it did among half of all.
+        let half = random.below(2) == 0;
+        let taken = match active.rules.choice(decision) {
+            Choice::Never => false,
+            Choice::Half => half,
+            Choice::Always => true,
+        };
+        if let Some(journal) = &mut active.journal {
+            journal.decided(decision, taken);
+        }
+        taken.then_some(Draw { random, hold: active.hold })
+    }
+
+    /// Returns the pause of a liberty of this kind if it is taken with some work.
+    pub(crate) fn pause(&mut self, kind: LibertyKinds, work: Work) -> Option<Duration> {
+        self.take(kind, work).map(|mut draw| draw.pause())
+    }
+
+    /// The longest time for which something is held back.
+    pub(crate) fn longest_hold(&self) -> Duration {
+        self.0.as_ref().map_or(LONGEST_PAUSE, |active| active.longest)
+    }
+
+    /// The journal of the card, if one is kept.
+    pub(crate) fn journal(&mut self) -> Option<&mut CardJournal> {
+        self.0.as_mut()?.journal.as_mut()
+    }
+}
+
+/// Random numbers of a liberty that is taken: they depend on the seed and the name of the decision only.
+#[derive(Debug)]
+pub(crate) struct Draw {
+    random: Random,
+    hold: Option<Duration>,
+}
+
+impl Draw {
+    /// Returns for how long to hold something back.
+    pub(crate) fn pause(&mut self) -> Duration {
+        self.hold.unwrap_or_else(|| LONGEST_PAUSE.mul_f64(self.random.next_fraction()))
+    }
+
+    /// Draws a number below `n`; 0 if `n` is 0.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.random.below(n)
+    }
+
+    pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
+        (1..list.len()).rev().for_each(|last| list.swap(last, self.below(last + 1)));
+    }
+}

@@ -1,0 +1,174 @@
+//! The journal of a process: the decisions of its cards and the messages that they placed, for a search through
+//! schedules (`gdsync soft --explore`).
+//!
+//! A process may end at any moment, so every line is written at once.
+
+use super::decision::{Decision, Work};
+use super::schedule::Rule;
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::str::FromStr;
+
+/// Environment variable with the folder in which each process keeps its journal. `gdsync soft --explore` sets it.
+pub const JOURNAL_VARIABLE: &str = "SOFTHCA_JOURNAL";
+
+/// Maximum number of lines of a card. Later decisions are not written.
+const LINES: u32 = 100_000;
+
+/// The journal of a card. Its lines are those of [`Entry`].
+#[derive(Debug)]
+pub(crate) struct CardJournal {
+    file: File,
+    lines: u32,
+    /// Decisions that were written, with the last result: one that is made again is no news.
+    known: HashMap<Decision, bool>,
+}
+
+/// Starts the journal of a card, if the environment asks for one and the process has a name.
+pub(super) fn of_card(name: Option<&str>) -> Option<CardJournal> {
+    let folder = std::env::var_os(JOURNAL_VARIABLE).filter(|folder| !folder.is_empty())?;
+    let path = Path::new(&folder).join(name?.replace('/', "@"));
+    match File::options().create(true).append(true).open(&path) {
+        Ok(file) => Some(CardJournal { file, lines: 0, known: HashMap::new() }),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "the card keeps no journal");
+            None
+        }
+    }
+}
+
+/// A line of a journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// The card decided. `taken`: it differs from a prompt and orderly card.
+    Decided {
+        /// What it decided about.
+        decision: Decision,
+        /// Whether it takes the liberty.
+        taken: bool,
+    },
+    /// The card made a queue pair: its number among those of the card, and its QPN.
+    Made {
+        /// The number.
+        qp: u32,
+        /// The QPN.
+        qpn: u32,
+    },
+    /// The card executes a packet of a message: from here on its bytes are in memory, unless a decision holds them back.
+    Placed {
+        /// The packet.
+        work: Work,
+        /// What it does, for people: for example `RDMA write of 8 bytes to 0x7f..`.
+        text: String,
+        /// QPN of the sender.
+        from: u32,
+        /// Earlier messages of the queue pair of which bytes are still held back.
+        passed: Vec<u32>,
+    },
+    /// The journal ends here, as it is too long.
+    Full,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Entry::Decided { decision, taken } => write!(f, "{} {decision}", if *taken { '+' } else { '-' }),
+            Entry::Made { qp, qpn } => write!(f, "q {qp} {qpn:#x}"),
+            Entry::Placed { work, text, from, passed } => {
+                let passed: Vec<_> = passed.iter().map(u32::to_string).collect();
+                write!(f, "p {work} from {from:#x} past [{}] {text}", passed.join(","))
+            }
+            Entry::Full => f.write_str("full"),
+        }
+    }
+}
+
+impl FromStr for Entry {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        if line == "full" {
+            return Ok(Entry::Full);
+        }
+        let (letter, rest) = line.split_once(' ').ok_or(())?;
+        match letter {
+            "+" | "-" => {
+                let rule: Rule = rest.parse().map_err(drop)?;
+                Ok(Entry::Decided { decision: rule.decision().ok_or(())?, taken: letter == "+" })
+            }
+            "q" => {
+                let (qp, qpn) = rest.split_once(' ').ok_or(())?;
+                Ok(Entry::Made { qp: qp.parse().map_err(drop)?, qpn: hexadecimal(qpn)? })
+            }
+            "p" => {
+                let (work, rest) = rest.split_once(" from ").ok_or(())?;
+                let (from, rest) = rest.split_once(" past [").ok_or(())?;
+                let (passed, text) = rest.split_once("] ").ok_or(())?;
+                let passed = passed.split(',').filter(|number| !number.is_empty());
+                Ok(Entry::Placed {
+                    work: work.parse()?,
+                    from: hexadecimal(from)?,
+                    passed: passed.map(|number| number.parse().map_err(drop)).collect::<Result<_, ()>>()?,
+                    text: text.to_owned(),
+                })
+            }
+            _ => Err(()),
+        }
+    }
+}
+
+fn hexadecimal(text: &str) -> Result<u32, ()> {
+    u32::from_str_radix(text.strip_prefix("0x").ok_or(())?, 16).map_err(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::liberties::{LibertyKinds, Subject};
+
+    #[test]
+    fn lines_come_back() {
+        let work = Work { qp: 3, subject: Subject::Message(12), packet: 4 };
+        let completion = Work { subject: Subject::Completion(7), packet: 0, ..work };
+        let decided = |kind, work, taken| Entry::Decided { decision: Decision { kind, work }, taken };
+        let text = "RDMA write of 8 bytes to 0x7f00".to_owned();
+        for entry in [
+            decided(LibertyKinds::RELAXED, work, true),
+            decided(LibertyKinds::COMPLETIONS, completion, false),
+            Entry::Made { qp: 3, qpn: 0x47 },
+            Entry::Placed { work, text: text.clone(), from: 0x49, passed: vec![] },
+            Entry::Placed { work, text, from: 0x49, passed: vec![3, 5] },
+            Entry::Full,
+        ] {
+            assert_eq!(entry.to_string().parse(), Ok(entry));
+        }
+        for line in
+            ["", "+", "+ relaxed", "+ relaxed qp 3 message 1..2 packet 0", "q 3", "p x from 0x3 past [] y"]
+        {
+            assert_eq!(line.parse::<Entry>(), Err(()), "{line}");
+        }
+    }
+}
+
+impl CardJournal {
+    /// Writes a line, unless there are too many.
+    pub(crate) fn write(&mut self, entry: &Entry) {
+        let entry = match self.lines {
+            LINES => &Entry::Full,
+            more if more > LINES => return,
+            _ => entry,
+        };
+        self.lines += 1;
+        // Whoever reads the journal finds that lines are missing: it does not end with a whole line.
+        let _ = self.file.write_all(format!("{entry}\n").as_bytes());
+    }
+
+    pub(super) fn decided(&mut self, decision: Decision, taken: bool) {
+        if self.known.insert(decision, taken) != Some(taken) {
+            self.write(&Entry::Decided { decision, taken });
+        }
+    }
+}
