@@ -13,6 +13,7 @@ mod listing;
 mod memory;
 mod mpi;
 mod network;
+mod orders;
 mod perftest;
 mod pingpong;
 mod seen;
