@@ -62,7 +62,7 @@ pub fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
 ///
 /// The thread that starts the process must live as long as this process, as the main thread does: the kernel takes the
 /// end of that thread for the parent's.
-fn dies_with_this_process(command: &mut Command) {
+pub fn dies_with_this_process(command: &mut Command) {
     let parent = std::process::id();
     let ask = move || {
         let signal = libc::SIGKILL as libc::c_ulong;

@@ -1,5 +1,7 @@
 //! `gdsync soft`: runs a command on the software card, through the machine's own libibverbs and libmlx5.
 
+mod explore;
+mod job;
 mod library;
 
 use gdsync_cli::child;
@@ -10,9 +12,10 @@ use gdsync_cli::signals::Held;
 use gdsync_cli::{log, text};
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
-use softhca::liberties::LIBERTIES_VARIABLE;
+use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, SCHEDULE_VARIABLE};
 use softhca::program;
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Environment variable with the folder of the stand-ins for system files.
@@ -25,23 +28,47 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     check_environment()?;
     // Signals are blocked before the folder is made: a signal that would end this process ends the command
     // instead, and the folder is removed.
-    let signals = Held::new()?;
+    let signals = if options.explore { None } else { Some(Held::new()?) };
     let folder = Folder::new()?;
     let library = library::provide(folder.path())?;
     // Without links in its path, as the library compares it with paths from the system.
     let files = folder.path().canonicalize()?;
     softhca::sysfs::write(&files, &on_fabric(options.devices.layers.clone()))?;
-    let Some((name, arguments)) = options.command.split_first() else {
+    let Some((name, _)) = options.command.split_first() else {
         return Err("no command is given: gdsync soft -- COMMAND".into());
     };
-    let mut command = Command::new(name);
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    if let Some((program, obstacle)) = program::find(name, &folders).and_then(|path| program::obstacle(&path))
+    {
+        text::complain(format_args!("no software card: {} {obstacle}", program.display()));
+    }
+    let Some(signals) = signals else {
+        let make = || command(options, &files, &library);
+        return explore::run(options, job::Command { make: &make, folder: folder.path() });
+    };
+    let mut command = command(options, &files, &library);
+    if let Some(schedule) = &options.schedule {
+        command.env(SCHEDULE_VARIABLE, schedule.canonicalize().unwrap_or(schedule.clone()));
+    }
+    if options.schedule.is_some() || std::env::var_os(SCHEDULE_VARIABLE).is_some() {
+        let job = folder.path().join("job");
+        std::fs::create_dir(&job)?;
+        command.env(JOB_VARIABLE, job);
+    }
+    signals.run(&mut command).map(ExitCode::from)
+}
+
+/// Returns the command with the environment of the software card, whose stand-ins for system files are in `files`.
+fn command(options: &SoftOptions, files: &Path, library: &Path) -> Command {
+    let mut words = options.command.iter();
+    let mut command = Command::new(words.next().unwrap_or(&OsString::new()));
     command
-        .args(arguments)
-        .env(FILES_VARIABLE, &files)
+        .args(words)
+        .env(FILES_VARIABLE, files)
         // Another sysfs would lack the card.
         .env_remove("SYSFS_PATH")
         .env(DEVICES_VARIABLE, &options.devices.text)
-        .env("LD_PRELOAD", preload(library.into_os_string()));
+        .env("LD_PRELOAD", preload(library.as_os_str().to_owned()));
     child::for_cuda(&mut command);
     if let Some(plan) = &options.faults {
         command.env(FAULTS_VARIABLE, plan.to_string());
@@ -52,12 +79,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
         command.env(CARD_LOG_VARIABLE, "info");
     }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    if let Some((program, obstacle)) = program::find(name, &folders).and_then(|path| program::obstacle(&path))
-    {
-        text::complain(format_args!("no software card: {} {obstacle}", program.display()));
-    }
-    signals.run(&mut command).map(ExitCode::from)
+    command
 }
 
 /// Refuses malformed settings of the card before anything starts: the command would run without its faults,

@@ -13,6 +13,8 @@ pub mod card;
 pub mod devices;
 #[deny(unsafe_code)]
 pub mod environment;
+#[deny(unsafe_code)]
+pub mod explore;
 pub mod fabric;
 #[deny(unsafe_code)]
 pub mod faults;

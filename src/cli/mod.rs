@@ -22,6 +22,7 @@ use gdsync::mapped::MappingBackend;
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
+use softhca::liberties::LibertyKinds;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -194,6 +195,32 @@ pub struct SoftOptions {
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
     #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
     pub liberties: Option<String>,
+    /// Follow a schedule, such as one that --explore has written (docs/missing-order.md); SOFTHCA_SCHEDULE does
+    /// the same
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["liberties", "explore"])]
+    pub schedule: Option<PathBuf>,
+    /// Search for the order that the command lacks: run it again and again, let cards do what they may, and name
+    /// what makes it fail (docs/missing-order.md)
+    #[arg(long, conflicts_with = "liberties")]
+    pub explore: bool,
+    /// With --explore: number of runs
+    #[arg(long, value_name = "N", requires = "explore")]
+    pub runs: Option<u64>,
+    /// With --explore: time [default: 1, or without limit with --runs]
+    #[arg(long, value_name = "MINUTES", requires = "explore", value_parser = values::minutes)]
+    pub minutes: Option<f64>,
+    /// With --explore: kinds of liberties, such as `relaxed,pieces` [default: all]
+    #[arg(long, value_name = "KINDS", requires = "explore", value_parser = values::liberty_kinds)]
+    pub kinds: Option<LibertyKinds>,
+    /// With --explore: a run whose output lacks this text has failed, too
+    #[arg(long, value_name = "TEXT", requires = "explore")]
+    pub expect: Option<String>,
+    /// With --explore: the file for the schedule under which the command fails
+    #[arg(long, value_name = "FILE", default_value = "missing-order.txt", requires = "explore")]
+    pub output: PathBuf,
+    /// With --explore: print one JSON object instead of text
+    #[arg(long, requires = "explore")]
+    pub json: bool,
     /// Write the card's log to stderr; SOFTHCA_LOG says more exactly what of it
     #[arg(long)]
     pub log: bool,

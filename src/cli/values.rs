@@ -9,7 +9,7 @@ use gdsync_notify::ConnectionKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use softhca::devices::MAX_DEVICES;
 use softhca::faults::{Action, FaultPlan};
-use softhca::liberties::Liberties;
+use softhca::liberties::{Liberties, LibertyKinds};
 use std::time::Duration;
 
 pub(super) fn count(text: &str) -> Result<u64, String> {
@@ -37,6 +37,11 @@ pub(super) fn posts(text: &str) -> Result<u64, String> {
         }
         posts => Ok(posts),
     }
+}
+
+/// Parses words of kinds of liberties.
+pub(super) fn liberty_kinds(text: &str) -> Result<LibertyKinds, String> {
+    format!("0 {text}").parse::<Liberties>().map(|liberties| liberties.kinds)
 }
 
 /// Checks liberties and returns their text, which the card parses again.

@@ -335,7 +335,10 @@ impl Context<'_> {
     ) -> bool {
         let waits = self.delayed.holds(cqn);
         let fault = if self.faults.is_on() { self.completion_delay(&entry.cqe) } else { None };
-        let delay = fault.or_else(|| self.decisions.pause(LibertyKinds::COMPLETIONS, work));
+        let pause = || self.decisions.pause(LibertyKinds::COMPLETIONS, work);
+        // Bytes that are held back would be written before the entry.
+        let held = || deferred.due().map(|due| due.saturating_duration_since(self.now));
+        let delay = fault.or_else(pause).or_else(held);
         if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
             deferred.write_all();
             self.report_lost(deferred);

@@ -33,10 +33,11 @@ impl Decisions {
         let orderly = Schedule::default();
         let schedule = schedule.unwrap_or(&orderly);
         let text = name.clone().unwrap_or_else(|| index.to_string());
+        let card = number_of(&text);
         Decisions(Some(Box::new(Active {
             rules: OwnRules::new(schedule, name.as_deref()),
             seed: schedule.seed,
-            card: text.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte))),
+            card,
             hold: schedule.hold,
             longest: schedule.longest_hold(),
             journal,
@@ -87,6 +88,17 @@ impl Decisions {
     }
 }
 
+fn number_of(card: &str) -> u64 {
+    card.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)))
+}
+
+/// Returns whether a card that takes the liberty of [`LibertyKinds::FETCH`] reads ahead; otherwise it fetches late.
+pub(crate) fn reads_ahead(decision: Decision, seed: u64, card: &str) -> bool {
+    let mut random = Random::new(decision.seed(seed, number_of(card)), 0);
+    let _ = random.below(2);
+    Draw { random, hold: None }.reads_ahead()
+}
+
 /// Random numbers of a liberty that is taken: they depend on the seed and the name of the decision only.
 #[derive(Debug)]
 pub(crate) struct Draw {
@@ -98,6 +110,11 @@ impl Draw {
     /// Returns for how long to hold something back.
     pub(crate) fn pause(&mut self) -> Duration {
         self.hold.unwrap_or_else(|| LONGEST_PAUSE.mul_f64(self.random.next_fraction()))
+    }
+
+    /// Draws whether to read ahead, or to fetch late.
+    pub(crate) fn reads_ahead(&mut self) -> bool {
+        self.below(2) == 0
     }
 
     /// Draws a number below `n`; 0 if `n` is 0.

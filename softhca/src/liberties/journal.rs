@@ -4,16 +4,18 @@
 //! A process may end at any moment, so every line is written at once.
 
 use super::decision::{Decision, Work};
+use super::names;
 use super::schedule::Rule;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::fs::File;
-use std::io::Write;
-use std::path::Path;
+use std::io::Write as _;
 use std::str::FromStr;
+use std::sync::Arc;
 
-/// Environment variable with the folder in which each process keeps its journal. `gdsync soft --explore` sets it.
-pub const JOURNAL_VARIABLE: &str = "SOFTHCA_JOURNAL";
+/// Folder inside a job's in which each card keeps its journal, if it is there.
+pub const JOURNALS: &str = "journals";
 
 /// Maximum number of lines of a card. Later decisions are not written.
 const LINES: u32 = 100_000;
@@ -21,18 +23,60 @@ const LINES: u32 = 100_000;
 /// The journal of a card. Its lines are those of [`Entry`].
 #[derive(Debug)]
 pub(crate) struct CardJournal {
-    file: File,
+    sink: Sink,
     lines: u32,
     /// Decisions that were written, with the last result: one that is made again is no news.
     known: HashMap<Decision, bool>,
 }
 
-/// Starts the journal of a card, if the environment asks for one and the process has a name.
+/// Where a journal goes.
+#[derive(Debug)]
+enum Sink {
+    File(File),
+    Memory(Arc<Mutex<String>>),
+}
+
+/// The journals of this process's cards, by name, while they are kept in memory.
+type Kept = Vec<(String, Arc<Mutex<String>>)>;
+
+static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
+
+/// Journals of cards of this process, kept in memory from [`keep_in_memory`] on.
+pub(crate) struct KeptJournals(());
+
+/// Keeps the journals of the cards that this process starts from now on in memory.
+pub(crate) fn keep_in_memory() -> KeptJournals {
+    *KEPT.lock() = Some(Vec::new());
+    KeptJournals(())
+}
+
+impl KeptJournals {
+    /// Returns the names of the cards and the texts of their journals.
+    pub(crate) fn end(self) -> Vec<(String, String)> {
+        let kept = KEPT.lock().take().unwrap_or_default();
+        kept.into_iter().map(|(card, text)| (card, text.lock().clone())).collect()
+    }
+}
+
+/// Returns whether journals are kept in memory: then cards have names without a job.
+pub(super) fn are_kept() -> bool {
+    KEPT.lock().is_some()
+}
+
+/// Starts the journal of a card, if one is kept and the card has a name.
 pub(super) fn of_card(name: Option<&str>) -> Option<CardJournal> {
-    let folder = std::env::var_os(JOURNAL_VARIABLE).filter(|folder| !folder.is_empty())?;
-    let path = Path::new(&folder).join(name?.replace('/', "@"));
+    if let Some(kept) = &mut *KEPT.lock() {
+        let text = Arc::<Mutex<String>>::default();
+        kept.push((name?.to_owned(), text.clone()));
+        return Some(CardJournal { sink: Sink::Memory(text), lines: 0, known: HashMap::new() });
+    }
+    let journals = names::job()?.join(JOURNALS);
+    if !journals.is_dir() {
+        return None;
+    }
+    let path = journals.join(name?.replace('/', "@"));
     match File::options().create(true).append(true).open(&path) {
-        Ok(file) => Some(CardJournal { file, lines: 0, known: HashMap::new() }),
+        Ok(file) => Some(CardJournal { sink: Sink::File(file), lines: 0, known: HashMap::new() }),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "the card keeps no journal");
             None
@@ -68,6 +112,13 @@ pub enum Entry {
         /// Earlier messages of the queue pair of which bytes are still held back.
         passed: Vec<u32>,
     },
+    /// The card takes a work request from a send queue.
+    Fetched {
+        /// The request.
+        work: Work,
+        /// What it does, for people.
+        text: String,
+    },
     /// The journal ends here, as it is too long.
     Full,
 }
@@ -81,6 +132,7 @@ impl fmt::Display for Entry {
                 let passed: Vec<_> = passed.iter().map(u32::to_string).collect();
                 write!(f, "p {work} from {from:#x} past [{}] {text}", passed.join(","))
             }
+            Entry::Fetched { work, text } => write!(f, "f {work}: {text}"),
             Entry::Full => f.write_str("full"),
         }
     }
@@ -102,6 +154,10 @@ impl FromStr for Entry {
             "q" => {
                 let (qp, qpn) = rest.split_once(' ').ok_or(())?;
                 Ok(Entry::Made { qp: qp.parse().map_err(drop)?, qpn: hexadecimal(qpn)? })
+            }
+            "f" => {
+                let (work, text) = rest.split_once(": ").ok_or(())?;
+                Ok(Entry::Fetched { work: work.parse()?, text: text.to_owned() })
             }
             "p" => {
                 let (work, rest) = rest.split_once(" from ").ok_or(())?;
@@ -141,6 +197,7 @@ mod tests {
             Entry::Made { qp: 3, qpn: 0x47 },
             Entry::Placed { work, text: text.clone(), from: 0x49, passed: vec![] },
             Entry::Placed { work, text, from: 0x49, passed: vec![3, 5] },
+            Entry::Fetched { work, text: "send of 4 bytes".to_owned() },
             Entry::Full,
         ] {
             assert_eq!(entry.to_string().parse(), Ok(entry));
@@ -162,8 +219,11 @@ impl CardJournal {
             _ => entry,
         };
         self.lines += 1;
-        // Whoever reads the journal finds that lines are missing: it does not end with a whole line.
-        let _ = self.file.write_all(format!("{entry}\n").as_bytes());
+        match &mut self.sink {
+            // A line that is missing is a decision that the search does not know.
+            Sink::File(file) => _ = file.write_all(format!("{entry}\n").as_bytes()),
+            Sink::Memory(text) => _ = writeln!(text.lock(), "{entry}"),
+        }
     }
 
     pub(super) fn decided(&mut self, decision: Decision, taken: bool) {

@@ -16,7 +16,7 @@ mod names;
 mod schedule;
 
 pub use decision::{Decision, Subject, Work};
-pub(crate) use decisions::{Decisions, Draw};
+pub(crate) use decisions::{Decisions, Draw, reads_ahead};
 pub use names::{JOB_VARIABLE, name_process};
 pub use schedule::{Rule, Schedule};
 
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 bitflags::bitflags! {
     /// Kinds of liberties.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct LibertyKinds: u16 {
         /// Work requests are fetched when their doorbell rings although they execute later, or some time after it.
         const FETCH = 1 << 0;
@@ -179,6 +179,17 @@ pub fn set_liberties(liberties: Option<Liberties>) {
 /// Sets the schedule of the cards that this process starts from now on, overriding the environment.
 pub fn set_schedule(schedule: Option<Schedule>) {
     PROCESS.lock().given = Some(schedule.map(Arc::new));
+}
+
+/// Begins a run of a search in this process: the cards that start from now on follow the schedule, and have the names of
+/// the first cards of a process.
+pub(crate) fn begin_run(schedule: Schedule) {
+    *PROCESS.lock() = Process { given: Some(Some(Arc::new(schedule))), started: 0 };
+}
+
+/// Ends a search in this process.
+pub(crate) fn end_exploring() {
+    PROCESS.lock().given = None;
 }
 
 /// Returns the decisions of the next card to start.

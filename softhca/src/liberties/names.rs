@@ -1,13 +1,14 @@
 //! Names of the processes of a job, which are the same in every run of it.
 
 use super::decision::mix;
+use super::journal;
 use crate::os::fork;
 use std::fs::OpenOptions;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// Environment variable with a folder that all processes of a job share, in which they claim their names. `gdsync soft`
-/// sets it. Without it, processes have no names, and rules for a process match none.
+/// sets it for schedules. Without it, processes have no names, and rules for a process match none.
 pub const JOB_VARIABLE: &str = "SOFTHCA_JOB";
 
 /// Variables with the rank of a process, of Open MPI, PMIx, PMI, Slurm and PyTorch.
@@ -24,8 +25,7 @@ static NAME: OnceLock<Option<String>> = OnceLock::new();
 /// arguments without their digits, and its number among the processes with the same two; a child of a fork adds `+N`.
 pub fn name_process() {
     NAME.get_or_init(|| {
-        let folder = std::env::var_os(JOB_VARIABLE).filter(|folder| !folder.is_empty())?;
-        let name = claim(Path::new(&folder), &base_name())?;
+        let name = claim(&job()?, &base_name())?;
         fork::count();
         Some(name)
     });
@@ -34,12 +34,18 @@ pub fn name_process() {
 /// Returns the name of a card by its index among those that this process has started.
 pub(super) fn of_card(index: u64) -> Option<String> {
     name_process();
-    let mut name = NAME.get()?.clone()?;
+    let in_memory = || journal::are_kept().then(|| "this".to_owned());
+    let mut name = NAME.get()?.clone().or_else(in_memory)?;
     fork::path().for_each(|fork| name.push_str(&format!("+{fork}")));
     if index > 0 {
         name.push_str(&format!("/{index}"));
     }
     Some(name)
+}
+
+/// The folder of the job.
+pub(super) fn job() -> Option<PathBuf> {
+    std::env::var_os(JOB_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
 fn base_name() -> String {

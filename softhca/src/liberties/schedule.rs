@@ -73,7 +73,7 @@ impl Rule {
     }
 
     /// Returns the decision that it names, if it names a single one.
-    pub(super) fn decision(&self) -> Option<Decision> {
+    pub fn decision(&self) -> Option<Decision> {
         let (subject, last) = self.subjects.filter(|_| !self.half)?;
         let packet = match subject {
             Subject::Completion(_) => 0,

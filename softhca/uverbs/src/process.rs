@@ -14,6 +14,7 @@ use softhca::card::LinkLayer;
 use softhca::devices::devices_from_environment;
 use softhca::environment;
 use softhca::fabric::close_names_in_child;
+use softhca::liberties::name_process;
 use softhca::sysfs::LiveFile;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
@@ -75,6 +76,16 @@ extern "C" fn forget_in_child() {
     descriptors::reset();
     close_names_in_child();
 }
+
+/// Runs when a program loads the library.
+extern "C" fn at_load() {
+    name_process();
+}
+
+/// Children of a fork have names after their parent's, which must have its own by then.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
 
 /// Prepares the process for open files. The first call starts the log.
 fn prepare() -> Result<()> {

@@ -14,6 +14,8 @@ use crate::card::queue::wqe::{self, Payload, Work, each_piece};
 use crate::card::transport::endpoint::{Endpoint, Step};
 use crate::card::transport::route;
 use crate::fabric::Node;
+use crate::liberties::journal::Entry;
+use crate::liberties::{self, Subject};
 use crate::packet::{
     FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PSN_MASK, PacketKind, SOLICITED, UNRELIABLE,
 };
@@ -24,6 +26,14 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 
 /// Maximum number of work requests that are fetched and not completed.
 const WINDOW: usize = 64;
+
+/// Describes a work request for people.
+fn describe(work: &Result<Work, Syndrome>) -> String {
+    match work {
+        Ok(work) => format!("{:?} of {} bytes", work.opcode, work.length),
+        Err(_) => "a malformed request".to_owned(),
+    }
+}
 
 impl Requester {
     /// Makes the request of a WQE, and moves past its blocks.
@@ -98,6 +108,14 @@ impl Requester {
                 error.syndrome
             })
         };
+        if let Some(journal) = step.context.decisions.journal() {
+            let name = liberties::Work {
+                subject: Subject::Request(self.next_number),
+                packet: 0,
+                ..step.endpoint.work
+            };
+            journal.write(&Entry::Fetched { work: name, text: describe(&work) });
+        }
         // An entry of wrong size is skipped block by block.
         Some(self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work))
     }

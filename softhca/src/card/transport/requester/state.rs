@@ -161,7 +161,7 @@ impl Requester {
         self.decided.0 = Some(number);
         let work = Work { subject: Subject::Request(number), packet: 0, ..step.endpoint.work };
         let Some(mut draw) = step.context.decisions.take(LibertyKinds::FETCH, work) else { return true };
-        if draw.below(2) == 0 {
+        if draw.reads_ahead() {
             self.queue.read_early();
             return true;
         }

@@ -1,0 +1,227 @@
+//! The search: orderly runs first, then schedules, then fewer and fewer decisions, then confirmation.
+
+use super::census::{Census, Journal, taken};
+use super::explain::{Cause, causes};
+use super::plan::{Attempt, attempts};
+use super::shrink::shrink;
+use crate::liberties::{LibertyKinds, Rule, Schedule};
+use std::time::{Duration, Instant};
+
+/// Orderly runs at the beginning, which must not fail.
+const ORDERLY: usize = 3;
+/// Runs in which a part of a schedule must fail once, while it is shrunk.
+const TRIES: usize = 3;
+/// Runs of the shrunk schedule.
+const CONFIRMATIONS: usize = 10;
+
+/// A run of a job.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// How it failed; `None` if it did not.
+    pub failure: Option<String>,
+    /// The journals of its cards.
+    pub journals: Vec<Journal>,
+}
+
+/// A job that can be run again and again.
+pub trait Job {
+    /// The reason why it could not be run.
+    type Error;
+
+    /// Runs it under a schedule. A run that takes longer than `limit` has failed.
+    ///
+    /// # Errors
+    /// It could not be run at all.
+    fn run(&mut self, schedule: &Schedule, limit: Duration) -> Result<Run, Self::Error>;
+}
+
+/// Bounds of a search.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Number of runs, without those that shrink and confirm.
+    pub runs: Option<u64>,
+    /// Time, without that for shrinking and confirmation.
+    pub time: Option<Duration>,
+    /// Kinds of liberties.
+    pub kinds: LibertyKinds,
+}
+
+impl Default for Limits {
+    /// A minute, with all kinds.
+    fn default() -> Self {
+        Limits { runs: None, time: Some(Duration::from_secs(60)), kinds: LibertyKinds::all() }
+    }
+}
+
+/// What a search does now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It runs the job on a prompt and orderly card.
+    Orderly,
+    /// It begins to try schedules; the decisions that there are, by kind.
+    Begins(Vec<(LibertyKinds, usize)>),
+    /// It tries a schedule: the number of the run from 1, and what the schedule takes.
+    Tries(u64, String),
+    /// The job has failed; so many decisions were taken.
+    Failed(usize),
+    /// So many decisions are left.
+    Shrinks(usize),
+    /// It confirms the failure.
+    Confirms,
+}
+
+/// Why there is no search.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal<E> {
+    /// The job fails without any liberty.
+    #[error("it fails on a prompt and orderly card, too: {0}; explore a program that works there")]
+    Fails(String),
+    /// The card made no decision: the job does not use it, or its processes have no names.
+    #[error("no card of the job has decided anything: does it use the software card?")]
+    NothingToDecide,
+    /// The job could not be run.
+    #[error(transparent)]
+    Job(#[from] E),
+}
+
+/// A failure that was found.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The fewest decisions under which the job fails.
+    pub schedule: Schedule,
+    /// How it failed.
+    pub failure: String,
+    /// How often it failed in the confirmations, and their number.
+    pub confirmed: (usize, usize),
+    /// What each decision did.
+    pub causes: Vec<Cause>,
+}
+
+/// The result of a search.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The failure; `None` if nothing was found.
+    pub finding: Option<Finding>,
+    /// The decisions of the last orderly run.
+    pub census: Census,
+    /// Number of runs under schedules, without those that shrink and confirm.
+    pub runs: u64,
+    /// Time from the first schedule to the first failure, or to the end.
+    pub time: Duration,
+    /// True if every kind and queue pair that there is was tried.
+    pub covered: bool,
+}
+
+/// Searches for a schedule under which a job fails. `tell` is told what happens, and ends the search by `false`.
+///
+/// # Errors
+/// [`Refusal`].
+pub fn search<J: Job>(
+    job: &mut J,
+    limits: Limits,
+    mut tell: impl FnMut(Progress) -> bool,
+) -> Result<Outcome, Refusal<J::Error>> {
+    tell(Progress::Orderly);
+    let (orderly, orderly_time) = run_orderly(job)?;
+    let census = Census::of(&orderly);
+    if census.total() == 0 {
+        return Err(Refusal::NothingToDecide);
+    }
+    let limit = limit_of(orderly_time);
+    let began = Instant::now();
+    let mut goes_on = tell(Progress::Begins(census.counts()));
+    let mut outcome =
+        Outcome { finding: None, census: census.clone(), runs: 0, time: Duration::ZERO, covered: false };
+    for Attempt { schedule, what } in attempts(&census, limits.kinds) {
+        let is_over = limits.runs.is_some_and(|most| outcome.runs >= most)
+            || limits.time.is_some_and(|most| began.elapsed() >= most);
+        // The fourth round has taken every queue pair by itself.
+        outcome.covered |= schedule.seed >= 4;
+        if !goes_on || is_over {
+            break;
+        }
+        outcome.runs += 1;
+        goes_on = tell(Progress::Tries(outcome.runs, what));
+        let run = job.run(&schedule, limit)?;
+        outcome.time = began.elapsed();
+        if run.failure.is_some() {
+            outcome.finding = Some(examine(job, schedule, run, &orderly, limit, &mut tell)?);
+            break;
+        }
+    }
+    Ok(outcome)
+}
+
+fn limit_of(orderly: Duration) -> Duration {
+    // Plans hold back for 10 s at most, and a machine may be busy.
+    Duration::from_secs(20) + orderly * 20
+}
+
+/// Runs the job without liberties. Returns the last run's journals, and the longest time of a run.
+fn run_orderly<J: Job>(job: &mut J) -> Result<(Vec<Journal>, Duration), Refusal<J::Error>> {
+    let (mut journals, mut longest) = (Vec::new(), Duration::ZERO);
+    for _ in 0..ORDERLY {
+        let began = Instant::now();
+        let run = job.run(&Schedule::default(), Duration::from_secs(600))?;
+        longest = longest.max(began.elapsed());
+        if let Some(failure) = run.failure {
+            return Err(Refusal::Fails(failure));
+        }
+        journals = run.journals;
+    }
+    Ok((journals, longest))
+}
+
+/// Shrinks a schedule under which the job has failed, confirms it and explains it.
+fn examine<J: Job>(
+    job: &mut J,
+    schedule: Schedule,
+    first: Run,
+    orderly: &[Journal],
+    limit: Duration,
+    tell: &mut impl FnMut(Progress) -> bool,
+) -> Result<Finding, J::Error> {
+    let with = |rules: &[Rule]| Schedule { rules: rules.to_vec(), ..schedule.clone() };
+    let mut last = first.clone();
+    let mut fails = |rules: &[Rule], job: &mut J| -> Result<bool, J::Error> {
+        for _ in 0..TRIES {
+            let run = job.run(&with(rules), limit)?;
+            if run.failure.is_some() {
+                last = run;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
+    let single = taken(&first.journals);
+    let mut goes_on = tell(Progress::Failed(single.len()));
+    // If its decisions have other names in another run, the rules as they are must do.
+    let rules = match fails(&single, job)? {
+        true => single,
+        false => schedule.rules.clone(),
+    };
+    let rules = shrink(
+        rules,
+        |rules| fails(rules, job),
+        |left| {
+            goes_on &= tell(Progress::Shrinks(left));
+            goes_on
+        },
+    )?;
+    tell(Progress::Confirms);
+    let mut confirmed = 0;
+    for _ in 0..CONFIRMATIONS {
+        let run = job.run(&with(&rules), limit)?;
+        if run.failure.is_some() {
+            confirmed += 1;
+            last = run;
+        }
+    }
+    let shrunk = with(&rules);
+    Ok(Finding {
+        causes: causes(&shrunk, &last.journals, orderly),
+        schedule: shrunk,
+        failure: last.failure.unwrap_or_default(),
+        confirmed: (confirmed, CONFIRMATIONS),
+    })
+}
