@@ -79,6 +79,8 @@ SOFTHCA_KEY, SOFTHCA_KEY_FILE | pingpong devices bench bench-net soak soft
 The key that software cards of several hosts share, or the file that has it.
 SOFTHCA_OBJECTS | pingpong devices bench bench-net soak soft
 The most queue pairs, memory regions and other objects of a kind that a software card has, from 16 on (docs/liberties.md).
+SOFTHCA_PKEYS | pingpong devices bench bench-net soak soft
+The partition keys of software cards' InfiniBand ports, such as `0xffff,0x8001` (docs/liberties.md).
 SOFTHCA_WAITS | pingpong devices bench bench-net soak soft
 What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/card-trigger.md).
 GDSYNC_KEY, GDSYNC_KEY_FILE | pingpong bench-net

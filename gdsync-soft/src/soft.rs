@@ -10,6 +10,7 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::folder::Folder;
 use gdsync_cli::signals::Held;
 use gdsync_cli::{log, text};
+use softhca::card::{LinkLayer, PkeyTable};
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
 use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, SCHEDULE_VARIABLE};
@@ -25,7 +26,8 @@ const CARD_LOG_VARIABLE: &str = "SOFTHCA_LOG";
 
 /// Runs the command, and returns its exit status, or 128 plus the number of the signal that ended it.
 pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
-    check_environment()?;
+    let devices = on_fabric(options.devices.layers.clone());
+    check_environment(&devices)?;
     // Signals are blocked before the folder is made: a signal that would end this process ends the command
     // instead, and the folder is removed.
     let signals = if options.explore { None } else { Some(Held::new()?) };
@@ -33,7 +35,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     let library = library::provide(folder.path())?;
     // Without links in its path, as the library compares it with paths from the system.
     let files = folder.path().canonicalize()?;
-    softhca::sysfs::write(&files, &on_fabric(options.devices.layers.clone()))?;
+    softhca::sysfs::write(&files, &devices, &PkeyTable::of_devices(&devices)?)?;
     let Some((name, _)) = options.command.split_first() else {
         return Err("no command is given: gdsync soft -- COMMAND".into());
     };
@@ -84,8 +86,8 @@ fn command(options: &SoftOptions, files: &Path, library: &Path) -> Command {
 
 /// Refuses malformed settings of the card before anything starts: the command would run without its faults,
 /// or find no device.
-fn check_environment() -> Result<(), Failure> {
-    softhca::environment::check()?;
+fn check_environment(devices: &[LinkLayer]) -> Result<(), Failure> {
+    softhca::environment::check_of(devices)?;
     match std::env::var_os(CARD_LOG_VARIABLE).filter(|value| !value.is_empty()) {
         Some(value) => log::filter(CARD_LOG_VARIABLE, &value.to_string_lossy()).map(drop),
         None => Ok(()),

@@ -1,6 +1,6 @@
 //! Validation of the whole environment.
 
-use crate::card::{Limits, WaitRules};
+use crate::card::{Limits, LinkLayer, PkeyTable, WaitRules};
 use crate::devices;
 use crate::fabric::check_key;
 use crate::setting::{self, SettingError};
@@ -13,8 +13,17 @@ use crate::{faults, liberties};
 /// # Errors
 /// The first setting that is unknown or malformed.
 pub fn check() -> Result<(), SettingError> {
+    check_of(&devices::devices_from_environment()?)
+}
+
+/// As [`check`], for a process with other devices than those that the environment says.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_of(devices: &[LinkLayer]) -> Result<(), SettingError> {
     setting::check_names()?;
     devices::devices_from_environment()?;
+    PkeyTable::of_devices(devices)?;
     check_key()?;
     Speed::from_environment()?;
     Limits::from_environment()?;

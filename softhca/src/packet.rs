@@ -3,7 +3,7 @@
 
 use crate::fabric::{Group, Node, PayloadPart};
 use gdsync_sys::prm::UnknownCode;
-use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Kind of a packet, with its number in the header.
@@ -95,6 +95,9 @@ impl TryFrom<u8> for NakCode {
     }
 }
 
+/// The default partition's key, of a full member (IB specification, 10.9.1.2).
+pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
+
 /// Queue pair number of datagrams to a multicast group (IB specification, 10.5.1).
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
@@ -120,9 +123,8 @@ const _: () = assert!(size_of::<Header>() <= crate::fabric::MAX_HEADER);
 pub(crate) struct Header {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
-    pub(crate) nak: u8,
-    /// RNR timer of a NAK; service level of a datagram.
-    pub(crate) timer_or_level: u8,
+    /// Partition key of the sender.
+    pub(crate) pkey: U16,
     pub(crate) source_qpn: U32,
     pub(crate) dest_qpn: U32,
     pub(crate) psn: U32,
@@ -132,9 +134,10 @@ pub(crate) struct Header {
     pub(crate) rkey: U32,
     /// Bytes of the whole message.
     pub(crate) length: U32,
+    /// Immediate data. NAK: its code and RNR timer in the first two bytes.
     pub(crate) imm: [u8; 4],
-    /// Shared receive queue of an XRC request; else 0.
-    pub(crate) srqn: U32,
+    /// Shared receive queue of an XRC request; service level of a datagram; else 0.
+    pub(crate) srqn_or_level: U32,
     /// DC connection of the packet; else 0.
     pub(crate) connection: U64,
     /// Access key of the target of a DC request; else 0.
@@ -149,8 +152,7 @@ impl Header {
         Header {
             kind: kind as u8,
             flags: 0,
-            nak: 0,
-            timer_or_level: 0,
+            pkey: U16::new(DEFAULT_PKEY),
             source_qpn: U32::new(source_qpn),
             dest_qpn: U32::new(dest_qpn),
             psn: U32::new(psn & PSN_MASK),
@@ -158,11 +160,16 @@ impl Header {
             rkey: U32::ZERO,
             length: U32::ZERO,
             imm: [0; 4],
-            srqn: U32::ZERO,
+            srqn_or_level: U32::ZERO,
             connection: U64::ZERO,
             dc_key: U64::ZERO,
             operands: [U64::ZERO; 2],
         }
+    }
+
+    pub(crate) fn nak((source_qpn, dest_qpn, psn): (u32, u32, u32), code: NakCode, rnr_timer: u8) -> Self {
+        let imm = [code as u8, rnr_timer, 0, 0];
+        Header { imm, ..Header::new(PacketKind::Nak, source_qpn, dest_qpn, psn) }
     }
 
     pub(crate) fn is_reliable(&self) -> bool {

@@ -130,6 +130,41 @@ fn rping_between_cards_of_several_hosts() {
 }
 
 #[test]
+fn connections_have_the_partition_key_of_the_first_index_or_of_the_address() {
+    for pkeys in ["0x8001", "0x8001,0xffff,0x0002"] {
+        example("rping_pkeys", "rping", RPING, "ib", &[("SOFTHCA_PKEYS", pkeys)]);
+    }
+}
+
+#[test]
+fn a_server_of_another_partition_is_unreachable() {
+    let test = "a_server_of_another_partition_is_unreachable";
+    let Some(program) = program(test, "rping", "rdmacm-utils") else { return };
+    let temporary = Folder::new(test);
+    let port = free_port();
+    let start = |arguments: &str, pkeys: &str| {
+        let mut command = soft("ib", &program, temporary.path());
+        command.args(words(&arguments.replace("PORT", &port.to_string())));
+        Running::start({
+            command.envs([FAST, ("SOFTHCA_PKEYS", pkeys)]);
+            command
+        })
+    };
+    let mut server = start(RPING[0], "0x8001");
+    wait_for_service(TCP, port, &mut server);
+    let client = start(RPING[1], "0x8002,0x0001").end();
+    assert!(client.code != Some(0) && client.text.contains("RDMA_CM_EVENT_UNREACHABLE"), "{}", client.text);
+    server.kill();
+    server.end();
+    // With the partition's key at the first index, a limited member reaches a full one.
+    let mut server = start(RPING[0], "0x8001");
+    wait_for_service(TCP, port, &mut server);
+    let client = start(RPING[1], "0x0001,0x8002").end();
+    assert!(client.text.contains("client DISCONNECT EVENT") || client.code == Some(0), "{}", client.text);
+    server.end();
+}
+
+#[test]
 fn many_connections_at_once() {
     for devices in ["ib", "roce"] {
         let arguments = ["-c 20 -p PORT", "-c 20 -s 127.0.0.1 -p PORT"];

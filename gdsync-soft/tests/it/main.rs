@@ -14,6 +14,7 @@ mod memory;
 mod mpi;
 mod network;
 mod orders;
+mod partitions;
 mod perftest;
 mod pingpong;
 mod seen;

@@ -20,6 +20,22 @@ fn soft_refuses_them_before_the_command_starts() {
 }
 
 #[test]
+fn soft_refuses_partition_keys_without_an_infiniband_port() {
+    let temporary = Folder::new("settings-pkeys");
+    for (devices, code) in [("roce", 1), ("ib,roce", 0)] {
+        let mut command = soft(devices, Path::new("/bin/true"), temporary.path());
+        // The option counts, not the variable.
+        command.env("SOFTHCA_PKEYS", "0xffff,0x8001").env("SOFTHCA_DEVICES", "roce");
+        let ended = run(command);
+        assert_eq!(ended.code, Some(code), "{devices}: {}", ended.text);
+        let is_said =
+            ended.text.contains("SOFTHCA_PKEYS") && ended.text.contains("no device has an InfiniBand port");
+        assert_eq!(is_said, code == 1, "{devices}: {}", ended.text);
+    }
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
 fn the_preload_library_refuses_them_itself() {
     let Some(tool) = tool("the_preload_library_refuses_them_itself", "ibv_devinfo") else { return };
     let temporary = Folder::new("settings-preload");

@@ -1,9 +1,12 @@
 //! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain data.
 
 mod limits;
+mod pkeys;
 mod queues;
 
 pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE, WAITS_VARIABLE, WaitRules};
+pub(crate) use pkeys::are_partners;
+pub use pkeys::{FULL_MEMBER, PKEYS_VARIABLE, PkeyTable};
 pub use queues::{
     CqAttributes, CqConfig, CqModeration, QpConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport,
     XrcConfig,
@@ -198,7 +201,7 @@ pub struct QpChange {
     pub state: Option<QpState>,
     /// State that the caller expects.
     pub current: Option<QpState>,
-    /// Partition key index; only 0 exists.
+    /// Index of its partition key in the port's table.
     pub pkey_index: Option<u16>,
     /// Port; only 1 exists.
     pub port: Option<u8>,

@@ -1,6 +1,7 @@
 //! The resources that all queue pairs of a card share: memory regions, completion queues, diagnostics, buffers.
 
-use super::config::{Access, WaitRules};
+use super::config::{Access, PkeyTable, WaitRules};
+use super::counters::CardCounters;
 use super::delayed::DelayedCompletions;
 use super::listeners::AwaitedWords;
 use super::management::Inbox;
@@ -33,6 +34,8 @@ use std::time::{Duration, Instant};
 /// The shared objects of a card.
 pub(crate) struct Resources {
     pub(crate) port: Port,
+    pub(crate) pkeys: PkeyTable,
+    pub(crate) counters: CardCounters,
     pub(crate) speed: Speed,
     pub(crate) clock: Arc<Clock>,
     pub(crate) regions: Regions,
@@ -78,6 +81,8 @@ impl Resources {
     ) -> Self {
         Resources {
             port,
+            pkeys: PkeyTable::default(),
+            counters: CardCounters::default(),
             speed,
             clock,
             regions: Regions::with(faults.clone()),
@@ -105,6 +110,8 @@ impl Resources {
         Context {
             now,
             port: self.port,
+            pkeys: &self.pkeys,
+            counters: &mut self.counters,
             speed: self.speed,
             clock: &self.clock,
             regions: &self.regions,
@@ -132,6 +139,8 @@ impl Resources {
 pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) port: Port,
+    pub(crate) pkeys: &'a PkeyTable,
+    pub(crate) counters: &'a mut CardCounters,
     pub(crate) speed: Speed,
     clock: &'a Clock,
     pub(crate) regions: &'a Regions,

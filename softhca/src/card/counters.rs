@@ -43,10 +43,12 @@ pub enum Counter {
     ReceiverNotReady,
     /// Requests refused because no receive was posted: RNR NAKs sent.
     OutOfBuffer,
+    /// Packets dropped for their partition key (`P_KeyViolations` of `PortInfo`). No file of sysfs has it.
+    BadPkeys,
 }
 
 impl Counter {
-    /// All counters, each with its sysfs file below the port's folder.
+    /// The counters with a sysfs file, and its path below the port's folder.
     pub const ALL: [(Counter, &'static str); 13] = [
         (Counter::XmitData, "counters/port_xmit_data"),
         (Counter::RcvData, "counters/port_rcv_data"),
@@ -63,7 +65,7 @@ impl Counter {
         (Counter::OutOfBuffer, "hw_counters/out_of_buffer"),
     ];
     /// Number of counters in the file.
-    const COUNT: usize = Counter::OutOfBuffer as usize + 1;
+    const COUNT: usize = Counter::BadPkeys as usize + 1;
 }
 
 /// The counters of a port.
@@ -154,6 +156,7 @@ pub(crate) struct Own {
     pub(crate) not_ready: u64,
     /// NAKs received for requests out of sequence.
     pub(crate) out_of_sequence: u64,
+    bad_pkeys: u64,
 }
 
 fn add(traffic: &mut Traffic, payload: u64) {
@@ -180,11 +183,25 @@ impl CardCounters {
             file.received(header, payload);
         }
     }
+
+    /// Counts a packet that is dropped for its partition key.
+    #[cold]
+    pub(crate) fn bad_pkey(&mut self) {
+        self.own.bad_pkeys += 1;
+        if let Some(file) = &self.file {
+            file.add(Counter::BadPkeys, 1);
+        }
+    }
+
+    /// Returns the number of packets that the port has dropped for their partition keys.
+    pub(crate) fn bad_pkeys(&self) -> u64 {
+        self.file.as_ref().map_or(self.own.bad_pkeys, |file| file.get(Counter::BadPkeys))
+    }
 }
 
 fn nak_of(header: &Header) -> Option<NakCode> {
     let is_nak = PacketKind::try_from(header.kind) == Ok(PacketKind::Nak);
-    is_nak.then(|| NakCode::try_from(header.nak).ok()).flatten()
+    is_nak.then(|| NakCode::try_from(header.imm[0]).ok()).flatten()
 }
 
 #[cfg(test)]
@@ -197,8 +214,7 @@ mod tests {
         let (one, other) = (Counters::in_file(&path).unwrap(), Counters::in_file(&path).unwrap());
         one.sent(&Header::new(PacketKind::Write, 1, 2, 3), 4096);
         other.received(&Header::new(PacketKind::Write, 1, 2, 3), 4096);
-        let refused =
-            Header { nak: NakCode::ReceiverNotReady as u8, ..Header::new(PacketKind::Nak, 1, 2, 3) };
+        let refused = Header::nak((1, 2, 3), NakCode::ReceiverNotReady, 0);
         other.sent(&refused, 0);
         one.received(&refused, 0);
         one.received(&Header::new(PacketKind::FetchAdd, 1, 2, 3), 0);
@@ -216,8 +232,10 @@ mod tests {
         port.sent(&Header::new(PacketKind::Send, 1, 2, 3), 100);
         port.received(&refused, 0);
         let traffic = |packets, bytes| Traffic { packets, bytes };
-        let own = Own { sent: traffic(2, 100), received: traffic(1, 0), not_ready: 1, out_of_sequence: 0 };
+        let own = Own { sent: traffic(2, 100), received: traffic(1, 0), not_ready: 1, ..Own::default() };
         assert_eq!((port.own, other.get(Counter::XmitPackets)), (own, 4));
+        CardCounters { file: port.file.clone(), own: Own::default() }.bad_pkey();
+        assert_eq!((port.bad_pkeys(), port.own.bad_pkeys, other.get(Counter::BadPkeys)), (1, 0, 1));
         assert!(Counters::in_file(&path.join("below")).is_err(), "no folder");
     }
 }

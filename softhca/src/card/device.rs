@@ -1,6 +1,6 @@
 //! A running card: its port, its settings and its objects.
 
-use super::config::{InvalidValue, LIMITS, Limits, NUMBERS, WaitRules};
+use super::config::{InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, WaitRules};
 use super::counters::Counters;
 use super::engine::Engine;
 use super::error::CardError;
@@ -57,6 +57,7 @@ pub struct Card {
     gids: Vec<GidEntry>,
     faults: Faults,
     limits: Limits,
+    pkeys: PkeyTable,
 }
 
 impl Card {
@@ -95,9 +96,11 @@ impl Card {
         faults::plan_from_environment()?;
         let (waits, decisions) = (WaitRules::from_environment()?, liberties::of_next_card()?);
         let limits = Limits::from_environment()?;
+        let pkeys = PkeyTable::of_devices(&[LinkLayer::InfiniBand])?;
         let fabric = Fabric::bind(Speed::from_environment()?)?;
         let mut card = Card::on(fabric, device, link, sink, waits, decisions);
         card.limits = limits;
+        card.set_pkeys(pkeys.of_port(card.link_layer()));
         Ok(card)
     }
 
@@ -138,7 +141,14 @@ impl Card {
             gids: port.gids(),
             faults,
             limits: LIMITS,
+            pkeys: PkeyTable::default(),
         }
+    }
+
+    /// Sets the port's table of partition keys, before there are queue pairs.
+    pub(super) fn set_pkeys(&mut self, pkeys: PkeyTable) {
+        self.shared.engine.lock().resources.pkeys = pkeys.clone();
+        self.pkeys = pkeys;
     }
 
     /// Returns its LID, which every process of the host sees. A card with an Ethernet port has one, too: its GIDs end
@@ -162,6 +172,18 @@ impl Card {
     /// hosts the IPv4 address is the card's own, and the GUID ends with it, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
+    }
+
+    /// Returns its table of partition keys. An Ethernet port has the default key alone.
+    pub fn pkeys(&self) -> &PkeyTable {
+        &self.pkeys
+    }
+
+    /// Returns the number of packets that the port has dropped for their partition keys: of all processes, if they share
+    /// counters ([`Self::attach_counters`]). It ends at 65,535, as `P_KeyViolations` of hardware.
+    pub fn bad_pkeys(&self) -> u32 {
+        let count = self.shared.engine.lock().resources.counters.bad_pkeys();
+        count.min(u16::MAX.into()) as u32
     }
 
     /// Returns its limits.
@@ -204,7 +226,7 @@ impl Card {
 
     /// Counts the packets from now on in `counters`, too.
     pub fn attach_counters(&self, counters: Arc<Counters>) {
-        self.command(|engine| engine.counters.file = Some(counters));
+        self.command(|engine| engine.resources.counters.file = Some(counters));
     }
 
     /// Returns the last 256 findings of the strict checker, oldest first.
@@ -254,14 +276,15 @@ impl Card {
         self.port.gid_of(node)
     }
 
-    /// Sends a management datagram to the card at a node, possibly this card. It may be lost.
+    /// Sends a management datagram with a partition key of the table to the card at a node, possibly this card. It may be
+    /// lost, as it is without a partner of that key in the table there.
     ///
     /// # Errors
     /// [`CardError::Invalid`] if it has more than [`MAX_MANAGEMENT`] bytes.
-    pub fn send_management(&self, to: Node, bytes: &[u8]) -> Result<(), CardError> {
+    pub fn send_management(&self, to: Node, pkey_index: u16, bytes: &[u8]) -> Result<(), CardError> {
         let (what, length) = ("bytes of a management datagram", bytes.len());
         InvalidValue::unless(length <= MAX_MANAGEMENT, what, length as u32, "at most 1024")?;
-        self.command(|engine| engine.send_management(to, bytes, Instant::now()));
+        self.command(|engine| engine.send_management(to, pkey_index, bytes, Instant::now()));
         Ok(())
     }
 

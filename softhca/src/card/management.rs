@@ -17,6 +17,8 @@ const WAITING: usize = 1024;
 pub struct ManagementDatagram {
     /// The node that sent it.
     pub source: Node,
+    /// The index of its partition key in the table of the receiving port.
+    pub pkey_index: u16,
     /// Its content, at most [`MAX_MANAGEMENT`] bytes.
     pub bytes: Vec<u8>,
 }
@@ -29,14 +31,14 @@ impl Inbox {
     ///
     /// # Safety
     /// The parts are readable.
-    pub(crate) unsafe fn push(&mut self, source: Node, payload: &[PayloadPart]) -> bool {
+    pub(crate) unsafe fn push(&mut self, source: Node, pkey_index: u16, payload: &[PayloadPart]) -> bool {
         let length: usize = payload.iter().map(|part| part.1).sum();
         if length > MAX_MANAGEMENT || self.0.len() >= WAITING {
             return false;
         }
         // SAFETY: the caller guarantees this.
         let Ok(bytes) = (unsafe { collect(payload) }) else { return false };
-        self.0.push_back(ManagementDatagram { source, bytes });
+        self.0.push_back(ManagementDatagram { source, pkey_index, bytes });
         true
     }
 
@@ -54,7 +56,7 @@ mod tests {
         let mut inbox = Inbox::default();
         let bytes = [7u8; MAX_MANAGEMENT + 1];
         // SAFETY: the parts are in `bytes`.
-        let mut push = |len| unsafe { inbox.push(3, &[(bytes.as_ptr(), len)]) };
+        let mut push = |len| unsafe { inbox.push(3, 0, &[(bytes.as_ptr(), len)]) };
         assert!(!push(MAX_MANAGEMENT + 1));
         assert!((0..WAITING).all(|i| push(i % MAX_MANAGEMENT)));
         assert!(!push(1), "too many wait");

@@ -33,7 +33,7 @@ fn identity(port: Port) -> Card {
 }
 
 fn describe(engine: &Engine, card: &mut Card) {
-    let own = engine.counters.own;
+    let own = engine.resources.counters.own;
     (card.sent, card.received) = (own.sent, own.received);
     (card.not_ready, card.out_of_sequence) = (own.not_ready, own.out_of_sequence);
     card.faults = engine.resources.faults.counts().iter().map(|rule| rule.injected).sum();

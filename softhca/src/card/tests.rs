@@ -44,6 +44,7 @@ mod liberties;
 mod lost_answers;
 mod management;
 mod multicast;
+mod partitions;
 mod peer;
 mod scatter;
 mod shared_queues;
@@ -180,7 +181,7 @@ impl TestQp {
     pub(super) fn connect(&self, card: &Card, peer: u32, dlid: u16, with: QpChange) {
         let init = QpChange {
             state: Some(QpState::Init),
-            pkey_index: Some(0),
+            pkey_index: with.pkey_index.or(Some(0)),
             port: Some(1),
             access: Some(with.access.unwrap_or(Access::REMOTE_READ | Access::REMOTE_WRITE)),
             ..QpChange::default()

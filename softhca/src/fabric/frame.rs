@@ -9,7 +9,7 @@ use super::packet::{MAX_HEADER, MAX_PAYLOAD, Node};
 use crate::speed::Speed;
 
 /// First bytes of a stream.
-const MAGIC: [u8; 8] = *b"gdstcp\x00\x03";
+const MAGIC: [u8; 8] = *b"gdstcp\x00\x04";
 /// Bytes of the greeting: the magic, the node in big endian, and the speed.
 pub(super) const GREETING_BYTES: usize = MAGIC.len() + 5;
 /// Bytes before a packet's header.
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(parse_greeting(&bytes), Ok(Some(greeting)));
         (0..GREETING_BYTES).for_each(|n| assert_eq!(parse_greeting(&bytes[..n]), Ok(None)));
         assert!(parse_greeting(b"G").is_err());
-        assert!(parse_greeting(b"gdstcp\x00\x04").is_err());
+        assert!(parse_greeting(b"gdstcp\x00\x05").is_err());
         for times in [0, Speed::MAX + 1] {
             let mut bytes = bytes;
             bytes[GREETING_BYTES - 1] = times;

@@ -37,7 +37,7 @@ const SHORT_RECORD: usize = 8 << 10;
 const SKIP_REST: u64 = u64::MAX;
 /// Bytes before the data: indices and flags, each on its own cache line.
 const CONTROL: usize = 4096;
-const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x05");
+const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x06");
 
 const AT_MAGIC: usize = 0;
 const AT_TAIL: usize = 128;

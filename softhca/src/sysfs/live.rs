@@ -10,15 +10,17 @@ pub enum LiveFile {
     Lid,
     /// An entry of the GID table.
     Gid(usize),
+    /// An entry of the table of partition keys.
+    Pkey(usize),
     /// A counter, by its index in [`Counter::ALL`].
     Counter(usize),
 }
 
 impl LiveFile {
-    /// All files of a port with a number of GIDs.
-    pub(super) fn all(gids: usize) -> impl Iterator<Item = Self> {
-        let gids = (0..gids).map(LiveFile::Gid);
-        [LiveFile::Lid].into_iter().chain(gids).chain((0..Counter::ALL.len()).map(LiveFile::Counter))
+    /// All files of a port with these numbers of GIDs and partition keys.
+    pub(super) fn all(gids: usize, pkeys: usize) -> impl Iterator<Item = Self> {
+        let tables = (0..gids).map(LiveFile::Gid).chain((0..pkeys).map(LiveFile::Pkey));
+        [LiveFile::Lid].into_iter().chain(tables).chain((0..Counter::ALL.len()).map(LiveFile::Counter))
     }
 
     /// Its path in the folder of the port.
@@ -26,6 +28,7 @@ impl LiveFile {
         match self {
             LiveFile::Lid => "lid".to_owned(),
             LiveFile::Gid(index) => format!("gids/{index}"),
+            LiveFile::Pkey(index) => format!("pkeys/{index}"),
             LiveFile::Counter(index) => Counter::ALL[index].1.to_owned(),
         }
     }
@@ -40,10 +43,11 @@ impl LiveFile {
     pub fn find(path: &str) -> Option<(usize, Self)> {
         let (_, rest) = path.split_once("/infiniband/mlx5_")?;
         let (index, name) = rest.split_once("/ports/1/")?;
-        let file = match name.strip_prefix("gids/") {
-            Some(gid) => LiveFile::Gid(gid.parse().ok()?),
+        let file = match name.split_once('/') {
+            Some(("gids", entry)) => LiveFile::Gid(entry.parse().ok()?),
+            Some(("pkeys", entry)) => LiveFile::Pkey(entry.parse().ok()?),
             None if name == "lid" => LiveFile::Lid,
-            None => LiveFile::Counter(Counter::ALL.iter().position(|(_, file)| *file == name)?),
+            _ => LiveFile::Counter(Counter::ALL.iter().position(|(_, file)| *file == name)?),
         };
         Some((index.parse().ok()?, file))
     }
@@ -53,6 +57,7 @@ impl LiveFile {
         match self {
             LiveFile::Lid => "0x0".to_owned(),
             LiveFile::Gid(_) => gid_text([0; 16]),
+            LiveFile::Pkey(_) => pkey_text(0),
             LiveFile::Counter(_) => "0".to_owned(),
         }
     }
@@ -62,7 +67,7 @@ impl LiveFile {
         !matches!(self, LiveFile::Counter(_))
     }
 
-    /// Returns the content with its newline. `None` for a GID past the table, or if the file's subject is missing.
+    /// Returns the content with its newline. `None` for an entry past a table, or if the file's subject is missing.
     pub fn content(self, card: Option<&Card>, counters: Option<&Counters>) -> Option<String> {
         let text = match self {
             LiveFile::Lid => match card? {
@@ -70,10 +75,15 @@ impl LiveFile {
                 card => format!("{:#x}", card.lid()),
             },
             LiveFile::Gid(index) => gid_text(card?.gids().get(index)?.gid),
+            LiveFile::Pkey(index) => pkey_text(*card?.pkeys().keys().get(index)?),
             LiveFile::Counter(index) => counters?.get(Counter::ALL.get(index)?.0).to_string(),
         };
         Some(text + "\n")
     }
+}
+
+fn pkey_text(pkey: u16) -> String {
+    format!("{pkey:#06x}")
 }
 
 fn gid_text(gid: [u8; 16]) -> String {
@@ -88,13 +98,13 @@ mod tests {
     #[test]
     fn files_are_found_by_their_names() {
         let port = "/sys/class/infiniband/mlx5_3/ports/1/";
-        for file in LiveFile::all(4) {
+        for file in LiveFile::all(4, 3) {
             assert_eq!(LiveFile::find(&file.path(3)), Some((3, file)));
             assert_eq!(LiveFile::find(&format!("{port}{}", file.name())), Some((3, file)));
         }
         let real = "/sys/devices/pci50f7:00/50f7:00:01.0/50f7:01:00.0/infiniband/mlx5_0/ports/1/lid";
         assert_eq!(LiveFile::find(real), Some((0, LiveFile::Lid)));
-        for other in ["state", "gids/x", "gids/0/y", "lid/", "counters/symbol_error", "../1/lid"] {
+        for other in ["state", "gids/x", "gids/0/y", "pkeys/x", "lid/", "counters/symbol_error", "../1/lid"] {
             assert_eq!(LiveFile::find(&format!("{port}{other}")), None, "{other}");
         }
         assert_eq!(LiveFile::find("/sys/class/infiniband/mlx5_0/ports/2/lid"), None);
@@ -112,7 +122,8 @@ mod tests {
             assert!(gid.starts_with("fe80:0000:0000:0000:0200:00ff:fe00:"), "{gid}");
             assert!(gid.ends_with(&format!("{:04x}\n", card.lid())), "{gid}");
             assert_eq!(content(LiveFile::Gid(card.gids().len())), None);
-            assert_eq!(content(LiveFile::Counter(0)), None);
+            assert_eq!(content(LiveFile::Pkey(0)), Some("0xffff\n".to_owned()));
+            assert_eq!((content(LiveFile::Pkey(1)), content(LiveFile::Counter(0))), (None, None));
             assert_eq!(LiveFile::Lid.content(None, None), None);
         }
     }

@@ -14,7 +14,7 @@ mod port;
 pub use live::LiveFile;
 pub use port::interface;
 
-use crate::card::{Counters, LinkLayer};
+use crate::card::{Counters, LinkLayer, PkeyTable};
 use gdsync_sys::file_limit::within_file_limit;
 use std::fs;
 use std::io;
@@ -70,11 +70,12 @@ fn guid_text(guid: u64) -> String {
     [48, 32, 16, 0].map(|shift| format!("{:04x}", guid >> shift & 0xffff)).join(":")
 }
 
-/// Writes the files for a list of devices into `root`, and leaves other files there.
+/// Writes the files for a list of devices into `root`, and leaves other files there. InfiniBand ports have as many files
+/// of partition keys as `pkeys`.
 ///
 /// # Errors
 /// The operating system's, if a folder, file or link cannot be created.
-pub fn write(root: &Path, devices: &[LinkLayer]) -> io::Result<()> {
+pub fn write(root: &Path, devices: &[LinkLayer], pkeys: &PkeyTable) -> io::Result<()> {
     let sys = root.join("sys");
     fs::create_dir_all(sys.join("class/infiniband"))?;
     fs::create_dir_all(root.join(COUNTERS))?;
@@ -111,7 +112,8 @@ pub fn write(root: &Path, devices: &[LinkLayer]) -> io::Result<()> {
         file(&device.join("hca_type"), &format!("MT{PART}"))?;
         file(&device.join("hw_rev"), "0")?;
         file(&device.join("board_id"), "SOFTHCA")?;
-        port::write(&device.join("ports/1"), *link_layer)?;
+        let pkeys = pkeys.clone().of_port(*link_layer);
+        port::write(&device.join("ports/1"), *link_layer, &pkeys)?;
         // In full length: a process with a limit on the size of files counts, too.
         Counters::in_file(&counters(root, index))?;
         let devices = root.join("dev/infiniband");
@@ -144,13 +146,18 @@ mod tests {
     #[test]
     fn every_device_is_described() {
         let root = std::env::temp_dir().join(format!("softhca-sysfs-{}", std::process::id()));
-        write(&root, &[LinkLayer::InfiniBand, LinkLayer::Ethernet]).unwrap();
+        let three = "0xffff,0x8001,0x0002".parse().unwrap();
+        write(&root, &[LinkLayer::InfiniBand, LinkLayer::Ethernet], &three).unwrap();
         let sys = root.join("sys");
         let read = |path: &str| fs::read_to_string(sys.join("class").join(path)).unwrap();
         assert_eq!(read("infiniband_verbs/uverbs1/ibdev"), "mlx5_1\n");
         assert_eq!(read("infiniband/mlx5_1/node_guid"), "0200:00ff:fe80:0001\n");
         assert_eq!(read("infiniband/mlx5_1/ports/1/link_layer"), "Ethernet\n");
         assert_eq!(read("infiniband/mlx5_1/ports/1/gid_attrs/types/3"), "RoCE v2\n");
+        let pkeys = |index| {
+            fs::read_dir(sys.join(format!("class/infiniband/mlx5_{index}/ports/1/pkeys"))).unwrap().count()
+        };
+        assert_eq!((pkeys(0), pkeys(1)), (3, 1));
         assert!(read("infiniband/mlx5_0/device/modalias").starts_with("pci:v000015B3d00001021sv"));
         // Paths by which programs go from a device to its place on the bus, and back.
         let place = sys.join("devices/pci50f7:00/50f7:00:02.0/50f7:02:00.0");
@@ -179,7 +186,7 @@ mod tests {
         fs::remove_dir_all(&root).unwrap();
         let file = root.with_extension("file");
         fs::write(&file, "").unwrap();
-        assert!(write(&file, &[LinkLayer::InfiniBand]).is_err(), "a file is no folder");
+        assert!(write(&file, &[LinkLayer::InfiniBand], &three).is_err(), "a file is no folder");
         fs::remove_file(&file).unwrap();
     }
 }

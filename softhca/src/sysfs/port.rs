@@ -2,7 +2,7 @@
 
 use super::file;
 use super::live::LiveFile;
-use crate::card::LinkLayer;
+use crate::card::{LinkLayer, PkeyTable};
 use std::ffi::CString;
 use std::path::Path;
 use std::{fs, io};
@@ -28,7 +28,7 @@ const NEVER: [&str; 15] = [
 ];
 
 /// Writes the folder of a port. Values that the running card answers are 0 in it.
-pub(super) fn write(port: &Path, link_layer: LinkLayer) -> io::Result<()> {
+pub(super) fn write(port: &Path, link_layer: LinkLayer, pkeys: &PkeyTable) -> io::Result<()> {
     let is_ethernet = link_layer == LinkLayer::Ethernet;
     for (name, text) in [
         ("state", "4: ACTIVE"),
@@ -39,7 +39,6 @@ pub(super) fn write(port: &Path, link_layer: LinkLayer) -> io::Result<()> {
         ("sm_sl", "0"),
         ("cap_mask", &format!("{:#010x}", link_layer.capability_flags())),
         ("link_layer", if is_ethernet { "Ethernet" } else { "InfiniBand" }),
-        ("pkeys/0", "0xffff"),
     ] {
         file(&port.join(name), text)?;
     }
@@ -59,7 +58,7 @@ pub(super) fn write(port: &Path, link_layer: LinkLayer) -> io::Result<()> {
     }
     // Milliseconds for which a driver may cache the counters: none.
     file(&port.join("hw_counters/lifespan"), "0")?;
-    for live in LiveFile::all(types.len()) {
+    for live in LiveFile::all(types.len(), pkeys.keys().len()) {
         file(&port.join(live.name()), &live.unknown())?;
     }
     Ok(())

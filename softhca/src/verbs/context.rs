@@ -126,7 +126,7 @@ fn device_attributes(card: &Card) -> ibv_device_attr {
         // One entry of the ring ends its list.
         max_srq_wr: count(limits.max_srq_entries - 1),
         max_srq_sge: count(limits.max_srq_sge),
-        max_pkeys: 1,
+        max_pkeys: card.pkeys().keys().len() as u16,
         phys_port_cnt: PORT,
         ..nothing
     }
@@ -162,7 +162,8 @@ fn port_attributes(card: &Card) -> ibv_port_attr {
         active_mtu: verbs::IBV_MTU_4096,
         gid_tbl_len: c_int::try_from(card.gids().len()).unwrap_or(c_int::MAX),
         max_msg_sz: LIMITS.max_message,
-        pkey_tbl_len: 1,
+        bad_pkey_cntr: card.bad_pkeys(),
+        pkey_tbl_len: card.pkeys().keys().len() as u16,
         lid,
         max_vl_num: 1,
         active_width: WIDTH_4X,

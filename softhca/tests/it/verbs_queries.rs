@@ -2,6 +2,8 @@
 
 use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;
+use gdsync_test_support::process::alone;
+use softhca::card::PKEYS_VARIABLE;
 use std::ffi::CStr;
 
 #[test]
@@ -52,5 +54,35 @@ fn a_port_is_active_infiniband() {
         (77, 99),
         "not the exported function's to write"
     );
+    bed.close();
+}
+
+#[test]
+fn the_table_of_partition_keys_follows_the_setting() {
+    let test = "the_table_of_partition_keys_follows_the_setting";
+    if !alone(module_path!(), test, &[(PKEYS_VARIABLE, "0xffff,0x8001,0x0002")]) {
+        return;
+    }
+    let bed = Bed::new();
+    let (mut device, mut port) = (zeroed::<ibv_device_attr>(), ibv_port_attr::default());
+    // SAFETY: the context is open.
+    unsafe {
+        assert_eq!((api().query_device)(bed.context, &mut device), 0);
+        assert_eq!((api().query_port)(bed.context, 1, &mut port), 0);
+    }
+    assert_eq!((device.max_pkeys, port.pkey_tbl_len, port.bad_pkey_cntr), (3, 3, 0));
+    let cq = bed.cq(16);
+    let qp = bed.qp(cq);
+    let to_init = |pkey_index| ibv_qp_attr {
+        qp_state: IBV_QPS_INIT,
+        port_num: 1,
+        pkey_index,
+        ..ibv_qp_attr::default()
+    };
+    assert_eq!(modify(qp, &to_init(3), INIT_MASK), libc::EINVAL);
+    assert_eq!(modify(qp, &to_init(2), INIT_MASK), 0);
+    assert_eq!(query(qp).0.pkey_index, 2);
+    destroy_qp(qp);
+    destroy_cq(cq);
     bed.close();
 }

@@ -49,6 +49,7 @@ pub fn gdsync(arguments: &[&str]) -> Command {
         "SOFTHCA_FAULTS",
         "SOFTHCA_LISTEN",
         "SOFTHCA_LOG",
+        "SOFTHCA_PKEYS",
         "SOFTHCA_WAITS",
     ] {
         command.env_remove(name);

@@ -1,7 +1,7 @@
 //! Invalid settings in the environment.
 
 /// Settings, and their errors.
-pub const WRONG: [(&str, &str, &str); 12] = [
+pub const WRONG: [(&str, &str, &str); 13] = [
     (
         "SOFTHCA_CLOCK",
         "21",
@@ -21,6 +21,11 @@ pub const WRONG: [(&str, &str, &str); 12] = [
         "SOFTHCA_LISTEN",
         "localhost",
         "SOFTHCA_LISTEN is `localhost`: `localhost` is not ADDRESS or ADDRESS:PORT",
+    ),
+    (
+        "SOFTHCA_PKEYS",
+        "0xffff,0x8000",
+        "SOFTHCA_PKEYS is `0xffff,0x8000`: `0x8000` is no partition key: give 0x0001 to 0x7fff for a limited member",
     ),
     (
         "SOFTHCA_WAITS",

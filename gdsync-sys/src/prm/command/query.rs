@@ -132,6 +132,7 @@ pub mod vport {
     pub const PORT_GUID: Field = field(0x180, 64);
     pub const NODE_GUID: Field = field(0x1c0, 64);
     pub const LID: Field = field(0x300, 16);
+    pub const PKEY_VIOLATION_COUNTER: Field = field(0x350, 16);
 }
 
 /// `query_roce_address_in`, and `query_roce_address_out` with one `roce_addr_layout`.

@@ -234,7 +234,8 @@ impl Card {
     pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
             let endpoint = &engine.qps.get(&qpn).ok_or(missing(QP, qpn))?.endpoint;
-            let to = transition::check(endpoint.config.transport, endpoint.state(), change)?;
+            let pkeys = &engine.resources.pkeys;
+            let to = transition::check(endpoint.config.transport, endpoint.state(), change, pkeys)?;
             if let Some(address) = &change.address {
                 check_route(engine, address)?;
             }
@@ -251,7 +252,7 @@ impl Card {
                     qp.ring(true, context);
                     qp.fail(context);
                 }
-                to => qp.apply(change, to),
+                to => qp.apply(change, to, context.pkeys),
             });
             if to != QpState::Err {
                 engine.clear_failed(qpn);

@@ -6,15 +6,15 @@
 //! leave after this step. All copies end before another packet is handled, and before the fabric takes the payload
 //! back.
 
-use crate::card::config::{QpState, Transport};
+use crate::card::config::{QpState, Transport, are_partners};
 use crate::card::context::{Context, Resources};
 use crate::card::delayed::{DelayedPacket, DelayedPackets, Flow};
 use crate::card::memory::copy::collect;
 use crate::card::memory::peer_copies::PacketName;
 use crate::card::port::Port;
 use crate::card::reports::Event;
+use crate::card::trace;
 use crate::card::transport::qp::Qp;
-use crate::card::{counters, trace};
 use crate::fabric::{Node, PayloadPart, Sink, Use};
 use crate::faults::{Crossing, Fate};
 use crate::os::host::Gone;
@@ -29,7 +29,6 @@ pub(super) struct Arrivals<'a> {
     pub(super) qps: &'a mut HashMap<u32, Qp>,
     pub(super) resources: &'a mut Resources,
     pub(super) delayed: &'a mut DelayedPackets,
-    pub(super) counters: &'a mut counters::CardCounters,
     /// Queue pairs that packets were delivered to.
     pub(super) touched: Vec<u32>,
 }
@@ -54,7 +53,7 @@ impl Sink for Arrivals<'_> {
     fn take(&mut self, source: Node, header: &[u8], payload: [PayloadPart; 2]) -> Use {
         let parsed = Header::read_from_bytes(header).ok();
         if let Some(header) = &parsed {
-            self.counters.received(header, payload.iter().map(|(_, len)| *len as u64).sum());
+            self.resources.counters.received(header, payload.iter().map(|(_, len)| *len as u64).sum());
         }
         let later = parsed.and_then(|header| self.ends_later(&header));
         if later.is_none() {
@@ -164,8 +163,12 @@ pub(crate) fn deliver(
         return;
     };
     if kind == PacketKind::Management {
+        // As on queue pair 1 of a card: any key of the table counts (IB specification, 10.9.3).
+        let Some(pkey_index) = context.pkeys.partner_of(header.pkey.get()) else {
+            return drop_for_key(source, header, context);
+        };
         // SAFETY: the payload is readable while this packet is handled.
-        if unsafe { context.inbox.push(source, payload) } {
+        if unsafe { context.inbox.push(source, pkey_index, payload) } {
             context.emit(Event::Management);
         } else {
             tracing::debug!(source, "a management datagram is lost");
@@ -198,9 +201,21 @@ fn deliver_to(
         tracing::debug!(source, qpn, ?kind, "a packet for a queue pair that does not listen to its sender");
         return None;
     }
+    if !are_partners(packet.header.pkey.get(), qp.endpoint.pkey) {
+        drop_for_key(packet.source, packet.header, context);
+        return None;
+    }
     let _arriving = trace::arriving(context.port, qpn, packet);
     qp.deliver(packet, context);
     Some(qpn)
+}
+
+/// Drops a packet for its partition key. Nothing tells the sender (IB specification, 10.9.3).
+#[cold]
+fn drop_for_key(source: Node, header: &Header, context: &mut Context<'_>) {
+    let (pkey, qpn) = (header.pkey.get(), header.dest_qpn.get());
+    tracing::debug!(source, qpn, pkey, "a packet of a partition that the receiver is not in");
+    context.counters.bad_pkey();
 }
 
 /// Returns whether a queue pair accepts a packet in its state. Connections accept only packets of their peer, and every

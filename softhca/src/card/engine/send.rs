@@ -19,6 +19,7 @@ use crate::os::host::{self, Gone};
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
+use zerocopy::byteorder::big_endian::U16;
 
 /// Time after which a delayed packet is tried again for which the fabric had no room.
 const TRY_AGAIN: Duration = Duration::from_micros(100);
@@ -229,7 +230,7 @@ impl Engine {
             None => {
                 self.fabric.publish(first.to);
                 for (packet, bytes) in &packets {
-                    self.counters.sent(&packet.header, *bytes as u64);
+                    self.resources.counters.sent(&packet.header, *bytes as u64);
                 }
             }
             Some(failure) => {
@@ -329,7 +330,7 @@ impl Engine {
             to => self.transmit_to(header, to, parts, now),
         };
         if outcome == SendOutcome::Sent {
-            self.counters.sent(header, length_of(parts) as u64);
+            self.resources.counters.sent(header, length_of(parts) as u64);
         }
         outcome
     }
@@ -359,7 +360,7 @@ impl Engine {
             // or were read or copied into buffers of the card. None is freed while the engine is locked.
             return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
         }
-        self.counters.received(header, length_of(parts) as u64);
+        self.resources.counters.received(header, length_of(parts) as u64);
         let (mut context, mut touched) = (self.resources.context(now), Vec::new());
         let bytes = header.as_bytes();
         arrive(&mut self.delayed, &mut self.qps, to, bytes, parts, &mut context, &mut touched);
@@ -438,9 +439,10 @@ impl Engine {
 
     /// Sends a management datagram. It is lost if there is no card at the node, if faults lose it, or if too many wait
     /// for room in the fabric.
-    pub(crate) fn send_management(&mut self, to: Node, bytes: &[u8], now: Instant) {
+    pub(crate) fn send_management(&mut self, to: Node, pkey_index: u16, bytes: &[u8], now: Instant) {
         let mut header = Header::new(PacketKind::Management, MANAGEMENT_QPN, MANAGEMENT_QPN, 0);
         header.flags |= UNRELIABLE;
+        header.pkey = U16::new(self.resources.pkeys.key(pkey_index));
         let flow = Flow::outgoing(MANAGEMENT_QPN, to);
         let fate = match self.resources.faults.is_on() {
             true => self.resources.faults.crosses(&crossing(flow, &header)),

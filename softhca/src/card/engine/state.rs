@@ -4,7 +4,6 @@ use super::doorbells::Doorbells;
 use super::schedule::Schedule;
 use crate::card::config::WaitRules;
 use crate::card::context::{Context, Resources};
-use crate::card::counters;
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::clock::Clock;
 use crate::card::memory::copy::MemoryFailure;
@@ -74,7 +73,6 @@ pub(crate) struct Engine {
     pub(super) schedule: Schedule,
     pub(super) batch: PeerBatch,
     pub(crate) delayed: DelayedPackets,
-    pub(crate) counters: counters::CardCounters,
     pub(crate) workers: Workers,
 }
 
@@ -111,7 +109,6 @@ impl Engine {
             schedule: Schedule::default(),
             batch: PeerBatch::default(),
             delayed: DelayedPackets::default(),
-            counters: counters::CardCounters::default(),
         }
     }
 

@@ -226,8 +226,8 @@ impl Engine {
         if self.delayed.is_congested() {
             return false;
         }
-        let Engine { fabric, qps, resources, delayed, counters, .. } = self;
-        let mut arrivals = Arrivals { now, qps, resources, delayed, counters, touched: Vec::new() };
+        let Engine { fabric, qps, resources, delayed, .. } = self;
+        let mut arrivals = Arrivals { now, qps, resources, delayed, touched: Vec::new() };
         let taken = fabric.poll(RECEIVE_BUDGET, &mut arrivals);
         let touched = arrivals.touched;
         for refused in fabric.take_refused() {

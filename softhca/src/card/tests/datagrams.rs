@@ -6,9 +6,11 @@ use gdsync_sys::prm::wqe::{AddressFields, AddressVector, GrhFields};
 
 pub(super) const QKEY: u32 = 0x1111_1111;
 
-fn ready(card: &Card, qp: &TestQp, qkey: u32) {
+/// Moves a UD queue pair from RESET to RTS.
+pub(super) fn ready(card: &Card, qp: &TestQp, pkey_index: u16) {
     let change = |state| QpChange { state: Some(state), ..QpChange::default() };
-    let init = QpChange { pkey_index: Some(0), port: Some(1), qkey: Some(qkey), ..change(QpState::Init) };
+    let init =
+        QpChange { pkey_index: Some(pkey_index), port: Some(1), qkey: Some(QKEY), ..change(QpState::Init) };
     card.modify_qp(qp.qpn, &init).unwrap();
     card.modify_qp(qp.qpn, &change(QpState::Rtr)).unwrap();
     card.modify_qp(qp.qpn, &QpChange { sq_psn: Some(0), ..change(QpState::Rts) }).unwrap();
@@ -23,7 +25,7 @@ pub(super) fn datagram_qp_with(card: &Card, pdn: u32, change: impl FnOnce(&mut Q
         config.transport = Transport::Ud;
         change(config);
     });
-    ready(card, &qp, QKEY);
+    ready(card, &qp, 0);
     qp
 }
 

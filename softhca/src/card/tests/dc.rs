@@ -138,6 +138,28 @@ fn each_request_goes_to_the_target_that_it_names() {
 }
 
 #[test]
+fn requests_and_answers_have_the_partition_keys_of_their_queue_pairs() {
+    let mut bed = Bed::new();
+    let set = |bed: &Bed, key: fn(u32) -> u16, targets: [u32; 2]| {
+        let mut engine = bed.card.shared.engine.lock();
+        engine
+            .qps
+            .values_mut()
+            .for_each(|qp| qp.endpoint.pkey = key(u32::from(targets.contains(&qp.endpoint.qpn))));
+    };
+    let targets = [bed.targets[0].qpn, bed.targets[1].qpn];
+    set(&bed, |is_target| if is_target == 1 { 0x8001 } else { 0x0001 }, targets);
+    let place = bed.targets[0].place.remote(0);
+    let done = bed.post(0, 0, Opcode::RdmaWrite, &[place.as_bytes(), &inline(b"partner")]);
+    success(done);
+    assert_eq!(bed.card.bad_pkeys(), 0);
+    set(&bed, |is_target| if is_target == 1 { 0x8001 } else { 0x8002 }, targets);
+    let failed = bed.post(0, 0, Opcode::RdmaWrite, &[place.as_bytes(), &inline(b"strange")]);
+    assert!(failed.is_none() && bed.card.bad_pkeys() > 0);
+    assert_eq!(bed.targets[0].place.bytes()[..7], *b"partner");
+}
+
+#[test]
 fn writes_reads_and_atomics_of_several_initiators() {
     let mut bed = Bed::new();
     for from in 0..2usize {

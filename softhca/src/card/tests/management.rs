@@ -31,16 +31,19 @@ fn arrived(card: &Card) -> Vec<ManagementDatagram> {
 fn datagrams_reach_another_card_and_the_card_itself() {
     let ((near, near_events), (far, far_events)) = (card(LinkLayer::InfiniBand), card(LinkLayer::Ethernet));
     assert!(!near.is_linked(far.node()) && near.is_linked(near.node()));
-    near.send_management(far.node(), &[5; MAX_MANAGEMENT]).unwrap();
-    let expected = ManagementDatagram { source: near.node(), bytes: vec![5; MAX_MANAGEMENT] };
+    near.send_management(far.node(), 0, &[5; MAX_MANAGEMENT]).unwrap();
+    let expected = ManagementDatagram { source: near.node(), pkey_index: 0, bytes: vec![5; MAX_MANAGEMENT] };
     assert_eq!(arrived(&far), [expected]);
     assert_eq!(*far_events.lock().unwrap(), [Event::Management]);
     assert!(near.is_linked(far.node()));
-    near.send_management(near.node(), b"self").unwrap();
-    assert_eq!(near.take_management(), [ManagementDatagram { source: near.node(), bytes: b"self".to_vec() }]);
+    near.send_management(near.node(), 0, b"self").unwrap();
+    assert_eq!(
+        near.take_management(),
+        [ManagementDatagram { source: near.node(), pkey_index: 0, bytes: b"self".to_vec() }]
+    );
     assert_eq!(*near_events.lock().unwrap(), [Event::Management]);
-    assert!(near.send_management(far.node(), &[0; MAX_MANAGEMENT + 1]).is_err());
-    near.send_management(0xbfff_0000, b"nowhere").unwrap();
+    assert!(near.send_management(far.node(), 0, &[0; MAX_MANAGEMENT + 1]).is_err());
+    near.send_management(0xbfff_0000, 0, b"nowhere").unwrap();
     let node = far.node();
     drop(far);
     until("the link ends", || {
@@ -57,7 +60,7 @@ fn faults_lose_and_delay_datagrams() {
     let plan: FaultPlan = "drop nth=1 kind=management; delay=5ms nth=2 kind=management".parse().unwrap();
     near.set_faults(Some(&plan));
     for byte in 1..=3 {
-        near.send_management(far.node(), &[byte]).unwrap();
+        near.send_management(far.node(), 0, &[byte]).unwrap();
     }
     assert!(far.take_management().is_empty());
     let mut taken = Vec::new();
@@ -74,7 +77,7 @@ fn faults_lose_and_delay_datagrams() {
 fn too_many_delayed_datagrams_are_lost() {
     let (near, _) = card(LinkLayer::InfiniBand);
     near.set_faults(Some(&"delay=1ms kind=management".parse().unwrap()));
-    (0..1000u32).for_each(|i| near.send_management(near.node(), &i.to_be_bytes()).unwrap());
+    (0..1000u32).for_each(|i| near.send_management(near.node(), 0, &i.to_be_bytes()).unwrap());
     near.set_faults(None);
     let mut taken = 0;
     until("the delayed ones arrive", || {

@@ -10,6 +10,7 @@ use crate::card::queue::receive::{ReceiveOwner, Slot};
 use crate::card::reports::Event;
 use crate::fabric::Node;
 use crate::liberties::{Subject, Work};
+use crate::packet::DEFAULT_PKEY;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub(crate) struct Endpoint {
     pub(crate) qpn: u32,
     pub(crate) config: QpConfig,
     pub(crate) attributes: QpAttributes,
+    /// Partition key of its packets: that of its index in the port's table.
+    pub(crate) pkey: u16,
     /// Protection domain of the request that is being handled. Changes only for an XRC target.
     pub(crate) pdn: u32,
     /// Shared receive queue of the request that is being handled. Changes only for an XRC target.
@@ -55,6 +58,7 @@ impl Endpoint {
             qpn,
             config,
             attributes,
+            pkey: DEFAULT_PKEY,
             pdn,
             srq: config.srq,
             peer: None,

@@ -5,7 +5,7 @@ use super::endpoint::{Endpoint, Step};
 use super::requester::{PeerState, Requester};
 use super::responder::Responder;
 use super::transition;
-use crate::card::config::{LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport};
+use crate::card::config::{LIMITS, PkeyTable, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::context::{Context, Enable};
 use crate::card::memory::copy::MemoryFailure;
 use crate::card::reports::Event;
@@ -15,6 +15,7 @@ use crate::packet::{Header, NakCode, Packet, PacketKind};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::doorbell::Doorbell;
 use std::time::Instant;
+use zerocopy::byteorder::big_endian::U16;
 
 /// A packet that is about to leave.
 #[derive(Clone, Copy)]
@@ -83,9 +84,10 @@ impl Qp {
     }
 
     /// Applies a change accepted by [`transition::check`], for all states but RESET and ERR.
-    pub(crate) fn apply(&mut self, change: &QpChange, to: QpState) {
+    pub(crate) fn apply(&mut self, change: &QpChange, to: QpState, pkeys: &PkeyTable) {
         let attributes = &mut self.endpoint.attributes;
         transition::apply(attributes, change);
+        self.endpoint.pkey = pkeys.key(attributes.pkey_index);
         let from = std::mem::replace(&mut attributes.state, to);
         match (from, to) {
             (QpState::Init, QpState::Rtr) => {
@@ -224,21 +226,21 @@ impl Qp {
     /// Returns the next packet to send. Its payload is in `context.payload`.
     pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
         let (qpn, port, made_at) = (self.endpoint.qpn, context.port, gdsync_trace::now());
+        let pkey = U16::new(self.endpoint.pkey);
+        let outgoing = |header, is_response, to| {
+            let header = Header { pkey, ..header };
+            Outgoing { qpn, header, is_response, to, made_at }
+        };
         if self.endpoint.config.transport == Transport::DcTarget {
             let header = self.initiators.next_response(&mut self.endpoint, context)?;
-            let to = self.endpoint.node(port);
-            return Some(Outgoing { qpn, header, is_response: true, to, made_at });
+            return Some(outgoing(header, true, self.endpoint.node(port)));
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if let Some(header) = self.responder.answers.next_response(step) {
-            let to = step.endpoint.node(port);
-            return Some(Outgoing { qpn, header, is_response: true, to, made_at });
+            return Some(outgoing(header, true, step.endpoint.node(port)));
         }
         let header = self.requester.next_request(step);
-        let made = header.map(|header| {
-            let to = self.requester.node(step.endpoint, port);
-            Outgoing { qpn, header, is_response: false, to, made_at }
-        });
+        let made = header.map(|header| outgoing(header, false, self.requester.node(step.endpoint, port)));
         self.flush_if_failed(context);
         made
     }
@@ -346,8 +348,8 @@ impl Qp {
             PacketKind::ReadResponse => requester.read_response(packet, step),
             PacketKind::AtomicResponse => requester.atomic_response(packet, step),
             PacketKind::Ack => requester.acknowledge(psn, step),
-            _ => match NakCode::try_from(header.nak) {
-                Ok(code) => requester.refused(psn, code, header.timer_or_level, step),
+            _ => match NakCode::try_from(header.imm[0]) {
+                Ok(code) => requester.refused(psn, code, header.imm[1], step),
                 Err(error) => tracing::debug!(packet.source, qpn, %error, "a malformed packet"),
             },
         }

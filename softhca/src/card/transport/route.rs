@@ -125,7 +125,8 @@ pub(super) fn address(vector: &AddressVector, header: &mut Header, own_qkey: u32
     header.addr = U64::new(context.port.lid.into());
     // An unknown source was refused when the request was fetched.
     let route = route(vector, context.port).ok().flatten();
-    header.timer_or_level = level_or_l3_type(vector, route.as_ref().map(|(_, source)| source));
+    let level = level_or_l3_type(vector, route.as_ref().map(|(_, source)| source));
+    header.srqn_or_level = U32::new(level.into());
     if let Some((route, source)) = route {
         header.flags |= GLOBAL;
         if is_multicast(&route.gid) {

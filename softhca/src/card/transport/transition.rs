@@ -3,7 +3,9 @@
 //! Source: the kernel's `ib_modify_qp_is_ok` table (`drivers/infiniband/core/verbs.c`), and the value ranges of the
 //! InfiniBand specification.
 
-use crate::card::config::{InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpState, Transport};
+use crate::card::config::{
+    InvalidValue, LIMITS, NUMBERS, PkeyTable, QpAttributes, QpChange, QpState, Transport,
+};
 use crate::packet::PSN_MASK;
 use Transport::{DcInitiator, DcTarget, Uc, Ud, XrcInitiator, XrcTarget};
 
@@ -162,12 +164,14 @@ fn running(transport: Transport) -> Names {
     }
 }
 
-fn check_values(change: &QpChange) -> Result<(), InvalidValue> {
+fn check_values(change: &QpChange, pkeys: &PkeyTable) -> Result<(), InvalidValue> {
     let in_range = |what, value: Option<u32>, max: u32, limit| match value {
         Some(value) => InvalidValue::unless(value <= max, what, value, limit),
         None => Ok(()),
     };
-    in_range("pkey_index", change.pkey_index.map(u32::from), 0, "the port has one partition key, index 0")?;
+    let last = pkeys.keys().len() as u32 - 1;
+    let limit = "less than the length of the port's table of partition keys, which SOFTHCA_PKEYS gives";
+    in_range("pkey_index", change.pkey_index.map(u32::from), last, limit)?;
     if let Some(port) = change.port {
         InvalidValue::unless(port == 1, "port_num", port.into(), "the card has one port, number 1")?;
     }
@@ -187,8 +191,13 @@ fn check_values(change: &QpChange) -> Result<(), InvalidValue> {
     in_range("rnr_retry", change.rnr_retry.map(u32::from), 7, "at most 3 bits")
 }
 
-/// Checks a change of a queue pair in state `from`. Returns the new state.
-pub(crate) fn check(transport: Transport, from: QpState, change: &QpChange) -> Result<QpState, ModifyError> {
+/// Checks a change of a queue pair in state `from`, at a port with this table of keys. Returns the new state.
+pub(crate) fn check(
+    transport: Transport,
+    from: QpState,
+    change: &QpChange,
+    pkeys: &PkeyTable,
+) -> Result<QpState, ModifyError> {
     let to = change.state.unwrap_or(from);
     if let Some(current) = change.current.filter(|current| *current != from) {
         return Err(ModifyError::Transition { from: current, to });
@@ -202,7 +211,7 @@ pub(crate) fn check(transport: Transport, from: QpState, change: &QpChange) -> R
     if let Some(attribute) = given.into_iter().find(|attribute| !allowed(attribute)) {
         return Err(ModifyError::Superfluous { from, to, attribute });
     }
-    check_values(change)?;
+    check_values(change, pkeys)?;
     Ok(to)
 }
 
@@ -219,8 +228,12 @@ mod tests {
     use super::*;
     use crate::card::config::{Access, Address};
 
+    fn check_of(transport: Transport, from: QpState, change: &QpChange) -> Result<QpState, ModifyError> {
+        super::check(transport, from, change, &PkeyTable::default())
+    }
+
     fn check(from: QpState, change: &QpChange) -> Result<QpState, ModifyError> {
-        super::check(Transport::Rc, from, change)
+        check_of(Transport::Rc, from, change)
     }
 
     fn to_init() -> QpChange {
@@ -296,11 +309,11 @@ mod tests {
     #[test]
     fn unreliable_transports_have_attributes_of_their_own() {
         use QpState::{Init, Reset, Rtr, Rts};
-        let missing = |transport, from, change: QpChange| match super::check(transport, from, &change) {
+        let missing = |transport, from, change: QpChange| match check_of(transport, from, &change) {
             Err(ModifyError::Missing { attribute, .. }) => attribute,
             other => panic!("{other:?}"),
         };
-        let superfluous = |transport, from, change: QpChange| match super::check(transport, from, &change) {
+        let superfluous = |transport, from, change: QpChange| match check_of(transport, from, &change) {
             Err(ModifyError::Superfluous { attribute, .. }) => attribute,
             other => panic!("{other:?}"),
         };
@@ -319,7 +332,7 @@ mod tests {
             (Transport::Ud, Rts, QpChange { qkey: Some(1), ..to(Rts) }, Rts),
         ];
         for (transport, from, change, expected) in good {
-            let state = super::check(transport, from, &change);
+            let state = check_of(transport, from, &change);
             assert!(matches!(state, Ok(state) if state == expected), "{transport} {from:?}: {state:?}");
         }
         assert_eq!(missing(Transport::Uc, Init, QpChange { rq_psn: None, ..uc_rtr }), "IBV_QP_RQ_PSN");
@@ -343,6 +356,10 @@ mod tests {
             other => panic!("{name}: {other:?}"),
         };
         bad(QpChange { pkey_index: Some(1), ..to_init() }, QpState::Reset, "pkey_index");
+        let three = "0xffff,0x8001,0x0002".parse().unwrap();
+        let index = |index| QpChange { pkey_index: Some(index), ..to_init() };
+        let of_three = |change| super::check(Transport::Rc, QpState::Reset, &change, &three);
+        assert!(of_three(index(2)).is_ok() && of_three(index(3)).is_err());
         bad(QpChange { port: Some(0), ..to_init() }, QpState::Reset, "port_num");
         bad(QpChange { path_mtu: Some(6), ..to_rtr() }, QpState::Init, "path_mtu");
         bad(QpChange { dest_qpn: Some(1 << 24), ..to_rtr() }, QpState::Init, "dest_qp_num");

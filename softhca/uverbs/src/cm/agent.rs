@@ -138,7 +138,7 @@ fn arrived(inner: &mut Inner, open: &Arc<OpenCard>, datagram: &ManagementDatagra
             let reaction = link.connection.arrive(&message, now);
             inner.react(local, reaction);
         }
-        None => inner.unmatched(open, source, &message),
+        None => inner.unmatched(open, datagram, &message),
     }
 }
 

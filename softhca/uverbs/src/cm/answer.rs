@@ -4,7 +4,7 @@ use super::address::{Address, IbAddress};
 use super::connection::{ACK_TIMEOUT, Connection, Phase};
 use super::id::Id;
 use super::manager::Inner;
-use super::path::{EXACTLY, PATH_FLAGS, PATH_MTU, PKEY, RATE, address_handle, path};
+use super::path::{EXACTLY, PATH_FLAGS, PATH_MTU, RATE, address_handle, own_pkey_index, path, pkey};
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{
     PathRecData, QpAttr, QueryAddrResp, QueryPathResp, QueryRouteResp, Sockaddr6, Storage, UserPathRec,
@@ -38,7 +38,7 @@ fn as_ib(id: &Id, address: Option<&Address>, gid: [u8; 16]) -> Address {
     match address {
         Some(ib @ Address::Ib(_)) => *ib,
         _ => Address::Ib(IbAddress {
-            pkey: PKEY,
+            pkey: pkey(id),
             flow: 0,
             gid,
             service_id: address.map_or(0, |address| id.service_id(address)),
@@ -117,7 +117,8 @@ pub(crate) fn qp_attributes(inner: &mut Inner, file: u32, number: u32, state: u3
     if id.card.is_none() {
         return Err(Errno::INVALID);
     }
-    let mut attributes = QpAttr { qp_state: state, port_num: PORT, ..QpAttr::new_zeroed() };
+    let pkey_index = own_pkey_index(id).ok_or(Errno::INVALID)?;
+    let mut attributes = QpAttr { qp_state: state, port_num: PORT, pkey_index, ..QpAttr::new_zeroed() };
     let local = id.connection;
     if id.qp_type.is_datagram() || local.is_none() {
         let more = if id.qp_type.is_datagram() { ibv::IBV_QP_QKEY } else { ibv::IBV_QP_ACCESS_FLAGS };
@@ -185,7 +186,7 @@ fn device(id: &Id) -> QueryAddrResp {
     QueryAddrResp {
         node_guid: U64::new(node_guid(open.index)),
         port_num: PORT,
-        pkey: U16::new(PKEY),
+        pkey: U16::new(pkey(id)),
         ibdev_index: open.index as u32,
         ..QueryAddrResp::new_zeroed()
     }

@@ -11,7 +11,7 @@ use super::path::{self, PATH_MTU, address_handle};
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{ConnParam, Ece, Reject};
-use softhca::card::LinkLayer;
+use softhca::card::{LinkLayer, ManagementDatagram};
 use softhca::fabric::Node;
 use std::sync::Arc;
 use std::time::Instant;
@@ -89,12 +89,13 @@ impl Inner {
         id.state = IdState::Connect;
         let local = self.connect(|local| {
             let request = Message { local_id: local, ..request };
-            let (card, node) = (route.card, route.node);
+            let Route { card, node, pkey_index, .. } = route;
             let mut link = Link {
                 id: Some(number),
                 connection: Connection::ask(&request, card.card.speed(), now),
                 card,
                 node,
+                pkey_index,
                 was_linked: false,
             };
             link.send(&request);
@@ -207,7 +208,8 @@ impl Inner {
 
     /// Handles a request for a listener: makes an identifier, and tells the program. Returns false if no
     /// identifier listens at the service.
-    pub(crate) fn requested(&mut self, open: &Arc<OpenCard>, node: Node, request: &Message) -> bool {
+    fn requested(&mut self, open: &Arc<OpenCard>, from: &ManagementDatagram, request: &Message) -> bool {
+        let ManagementDatagram { source: node, pkey_index, .. } = *from;
         let Some((source, destination)) = request.addresses else { return false };
         let key = port_of_service(request.service_id);
         let is_asked = |id: &Id| {
@@ -232,11 +234,12 @@ impl Inner {
         (id.source, id.destination) = (Some(destination), Some(source));
         id.card = Some(open.clone());
         let gids = Gids { source: request.gids.destination, destination: request.gids.source };
-        id.route = Some(Route { card: open.clone(), node, gids });
+        id.route = Some(Route { card: open.clone(), node, gids, pkey_index });
         let number = self.add(id);
         let local = self.connect(|local| {
             let connection = Connection::answer(local, request, open.card.speed());
-            let mut link = Link { id: Some(number), connection, card: open.clone(), node, was_linked: false };
+            let (id, card) = (Some(number), open.clone());
+            let mut link = Link { id, connection, card, node, pkey_index, was_linked: false };
             if let Some(acknowledgement) = link.connection.acknowledgement() {
                 link.send(&acknowledgement);
             }
@@ -266,22 +269,27 @@ impl Inner {
         self.connections.iter().find(|(_, link)| remote_id != 0 && is_it(link)).map(|(local, _)| *local)
     }
 
-    /// Handles a message for no connection.
-    pub(crate) fn unmatched(&mut self, open: &Arc<OpenCard>, node: Node, message: &Message) {
+    /// Handles a message for no connection, which came in this datagram.
+    pub(crate) fn unmatched(
+        &mut self,
+        open: &Arc<OpenCard>,
+        datagram: &ManagementDatagram,
+        message: &Message,
+    ) {
         let is_request = matches!(message.kind, MessageKind::Req | MessageKind::SidrReq);
         // A repeated request.
-        let known = self.connection_to(open, node, message.local_id);
+        let known = self.connection_to(open, datagram.source, message.local_id);
         if is_request && let Some(link) = known.and_then(|local| self.connections.get_mut(&local)) {
             if let Some(acknowledgement) = link.connection.acknowledgement() {
                 link.send(&acknowledgement);
             }
             return;
         }
-        if is_request && self.requested(open, node, message) {
+        if is_request && self.requested(open, datagram, message) {
             return;
         }
         if let Some(answer) = answer_unmatched(message) {
-            send(open, node, &answer);
+            send(open, (datagram.source, datagram.pkey_index), &answer);
         }
     }
 
@@ -363,7 +371,7 @@ impl Inner {
             tracing::warn!("cards of several hosts (SOFTHCA_LISTEN) have no multicast groups");
             return Err(Errno(libc::ENOSYS));
         }
-        let gid = path::group_gid(open.card.link_layer(), id.space, address);
+        let gid = path::group_gid(&open, id.space, address);
         let (handle, qkey) = (path::group_handle(&open, gid).ok_or(Errno::NO_DEVICE)?, id.qkey);
         let member = self.add_membership(Membership { id: number, events_reported: 0 });
         answer(member).inspect_err(|_| _ = self.memberships.remove(&member))?;

@@ -6,7 +6,7 @@
 use super::address::Address;
 use super::id::Route;
 use super::message::Gids;
-use super::path::group_gid;
+use super::path::{group_gid, pkey_index};
 use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
 use softhca::card::LinkLayer;
@@ -101,8 +101,9 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
 /// on their peer listening by then. May wait for another process: no lock is held.
 ///
 /// # Errors
-/// ENODEV if no card of the process has the destination's link layer, ENETUNREACH for an address that no card
-/// of the fabric has, ETIMEDOUT if the process there does not answer.
+/// ENODEV if no card of the process has the destination's link layer, or if the port's table lacks the destination's
+/// partition key; ENETUNREACH for an address that no card of the fabric has, ETIMEDOUT if the process there does not
+/// answer.
 pub(crate) fn route(
     cards: &[Arc<OpenCard>],
     bound: Option<&Arc<OpenCard>>,
@@ -135,11 +136,12 @@ pub(crate) fn route(
     let (open, node) = chosen.ok_or(Errno::NO_DEVICE)?;
     let gid = |node| open.card.gid_of(node).ok_or(Errno::NO_DEVICE);
     let to = match ip_of(destination).is_multicast() {
-        true => group_gid(open.card.link_layer(), key.0, destination),
+        true => group_gid(open, key.0, destination),
         false => gid(node)?,
     };
     let gids = Gids { source: gid(open.card.node())?, destination: to };
-    Ok(Route { card: open.clone(), node, gids })
+    let pkey_index = pkey_index(open, Some(destination)).ok_or(Errno::NO_DEVICE)?;
+    Ok(Route { card: open.clone(), node, gids, pkey_index })
 }
 
 /// Returns the cards of the process that listens at a port of this host, if one does before the time is over.

@@ -77,6 +77,8 @@ pub(crate) struct Route {
     pub(crate) node: Node,
     /// The GIDs of the path, whose source is this card.
     pub(crate) gids: Gids,
+    /// The index of its partition key in this card's table.
+    pub(crate) pkey_index: u16,
 }
 
 /// A port number that the identifier is bound to.

@@ -53,6 +53,8 @@ pub(crate) struct Link {
     pub(crate) connection: Connection,
     pub(crate) card: Arc<OpenCard>,
     pub(crate) node: Node,
+    /// The index of its messages' partition key.
+    pub(crate) pkey_index: u16,
     /// True if the card has had a link to the node since the last message.
     pub(crate) was_linked: bool,
 }
@@ -345,15 +347,15 @@ impl Inner {
 
 impl Link {
     pub(crate) fn send(&mut self, message: &Message) {
-        send(&self.card, self.node, message);
+        send(&self.card, (self.node, self.pkey_index), message);
         self.was_linked = self.card.card.is_linked(self.node);
     }
 }
 
-/// Sends a message, which may be lost.
-pub(crate) fn send(open: &OpenCard, node: Node, message: &Message) {
+/// Sends a message with a partition key, by its index. It may be lost.
+pub(crate) fn send(open: &OpenCard, (node, pkey_index): (Node, u16), message: &Message) {
     tracing::debug!(node, ?message, "a connection message leaves");
-    if let Err(error) = open.card.send_management(node, &message.encode()) {
+    if let Err(error) = open.card.send_management(node, pkey_index, &message.encode()) {
         tracing::error!(%error, "a connection message is too long");
     }
 }

@@ -8,14 +8,13 @@ use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{AhAttr, PathRecData, UserPathRec, space};
 use crate::verbs::port::PORT;
-use softhca::card::{GidEntry, GidKind, LinkLayer, MULTICAST_LIDS};
+use softhca::card::{FULL_MEMBER, GidEntry, GidKind, LinkLayer, MULTICAST_LIDS};
+use std::sync::Arc;
 use zerocopy::byteorder::big_endian::U16;
 use zerocopy::{FromBytes, FromZeros};
 
 /// `IBV_MTU_4096`, the path MTU of every fabric.
 pub(crate) const PATH_MTU: u8 = 5;
-/// The only partition key: full membership of the default partition.
-pub(crate) const PKEY: u16 = 0xffff;
 const HOP_LIMIT: u8 = 64;
 /// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.
 pub(crate) const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
@@ -50,6 +49,35 @@ pub(crate) fn address_handle(open: &OpenCard, gids: &Gids) -> Option<AhAttr> {
     })
 }
 
+/// Returns the index of the partition key of an address: that which an InfiniBand address names, or else the first of the
+/// table, which an interface of IPoIB has. `None` if the table lacks it. Ethernet ports have one key.
+pub(crate) fn pkey_index(open: &OpenCard, address: Option<&Address>) -> Option<u16> {
+    match address {
+        Some(Address::Ib(address)) if !is_ethernet(open) && address.pkey != 0 => {
+            open.card.pkeys().index_of(address.pkey)
+        }
+        _ => Some(0),
+    }
+}
+
+/// Returns the index of the partition key of an identifier's packets.
+pub(crate) fn own_pkey_index(id: &Id) -> Option<u16> {
+    match &id.route {
+        Some(route) => Some(route.pkey_index),
+        None => pkey_index(id.card.as_ref()?, id.source.as_ref()),
+    }
+}
+
+/// Returns the partition key of an identifier; 0 before it has a card. That of an interface of IPoIB names a full member,
+/// whatever the card is (`ipoib_intf_init`).
+pub(crate) fn pkey(id: &Id) -> u16 {
+    let key = |open: &Arc<OpenCard>| {
+        let key = *open.card.pkeys().keys().get(usize::from(own_pkey_index(id)?))?;
+        Some(if matches!(id.source, Some(Address::Ib(_))) { key } else { key | FULL_MEMBER })
+    };
+    id.card.as_ref().and_then(key).unwrap_or(0)
+}
+
 pub(crate) fn path(id: &Id) -> Option<UserPathRec> {
     let route = id.route.as_ref()?;
     let open = &route.card;
@@ -60,7 +88,7 @@ pub(crate) fn path(id: &Id) -> Option<UserPathRec> {
         slid: U16::new(lid(open)),
         reversible: 1,
         mtu: PATH_MTU.into(),
-        pkey: U16::new(PKEY),
+        pkey: U16::new(pkey(id)),
         hop_limit: if is_ethernet(open) { HOP_LIMIT } else { 0 },
         traffic_class: id.options.type_of_service,
         numb_path: 1,
@@ -92,9 +120,14 @@ fn is_chosen_gid(ip: [u8; 16]) -> bool {
 
 /// Returns the GID of an address's group, as the kernel derives it: on InfiniBand as IPoIB does (RFC 4391,
 /// 4), with a separate signature for programs of the port space UDP (`cma_set_mgid`), on Ethernet the IP
-/// address itself (`cma_iboe_set_mgid`).
-pub(crate) fn group_gid(link: LinkLayer, port_space: u16, address: &Address) -> [u8; 16] {
-    let [high, low] = PKEY.to_be_bytes();
+/// address itself (`cma_iboe_set_mgid`). All members of the partition derive the same.
+pub(crate) fn group_gid(open: &OpenCard, port_space: u16, address: &Address) -> [u8; 16] {
+    let first = open.card.pkeys().keys().first().copied().unwrap_or(0);
+    gid_of(open.card.link_layer(), first | FULL_MEMBER, port_space, address)
+}
+
+fn gid_of(link: LinkLayer, pkey: u16, port_space: u16, address: &Address) -> [u8; 16] {
+    let [high, low] = pkey.to_be_bytes();
     // Link-local scope.
     let of_ip = |signature: [u8; 2]| {
         let mut gid = [0; 16];
@@ -150,13 +183,15 @@ mod tests {
     fn addresses_become_gids_as_the_kernel_makes_them() {
         use LinkLayer::{Ethernet, InfiniBand};
         let gid = |link, space, ip: &str| {
-            Ipv6Addr::from(group_gid(link, space, &Address::of(ip.parse().unwrap(), 7)))
+            Ipv6Addr::from(gid_of(link, 0xffff, space, &Address::of(ip.parse().unwrap(), 7)))
         };
         let expect = |text: &str| text.parse::<Ipv6Addr>().unwrap();
         assert_eq!(gid(InfiniBand, space::UDP, "239.1.2.3"), expect("ff12:4001:ffff::f01:203"));
         assert_eq!(gid(InfiniBand, space::IPOIB, "239.1.2.3"), expect("ff12:401b:ffff::f01:203"));
         assert_eq!(gid(InfiniBand, space::UDP, "ff0e:1::9"), expect("ff12:6001:ffff::9"));
         assert_eq!(gid(InfiniBand, space::UDP, "ff12:a01b:fe80::9"), expect("ff12:a01b:fe80::9"));
+        let other = gid_of(InfiniBand, 0x8001, space::IPOIB, &Address::of("239.1.2.3".parse().unwrap(), 7));
+        assert_eq!(Ipv6Addr::from(other), expect("ff12:401b:8001::f01:203"));
         assert_eq!(gid(Ethernet, space::UDP, "239.1.2.3"), expect("::ffff:239.1.2.3"));
         assert_eq!(gid(Ethernet, space::UDP, "ff0e::9"), expect("ff0e::9"));
         for last in 0..=255 {

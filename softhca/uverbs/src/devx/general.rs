@@ -80,6 +80,7 @@ fn query_vport(context: &Context) -> Vec<u8> {
     vport::PORT_GUID.put(&mut output, card.guid());
     let is_infiniband = card.link_layer() == LinkLayer::InfiniBand;
     vport::LID.put(&mut output, if is_infiniband { card.lid() } else { 0 });
+    vport::PKEY_VIOLATION_COUNTER.put(&mut output, card.bad_pkeys() as u16);
     output
 }
 

@@ -186,7 +186,7 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         // A list always has one entry more than receives.
         max_srq_wr: limits.max_srq_entries - 1,
         max_srq_sge: limits.max_srq_sge,
-        max_pkeys: 1,
+        max_pkeys: context.card().pkeys().keys().len() as u16,
         local_ca_ack_delay: 16,
         phys_port_cnt: PORT,
         ..QueryDeviceResp::new_zeroed()

@@ -354,7 +354,7 @@ impl Requester {
 
     /// Sets the fields that only XRC and DC requests have.
     fn name_target(&self, work: &Work, header: &mut Header) {
-        header.srqn = U32::new(work.srqn);
+        header.srqn_or_level = U32::new(work.srqn);
         if let Some(target) = self.target {
             header.connection = U64::new(self.connection);
             header.dc_key = U64::new(target.key);

@@ -204,10 +204,7 @@ impl Answers {
                 Some(Header::new(PacketKind::Ack, qpn, dest, psn))
             }
             Response::Nak { psn, code } => {
-                let mut header = Header::new(PacketKind::Nak, qpn, dest, *psn);
-                header.nak = *code as u8;
-                header.timer_or_level = step.endpoint.attributes.min_rnr_timer;
-                Some(header)
+                Some(Header::nak((qpn, dest, *psn), *code, step.endpoint.attributes.min_rnr_timer))
             }
             Response::Atomic { psn, original, .. } => {
                 let mut header = Header::new(PacketKind::AtomicResponse, qpn, dest, *psn);
@@ -229,9 +226,7 @@ impl Answers {
                         // The region was deregistered during the read.
                         Err(refusal) => {
                             step.report(None, "rkey", refusal.to_string());
-                            let mut header = Header::new(PacketKind::Nak, qpn, dest, psn);
-                            header.nak = NakCode::RemoteAccess as u8;
-                            return Some(header);
+                            return Some(Header::nak((qpn, dest, psn), NakCode::RemoteAccess, 0));
                         }
                     }
                 }

@@ -29,8 +29,8 @@ impl Responder {
     pub(crate) fn request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
-        let names_queue =
-            step.endpoint.config.transport != Transport::XrcTarget || step.select_srq(header.srqn.get());
+        let names_queue = step.endpoint.config.transport != Transport::XrcTarget
+            || step.select_srq(header.srqn_or_level.get());
         let ahead = psn_distance(psn, self.expected_psn);
         if ahead > 0 {
             if !self.nak_sent {
@@ -47,7 +47,8 @@ impl Responder {
         let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
             (Some(refused), _) => Err(injected(refused, step)),
             (None, _) if !names_queue => {
-                let message = format!("{:#x} is none of the queue pair's XRC domain", header.srqn.get());
+                let message =
+                    format!("{:#x} is none of the queue pair's XRC domain", header.srqn_or_level.get());
                 step.report(None, "shared receive queue", message);
                 Err(Stop::invalid_request(step))
             }
@@ -192,7 +193,8 @@ impl Responder {
         let remote = header.source_qpn.get();
         let cqe = completion(send_opcode(header), slot.index, remote, total, header, step);
         let slid = step.context.port.reported(header.addr.get() as u16);
-        let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
+        let cqe =
+            cqe.with_path(PathFields { slid, level_or_l3_type: header.srqn_or_level.get() as u8, has_grh });
         step.complete_receive(slot.owner, cqe);
     }
 }

@@ -159,8 +159,14 @@ fn ipv6_and_infiniband_addresses_lead_to_cards_too() {
     let gids: QueryAddrResp =
         near.ask(command::QUERY, |response| Query { response, id, option: query::GID }).unwrap();
     let id = near.create_in(space::IB, 7);
-    near.resolve(id, &ib(gids.dst[8..24].try_into().unwrap(), service(port))).unwrap();
+    let mut to = ib(gids.dst[8..24].try_into().unwrap(), service(port));
+    to[2..4].copy_from_slice(&0x8001u16.to_be_bytes());
+    near.resolve(id, &to).unwrap();
+    assert_eq!(near.expect(ADDR_ERROR).status.cast_signed(), -libc::ENODEV, "no card has the partition key");
+    to[2..4].copy_from_slice(&0x7fffu16.to_be_bytes());
+    near.resolve(id, &to).unwrap();
     near.expect(ADDR_RESOLVED);
+    assert_eq!(near.addresses(id).pkey.get(), 0xffff, "the partition's key in the table");
     near.resolve_route(id).unwrap();
     near.expect(ROUTE_RESOLVED);
     near.connect(id, param(1, &[3; 92])).unwrap();
