@@ -69,6 +69,11 @@ fn every_process_sees_the_same_addresses_of_a_device() {
 }
 
 #[test]
+fn the_children_of_a_fork_use_the_device_that_their_parent_has_opened() {
+    succeeds("the_children_of_a_fork_use_the_device_that_their_parent_has_opened", "inherited", true);
+}
+
+#[test]
 fn memory_that_goes_away_never_kills() {
     succeeds("memory_that_goes_away_never_kills", "unmapped", true);
 }

@@ -61,6 +61,7 @@ pub use management::{MAX_MANAGEMENT, ManagementDatagram};
 pub use mappings::change_mappings;
 pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
 pub use memory::registered::{RegionError, is_mapped, is_reachable};
+pub use memory::uar::FILE_PAGES;
 pub use port::{GidEntry, GidKind, LinkLayer, MAX_DEVICES, MULTICAST_LIDS, is_multicast};
 pub use reports::{Diagnostic, Event, Verdict};
 pub use transport::transition::ModifyError;

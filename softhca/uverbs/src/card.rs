@@ -40,7 +40,7 @@ pub(crate) fn cannot_start(error: CardError) -> Errno {
     error.into()
 }
 
-/// The running cards, by device index. Contexts keep a card running; this list does not.
+/// The running cards. Contexts keep a card running; this list does not.
 #[derive(Debug, Default)]
 pub(crate) struct Cards {
     running: Mutex<Vec<Weak<OpenCard>>>,
@@ -57,15 +57,19 @@ impl Cards {
 
     /// Returns the card of a device, and starts it if needed.
     pub(crate) fn open(&self, index: usize) -> Result<Arc<OpenCard>> {
+        let mut running = self.running.lock();
+        let found = running.iter().filter_map(Weak::upgrade).find(|card| card.index == index);
+        found.map_or_else(|| self.start(&mut running, index), Ok)
+    }
+
+    /// Starts a card of a device, even if one is running.
+    pub(crate) fn open_another(&self, index: usize) -> Result<Arc<OpenCard>> {
+        self.start(&mut self.running.lock(), index)
+    }
+
+    fn start(&self, running: &mut Vec<Weak<OpenCard>>, index: usize) -> Result<Arc<OpenCard>> {
         let devices = devices_from_environment().map_err(|error| log::refuse(&error))?;
         let link: LinkLayer = *devices.get(index).ok_or(Errno::NO_ENTRY)?;
-        let mut running = self.running.lock();
-        if running.len() <= index {
-            running.resize_with(index + 1, Weak::new);
-        }
-        if let Some(card) = running[index].upgrade() {
-            return Ok(card);
-        }
         let routes = Arc::new(Routes::default());
         cuda::register();
         let (sink, management) = (routes.clone(), self.management.clone());
@@ -78,7 +82,8 @@ impl Cards {
             card.attach_counters(counters);
         }
         let card = Arc::new(OpenCard { card, routes, index });
-        running[index] = Arc::downgrade(&card);
+        running.retain(|card| card.strong_count() > 0);
+        running.push(Arc::downgrade(&card));
         Ok(card)
     }
 }

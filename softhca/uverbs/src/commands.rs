@@ -43,9 +43,7 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         | (object::DM, method::DM_FREE) => {
             context.destroy(request.object, request.handle(attr::HANDLE)?).map(drop)
         }
-        (object::UAR, method::UAR_DESTROY) => {
-            context.destroy(object::UAR, request.handle(attr::UAR_HANDLE)?).map(drop)
-        }
+        (object::UAR, method::UAR_DESTROY) => pages::destroy_registers(context, request),
         (
             kind::DEVX
             | kind::DEVX_OBJ

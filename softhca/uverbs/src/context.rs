@@ -9,17 +9,16 @@ use crate::errno::{Errno, Result};
 use crate::events::files::Channels;
 use crate::events::files::EventPipe;
 use crate::events::routes::Reported;
+use crate::heritage::Heritage;
 use crate::resource::Resource;
 use crate::uapi::devx::object as devx;
 use crate::uapi::ioctl::method;
 use parking_lot::Mutex;
 use softhca::card::Card;
 use std::any::Any;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// An object that a context owns under a handle.
 #[derive(Debug)]
@@ -52,9 +51,9 @@ impl Object {
 }
 
 /// The objects of a context. All kinds share one space of handles.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Objects {
-    last: u32,
+    heritage: Arc<Heritage>,
     by_handle: BTreeMap<u32, Object>,
     resources: HashSet<Resource>,
     /// Handles of used objects, each with a user's handle.
@@ -62,16 +61,26 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
+    fn new(heritage: Arc<Heritage>) -> Self {
+        let (by_handle, resources, users) = (BTreeMap::new(), HashSet::new(), BTreeSet::new());
+        Objects { heritage, by_handle, resources, users }
+    }
+
     pub(crate) fn add(&mut self, object: Object) -> u32 {
         loop {
-            self.last = self.last.wrapping_add(1);
-            if let Entry::Vacant(place) = self.by_handle.entry(self.last) {
-                self.resources.extend(object.resource);
-                self.users.extend(object.uses.iter().map(|used| (*used, self.last)));
-                place.insert(object);
-                return self.last;
+            let handle = self.heritage.next_handle();
+            if !self.by_handle.contains_key(&handle) {
+                self.put(handle, object);
+                return handle;
             }
         }
+    }
+
+    /// Adds an object under a handle that is free.
+    pub(crate) fn put(&mut self, handle: u32, object: Object) {
+        self.resources.extend(object.resource);
+        self.users.extend(object.uses.iter().map(|used| (*used, handle)));
+        self.by_handle.insert(handle, object);
     }
 
     /// Returns the object of a handle; ENOENT if there is none, as in `lookup_get_idr_uobject`.
@@ -134,18 +143,16 @@ pub(crate) struct Context {
     /// The read end of `async_events`, of which the program gets duplicates.
     pub(crate) async_fd: OwnedFd,
     pub(crate) channels: Arc<Channels>,
-    /// The last doorbell page given out for each mapping offset, to check against the existing objects.
-    pub(crate) pages: Mutex<HashMap<u64, u32>>,
-    /// True once the program has asked for its context.
-    pub(crate) has_begun: AtomicBool,
+    /// The pages of registers given out, among others.
+    pub(crate) heritage: Arc<Heritage>,
 }
 
 impl Context {
-    pub(crate) fn new(open: Arc<OpenCard>, channels: Arc<Channels>) -> Result<Self> {
+    pub(crate) fn new(open: Arc<OpenCard>, channels: Arc<Channels>, heritage: Heritage) -> Result<Self> {
         let (async_events, async_fd) = EventPipe::new()?;
-        let async_events = Arc::new(async_events);
-        let (objects, pages, has_begun) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
-        Ok(Context { open, objects, async_events, async_fd, channels, pages, has_begun })
+        let (async_events, heritage) = (Arc::new(async_events), Arc::new(heritage));
+        let objects = Mutex::new(Objects::new(heritage.clone()));
+        Ok(Context { open, objects, async_events, async_fd, channels, heritage })
     }
 
     pub(crate) fn card(&self) -> &Card {

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Descriptors of the library are below this limit.
-const MAX_FD: usize = 1 << 16;
+pub(crate) const MAX_FD: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FdKind {
@@ -17,14 +17,17 @@ pub(crate) enum FdKind {
     Card,
     Netlink,
     Cm,
+    /// A device that the parent of this process has opened, and that this process has not used yet.
+    Inherited,
 }
 
-const KINDS: [FdKind; 3] = [FdKind::Card, FdKind::Netlink, FdKind::Cm];
+const KINDS: [FdKind; 4] = [FdKind::Card, FdKind::Netlink, FdKind::Cm, FdKind::Inherited];
 
 type Set = [AtomicU64; MAX_FD / 64];
 static CARDS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 static NETLINKS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 static CMS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
+static INHERITED: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 
 /// ID of the process that owns the descriptors; 0 before the first one.
 ///
@@ -43,6 +46,7 @@ fn set(kind: FdKind) -> &'static Set {
         FdKind::Card => &CARDS,
         FdKind::Netlink => &NETLINKS,
         FdKind::Cm => &CMS,
+        FdKind::Inherited => &INHERITED,
     }
 }
 
@@ -77,9 +81,16 @@ pub(crate) fn claim() -> bool {
 
 pub(crate) fn add(kind: FdKind, fd: RawFd) -> Result<()> {
     let (word, mask) = bit(kind, fd).ok_or(Errno(libc::EMFILE))?;
-    remove(fd);
+    // Before the others: a device of the parent is one all the time.
     word.fetch_or(mask, Ordering::AcqRel);
+    remove_where(fd, |other| other != kind);
     Ok(())
+}
+
+fn remove_where(fd: RawFd, is_gone: impl Fn(FdKind) -> bool) {
+    for (word, mask) in KINDS.into_iter().filter(|kind| is_gone(*kind)).filter_map(|kind| bit(kind, fd)) {
+        word.fetch_and(!mask, Ordering::AcqRel);
+    }
 }
 
 /// Returns whether the program's file is non-blocking.
@@ -91,16 +102,22 @@ pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
 
 /// Removes the mark of a file that the program is about to close.
 pub(crate) fn remove(fd: RawFd) {
-    for (word, mask) in KINDS.into_iter().filter_map(|kind| bit(kind, fd)) {
-        word.fetch_and(!mask, Ordering::AcqRel);
-    }
+    remove_where(fd, |_| true);
 }
 
-/// Removes all marks and the owner, in the child of a fork. Only stores to atomics: any thread of the parent
-/// may have held any lock.
-pub(crate) fn reset() {
-    OWNER.store(0, Ordering::Release);
-    for word in CARDS.iter().chain(&NETLINKS).chain(&CMS) {
+/// Makes the child of a fork the owner. Of its parent's files it keeps the devices. Only stores to atomics: any thread of
+/// the parent may have held any lock.
+pub(crate) fn inherit(is_device: impl Fn(RawFd) -> bool) {
+    for (index, (cards, inherited)) in CARDS.iter().zip(&INHERITED).enumerate() {
+        let cards = cards.swap(0, Ordering::AcqRel);
+        if cards == 0 {
+            continue;
+        }
+        let bits = (0..64).filter(|bit| cards & 1 << bit != 0 && is_device((index * 64 + bit) as RawFd));
+        inherited.fetch_or(bits.fold(0, |kept, bit| kept | 1 << bit), Ordering::AcqRel);
+    }
+    for word in NETLINKS.iter().chain(&CMS) {
         word.store(0, Ordering::Release);
     }
+    OWNER.store(process_id(), Ordering::Release);
 }

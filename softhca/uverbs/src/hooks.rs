@@ -6,8 +6,9 @@
 
 use crate::attributes::{Request, load};
 use crate::commands;
-use crate::descriptors;
-use crate::errno::preserving;
+use crate::context::Context;
+use crate::descriptors::{self, FdKind};
+use crate::errno::{Result, preserving};
 use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
@@ -17,6 +18,7 @@ use gdsync_sys::wake::Table;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
 use next::returned;
 use stack::with_room;
+use std::sync::Arc;
 
 #[macro_use]
 mod next;
@@ -81,6 +83,14 @@ unsafe fn write_any(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub static GDSYNC_WAKE_2: Table = Table::new();
 
+/// Returns the open device of a descriptor.
+fn device_of(fd: c_int) -> Result<Option<Arc<Context>>> {
+    if descriptors::has(FdKind::Inherited, fd) {
+        return preserving(|| with_room(|| process::open_inherited(fd)));
+    }
+    Ok(process::context(fd))
+}
+
 /// # Safety
 /// As `mmap(2)`.
 unsafe fn map_any(
@@ -91,7 +101,7 @@ unsafe fn map_any(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let checked = preserving(|| match process::context(fd) {
+    let checked = preserving(|| match device_of(fd)? {
         Some(context) => match pages::check_mapping(&context, offset as u64, len) {
             Ok(page) => Ok(page.map(|page| (context, page))),
             Err(_) => device::check_mapping(offset as u64, len, protection).map(|()| None),
@@ -187,12 +197,14 @@ pub extern "C" fn close(fd: c_int) -> c_int {
 /// As the C function.
 #[cfg_attr(not(any(test, fuzzing)), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void) -> c_int {
-    if number == RDMA_VERBS_IOCTL
-        && let Some(context) = process::context(fd)
-    {
+    let device = if number == RDMA_VERBS_IOCTL { device_of(fd) } else { Ok(None) };
+    if let Some(device) = device.transpose() {
         let address = argument as u64;
-        let perform = || Request::read(address).and_then(|request| commands::perform(&context, &request));
-        return returned(preserving(|| with_room(perform)).map(|()| 0));
+        let perform = |context: Arc<Context>| {
+            with_room(|| Request::read(address).and_then(|request| commands::perform(&context, &request)))
+        };
+        let performed = device.and_then(|context| preserving(|| perform(context)));
+        return returned(performed.map(|()| 0));
     }
     // SAFETY: the caller vouches for the arguments.
     unsafe { libc::syscall(libc::SYS_ioctl, fd, number, argument) as c_int }

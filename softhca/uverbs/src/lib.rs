@@ -20,6 +20,7 @@
 //! | `paths` | the stand-ins for files of the system |
 //! | `netlink` | the answers of RDMA netlink |
 //! | `descriptors` | the file descriptors that belong to the library |
+//! | `heritage` | what the child of a fork needs to know of its parent's devices |
 //! | `resource` | the objects of a card, by number |
 //! | `attributes` | the only access to memory that a command points to |
 //! | `events` | events of the card, delivered through pipes |
@@ -34,7 +35,7 @@
 //! | `hooks` | the C functions that replace those of the C library |
 //!
 //! Loading the library starts nothing. A card starts when the first device is opened, and belongs to that
-//! process: the child of a fork has no card until it opens a device itself.
+//! process: the child of a fork has no card until it uses a device of its parent's, or opens one itself.
 
 mod attributes;
 #[deny(unsafe_code)]
@@ -56,6 +57,7 @@ mod events;
 #[doc(hidden)]
 #[deny(unsafe_code)]
 pub mod fuzzing;
+mod heritage;
 pub mod hooks;
 mod log;
 mod memory;

@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::descriptors::{self, FdKind};
 use crate::errno::{Errno, Result};
 use crate::events::files::Channels;
+use crate::heritage::{self, Heritage};
 use crate::log;
 use crate::netlink;
 use parking_lot::Mutex;
@@ -21,6 +22,10 @@ use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
+mod inherited;
+
+pub(crate) use inherited::open_inherited;
+
 #[derive(Debug)]
 struct Process {
     cards: Arc<Cards>,
@@ -30,6 +35,8 @@ struct Process {
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
     /// Cards started because the program read their addresses, which must then stay.
     pinned: Mutex<HashMap<usize, Arc<OpenCard>>>,
+    /// Held while a device of the parent is opened.
+    inheriting: Mutex<()>,
 }
 
 impl Default for Process {
@@ -42,7 +49,20 @@ impl Default for Process {
             channels: Arc::default(),
             contexts: Mutex::default(),
             pinned: Mutex::default(),
+            inheriting: Mutex::default(),
         }
+    }
+}
+
+impl Process {
+    /// Makes a descriptor an open device.
+    fn add(&self, fd: RawFd, context: Arc<Context>) -> Result<()> {
+        heritage::enter(fd, &context.heritage);
+        let stale = self.contexts.lock().insert(fd, context);
+        // A device whose close the hooks missed. Dropped after the lock is released, because its objects close files.
+        drop(stale);
+        // Last, so that a device of the parent is one all the time.
+        descriptors::add(FdKind::Card, fd).inspect_err(|_| close(fd))
     }
 }
 
@@ -69,11 +89,11 @@ fn process() -> &'static Process {
     unsafe { &*chosen }
 }
 
-/// Runs in the child of a fork, which inherits none of the parent's devices. The parent's cards continue to
-/// run in the parent only.
+/// Runs in the child of a fork. The parent's cards continue to run in the parent only: the child has one when it first
+/// uses a device of its parent's, or opens one.
 extern "C" fn forget_in_child() {
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
-    descriptors::reset();
+    descriptors::inherit(|fd| !heritage::of(fd).is_null());
     close_names_in_child();
 }
 
@@ -122,11 +142,9 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
     if !close_on_exec && unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } != 0 {
         return Err(Errno::last());
     }
-    let context = Arc::new(Context::new(open, process.channels.clone())?);
-    descriptors::add(FdKind::Card, fd)?;
-    let stale = process.contexts.lock().insert(fd, context);
-    // A device whose close the hooks missed. Dropped after the lock is released, because its objects close files.
-    drop(stale);
+    let heritage = Heritage::new(index, heritage::inode(fd)?);
+    let context = Arc::new(Context::new(open, process.channels.clone(), heritage)?);
+    process.add(fd, context)?;
     // The program owns the descriptor from here on.
     Ok(file.into_raw_fd())
 }
@@ -146,7 +164,7 @@ pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
     set(libc::F_SETFL, flags & libc::O_NONBLOCK)?;
     descriptors::add(FdKind::Cm, fd.as_raw_fd())?;
     let stale = process.cm_files.lock().insert(fd.as_raw_fd(), Arc::new(file));
-    // As in `open`.
+    // As in `Process::add`.
     drop(stale);
     Ok(fd.into_raw_fd())
 }
@@ -174,12 +192,13 @@ pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Re
 pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
     let kind = descriptors::kind(from).ok_or(Errno::BAD_FD)?;
     descriptors::add(kind, to)?;
+    if kind == FdKind::Inherited {
+        heritage::duplicate(from, to);
+        return Ok(());
+    }
     let process = process();
-    let mut contexts = process.contexts.lock();
-    let stale = contexts.get(&from).cloned().and_then(|context| contexts.insert(to, context));
-    drop(contexts);
-    // As in `open`.
-    drop(stale);
+    let context = process.contexts.lock().get(&from).cloned();
+    context.map_or(Ok(()), |context| process.add(to, context))?;
     let mut files = process.cm_files.lock();
     let stale = files.get(&from).cloned().and_then(|file| files.insert(to, file));
     drop(files);
@@ -238,9 +257,19 @@ pub(crate) fn context(fd: RawFd) -> Option<Arc<Context>> {
     process().contexts.lock().get(&fd).cloned()
 }
 
+/// Returns whether a descriptor is an open device.
+pub(crate) fn is_device(fd: RawFd) -> bool {
+    inherited::parents(fd).is_some() || context(fd).is_some()
+}
+
 /// Closes the device or channel of a file descriptor that the program is about to close.
 pub(crate) fn close(fd: RawFd) {
+    let is_inherited = descriptors::has(FdKind::Inherited, fd);
     descriptors::remove(fd);
+    heritage::forget(fd);
+    if is_inherited {
+        return;
+    }
     let process = process();
     let context = process.contexts.lock().remove(&fd);
     // After the lock is released, because the context's objects close files.

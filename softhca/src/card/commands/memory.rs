@@ -2,19 +2,23 @@
 
 use crate::card::config::{KeyConfig, LIMITS, PD, RegionConfig, WindowKind, XRCD};
 use crate::card::device::{Card, UarHandle};
-use crate::card::engine::{Uar, XrcDomain};
+use crate::card::engine::{Engine, Uar, XrcDomain};
 use crate::card::error::{CardError, missing, within};
 use crate::card::listeners;
 use crate::card::memory::indirect::Indirect;
 use crate::card::memory::region::KeyTarget;
 use crate::card::memory::registered::Memory;
-use crate::card::memory::uar::Register;
+use crate::card::memory::uar::{Register, UarPage};
 use gdsync_sys::prm::doorbell::{self, UAR_PAGE};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
 const REGION: &str = "memory region";
+
+pub(super) fn registers_at(offsets: &[usize]) -> Result<Vec<Register>, CardError> {
+    Ok(offsets.iter().copied().map(Register::new).collect::<Result<_, _>>()?)
+}
 
 /// Allocated device memory: whole pages.
 #[derive(Clone, Copy, Debug)]
@@ -113,21 +117,35 @@ impl Card {
     /// [`CardError::Invalid`] for an offset that is no register's, [`CardError::TooMany`] at the card's limit,
     /// [`CardError::System`] without memory.
     pub fn alloc_uar(&self, registers: &[usize]) -> Result<UarHandle, CardError> {
-        let registers = registers.iter().copied().map(Register::new).collect::<Result<Vec<_>, _>>()?;
+        let registers = registers_at(registers)?;
         self.command(|engine| {
-            // A queue pair needs one at most.
-            within("UARs", engine.doorbells.uars.len(), self.limits().max_qp)?;
             let page = engine.doorbells.memory.take()?;
             let id = self.number(|number| engine.doorbells.uars.contains_key(&number));
-            let handle = UarHandle { id, page: page.base(), offset: page.offset() };
-            listeners::register(handle.page as usize, self.shared.as_listener(), Some(id));
-            if registers.contains(&Register::new(doorbell::UAR_CQ_ARM)?) {
-                engine.doorbells.arming.insert(id);
-            }
-            engine.doorbells.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
-            self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());
-            Ok(handle)
+            self.add_uar(engine, id, page, registers)
         })
+    }
+
+    /// Makes the registers of a page ring.
+    pub(super) fn add_uar(
+        &self,
+        engine: &mut Engine,
+        id: u32,
+        page: UarPage,
+        registers: Vec<Register>,
+    ) -> Result<UarHandle, CardError> {
+        // A queue pair needs one at most.
+        if let Err(error) = within("UARs", engine.doorbells.uars.len(), self.limits().max_qp) {
+            engine.doorbells.memory.give_back(page);
+            return Err(error);
+        }
+        let handle = UarHandle { id, page: page.base(), offset: page.offset() };
+        listeners::register(handle.page as usize, self.shared.as_listener(), Some(id));
+        if registers.iter().any(|register| register.offset() == doorbell::UAR_CQ_ARM) {
+            engine.doorbells.arming.insert(id);
+        }
+        engine.doorbells.uars.insert(id, Uar { page, registers, qps: BTreeSet::new() });
+        self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());
+        Ok(handle)
     }
 
     /// Returns a descriptor of the file that holds the card's pages of doorbell registers, even before the first page

@@ -26,6 +26,13 @@ const DEVICE_MEMORY: usize = 8 << 8;
 /// the clock pages and device memory.
 const FIRST: usize = 9 << 8;
 
+/// Number of pages in the largest file of a card: no page that a program maps has a higher number.
+pub const FILE_PAGES: usize = FIRST + LIMITS.max_qp as usize;
+
+/// The parts of the file beside device memory.
+pub(crate) const WITHOUT_DEVICE_MEMORY: [Range<u64>; 2] =
+    [0..(DEVICE_MEMORY * UAR_PAGE) as u64, (FIRST * UAR_PAGE) as u64..u64::MAX];
+
 /// The memory of all pages of a card; allocated with the first page.
 #[derive(Default)]
 pub(crate) struct UarPages {
@@ -51,10 +58,32 @@ impl UarPages {
             self.grow()?;
         }
         let index = self.free.pop_front().ok_or(io::ErrorKind::OutOfMemory)?;
+        self.page(index)
+    }
+
+    /// As [`Self::take`], for the page at an offset of the file; `None` if it is taken, or if no page is there.
+    pub(crate) fn take_at(&mut self, offset: u64) -> io::Result<Option<UarPage>> {
+        let index = (offset / UAR_PAGE as u64).checked_sub(FIRST as u64);
+        let Some(index) = index.filter(|index| *index < u64::from(LIMITS.max_qp)) else { return Ok(None) };
+        self.cover(offset + UAR_PAGE as u64)?;
+        let Some(place) = self.free.iter().position(|free| *free as u64 == index) else { return Ok(None) };
+        self.free.remove(place);
+        self.page(index as usize).map(Some)
+    }
+
+    fn page(&self, index: usize) -> io::Result<UarPage> {
         let piece = self.pieces.get(index / PIECE).ok_or(io::ErrorKind::OutOfMemory)?;
         let page = UarPage { base: piece.base().wrapping_add(index % PIECE * UAR_PAGE), index };
         page.clear();
         Ok(page)
+    }
+
+    /// Makes the file at least `len` bytes long.
+    pub(crate) fn cover(&mut self, len: u64) -> io::Result<()> {
+        while (((FIRST + self.pieces.len() * PIECE) * UAR_PAGE) as u64) < len {
+            self.grow()?;
+        }
+        Ok(())
     }
 
     fn file(&mut self) -> io::Result<&MemoryFile> {

@@ -65,7 +65,7 @@ fn attributes_of(fd: RawFd, links: impl Into<u64>) -> Option<CString> {
 /// has closed the device unnoticed by the hooks, the descriptor may be another file by now, which has links.
 fn is_device(fd: RawFd, links: impl Into<u64>) -> bool {
     preserving(|| match links.into() {
-        0 => process::context(fd).is_some(),
+        0 => process::is_device(fd),
         // A pipe.
         1 => process::cm_file(fd).is_some(),
         _ => false,

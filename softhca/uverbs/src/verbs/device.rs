@@ -56,7 +56,7 @@ pub(crate) fn get_context(context: &Context, request: &Request) -> Result<()> {
     }
     // As in `ib_init_ucontext` and `mlx5_ib_alloc_ucontext`.
     let registers = asked.total_num_bfregs.next_multiple_of(2);
-    if context.has_begun.load(Relaxed) || asked.num_low_latency_bfregs > registers.wrapping_sub(1) {
+    if context.heritage.has_begun.load(Relaxed) || asked.num_low_latency_bfregs > registers.wrapping_sub(1) {
         return Err(Errno::INVALID);
     }
     if asked.flags & !CONTEXT_DEVX != 0
@@ -65,7 +65,7 @@ pub(crate) fn get_context(context: &Context, request: &Request) -> Result<()> {
     {
         return Err(Errno::NOT_SUPPORTED);
     }
-    context.has_begun.store(true, Relaxed);
+    context.heritage.has_begun.store(true, Relaxed);
     answer_context(context, request, attr::UHW_OUT)
 }
 

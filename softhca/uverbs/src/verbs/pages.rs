@@ -4,6 +4,7 @@ use super::mr::{Backing, Source, add};
 use crate::attributes::Request;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
+use crate::heritage::Registers;
 use crate::privilege;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
@@ -14,7 +15,7 @@ use softhca::card::{Access, DeviceMemory};
 const PAGE: u32 = 4096;
 /// Registers that libmlx5 writes: two BlueFlame registers of two buffers each, and the register that arms
 /// completion queues.
-const REGISTERS: &[usize] =
+pub(crate) const REGISTERS: &[usize] =
     &[UAR_DOORBELLS[0], UAR_DOORBELLS[1], UAR_DOORBELLS[2], UAR_DOORBELLS[3], UAR_CQ_ARM];
 /// Type 0 is BlueFlame, 1 is non-cached, 2 is non-cached and dedicated. The card does not distinguish them.
 const LAST_TYPE: u64 = 2;
@@ -38,11 +39,26 @@ struct Dm {
 /// # Errors
 /// EINVAL, as in the kernel.
 pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<Option<u32>> {
-    let page = context.pages.lock().get(&offset).copied();
+    let own = context.heritage.registers_at(offset).filter(|_| len <= PAGE as usize);
     let objects = context.objects.lock();
-    let own = page.filter(|id| objects.has(Resource::Uar(*id)) && len <= PAGE as usize);
     let is_it = |dm: &Dm| dm.memory.offset == offset && len as u64 <= dm.length.next_multiple_of(PAGE.into());
-    if own.is_some() || objects.states::<Dm>().any(is_it) { Ok(own) } else { Err(Errno::INVALID) }
+    let is_own = own.is_some() || objects.states::<Dm>().any(is_it);
+    if is_own { Ok(own.map(|registers| registers.id)) } else { Err(Errno::INVALID) }
+}
+
+/// The state of registers: their offset.
+struct Place(u64);
+
+fn registers_object(id: u32, offset: u64) -> Object {
+    Object::new(object::UAR, Resource::Uar(id)).with(Place(offset))
+}
+
+/// Makes objects of the registers that a new context has from its parent process.
+pub(crate) fn inherit_registers(context: &Context) {
+    let mut objects = context.objects.lock();
+    for Registers { handle, id, offset } in context.heritage.all_registers() {
+        objects.put(handle, registers_object(id, offset));
+    }
 }
 
 pub(crate) fn alloc_registers(context: &Context, request: &Request) -> Result<()> {
@@ -50,12 +66,21 @@ pub(crate) fn alloc_registers(context: &Context, request: &Request) -> Result<()
         return Err(Errno::NOT_SUPPORTED);
     }
     let uar = context.card().alloc_uar(REGISTERS)?;
-    context.pages.lock().insert(uar.offset, uar.id);
-    let handle = context.objects.lock().add(Object::new(object::UAR, Resource::Uar(uar.id)));
+    let (id, offset) = (uar.id, uar.offset);
+    let handle = context.objects.lock().add(registers_object(id, offset));
+    context.heritage.add(&Registers { handle, id, offset });
     request.answer_created(attr::UAR_HANDLE, handle)?;
     request.answer_with(attr::UAR_MMAP_OFFSET, &uar.offset)?;
     request.answer_with(attr::UAR_MMAP_LENGTH, &PAGE)?;
     request.answer_with(attr::UAR_PAGE_ID, &uar.id)
+}
+
+pub(crate) fn destroy_registers(context: &Context, request: &Request) -> Result<()> {
+    let handle = request.handle(attr::UAR_HANDLE)?;
+    let offset = context.objects.lock().state::<Place>(handle)?.0;
+    context.destroy(object::UAR, handle)?;
+    context.heritage.remove(offset, handle);
+    Ok(())
 }
 
 pub(crate) fn alloc_memory(context: &Context, request: &Request) -> Result<()> {
