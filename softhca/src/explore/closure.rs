@@ -58,3 +58,6 @@ fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
 }
+
+#[cfg(test)]
+mod tests;

@@ -225,3 +225,6 @@ fn examine<J: Job>(
         confirmed: (confirmed, CONFIRMATIONS),
     })
 }
+
+#[cfg(test)]
+mod tests;

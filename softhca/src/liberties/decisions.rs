@@ -27,6 +27,15 @@ impl Decisions {
     pub(super) fn new(schedule: Option<&Schedule>, index: u64) -> Self {
         let name = names::of_card(index);
         let journal = journal::of_card(name.as_deref());
+        Self::of(schedule, (name, index), journal)
+    }
+
+    /// Makes the decisions of a card with that name, or that index if it has none.
+    pub(crate) fn of(
+        schedule: Option<&Schedule>,
+        (name, index): (Option<String>, u64),
+        journal: Option<CardJournal>,
+    ) -> Self {
         if schedule.is_none() && journal.is_none() {
             return Decisions::default();
         }

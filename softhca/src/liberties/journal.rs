@@ -68,7 +68,7 @@ pub(super) fn of_card(name: Option<&str>) -> Option<CardJournal> {
     if let Some(kept) = &mut *KEPT.lock() {
         let text = Arc::<Mutex<String>>::default();
         kept.push((name?.to_owned(), text.clone()));
-        return Some(CardJournal { sink: Sink::Memory(text), lines: 0, known: HashMap::new() });
+        return Some(CardJournal::new(Sink::Memory(text)));
     }
     let journals = names::job()?.join(JOURNALS);
     if !journals.is_dir() {
@@ -76,7 +76,7 @@ pub(super) fn of_card(name: Option<&str>) -> Option<CardJournal> {
     }
     let path = journals.join(name?.replace('/', "@"));
     match File::options().create(true).append(true).open(&path) {
-        Ok(file) => Some(CardJournal { sink: Sink::File(file), lines: 0, known: HashMap::new() }),
+        Ok(file) => Some(CardJournal::new(Sink::File(file))),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "the card keeps no journal");
             None
@@ -211,6 +211,17 @@ mod tests {
 }
 
 impl CardJournal {
+    fn new(sink: Sink) -> Self {
+        CardJournal { sink, lines: 0, known: HashMap::new() }
+    }
+
+    /// Returns a journal in memory, and its text.
+    #[cfg(test)]
+    pub(crate) fn in_memory() -> (Self, Arc<Mutex<String>>) {
+        let text = Arc::<Mutex<String>>::default();
+        (CardJournal::new(Sink::Memory(text.clone())), text)
+    }
+
     /// Writes a line, unless there are too many.
     pub(crate) fn write(&mut self, entry: &Entry) {
         let entry = match self.lines {

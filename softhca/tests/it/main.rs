@@ -12,6 +12,7 @@ mod verbs_dc;
 mod verbs_devices;
 mod verbs_errors;
 mod verbs_ethernet;
+mod verbs_explore;
 mod verbs_faults;
 mod verbs_gids;
 mod verbs_lifecycle;
