@@ -231,6 +231,8 @@ pub struct QpChange {
     pub rnr_retry: Option<u8>,
     /// Q_Key of datagrams.
     pub qkey: Option<u32>,
+    /// The longest message that it sends, as a power of two; 0 for the card's longest.
+    pub log_msg_max: Option<u8>,
     /// Path migration state: accepted and ignored.
     pub path_migration: bool,
     /// An alternate path, which the card refuses.
@@ -249,6 +251,8 @@ pub struct QpAttributes {
     pub port: u8,
     /// Q_Key of datagrams.
     pub qkey: u32,
+    /// The longest message that it sends, as a power of two; 0 for the card's longest.
+    pub log_msg_max: u8,
     /// Rights of the remote side.
     pub access: Access,
     /// Destination of its packets.

@@ -71,6 +71,7 @@ fn change_of(card: &Card, attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
         retry_cnt: has(verbs::IBV_QP_RETRY_CNT).then_some(attr.retry_cnt),
         rnr_retry: has(verbs::IBV_QP_RNR_RETRY).then_some(attr.rnr_retry),
         qkey: has(verbs::IBV_QP_QKEY).then_some(attr.qkey),
+        log_msg_max: None,
         path_migration: has(verbs::IBV_QP_PATH_MIG_STATE),
         alternate_path: has(verbs::IBV_QP_ALT_PATH),
     })

@@ -135,6 +135,18 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     }
 }
 
+impl Work {
+    /// Checks the message against the longest that the queue pair sends, 2^`log`; 0 for the port's longest.
+    pub(crate) fn within(self, log: u8) -> Result<Work, WqeError> {
+        if log == 0 || self.length <= 1 << log {
+            return Ok(self);
+        }
+        let message =
+            format!("the message has {} bytes, the queue pair allows 2^{log} (log_msg_max)", self.length);
+        Err(error(Syndrome::LocalLength, "byte_count", message))
+    }
+}
+
 fn total(segments: &[DataSeg]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
 }

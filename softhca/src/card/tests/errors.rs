@@ -45,6 +45,30 @@ fn malformed_entries_fail_with_the_field_named() {
 }
 
 #[test]
+fn a_message_longer_than_the_queue_pair_sends_fails_locally() {
+    let limited = |pair: &Pair, length: u32| {
+        let change = QpChange { log_msg_max: Some(3), ..QpChange::default() };
+        pair.card.modify_qp(pair.left.qpn, &change).unwrap();
+        let data = pair.source.data(0..length as usize);
+        pair.left.wqe(
+            Opcode::RdmaWrite,
+            &[pair.target.remote(0).as_bytes(), data.as_bytes()],
+            CtrlFlags::empty(),
+            [0; 4],
+        )
+    };
+    with_wqe(|pair| limited(pair, 9), Syndrome::LocalLength, "byte_count");
+    let mut pair = Pair::new(4096);
+    let wqe = limited(&pair, 8);
+    pair.left.post_wqe(&wqe);
+    pair.run();
+    assert_eq!(pair.state(&pair.left), QpState::Rts);
+    assert!(pair.card.diagnostics().is_empty(), "{:?}", pair.card.diagnostics());
+    let change = QpChange { log_msg_max: Some(31), ..QpChange::default() };
+    assert!(pair.card.modify_qp(pair.left.qpn, &change).is_err(), "more than the card's longest");
+}
+
+#[test]
 fn wrong_local_keys_bounds_and_rights_fail_locally() {
     let send = |pair: &Pair, data: DataSeg| {
         pair.left.wqe(Opcode::Send, &[data.as_bytes()], CtrlFlags::empty(), [0; 4])

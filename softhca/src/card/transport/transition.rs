@@ -185,6 +185,8 @@ fn check_values(change: &QpChange, pkeys: &PkeyTable) -> Result<(), InvalidValue
     let reads = u32::from(LIMITS.max_rd_atomic);
     in_range("max_rd_atomic", change.max_rd_atomic.map(u32::from), reads, "at most 16")?;
     in_range("max_dest_rd_atomic", change.max_dest_rd_atomic.map(u32::from), reads, "at most 16")?;
+    let longest = LIMITS.max_message.ilog2();
+    in_range("log_msg_max", change.log_msg_max.map(u32::from), longest, "at most 30")?;
     in_range("min_rnr_timer", change.min_rnr_timer.map(u32::from), 31, "at most 5 bits")?;
     in_range("timeout", change.timeout.map(u32::from), 31, "at most 5 bits")?;
     in_range("retry_cnt", change.retry_cnt.map(u32::from), 7, "at most 3 bits")?;
@@ -220,7 +222,7 @@ pub(super) fn apply(attributes: &mut QpAttributes, change: &QpChange) {
         ($($field:ident)*) => { $(if let Some(value) = change.$field { attributes.$field = value; })* };
     }
     set!(pkey_index port qkey access address path_mtu dest_qpn rq_psn sq_psn);
-    set!(max_rd_atomic max_dest_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry);
+    set!(log_msg_max max_rd_atomic max_dest_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry);
 }
 
 #[cfg(test)]

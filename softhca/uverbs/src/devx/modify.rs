@@ -36,7 +36,6 @@ pub(super) fn is_transition(opcode: u16) -> bool {
             | opcode::RTR2RTS_QP
             | opcode::RTS2RTS_QP
             | opcode::SQERR2RTS_QP
-            | opcode::SQD_RTS_QP
             | opcode::TO_ERR_QP
             | opcode::TO_RST_QP
     )
@@ -224,8 +223,11 @@ impl<'a> Transition<'a> {
 
     fn to_rtr(&self) -> Result<QpChange, Refusal> {
         let mut change = self.optional(QpState::Rtr);
+        let log_msg_max = Some(qpc::LOG_MSG_MAX.get8(self.asked));
+        change.log_msg_max = log_msg_max;
         if self.is_initiator() {
             return Ok(QpChange {
+                log_msg_max,
                 state: Some(QpState::Rtr),
                 path_mtu: Some(qpc::MTU.get8(self.asked).into()),
                 ..QpChange::default()

@@ -251,7 +251,8 @@ fn describe_state(now: &QpAttributes, place: &mut [u8]) {
     // A new queue pair has an MTU, too: DOCA's open verbs query it before they connect it, and refuse 0. A device's
     // value is not public.
     qpc::MTU.put(place, (now.path_mtu as u64).max(qpc::MTU_256));
-    qpc::LOG_MSG_MAX.put(place, LIMITS.max_message.ilog2());
+    let longest = if now.log_msg_max == 0 { LIMITS.max_message.ilog2() } else { now.log_msg_max.into() };
+    qpc::LOG_MSG_MAX.put(place, longest);
     qpc::REMOTE_QPN.put(place, now.dest_qpn);
     qpc::NEXT_SEND_PSN.put(place, now.sq_psn);
     qpc::NEXT_RCV_PSN.put(place, now.rq_psn);

@@ -142,6 +142,8 @@ fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
         rnr_retry: has(ibv::IBV_QP_RNR_RETRY).then_some(asked.rnr_retry & 7),
         path_migration: has(ibv::IBV_QP_PATH_MIG_STATE),
         alternate_path: has(ibv::IBV_QP_ALT_PATH),
+        // The driver gives the device's longest (`log_msg_max`).
+        log_msg_max: None,
     })
 }
 

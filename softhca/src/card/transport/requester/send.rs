@@ -99,7 +99,8 @@ impl Requester {
             self.queue.read_rest(&mut entry, blocks);
             let body = &entry.bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
             let parsed = wqe::parse(&ctrl, body, step.endpoint.config.transport);
-            let had = parsed.and_then(|work| match &work.wait {
+            let fits = parsed.and_then(|work| work.within(step.endpoint.attributes.log_msg_max));
+            let had = fits.and_then(|work| match &work.wait {
                 Some(wait) => wait.check(&ctrl, step.context.waits).map(|()| work),
                 None => Ok(work),
             });
