@@ -5,11 +5,12 @@
 use crate::calls;
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::{ATTR_MANDATORY, ATTR_VALID_OUTPUT, Attr, DRIVER_MLX5, Header};
+use crate::uapi::methods::{Spec, Value};
 use softhca::card::is_mapped;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Limit on the attributes of one command; the kernel's largest command has 16.
-const MAX_ATTRIBUTES: usize = 64;
+/// Limit on the bytes of a command without what its attributes point to: a page.
+const MAX_LENGTH: usize = 4096;
 /// Values of at most this many bytes are in the attribute itself.
 const INLINE: usize = size_of::<u64>();
 
@@ -52,15 +53,27 @@ pub(crate) fn store(addr: u64, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Returns the handle in an attribute. The program writes a signed 64-bit number, and no object has one of more than 32
+/// bits (`lookup_get_idr_uobject`).
+pub(crate) fn handle_of(data: u64) -> Result<u32> {
+    if (data as i64) < 0 { Err(Errno::INVALID) } else { u32::try_from(data).map_err(|_| Errno::NO_ENTRY) }
+}
+
+/// Returns the descriptor in an attribute, as `lookup_get_fd_uobject`.
+pub(crate) fn fd_of(data: u64) -> Result<i32> {
+    i32::try_from(data as i64).map_err(|_| Errno::INVALID)
+}
+
 impl Request {
-    /// Reads a command at `addr`. A malformed header gets the error of `ib_uverbs_ioctl`.
-    pub(crate) fn read(addr: u64) -> Result<Request> {
+    /// Reads a command at `addr`. A malformed header gets the error of `ib_uverbs_ioctl`, and a method that is not
+    /// `known` that of `ib_uverbs_cmd_verbs`.
+    pub(crate) fn read(addr: u64, known: impl Fn(u16, u16) -> bool) -> Result<Request> {
         let mut header = [0; size_of::<Header>()];
         load(addr, &mut header)?;
         let header = Header::read_from_bytes(&header).map_err(|_| Errno::INVALID)?;
         let count = usize::from(header.num_attrs);
         let length = size_of::<Header>() + count * size_of::<Attr>();
-        if count > MAX_ATTRIBUTES || usize::from(header.length) != length {
+        if length > MAX_LENGTH || usize::from(header.length) != length {
             return Err(Errno::INVALID);
         }
         if (header.reserved1, header.reserved2) != (0, 0) {
@@ -69,6 +82,11 @@ impl Request {
         if header.driver_id != DRIVER_MLX5 {
             tracing::warn!(header.driver_id, "a command for a driver other than mlx5");
             return Err(Errno::INVALID);
+        }
+        if !known(header.object_id, header.method_id) {
+            let call = calls::of_method(header.object_id, header.method_id);
+            tracing::info!(call, "the software card does not have this");
+            return Err(Errno::UNKNOWN);
         }
         let place = |i: usize| addr.wrapping_add((size_of::<Header>() + i * size_of::<Attr>()) as u64);
         let mut bytes = vec![0; count * size_of::<Attr>()];
@@ -92,20 +110,69 @@ impl Request {
         self.find(id).ok_or(Errno::INVALID)
     }
 
-    /// Refuses a command with a mandatory attribute that is not in `known`.
-    pub(crate) fn knows(&self, known: &[u16]) -> Result<()> {
-        let unknown = self.attributes.iter().find(|attribute| {
-            attribute.attr.flags & ATTR_MANDATORY != 0 && !known.contains(&attribute.attr.attr_id)
-        });
-        match unknown {
-            None => Ok(()),
-            Some(attribute) => {
+    /// Checks the attributes as a kernel does before it calls the method's function (`uverbs_set_attr`): one after the
+    /// other, then whether those that the method needs are there. `resolve` looks objects and files up.
+    pub(crate) fn check(&self, specs: &[Spec], resolve: impl Fn(Value, u64) -> Result<()>) -> Result<()> {
+        for (i, Attribute { attr, .. }) in self.attributes.iter().enumerate() {
+            let Some(spec) = specs.iter().find(|spec| spec.id == attr.attr_id) else {
+                if attr.flags & ATTR_MANDATORY == 0 {
+                    continue;
+                }
                 let call = calls::of_method(self.object, self.method);
-                let attribute = calls::of_attribute(self.object, self.method, attribute.attr.attr_id);
+                let attribute = calls::of_attribute(self.object, self.method, attr.attr_id);
                 tracing::warn!(call, attribute, "the software card does not have this");
-                Err(Errno::UNKNOWN)
+                return Err(Errno::UNKNOWN);
+            };
+            if self.attributes[..i].iter().any(|before| before.attr.attr_id == attr.attr_id) {
+                return Err(self.refuse(attr, "given twice"));
+            }
+            self.check_value(spec, attr)?;
+            resolve(spec.value, attr.data)?;
+        }
+        match specs.iter().find(|spec| spec.is_needed && !self.has(spec.id)) {
+            None => Ok(()),
+            Some(spec) => {
+                let call = calls::of_method(self.object, self.method);
+                tracing::warn!(call, attribute = spec.id, "an attribute is missing");
+                Err(Errno::INVALID)
             }
         }
+    }
+
+    fn check_value(&self, spec: &Spec, attr: &Attr) -> Result<()> {
+        let is_open = match spec.value {
+            Value::Input { is_open } => {
+                let max = usize::from(spec.max);
+                if is_open
+                    && self.bytes(spec.id)?.get(max..).is_some_and(|more| more.iter().any(|byte| *byte != 0))
+                {
+                    return Err(self.refuse_newer());
+                }
+                is_open
+            }
+            Value::Output { is_open } => is_open,
+            _ => false,
+        };
+        let is_between = spec.value == Value::Flags && attr.len != spec.min && attr.len != spec.max;
+        if attr.len < spec.min || attr.len > spec.max && !is_open || is_between {
+            return Err(self.refuse(attr, "of another length"));
+        }
+        if attr.attr_data != 0 {
+            return Err(self.refuse(attr, "with a reserved field"));
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, attr: &Attr, what: &str) -> Errno {
+        let call = calls::of_method(self.object, self.method);
+        tracing::warn!(call, attribute = attr.attr_id, attr.len, "an attribute is {what}");
+        Errno::INVALID
+    }
+
+    fn refuse_newer(&self) -> Errno {
+        let call = calls::of_method(self.object, self.method);
+        tracing::warn!(call, "a structure has more fields than the card knows");
+        Errno::NOT_SUPPORTED
     }
 
     pub(crate) fn has(&self, id: u16) -> bool {
@@ -137,9 +204,7 @@ impl Request {
         let size = size_of::<T>().min(bytes.len());
         value.as_mut_bytes()[..size].copy_from_slice(&bytes[..size]);
         if bytes[size..].iter().any(|byte| *byte != 0) {
-            let call = calls::of_method(self.object, self.method);
-            tracing::warn!(call, "a structure has more fields than the card knows");
-            return Err(Errno::NOT_SUPPORTED);
+            return Err(self.refuse_newer());
         }
         Ok(value)
     }
@@ -161,13 +226,17 @@ impl Request {
         u32::try_from(self.number(id)?).map_err(|_| Errno::INVALID)
     }
 
+    /// Returns a number of flags; 0 if the attribute is missing.
+    pub(crate) fn flags32(&self, id: u16) -> Result<u32> {
+        if self.has(id) { self.number32(id) } else { Ok(0) }
+    }
+
     pub(crate) fn handle(&self, id: u16) -> Result<u32> {
-        u32::try_from(self.need(id)?.attr.data).map_err(|_| Errno::INVALID)
+        handle_of(self.need(id)?.attr.data)
     }
 
     pub(crate) fn fd(&self, id: u16) -> Result<i32> {
-        // The program writes a signed 64-bit number.
-        i32::try_from(self.need(id)?.attr.data as i64).map_err(|_| Errno::BAD_FD)
+        fd_of(self.need(id)?.attr.data)
     }
 
     /// Fills an output attribute, cut to the program's room and padded with zeros to its end. Does nothing if

@@ -1,16 +1,51 @@
 //! Dispatch: from a command's numbers to its function.
 
-use crate::attributes::Request;
+use crate::attributes::{Request, fd_of, handle_of};
 use crate::calls;
 use crate::context::Context;
 use crate::devx;
 use crate::errno::{Errno, Result};
+use crate::events::packets::Content;
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
+use crate::uapi::methods::{File, Value, attributes_of};
 use crate::uapi::verbs::{EXTENDED, command};
 use crate::verbs::{ah, cq, device, domain, mcast, modify, mr, pages, port, qp, srq};
 
-pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
+/// Performs the command at `address`.
+pub(crate) fn perform(context: &Context, address: u64) -> Result<()> {
+    let request = Request::read(address, |object, method| attributes_of(object, method).is_some())?;
+    let specs = attributes_of(request.object, request.method).ok_or(Errno::UNKNOWN)?;
+    request.check(specs, |value, data| resolve(context, value, data))?;
+    let needs_context = !matches!(request.method, method::GET_CONTEXT | method::INVOKE_WRITE);
+    if request.object != object::DEVICE || needs_context {
+        context.check_begun()?;
+    }
+    dispatch(context, &request)
+}
+
+/// Checks that a command's object or file is there, and of the right kind.
+fn resolve(context: &Context, value: Value, data: u64) -> Result<()> {
+    match value {
+        Value::Input { .. } | Value::Flags | Value::Output { .. } => Ok(()),
+        Value::New => context.check_begun(),
+        Value::Object(kind) => context.objects.lock().check(kind, handle_of(data)?),
+        Value::Descriptor => fd_of(data).map(drop),
+        Value::File(kind) => {
+            let fd = fd_of(data)?;
+            let devx = || context.channels.devx.find(context.id, fd);
+            let is_it = match kind {
+                File::Completions => context.channels.completions.find(context.id, fd).is_some(),
+                File::Asynchronous => cq::is_async(context, fd),
+                File::DevxAnswers => devx().is_some_and(|file| file.content == Content::Answers),
+                File::DevxEvents => devx().is_some_and(|file| file.content != Content::Answers),
+            };
+            if is_it { Ok(()) } else { Err(Errno::BAD_FD) }
+        }
+    }
+}
+
+fn dispatch(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
         (object::DEVICE, method::INVOKE_WRITE) => invoke_write(context, request),
         (object::DEVICE, method::GET_CONTEXT) => device::get_context(context, request),
@@ -52,17 +87,17 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
             | kind::DEVX_ASYNC_EVENT_FD,
             _,
         ) => devx::perform(context, request),
-        (object, method) => {
-            let call = calls::of_method(object, method);
-            tracing::info!(call, "the software card does not have this");
-            Err(Errno::UNKNOWN)
-        }
+        _ => Err(Errno::UNKNOWN),
     }
 }
 
 /// `INVOKE_WRITE`: commands of the older write(2) interface without their own method.
 fn invoke_write(context: &Context, request: &Request) -> Result<()> {
     let number = request.number32(attr::WRITE_CMD)?;
+    // libibverbs asks for a device's properties without room for them to learn whether there is this method.
+    if number & !EXTENDED != command::QUERY_DEVICE {
+        context.check_begun()?;
+    }
     let (number, is_extended) = (number & !EXTENDED, number & EXTENDED != 0);
     // These look their first handle up to replace or destroy its object.
     let is_destruction = matches!(number, command::REREG_MR | command::CLOSE_XRCD);

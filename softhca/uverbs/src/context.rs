@@ -19,6 +19,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An object that a context owns under a handle.
 #[derive(Debug)]
@@ -88,6 +89,12 @@ impl Objects {
         self.by_handle.get(&handle).ok_or(Errno::NO_ENTRY)
     }
 
+    /// Checks a handle, whose object must have this kind, if one is given.
+    pub(crate) fn check(&self, kind: Option<u16>, handle: u32) -> Result<()> {
+        let object = self.get(handle)?;
+        if kind.is_none_or(|kind| object.kind == kind) { Ok(()) } else { Err(Errno::INVALID) }
+    }
+
     /// Returns the resource number of a handle, whose object must have this kind.
     pub(crate) fn number(&self, kind: u16, handle: u32) -> Result<u32> {
         self.resource(kind, handle).map(Resource::number)
@@ -145,18 +152,31 @@ pub(crate) struct Context {
     pub(crate) channels: Arc<Channels>,
     /// The pages of registers given out, among others.
     pub(crate) heritage: Arc<Heritage>,
+    /// Its number in the process, under which the channels know their owner.
+    pub(crate) id: u64,
 }
 
 impl Context {
     pub(crate) fn new(open: Arc<OpenCard>, channels: Arc<Channels>, heritage: Heritage) -> Result<Self> {
+        static CREATED: AtomicU64 = AtomicU64::new(0);
         let (async_events, async_fd) = EventPipe::new()?;
         let (async_events, heritage) = (Arc::new(async_events), Arc::new(heritage));
         let objects = Mutex::new(Objects::new(heritage.clone()));
-        Ok(Context { open, objects, async_events, async_fd, channels, heritage })
+        let id = CREATED.fetch_add(1, Ordering::Relaxed);
+        Ok(Context { open, objects, async_events, async_fd, channels, heritage, id })
     }
 
     pub(crate) fn card(&self) -> &Card {
         &self.open.card
+    }
+
+    /// Checks that the program has asked for its context, as every command but that must (`ib_uverbs_get_ucontext`).
+    pub(crate) fn check_begun(&self) -> Result<()> {
+        if self.heritage.begun().is_some() {
+            return Ok(());
+        }
+        tracing::warn!("a command before GET_CONTEXT");
+        Err(Errno::INVALID)
     }
 
     /// Destroys an object of a kind. Changes nothing if the object is in use or the card refuses.
@@ -190,6 +210,7 @@ fn destroy_on(open: &OpenCard, object: &Object) -> Result<Reported> {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        self.channels.end(self.id);
         let objects = std::mem::take(&mut self.objects.get_mut().by_handle);
         let mut objects: Vec<Object> = objects.into_values().collect();
         // User memory has no resource: it comes last, after the card's objects in it.

@@ -5,6 +5,7 @@ use crate::card::Cards;
 use crate::cm::command::{Caller, MAX_OPTION, perform};
 use crate::cm::manager::Manager;
 use crate::uapi::ioctl::{Attr, DRIVER_MLX5, Header};
+use crate::uapi::methods::attributes_of;
 use crate::uapi::ucm::command;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -38,8 +39,10 @@ pub fn command(bytes: &[u8]) {
             attr.copy_from_slice(fixed.as_bytes());
         }
     }
-    let Ok(request) = Request::read(base) else { return };
-    let _ = request.knows(&[0, 1, 2]);
+    let Ok(request) = Request::read(base, |_, _| true) else { return };
+    let specs =
+        attributes_of(bytes.get(2).copied().unwrap_or(0).into(), bytes.get(4).copied().unwrap_or(0).into());
+    let _ = request.check(specs.unwrap_or(&[]), |_, _| Ok(()));
     for id in 0..8u16 {
         let len = request.len(id);
         if let Ok(found) = request.bytes(id) {

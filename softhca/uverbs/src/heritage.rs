@@ -9,7 +9,7 @@ use softhca::card::FILE_PAGES;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A page of doorbell registers that a program has mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,12 +28,15 @@ pub(crate) struct Heritage {
     pub(crate) inode: u64,
     /// The inode of the file that takes its place in a child; 0 before.
     pub(crate) successor: AtomicU64,
-    /// True once the program has asked for its context.
-    pub(crate) has_begun: AtomicBool,
+    /// 0; once the program has asked for its context, [`BEGUN`], or [`WITH_DEVX`].
+    begun: AtomicU8,
     last_handle: AtomicU32,
     /// The handle, in the upper half, and the number of the registers at each page of the file; 0 without them.
     registers: Box<[AtomicU64]>,
 }
+
+const BEGUN: u8 = 1;
+const WITH_DEVX: u8 = 2;
 
 impl Heritage {
     pub(crate) fn new(index: usize, inode: u64) -> Self {
@@ -41,7 +44,7 @@ impl Heritage {
             index,
             inode,
             successor: AtomicU64::new(0),
-            has_begun: AtomicBool::new(false),
+            begun: AtomicU8::new(0),
             last_handle: AtomicU32::new(0),
             registers: (0..FILE_PAGES).map(|_| AtomicU64::new(0)).collect(),
         }
@@ -51,10 +54,23 @@ impl Heritage {
     /// object of the parent is none of the child's.
     pub(crate) fn for_child(&self, inode: u64) -> Self {
         let child = Heritage::new(self.index, inode);
-        child.has_begun.store(self.has_begun.load(Ordering::Acquire), Ordering::Release);
+        child.begun.store(self.begun.load(Ordering::Acquire), Ordering::Release);
         child.last_handle.store(self.last_handle.load(Ordering::Acquire), Ordering::Release);
         self.all_registers().for_each(|registers| child.add(&registers));
         child
+    }
+
+    /// Notes that the program has asked for its context. `devx`: it may send commands of DEVX.
+    pub(crate) fn begin(&self, devx: bool) {
+        self.begun.store(if devx { WITH_DEVX } else { BEGUN }, Ordering::Release);
+    }
+
+    /// Once the program has asked for its context, returns whether that may send commands of DEVX.
+    pub(crate) fn begun(&self) -> Option<bool> {
+        match self.begun.load(Ordering::Acquire) {
+            0 => None,
+            begun => Some(begun == WITH_DEVX),
+        }
     }
 
     pub(crate) fn next_handle(&self) -> u32 {

@@ -4,7 +4,7 @@
 //! library calls them as well when it closes a file or maps memory of a card, possibly with a lock held, so a
 //! call for any file other than a device or a channel takes no lock.
 
-use crate::attributes::{Request, load};
+use crate::attributes::load;
 use crate::commands;
 use crate::context::Context;
 use crate::descriptors::{self, FdKind};
@@ -200,9 +200,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void
     let device = if number == RDMA_VERBS_IOCTL { device_of(fd) } else { Ok(None) };
     if let Some(device) = device.transpose() {
         let address = argument as u64;
-        let perform = |context: Arc<Context>| {
-            with_room(|| Request::read(address).and_then(|request| commands::perform(&context, &request)))
-        };
+        let perform = |context: Arc<Context>| with_room(|| commands::perform(&context, address));
         let performed = device.and_then(|context| preserving(|| perform(context)));
         return returned(performed.map(|()| 0));
     }

@@ -188,6 +188,19 @@ pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Re
     command::perform(&Caller { file, is_nonblocking: &is_nonblocking, file_of: &file_of }, addr, length)
 }
 
+/// Reads an event of a DEVX file, as [`PacketFile::read`](crate::events::packets::PacketFile::read). `None` for other
+/// files.
+pub(crate) fn read_event(fd: RawFd, addr: u64, room: usize) -> Option<Result<Option<usize>>> {
+    if !descriptors::has(FdKind::Card, fd) {
+        return None;
+    }
+    Some(match process().channels.packets(fd)?.read(addr, room) {
+        // The kernel looks for events first.
+        Err(Errno(libc::EIO)) if descriptors::is_nonblocking(fd) => Err(Errno(libc::EAGAIN)),
+        read => read,
+    })
+}
+
 /// Makes a duplicate of a descriptor the same device, channel or socket.
 pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
     let kind = descriptors::kind(from).ok_or(Errno::BAD_FD)?;

@@ -18,6 +18,7 @@ use super::field::Field;
 pub mod opcode {
     pub const QUERY_HCA_CAP: u16 = 0x100;
     pub const CREATE_MKEY: u16 = 0x200;
+    pub const QUERY_MKEY: u16 = 0x201;
     pub const CREATE_CQ: u16 = 0x400;
     pub const QUERY_CQ: u16 = 0x402;
     pub const MODIFY_CQ: u16 = 0x403;
@@ -30,15 +31,23 @@ pub mod opcode {
     pub const TO_ERR_QP: u16 = 0x507;
     pub const TO_RST_QP: u16 = 0x50a;
     pub const QUERY_QP: u16 = 0x50b;
-    pub const SQD_RTS_QP: u16 = 0x50c;
     pub const INIT2INIT_QP: u16 = 0x50e;
+    pub const CREATE_PSV: u16 = 0x600;
+    pub const QUERY_XRC_SRQ: u16 = 0x707;
+    pub const ARM_XRC_SRQ: u16 = 0x708;
     pub const CREATE_DCT: u16 = 0x710;
+    pub const QUERY_DCT: u16 = 0x713;
+    pub const ARM_DCT_FOR_KEY_VIOLATION: u16 = 0x714;
+    pub const QUERY_ESW_VPORT_CONTEXT: u16 = 0x752;
     pub const QUERY_ROCE_ADDRESS: u16 = 0x760;
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
     pub const NOP: u16 = 0x80d;
     pub const QUERY_LAG: u16 = 0x842;
     pub const CREATE_RMP: u16 = 0x90c;
+    pub const MODIFY_RMP: u16 = 0x90d;
+    pub const QUERY_RMP: u16 = 0x90f;
+    pub const SET_FLOW_TABLE_ENTRY: u16 = 0x936;
 
     /// General commands that the kernel allows, besides [`GENERAL_RANGE`]: QUERY_HCA_CAP, _ADAPTER, _ISSI,
     /// _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT, _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT,
@@ -66,11 +75,14 @@ pub mod header {
     use super::Field;
     pub const BYTES: usize = 16;
     pub const OPCODE: Field = Field::new(0, 16);
+    pub const VHCA_TUNNEL_ID: Field = Field::new(0x20, 16);
     pub const OP_MOD: Field = Field::new(0x30, 16);
     pub const STATUS: Field = Field::new(0, 8);
     pub const SYNDROME: Field = Field::new(0x20, 32);
     /// Number of the object: `cqn`, `qpn`, `pd`, `mkey_index`, `rmpn`, `dctn`.
     pub const NUMBER: Field = Field::new(0x48, 24);
+    /// `num_psv` of CREATE_PSV.
+    pub const NUM_PSV: Field = Field::new(0x40, 4);
 }
 
 /// `create_cq_in`, and its common part with `query_cq_out`.

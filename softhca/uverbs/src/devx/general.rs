@@ -1,6 +1,6 @@
 //! General commands: queries of the device.
 
-use super::message::{EVENT_QUEUE, answer, done, input, opcode_of};
+use super::message::{EVENT_QUEUE, answer, done, opcode_of};
 use super::status::{Failure, Refusal, Status, Syndrome};
 use crate::attributes::Request;
 use crate::context::Context;
@@ -23,8 +23,8 @@ pub(super) fn query_event_queue(request: &Request) -> Result<()> {
 
 /// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL, without an answer.
 pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
-    request.knows(&[attr::OTHER_IN, attr::OTHER_OUT])?;
-    let input = input(request, attr::OTHER_IN, attr::OTHER_OUT)?;
+    let input = request.bytes(attr::OTHER_IN)?;
+    super::check_general(context, &input)?;
     answer(request, attr::OTHER_OUT, command(context, &input))
 }
 

@@ -7,18 +7,6 @@ use crate::errno::{Errno, Result};
 use crate::resource::Resource;
 use gdsync_sys::prm::command::header;
 
-/// Reads a command. Input and answer must both have room for a header.
-pub(super) fn input(request: &Request, place: u16, answer: u16) -> Result<Vec<u8>> {
-    let input = request.bytes(place)?;
-    if input.len() < header::BYTES {
-        return Err(Errno::INVALID);
-    }
-    if request.len(answer) < header::BYTES {
-        return Err(Errno::NO_SPACE);
-    }
-    Ok(input)
-}
-
 pub(super) fn opcode_of(input: &[u8]) -> u16 {
     header::OPCODE.get(input) as u16
 }

@@ -20,10 +20,38 @@ mod status;
 mod umem;
 
 use crate::attributes::Request;
-use crate::calls;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::{attr, method, object as kind};
+use gdsync_sys::prm::command::{header, opcode};
+use message::opcode_of;
+
+/// Commands that a kernel passes on for every program (`devx_is_whitelist_cmd`): QUERY_HCA_CAP, _HCA_VPORT_CONTEXT and
+/// _ESW_VPORT_CONTEXT.
+const FOR_ALL: [u16; 3] =
+    [opcode::QUERY_HCA_CAP, opcode::QUERY_HCA_VPORT_CONTEXT, opcode::QUERY_ESW_VPORT_CONTEXT];
+
+/// Checks that the program has opened the device for commands (`devx_get_uid`).
+fn check_user(context: &Context) -> Result<()> {
+    if context.heritage.begun() == Some(true) {
+        return Ok(());
+    }
+    tracing::warn!("a command of a context without DEVX: open the device with MLX5DV_CONTEXT_FLAGS_DEVX");
+    Err(Errno::INVALID)
+}
+
+/// Checks a command for an object: it needs DEVX, and no tunnel to another function of the device.
+fn check_command(context: &Context, input: &[u8]) -> Result<()> {
+    if header::VHCA_TUNNEL_ID.is_set(input) {
+        return Err(Errno::INVALID);
+    }
+    check_general(context, input)
+}
+
+/// Checks a general command.
+fn check_general(context: &Context, input: &[u8]) -> Result<()> {
+    if FOR_ALL.contains(&opcode_of(input)) { Ok(()) } else { check_user(context) }
+}
 
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
     match (request.object, request.method) {
@@ -44,12 +72,9 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
             tracing::info!(
                 "a doorbell page of GET_CONTEXT is asked for, of which the software card has none"
             );
-            Err(Errno::NOT_SUPPORTED)
+            // As `bfregn_to_uar_index` for a context whose library allocates its own pages.
+            Err(Errno::INVALID)
         }
-        (object, method) => {
-            let call = calls::of_method(object, method);
-            tracing::info!(call, "the software card does not have this");
-            Err(Errno::UNKNOWN)
-        }
+        _ => Err(Errno::UNKNOWN),
     }
 }

@@ -27,17 +27,9 @@ struct Umem {
 
 /// `MLX5_IB_METHOD_DEVX_UMEM_REG`. Commands name user memory by its handle.
 pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
-    request.knows(&[
-        attr::HANDLE,
-        attr::UMEM_ADDR,
-        attr::UMEM_LEN,
-        attr::UMEM_ACCESS,
-        attr::UMEM_ID,
-        attr::UMEM_PAGE_SIZES,
-        attr::UMEM_DMABUF_FD,
-    ])?;
+    super::check_user(context)?;
     let (start, len) = (request.number(attr::UMEM_ADDR)?, request.number(attr::UMEM_LEN)?);
-    let flags = request.number32(attr::UMEM_ACCESS)?;
+    let flags = request.flags32(attr::UMEM_ACCESS)?;
     let access = mr::access_of(flags)?;
     let writable = access.contains(Access::LOCAL_WRITE);
     if len == 0 || flags & !ALLOWED.bits() != 0 {

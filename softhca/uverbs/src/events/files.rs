@@ -1,6 +1,7 @@
 //! Event files of the process, by the program's descriptors: pipes that stand in for the kernel's event files, and
-//! sockets for those of DEVX.
+//! those of DEVX.
 
+use super::packets::PacketFile;
 use crate::errno::{Errno, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -72,62 +73,11 @@ impl EventPipe {
     }
 }
 
-/// Content of a DEVX file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    /// Answers of asynchronous commands.
-    Answers,
-    /// Events, each with the device's event queue entry.
-    Entries,
-    /// Events, each as the cookie of its subscription.
-    Cookies,
-}
-
-/// The sending end of a file of DEVX.
-#[derive(Debug)]
-pub(crate) struct PacketFile {
-    pub(crate) content: Content,
-    socket: OwnedFd,
-}
-
-impl PacketFile {
-    /// Creates a file. Also returns the program's end.
-    pub(crate) fn new(content: Content) -> Result<(Self, OwnedFd)> {
-        let mut fds = [0; 2];
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-        // SAFETY: `fds` has room for two descriptors.
-        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } != 0 {
-            return Err(Errno::last());
-        }
-        // SAFETY: `socketpair` has just opened both descriptors, and nothing else owns them.
-        let (socket, theirs) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
-        Ok((PacketFile { content, socket }, theirs))
-    }
-
-    /// Adds an event. EAGAIN if there is no room for unread events.
-    pub(crate) fn push(&self, event: &[u8]) -> Result<()> {
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the slice keeps the bytes readable. A system call, as the hook of send(2) serves the
-        // program's sockets.
-        let sent = unsafe {
-            libc::syscall(
-                libc::SYS_sendto,
-                self.socket.as_raw_fd(),
-                event.as_ptr(),
-                event.len(),
-                flags,
-                std::ptr::null::<libc::sockaddr>(),
-                0,
-            )
-        };
-        if sent < 0 { Err(Errno::last()) } else { Ok(()) }
-    }
-}
-
 /// Files of one kind. A duplicate of a descriptor is the same file.
 #[derive(Debug)]
 pub(crate) struct Files<T> {
-    by_fd: Mutex<HashMap<RawFd, Arc<T>>>,
+    /// Each with the context that it belongs to.
+    by_fd: Mutex<HashMap<RawFd, (u64, Arc<T>)>>,
 }
 
 impl<T> Default for Files<T> {
@@ -137,22 +87,27 @@ impl<T> Default for Files<T> {
 }
 
 impl<T> Files<T> {
-    pub(crate) fn find(&self, fd: RawFd) -> Option<Arc<T>> {
+    /// Returns the file of a context's descriptor.
+    pub(crate) fn find(&self, owner: u64, fd: RawFd) -> Option<Arc<T>> {
+        self.of_any(fd).filter(|(of, _)| *of == owner).map(|(_, file)| file)
+    }
+
+    fn of_any(&self, fd: RawFd) -> Option<(u64, Arc<T>)> {
         self.by_fd.lock().get(&fd).cloned()
     }
 
-    pub(crate) fn add(&self, fd: RawFd, file: T) {
-        self.insert(fd, Arc::new(file));
+    pub(crate) fn add(&self, owner: u64, fd: RawFd, file: T) {
+        self.insert(fd, (owner, Arc::new(file)));
     }
 
-    fn insert(&self, fd: RawFd, file: Arc<T>) {
+    fn insert(&self, fd: RawFd, file: (u64, Arc<T>)) {
         let stale = self.by_fd.lock().insert(fd, file);
         // A file whose close the hooks missed. Dropped after the lock is released, because it closes files.
         drop(stale);
     }
 
     fn duplicate(&self, from: RawFd, to: RawFd) {
-        if let Some(file) = self.find(from) {
+        if let Some(file) = self.of_any(from) {
             self.insert(to, file);
         }
     }
@@ -175,38 +130,23 @@ impl Channels {
         self.devx.duplicate(from, to);
     }
 
+    /// Returns the DEVX file of a descriptor, of whichever context.
+    pub(crate) fn packets(&self, fd: RawFd) -> Option<Arc<PacketFile>> {
+        self.devx.of_any(fd).map(|(_, file)| file)
+    }
+
+    /// Ends the DEVX files of a context that is closed, whose descriptors the program may still have.
+    pub(crate) fn end(&self, owner: u64) {
+        for (of, file) in self.devx.by_fd.lock().values() {
+            if *of == owner {
+                file.end();
+            }
+        }
+    }
+
     /// Removes a file that the program is about to close. Completion queues keep their own reference to a channel.
     pub(crate) fn remove(&self, fd: RawFd) {
         self.completions.remove(fd);
         self.devx.remove(fd);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs::File;
-    use std::io::Read;
-
-    #[test]
-    fn each_read_gets_one_event() {
-        let (file, theirs) = PacketFile::new(Content::Answers).unwrap();
-        let mut theirs = File::from(theirs);
-        file.push(&[1; 100]).unwrap();
-        file.push(&[2; 8]).unwrap();
-        let mut room = [0; 200];
-        assert_eq!((theirs.read(&mut room).unwrap(), room[99]), (100, 1));
-        assert_eq!((theirs.read(&mut room).unwrap(), room[0]), (8, 2));
-    }
-
-    #[test]
-    fn a_file_that_is_not_read_fills_up_and_a_closed_one_is_an_error() {
-        let (file, theirs) = PacketFile::new(Content::Cookies).unwrap();
-        let full = (0..1_000_000).find_map(|_| file.push(&[0; 8]).err());
-        assert_eq!(full, Some(Errno(libc::EAGAIN)));
-        drop(theirs);
-        let (closed, theirs) = PacketFile::new(Content::Cookies).unwrap();
-        drop(theirs);
-        assert_eq!(closed.push(&[0; 8]), Err(Errno(libc::EPIPE)));
     }
 }

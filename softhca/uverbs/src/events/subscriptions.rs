@@ -1,12 +1,13 @@
 //! Subscriptions of DEVX to events of objects.
 
-use super::files::{Content, PacketFile};
+use super::packets::{Content, PacketFile};
 use crate::resource::Resource;
 use parking_lot::Mutex;
 use softhca::card::Event;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The device's event numbers, `MLX5_EVENT_TYPE_*`.
@@ -20,7 +21,7 @@ pub(crate) mod kind {
     pub(crate) const QP_ACCESS_ERROR: u16 = 0x11;
 
     /// The object events that every device has, for subscriptions when the capabilities name none.
-    pub(crate) const OF_OBJECTS: [u16; 14] = [
+    pub(crate) const OF_OBJECTS: [u16; 15] = [
         COMPLETION,
         0x1,
         COMMUNICATION_ESTABLISHED,
@@ -33,6 +34,7 @@ pub(crate) mod kind {
         0x12,
         0x13,
         0x14,
+        0x18,
         0x1c,
         0x1d,
     ];
@@ -43,15 +45,22 @@ const ENTRY: usize = 64;
 
 #[derive(Debug)]
 pub(crate) enum Sink {
-    /// A DEVX file, and the program's cookie. Closing the file ends the subscription.
+    /// A DEVX file, the program's cookie, and the subscription's own number. Closing the file ends the subscription.
     File {
         file: Weak<PacketFile>,
         cookie: u64,
+        number: u64,
     },
     Counter(File),
 }
 
 impl Sink {
+    pub(crate) fn of_file(file: &Arc<PacketFile>, cookie: u64) -> Self {
+        static SUBSCRIBED: AtomicU64 = AtomicU64::new(0);
+        let number = SUBSCRIBED.fetch_add(1, Ordering::Relaxed);
+        Sink::File { file: Arc::downgrade(file), cookie, number }
+    }
+
     /// Returns whether the program still has the file.
     fn is_open(&self) -> bool {
         match self {
@@ -60,20 +69,21 @@ impl Sink {
         }
     }
 
-    fn deliver(&self, entry: &[u8; ENTRY]) {
+    fn deliver(&self, kind: u16, entry: &[u8; ENTRY]) {
         let delivered = match self {
             Sink::Counter(counter) => {
                 let mut counter = counter;
                 counter.write_all(&1u64.to_ne_bytes()).map_err(Into::into)
             }
-            Sink::File { file, cookie } => match file.upgrade() {
+            Sink::File { file, cookie, number } => match file.upgrade() {
                 None => Ok(()),
                 Some(file) => {
                     let mut event = cookie.to_ne_bytes().to_vec();
                     if file.content == Content::Entries {
                         event.extend(entry);
                     }
-                    file.push(&event)
+                    // As in the kernel, each event of a subscription is one of its own.
+                    file.push(event, number << 16 | u64::from(kind))
                 }
             },
         };
@@ -118,7 +128,7 @@ impl Subscriptions {
     pub(crate) fn deliver(&self, event: &Event) {
         let Some((source, kind, entry)) = entry_of(event) else { return };
         let sinks = self.sinks.lock().get(&(source, kind)).cloned().unwrap_or_default();
-        sinks.iter().for_each(|sink| sink.deliver(&entry));
+        sinks.iter().for_each(|sink| sink.deliver(kind, &entry));
     }
 }
 
@@ -160,7 +170,7 @@ mod tests {
     fn subscribe(content: Content, to: &Subscriptions) -> (Arc<PacketFile>, File) {
         let (file, theirs) = PacketFile::new(content).unwrap();
         let file = Arc::new(file);
-        let sink = Arc::new(Sink::File { file: Arc::downgrade(&file), cookie: 0x1122 });
+        let sink = Arc::new(Sink::of_file(&file, 0x1122));
         to.add(Resource::Cq(5), &[kind::COMPLETION, kind::CQ_ERROR], &sink);
         (file, File::from(theirs))
     }

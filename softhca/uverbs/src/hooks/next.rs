@@ -173,6 +173,7 @@ next! {
     dup(fd: c_int) -> c_int, or -1;
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int, or -1;
     dup2(fd: c_int, to: c_int) -> c_int, or -1;
+    recv(fd: c_int, room: *mut c_void, len: usize, flags: c_int) -> isize, or -1;
     send(fd: c_int, bytes: *const c_void, len: usize, flags: c_int) -> isize, or -1;
     sendto(
         fd: c_int,

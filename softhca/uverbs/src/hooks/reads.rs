@@ -4,7 +4,9 @@ use super::live::{self, Part};
 use super::next;
 use super::next::returned;
 use crate::errno::preserving;
+use crate::process;
 use libc::{c_int, c_void, iovec, off_t, size_t, ssize_t};
+use std::ptr;
 
 /// Returns the answer for a live file, or that of the C library's function, which a cancelled thread may end in.
 fn answered(
@@ -16,9 +18,29 @@ fn answered(
     live::read(fd, places, offset).map_or_else(call, returned)
 }
 
+/// Reads an event of DEVX. `None` for other files.
+fn read_event(fd: c_int, addr: u64, count: size_t) -> Option<ssize_t> {
+    loop {
+        match preserving(|| process::read_event(fd, addr, count))? {
+            Ok(Some(length)) => return Some(length as ssize_t),
+            Err(errno) => return Some(returned(Err(errno))),
+            // Waits for the next event, unless the file is non-blocking. A cancelled thread may end here.
+            // SAFETY: no byte is received.
+            Ok(None) => unsafe {
+                if next::recv(fd, ptr::null_mut(), 0, libc::MSG_PEEK) < 0 {
+                    return Some(-1);
+                }
+            },
+        }
+    }
+}
+
 /// # Safety
 /// As `read(2)`.
 pub(super) unsafe fn read_any(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+    if let Some(read) = read_event(fd, buffer as u64, count) {
+        return read;
+    }
     // SAFETY: the caller vouches for the arguments.
     answered(fd, || Some(vec![(buffer as u64, count)]), None, || unsafe { next::read(fd, buffer, count) })
 }

@@ -131,6 +131,7 @@ pub(crate) mod attr {
     pub(crate) const QP_SRQ: u16 = 3;
     pub(crate) const QP_SEND_CQ: u16 = 4;
     pub(crate) const QP_RECV_CQ: u16 = 5;
+    pub(crate) const QP_IND_TABLE: u16 = 6;
     pub(crate) const QP_USER_HANDLE: u16 = 7;
     pub(crate) const QP_CAP: u16 = 8;
     pub(crate) const QP_TYPE: u16 = 9;
@@ -147,6 +148,7 @@ pub(crate) mod attr {
     pub(crate) const SRQ_MAX_WR: u16 = 5;
     pub(crate) const SRQ_MAX_SGE: u16 = 6;
     pub(crate) const SRQ_LIMIT: u16 = 7;
+    pub(crate) const SRQ_MAX_NUM_TAGS: u16 = 8;
     pub(crate) const SRQ_TYPE: u16 = 9;
     pub(crate) const SRQ_EVENT_FD: u16 = 10;
     pub(crate) const SRQ_RESP_MAX_WR: u16 = 11;

@@ -6,6 +6,7 @@
 
 pub(crate) mod devx;
 pub(crate) mod ioctl;
+pub(crate) mod methods;
 pub(crate) mod mlx5;
 pub(crate) mod queues;
 pub(crate) mod ucm;

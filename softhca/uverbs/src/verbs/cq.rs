@@ -1,6 +1,7 @@
 //! Completion queues, and the event files of verbs.
 
 use super::device::{COMPLETION_VECTORS, LONGEST_PERIOD};
+use super::domain::file_of;
 use crate::attributes::Request;
 use crate::calls;
 use crate::context::{Context, Object};
@@ -13,7 +14,7 @@ use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{self, CQ_KNOWN, CQ_UAR_PAGE_INDEX, CreateCq};
 use crate::uapi::queues::{CQ_IGNORE_OVERRUN, CQ_MODERATE, CQ_TIMESTAMP, ModifyCq, ResizeCq};
 use softhca::card::{CqConfig, CqModeration, LIMITS, is_reachable};
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 
 /// Bytes of an entry: 64, or 128 for hosts with such cache lines.
 pub(crate) const ENTRY_SIZES: [u32; 2] = [64, 128];
@@ -50,18 +51,6 @@ fn check_driver_flags(asked: &CreateCq) -> Result<()> {
 }
 
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
-    request.knows(&[
-        attr::HANDLE,
-        attr::CQ_CQE,
-        attr::CQ_USER_HANDLE,
-        attr::CQ_COMP_CHANNEL,
-        attr::CQ_COMP_VECTOR,
-        attr::CQ_FLAGS,
-        attr::CQ_RESP_CQE,
-        attr::CQ_EVENT_FD,
-        attr::UHW_IN,
-        attr::UHW_OUT,
-    ])?;
     let asked: CreateCq = request.structure(attr::UHW_IN)?;
     let flags = request.optional_number(attr::CQ_FLAGS)?.unwrap_or(0);
     // Every entry has a timestamp.
@@ -86,7 +75,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     check_memory(asked.db_addr, RECORD, RECORD)?;
     let channel = match request.has(attr::CQ_COMP_CHANNEL) {
         true => {
-            Some(context.channels.completions.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?)
+            let fd = request.fd(attr::CQ_COMP_CHANNEL)?;
+            Some(context.channels.completions.find(context.id, fd).ok_or(Errno::BAD_FD)?)
         }
         false => None,
     };
@@ -163,10 +153,15 @@ pub(crate) fn create_channel(context: &Context, request: &Request) -> Result<()>
     let fd = theirs.as_raw_fd();
     request.answer_with(attr::CORE_OUT, &(fd as u32))?;
     descriptors::add(FdKind::Card, fd)?;
-    context.channels.completions.add(fd, pipe);
+    context.channels.completions.add(context.id, fd, pipe);
     // The program owns the descriptor from here on.
     let _ = theirs.into_raw_fd();
     Ok(())
+}
+
+/// Returns whether a descriptor is that of a context's asynchronous events.
+pub(crate) fn is_async(context: &Context, fd: RawFd) -> bool {
+    file_of(fd).is_ok_and(|file| file_of(context.async_fd.as_raw_fd()) == Ok(file))
 }
 
 /// `ASYNC_EVENT_ALLOC`: all asynchronous event files of a context are duplicates of one.

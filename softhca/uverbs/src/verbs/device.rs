@@ -12,7 +12,6 @@ use crate::uapi::mlx5::{
 use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, DEVICE_XRC, QueryDeviceMore, QueryDeviceResp};
 use softhca::card::{CLOCK_INFO_PAGE, CLOCK_KHZ, CLOCK_MASK, CLOCK_PAGE, LIMITS, LinkLayer, NULL_KEY, ODP};
 use softhca::sysfs;
-use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) const COMPLETION_VECTORS: u32 = 1;
@@ -56,7 +55,7 @@ pub(crate) fn get_context(context: &Context, request: &Request) -> Result<()> {
     }
     // As in `ib_init_ucontext` and `mlx5_ib_alloc_ucontext`.
     let registers = asked.total_num_bfregs.next_multiple_of(2);
-    if context.heritage.has_begun.load(Relaxed) || asked.num_low_latency_bfregs > registers.wrapping_sub(1) {
+    if context.heritage.begun().is_some() || asked.num_low_latency_bfregs > registers.wrapping_sub(1) {
         return Err(Errno::INVALID);
     }
     if asked.flags & !CONTEXT_DEVX != 0
@@ -65,7 +64,7 @@ pub(crate) fn get_context(context: &Context, request: &Request) -> Result<()> {
     {
         return Err(Errno::NOT_SUPPORTED);
     }
-    context.heritage.has_begun.store(true, Relaxed);
+    context.heritage.begin(asked.flags & CONTEXT_DEVX != 0);
     answer_context(context, request, attr::UHW_OUT)
 }
 

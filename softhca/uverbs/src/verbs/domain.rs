@@ -23,7 +23,8 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::PD_QUERY_PDN, &number)
 }
 
-fn file_of(fd: i32) -> Result<(u64, u64)> {
+/// Returns what tells an open file from others.
+pub(super) fn file_of(fd: i32) -> Result<(u64, u64)> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `status` has room for the answer; a descriptor that is not open is an error.
     if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {

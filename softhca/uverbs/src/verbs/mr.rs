@@ -190,12 +190,11 @@ pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
 
 /// `REG_DMABUF_MR`, for GPU memory that this process has exported, and for files that the CPU can map.
 pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()> {
-    request.knows(&[0, 1, 2, 3, 4, 5, 6, 7, 8])?;
     let (offset, length) = (request.number(attr::DMABUF_OFFSET)?, request.number(attr::DMABUF_LENGTH)?);
-    let flags = request.number32(attr::DMABUF_ACCESS)?;
+    let flags = request.flags32(attr::DMABUF_ACCESS)?;
     let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
-    // The attribute is a number here, not a file descriptor of the ioctl interface.
-    let fd = RawFd::try_from(request.number(attr::DMABUF_FD)?).map_err(|_| Errno::BAD_FD)?;
+    // A number of 32 bits here: a negative one is the descriptor of no file.
+    let fd = request.number32(attr::DMABUF_FD)? as RawFd;
     let source = Source::of_file(fd, offset, length, request.number(attr::DMABUF_IOVA)?, writable)?;
     let (handle, key) = add(context, source, request.handle(attr::DMABUF_PD)?, flags, &[])?;
     request.answer_created(attr::HANDLE, handle)?;
@@ -205,8 +204,6 @@ pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()
 
 /// The newer `REG_MR`: registers memory by address, or a file.
 pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
-    // All attributes but the DMA handle, which is a cache hint.
-    request.knows(&[0, 1, 3, 4, 5, 6, 7, 8, 9, 10])?;
     let (length, flags) = (request.number(attr::REG_MR_LENGTH)?, request.number32(attr::REG_MR_ACCESS)?);
     let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
     let iova = request.number(attr::REG_MR_IOVA)?;

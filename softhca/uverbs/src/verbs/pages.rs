@@ -116,7 +116,7 @@ pub(crate) fn query_memory(context: &Context, request: &Request) -> Result<()> {
 /// `DM_MR_REG`: a region that begins at 0.
 pub(crate) fn register_memory(context: &Context, request: &Request) -> Result<()> {
     let (offset, length) = (request.number(attr::DM_MR_OFFSET)?, request.number(attr::DM_MR_LENGTH)?);
-    let flags = request.number32(attr::DM_MR_ACCESS)?;
+    let flags = request.flags32(attr::DM_MR_ACCESS)?;
     let handle = request.handle(attr::DM_MR_DM)?;
     let objects = context.objects.lock();
     let dm = objects.state::<Dm>(handle)?;

@@ -60,24 +60,6 @@ impl Qp {
 }
 
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
-    request.knows(&[
-        attr::HANDLE,
-        attr::QP_XRCD,
-        attr::QP_PD,
-        attr::QP_SRQ,
-        attr::QP_SEND_CQ,
-        attr::QP_RECV_CQ,
-        attr::QP_USER_HANDLE,
-        attr::QP_CAP,
-        attr::QP_TYPE,
-        attr::QP_FLAGS,
-        attr::QP_SOURCE_QPN,
-        attr::QP_EVENT_FD,
-        attr::QP_RESP_CAP,
-        attr::QP_RESP_NUM,
-        attr::UHW_IN,
-        attr::UHW_OUT,
-    ])?;
     let kind = request.number(attr::QP_TYPE)?;
     check_type(kind)?;
     let named = |list: &[u16]| list.iter().any(|id| request.has(*id));

@@ -18,30 +18,14 @@ use zerocopy::FromZeros;
 const RECORD: u64 = 4;
 
 /// The state of a shared receive queue.
-struct Srq {
+pub(crate) struct Srq {
     number: u32,
     /// As the program asked: the driver does not tell how many fit.
     max_sge: u32,
+    pub(crate) is_xrc: bool,
 }
 
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
-    request.knows(&[
-        attr::HANDLE,
-        attr::SRQ_PD,
-        attr::SRQ_XRCD,
-        attr::SRQ_CQ,
-        attr::SRQ_USER_HANDLE,
-        attr::SRQ_MAX_WR,
-        attr::SRQ_MAX_SGE,
-        attr::SRQ_LIMIT,
-        attr::SRQ_TYPE,
-        attr::SRQ_EVENT_FD,
-        attr::SRQ_RESP_MAX_WR,
-        attr::SRQ_RESP_MAX_SGE,
-        attr::SRQ_RESP_NUM,
-        attr::UHW_IN,
-        attr::UHW_OUT,
-    ])?;
     let asked: CreateSrq = request.structure(attr::UHW_IN)?;
     let kind = request.number(attr::SRQ_TYPE)?;
     let (max_wr, max_sge) = (request.number32(attr::SRQ_MAX_WR)?, request.number32(attr::SRQ_MAX_SGE)?);
@@ -80,7 +64,11 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let number = unsafe { context.card().create_srq(&config) }?;
     let route = Route::new(user_handle, None, context.async_events.clone());
     context.open.routes.add(Resource::Srq(number), route);
-    let srq = Object::new(object::SRQ, Resource::Srq(number)).with(Srq { number, max_sge });
+    let srq = Object::new(object::SRQ, Resource::Srq(number)).with(Srq {
+        number,
+        max_sge,
+        is_xrc: kind == SRQT_XRC,
+    });
     let handle = objects.add(srq.using(uses));
     drop(objects);
     request.answer_created(attr::HANDLE, handle)?;

@@ -3,7 +3,9 @@
 
 use super::*;
 
+mod attributes;
 mod devices;
+mod devx;
 mod memory;
 mod queue_pairs;
 mod queues;

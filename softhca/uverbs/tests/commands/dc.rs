@@ -53,6 +53,12 @@ pub(super) fn create_initiator(device: &Device, parts: &mut Parts, srq: Option<u
     })
 }
 
-fn with_srq(device: &Device, parts: &Parts, srq: u32, kind: u32, asked: &CreateQp) -> Result<u32, i32> {
+pub(super) fn with_srq(
+    device: &Device,
+    parts: &Parts,
+    srq: u32,
+    kind: u32,
+    asked: &CreateQp,
+) -> Result<u32, i32> {
     create_qp_with(device, parts, kind, asked, |command| command.handle(attr::QP_SRQ, srq))
 }

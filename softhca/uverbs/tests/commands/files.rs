@@ -68,7 +68,7 @@ fn a_duplicate_is_the_same_device_until_the_last_is_closed() {
 #[test]
 fn the_system_maps_a_page_of_registers_without_this_library() {
     let device = Device::open();
-    let command = new(object::UAR, method::UAR_ALLOC).handle(attr::UAR_HANDLE, 0).number(attr::UAR_TYPE, 0);
+    let command = new(object::UAR, method::UAR_ALLOC).handle(attr::UAR_HANDLE, 0).constant(attr::UAR_TYPE, 0);
     let command = command.output(attr::UAR_MMAP_OFFSET, 8).output(attr::UAR_MMAP_LENGTH, 4);
     let answer = command.output(attr::UAR_PAGE_ID, 4).run(&device).unwrap();
     let offset = answer.output::<u64>(attr::UAR_MMAP_OFFSET) as libc::off_t;

@@ -157,6 +157,7 @@ fn device_memory_is_mapped_by_its_page() {
     // SAFETY: mapped above, and not used.
     assert_eq!(unsafe { libc::munmap(mapped, 8192) }, 0);
     let query = new(object::DM, method::DM_QUERY).handle(attr::DM_QUERY_HANDLE, dm);
+    let query = query.output(attr::DM_QUERY_START_OFFSET, 8).output(attr::DM_QUERY_PAGE_INDEX, 2);
     let answer = query.output(attr::DM_QUERY_LENGTH, 8).run(&device).unwrap();
     assert_eq!(answer.output::<u64>(attr::DM_QUERY_LENGTH), PAGE + 64, "in units of 64 bytes");
     let register = |offset: u64, length: u64, access: u32| {
@@ -174,7 +175,9 @@ fn device_memory_is_mapped_by_its_page() {
     assert_eq!(register(0, PAGE, 1).err(), Some(libc::EINVAL), "by address");
     assert_eq!(destroy(&device, object::DM, method::DM_FREE, dm), Err(libc::EBUSY));
     assert_eq!(destroy(&device, object::MR, method::MR_DESTROY, mr), Ok(()));
-    let operation = new(object::DM, method::DM_MAP_OP_ADDR).run(&device);
+    let first = crate::uapi::ioctl::DRIVER;
+    let operation = new(object::DM, method::DM_MAP_OP_ADDR).handle(first, dm).attribute(first + 1, 1, 0);
+    let operation = operation.output(first + 2, 8).output(first + 3, 2).run(&device);
     assert_eq!(operation.err(), Some(libc::EOPNOTSUPP));
     assert_eq!(destroy(&device, object::DM, method::DM_FREE, dm), Ok(()));
     assert_eq!(map(page.into(), 4096), libc::MAP_FAILED, "freed");

@@ -2,7 +2,7 @@
 
 use crate::hooks;
 use crate::uapi::ioctl::{ATTR_MANDATORY, Attr, Header, RDMA_VERBS_IOCTL, attr, method, object};
-use crate::uapi::mlx5::{CreateCq, CreateQp};
+use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp, CONTEXT_DEVX, CreateCq, CreateQp};
 use crate::uapi::queues::{ModifyQp, QpCap, QueryQp, QueryQpResp};
 use crate::uapi::verbs::{EXTENDED, QueryDeviceResp, RegMr, RegMrResp, command};
 use gdsync_sys::verbs as ibv;
@@ -34,7 +34,24 @@ impl Device {
         Device(Device::descriptor(), Some(CARD.read_recursive()))
     }
 
+    /// A device whose program has not asked for its context.
+    fn plain() -> Self {
+        Device(Device::file(), Some(CARD.read_recursive()))
+    }
+
+    fn begin(&self, flags: u32) {
+        let asked = AllocUcontext { flags, max_cqe_version: 1, ..AllocUcontext::new_zeroed() };
+        let command = new(object::DEVICE, method::GET_CONTEXT).input(attr::UHW_IN, &asked);
+        command.output(attr::UHW_OUT, size_of::<AllocUcontextResp>()).run(self).unwrap();
+    }
+
     fn descriptor() -> i32 {
+        let device = std::mem::ManuallyDrop::new(Device(Device::file(), None));
+        device.begin(CONTEXT_DEVX);
+        device.0
+    }
+
+    fn file() -> i32 {
         // SAFETY: the path is a C string.
         let fd =
             unsafe { hooks::open(c"/dev/infiniband/uverbs0".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0) };
@@ -62,7 +79,7 @@ fn new(object: u16, method: u16) -> Command {
 }
 
 fn write(number: u32) -> Command {
-    new(object::DEVICE, method::INVOKE_WRITE).number(attr::WRITE_CMD, number)
+    new(object::DEVICE, method::INVOKE_WRITE).constant(attr::WRITE_CMD, number)
 }
 
 impl Command {
@@ -79,6 +96,11 @@ impl Command {
 
     fn number(self, id: u16, value: u32) -> Self {
         self.attribute(id, 4, value.into())
+    }
+
+    /// A constant, which has 8 bytes whatever its type is.
+    fn constant(self, id: u16, value: u32) -> Self {
+        self.attribute(id, 8, value.into())
     }
 
     /// A handle, or room for a new one.
@@ -102,7 +124,12 @@ impl Command {
 
     /// Sends the command. Returns the answer, or an errno.
     fn run(self, device: &Device) -> Result<Answer, i32> {
-        let header = Header {
+        self.run_as(device, |_| {})
+    }
+
+    /// As [`Command::run`], with another header.
+    fn run_as(self, device: &Device, alter: impl FnOnce(&mut Header)) -> Result<Answer, i32> {
+        let mut header = Header {
             length: (24 + 16 * self.attrs.len()) as u16,
             object_id: self.object,
             method_id: self.method,
@@ -111,6 +138,7 @@ impl Command {
             driver_id: 1,
             reserved2: 0,
         };
+        alter(&mut header);
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend(self.attrs.iter().flat_map(|attr| attr.as_bytes().to_vec()));
         // SAFETY: `bytes` is a complete command, and `self.memory` keeps the targets of its attributes.
@@ -171,7 +199,13 @@ fn alloc_pd(device: &Device) -> Result<u32, i32> {
 }
 
 fn destroy(device: &Device, object: u16, method: u16, handle: u32) -> Result<(), i32> {
-    new(object, method).handle(attr::HANDLE, handle).run(device).map(|_| ())
+    let command = new(object, method).handle(attr::HANDLE, handle);
+    let command = match object {
+        object::CQ => command.output(attr::DESTROY_RESP, 8),
+        object::QP | object::SRQ => command.output(attr::DESTROY_RESP, 4),
+        _ => command,
+    };
+    command.run(device).map(drop)
 }
 
 fn reg_mr(device: &Device, pd_handle: u32, start: u64, length: u64, hca_va: u64) -> Result<RegMrResp, i32> {
@@ -206,7 +240,7 @@ fn a_cq(rings: &mut Rings) -> CreateCq {
 fn alloc_uar(device: &Device) -> (u32, u32) {
     let command = new(object::UAR, method::UAR_ALLOC)
         .handle(attr::UAR_HANDLE, 0)
-        .number(attr::UAR_TYPE, 0)
+        .constant(attr::UAR_TYPE, 0)
         .output(attr::UAR_MMAP_OFFSET, 8)
         .output(attr::UAR_MMAP_LENGTH, 4)
         .output(attr::UAR_PAGE_ID, 4);
@@ -274,7 +308,7 @@ fn create_qp_with(
         .handle(attr::QP_RECV_CQ, parts.cq)
         .attribute(attr::QP_USER_HANDLE, 8, 0x5678)
         .input(attr::QP_CAP, &cap)
-        .number(attr::QP_TYPE, kind)
+        .constant(attr::QP_TYPE, kind)
         .number(attr::QP_FLAGS, 1 << 12)
         .output(attr::QP_RESP_CAP, 20)
         .output(attr::QP_RESP_NUM, 4)

@@ -4,7 +4,7 @@ use super::*;
 use crate::hooks::duplicates;
 
 fn lid(device: &Device) -> u16 {
-    let command = new(object::DEVICE, method::QUERY_PORT).number(attr::QUERY_PORT_NUM, 1);
+    let command = new(object::DEVICE, method::QUERY_PORT).constant(attr::QUERY_PORT_NUM, 1);
     let answer: [u8; 48] = command.output(attr::QUERY_PORT_RESP, 48).run(device).unwrap().output(1);
     u16::from_ne_bytes([answer[22], answer[23]])
 }

@@ -24,6 +24,7 @@ fn memory_of_a_file_is_registered_and_a_device_without_memory_is_not() {
     assert_ne!(answer.output::<u32>(attr::DMABUF_LKEY), 0);
     let mr = answer.created(attr::HANDLE);
     let query = new(object::MR, method::MR_QUERY).handle(attr::HANDLE, mr).output(attr::MR_QUERY_LENGTH, 8);
+    let query = query.output(attr::MR_QUERY_LKEY, 4).output(attr::MR_QUERY_RKEY, 4);
     assert_eq!(query.run(&device).unwrap().output::<u64>(attr::MR_QUERY_LENGTH), 5000);
     // Its rights may change, but not its memory.
     let asked = ReregMr { mr_handle: mr, flags: 4, access_flags: 1, ..ReregMr::new_zeroed() };

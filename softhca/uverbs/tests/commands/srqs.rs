@@ -28,7 +28,7 @@ pub(super) fn create_srq_with(
         .handle(attr::HANDLE, 0)
         .handle(attr::SRQ_PD, pd)
         .attribute(attr::SRQ_USER_HANDLE, 8, 0x9abc)
-        .number(attr::SRQ_TYPE, kind)
+        .constant(attr::SRQ_TYPE, kind)
         .number(attr::SRQ_MAX_WR, max_wr)
         .number(attr::SRQ_MAX_SGE, max_sge)
         .number(attr::SRQ_LIMIT, 0)

@@ -25,7 +25,7 @@ pub(super) fn create_target(device: &Device, xrcd: u32, asked: &CreateQp) -> Res
         .handle(attr::QP_XRCD, xrcd)
         .attribute(attr::QP_USER_HANDLE, 8, 0x5678)
         .input(attr::QP_CAP, &QpCap::new_zeroed())
-        .number(attr::QP_TYPE, 10)
+        .constant(attr::QP_TYPE, 10)
         .output(attr::QP_RESP_CAP, 20)
         .output(attr::QP_RESP_NUM, 4)
         .input(attr::UHW_IN, asked)

@@ -3,12 +3,11 @@
 use super::super::srqs::{a_srq, create_srq_with};
 use super::super::xrc::{close_xrcd, create_target, open_xrcd};
 use super::*;
-use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp};
 use crate::uapi::verbs::CreateAh;
 
 #[test]
 fn contexts() {
-    let device = Device::open();
+    let device = Device::plain();
     let good = AllocUcontext { max_cqe_version: 1, ..AllocUcontext::new_zeroed() };
     let get = |asked: AllocUcontext| {
         let command = new(object::DEVICE, method::GET_CONTEXT).input(attr::UHW_IN, &asked);
@@ -41,16 +40,16 @@ fn ports_and_addresses() {
     let device = Device::open();
     let pd = alloc_pd(&device).unwrap();
     let port = |number| {
-        let command = new(object::DEVICE, method::QUERY_PORT).number(attr::QUERY_PORT_NUM, number);
+        let command = new(object::DEVICE, method::QUERY_PORT).constant(attr::QUERY_PORT_NUM, number);
         errno_of(command.output(attr::QUERY_PORT_RESP, 48).run(&device))
     };
     let gid = |port, index, flags| {
-        let command = new(object::DEVICE, method::QUERY_GID_ENTRY).number(attr::GID_ENTRY_PORT, port);
-        let command = command.number(attr::GID_ENTRY_INDEX, index).number(attr::GID_ENTRY_FLAGS, flags);
+        let command = new(object::DEVICE, method::QUERY_GID_ENTRY).constant(attr::GID_ENTRY_PORT, port);
+        let command = command.constant(attr::GID_ENTRY_INDEX, index).number(attr::GID_ENTRY_FLAGS, flags);
         errno_of(command.output(attr::GID_ENTRY_RESP, 32).run(&device))
     };
     let table = |size, room| {
-        let command = new(object::DEVICE, method::QUERY_GID_TABLE).number(attr::GID_TABLE_ENTRY_SIZE, size);
+        let command = new(object::DEVICE, method::QUERY_GID_TABLE).constant(attr::GID_TABLE_ENTRY_SIZE, size);
         let command = command.output(attr::GID_TABLE_ENTRIES, room).output(attr::GID_TABLE_NUM_ENTRIES, 8);
         errno_of(command.run(&device))
     };

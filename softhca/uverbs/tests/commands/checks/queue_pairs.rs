@@ -81,7 +81,7 @@ fn create_qp() {
             .handle(attr::HANDLE, 0)
             .attribute(attr::QP_USER_HANDLE, 8, 1)
             .input(attr::QP_CAP, &QpCap::new_zeroed())
-            .number(attr::QP_TYPE, 10)
+            .constant(attr::QP_TYPE, 10)
             .output(attr::QP_RESP_CAP, 20)
             .output(attr::QP_RESP_NUM, 4)
             .input(attr::UHW_IN, &good);
