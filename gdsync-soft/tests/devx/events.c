@@ -80,6 +80,9 @@ int main(void)
     for (int failed = 0; !failed;) {
         struct entry_event event;
         CHECK(is_ready(entries->fd, 10000));
+        /* An event without room stays. */
+        errno = 0;
+        CHECK(mlx5dv_devx_get_event(entries, &event.header, sizeof(event) - 1) == -1 && errno == EINVAL);
         /* One event despite the room for more. */
         CHECK(mlx5dv_devx_get_event(entries, &event.header, sizeof(event)) == sizeof(event));
         CHECK(event.header.cookie == COOKIE + 1);
