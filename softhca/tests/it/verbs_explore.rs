@@ -17,8 +17,9 @@ const ROUNDS: u64 = 10;
 fn write_data_and_flag(waits: bool) -> Result<(), String> {
     let bed = Bed::new();
     let cq = bed.cq(63);
-    let qp = bed.qp(cq);
-    connect(qp, qpn(qp), bed.lid());
+    let (qp, receiver) = (bed.qp(cq), bed.qp(cq));
+    connect(qp, qpn(receiver), bed.lid());
+    connect(receiver, qpn(qp), bed.lid());
     let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
     let data: Box<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
     let (flag, source) = (Box::new(AtomicU64::new(0)), vec![0u64; WORDS + 1].into_boxed_slice());
@@ -63,7 +64,7 @@ fn write_data_and_flag(waits: bool) -> Result<(), String> {
             break;
         }
     }
-    destroy_qp(qp);
+    [qp, receiver].into_iter().for_each(destroy_qp);
     destroy_cq(cq);
     regions.into_iter().for_each(deregister);
     bed.close();
@@ -76,7 +77,9 @@ fn a_closure_is_explored() {
         return;
     }
     let limits = Limits { runs: Some(40), time: None, kinds: LibertyKinds::USUAL };
-    let finding = explore(limits, || write_data_and_flag(false)).unwrap().finding.unwrap();
+    let outcome = explore(limits, || write_data_and_flag(false)).unwrap();
+    let found = format!("{:?} after {} runs", outcome.census.counts(), outcome.runs);
+    let finding = outcome.finding.expect(&found);
     assert_eq!(finding.schedule.rules.len(), 1, "{}", finding.schedule);
     assert_eq!(finding.schedule.rules[0].kind, LibertyKinds::RELAXED);
     assert!(finding.confirmed.0 > 0 && finding.failure.starts_with("round "), "{}", finding.failure);
