@@ -13,7 +13,7 @@ use gdsync_cli::{log, text};
 use softhca::card::{LinkLayer, PkeyTable};
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
-use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, SCHEDULE_VARIABLE};
+use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, SCHEDULE_VARIABLE, Schedule};
 use softhca::program;
 use std::ffi::OsString;
 use std::path::Path;
@@ -50,7 +50,10 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     };
     let mut command = command(options, &files, &library);
     if let Some(schedule) = &options.schedule {
-        command.env(SCHEDULE_VARIABLE, schedule.canonicalize().unwrap_or(schedule.clone()));
+        let wrong = |problem: &dyn std::fmt::Display| format!("{}: {problem}", schedule.display());
+        let text = std::fs::read_to_string(schedule).map_err(|error| wrong(&error))?;
+        text.parse::<Schedule>().map_err(|error| wrong(&error))?;
+        command.env(SCHEDULE_VARIABLE, schedule.canonicalize()?);
     }
     if options.schedule.is_some() || std::env::var_os(SCHEDULE_VARIABLE).is_some() {
         let job = folder.path().join("job");

@@ -6,6 +6,7 @@ mod card;
 mod connections;
 mod devx;
 mod exhaustion;
+mod explore;
 mod failures;
 mod faults;
 mod interop;

@@ -7,7 +7,7 @@ use gdsync_test_support::programs::{lacks, run, soft};
 use gdsync_test_support::root;
 use std::path::Path;
 
-const NAMES: [&str; 12] = [
+pub(crate) const NAMES: [&str; 12] = [
     "adaptive-flag",
     "atomic-result",
     "credit",
@@ -23,7 +23,7 @@ const NAMES: [&str; 12] = [
 ];
 
 /// Builds all programs with these options. `None` without a compiler or the headers: the test is skipped.
-fn build(test: &str, options: &[&str]) -> Option<Vec<Program>> {
+pub(crate) fn build(test: &str, options: &[&str]) -> Option<Vec<Program>> {
     let compiler = Compiler::c("gnu11").options(options);
     if let Err(why) = compiler.probe("#include <infiniband/verbs.h>") {
         lacks(test, &format!("{why} (packages gcc, libibverbs-dev)"));

@@ -98,7 +98,7 @@ pub struct Finding {
 }
 
 /// The result of a search.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The failure; `None` if nothing was found.
     pub finding: Option<Finding>,
@@ -121,8 +121,7 @@ pub fn search<J: Job>(
     limits: Limits,
     mut tell: impl FnMut(Progress) -> bool,
 ) -> Result<Outcome, Refusal<J::Error>> {
-    tell(Progress::Orderly);
-    let (orderly, orderly_time) = run_orderly(job)?;
+    let Some((orderly, orderly_time)) = run_orderly(job, &mut tell)? else { return Ok(Outcome::default()) };
     let census = Census::of(&orderly);
     if census.total() == 0 {
         return Err(Refusal::NothingToDecide);
@@ -130,8 +129,7 @@ pub fn search<J: Job>(
     let limit = limit_of(orderly_time);
     let began = Instant::now();
     let mut goes_on = tell(Progress::Begins(census.counts()));
-    let mut outcome =
-        Outcome { finding: None, census: census.clone(), runs: 0, time: Duration::ZERO, covered: false };
+    let mut outcome = Outcome { census: census.clone(), ..Outcome::default() };
     for Attempt { schedule, what } in attempts(&census, limits.kinds) {
         let is_over = limits.runs.is_some_and(|most| outcome.runs >= most)
             || limits.time.is_some_and(|most| began.elapsed() >= most);
@@ -157,10 +155,17 @@ fn limit_of(orderly: Duration) -> Duration {
     Duration::from_secs(20) + orderly * 20
 }
 
-/// Runs the job without liberties. Returns the last run's journals, and the longest time of a run.
-fn run_orderly<J: Job>(job: &mut J) -> Result<(Vec<Journal>, Duration), Refusal<J::Error>> {
+/// Runs the job without liberties. Returns the last run's journals, and the longest time of a run; `None` if the search was
+/// ended.
+fn run_orderly<J: Job>(
+    job: &mut J,
+    tell: &mut impl FnMut(Progress) -> bool,
+) -> Result<Option<(Vec<Journal>, Duration)>, Refusal<J::Error>> {
     let (mut journals, mut longest) = (Vec::new(), Duration::ZERO);
     for _ in 0..ORDERLY {
+        if !tell(Progress::Orderly) {
+            return Ok(None);
+        }
         let began = Instant::now();
         let run = job.run(&Schedule::default(), Duration::from_secs(600))?;
         longest = longest.max(began.elapsed());
@@ -169,7 +174,8 @@ fn run_orderly<J: Job>(job: &mut J) -> Result<(Vec<Journal>, Duration), Refusal<
         }
         journals = run.journals;
     }
-    Ok((journals, longest))
+    // A run that was ended from outside tells nothing.
+    Ok(tell(Progress::Orderly).then_some((journals, longest)))
 }
 
 /// Shrinks a schedule under which the job has failed, confirms it and explains it.

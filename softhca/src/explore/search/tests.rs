@@ -138,4 +138,6 @@ fn it_ends_when_it_is_told() {
     let tell = |what| !matches!(what, Progress::Tries(5, _));
     let outcome = search(&mut Model { runs: 0, fails: |_, _: &Taken| false }, limits, tell).unwrap();
     assert_eq!((outcome.runs, outcome.finding.is_none()), (5, true));
+    let at_once = search(&mut Model { runs: 0, fails: |_, _: &Taken| false }, limits, |_| false).unwrap();
+    assert_eq!((at_once.runs, at_once.census.total()), (0, 0));
 }

@@ -1,0 +1,134 @@
+//! `gdsync soft --explore` and `--schedule`: the twelve programs of docs/missing-order.md, and the command's own ways.
+
+use crate::orders::{NAMES, build};
+use gdsync_test_support::compiler::Program;
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::processes::signal;
+use gdsync_test_support::programs::{Ended, Running, run, soft};
+use serde_json::Value;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// `gdsync soft` with these options before its command.
+fn with(options: &[&str], program: &Path, temporary: &Folder) -> Command {
+    let whole = soft("ib", program, temporary.path());
+    let mut command = Command::new(whole.get_program());
+    let mut arguments: Vec<_> = whole.get_args().collect();
+    let command_at = arguments.iter().position(|argument| *argument == "--").unwrap();
+    arguments.splice(command_at..command_at, options.iter().map(AsRef::as_ref));
+    command.args(arguments).process_group(0);
+    for (name, value) in whole.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.env_remove("SOFTHCA_LIBERTIES").env_remove("SOFTHCA_FAULTS").current_dir(temporary.path());
+    command
+}
+
+fn explore(options: &[&str], program: &Path, temporary: &Folder) -> Ended {
+    run(with(&[&["--explore"], options].concat(), program, temporary))
+}
+
+/// The programs to explore: all with `GDSYNC_TEST_ALL_ORDERS=1`.
+fn chosen(programs: Vec<Program>) -> Vec<(&'static str, Program)> {
+    let some = ["relaxed-flag", "last-byte", "two-queues"];
+    let all = std::env::var_os("GDSYNC_TEST_ALL_ORDERS").is_some();
+    let named = NAMES.into_iter().zip(programs);
+    named.filter(|(name, _)| all || some.contains(name)).collect()
+}
+
+#[test]
+fn a_missing_order_is_found_named_and_repeated() {
+    let Some(programs) = build("a_missing_order_is_found_named_and_repeated", &[]) else { return };
+    for (name, program) in chosen(programs) {
+        let temporary = Folder::new("explore");
+        let ended = explore(&["--minutes", "1"], &program.path(), &temporary);
+        assert_eq!(ended.code, Some(1), "{name}: {}", ended.text);
+        let text = &ended.text;
+        let parts = [
+            "the command fails where the card ",
+            "Orders that would: ",
+            "Breaks on: ",
+            "Repeat: gdsync soft",
+        ];
+        assert!(parts.iter().all(|part| text.contains(part)), "{name}: {text}");
+        let schedule = std::fs::read_to_string(temporary.path().join("missing-order.txt")).unwrap();
+        assert!(schedule.lines().count() < 12, "{name} is shrunk: {schedule}");
+        // A program that fails by the time that it takes fails nearly always.
+        let repeat = || run(with(&["--schedule", "missing-order.txt"], &program.path(), &temporary)).code;
+        assert!((0..5).any(|_| repeat() == Some(1)), "{name} fails under {schedule}");
+        std::fs::remove_file(temporary.path().join("missing-order.txt")).unwrap();
+        assert_eq!(temporary.content(), 0, "{name}");
+    }
+}
+
+#[test]
+fn nothing_is_found_in_a_program_that_has_the_order() {
+    let test = "nothing_is_found_in_a_program_that_has_the_order";
+    let Some(programs) = build(test, &["-DORDERED"]) else { return };
+    for (name, program) in chosen(programs) {
+        let temporary = Folder::new("explore-right");
+        let ended = explore(&["--runs", "24", "--json"], &program.path(), &temporary);
+        assert_eq!(ended.code, Some(0), "{name}: {}", ended.text);
+        let printed: Value = serde_json::from_str(&ended.text).unwrap();
+        let result = &printed["rows"][0];
+        assert!(result["found"].is_null(), "{name}: {result}");
+        assert_eq!((&result["runs"], &result["stopped"]), (&24.into(), &false.into()));
+        assert!(result["decisions"]["fetch"].as_u64() > Some(0), "{name}: {result}");
+        assert_eq!(temporary.content(), 0, "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_explored_is_refused() {
+    let temporary = Folder::new("explore-refused");
+    for (program, why) in [
+        ("/bin/false", "it fails on a prompt and orderly card, too: status 1; its last line is: no output"),
+        ("/bin/true", "no card of the job has decided anything: does it use the software card?"),
+    ] {
+        let ended = explore(&[], Path::new(program), &temporary);
+        assert_eq!(ended.code, Some(2), "{}", ended.text);
+        assert!(ended.text.contains(why), "{}", ended.text);
+    }
+    let ended = explore(&["--expect", "done"], Path::new("/bin/true"), &temporary);
+    assert!(ended.text.contains("its output lacks `done`"), "{}", ended.text);
+    let ended = explore(&[], Path::new("/nowhere"), &temporary);
+    assert!(ended.code == Some(1) && ended.text.contains("/nowhere: "), "{}", ended.text);
+    for (text, why) in
+        [("order", "line 1: `order` is none of its words"), ("hold 2s", "no time from 1us to 1000ms")]
+    {
+        std::fs::write(temporary.path().join("s"), text).unwrap();
+        let ended = run(with(&["--schedule", "s"], Path::new("/bin/true"), &temporary));
+        assert!(ended.code == Some(1) && ended.text.contains(why), "{}", ended.text);
+    }
+    let ended = run(with(&["--schedule", "absent"], Path::new("/bin/true"), &temporary));
+    assert!(ended.code == Some(1) && ended.text.contains("absent: "), "{}", ended.text);
+}
+
+#[test]
+fn a_signal_ends_the_search_which_says_what_it_has() {
+    let test = "a_signal_ends_the_search_which_says_what_it_has";
+    let Some(programs) = build(test, &["-DORDERED"]) else { return };
+    let temporary = Folder::new("explore-signal");
+    let search = Running::start(with(&["--explore", "--minutes", "10"], &programs[7].path(), &temporary));
+    let began = Instant::now();
+    // The journals of a run show that the search is on its way.
+    let is_running = || {
+        let runs = std::fs::read_dir(temporary.path()).unwrap();
+        runs.flatten()
+            .any(|run| run.path().join("job/journals").read_dir().is_ok_and(|mut all| all.next().is_some()))
+    };
+    while !is_running() {
+        assert!(began.elapsed() < Duration::from_secs(20), "no run has begun");
+        std::thread::yield_now();
+    }
+    signal(search.child.id(), libc::SIGINT);
+    let ended = search.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.text);
+    assert!(ended.text.contains("nothing was found before the end was asked for"), "{}", ended.text);
+    assert_eq!(temporary.content(), 0);
+}
