@@ -93,7 +93,7 @@ impl Job for CommandJob<'_> {
     }
 }
 
-/// A process group of its own, killed when this is dropped: a job may leave processes behind.
+/// The process group of a run, killed when this is dropped: a job may leave processes behind.
 struct Group(Guarded);
 
 impl Group {

@@ -1,4 +1,4 @@
-/* A device that is open across a fork: parent and children use it at once, each with objects of its own. */
+/* A device that is open across a fork: parent and children use it at once, each with other objects. */
 #define _GNU_SOURCE
 #include "devx.h"
 #include <sys/wait.h>

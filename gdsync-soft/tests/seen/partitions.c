@@ -1,4 +1,4 @@
-/* Partition keys: SOFTHCA_PKEYS=0xffff,0x8001,0x0001,0x0002. What a program sees of the table, and which packets pass. */
+/* Partition keys: SOFTHCA_PKEYS=0xffff,0x8001,0x0001,0x0002. The table as a program sees it, and the packets that pass. */
 
 #include "check.h"
 #include <arpa/inet.h>

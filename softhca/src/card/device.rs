@@ -247,7 +247,7 @@ impl Card {
     }
 
     /// Follows this schedule, or none, instead of the process's.
-    pub fn set_schedule(&self, schedule: Option<&Schedule>) {
+    pub(crate) fn set_schedule(&self, schedule: Option<&Schedule>) {
         self.command(|engine| engine.resources.decisions = liberties::of_one_card(schedule));
     }
 

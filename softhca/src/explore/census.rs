@@ -1,4 +1,4 @@
-//! What the journals of a run say: the decisions that there were, and the messages that cards placed.
+//! The decisions and messages in the journals of a run.
 
 use crate::liberties::journal::Entry;
 use crate::liberties::{Decision, LibertyKinds, Rule};

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// cards that this process starts meanwhile follow the same schedules: call this in a test program without other tests of
 /// the card, or with `--test-threads 1`. Two searches at once wait for one another.
 ///
-/// Unlike `gdsync soft --explore`, this ends no closure that takes too long: the closure needs time limits of its own.
+/// Unlike `gdsync soft --explore`, this ends no closure that takes too long: give it time limits.
 ///
 /// # Errors
 /// [`Refusal::Fails`] if it fails on a prompt and orderly card; [`Refusal::NothingToDecide`] if it uses no software card.

@@ -5,16 +5,16 @@ use crate::liberties::journal::Entry;
 use crate::liberties::{Decision, LibertyKinds, Rule, Schedule, Subject, Work, reads_ahead};
 use std::fmt;
 
-/// What one decision of a shrunk schedule did.
+/// The effect of one decision of a shrunk schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
     /// The rule that names it.
     pub rule: Rule,
-    /// What the card did, as in "the job fails where the card ...".
+    /// The card's deed, as in "the job fails where the card ...".
     pub what: String,
     /// Why a card may do that.
     pub why: &'static str,
-    /// What would have ordered it.
+    /// Orders that would have prevented it.
     pub orders: &'static str,
     /// Cards, platforms and networks that do it.
     pub breaks_on: &'static str,
@@ -27,8 +27,8 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Explains the decisions of a schedule by the journals of a run that has failed under it. What that run has not come to
-/// has its description from an orderly run.
+/// Explains the decisions of a schedule by the journals of a run that has failed under it. Work that the run has not
+/// come to is described from an orderly run.
 pub(super) fn causes(schedule: &Schedule, failed: &[Journal], orderly: &[Journal]) -> Vec<Cause> {
     let cause = |rule: &Rule| {
         let what = match rule.decision() {

@@ -25,7 +25,7 @@ const ORDER: [LibertyKinds; 9] = [
     LibertyKinds::UNORDERED,
 ];
 
-/// What a schedule of the plan is about, for people.
+/// A schedule of the plan, and its description for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attempt {
     pub(super) schedule: Schedule,

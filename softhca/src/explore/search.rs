@@ -53,14 +53,14 @@ impl Default for Limits {
     }
 }
 
-/// What a search does now.
+/// The present step of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// It runs the job on a prompt and orderly card.
     Orderly,
     /// It begins to try schedules; the decisions that there are, by kind.
     Begins(Vec<(LibertyKinds, usize)>),
-    /// It tries a schedule: the number of the run from 1, and what the schedule takes.
+    /// It tries a schedule: the number of the run from 1, and a description of the schedule.
     Tries(u64, String),
     /// The job has failed; so many decisions were taken.
     Failed(usize),
@@ -93,7 +93,7 @@ pub struct Finding {
     pub failure: String,
     /// How often it failed in the confirmations, and their number.
     pub confirmed: (usize, usize),
-    /// What each decision did.
+    /// The effect of each decision.
     pub causes: Vec<Cause>,
 }
 
@@ -112,7 +112,7 @@ pub struct Outcome {
     pub covered: bool,
 }
 
-/// Searches for a schedule under which a job fails. `tell` is told what happens, and ends the search by `false`.
+/// Searches for a schedule under which a job fails. `tell` gets each step, and ends the search by `false`.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -155,12 +155,15 @@ fn limit_of(orderly: Duration) -> Duration {
     Duration::from_secs(20) + orderly * 20
 }
 
+/// The journals of the last orderly run, and the longest time of one.
+type OrderlyRuns = (Vec<Journal>, Duration);
+
 /// Runs the job without liberties. Returns the last run's journals, and the longest time of a run; `None` if the search was
 /// ended.
 fn run_orderly<J: Job>(
     job: &mut J,
     tell: &mut impl FnMut(Progress) -> bool,
-) -> Result<Option<(Vec<Journal>, Duration)>, Refusal<J::Error>> {
+) -> Result<Option<OrderlyRuns>, Refusal<J::Error>> {
     let (mut journals, mut longest) = (Vec::new(), Duration::ZERO);
     for _ in 0..ORDERLY {
         if !tell(Progress::Orderly) {

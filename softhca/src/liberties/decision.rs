@@ -1,4 +1,4 @@
-//! Names of decisions: what a card may do otherwise, by what it is about, and never by time or by the order of threads.
+//! Names of decisions: by the work that they concern, and never by time or by the order of threads.
 
 use super::LibertyKinds;
 use std::fmt;
@@ -44,7 +44,7 @@ impl Subject {
     }
 }
 
-/// What a card works on. The text form is for example `qp 3 message 12 packet 0`.
+/// Work of a card. The text form is for example `qp 3 message 12 packet 0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Work {
     /// The queue pair: its number, from 0, among those that the card has made.
@@ -56,7 +56,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// What a new queue pair works on.
+    /// The first work of a new queue pair.
     pub(crate) fn of_qp(qp: u32) -> Self {
         Work { qp, subject: Subject::Message(0), packet: 0 }
     }

@@ -7,7 +7,7 @@ use super::{LONGEST_PAUSE, LibertyKinds, names};
 use crate::random::Random;
 use std::time::Duration;
 
-/// What a card decides by. By default it is prompt and orderly.
+/// The choices of a card. By default it is prompt and orderly.
 #[derive(Debug, Default)]
 pub(crate) struct Decisions(Option<Box<Active>>);
 
@@ -25,8 +25,9 @@ struct Active {
 impl Decisions {
     /// Makes the decisions of the card with this index among those that the process has started.
     pub(super) fn new(schedule: Option<&Schedule>, index: u64) -> Self {
-        let name = names::of_card(index);
-        let journal = journal::of_card(name.as_deref());
+        let name = journal::name_in_memory().map(|name| names::with_index(name, index));
+        let name = name.or_else(|| names::of_card(index));
+        let journal = journal::of_card(name.as_deref(), names::job().as_deref());
         Self::of(schedule, (name, index), journal)
     }
 

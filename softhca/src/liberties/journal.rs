@@ -4,13 +4,13 @@
 //! A process may end at any moment, so every line is written at once.
 
 use super::decision::{Decision, Work};
-use super::names;
 use super::schedule::Rule;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::Write as _;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -58,19 +58,19 @@ impl KeptJournals {
     }
 }
 
-/// Returns whether journals are kept in memory: then cards have names without a job.
-pub(super) fn are_kept() -> bool {
-    KEPT.lock().is_some()
+/// Returns the name of a process without a job, while journals are kept in memory.
+pub(super) fn name_in_memory() -> Option<String> {
+    KEPT.lock().is_some().then(|| "this".to_owned())
 }
 
 /// Starts the journal of a card, if one is kept and the card has a name.
-pub(super) fn of_card(name: Option<&str>) -> Option<CardJournal> {
+pub(super) fn of_card(name: Option<&str>, job: Option<&Path>) -> Option<CardJournal> {
     if let Some(kept) = &mut *KEPT.lock() {
         let text = Arc::<Mutex<String>>::default();
         kept.push((name?.to_owned(), text.clone()));
         return Some(CardJournal::new(Sink::Memory(text)));
     }
-    let journals = names::job()?.join(JOURNALS);
+    let journals = job?.join(JOURNALS);
     if !journals.is_dir() {
         return None;
     }
@@ -89,7 +89,7 @@ pub(super) fn of_card(name: Option<&str>) -> Option<CardJournal> {
 pub enum Entry {
     /// The card decided. `taken`: it differs from a prompt and orderly card.
     Decided {
-        /// What it decided about.
+        /// The decision.
         decision: Decision,
         /// Whether it takes the liberty.
         taken: bool,
@@ -105,7 +105,7 @@ pub enum Entry {
     Placed {
         /// The packet.
         work: Work,
-        /// What it does, for people: for example `RDMA write of 8 bytes to 0x7f..`.
+        /// A description for people: for example `RDMA write of 8 bytes to 0x7f..`.
         text: String,
         /// QPN of the sender.
         from: u32,
@@ -116,7 +116,7 @@ pub enum Entry {
     Fetched {
         /// The request.
         work: Work,
-        /// What it does, for people.
+        /// A description for people.
         text: String,
     },
     /// The journal ends here, as it is too long.
@@ -180,36 +180,6 @@ fn hexadecimal(text: &str) -> Result<u32, ()> {
     u32::from_str_radix(text.strip_prefix("0x").ok_or(())?, 16).map_err(drop)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::liberties::{LibertyKinds, Subject};
-
-    #[test]
-    fn lines_come_back() {
-        let work = Work { qp: 3, subject: Subject::Message(12), packet: 4 };
-        let completion = Work { subject: Subject::Completion(7), packet: 0, ..work };
-        let decided = |kind, work, taken| Entry::Decided { decision: Decision { kind, work }, taken };
-        let text = "RDMA write of 8 bytes to 0x7f00".to_owned();
-        for entry in [
-            decided(LibertyKinds::RELAXED, work, true),
-            decided(LibertyKinds::COMPLETIONS, completion, false),
-            Entry::Made { qp: 3, qpn: 0x47 },
-            Entry::Placed { work, text: text.clone(), from: 0x49, passed: vec![] },
-            Entry::Placed { work, text, from: 0x49, passed: vec![3, 5] },
-            Entry::Fetched { work, text: "send of 4 bytes".to_owned() },
-            Entry::Full,
-        ] {
-            assert_eq!(entry.to_string().parse(), Ok(entry));
-        }
-        for line in
-            ["", "+", "+ relaxed", "+ relaxed qp 3 message 1..2 packet 0", "q 3", "p x from 0x3 past [] y"]
-        {
-            assert_eq!(line.parse::<Entry>(), Err(()), "{line}");
-        }
-    }
-}
-
 impl CardJournal {
     fn new(sink: Sink) -> Self {
         CardJournal { sink, lines: 0, known: HashMap::new() }
@@ -240,6 +210,36 @@ impl CardJournal {
     pub(super) fn decided(&mut self, decision: Decision, taken: bool) {
         if self.known.insert(decision, taken) != Some(taken) {
             self.write(&Entry::Decided { decision, taken });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::liberties::{LibertyKinds, Subject};
+
+    #[test]
+    fn lines_come_back() {
+        let work = Work { qp: 3, subject: Subject::Message(12), packet: 4 };
+        let completion = Work { subject: Subject::Completion(7), packet: 0, ..work };
+        let decided = |kind, work, taken| Entry::Decided { decision: Decision { kind, work }, taken };
+        let text = "RDMA write of 8 bytes to 0x7f00".to_owned();
+        for entry in [
+            decided(LibertyKinds::RELAXED, work, true),
+            decided(LibertyKinds::COMPLETIONS, completion, false),
+            Entry::Made { qp: 3, qpn: 0x47 },
+            Entry::Placed { work, text: text.clone(), from: 0x49, passed: vec![] },
+            Entry::Placed { work, text, from: 0x49, passed: vec![3, 5] },
+            Entry::Fetched { work, text: "send of 4 bytes".to_owned() },
+            Entry::Full,
+        ] {
+            assert_eq!(entry.to_string().parse(), Ok(entry));
+        }
+        for line in
+            ["", "+", "+ relaxed", "+ relaxed qp 3 message 1..2 packet 0", "q 3", "p x from 0x3 past [] y"]
+        {
+            assert_eq!(line.parse::<Entry>(), Err(()), "{line}");
         }
     }
 }

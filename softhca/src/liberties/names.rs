@@ -1,7 +1,6 @@
 //! Names of the processes of a job, which are the same in every run of it.
 
 use super::decision::mix;
-use super::journal;
 use crate::os::fork;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -34,13 +33,14 @@ pub fn name_process() {
 /// Returns the name of a card by its index among those that this process has started.
 pub(super) fn of_card(index: u64) -> Option<String> {
     name_process();
-    let in_memory = || journal::are_kept().then(|| "this".to_owned());
-    let mut name = NAME.get()?.clone().or_else(in_memory)?;
+    let mut name = NAME.get()?.clone()?;
     fork::path().for_each(|fork| name.push_str(&format!("+{fork}")));
-    if index > 0 {
-        name.push_str(&format!("/{index}"));
-    }
-    Some(name)
+    Some(with_index(name, index))
+}
+
+/// Adds the index of a card, but for the first, to the name of its process.
+pub(super) fn with_index(name: String, index: u64) -> String {
+    if index > 0 { format!("{name}/{index}") } else { name }
 }
 
 /// The folder of the job.

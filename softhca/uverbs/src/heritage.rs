@@ -1,4 +1,4 @@
-//! What the child of a fork needs to know of a device that its parent has opened.
+//! A device that a parent has opened, as the child of a fork needs to know it.
 //!
 //! It is read without a lock: another thread of the parent may have held any lock when the child was forked.
 

@@ -1,4 +1,4 @@
-//! What the child of a fork inherits of its parent's card: mapped pages of doorbell registers, which programs ring under
+//! The parts of its parent's card that the child of a fork inherits: mapped pages of doorbell registers, which programs ring under
 //! numbers that they know.
 
 use super::memory::registers_at;

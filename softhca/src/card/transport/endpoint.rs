@@ -39,7 +39,7 @@ pub(crate) struct Endpoint {
     pub(crate) peer: Option<Peer>,
     /// Payload that was taken and not yet written.
     pub(crate) deferred: DeferredWrites,
-    /// What it works on, by the name that decisions have. Its queue pair never changes.
+    /// Its present work, as decisions name it. The queue pair never changes.
     pub(crate) work: Work,
     /// Number of its completion entries.
     completions: u32,

@@ -8,7 +8,7 @@ fn start_a_card() -> Result<(), String> {
     card.map(drop).map_err(|error| error.to_string())
 }
 
-/// Runs this test again in a process of its own: cards of other tests would follow the schedules.
+/// Runs this test again in another process: cards of other tests would follow the schedules.
 fn alone(test: &str) -> bool {
     if role().is_some() {
         return true;

@@ -1,7 +1,7 @@
 //! Devices of the parent, in the child of a fork.
 //!
 //! With a kernel, child and parent use the same objects through an inherited file. Here the card runs in the parent, and the
-//! child gets a card of its own under the same descriptor at its first command. libmlx5 in the child continues with the
+//! child gets another card under the same descriptor at its first command. libmlx5 in the child continues with the
 //! pages of doorbell registers that it has mapped in the parent, so the child's card has the same pages, under the same
 //! handles and numbers. No other object of the parent exists there.
 

@@ -4,7 +4,7 @@
 use super::devx::{attr as devx, method as devx_method, object as devx_object};
 use super::ioctl::{DRIVER, attr, method, object};
 
-/// What an attribute's value is.
+/// The type of an attribute's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     /// Bytes of the program; additional ones must be zero if `is_open`.
