@@ -1,11 +1,13 @@
 //! Application of fault plans: counts, random numbers and decisions, for the process and for each card.
 
 use super::plan::{Action, Direction, FaultPlan, LONGEST_HOLD, Rule, Side, Which};
+use crate::fabric::OWN_QPN_BITS;
 use crate::packet::PacketKind;
 use crate::random::{Random, seed_of_card};
 use crate::setting::{self, SettingError};
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -81,10 +83,12 @@ struct InjectorState {
     dead: bool,
 }
 
-/// An active rule. Each has its own random numbers, so that rules do not influence each other.
+/// An active rule. Chances depend on the seed, the rule, and the number of earlier ones of the same queue pair or key: other
+/// rules, and other queue pairs with their threads, do not change them.
 struct ActiveRule {
     count: RuleCount,
-    random: Random,
+    seed: u64,
+    chances: HashMap<u32, u64>,
 }
 
 impl Faults {
@@ -104,7 +108,8 @@ impl Faults {
         let rules = plan.map_or(&[][..], |plan| &plan.rules).iter().enumerate();
         let active = rules.map(|(index, rule)| ActiveRule {
             count: RuleCount { rule: rule.clone(), matched: 0, injected: 0 },
-            random: Random::new(seed, index as u64),
+            seed: Random::new(seed, index as u64).next(),
+            chances: HashMap::new(),
         });
         state.rules = active.collect();
         state.dead = false;
@@ -126,7 +131,7 @@ impl Faults {
             return Fate::Lost;
         }
         let outgoing_request = packet.is_request && packet.direction == Direction::Out;
-        let action = state.decide(|rule| {
+        let action = state.decide(own_number(packet.qpn), |rule| {
             let concerns = match rule.action {
                 Action::Drop | Action::Delay(_) | Action::Hold(_) | Action::Die => true,
                 Action::Duplicate => packet.is_reliable,
@@ -154,7 +159,7 @@ impl Faults {
         if !self.is_on() {
             return None;
         }
-        let action = self.state.lock().decide(|rule| {
+        let action = self.state.lock().decide(own_number(qpn), |rule| {
             matches!(rule.action, Action::Rnr | Action::Fail(_))
                 && rule.concerns(Direction::In, qpn, Some(kind))
         })?;
@@ -170,7 +175,7 @@ impl Faults {
         qpn: u32,
         kind: Option<PacketKind>,
     ) -> Option<Duration> {
-        let action = self.state.lock().decide(|rule| {
+        let action = self.state.lock().decide(own_number(qpn), |rule| {
             let is_meant = rule.direction.is_none_or(|wanted| wanted == direction);
             matches!(rule.action, Action::Late(_)) && is_meant && rule.is_about(qpn, kind)
         })?;
@@ -180,7 +185,7 @@ impl Faults {
     /// Decides whether an access to memory finds no region with its key.
     pub(crate) fn is_gone(&self, key: u32, side: Side) -> bool {
         let mut state = self.state.lock();
-        let action = state.decide(|rule| {
+        let action = state.decide(key, |rule| {
             let is_meant =
                 rule.key.is_none_or(|wanted| wanted == key) && rule.side.is_none_or(|wanted| wanted == side);
             rule.action == Action::Gone && is_meant
@@ -189,13 +194,18 @@ impl Faults {
     }
 }
 
+/// Returns the part of a queue pair's number that is the same in every run: the rest is the card's.
+fn own_number(qpn: u32) -> u32 {
+    qpn & ((1 << OWN_QPN_BITS) - 1)
+}
+
 impl InjectorState {
     /// Returns the action of the first rule that applies among those that `concerns` selects. All of these
-    /// count the event.
-    fn decide(&mut self, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
+    /// count the event. `of`: the queue pair or key that it is about.
+    fn decide(&mut self, of: u32, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
         let mut decided = None;
         for active in self.rules.iter_mut().filter(|active| concerns(&active.count.rule)) {
-            let applies = active.count();
+            let applies = active.count(of);
             if applies && decided.is_none() {
                 active.count.injected += 1;
                 let RuleCount { rule, matched, injected } = &active.count;
@@ -209,14 +219,19 @@ impl InjectorState {
 
 impl ActiveRule {
     /// Counts an event, and returns whether the rule applies to it.
-    fn count(&mut self) -> bool {
+    fn count(&mut self, of: u32) -> bool {
         let RuleCount { rule, matched, injected } = &mut self.count;
         *matched += 1;
         let is_chosen = match rule.which {
             Which::Nth(n) => *matched == n,
             // Never, if a caller of the API passed 0.
             Which::Every(n) => matched.checked_rem(n) == Some(0),
-            Which::Chance(p) => self.random.next_fraction() < p,
+            Which::Chance(p) => {
+                let number = self.chances.entry(of).or_default();
+                let mut random = Random::new(self.seed, u64::from(of) << 32 ^ *number);
+                *number += 1;
+                random.next_fraction() < p
+            }
         };
         is_chosen && rule.times.is_none_or(|times| *injected < times)
     }

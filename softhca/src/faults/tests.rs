@@ -126,6 +126,21 @@ fn chance_follows_the_seed_and_the_probability() {
     assert_eq!((lost(draws("drop p=0")), lost(draws("drop p=1"))), (0, 2000));
 }
 
+/// Other queue pairs, and the number of the card in the fabric, change nothing for a queue pair.
+#[test]
+fn chances_of_a_queue_pair_are_its_own() {
+    let (alone, among) = (faults("seed=1; drop p=0.25"), faults("seed=1; drop p=0.25"));
+    let send = |qpn| packet(Direction::Out, qpn, PacketKind::Send);
+    for _ in 0..200 {
+        let other = among.crosses(&send(2));
+        let own = [alone.crosses(&send(1)), among.crosses(&send(0x7f_8001))];
+        assert_eq!(own[0], own[1], "the other's is {other:?}");
+    }
+    let both = |qpn| (0..200).map(move |_| qpn);
+    let of = |qpn| both(qpn).map(|qpn| among.crosses(&send(qpn))).collect::<Vec<_>>();
+    assert_ne!(of(3), of(4));
+}
+
 #[test]
 fn a_rule_of_the_api_that_makes_no_sense_does_nothing() {
     let faults = Faults::new(0);
