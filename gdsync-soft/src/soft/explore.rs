@@ -79,6 +79,9 @@ fn as_text(outcome: &Outcome, options: &SoftOptions, is_stopped: bool) -> String
         None => "nothing was found\n".to_owned(),
     };
     let _ = writeln!(text, "{runs} runs in {seconds:.1} s; {}", counted(&outcome.census.counts()));
+    for failure in &outcome.unrepeated {
+        let _ = writeln!(text, "one run failed, and not again under the same schedule: {failure}");
+    }
     if outcome.finding.is_none() {
         if !outcome.covered {
             text += "not every queue pair was tried by itself: give it more --minutes\n";
@@ -128,6 +131,7 @@ fn as_json(outcome: &Outcome, options: &SoftOptions, is_stopped: bool) -> Value 
         "covered": outcome.covered,
         "stopped": is_stopped,
         "incomplete": outcome.census.incomplete,
+        "unrepeated": outcome.unrepeated,
     })
 }
 

@@ -108,6 +108,8 @@ pub struct Outcome {
     pub runs: u64,
     /// Time from the first schedule to the first failure, or to the end.
     pub time: Duration,
+    /// Failures that did not come again under the same schedule: those of the machine, such as a port in use.
+    pub unrepeated: Vec<String>,
     /// True if every kind and queue pair that there is was tried.
     pub covered: bool,
 }
@@ -142,10 +144,12 @@ pub fn search<J: Job>(
         goes_on = tell(Progress::Tries(outcome.runs, what));
         let run = job.run(&schedule, limit)?;
         outcome.time = began.elapsed();
-        if run.failure.is_some() {
-            outcome.finding = Some(examine(job, schedule, run, &orderly, limit, &mut tell)?);
+        let Some(failure) = run.failure.clone() else { continue };
+        outcome.finding = examine(job, schedule, run, &orderly, limit, &mut tell)?;
+        if outcome.finding.is_some() {
             break;
         }
+        outcome.unrepeated.push(failure);
     }
     Ok(outcome)
 }
@@ -181,7 +185,7 @@ fn run_orderly<J: Job>(
     Ok(tell(Progress::Orderly).then_some((journals, longest)))
 }
 
-/// Shrinks a schedule under which the job has failed, confirms it and explains it.
+/// Shrinks a schedule under which the job has failed, confirms it and explains it. `None` if the job does not fail again.
 fn examine<J: Job>(
     job: &mut J,
     schedule: Schedule,
@@ -189,7 +193,7 @@ fn examine<J: Job>(
     orderly: &[Journal],
     limit: Duration,
     tell: &mut impl FnMut(Progress) -> bool,
-) -> Result<Finding, J::Error> {
+) -> Result<Option<Finding>, J::Error> {
     let with = |rules: &[Rule]| Schedule { rules: rules.to_vec(), ..schedule.clone() };
     let mut last = first.clone();
     let mut fails = |rules: &[Rule], job: &mut J| -> Result<bool, J::Error> {
@@ -205,9 +209,12 @@ fn examine<J: Job>(
     let single = taken(&first.journals);
     let mut goes_on = tell(Progress::Failed(single.len()));
     // If its decisions have other names in another run, the rules as they are must do.
-    let rules = match fails(&single, job)? {
-        true => single,
-        false => schedule.rules.clone(),
+    let rules = if fails(&single, job)? {
+        single
+    } else if fails(&schedule.rules, job)? {
+        schedule.rules.clone()
+    } else {
+        return Ok(None);
     };
     let rules = shrink(
         rules,
@@ -226,13 +233,16 @@ fn examine<J: Job>(
             last = run;
         }
     }
+    if confirmed == 0 {
+        return Ok(None);
+    }
     let shrunk = with(&rules);
-    Ok(Finding {
+    Ok(Some(Finding {
         causes: causes(&shrunk, &last.journals, orderly),
         schedule: shrunk,
         failure: last.failure.unwrap_or_default(),
         confirmed: (confirmed, CONFIRMATIONS),
-    })
+    }))
 }
 
 #[cfg(test)]

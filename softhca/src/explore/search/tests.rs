@@ -109,6 +109,14 @@ fn nothing_is_found_in_a_right_job_within_the_limit() {
     assert_eq!(outcome.census.counts(), counts);
 }
 
+/// The machine fails some runs, whatever the schedule.
+#[test]
+fn a_failure_that_does_not_come_again_is_no_finding() {
+    let outcome = explore(|run, _| [10, 40].contains(&run)).unwrap();
+    assert!(outcome.finding.is_none(), "{:?}", outcome.finding);
+    assert_eq!(outcome.unrepeated, ["wrong", "wrong"]);
+}
+
 #[test]
 fn kinds_that_are_not_wanted_are_not_taken() {
     let limits = Limits { runs: Some(30), time: None, kinds: LibertyKinds::RELAXED };
