@@ -239,3 +239,30 @@ fn a_program_without_words_is_no_mistake() {
         assert!(matches!(Cli::parse_words(words), Ok(Invocation::Command(_))), "{line}");
     }
 }
+
+#[test]
+fn options_of_a_search_belong_to_it() {
+    let soft = |options: &str| {
+        let words = ["gdsync", "soft"].into_iter().chain(options.split_whitespace()).chain(["--", "x"]);
+        Cli::parse_words(words).map(drop).map_err(|error| error.to_string())
+    };
+    for right in [
+        "--explore",
+        "--explore --minutes 0.5 --runs 3 --kinds relaxed,pieces --expect x --json",
+        "--schedule f",
+    ] {
+        assert_eq!(soft(right), Ok(()), "{right}");
+    }
+    for (options, said) in [
+        ("--runs 3", "--explore"),
+        ("--json", "--explore"),
+        ("--explore --schedule f", "cannot be used with"),
+        ("--explore --liberties 1", "cannot be used with"),
+        ("--liberties 1 --schedule f", "cannot be used with"),
+        ("--explore --kinds order", "`order` is none of its words"),
+        ("--explore --minutes 0", "no number of minutes"),
+    ] {
+        let message = soft(options).unwrap_err();
+        assert!(message.contains(said), "{options}: {message}");
+    }
+}
