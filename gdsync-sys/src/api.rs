@@ -182,6 +182,11 @@ table! {
             context: *mut ibv_context, input: *const c_void, input_len: size_t, output: *mut c_void,
             output_len: size_t
         ) -> c_int;
+        /// Executes a command about a queue pair that verbs have made (`mlx5dv_devx_qp_query`). The in-process software
+        /// card has QUERY_QP only, and fills the fields of the data ordering; libraries before rdma-core 22 lack it.
+        devx_qp_query(
+            qp: *mut ibv_qp, input: *const c_void, input_len: size_t, output: *mut c_void, output_len: size_t
+        ) -> c_int;
     }
 }
 
@@ -197,6 +202,10 @@ table! {
             output_len: size_t
         ) -> *mut mlx5dv_devx_obj;
         obj_modify(
+            object: *mut mlx5dv_devx_obj, input: *const c_void, input_len: size_t, output: *mut c_void,
+            output_len: size_t
+        ) -> c_int;
+        obj_query(
             object: *mut mlx5dv_devx_obj, input: *const c_void, input_len: size_t, output: *mut c_void,
             output_len: size_t
         ) -> c_int;

@@ -192,6 +192,8 @@ pub const MLX5DV_DCTYPE_DCI: u32 = 2;
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
 /// Results of reads and atomics are placed there, too, even if not every send writes an entry.
 pub const MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
+/// Messages reach memory in any order (rdma-core 55).
+pub const MLX5DV_QP_CREATE_OOO_DP: u32 = 1 << 7;
 /// A flag of the in-process software card, which libmlx5 rejects: creates a queue pair that may release the sends of
 /// others ([`CreateQp::master`](crate::prm::command::encode::CreateQp)). A real card needs a command for that.
 pub const SOFTWARE_QP_CREATE_MASTER: u32 = 1 << 30;

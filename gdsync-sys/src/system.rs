@@ -130,6 +130,7 @@ fn load_table(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTa
                 dealloc_td: dealloc_td,
                 alloc_parent_domain: alloc_parent_domain,
                 devx_general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", DEVX_SINCE).ok(),
+                devx_qp_query: mlx5.symbol("mlx5dv_devx_qp_query", "rdma-core 22 (MLX5_1.8)").ok(),
                 devx: devx(&mlx5).ok(),
             }
             required {
@@ -161,7 +162,7 @@ fn devx(mlx5: &LoadedLibrary) -> Result<DevxApi, LoadError> {
         table! {
             DevxApi {}
             required {
-                mlx5 "mlx5dv_devx_" DEVX_SINCE => obj_create obj_modify obj_destroy umem_reg umem_dereg;
+                mlx5 "mlx5dv_devx_" DEVX_SINCE => obj_create obj_modify obj_query obj_destroy umem_reg umem_dereg;
                 mlx5 "mlx5dv_devx_" DEVX_SINCE => alloc_uar free_uar query_eqn;
             }
             optional { mlx5 "mlx5dv_devx_" "rdma-core 35 (MLX5_1.19)" => umem_reg_ex; }

@@ -19,6 +19,10 @@ fn build(test: &str, name: &str) -> Option<Program> {
     if header.contains("MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED") {
         compiler = compiler.options(["-DNC_DEDICATED"]);
     }
+    // rdma-core 55 has this flag.
+    if header.contains("MLX5DV_QP_CREATE_OOO_DP") {
+        compiler = compiler.options(["-DOOO_DP"]);
+    }
     if let Err(why) = compiler.probe("") {
         lacks(test, &format!("{why} (package gcc)"));
         return None;
@@ -51,6 +55,19 @@ fn succeeds_with(test: &str, name: &str, destroys: bool, variables: &[(&str, &st
 #[test]
 fn capabilities_are_those_that_verbs_tell() {
     succeeds("capabilities_are_those_that_verbs_tell", "caps", true);
+}
+
+#[test]
+fn queue_pairs_tell_the_order_in_which_their_messages_reach_memory() {
+    let test = "queue_pairs_tell_the_order_in_which_their_messages_reach_memory";
+    let Some(program) = build(test, "ordering") else { return };
+    // OOO_RW where the network routes adaptively.
+    for (liberties, network) in [("1", "0"), ("1 unordered", "1")] {
+        let temporary = Folder::new("devx-ordering");
+        let mut command = soft("ib,roce", &program.path(), temporary.path());
+        command.arg(network).env("SOFTHCA_LIBERTIES", liberties);
+        assert_eq!(run(command).succeeded(), "", "{liberties}");
+    }
 }
 
 #[test]

@@ -64,6 +64,7 @@ pub(super) fn query(
     match kind {
         cap::TYPE_GENERAL => general(&mut answer, link, limits, rules()),
         cap::TYPE_GENERAL_2 => {
+            cap::DP_ORDERING_FORCE.put(&mut answer, 1u8);
             cap::SEND_DBR_MODE_NO_DBR_EXT.put(&mut answer, 1u8);
             cap::LOG_MAX_SEND_DBR_LESS_QP_SQ.put(&mut answer, LIMITS.max_recordless_qp.ilog2());
         }
@@ -113,6 +114,7 @@ fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules
     let is_ethernet = link == LinkLayer::Ethernet;
     let (waits, cross_channel) = (rules.supported, rules.has_cross_channel());
     let numbers = [
+        (cap::HCA_CAP_2, 1),
         (cap::LOG_MAX_QP_SZ, LIMITS.max_qp_wr.ilog2()),
         (cap::LOG_MAX_QP, limits.max_qp.ilog2()),
         (cap::LOG_MAX_CQ_SZ, LIMITS.max_cqe.ilog2()),
@@ -128,6 +130,9 @@ fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules
         (cap::PORT_TYPE, is_ethernet.into()),
         (cap::NUM_PORTS, 1),
         (cap::LOG_MAX_MSG, LIMITS.max_message.ilog2()),
+        (cap::DP_ORDERING_OOO_RW_XRC, 1),
+        (cap::DP_ORDERING_OOO_RW_DC, 1),
+        (cap::DP_ORDERING_OOO_RW_RC, 1),
         (cap::CQE_VERSION, 1),
         (cap::ROCE, is_ethernet.into()),
         (cap::ATOMIC, 1),
@@ -150,6 +155,11 @@ fn general(answer: &mut [u8], link: LinkLayer, limits: &Limits, rules: WaitRules
         (cap::MAX_WQE_SZ_SQ, MAX_WQE),
         (cap::MAX_WQE_SZ_RQ, limits.max_recv_sge * 16),
         (cap::LOG_MAX_PD, limits.max_pd.ilog2()),
+        (cap::DP_ORDERING_OOO_ALL_UD, 1),
+        (cap::DP_ORDERING_OOO_ALL_UC, 1),
+        (cap::DP_ORDERING_OOO_ALL_XRC, 1),
+        (cap::DP_ORDERING_OOO_ALL_DC, 1),
+        (cap::DP_ORDERING_OOO_ALL_RC, 1),
         (cap::DEVICE_FREQUENCY_KHZ, CLOCK_KHZ),
         (cap::NUM_OF_UARS_PER_PAGE, 1),
         (cap::WAIT_ON_DATA, waits.into()),

@@ -1,10 +1,12 @@
 //! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain data.
 
 mod limits;
+mod ordering;
 mod pkeys;
 mod queues;
 
 pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE, WAITS_VARIABLE, WaitRules};
+pub use ordering::DataOrdering;
 pub(crate) use pkeys::are_partners;
 pub use pkeys::{FULL_MEMBER, PKEYS_VARIABLE, PkeyTable};
 pub use queues::{
@@ -233,6 +235,8 @@ pub struct QpChange {
     pub qkey: Option<u32>,
     /// The longest message that it sends, as a power of two; 0 for the card's longest.
     pub log_msg_max: Option<u8>,
+    /// The order in which its messages reach memory, whatever the network's is.
+    pub ordering: Option<DataOrdering>,
     /// Path migration state: accepted and ignored.
     pub path_migration: bool,
     /// An alternate path, which the card refuses.
@@ -277,6 +281,10 @@ pub struct QpAttributes {
     pub retry_cnt: u8,
     /// RNR retries.
     pub rnr_retry: u8,
+    /// The order in which its messages reach memory; `None` for the network's ([`Card::network_ordering`]).
+    ///
+    /// [`Card::network_ordering`]: super::Card::network_ordering
+    pub ordering: Option<DataOrdering>,
 }
 
 /// Returns the local ACK timeout of a code: 4.096 µs * 2^code, none for 0 (IB specification, 9.7.6.1.3).

@@ -1,6 +1,6 @@
 //! A running card: its port, its settings and its objects.
 
-use super::config::{InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, WaitRules};
+use super::config::{DataOrdering, InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, WaitRules};
 use super::counters::Counters;
 use super::engine::Engine;
 use super::error::CardError;
@@ -11,7 +11,7 @@ use super::worker::{EventSink, Shared};
 use super::{capabilities, listeners};
 use crate::fabric::{Fabric, Node};
 use crate::faults::{FaultPlan, Faults, RuleCount};
-use crate::liberties::{Decisions, Liberties, Schedule};
+use crate::liberties::{Decisions, Liberties, LibertyKinds, Schedule};
 use crate::os::{clock, guard};
 use crate::speed::Speed;
 use crate::{faults, liberties, peer_memory, setting};
@@ -200,6 +200,13 @@ impl Card {
     /// current values; `None` for an unknown type. Fields of the device as a whole, such as its `vhca_id`, are 0.
     pub fn capabilities(&self, kind: u64) -> Option<Vec<u8>> {
         capabilities::query(kind, self.link_layer(), self.gids.len(), &self.limits, || self.wait_rules())
+    }
+
+    /// Returns the order in which messages reach memory where a queue pair's program asks for none: out of order with the
+    /// liberty [`UNORDERED`](crate::liberties::LibertyKinds::UNORDERED), which stands for a network that routes adaptively.
+    pub fn network_ordering(&self) -> DataOrdering {
+        let routes_adaptively = self.shared.engine.lock().resources.decisions.has(LibertyKinds::UNORDERED);
+        if routes_adaptively { DataOrdering::WritesInAnyOrder } else { DataOrdering::InOrder }
     }
 
     /// Returns its rules for work requests that wait.

@@ -49,10 +49,10 @@ pub use crate::packet::MULTICAST_QPN;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
 pub use commands::memory::DeviceMemory;
 pub use config::{
-    Access, Address, CqAttributes, CqConfig, CqModeration, FULL_MEMBER, InvalidValue, KeyConfig, LIMITS,
-    Limits, NULL_KEY, OBJECTS_VARIABLE, PKEYS_VARIABLE, PkeyTable, QpAttributes, QpChange, QpConfig, QpState,
-    RegionConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport, WAITS_VARIABLE, WaitRules, WindowKind,
-    XrcConfig,
+    Access, Address, CqAttributes, CqConfig, CqModeration, DataOrdering, FULL_MEMBER, InvalidValue,
+    KeyConfig, LIMITS, Limits, NULL_KEY, OBJECTS_VARIABLE, PKEYS_VARIABLE, PkeyTable, QpAttributes, QpChange,
+    QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport, WAITS_VARIABLE,
+    WaitRules, WindowKind, XrcConfig,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, UarHandle};

@@ -196,6 +196,7 @@ impl TestQp {
             max_dest_rd_atomic: Some(4),
             // 1.28 ms: longer than a step takes, under a sanitizer, too. A shorter timer never lets the card rest.
             min_rnr_timer: Some(with.min_rnr_timer.unwrap_or(14)),
+            ordering: with.ordering,
             ..QpChange::default()
         };
         card.modify_qp(self.qpn, &rtr).unwrap();

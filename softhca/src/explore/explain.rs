@@ -151,10 +151,11 @@ impl Told<'_> {
 fn reasons(kind: LibertyKinds) -> (&'static str, &'static str, &'static str) {
     match kind {
         LibertyKinds::RELAXED => (
-            "nothing orders them, as the region has IBV_ACCESS_RELAXED_ORDERING",
+            "nothing orders them, as the region has IBV_ACCESS_RELAXED_ORDERING, or the program has asked for out-of-order \
+             placement of its queue pair's messages",
             "the completion of the first at its sender before the second is posted; a send, a write with immediate or an \
-             atomic operation in the second one's place, and its completion; a region without relaxed ordering",
-            "platforms with PCI Express relaxed ordering",
+             atomic operation in the second one's place, and its completion; a region without relaxed ordering, and a queue pair without out-of-order placement",
+            "platforms with PCI Express relaxed ordering, and cards with out-of-order placement",
         ),
         LibertyKinds::UNORDERED => (
             "nothing orders them on a network that routes adaptively",
@@ -227,7 +228,11 @@ mod tests {
              (RDMA write of 8 bytes to 0x7e00, queue pair 0x47 of rank1)"
         );
         let text = cause.to_string();
-        assert!(text.contains("IBV_ACCESS_RELAXED_ORDERING.\n  Orders that would: the completion"), "{text}");
+        assert!(
+            text.contains("IBV_ACCESS_RELAXED_ORDERING, or")
+                && text.contains(".\n  Orders that would: the completion"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -35,7 +35,8 @@ bitflags::bitflags! {
         const FETCH = 1 << 0;
         /// The bytes of a message are written in any order and in several steps.
         const PIECES = 1 << 1;
-        /// Bytes for a region with relaxed ordering are written after later messages.
+        /// Bytes are written after later messages where the program allows it: for a region with relaxed ordering, or of a
+        /// queue pair that places messages out of order.
         const RELAXED = 1 << 2;
         /// Completion entries are written late, so in any order across queues.
         const COMPLETIONS = 1 << 3;

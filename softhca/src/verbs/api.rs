@@ -59,6 +59,7 @@ const TABLE: VerbsTable = VerbsTable {
     mlx5dv_is_supported: device::mlx5dv_is_supported,
     mlx5dv_init_obj,
     devx_general_cmd: Some(context::general_cmd),
+    devx_qp_query: Some(modify::devx_qp_query),
     // Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
     devx: None,
 };

@@ -5,8 +5,9 @@ use super::errno::{self, Errno, Result};
 use super::object;
 use super::qp::{Path, Qp};
 use crate::card::{Access, Card, QpAttributes, QpChange, QpState};
+use gdsync_sys::prm::command::{header, opcode, qp as command, qpc};
 use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
-use libc::c_int;
+use libc::{c_int, c_void, size_t};
 
 /// Bits that `ibv_modify_qp` knows: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`, and the rate limit.
 const KNOWN_MASK: u32 = ((verbs::IBV_QP_DEST_QPN << 1) - 1) | verbs::IBV_QP_RATE_LIMIT;
@@ -25,6 +26,8 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         // SAFETY: guaranteed by the caller.
         let (qp, attr) = unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?) };
         let change = change_of(qp.context().card(), attr, mask)?;
+        let ordering = qp.ordering.filter(|_| change.state == Some(QpState::Init));
+        let change = QpChange { ordering, ..change };
         let mut path = qp.path.lock();
         qp.context().card().modify_qp(qp.number, &change)?;
         if change.address.is_some() {
@@ -74,6 +77,7 @@ fn change_of(card: &Card, attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
         log_msg_max: None,
         path_migration: has(verbs::IBV_QP_PATH_MIG_STATE),
         alternate_path: has(verbs::IBV_QP_ALT_PATH),
+        ordering: None,
     })
 }
 
@@ -111,6 +115,44 @@ pub(super) unsafe extern "C" fn query_qp(
         if mask & verbs::IBV_QP_STATE != 0 {
             qp.set_state(attr.qp_state);
         }
+        Ok(())
+    })
+}
+
+/// `mlx5dv_devx_qp_query`, for QUERY_QP: fills the fields of the data ordering. EINVAL for another command, or without
+/// room for the answer.
+///
+/// # Safety
+/// `qp` is null or created; `input` is readable and `output` writable for their lengths.
+pub(super) unsafe extern "C" fn devx_qp_query(
+    qp: *mut ibv_qp,
+    input: *const c_void,
+    input_len: size_t,
+    output: *mut c_void,
+    output_len: size_t,
+) -> c_int {
+    errno::status(|| {
+        // SAFETY: guaranteed by the caller.
+        let qp = unsafe { object::borrow::<Qp>(qp) }?;
+        if input.is_null() || output.is_null() || input_len < header::BYTES || output_len < command::BYTES {
+            return Err(Errno::INVALID);
+        }
+        let mut asked = [0; header::BYTES];
+        // SAFETY: not null, and of the checked length, which the caller guarantees.
+        unsafe { input.cast::<u8>().copy_to_nonoverlapping(asked.as_mut_ptr(), asked.len()) };
+        if header::OPCODE.get(&asked) != u64::from(opcode::QUERY_QP) {
+            return Err(Errno::INVALID);
+        }
+        let card = qp.context().card();
+        let ordering = card.query_qp(qp.number)?.ordering;
+        let code = ordering.unwrap_or(card.network_ordering()) as u8;
+        let mut answer = [0; command::BYTES];
+        let context = &mut answer[command::CONTEXT..];
+        qpc::DP_ORDERING_0.put(context, code & 1);
+        qpc::DP_ORDERING_1.put(context, code >> 1);
+        qpc::DP_ORDERING_FORCE.put(context, ordering.is_some());
+        // SAFETY: not null, and of the checked length, which the caller guarantees.
+        unsafe { answer.as_ptr().copy_to_nonoverlapping(output.cast::<u8>(), answer.len()) };
         Ok(())
     })
 }

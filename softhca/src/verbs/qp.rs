@@ -9,10 +9,10 @@ use super::object::{self, CStruct, object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
 use super::srq::Srq;
-use crate::card::{QpConfig, ScatterToCqe, Transport};
+use crate::card::{DataOrdering, QpConfig, ScatterToCqe, Transport};
 use gdsync_sys::mlx5dv::{
     MLX5DV_DCTYPE_DCI, MLX5DV_DCTYPE_DCT, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
-    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_INIT_ATTR_MASK_DC,
+    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_CREATE_OOO_DP, MLX5DV_QP_INIT_ATTR_MASK_DC,
     MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP, SOFTWARE_QP_CREATE_MASTER,
     SOFTWARE_QP_CREATE_SLAVE_SEND, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
 };
@@ -49,6 +49,8 @@ object! {
         pub(super) cap: ibv_qp_cap,
         qp_type: c_int,
         signal_all: bool,
+        /// What the program asks for: set with the change to INIT.
+        pub(super) ordering: Option<DataOrdering>,
         sizes: QueueSizes,
         /// `None` for a DC target.
         memory: Option<Memory>,
@@ -242,6 +244,7 @@ pub(super) unsafe extern "C" fn mlx5dv_create_qp(
             cap,
             qp_type: attr.qp_type,
             signal_all,
+            ordering: (flags & MLX5DV_QP_CREATE_OOO_DP != 0).then_some(DataOrdering::AnyOrder),
             sizes,
             memory,
             send_cq,
@@ -318,7 +321,7 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
         return Err(Errno::INVALID);
     }
     if attr.comp_mask & !(MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS | MLX5DV_QP_INIT_ATTR_MASK_DC) != 0
-        || flags & !(SCATTER_FLAGS | OWN_FLAGS) != 0
+        || flags & !(SCATTER_FLAGS | OWN_FLAGS | MLX5DV_QP_CREATE_OOO_DP) != 0
     {
         tracing::warn!(
             attr.comp_mask,

@@ -321,6 +321,20 @@ pub fn query_capabilities(kind: u64) -> [u8; header::BYTES] {
     command
 }
 
+/// Encodes `QUERY_QP` for a queue pair.
+pub fn query_qp(number: u32) -> [u8; header::BYTES] {
+    let mut command = [0; header::BYTES];
+    header::OPCODE.put(&mut command, opcode::QUERY_QP);
+    header::NUMBER.put(&mut command, number);
+    command
+}
+
+/// Returns the data ordering ([`super::data_ordering`]) in the output of [`query_qp`], of [`qp::BYTES`].
+pub fn data_ordering(output: &[u8]) -> u8 {
+    let context = &output[qp::CONTEXT..];
+    qpc::DP_ORDERING_1.get8(context) << 1 | qpc::DP_ORDERING_0.get8(context)
+}
+
 /// Bytes of the output of [`query_capabilities`].
 pub const CAPABILITIES: usize = cap::BYTES;
 

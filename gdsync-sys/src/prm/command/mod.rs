@@ -165,6 +165,17 @@ pub mod qp {
     pub const OPT_SGID_INDEX: u32 = 1 << 23;
 }
 
+/// `dp_ordering_1` and `dp_ordering_0`: the order in which messages of a queue pair reach memory (UCX'
+/// `uct_ib_mlx5_dp_ordering_t`).
+pub mod data_ordering {
+    /// The InfiniBand specification's.
+    pub const IBTA: u8 = 0;
+    /// Reads and writes in any order.
+    pub const OOO_RW: u8 = 1;
+    /// Sends, too.
+    pub const OOO_ALL: u8 = 2;
+}
+
 pub mod qpc {
     use super::Field;
     pub const BYTES: usize = 232;
@@ -172,6 +183,10 @@ pub mod qpc {
     pub const ST: Field = Field::new(8, 8);
     pub const PM_STATE: Field = Field::new(0x13, 2);
     pub const WQ_SIGNATURE: Field = Field::new(0x20, 1);
+    /// Data ordering ([`super::data_ordering`]), its low and its high bit, and whether it replaces what the network sets
+    /// (`mlx5_ifc.h` of Linux 6.13; the low bit: UCX' `ib_mlx5_ifc.h`).
+    pub const DP_ORDERING_0: Field = Field::new(0x26, 1);
+    pub const DP_ORDERING_FORCE: Field = Field::new(0x27, 1);
     pub const PD: Field = Field::new(0x28, 24);
     pub const MTU: Field = Field::new(0x40, 3);
     pub const LOG_MSG_MAX: Field = Field::new(0x43, 5);
@@ -203,6 +218,7 @@ pub mod qpc {
     pub const RWE: Field = Field::new(0x491, 1);
     pub const RAE: Field = Field::new(0x492, 1);
     pub const PAGE_OFFSET: Field = Field::new(0x494, 6);
+    pub const DP_ORDERING_1: Field = Field::new(0x49c, 1);
     /// Another queue releases its receives.
     pub const CD_SLAVE_RECEIVE: Field = Field::new(0x49d, 1);
     /// Another queue's SEND_EN may release its sends.
@@ -322,11 +338,14 @@ pub mod dctc {
     use super::Field;
     pub const BYTES: usize = 64;
     pub const OFFLOAD_TYPE: Field = Field::new(0x18, 4);
+    pub const DP_ORDERING_FORCE: Field = Field::new(0x27, 1);
     pub const USER_INDEX: Field = Field::new(0x28, 24);
     pub const CQN: Field = Field::new(0x48, 24);
     pub const RRE: Field = Field::new(0x6c, 1);
     pub const RWE: Field = Field::new(0x6d, 1);
     pub const RAE: Field = Field::new(0x6e, 1);
+    pub const DP_ORDERING_0: Field = Field::new(0x73, 1);
+    pub const DP_ORDERING_1: Field = Field::new(0x74, 1);
     pub const MIN_RNR_NAK: Field = Field::new(0x93, 5);
     pub const SRQN: Field = Field::new(0xa8, 24);
     pub const PD: Field = Field::new(0xc8, 24);

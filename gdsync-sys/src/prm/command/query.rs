@@ -23,6 +23,8 @@ pub mod cap {
     pub const TYPES_OF_OPTIONS: [u64; 19] =
         [1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28];
 
+    /// The second part of the general capabilities is there.
+    pub const HCA_CAP_2: Field = field(0x20, 1);
     pub const VHCA_ID: Field = field(0x30, 16);
     pub const LOG_MAX_QP_SZ: Field = field(0x88, 8);
     pub const LOG_MAX_QP: Field = field(0x9b, 5);
@@ -48,6 +50,10 @@ pub mod cap {
     pub const PORT_TYPE: Field = field(0x1b6, 2);
     pub const NUM_PORTS: Field = field(0x1b8, 8);
     pub const LOG_MAX_MSG: Field = field(0x1c3, 5);
+    /// Transports whose reads and writes may reach memory in any order (UCX' `ib_mlx5_ifc.h`).
+    pub const DP_ORDERING_OOO_RW_XRC: Field = field(0x1c8, 1);
+    pub const DP_ORDERING_OOO_RW_DC: Field = field(0x1c9, 1);
+    pub const DP_ORDERING_OOO_RW_RC: Field = field(0x1ca, 1);
     pub const CQE_VERSION: Field = field(0x1fc, 4);
     /// DC targets.
     pub const DCT: Field = field(0x21a, 1);
@@ -69,6 +75,12 @@ pub mod cap {
     pub const MAX_WQE_SZ_SQ: Field = field(0x290, 16);
     pub const MAX_WQE_SZ_RQ: Field = field(0x2b0, 16);
     pub const LOG_MAX_PD: Field = field(0x32b, 5);
+    /// Transports all of whose messages may reach memory in any order (Linux' and rdma-core's `mlx5_ifc.h`).
+    pub const DP_ORDERING_OOO_ALL_UD: Field = field(0x330, 1);
+    pub const DP_ORDERING_OOO_ALL_UC: Field = field(0x331, 1);
+    pub const DP_ORDERING_OOO_ALL_XRC: Field = field(0x332, 1);
+    pub const DP_ORDERING_OOO_ALL_DC: Field = field(0x333, 1);
+    pub const DP_ORDERING_OOO_ALL_RC: Field = field(0x334, 1);
     pub const LOG_MAX_RMP: Field = field(0x383, 5);
     pub const SQ_TS_FORMAT: Field = field(0x440, 2);
     /// Ticks of the card's clock in a millisecond.
@@ -83,6 +95,9 @@ pub mod cap {
     /// queue pairs without a send doorbell record that programs ring, and how many.
     pub const SEND_DBR_MODE_NO_DBR_EXT: Field = field(0x2e1, 1);
     pub const LOG_MAX_SEND_DBR_LESS_QP_SQ: Field = field(0x2e3, 5);
+
+    /// Contexts may state their data ordering, whatever the network's is.
+    pub const DP_ORDERING_FORCE: Field = field(0x88, 1);
 
     /// RoCE capabilities.
     pub const QP_TS_FORMAT: Field = field(0x1e, 2);

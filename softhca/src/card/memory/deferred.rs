@@ -3,6 +3,7 @@
 
 use super::copy::{Location, MemoryFailure, Target, collect, copy};
 use super::peer_copies::PeerCopies;
+use crate::card::config::DataOrdering;
 use crate::fabric::PayloadPart;
 use crate::liberties::{Decisions, Draw, LibertyKinds, Subject, Work};
 use crate::os::host::{Gone, copy_piece};
@@ -39,11 +40,16 @@ pub(crate) struct HowToWrite<'a> {
 }
 
 impl HowToWrite<'_> {
-    /// Returns whether later messages do not wait for all of it, and a draw, if it is not written as it comes.
-    fn decide(&mut self) -> Option<(bool, Draw)> {
+    /// Returns whether later messages do not wait for all of it, and a draw, if it is not written as it comes. A program
+    /// that asks for an order of its queue pair's messages allows, or rules out, what adaptive routing does.
+    fn decide(&mut self, ordering: Option<DataOrdering>) -> Option<(bool, Draw)> {
         let HowToWrite { work, is_relaxed, decisions, .. } = self;
-        let relaxed = if *is_relaxed { decisions.take(LibertyKinds::RELAXED, *work) } else { None };
-        let unordered = decisions.take(LibertyKinds::UNORDERED, *work);
+        let may_overtake = *is_relaxed || ordering.is_some_and(|asked| asked != DataOrdering::InOrder);
+        let relaxed = if may_overtake { decisions.take(LibertyKinds::RELAXED, *work) } else { None };
+        let unordered = match ordering {
+            Some(DataOrdering::InOrder) => None,
+            _ => decisions.take(LibertyKinds::UNORDERED, *work),
+        };
         let pieces = decisions.take(LibertyKinds::PIECES, *work);
         relaxed.or(unordered).map(|draw| (true, draw)).or(pieces.map(|draw| (false, draw)))
     }
@@ -56,6 +62,8 @@ pub(crate) struct DeferredWrites {
     bytes: usize,
     /// When they are performed at the latest.
     due: Option<Instant>,
+    /// The order of messages that the program has asked for.
+    pub(crate) ordering: Option<DataOrdering>,
     /// Memory that was gone when bytes for it arrived, or when they were written.
     pub(crate) lost: Option<Gone>,
 }
@@ -116,7 +124,7 @@ impl DeferredWrites {
         peers: &mut PeerCopies,
         mut how: HowToWrite<'_>,
     ) -> Result<(), MemoryFailure> {
-        let Some((relaxed, mut draw)) = how.decide() else {
+        let Some((relaxed, mut draw)) = how.decide(self.ordering) else {
             // SAFETY: the caller guarantees this.
             return unsafe { copy(parts, targets, peers, &mut self.lost) };
         };

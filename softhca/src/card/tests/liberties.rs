@@ -21,8 +21,12 @@ struct Bed {
 
 impl Bed {
     fn new(liberties: Option<Liberties>, len: usize) -> Self {
+        Bed::with(liberties, len, QpChange::default())
+    }
+
+    fn with(liberties: Option<Liberties>, len: usize, change: QpChange) -> Self {
         let access = everything() | Access::REMOTE_ATOMIC;
-        let change = QpChange { access: Some(access), ..QpChange::default() };
+        let change = QpChange { access: Some(access), ..change };
         let pair = Pair::with(&SIZES, len, change);
         pair.card.set_liberties(liberties);
         pair.source.fill(1);

@@ -73,6 +73,7 @@ impl Endpoint {
     pub(crate) fn reset(&mut self) {
         self.attributes = QpAttributes::default();
         self.deferred.write_all();
+        self.deferred.ordering = None;
         (self.failed, self.overrun, self.peer) = (false, false, None);
     }
 

@@ -88,6 +88,7 @@ impl Qp {
         let attributes = &mut self.endpoint.attributes;
         transition::apply(attributes, change);
         self.endpoint.pkey = pkeys.key(attributes.pkey_index);
+        self.endpoint.deferred.ordering = attributes.ordering;
         let from = std::mem::replace(&mut attributes.state, to);
         match (from, to) {
             (QpState::Init, QpState::Rtr) => {

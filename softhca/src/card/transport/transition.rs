@@ -223,6 +223,7 @@ pub(super) fn apply(attributes: &mut QpAttributes, change: &QpChange) {
     }
     set!(pkey_index port qkey access address path_mtu dest_qpn rq_psn sq_psn);
     set!(log_msg_max max_rd_atomic max_dest_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry);
+    attributes.ordering = change.ordering.or(attributes.ordering);
 }
 
 #[cfg(test)]

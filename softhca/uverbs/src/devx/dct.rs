@@ -1,6 +1,7 @@
 //! Targets of dynamically connected transport.
 
 use super::message::{check_cq, check_length, check_pd, check_srq, created};
+use super::modify::data_ordering;
 use super::status::{Refusal, Syndrome};
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
@@ -48,12 +49,15 @@ pub(super) fn create(
     ] {
         access.set(right, field.is_set(asked));
     }
+    let bits = [dctc::DP_ORDERING_1, dctc::DP_ORDERING_0].map(|field| field.get8(asked));
+    let ordering = data_ordering(bits, dctc::DP_ORDERING_FORCE.is_set(asked), Syndrome::DctContext)?;
     let init = QpChange {
         state: Some(QpState::Init),
         pkey_index: Some(dctc::PKEY_INDEX.get(asked) as u16),
         // Cards with one port also accept 0 for it.
         port: Some(dctc::PORT.get8(asked).max(PORT)),
         access: Some(access),
+        ordering,
         ..QpChange::default()
     };
     // A target has no destination: only the source of its address matters, which must exist.

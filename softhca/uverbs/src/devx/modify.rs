@@ -5,7 +5,7 @@ use super::status::{Refusal, Status, Syndrome};
 use crate::context::Context;
 use crate::verbs::port::PORT;
 use gdsync_sys::prm::command::{ads, opcode, qp, qpc};
-use softhca::card::{Access, Address, LinkLayer, QpAttributes, QpChange, QpState, Transport};
+use softhca::card::{Access, Address, DataOrdering, LinkLayer, QpAttributes, QpChange, QpState, Transport};
 
 /// Optional parameters of transitions that the card supports, or that have no effect on a card with one path
 /// and one port.
@@ -109,6 +109,18 @@ fn check_source_port(
 fn wrong_state(opcode: u16) -> Refusal {
     let limit = "an opcode whose first state is the queue pair's";
     Refusal::new(Status::BadQpState, Syndrome::QpState, opcode.into(), limit)
+}
+
+/// Returns the order of messages that a context forces, by `dp_ordering_1` and `dp_ordering_0`.
+pub(super) fn data_ordering(
+    [high, low]: [u8; 2],
+    is_forced: bool,
+    syndrome: Syndrome,
+) -> Result<Option<DataOrdering>, Refusal> {
+    let code = high << 1 | low;
+    let limit = "IBTA (0), OOO_RW (1) or OOO_ALL (2) (dp_ordering_1, dp_ordering_0)";
+    let ordering = DataOrdering::of_code(code).ok_or_else(|| Refusal::parameter(syndrome, code, limit))?;
+    Ok(is_forced.then_some(ordering))
 }
 
 struct Transition<'a> {
@@ -222,14 +234,14 @@ impl<'a> Transition<'a> {
     }
 
     fn to_rtr(&self) -> Result<QpChange, Refusal> {
-        let mut change = self.optional(QpState::Rtr);
-        let log_msg_max = Some(qpc::LOG_MSG_MAX.get8(self.asked));
-        change.log_msg_max = log_msg_max;
+        let (ordering, log_msg_max) = (self.ordering()?, Some(qpc::LOG_MSG_MAX.get8(self.asked)));
+        let mut change = QpChange { ordering, log_msg_max, ..self.optional(QpState::Rtr) };
         if self.is_initiator() {
             return Ok(QpChange {
                 log_msg_max,
                 state: Some(QpState::Rtr),
                 path_mtu: Some(qpc::MTU.get8(self.asked).into()),
+                ordering,
                 ..QpChange::default()
             });
         }
@@ -244,6 +256,12 @@ impl<'a> Transition<'a> {
             change.min_rnr_timer = Some(qpc::MIN_RNR_NAK.get8(self.asked));
         }
         Ok(change)
+    }
+
+    /// Returns the order of messages that the context forces. Without force, it allows what the network does anyway.
+    fn ordering(&self) -> Result<Option<DataOrdering>, Refusal> {
+        let bits = [qpc::DP_ORDERING_1, qpc::DP_ORDERING_0].map(|field| field.get8(self.asked));
+        data_ordering(bits, qpc::DP_ORDERING_FORCE.is_set(self.asked), Syndrome::QpContext)
     }
 
     fn to_rts(&self) -> QpChange {

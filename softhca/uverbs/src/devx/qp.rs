@@ -205,6 +205,10 @@ pub(super) fn query(
     }
     describe(config, place);
     describe_state(&now, place);
+    let ordering = now.ordering.unwrap_or(context.card().network_ordering()) as u8;
+    qpc::DP_ORDERING_0.put(place, ordering & 1);
+    qpc::DP_ORDERING_1.put(place, ordering >> 1);
+    qpc::DP_ORDERING_FORCE.put(place, now.ordering.is_some());
     ads::UDP_SPORT.put(place, source_port);
     header::NUMBER.put(&mut output, number);
     Ok(output)

@@ -114,6 +114,11 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &answer_of(context))
 }
 
+/// The word of the driver's part of the answer that is `flags`.
+const DRIVER_FLAGS: usize = 15;
+/// `MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP`.
+const OUT_OF_ORDER: u32 = 1 << 4;
+
 /// `IB_ODP_SUPPORT` and `IB_ODP_SUPPORT_IMPLICIT`.
 const ODP_GENERAL: u64 = 1 << 0 | 1 << 1;
 
@@ -136,8 +141,10 @@ pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()>
         ..QueryDeviceMore::new_zeroed()
     };
     request.answer(attr::CORE_OUT, &[base.as_bytes(), more.as_bytes()].concat())?;
-    // `struct mlx5_ib_query_device_resp`: comp_mask and response_length; no offloads.
-    request.answer_with(attr::UHW_OUT, &[0u32, request.len(attr::UHW_OUT) as u32])
+    // `struct mlx5_ib_query_device_resp`: comp_mask, response_length, no offloads, and `flags`.
+    let mut driver = [0u32; DRIVER_FLAGS + 1];
+    (driver[1], driver[DRIVER_FLAGS]) = (request.len(attr::UHW_OUT) as u32, OUT_OF_ORDER);
+    request.answer_with(attr::UHW_OUT, &driver)
 }
 
 /// Returns the firmware's version, as mlx5 packs it: major in 32 bits, minor and subminor in 16 each.

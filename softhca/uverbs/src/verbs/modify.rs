@@ -13,7 +13,7 @@ use crate::uapi::ioctl::attr;
 use crate::uapi::mlx5::{ModifyQpResp, ModifyQpUhw};
 use crate::uapi::queues::{ModifyQp, QpDest, QueryQp, QueryQpResp};
 use gdsync_sys::verbs as ibv;
-use softhca::card::{QpAttributes, QpChange, QpState, Transport};
+use softhca::card::{DataOrdering, QpAttributes, QpChange, QpState, Transport};
 use zerocopy::FromZeros;
 
 /// `IB_QP_ATTR_STANDARD_BITS`: the attributes that both commands know.
@@ -31,15 +31,19 @@ const OF_TARGETS: u32 = ibv::IBV_QP_STATE
     | ibv::IBV_QP_PKEY_INDEX;
 /// Queue pair numbers and PSNs.
 const BITS_24: u32 = 0xff_ffff;
-/// The driver's own part of the command (`mlx5_ib_modify_qp`). libmlx5 sends none without ECE and pacing.
+/// `MLX5_IB_MODIFY_QP_OOO_DP`.
+const OUT_OF_ORDER: u32 = 1 << 0;
+
+/// The driver's own part of the command (`mlx5_ib_modify_qp`). libmlx5 sends none without ECE, pacing and out-of-order
+/// data placement.
 fn driver_part(request: &Request) -> Result<ModifyQpUhw> {
     let size = request.len(attr::UHW_IN);
     if size != 0 && size < size_of::<ModifyQpUhw>() {
         return Err(Errno::INVALID);
     }
     let asked: ModifyQpUhw = request.structure(attr::UHW_IN)?;
-    if asked.comp_mask != 0 || asked.reserved != 0 {
-        tracing::warn!(asked.comp_mask, "the software card has no out-of-order data placement");
+    if asked.comp_mask & !OUT_OF_ORDER != 0 || asked.reserved != 0 {
+        tracing::warn!(asked.comp_mask, known = OUT_OF_ORDER, "ibv_modify_qp: bits that no driver knows");
         return Err(Errno::NOT_SUPPORTED);
     }
     Ok(asked)
@@ -67,7 +71,14 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
     let asked = ModifyQp { attr_mask: asked.attr_mask & !ignored(transport), ..asked };
     check_states(&asked, context.card().query_qp(qp.number)?.state, transport)?;
     let mut rights = qp.rights;
-    let change = QpChange { access: rights.change(&asked, transport), ..change_of(context, &asked)? };
+    // The driver keeps the flag until it makes the queue pair ready to receive, which only INIT precedes.
+    let becomes_ready = [ibv::IBV_QPS_INIT, ibv::IBV_QPS_RTR].contains(&asked.qp_state.into());
+    let is_asked = uhw.comp_mask & OUT_OF_ORDER != 0 && asked.attr_mask & ibv::IBV_QP_STATE != 0;
+    let change = QpChange {
+        access: rights.change(&asked, transport),
+        ordering: (is_asked && becomes_ready).then_some(DataOrdering::AnyOrder),
+        ..change_of(context, &asked)?
+    };
     context.card().modify_qp(qp.number, &change)?;
     qp.rights = rights;
     if change.address.is_some() {
@@ -144,6 +155,7 @@ fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
         alternate_path: has(ibv::IBV_QP_ALT_PATH),
         // The driver gives the device's longest (`log_msg_max`).
         log_msg_max: None,
+        ordering: None,
     })
 }
 

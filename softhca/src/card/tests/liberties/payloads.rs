@@ -1,6 +1,7 @@
 //! The order in which bytes reach memory.
 
 use super::*;
+use crate::card::DataOrdering;
 
 /// Writes a message, and reads it when its last byte has arrived, or when it has completed.
 fn message(bed: &mut Bed, polls_last_byte: bool) -> bool {
@@ -81,6 +82,35 @@ fn a_flag_may_pass_data_for_a_region_of_relaxed_ordering() {
         |bed| flagged(bed, Access::RELAXED_ORDERING, false),
         |bed| flagged(bed, Access::RELAXED_ORDERING, true),
     );
+}
+
+/// Runs the program of [`flagged`] with ordinary regions on a queue pair whose program has asked for an order.
+fn asked(liberties: Option<Liberties>, ordering: DataOrdering, waits: bool) -> bool {
+    let mut bed = Bed::with(liberties, 512, QpChange { ordering: Some(ordering), ..QpChange::default() });
+    flagged(&mut bed, Access::empty(), waits)
+}
+
+#[test]
+fn a_flag_may_pass_data_where_the_program_has_asked_for_out_of_order_placement() {
+    let usual = |seed| Some(Liberties { seed, kinds: LibertyKinds::USUAL });
+    for ordering in [DataOrdering::WritesInAnyOrder, DataOrdering::AnyOrder] {
+        assert!(asked(None, ordering, false), "an orderly card");
+        assert!((0..SEEDS).any(|seed| !asked(usual(seed), ordering, false)), "{ordering:?}");
+        assert!((0..SEEDS).all(|seed| asked(usual(seed), ordering, true)), "{ordering:?}");
+    }
+}
+
+#[test]
+fn a_flag_passes_data_on_a_network_that_routes_adaptively_unless_the_program_forbids_it() {
+    let adaptive = |seed| Some(Liberties { seed, kinds: LibertyKinds::UNORDERED });
+    luck_ends(
+        LibertyKinds::UNORDERED,
+        |bed| flagged(bed, Access::empty(), false),
+        |bed| flagged(bed, Access::empty(), true),
+    );
+    assert!((0..SEEDS).all(|seed| asked(adaptive(seed), DataOrdering::InOrder, false)));
+    let bed = |seed| Bed::new(adaptive(seed), 512);
+    assert!((0..SEEDS).all(|seed| flagged(&mut bed(seed), Access::empty(), true)));
 }
 
 #[test]

@@ -223,6 +223,10 @@ impl Requester {
                     if reads() >= usize::from(step.endpoint.attributes.max_rd_atomic.max(1)) {
                         return None;
                     }
+                    if request.fenced {
+                        // Results before it are in memory, also those without a completion entry.
+                        step.endpoint.deferred.write_all();
+                    }
                     return self.result_packet(step);
                 }
                 Ok(_) => return self.data_packet(step),

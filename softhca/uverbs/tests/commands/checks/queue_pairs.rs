@@ -192,7 +192,8 @@ fn modify_qp() {
         ("MLX5_SET remote_qpn", "a number of 25 bits", 0, to(2, &|asked| asked.dest_qp_num = 1 << 24 | 9)),
         ("MLX5_SET min_rnr_nak", "a timer of 6 bits", 0, to(2, &|asked| asked.min_rnr_timer = 32 | 3)),
         (driver, "a short part of the driver", inval, uhw(&[0; 3])),
-        (driver, "a mask of the driver", notsup, uhw(&[1, 0, 0, 0])),
+        (driver, "an unknown mask of the driver", notsup, uhw(&[2, 0, 0, 0])),
+        (driver, "out-of-order data placement (`get_dp_ooo_cap`)", 0, uhw(&[1, 0, 0, 0])),
         (driver, "a reserved field of the driver", notsup, uhw(&[0, 0, 1 << 16, 0])),
         (driver, "ECE options, which InfiniBand ignores", 0, uhw(&[0, 0, 0, 1 << 28])),
     ]);
