@@ -191,7 +191,7 @@ u64 call_error(const job *j, u32 rank) {
 int layout(u64 *into) {
     const u64 offsets[] = {
         offsetof(gdsync_queue, queue_pairs),     offsetof(gdsync_queue, size),          offsetof(gdsync_queue, rank),
-        offsetof(gdsync_queue, version),         offsetof(gdsync_queue, reserved),      offsetof(gdsync_segment_part, data),
+        offsetof(gdsync_queue, version),         offsetof(gdsync_queue, flags),         offsetof(gdsync_segment_part, data),
         offsetof(gdsync_segment_part, bytes),    offsetof(gdsync_segment_part, words),  offsetof(gdsync_segment_part, count),
         offsetof(gdsync_segment_part, rkey),     offsetof(gdsync_segment, parts),       offsetof(gdsync_segment, data),
         offsetof(gdsync_segment, words),         offsetof(gdsync_segment, card_data),   offsetof(gdsync_segment, bytes),

@@ -74,6 +74,11 @@ impl Connections {
         &all[rank as usize % all.len()]
     }
 
+    /// Returns whether a queue pair places messages out of order.
+    pub(crate) fn places_out_of_order(&self) -> bool {
+        self.queues.iter().flatten().any(|initiator| initiator.is_out_of_order)
+    }
+
     pub(crate) fn initiators(&self, rank: u32) -> impl Iterator<Item = &Initiator> {
         (0..self.queues.len()).map(move |queue| self.initiator(queue, rank))
     }

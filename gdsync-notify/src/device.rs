@@ -20,6 +20,8 @@ use zerocopy::{Immutable, IntoBytes};
 
 /// `GDSYNC_NOTIFY_VERSION`.
 const VERSION: u32 = 1;
+/// `GDSYNC_QUEUE_OUT_OF_ORDER`.
+const OUT_OF_ORDER: u64 = 1;
 /// `GDSYNC_SEGMENT_ATOMIC_IN_GPU`.
 const ATOMIC_IN_GPU: u32 = 1;
 
@@ -39,8 +41,8 @@ pub struct DeviceQueueData {
     pub version: u32,
     /// Zeroes.
     pub zero: u32,
-    /// Zeroes.
-    pub reserved: u64,
+    /// 1 if the queue pairs place messages out of order, so that notifications wait for the writes before them, else 0.
+    pub flags: u64,
 }
 
 // SAFETY: plain integers, in the layout of the device header.
@@ -194,6 +196,10 @@ impl Queue {
         options: &DeviceQueueOptions,
     ) -> Result<DeviceQueue, NotifyError> {
         let Connections { rank, size, timeout, .. } = *self.team;
+        let is_out_of_order = self.team.places_out_of_order();
+        if is_out_of_order && self.team.options.max_reads == 0 {
+            return Err(NotifyError::NoReads);
+        }
         self.flush(timeout)?;
         let attach = |rank| {
             if matches!(self.team.liveness.state(rank), RankState::Dropped(_)) {
@@ -221,7 +227,7 @@ impl Queue {
             rank,
             version: VERSION,
             zero: 0,
-            reserved: 0,
+            flags: if is_out_of_order { OUT_OF_ORDER } else { 0 },
         };
         Ok(DeviceQueue { queue_pairs, data, _table: table, queue: self.clone() })
     }
@@ -373,7 +379,7 @@ mod tests {
             offset_of!(DeviceQueueData, size),
             offset_of!(DeviceQueueData, rank),
             offset_of!(DeviceQueueData, version),
-            offset_of!(DeviceQueueData, reserved),
+            offset_of!(DeviceQueueData, flags),
         ];
         assert_eq!(offsets, [0, 8, 12, 16, 24]);
         assert_eq!((size_of::<SegmentPart>(), align_of::<SegmentPart>()), (32, 8));

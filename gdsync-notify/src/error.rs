@@ -176,9 +176,10 @@ pub enum NotifyError {
         /// Why it failed.
         source: QueueError,
     },
-    /// A read or an atomic in a team whose connections carry none.
+    /// A read or an atomic in a team whose connections carry none, or a notification that a read must order, as the card
+    /// places messages out of order.
     #[error(
-        "the team's connections have 0 reads and atomics in flight: make the team with ConnectOptions::max_reads of 1 or more in TeamConfig::connect"
+        "the team's connections have 0 reads and atomics in flight, which this request, or its order on a card with out-of-order placement, needs: make the team with ConnectOptions::max_reads of 1 or more in TeamConfig::connect"
     )]
     NoReads,
     /// No queue pair goes to the rank alone.

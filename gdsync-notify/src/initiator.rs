@@ -38,6 +38,8 @@ pub(crate) struct Initiator {
     requests: Mutex<Requests>,
     /// True if requests that streams had waited for were lost.
     has_lost: AtomicBool,
+    /// True if the queue pair places messages out of order.
+    pub(crate) is_out_of_order: bool,
 }
 
 impl Initiator {
@@ -48,8 +50,14 @@ impl Initiator {
         routes: impl Iterator<Item = (u32, Option<DcAddress>)>,
         liveness: Arc<Liveness>,
     ) -> Self {
-        let (requests, [is_aborted, has_lost]) = (Mutex::new(Requests::new(routes)), Default::default());
-        Initiator { queue_pair, peer, is_aborted, liveness, requests, has_lost }
+        // The network decides for both sides, and where programs do, they ask for the same on both.
+        let is_out_of_order = queue_pair.places_out_of_order().unwrap_or_else(|error| {
+            tracing::debug!(%error, "the card does not tell in which order messages reach memory");
+            false
+        });
+        let requests = Mutex::new(Requests::new(routes, is_out_of_order));
+        let [is_aborted, has_lost] = Default::default();
+        Initiator { queue_pair, peer, is_aborted, liveness, requests, has_lost, is_out_of_order }
     }
 
     pub(crate) fn queue_pair(&self, rank: u32) -> Result<&QueuePair> {
@@ -276,7 +284,7 @@ impl Initiator {
                 Err(source) => return Err(NotifyError::Reset { rank, source }),
             }
         }
-        *requests = Requests::new([(rank, None)].into_iter());
+        *requests = Requests::new([(rank, None)].into_iter(), self.is_out_of_order);
         self.is_aborted.store(false, Ordering::Relaxed);
         Ok(self.queue_pair.endpoint()?)
     }
@@ -347,6 +355,24 @@ impl Posting<'_> {
         Ok(prepared)
     }
 
+    /// Returns true if the next request needs a [`Request::Order`] before it.
+    ///
+    /// # Errors
+    /// As [`Initiator::poll`].
+    pub(crate) fn needs_order(&mut self, request: &Request) -> Result<bool> {
+        let Posting { initiator, rank, .. } = *self;
+        let needs = |requests: &mut Requests| {
+            let completed = requests.completed;
+            requests.writes.need_order(rank, request, completed)
+        };
+        if !needs(&mut self.requests) {
+            return Ok(false);
+        }
+        // Writes may have completed since.
+        initiator.poll(&mut self.requests, rank)?;
+        Ok(needs(&mut self.requests))
+    }
+
     /// Submits the next request to the queue pair. Waits for room, or for recovery, as long as `may_wait` permits.
     fn submit<T>(
         &mut self,
@@ -360,13 +386,14 @@ impl Posting<'_> {
         loop {
             initiator.check_usable(&mut self.requests, rank)?;
             let number = self.requests.last_number + 1;
-            let fence = self.requests.fetches.need_fence(Some(request), self.requests.completed);
+            let fence = self.requests.need_fence(request);
             let route = self.requests.route(rank)?;
             let wqe = addressed(fenced(request.work_request(), fence), number, signaled, route);
             match act(&initiator.queue_pair, wqe) {
                 Ok(done) => {
                     (route.newest, self.requests.last_number) = (number, number);
                     self.requests.fetches.note(request, number);
+                    self.requests.writes.note(rank, request, number);
                     return Ok(done);
                 }
                 Err(QueueError::Full(_)) => {}

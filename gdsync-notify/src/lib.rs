@@ -61,7 +61,9 @@
 //! # Why a reader that sees the notification sees the data
 //! Both are RDMA writes of one reliable queue pair, which delivers them in order. An mlx5 card writes them to memory in
 //! order if the memory is registered without relaxed ordering and the queue pair has no out-of-order placement; gdsync
-//! requests neither. The notification is one aligned word, inline in the work request, so it arrives whole. (The InfiniBand
+//! requests neither. Where a card places messages out of order by itself ([`gdsync::QueuePair::places_out_of_order`]), as on networks
+//! that route adaptively, an empty read is in front of each notification whose queue has writes that have not completed, and the
+//! notification waits for it: a round trip later. Then all writes before it have completed. The notification is one aligned word, inline in the work request, so it arrives whole. (The InfiniBand
 //! specification promises this order for completions only; GASPI, MPI and NVSHMEM libraries rely on it as well.)
 //!
 //! Data and notification are in the same memory, or in two memories of the host or of one GPU ([`Team::register`]), so

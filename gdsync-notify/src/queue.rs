@@ -145,7 +145,8 @@ type Submit<'a, T> = fn(&mut Posting<'a>, Request, bool) -> Result<T, NotifyErro
 /// ([`ConnectionKind`](crate::ConnectionKind)). It is a cheap handle. The [crate's page](crate) has an example.
 ///
 /// Requests to one rank through one queue are performed in order: a write or notification behind a read or an atomic
-/// starts when that has finished. There is no order between queues or between ranks. Several threads may use a queue.
+/// starts when that has finished. Where cards place messages out of order, that holds for notifications, and for requests of
+/// the same memory. There is no order between queues or between ranks. Several threads may use a queue.
 /// The CPU and streams take turns: until a stream has reached the sends that it was given, posts by the CPU or another
 /// stream are refused ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give each stream that
 /// sends its own queue.
@@ -180,19 +181,30 @@ impl Queue {
         Ok(self.initiator(rank)?.lock(rank, self.timeout.unwrap_or(self.team.timeout)))
     }
 
-    /// Submits an operation's request, and the one in front of it if there is one. The completion of the last covers
+    /// Submits an operation's request, the one in front of it if there is one, and what orders them on a card that places
+    /// messages out of order. The completion of the last covers
     /// both. A later signaled request completes an unsignaled one.
     fn submit<'a, T>(
         &'a self,
         operation: Operation<'_>,
         signaled: bool,
         submit: Submit<'a, T>,
-    ) -> Result<(Option<T>, T), NotifyError> {
-        let request = |operation: &Operation<'_>| operation.request(self.team.options.max_reads);
+    ) -> Result<impl Iterator<Item = T> + use<T>, NotifyError> {
+        let max_reads = self.team.options.max_reads;
+        let request = |operation: &Operation<'_>| operation.request(max_reads);
         let (front, last) = (operation.front().as_ref().map(request).transpose()?, request(&operation)?);
         let mut posting = self.lock(operation.rank())?;
-        let front = front.map(|front| submit(&mut posting, front, false)).transpose()?;
-        Ok((front, submit(&mut posting, last, signaled)?))
+        let mut ordered = |request: Option<Request>, signaled| -> Result<[Option<T>; 2], NotifyError> {
+            let Some(request) = request else { return Ok([None, None]) };
+            let order = match posting.needs_order(&request)? {
+                true if max_reads == 0 => return Err(NotifyError::NoReads),
+                true => Some(submit(&mut posting, Request::Order, false)?),
+                false => None,
+            };
+            Ok([order, Some(submit(&mut posting, request, signaled)?)])
+        };
+        let (front, last) = (ordered(front, false)?, ordered(Some(last), signaled)?);
+        Ok([front, last].into_iter().flatten().flatten())
     }
 
     /// Performs the operation by the CPU. If the queue is full, this waits for room for up to
@@ -204,7 +216,7 @@ impl Queue {
         self.submit(operation, true, Posting::post).map(drop)
     }
 
-    /// Prepares the operation for a batch of a stream: one send, or two to be posted in this order. Sends of one batch
+    /// Prepares the operation for a batch of a stream: one send, or several to be posted in this order. Sends of one batch
     /// share a doorbell. Data that is read is visible behind the waits of [`Self::prepare_waits`].
     ///
     /// # Errors
@@ -214,16 +226,15 @@ impl Queue {
         &self,
         operation: Operation<'_>,
     ) -> Result<impl Iterator<Item = PreparedSend> + use<>, NotifyError> {
-        let (front, last) = self.submit(operation, true, Posting::prepare)?;
-        Ok(front.into_iter().chain([last]))
+        self.submit(operation, true, Posting::prepare)
     }
 
-    pub(crate) fn prepare_one(
+    pub(crate) fn prepare_as(
         &self,
         operation: Operation<'_>,
         signaled: bool,
-    ) -> Result<PreparedSend, NotifyError> {
-        Ok(self.submit(operation, signaled, Posting::prepare)?.1)
+    ) -> Result<impl Iterator<Item = PreparedSend> + use<>, NotifyError> {
+        self.submit(operation, signaled, Posting::prepare)
     }
 
     /// Returns the connected queue pair to a rank, for programs and kernels that drive it themselves. A program that

@@ -6,6 +6,8 @@ use gdsync::verbs::DcAddress;
 use gdsync::{RemoteMemory, Slice, WorkRequest};
 use std::collections::{BTreeMap, VecDeque};
 
+const NOWHERE: RemoteMemory = RemoteMemory { addr: 0, len: 0, rkey: 0 };
+
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
     Write(Slice, RemoteMemory),
@@ -16,6 +18,8 @@ pub(crate) enum Request {
     /// Replaces a 64-bit number by the second value if it equals the first, and fetches its old value.
     CompareSwap(Slice, RemoteMemory, [u64; 2]),
     Probe,
+    /// An empty read, which orders what comes behind it with a fence after all before it ([`Writes`]).
+    Order,
 }
 
 impl Request {
@@ -28,7 +32,26 @@ impl Request {
             Request::CompareSwap(into, at, [compare, swap]) => {
                 WorkRequest::compare_swap(into, *at, *compare, *swap)
             }
-            Request::Probe => WorkRequest::write_inline(&[], RemoteMemory { addr: 0, len: 0, rkey: 0 }),
+            Request::Probe => WorkRequest::write_inline(&[], NOWHERE),
+            Request::Order => WorkRequest::read(&[], NOWHERE),
+        }
+    }
+
+    /// Returns the local memory that its result goes to: address and length.
+    fn result(&self) -> Option<(u64, u64)> {
+        match self {
+            Request::Read(into, _) | Request::FetchAdd(into, ..) | Request::CompareSwap(into, ..) => {
+                Some((into.addr(), into.len() as u64))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the memory that it writes.
+    fn written(&self) -> Option<RemoteMemory> {
+        match self {
+            Request::Write(_, to) | Request::Set(_, to) => Some(*to),
+            _ => None,
         }
     }
 }
@@ -52,7 +75,7 @@ impl NewestFetches {
     /// stands for a NOP, which completes behind all others.
     pub(crate) fn need_fence(&self, request: Option<&Request>, completed: u64) -> bool {
         let newest = match request {
-            Some(Request::Read(..)) => 0,
+            Some(Request::Read(..) | Request::Order) => 0,
             Some(Request::FetchAdd(..) | Request::CompareSwap(..)) => self.read,
             Some(Request::Write(..) | Request::Set(..) | Request::Probe) | None => self.read.max(self.atomic),
         };
@@ -61,10 +84,73 @@ impl NewestFetches {
 
     pub(crate) fn note(&mut self, request: &Request, number: u64) {
         match request {
-            Request::Read(..) => self.read = number,
+            Request::Read(..) | Request::Order => self.read = number,
             Request::FetchAdd(..) | Request::CompareSwap(..) => self.atomic = number,
             Request::Write(..) | Request::Set(..) | Request::Probe => {}
         }
+    }
+}
+
+/// The writes that have not completed, on a queue pair that places messages out of order.
+///
+/// There a write may reach memory before an earlier one. Completions order them: a request with a fence starts when
+/// earlier reads have completed, and requests complete in order. So an empty read in front of a notification, and a fence
+/// in it, order it after all writes before. A write of the same memory as an earlier one needs that, too.
+///
+/// As for fences, only completions end the need: a read that was prepared may never be posted.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    is_out_of_order: bool,
+    /// Rank, number and place of each.
+    pending: VecDeque<(u32, u64, RemoteMemory)>,
+    /// Number and place of results, which may reach local memory in any order, too.
+    results: VecDeque<(u64, (u64, u64))>,
+}
+
+fn overlap((first, length): (u64, u64), (second, other): (u64, u64)) -> bool {
+    first < second.saturating_add(other) && second < first.saturating_add(length)
+}
+
+impl Writes {
+    pub(crate) fn of(is_out_of_order: bool) -> Self {
+        Writes { is_out_of_order, ..Writes::default() }
+    }
+
+    /// Returns true if the next request, to a rank, needs a [`Request::Order`] before it, given that requests up to
+    /// `completed` have completed.
+    pub(crate) fn need_order(&mut self, rank: u32, request: &Request, completed: u64) -> bool {
+        if !self.is_out_of_order {
+            return false;
+        }
+        while self.pending.front().is_some_and(|(_, number, _)| *number <= completed) {
+            self.pending.pop_front();
+        }
+        let mut earlier = self.pending.iter().filter(|(of, ..)| *of == rank);
+        match request {
+            Request::Set(..) => earlier.next().is_some(),
+            Request::Write(_, to) => {
+                earlier.any(|(.., place)| overlap((place.addr, place.len), (to.addr, to.len)))
+            }
+            // The card executes reads and atomics after all messages before them; an empty write touches nothing.
+            _ => false,
+        }
+    }
+
+    pub(crate) fn note(&mut self, rank: u32, request: &Request, number: u64) {
+        if let Some(place) = request.written().filter(|place| self.is_out_of_order && place.len > 0) {
+            self.pending.push_back((rank, number, place));
+        }
+        if let Some(place) = request.result().filter(|_| self.is_out_of_order) {
+            self.results.push_back((number, place));
+        }
+    }
+
+    /// Returns true if the request's result goes where that of an earlier one may still go.
+    fn need_fence(&mut self, request: &Request, completed: u64) -> bool {
+        while self.results.front().is_some_and(|(number, _)| *number <= completed) {
+            self.results.pop_front();
+        }
+        request.result().is_some_and(|place| self.results.iter().any(|(_, earlier)| overlap(*earlier, place)))
     }
 }
 
@@ -88,6 +174,7 @@ pub(crate) struct Requests {
     pub(crate) fatal: Option<FailureCause>,
     pub(crate) routes: BTreeMap<u32, Route>,
     pub(crate) fetches: NewestFetches,
+    pub(crate) writes: Writes,
 }
 
 #[derive(Debug)]
@@ -126,9 +213,15 @@ impl Route {
 }
 
 impl Requests {
-    pub(crate) fn new(routes: impl Iterator<Item = (u32, Option<DcAddress>)>) -> Self {
+    pub(crate) fn new(routes: impl Iterator<Item = (u32, Option<DcAddress>)>, is_out_of_order: bool) -> Self {
         let routes = routes.map(|(rank, address)| (rank, Route::new(address, 0))).collect();
-        Requests { routes, ..Requests::default() }
+        Requests { routes, writes: Writes::of(is_out_of_order), ..Requests::default() }
+    }
+
+    /// Returns true if the next request needs a fence.
+    pub(crate) fn need_fence(&mut self, request: &Request) -> bool {
+        let completed = self.completed;
+        self.fetches.need_fence(Some(request), completed) || self.writes.need_fence(request, completed)
     }
 
     pub(crate) fn route(&mut self, rank: u32) -> Result<&mut Route> {
@@ -179,6 +272,41 @@ impl Requests {
 mod tests {
     use super::*;
     use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
+
+    #[test]
+    fn what_is_ordered_after_writes_gets_a_read_before_it() {
+        let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
+        let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE).unwrap();
+        let place = |bytes: std::ops::Range<usize>| region.remote().slice(bytes).unwrap();
+        let write = |bytes: std::ops::Range<usize>| {
+            Request::Write(region.slice(bytes.clone()).unwrap(), place(bytes))
+        };
+        let set = Request::Set([1; 4], place(60..64));
+        let read = Request::Read(region.slice(..8).unwrap(), place(0..8));
+        let mut of_results = Writes::of(true);
+        of_results.note(1, &read, 1);
+        let other = Request::Read(region.slice(8..16).unwrap(), place(0..8));
+        assert!(of_results.need_fence(&read, 0) && !of_results.need_fence(&other, 0));
+        assert!(!of_results.need_fence(&read, 1), "that result is there");
+
+        let mut in_order = Writes::of(false);
+        in_order.note(1, &write(0..16), 1);
+        assert!(!in_order.need_order(1, &set, 0));
+
+        let mut writes = Writes::of(true);
+        assert!(!writes.need_order(1, &set, 0), "nothing before it");
+        writes.note(1, &write(0..16), 1);
+        writes.note(1, &write(16..32), 2);
+        writes.note(1, &read, 3);
+        assert!(writes.need_order(1, &set, 0) && writes.need_order(1, &set, 1));
+        assert!(!writes.need_order(2, &set, 1), "another rank");
+        assert!(writes.need_order(1, &write(24..40), 1) && !writes.need_order(1, &write(32..40), 1));
+        assert!(!writes.need_order(1, &write(0..16), 1), "that write has completed");
+        assert!(!writes.need_order(1, &read, 1) && !writes.need_order(1, &Request::Probe, 1));
+        assert!(!writes.need_order(1, &set, 2), "all have completed");
+        writes.note(1, &set, 4);
+        assert!(writes.need_order(1, &set, 2), "a notification is a write, too");
+    }
 
     #[test]
     fn what_may_overtake_a_read_or_an_atomic_gets_a_fence() {

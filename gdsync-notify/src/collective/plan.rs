@@ -291,15 +291,17 @@ impl Inner {
             match step {
                 Step::Send { to, copies, word } => {
                     for (count, copy) in (1..).zip(copies) {
-                        batch = self.write(batch, round, *to, copy, count % COMPLETE_EVERY == 0)?;
-                        requests += 1;
+                        let sends;
+                        (batch, sends) = self.write(batch, round, *to, copy, count % COMPLETE_EVERY == 0)?;
+                        requests += sends;
                         if requests >= REQUESTS {
                             post(std::mem::take(&mut batch))?;
                             requests = 0;
                         }
                     }
-                    batch = self.set(batch, round, *to, *word)?;
-                    requests += 1;
+                    let sends;
+                    (batch, sends) = self.set(batch, round, *to, *word)?;
+                    requests += sends;
                 }
                 Step::Wait { word } => batch = self.wait(batch, round, *word),
                 Step::WaitForLast { word } => {
@@ -323,24 +325,35 @@ impl Inner {
         to: u32,
         copy: &Copy,
         completes: bool,
-    ) -> Result<Batch, CollectiveError> {
+    ) -> Result<(Batch, usize), CollectiveError> {
         let len = copy.blocks as usize * self.collective.block();
         if len == 0 {
-            return Ok(batch);
+            return Ok((batch, 0));
         }
         let start = self.layout().at(copy.from.0, round, copy.from.1);
         let offset = self.locations[to as usize].layout.at(copy.to.0, round, copy.to.1) as u64;
         let from = self.segment.slice(start..start + len)?;
         let rank = self.members[to as usize];
         let write = Operation::Write { from: &from, rank, to: &self.segment, offset };
-        Ok(batch.send(self.queue.prepare_one(write, completes)?))
+        self.add(batch, write, completes)
     }
 
-    fn set(&self, batch: Batch, round: u64, to: u32, word: u32) -> Result<Batch, CollectiveError> {
+    fn set(&self, batch: Batch, round: u64, to: u32, word: u32) -> Result<(Batch, usize), CollectiveError> {
         let id = self.locations[to as usize].first_word + self.word(round, word);
         let rank = self.members[to as usize];
         let notify = Operation::Notify { rank, to: &self.segment, id, value: phase(round) };
-        Ok(batch.send(self.queue.prepare_one(notify, true)?))
+        self.add(batch, notify, true)
+    }
+
+    /// Adds the sends of an operation to a batch. Returns their number.
+    fn add(
+        &self,
+        batch: Batch,
+        operation: Operation<'_>,
+        signaled: bool,
+    ) -> Result<(Batch, usize), CollectiveError> {
+        let sends = self.queue.prepare_as(operation, signaled)?;
+        Ok(sends.fold((batch, 0), |(batch, count), send| (batch.send(send), count + 1)))
     }
 
     fn wait(&self, batch: Batch, round: u64, word: u32) -> Batch {

@@ -1,7 +1,7 @@
 //! Collectives on software streams, between ranks as threads and as processes.
 
 use crate::death::{be_killed, team};
-use crate::ranks::{LONG, Ranks, config, domain, ended_well, on_threads};
+use crate::ranks::{LONG, Ranks, config, domain, ended_well, on_threads, places_out_of_order};
 use gdsync::{SoftStream, Stream};
 use gdsync_notify::collective::{
     Collective, CollectiveError, Collectives, Element, Operation, Plan, combine,
@@ -245,6 +245,10 @@ fn two_streams_have_collectives_of_their_own() {
 fn operations_are_as_few_as_promised() {
     for size in [2, 3, 16] {
         on_threads(size, &config(), |team| {
+            // A notification is two sends there.
+            if places_out_of_order(&team.queue(0).unwrap(), 0) {
+                return;
+            }
             let steps = size.next_power_of_two().trailing_zeros() as usize;
             let of = |block| {
                 let is_small = size >= 16 && block <= 1024;

@@ -2,7 +2,7 @@
 
 use crate::notify_device::{Kernels, LIBRARY, SOURCE, kernels};
 use crate::notify_rig::Rank;
-use crate::ranks::{LONG, Prepare, Ranks, config, ended_well, joined};
+use crate::ranks::{LONG, Prepare, Ranks, SendAll, config, ended_well, joined};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
@@ -152,9 +152,11 @@ fn reads_atomics_and_registered_memory_end_with_a_death_as_writes_do() {
     is_dead(queue.compare_swap(&old, VICTIM, &segment, 8, 0, 1));
     is_dead(queue.read(&read, VICTIM, &segment, 2048));
     // A stream gets no new work, for any rank.
-    is_dead(queue.one(Operation::Read { into: &read, rank: other, of: &segment, offset: 2048 }).map(drop));
+    is_dead(queue.sends(Operation::Read { into: &read, rank: other, of: &segment, offset: 2048 }).map(drop));
     is_dead(
-        queue.one(Operation::FetchAdd { into: &old, rank: other, of: &segment, offset: 0, add: 1 }).map(drop),
+        queue
+            .sends(Operation::FetchAdd { into: &old, rank: other, of: &segment, offset: 0, add: 1 })
+            .map(drop),
     );
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     assert_eq!(seen.load(), 1 << 31 | VICTIM);
@@ -355,7 +357,7 @@ fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
                 be_killed();
             }
             last = Instant::now();
-            let send = match queue.one(Operation::Notify {
+            let send = match queue.sends(Operation::Notify {
                 rank: next,
                 to: &segment,
                 id: round % 4,
@@ -365,7 +367,7 @@ fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
                 Err(error) => return Some(error),
             };
             let arrival = segment.notification(round % 4).unwrap();
-            match stream.post_timeout(Batch::new().send(send).wait_notification(&arrival), LONG) {
+            match stream.post_timeout(Batch::new().send_all(send).wait_notification(&arrival), LONG) {
                 Ok(_) => None,
                 // Prepared before its queue pair was aborted.
                 Err(error) if !team.dead().is_empty() => {

@@ -1,6 +1,6 @@
 //! Teams whose queues reach their ranks by DC: other tests again, and the differences.
 
-use crate::ranks::{CONNECTIONS, LONG, Prepare, config, domain, each_on_a_thread};
+use crate::ranks::{CONNECTIONS, LONG, Prepare, SendAll, config, domain, each_on_a_thread};
 use gdsync::queue::{FailureCause, Syndrome};
 use gdsync::stream::Cpu;
 use gdsync::verbs::DevxError;
@@ -144,19 +144,19 @@ fn what_a_stream_was_given_behind_a_refused_write_is_done_again() {
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     segment.write(0, b"content.").unwrap();
     let from = segment.slice(..8).unwrap();
-    let refused = queue.one(Operation::Write { from: &from, rank: 1, to: segment, offset: 0 }).unwrap();
+    let refused = queue.sends(Operation::Write { from: &from, rank: 1, to: segment, offset: 0 }).unwrap();
     let behind = queue
-        .two(Operation::WriteNotify { from: &from, rank: 2, to: segment, offset: 8, id: 0, value: 7 })
+        .sends(Operation::WriteNotify { from: &from, rank: 2, to: segment, offset: 8, id: 0, value: 7 })
         .unwrap();
     // Never posted, so never executed.
-    let held = queue.one(Operation::Notify { rank: 2, to: segment, id: 1, value: 5 }).unwrap();
-    stream.post(behind.into_iter().fold(Batch::new().send(refused), Batch::send)).unwrap();
+    let held = queue.sends(Operation::Notify { rank: 2, to: segment, id: 1, value: 5 }).unwrap();
+    stream.post(Batch::new().send_all(refused).send_all(behind)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     assert_eq!(third.1.notify_waitsome(0..1, LONG).unwrap(), Some(0));
     let mut bytes = [0; 8];
     third.1.read(8, &mut bytes).unwrap();
     assert_eq!(&bytes, b"content.");
-    let error = stream.post(Batch::new().send(held)).unwrap_err();
+    let error = stream.post(Batch::new().send_all(held)).unwrap_err();
     assert!(error.to_string().contains("was prepared before reset()"), "{error}");
     drop(error);
     queue.flush_rank(2, LONG).unwrap();
@@ -170,17 +170,19 @@ fn what_a_stream_has_waited_for_behind_a_refused_write_is_told_as_lost() {
     let (queue, segment) = (first.0.queue(0).unwrap(), &first.1);
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     let from = segment.slice(..8).unwrap();
-    let refused = queue.one(Operation::Write { from: &from, rank: 1, to: segment, offset: 0 }).unwrap();
-    let behind = queue.one(Operation::Notify { rank: 2, to: segment, id: 0, value: 7 }).unwrap();
+    let refused = queue.sends(Operation::Write { from: &from, rank: 1, to: segment, offset: 0 }).unwrap();
+    let behind = queue.sends(Operation::Notify { rank: 2, to: segment, id: 0, value: 7 }).unwrap();
     let waits = queue.prepare_waits(2).unwrap();
-    stream.post(waits.into_iter().fold(Batch::new().send(refused).send(behind), Batch::wait)).unwrap();
+    stream
+        .post(waits.into_iter().fold(Batch::new().send_all(refused).send_all(behind), Batch::wait))
+        .unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     is_refused(queue.flush_rank(2, LONG));
     assert_eq!(third.1.notify_reset(0).unwrap(), 0);
     // It is reported once, and later requests arrive.
     queue.flush_rank(2, LONG).unwrap();
-    let send = queue.one(Operation::Notify { rank: 2, to: segment, id: 1, value: 8 }).unwrap();
-    stream.post(Batch::new().send(send)).unwrap();
+    let send = queue.sends(Operation::Notify { rank: 2, to: segment, id: 1, value: 8 }).unwrap();
+    stream.post(Batch::new().send_all(send)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap());
     queue.flush_rank(2, LONG).unwrap();
     assert_eq!(third.1.notify_reset(1).unwrap(), 8);

@@ -98,7 +98,7 @@ fn kernels_of_two_streams_pass_data_to_and_fro() {
     let put = |from: usize, round: u32| {
         let rank = &ranks[from];
         let slice = rank.segment.slice(..BYTES).unwrap();
-        let sends = rank.queue.two(Operation::WriteNotify {
+        let sends = rank.queue.sends(Operation::WriteNotify {
             from: &slice,
             rank: 1 - from as u32,
             to: &rank.segment,

@@ -1,6 +1,6 @@
 //! Segments over the program's GPU memory, and reads and atomics there. Skipped, with a message, where there is no GPU.
 
-use crate::ranks::{Prepare, each_on_a_thread};
+use crate::ranks::{Prepare, SendAll, each_on_a_thread};
 use gdsync::Batch;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync_notify::{NotifyError, Operation, Segment, Team, TeamConfig, WaitNotification};
@@ -95,13 +95,14 @@ fn streams_of_a_gpu_wait_read_and_count_in_registered_memory() {
     for round in 0..ROUNDS {
         // The stream counts at the other rank, reads from it, notifies itself after both, and waits.
         let add =
-            queue.one(Operation::FetchAdd { into: &old, rank: 1, of: segment, offset: 0, add: 2 }).unwrap();
-        let read = queue.one(Operation::Read { into: &block, rank: 1, of: segment, offset: 2048 }).unwrap();
+            queue.sends(Operation::FetchAdd { into: &old, rank: 1, of: segment, offset: 0, add: 2 }).unwrap();
+        let read = queue.sends(Operation::Read { into: &block, rank: 1, of: segment, offset: 2048 }).unwrap();
         let waits = queue.prepare_waits(1).unwrap();
-        let notify = queue.one(Operation::Notify { rank: 0, to: segment, id: 1, value: round + 1 }).unwrap();
-        let batch = waits.into_iter().fold(Batch::new().send(add).send(read), Batch::wait);
+        let notify =
+            queue.sends(Operation::Notify { rank: 0, to: segment, id: 1, value: round + 1 }).unwrap();
+        let batch = waits.into_iter().fold(Batch::new().send_all(add).send_all(read), Batch::wait);
         let arrival = segment.notification(1).unwrap();
-        stream.post(batch.send(notify).wait_notification(&arrival)).unwrap();
+        stream.post(batch.send_all(notify).wait_notification(&arrival)).unwrap();
         synchronize(&stream);
         let mut found = [0; 1024];
         segment.read(1024, &mut found).unwrap();

@@ -113,7 +113,7 @@ fn streams_of_two_gpus_wait_for_each_others_notifications() {
             let (queue, segment, _) = &made[from];
             let slice = segment.slice(..BYTES).unwrap();
             let sends = queue
-                .two(gdsync_notify::Operation::WriteNotify {
+                .sends(gdsync_notify::Operation::WriteNotify {
                     from: &slice,
                     rank: to as u32,
                     to: segment,

@@ -37,7 +37,7 @@ fn all_to_all(team: &Team, rounds: u32) {
                 let (from, id) = (outbox.slice(at..at + BLOCK).unwrap(), round % 2 * size + own);
                 let offset = (base + own as usize * BLOCK) as u64;
                 for send in queue
-                    .two(Operation::WriteNotify {
+                    .sends(Operation::WriteNotify {
                         from: &from,
                         rank: *to,
                         to: &inbox,

@@ -1,6 +1,8 @@
 //! Notified writes between ranks as threads and as processes.
 
-use crate::ranks::{LONG, Prepare, Ranks, config, domain, each_on_a_thread, ended_well, joined, on_threads};
+use crate::ranks::{
+    LONG, Prepare, Ranks, SendAll, config, domain, each_on_a_thread, ended_well, joined, on_threads,
+};
 use gdsync::memop::{Condition, Word32};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{OrderError, RequestError};
@@ -142,8 +144,8 @@ fn ring(team: &Team, rounds: u32) {
         let content = move |rank: u32| vec![(rank * 50 + round) as u8; 1024];
         stream.launch(move || fill.write(out, &content(own)).unwrap()).unwrap();
         let from = segment.slice(out..out + 1024).unwrap();
-        let [write, notify] = queue
-            .two(Operation::WriteNotify {
+        let written = queue
+            .sends(Operation::WriteNotify {
                 from: &from,
                 rank: next,
                 to: &segment,
@@ -153,7 +155,7 @@ fn ring(team: &Team, rounds: u32) {
             })
             .unwrap();
         let word = segment.notification(arrived).unwrap();
-        stream.post(Batch::new().send(write).send(notify).wait_notification(&word)).unwrap();
+        stream.post(Batch::new().send_all(written).wait_notification(&word)).unwrap();
         let (check, failed) = (segment.clone(), failures.clone());
         stream
             .launch(move || {
@@ -164,9 +166,10 @@ fn ring(team: &Team, rounds: u32) {
                 }
             })
             .unwrap();
-        let answer =
-            queue.one(Operation::Notify { rank: before, to: &segment, id: taken, value: round + 1 }).unwrap();
-        stream.post(Batch::new().send(answer)).unwrap();
+        let answer = queue
+            .sends(Operation::Notify { rank: before, to: &segment, id: taken, value: round + 1 })
+            .unwrap();
+        stream.post(Batch::new().send_all(answer)).unwrap();
     }
     // The stream waits until everything has arrived.
     let waits = [next, before].into_iter().flat_map(|rank| queue.prepare_waits(rank).unwrap());
@@ -213,7 +216,7 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
         // Later calls fail alike; another queue detects it anew.
         dead(queue.flush_rank(2, LONG));
         dead(queue.write(&slice, 2, &segment, 0));
-        dead(queue.one(Operation::Notify { rank: 2, to: &segment, id: 0, value: 1 }).map(drop));
+        dead(queue.sends(Operation::Notify { rank: 2, to: &segment, id: 0, value: 1 }).map(drop));
         dead(team.queue(1).unwrap().ping(2, LONG));
         // The other two ranks write to each other as before.
         let other = 1 - team.rank();
@@ -256,7 +259,7 @@ fn what_cannot_be_is_refused_with_the_limit() {
     assert!(text(queue.write_notify(&slice, 1, segment, 0, 3, 1)).starts_with("notification 3"));
     assert!(text(queue.notify(1, segment, 0, 0)).contains("value 0"));
     assert!(
-        text(queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value: 0 }).map(drop))
+        text(queue.sends(Operation::Notify { rank: 1, to: segment, id: 0, value: 0 }).map(drop))
             .contains("value 0")
     );
     assert!(text(segment.notification(3).map(drop)).contains("at rank 0"));
@@ -350,7 +353,7 @@ fn fill(config: &TeamConfig, with: impl FnOnce(Queue) -> Queue) {
     let (queue, segment) = (with(teams[0].0.queue(0).unwrap()), &teams[0].1);
     let mut held = Vec::new();
     let error = loop {
-        match queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value: 1 }) {
+        match queue.sends(Operation::Notify { rank: 1, to: segment, id: 0, value: 1 }) {
             Ok(send) => held.push(send),
             Err(error) => break error,
         }
@@ -362,8 +365,8 @@ fn fill(config: &TeamConfig, with: impl FnOnce(Queue) -> Queue) {
 fn stream_of(queue: &Queue, segment: &Segment) -> (Stream<SoftStream>, Word32) {
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
     let gate = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
-    let send = queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value: 77 }).unwrap();
-    stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).send(send)).unwrap();
+    let send = queue.sends(Operation::Notify { rank: 1, to: segment, id: 0, value: 77 }).unwrap();
+    stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).send_all(send)).unwrap();
     (stream, gate)
 }
 
@@ -384,16 +387,16 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     assert!(stream.synchronize_timeout(LONG).unwrap());
     // Sends that were dropped: one in the middle, then the newest.
     let [first, second] =
-        [1, 2].map(|value| queue.one(Operation::Notify { rank: 1, to: segment, id: 0, value }).unwrap());
+        [1, 2].map(|value| queue.sends(Operation::Notify { rank: 1, to: segment, id: 0, value }).unwrap());
     let error = refusal(queue.flush(Duration::from_millis(20)));
     assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { .. })), "{error}");
     drop(first);
-    stream.post(Batch::new().send(second)).unwrap();
+    stream.post(Batch::new().send_all(second)).unwrap();
     queue.flush(LONG).unwrap();
     assert_eq!(teams[1].1.notify_reset(0).unwrap(), 2);
     drop(
         queue
-            .two(Operation::WriteNotify {
+            .sends(Operation::WriteNotify {
                 from: &segment.slice(..).unwrap(),
                 rank: 1,
                 to: segment,

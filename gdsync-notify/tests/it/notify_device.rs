@@ -315,7 +315,7 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         let (outbox, inbox) = segments(team, 8);
         let (queue, device) = (team.queue(0).unwrap(), Cpu::new());
         let prepared = queue
-            .one(Operation::Write { from: &outbox.slice(..).unwrap(), rank: 1, to: &inbox, offset: 0 })
+            .sends(Operation::Write { from: &outbox.slice(..).unwrap(), rank: 1, to: &inbox, offset: 0 })
             .unwrap();
         let error = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap_err();
         assert!(matches!(error, NotifyError::Post { rank: 1, .. }), "{error}");

@@ -1,6 +1,6 @@
 //! Ranks of one job: threads, or processes in which a test reruns itself once for each rank.
 
-use gdsync::{PreparedSend, ProtectionDomain};
+use gdsync::{Batch, PreparedSend, ProtectionDomain};
 use gdsync_notify::bootstrap::{Bootstrap, Job};
 use gdsync_notify::{ConnectionKind, NotifyError, Operation, Queue, Team, TeamConfig};
 use gdsync_test_support::folder::Folder;
@@ -14,20 +14,35 @@ use std::time::Duration;
 /// Upper limit of any wait, on however busy a machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Prepares operations of one or two sends.
+/// Prepares an operation, of one send or several.
 pub(crate) trait Prepare {
-    fn one(&self, operation: Operation<'_>) -> Result<PreparedSend, NotifyError>;
-    fn two(&self, operation: Operation<'_>) -> Result<[PreparedSend; 2], NotifyError>;
+    fn sends(&self, operation: Operation<'_>) -> Result<Vec<PreparedSend>, NotifyError>;
 }
 
 impl Prepare for Queue {
-    fn one(&self, operation: Operation<'_>) -> Result<PreparedSend, NotifyError> {
-        Ok(self.prepare(operation)?.next().unwrap())
+    fn sends(&self, operation: Operation<'_>) -> Result<Vec<PreparedSend>, NotifyError> {
+        Ok(self.prepare(operation)?.collect())
     }
+}
 
-    fn two(&self, operation: Operation<'_>) -> Result<[PreparedSend; 2], NotifyError> {
-        let mut sends = self.prepare(operation)?;
-        Ok([sends.next().unwrap(), sends.next().unwrap()])
+/// Returns whether a queue's connection to a rank places messages out of order: with the liberty `unordered`.
+pub(crate) fn places_out_of_order(queue: &Queue, rank: u32) -> bool {
+    let of_queue_pair = |one: &gdsync::QueuePair| one.places_out_of_order().unwrap();
+    // Connections of DC have no queue pair of a rank.
+    queue.queue_pair(rank).map_or_else(
+        |_| std::env::var("SOFTHCA_LIBERTIES").is_ok_and(|kinds| kinds.contains("unordered")),
+        of_queue_pair,
+    )
+}
+
+/// Adds all sends of an operation to a batch.
+pub(crate) trait SendAll {
+    fn send_all(self, sends: Vec<PreparedSend>) -> Self;
+}
+
+impl SendAll for Batch {
+    fn send_all(self, sends: Vec<PreparedSend>) -> Self {
+        sends.into_iter().fold(self, Batch::send)
     }
 }
 

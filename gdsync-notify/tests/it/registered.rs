@@ -1,6 +1,6 @@
 //! Segments over the program's memory: written, notified, kept while in use, and mixed with allocated parts.
 
-use crate::ranks::{LONG, Prepare, config, domain, each_on_a_thread, on_threads};
+use crate::ranks::{LONG, Prepare, SendAll, config, domain, each_on_a_thread, on_threads};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::Cpu;
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
@@ -136,8 +136,8 @@ fn ring_on<S: gdsync::memop::MemOpStream>(team: &Team, stream: &Stream<S>, round
     let from = segment.slice(..64).unwrap();
     for round in 0..rounds {
         tensor.words[7].store(u64::from(round * 100 + own), Ordering::Relaxed);
-        let [write, notify] = queue
-            .two(gdsync_notify::Operation::WriteNotify {
+        let written = queue
+            .sends(gdsync_notify::Operation::WriteNotify {
                 from: &from,
                 rank: next,
                 to: &segment,
@@ -147,14 +147,14 @@ fn ring_on<S: gdsync::memop::MemOpStream>(team: &Team, stream: &Stream<S>, round
             })
             .unwrap();
         let [arrived, taken] = [0, 1].map(|id| segment.notification(id).unwrap());
-        let sends = Batch::new().send(write).send(notify);
+        let sends = Batch::new().send_all(written);
         stream.post(sends.wait_notification(&arrived)).unwrap();
         assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
         assert_eq!(tensor.words[15].load(Ordering::Relaxed), u64::from(round * 100 + before));
         let answer = queue
-            .one(gdsync_notify::Operation::Notify { rank: before, to: &segment, id: 1, value: 1 })
+            .sends(gdsync_notify::Operation::Notify { rank: before, to: &segment, id: 1, value: 1 })
             .unwrap();
-        stream.post(Batch::new().send(answer).wait_notification(&taken)).unwrap();
+        stream.post(Batch::new().send_all(answer).wait_notification(&taken)).unwrap();
         assert!(stream.synchronize_timeout(LONG).unwrap(), "{:?}", stream.oldest_wait());
     }
     queue.flush(LONG).unwrap();
@@ -212,14 +212,14 @@ fn memory_is_kept_until_the_last_use_by_card_and_stream() {
     let segment = team.register(&tensor.memory(0, 2048), 1).unwrap();
     segment.write(0, &[7; 2048]).unwrap();
     let send = of_stream
-        .one(gdsync_notify::Operation::Write {
+        .sends(gdsync_notify::Operation::Write {
             from: &segment.slice(..).unwrap(),
             rank: 0,
             to: &target,
             offset: 0,
         })
         .unwrap();
-    stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).send(send)).unwrap();
+    stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).send_all(send)).unwrap();
     // The stream's wait refers to a notification, which has its own memory; the CPU's write refers to the data.
     cpu.write(&segment.slice(..64).unwrap(), 0, &target, 0).unwrap();
     drop(segment);

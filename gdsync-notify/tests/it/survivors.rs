@@ -151,7 +151,7 @@ impl Rank {
         for to in &members {
             let from = self.fill(*to, phase, round);
             let at = u64::from(into) * SLOT as u64;
-            let sends = queue.two(Operation::WriteNotify {
+            let sends = queue.sends(Operation::WriteNotify {
                 from: &from,
                 rank: *to,
                 to: &self.inbox,

@@ -1,6 +1,6 @@
 //! The calls of a queue pair. Each room of this module does its part of them.
 
-use crate::qp::life::{connect, create};
+use crate::qp::life::{connect, create, ordering};
 use crate::qp::make::Role;
 use crate::qp::post::receives;
 use crate::qp::{CompletionQueue, PreparedSend, QpState, QueuePair, QueuePairConfig, ResetError};
@@ -205,6 +205,18 @@ impl QueuePair {
     /// [`Error::Verbs`] if the provider refuses.
     pub fn abort(&self) -> Result<(), Error> {
         self.inner.abort()
+    }
+
+    /// Asks the device whether messages of the queue pair may reach memory out of order: then only completions, atomic
+    /// operations and reads order them. Cards do so by themselves on networks that route adaptively (`dp_ordering` of the
+    /// queue pair's context), so the answer counts once it is connected.
+    ///
+    /// A provider that cannot be asked (libmlx5 before rdma-core 22) is taken to keep the order, as its devices do.
+    ///
+    /// # Errors
+    /// [`Error::Devx`] or [`Error::Verbs`], if the device or the kernel does not answer.
+    pub fn places_out_of_order(&self) -> Result<bool, Error> {
+        ordering::is_out_of_order(&self.inner)
     }
 
     /// Returns the first error of the queue pair, if it has failed.

@@ -344,7 +344,8 @@ impl Slice {
         &self.region
     }
 
-    pub(crate) fn addr(&self) -> u64 {
+    /// Returns the address by which the local card knows its first byte.
+    pub fn addr(&self) -> u64 {
         self.addr
     }
 

@@ -20,7 +20,7 @@
 // # Why a reader that sees the notification sees the data
 //
 // Sender: both are writes of one reliable queue pair, posted in this order, and the post releases the calling threads' writes at
-// system scope. The card performs them in that order, into memory that is registered without relaxed ordering, and the word, which
+// system scope. The card performs them in that order (GDSYNC_QUEUE_OUT_OF_ORDER: where it does not by itself), into memory that is registered without relaxed ordering, and the word, which
 // is aligned and inline in the request, atomically. Receiver: `notify_waitsome` reads the word by an acquire load at system scope,
 // which orders the caller's later reads after it. With host memory that is all. With GPU memory the GPU must keep the order of the
 // card's writes for running kernels: see "Visibility of a card's writes to kernels" in device_verbs.cuh.
@@ -34,6 +34,10 @@
 // The version of the structures below. Calls with other versions are refused (`status::invalid`).
 #define GDSYNC_NOTIFY_VERSION 1u
 
+// `flags` of gdsync_queue: the queue pairs place messages out of order. A notification then follows an empty read, and starts when
+// that has completed, as have all writes before it: a block and a round trip more. Writes of the same memory have no order.
+#define GDSYNC_QUEUE_OUT_OF_ORDER 1ull
+
 // The queue pairs of one of a team's queues, one to every rank including itself: plain data, which the library fills in.
 struct gdsync_queue {
     // An array with the gdsync_device_qp of each rank.
@@ -45,7 +49,8 @@ struct gdsync_queue {
     // GDSYNC_NOTIFY_VERSION.
     unsigned int version;
     unsigned int zero;
-    unsigned long long reserved;
+    // GDSYNC_QUEUE_*.
+    unsigned long long flags;
 };
 
 // The part of one rank, as cards name it.
@@ -158,6 +163,19 @@ GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, co
                            [&](u64 index, bool signaled) { return build(qp, index, signaled); });
 }
 
+GDSYNC_DEVICE bool is_out_of_order(const gdsync_queue &queue) { return (queue.flags & GDSYNC_QUEUE_OUT_OF_ORDER) != 0; }
+
+// Writes an empty read, and behind it a notification that waits for it: two blocks.
+GDSYNC_DEVICE u64 write_ordered_word(const gdsync_device_qp &qp, u64 index, remote_memory word, u32 value, bool signaled) {
+    Block read(qp, index);
+    read.put_remote(0, 0);
+    read.finish(OPCODE_READ, false);
+    Block block(qp, index + 1);
+    block.put_remote(word.address, word.rkey);
+    block.put_inline((const u8 *)&value, 4);
+    return block.finish(OPCODE_WRITE, signaled, true);
+}
+
 // The status of a local notification with the value GDSYNC_NOTIFY_RELEASED: 0 if that is an ordinary value. The
 // library writes the status before the word, and clears it after the word.
 GDSYNC_DEVICE u32 released_status(const gdsync_segment &segment, u32 id) {
@@ -267,12 +285,17 @@ GDSYNC_DEVICE status notify(const gdsync_queue &queue, u32 rank, const gdsync_se
                             const post_options &options = post_options()) {
     remote_memory word = {};
     const bool valid = detail::word_of(to, rank, id, value, word);
+    if (detail::is_out_of_order(queue)) {
+        return detail::post_to<S, 2>(queue, rank, valid, options, [&](const gdsync_device_qp &qp, u64 index, bool signaled) {
+            return detail::write_ordered_word(qp, index, word, value, signaled);
+        });
+    }
     return detail::post_to<S, 1>(queue, rank, valid, options, [&](const gdsync_device_qp &qp, u64 index, bool signaled) {
         return detail::write_put_inline(qp, index, word, &value, 4, signaled);
     });
 }
 
-// `write`, then `notify`, with one reservation and one doorbell: two blocks. Nothing is posted if either cannot be.
+// `write`, then `notify`, with one reservation and one doorbell: two blocks, or three. Nothing is posted if one cannot be.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segment &from, u64 from_offset, u32 rank,
                                   const gdsync_segment &to, u64 to_offset, u64 bytes, u32 id, u32 value,
@@ -281,6 +304,12 @@ GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segmen
     remote_memory target = {}, word = {};
     const bool valid = detail::own_part(from, from_offset, bytes, source) && detail::part_of(to, rank, to_offset, bytes, target) &&
                        detail::word_of(to, rank, id, value, word);
+    if (detail::is_out_of_order(queue)) {
+        return detail::post_to<S, 3>(queue, rank, valid, options, [&](const gdsync_device_qp &qp, u64 index, bool signaled) {
+            detail::write_put(qp, index, target, source, (u32)bytes, false);
+            return detail::write_ordered_word(qp, index + 1, word, value, signaled);
+        });
+    }
     return detail::post_to<S, 2>(queue, rank, valid, options, [&](const gdsync_device_qp &qp, u64 index, bool signaled) {
         detail::write_put(qp, index, target, source, (u32)bytes, false);
         return detail::write_put_inline(qp, index + 1, word, &value, 4, signaled);

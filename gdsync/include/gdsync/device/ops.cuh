@@ -98,7 +98,8 @@ GDSYNC_DEVICE status put_inline(const gdsync_device_qp &qp, remote_memory to, co
 }
 
 // Writes `bytes` of this side's memory, and after them the 64-bit word `value` to `signal`: a reader that sees the
-// word sees the bytes (device_verbs.cuh says where). Two blocks.
+// word sees the bytes (device_verbs.cuh says where), unless the queue pair places messages out of order
+// (`QueuePair::places_out_of_order` in Rust): then `put_signal_add` keeps that promise. Two blocks.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal, u64 value,
                                 const post_options &options = post_options()) {

@@ -24,6 +24,8 @@ static const u32 OPCODE_FETCH_ADD = 0x12;
 // The byte `fm_ce_se` of the control segment: write a completion entry (`MLX5_WQE_CTRL_CQ_UPDATE`). Without it the
 // card writes one only if the request fails.
 static const u32 SIGNALED = 8;
+// The same byte: start after earlier reads and atomics (`MLX5_WQE_CTRL_FENCE`).
+static const u32 FENCE = 4 << 5;
 // The highest bit of a data segment's count: the data are inline.
 static const u32 INLINE = 0x80000000;
 
@@ -63,10 +65,10 @@ class Block {
     }
 
     // Writes the control segment. Returns its first 8 bytes: the value for the doorbell register, if this is the last block.
-    GDSYNC_DEVICE u64 finish(u32 opcode, bool signaled) {
+    GDSYNC_DEVICE u64 finish(u32 opcode, bool signaled, bool fenced = false) {
         const u32 low = big_endian((index_ & 0xffff) << 8 | opcode);
         const u32 high = big_endian(qpn_ << 8 | units_);
-        store_16_bytes(at_, low, high, big_endian(signaled ? SIGNALED : 0), 0);
+        store_16_bytes(at_, low, high, big_endian((signaled ? SIGNALED : 0) | (fenced ? FENCE : 0)), 0);
         return (u64)high << 32 | low;
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod connect;
 pub(crate) mod create;
 pub(crate) mod fail;
+pub(crate) mod ordering;
 #[deny(unsafe_code)]
 pub(crate) mod state;
 pub(crate) mod target;

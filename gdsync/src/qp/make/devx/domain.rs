@@ -167,6 +167,16 @@ impl Object {
     }
 }
 
+impl Object {
+    /// Asks the device about the object. `output` has room for the answer.
+    pub(super) fn query(&self, command: &'static str, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        let (asked, told) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+        // SAFETY: the object is alive; both buffers have the lengths that are given.
+        let rc = unsafe { (self.api.obj_query)(self.raw.as_ptr(), asked, input.len(), told, output.len()) };
+        check(command, rc, output, || format!("object {:#x}", self.number))
+    }
+}
+
 /// Returns the event queue that a completion queue must name, though it is never armed.
 pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
     let mut number = 0;

@@ -152,6 +152,11 @@ impl Qp {
         Ok((Qp { object, _memory: memory }, queues))
     }
 
+    /// Executes QUERY_QP.
+    pub(crate) fn query(&self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
+        self.object.query("QUERY_QP", input, output)
+    }
+
     /// Makes the transition that `ibv_modify_qp` makes for these attributes, which name the new state. `link` is
     /// the port's.
     pub(crate) fn modify(
