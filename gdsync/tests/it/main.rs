@@ -70,3 +70,16 @@ mod shared_receives;
 mod transports;
 mod triggers;
 mod words;
+
+/// Returns true, and tells that a test is skipped, if it relies on the order of two writes of the same memory, and cards take
+/// the liberty `unordered`.
+fn lacks_order(test: &str) -> bool {
+    let is_unordered = std::env::var("SOFTHCA_LIBERTIES").is_ok_and(|kinds| kinds.contains("unordered"));
+    if is_unordered {
+        gdsync_test_support::skipped(
+            test,
+            "its writes of the same memory have no order with the liberty `unordered`",
+        );
+    }
+    is_unordered
+}
