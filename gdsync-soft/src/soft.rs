@@ -3,6 +3,7 @@
 mod explore;
 mod job;
 mod library;
+mod sights;
 
 use gdsync_cli::child;
 use gdsync_cli::cli::SoftOptions;
@@ -10,9 +11,10 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::folder::Folder;
 use gdsync_cli::signals::Held;
 use gdsync_cli::{log, text};
-use softhca::card::{LinkLayer, PkeyTable};
+use softhca::card::{CHECKS_VARIABLE, LinkLayer, PkeyTable};
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
+use softhca::liberties::journal::JOURNALS;
 use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, SCHEDULE_VARIABLE, Schedule};
 use softhca::program;
 use std::ffi::OsString;
@@ -55,12 +57,20 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
         text.parse::<Schedule>().map_err(|error| wrong(&error))?;
         command.env(SCHEDULE_VARIABLE, schedule.canonicalize()?);
     }
-    if options.schedule.is_some() || std::env::var_os(SCHEDULE_VARIABLE).is_some() {
-        let job = folder.path().join("job");
+    let job = folder.path().join("job");
+    let is_checked = options.check_use;
+    if is_checked || options.schedule.is_some() || std::env::var_os(SCHEDULE_VARIABLE).is_some() {
         std::fs::create_dir(&job)?;
-        command.env(JOB_VARIABLE, job);
+        command.env(JOB_VARIABLE, &job);
     }
-    signals.run(&mut command).map(ExitCode::from)
+    if is_checked {
+        std::fs::create_dir(job.join(JOURNALS))?;
+    }
+    let status = signals.run(&mut command)?;
+    if is_checked {
+        sights::complain(&job.join(JOURNALS))?;
+    }
+    Ok(ExitCode::from(status))
 }
 
 /// Returns the command with the environment of the software card, whose stand-ins for system files are in `files`.
@@ -80,6 +90,9 @@ fn command(options: &SoftOptions, files: &Path, library: &Path) -> Command {
     }
     if let Some(liberties) = &options.liberties {
         command.env(LIBERTIES_VARIABLE, liberties);
+    }
+    if options.check_use {
+        command.env(CHECKS_VARIABLE, "use");
     }
     if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
         command.env(CARD_LOG_VARIABLE, "info");

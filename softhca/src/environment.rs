@@ -1,6 +1,6 @@
 //! Validation of the whole environment.
 
-use crate::card::{Limits, LinkLayer, PkeyTable, WaitRules};
+use crate::card::{Checks, Limits, LinkLayer, PkeyTable, WaitRules};
 use crate::devices;
 use crate::fabric::check_key;
 use crate::setting::{self, SettingError};
@@ -27,6 +27,7 @@ pub fn check_of(devices: &[LinkLayer]) -> Result<(), SettingError> {
     check_key()?;
     Speed::from_environment()?;
     Limits::from_environment()?;
+    Checks::from_environment()?;
     WaitRules::from_environment()?;
     liberties::from_environment()?;
     faults::plan_from_environment()?;

@@ -203,6 +203,10 @@ pub struct SoftOptions {
     /// what makes it fail (docs/missing-order.md)
     #[arg(long, conflicts_with = "liberties")]
     pub explore: bool,
+    /// Find what the command changes or destroys while a work request uses it, even if it works by luck
+    /// (docs/missing-order.md); SOFTHCA_CHECKS=use does the same
+    #[arg(long)]
+    pub check_use: bool,
     /// With --explore: number of runs
     #[arg(long, value_name = "N", requires = "explore")]
     pub runs: Option<u64>,

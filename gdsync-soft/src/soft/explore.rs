@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Status of a command that fails under a schedule.
+/// Status of a command that fails under a schedule, or of which a check has found something.
 const FOUND: u8 = 1;
 
 /// Explores the command. The status is 0 if nothing was found, 1 if something was, and 2 if the command cannot be explored.
@@ -42,7 +42,8 @@ pub(crate) fn run(options: &SoftOptions, command: Command<'_>) -> Result<ExitCod
     text::print(options.json, &as_json(&outcome, options, is_stopped), || {
         as_text(&outcome, options, is_stopped)
     })?;
-    Ok(ExitCode::from(if outcome.finding.is_some() { FOUND } else { 0 }))
+    let is_found = outcome.finding.is_some() || !outcome.sights.is_empty();
+    Ok(ExitCode::from(if is_found { FOUND } else { 0 }))
 }
 
 /// Shows what the search does, on a terminal. Returns false once a signal has asked for the end.
@@ -75,9 +76,13 @@ fn as_text(outcome: &Outcome, options: &SoftOptions, is_stopped: bool) -> String
     let (runs, seconds) = (outcome.runs, outcome.time.as_secs_f64());
     let mut text = match &outcome.finding {
         Some(finding) => found(finding, options),
+        None if !outcome.sights.is_empty() => "the command has not failed\n".to_owned(),
         None if is_stopped => "nothing was found before the end was asked for\n".to_owned(),
         None => "nothing was found\n".to_owned(),
     };
+    for sight in &outcome.sights {
+        let _ = writeln!(text, "found: {sight}");
+    }
     let _ = writeln!(text, "{runs} runs in {seconds:.1} s; {}", counted(&outcome.census.counts()));
     for failure in &outcome.unrepeated {
         let _ = writeln!(text, "one run failed, and not again under the same schedule: {failure}");
@@ -123,8 +128,14 @@ fn as_json(outcome: &Outcome, options: &SoftOptions, is_stopped: bool) -> Value 
     let decisions: serde_json::Map<String, Value> =
         outcome.census.counts().into_iter().map(|(kind, count)| (kind.words(), count.into())).collect();
     let finding = outcome.finding.as_ref().map(|finding| as_json_finding(finding, &options.output));
+    let sights: Vec<Value> = outcome
+        .sights
+        .iter()
+        .map(|sight| json!({ "card": sight.card, "text": sight.text, "times": sight.times }))
+        .collect();
     json!({
         "found": finding,
+        "sights": sights,
         "runs": outcome.runs,
         "seconds": outcome.time.as_secs_f64(),
         "decisions": decisions,

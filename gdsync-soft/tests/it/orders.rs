@@ -24,6 +24,11 @@ pub(crate) const NAMES: [&str; 12] = [
 
 /// Builds all programs with these options. `None` without a compiler or the headers: the test is skipped.
 pub(crate) fn build(test: &str, options: &[&str]) -> Option<Vec<Program>> {
+    build_some(test, options, &NAMES)
+}
+
+/// Builds some of the programs.
+pub(crate) fn build_some(test: &str, options: &[&str], names: &[&str]) -> Option<Vec<Program>> {
     let compiler = Compiler::c("gnu11").options(options);
     if let Err(why) = compiler.probe("#include <infiniband/verbs.h>") {
         lacks(test, &format!("{why} (packages gcc, libibverbs-dev)"));
@@ -31,7 +36,7 @@ pub(crate) fn build(test: &str, options: &[&str]) -> Option<Vec<Program>> {
     }
     let compiler = compiler.libraries(["-libverbs"]);
     let source = |name| root().join("gdsync-soft/tests/orders").join(name).with_extension("c");
-    Some(NAMES.map(|name| compiler.build(&source(name))).into())
+    Some(names.iter().map(|name| compiler.build(&source(name))).collect())
 }
 
 /// Runs each program once for each value of SOFTHCA_LIBERTIES, on a device of each link layer.

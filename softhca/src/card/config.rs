@@ -1,10 +1,13 @@
 //! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain data.
 
+mod checks;
 mod limits;
 mod ordering;
 mod pkeys;
 mod queues;
 
+pub use checks::CHECKS_VARIABLE;
+pub(crate) use checks::Checks;
 pub use limits::{LIMITS, Limits, OBJECTS_VARIABLE, WAITS_VARIABLE, WaitRules};
 pub use ordering::DataOrdering;
 pub(crate) use pkeys::are_partners;

@@ -1,6 +1,6 @@
 //! The resources that all queue pairs of a card share: memory regions, completion queues, diagnostics, buffers.
 
-use super::config::{Access, PkeyTable, WaitRules};
+use super::config::{Access, Checks, PkeyTable, WaitRules};
 use super::counters::CardCounters;
 use super::delayed::DelayedCompletions;
 use super::listeners::AwaitedWords;
@@ -22,6 +22,7 @@ use super::reports::{Diagnostic, Diagnostics, Event, Verdict};
 use super::trace;
 use crate::fabric::PayloadPart;
 use crate::faults::{Direction, Faults};
+use crate::liberties::journal;
 use crate::liberties::{Decisions, LibertyKinds, Work};
 use crate::packet::PacketKind;
 use crate::speed::Speed;
@@ -52,6 +53,7 @@ pub(crate) struct Resources {
     /// Completion queues with an event that moderation holds back, by its due time.
     pub(crate) held_events: BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
+    pub(crate) checks: Checks,
     /// Queue pairs created with `cd_slave_send`.
     pub(crate) slaves: HashSet<u32>,
     /// Executed SEND_ENs that the engine has not passed on yet.
@@ -97,6 +99,7 @@ impl Resources {
             delayed: DelayedCompletions::default(),
             held_events: BTreeSet::new(),
             waits,
+            checks: Checks::empty(),
             slaves: HashSet::new(),
             enables: Vec::new(),
             inbox: Inbox::default(),
@@ -126,6 +129,7 @@ impl Resources {
             delayed: &mut self.delayed,
             held_events: &mut self.held_events,
             waits: self.waits,
+            checks: self.checks,
             slaves: &self.slaves,
             enables: &mut self.enables,
             inbox: &mut self.inbox,
@@ -155,6 +159,7 @@ pub(crate) struct Context<'a> {
     delayed: &'a mut DelayedCompletions,
     held_events: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
+    pub(crate) checks: Checks,
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
@@ -195,6 +200,15 @@ impl Context<'_> {
     pub(crate) fn advise(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
         let (verdict, qpn) = (Verdict::Accepted, Some(qpn));
         self.diagnostics.report(Diagnostic { verdict, qpn, index, field, message });
+    }
+
+    /// Reports what a check has found: a card would accept it, and the program works by luck.
+    pub(crate) fn found(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
+        let diagnostic = Diagnostic { verdict: Verdict::Accepted, qpn: Some(qpn), index, field, message };
+        if let Some(journal) = self.decisions.journal() {
+            journal.write(&journal::Entry::Found { text: diagnostic.to_string() });
+        }
+        self.diagnostics.found(diagnostic);
     }
 
     pub(crate) fn emit(&mut self, event: Event) {

@@ -1,6 +1,6 @@
 //! A running card: its port, its settings and its objects.
 
-use super::config::{DataOrdering, InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, WaitRules};
+use super::config::{Checks, DataOrdering, InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, WaitRules};
 use super::counters::Counters;
 use super::engine::Engine;
 use super::error::CardError;
@@ -95,11 +95,12 @@ impl Card {
         setting::check_names()?;
         faults::plan_from_environment()?;
         let (waits, decisions) = (WaitRules::from_environment()?, liberties::of_next_card()?);
-        let limits = Limits::from_environment()?;
+        let (limits, checks) = (Limits::from_environment()?, Checks::from_environment()?);
         let pkeys = PkeyTable::of_devices(&[LinkLayer::InfiniBand])?;
         let fabric = Fabric::bind(Speed::from_environment()?)?;
         let mut card = Card::on(fabric, device, link, sink, waits, decisions);
         card.limits = limits;
+        card.set_checks(checks);
         card.set_pkeys(pkeys.of_port(card.link_layer()));
         Ok(card)
     }
@@ -149,6 +150,11 @@ impl Card {
     pub(super) fn set_pkeys(&mut self, pkeys: PkeyTable) {
         self.shared.engine.lock().resources.pkeys = pkeys.clone();
         self.pkeys = pkeys;
+    }
+
+    /// Sets what it checks of its program.
+    pub(super) fn set_checks(&self, checks: Checks) {
+        self.shared.engine.lock().resources.checks = checks;
     }
 
     /// Returns its LID, which every process of the host sees. A card with an Ethernet port has one, too: its GIDs end

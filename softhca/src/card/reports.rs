@@ -109,6 +109,16 @@ impl Diagnostics {
             Verdict::Refused => tracing::warn!(%diagnostic, "a card would not accept this"),
             Verdict::Accepted => tracing::info!(%diagnostic, "advice: a card would accept this"),
         }
+        self.keep(diagnostic);
+    }
+
+    /// Reports what a check has found that the program's user has asked for.
+    pub(crate) fn found(&mut self, diagnostic: Diagnostic) {
+        tracing::warn!(%diagnostic, "the program works by luck");
+        self.keep(diagnostic);
+    }
+
+    fn keep(&mut self, diagnostic: Diagnostic) {
         if self.kept.len() == KEPT {
             self.kept.pop_front();
         }

@@ -28,6 +28,7 @@ use zerocopy::{FromBytes, IntoBytes};
 mod arming;
 mod atomics;
 mod chaos;
+mod checks;
 mod connections;
 mod datagrams;
 mod dc;

@@ -10,8 +10,10 @@ mod explain;
 mod plan;
 mod search;
 mod shrink;
+mod sights;
 
 pub use census::{Census, Journal, read_journals};
 pub use closure::explore;
 pub use explain::Cause;
 pub use search::{Finding, Job, Limits, Outcome, Progress, Refusal, Run, search};
+pub use sights::{Sight, sights};

@@ -4,6 +4,7 @@ use super::census::{Census, Journal, taken};
 use super::explain::{Cause, causes};
 use super::plan::{Attempt, attempts};
 use super::shrink::shrink;
+use super::sights::{self, Sight, sights};
 use crate::liberties::{LibertyKinds, Rule, Schedule};
 use std::time::{Duration, Instant};
 
@@ -104,6 +105,8 @@ pub struct Outcome {
     pub finding: Option<Finding>,
     /// The decisions of the last orderly run.
     pub census: Census,
+    /// What checks of the cards have found, in any run.
+    pub sights: Vec<Sight>,
     /// Number of runs under schedules, without those that shrink and confirm.
     pub runs: u64,
     /// Time from the first schedule to the first failure, or to the end.
@@ -114,11 +117,38 @@ pub struct Outcome {
     pub covered: bool,
 }
 
+/// A job, and what checks have found in all of its runs.
+struct Observed<'a, J> {
+    job: &'a mut J,
+    sights: Vec<Sight>,
+}
+
+impl<J: Job> Job for Observed<'_, J> {
+    type Error = J::Error;
+
+    fn run(&mut self, schedule: &Schedule, limit: Duration) -> Result<Run, J::Error> {
+        let run = self.job.run(schedule, limit)?;
+        sights(&run.journals).into_iter().for_each(|sight| sights::add(&mut self.sights, sight));
+        Ok(run)
+    }
+}
+
 /// Searches for a schedule under which a job fails. `tell` gets each step, and ends the search by `false`.
 ///
 /// # Errors
 /// [`Refusal`].
 pub fn search<J: Job>(
+    job: &mut J,
+    limits: Limits,
+    tell: impl FnMut(Progress) -> bool,
+) -> Result<Outcome, Refusal<J::Error>> {
+    let mut observed = Observed { job, sights: Vec::new() };
+    let mut outcome = search_observed(&mut observed, limits, tell)?;
+    outcome.sights = observed.sights;
+    Ok(outcome)
+}
+
+fn search_observed<J: Job>(
     job: &mut J,
     limits: Limits,
     mut tell: impl FnMut(Progress) -> bool,

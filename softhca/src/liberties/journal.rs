@@ -119,6 +119,11 @@ pub enum Entry {
         /// A description for people.
         text: String,
     },
+    /// A check of the card has found something.
+    Found {
+        /// The finding, for people.
+        text: String,
+    },
     /// The journal ends here, as it is too long.
     Full,
 }
@@ -133,6 +138,7 @@ impl fmt::Display for Entry {
                 write!(f, "p {work} from {from:#x} past [{}] {text}", passed.join(","))
             }
             Entry::Fetched { work, text } => write!(f, "f {work}: {text}"),
+            Entry::Found { text } => write!(f, "! {text}"),
             Entry::Full => f.write_str("full"),
         }
     }
@@ -151,6 +157,7 @@ impl FromStr for Entry {
                 let rule: Rule = rest.parse().map_err(drop)?;
                 Ok(Entry::Decided { decision: rule.decision().ok_or(())?, taken: letter == "+" })
             }
+            "!" => Ok(Entry::Found { text: rest.to_owned() }),
             "q" => {
                 let (qp, qpn) = rest.split_once(' ').ok_or(())?;
                 Ok(Entry::Made { qp: qp.parse().map_err(drop)?, qpn: hexadecimal(qpn)? })
@@ -195,11 +202,12 @@ impl CardJournal {
     /// Writes a line, unless there are too many.
     pub(crate) fn write(&mut self, entry: &Entry) {
         let entry = match self.lines {
+            _ if matches!(entry, Entry::Found { .. }) => entry,
             LINES => &Entry::Full,
             more if more > LINES => return,
             _ => entry,
         };
-        self.lines += 1;
+        self.lines = self.lines.saturating_add(1);
         match &mut self.sink {
             // A line that is missing is a decision that the search does not know.
             Sink::File(file) => _ = file.write_all(format!("{entry}\n").as_bytes()),
@@ -232,6 +240,7 @@ mod tests {
             Entry::Placed { work, text: text.clone(), from: 0x49, passed: vec![] },
             Entry::Placed { work, text, from: 0x49, passed: vec![3, 5] },
             Entry::Fetched { work, text: "send of 4 bytes".to_owned() },
+            Entry::Found { text: "queue pair 0x47 WQE 3 x: y".to_owned() },
             Entry::Full,
         ] {
             assert_eq!(entry.to_string().parse(), Ok(entry));

@@ -39,10 +39,15 @@ pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
 /// Returns `gdsync soft --devices DEVICES -- PROGRAM`, in a separate process group and with a separate temporary
 /// folder.
 pub fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
+    soft_with(&["--devices", devices], program, temporary)
+}
+
+/// As [`soft`], with any options.
+pub fn soft_with(options: &[&str], program: &Path, temporary: &Path) -> Command {
     // `gdsync` starts this program, which must be in the same folder.
     command::program("gdsync-soft");
     let mut command = Command::new(command::program("gdsync"));
-    command.args(["soft", "--devices", devices, "--"]).arg(program).process_group(0);
+    command.arg("soft").args(options).arg("--").arg(program).process_group(0);
     for name in ["GDSYNC_LOG", "SOFTHCA_LOG", "SOFTHCA_DEVICES", "SOFTHCA_WAITS", "LD_PRELOAD", "SYSFS_PATH"]
     {
         command.env_remove(name);

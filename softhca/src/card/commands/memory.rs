@@ -1,5 +1,6 @@
 //! Commands for protection and XRC domains, doorbell pages, memory regions and windows, indirect keys and device memory.
 
+use super::ends::report_use;
 use crate::card::config::{KeyConfig, LIMITS, PD, RegionConfig, WindowKind, XRCD};
 use crate::card::device::{Card, UarHandle};
 use crate::card::engine::{Engine, Uar, XrcDomain};
@@ -214,6 +215,7 @@ impl Card {
     pub unsafe fn reregister_memory(&self, key: u32, config: &RegionConfig) -> Result<(), CardError> {
         let memory = Memory::acquire(config)?;
         let former = self.command(|engine| {
+            report_use(engine, key);
             engine.write_deferred();
             engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
             let replaced = engine.resources.regions.replace(key, config.pdn, memory);
@@ -251,6 +253,7 @@ impl Card {
     /// [`CardError::NotFound`] if there is none of that number.
     pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
         let memory = self.command(|engine| {
+            report_use(engine, key);
             engine.write_deferred();
             let found = engine.resources.regions.deregister(key);
             let (pdn, memory) = found.ok_or(missing(REGION, key))?;

@@ -1,5 +1,6 @@
 //! Commands for completion queues, shared receive queues, queue pairs and their multicast groups.
 
+use super::ends::report_unfinished;
 use crate::card::config::{
     Address, CQ, CqAttributes, CqConfig, CqModeration, InvalidValue, LIMITS, PD, QP, QpAttributes, QpChange,
     QpConfig, QpState, SRQ, SrqAttributes, SrqConfig, Transport, XRCD, XrcConfig,
@@ -297,6 +298,7 @@ impl Card {
             }
             engine.send_remaining(qpn);
             engine.flush_delayed_packets_of(qpn, Instant::now());
+            report_unfinished(engine, qpn);
             let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
             change_users(engine, &endpoint.config, |users| *users -= 1);
             for gid in engine.resources.groups.groups_of(qpn) {

@@ -10,6 +10,7 @@
 pub(crate) mod clock;
 pub(crate) mod copy;
 pub(crate) mod deferred;
+pub(crate) mod fingerprint;
 pub(crate) mod gather;
 pub(crate) mod indirect;
 pub(crate) mod peer_copies;

@@ -109,6 +109,11 @@ impl SendQueue {
         }
     }
 
+    /// Appends what a block has now that was fetched before.
+    pub(crate) fn read_again(&self, index: u32, into: &mut Vec<u8>) {
+        self.ring.read(index, into);
+    }
+
     /// Reads the first block of the next announced work request, if there is one.
     pub(crate) fn next(&self) -> Option<Entry> {
         let announced = self.producer.index().wrapping_sub(self.fetched);

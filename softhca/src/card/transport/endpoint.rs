@@ -158,6 +158,11 @@ impl Step<'_, '_> {
         self.context.advise(self.endpoint.qpn, index, field, message);
     }
 
+    /// Calls [`Context::found`] for the queue pair.
+    pub(crate) fn found(&mut self, index: Option<u16>, field: &'static str, message: String) {
+        self.context.found(self.endpoint.qpn, index, field, message);
+    }
+
     /// Returns the time to wait for an acknowledgement, at the speed of the card; `None` without a limit.
     pub(crate) fn ack_timeout(&self) -> Option<Duration> {
         ack_timeout(self.endpoint.attributes.timeout).map(|time| self.context.speed.of(time))

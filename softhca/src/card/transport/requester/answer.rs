@@ -242,6 +242,7 @@ impl Requester {
         while self.requests.front().is_some_and(|request| request.done) {
             let Some(request) = self.requests.pop_front() else { return };
             self.cursor = self.cursor.saturating_sub(1);
+            self.check_owned(&request, step);
             self.queue.complete_until(request.end());
             if let Ok(work) = &request.work
                 && request.signaled

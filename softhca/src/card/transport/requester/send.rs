@@ -5,6 +5,7 @@
 //! of each start at 0; so a target, which may learn of a connection by any of its packets, distinguishes a new
 //! connection from an old one.
 
+use super::owned::describe;
 use super::state::{DcTarget, Request, Requester};
 use crate::card::config::{Access, MTU, QpState, Transport, packets_of};
 use crate::card::memory::copy::Location;
@@ -26,14 +27,6 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 
 /// Maximum number of work requests that are fetched and not completed.
 const WINDOW: usize = 64;
-
-/// Describes a work request for people.
-fn describe(work: &Result<Work, Syndrome>) -> String {
-    match work {
-        Ok(work) => format!("{:?} of {} bytes", work.opcode, work.length),
-        Err(_) => "a malformed request".to_owned(),
-    }
-}
 
 impl Requester {
     /// Makes the request of a WQE, and moves past its blocks.
@@ -65,6 +58,7 @@ impl Requester {
             acked: 0,
             done: false,
             result: None,
+            owned: None,
         }
     }
 
@@ -117,8 +111,10 @@ impl Requester {
             };
             journal.write(&Entry::Fetched { work: name, text: describe(&work) });
         }
+        let owned = self.own(entry.first, &entry.bytes, step);
         // An entry of wrong size is skipped block by block.
-        Some(self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work))
+        let request = self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work);
+        Some(Request { owned, ..request })
     }
 
     /// Takes the next announced work request without checking it, to flush it: only its index and opcode matter.
@@ -293,6 +289,7 @@ impl Requester {
             return None;
         }
         step.endpoint.deferred.write_all();
+        self.own_sources(step);
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;

@@ -1,5 +1,6 @@
 //! The state of a requester: its fetched work requests, its timers, and its status.
 
+use super::owned::Owned;
 use super::wait::{Pending, Waits};
 use crate::card::config::{QpAttributes, QpConfig};
 use crate::card::queue::send::SendQueue;
@@ -32,6 +33,8 @@ pub(crate) struct Requester {
     pub(super) next_number: u32,
     /// The last fetch of a work request that was decided about, and the last packet of one.
     pub(super) decided: (Option<u32>, Option<(u32, u32)>),
+    /// The next work request as it was before a pause, by the index of its first block.
+    pub(super) ahead: Option<(u32, Box<Owned>)>,
     /// The last packet to the peer that the fabric has taken: its PSN, and its end position.
     pub(super) reached: Option<(u32, u64)>,
     /// Progress of the check of the current time-out.
@@ -107,6 +110,7 @@ impl Requester {
             paused_until: None,
             next_number: 0,
             decided: (None, None),
+            ahead: None,
             reached: None,
             timeout_check: None,
             program_checks: 0,
@@ -128,7 +132,7 @@ impl Requester {
         (self.rnr_until, self.reached, self.paused_until) = (None, None, None);
         self.answer_is_lost = false;
         self.waits = Waits::default();
-        self.target = None;
+        (self.target, self.ahead) = (None, None);
         self.refill_retries(attributes);
     }
 
@@ -165,6 +169,7 @@ impl Requester {
             self.queue.read_early();
             return true;
         }
+        self.own_ahead(step);
         self.pause(draw.pause(), step)
     }
 
@@ -333,6 +338,8 @@ pub(super) struct Request {
     pub(super) done: bool,
     /// The result, if it goes into the completion entry instead of memory, and the stride of the completion queue.
     pub(super) result: Option<(Vec<u8>, u32)>,
+    /// Its memory, which belongs to the card until it completes, if that is checked.
+    pub(super) owned: Option<Box<Owned>>,
 }
 
 impl Request {

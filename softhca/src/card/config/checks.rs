@@ -1,0 +1,62 @@
+//! What a card checks of a program beyond what it is asked to do.
+
+use crate::setting::{self, SettingError};
+use std::str::FromStr;
+
+/// Environment variable with what all cards of this process check of their program: words separated by `,` or spaces.
+///
+/// | word | check |
+/// |---|---|
+/// | `use` | what the program changes or destroys while a work request uses it |
+pub const CHECKS_VARIABLE: &str = "SOFTHCA_CHECKS";
+
+bitflags::bitflags! {
+    /// Checks of what a program does with memory and objects that belong to the card. They find a mistake where it is made,
+    /// even if the program works by luck. Default: none, as they cost time.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Checks: u8 {
+        /// What the program changes or destroys while a work request uses it.
+        const USE = 1 << 0;
+    }
+}
+
+const WORDS: [(&str, Checks); 1] = [("use", Checks::USE)];
+
+impl FromStr for Checks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words = text.split([',', ' ']).filter(|word| !word.is_empty());
+        words.map(of_word).collect()
+    }
+}
+
+fn of_word(word: &str) -> Result<Checks, String> {
+    let known = WORDS.iter().find(|(name, _)| *name == word);
+    let names = || WORDS.map(|(name, _)| name).join(", ");
+    known
+        .map(|(_, check)| *check)
+        .ok_or_else(|| format!("`{word}` is none of its words, which are {}", names()))
+}
+
+impl Checks {
+    /// Returns the checks that the environment asks for.
+    ///
+    /// # Errors
+    /// [`SettingError::Malformed`].
+    pub(crate) fn from_environment() -> Result<Checks, SettingError> {
+        Ok(setting::parsed(CHECKS_VARIABLE, str::parse)?.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_ask_for_checks_and_others_are_refused() {
+        let parse = |text: &str| text.parse::<Checks>();
+        assert_eq!((parse(""), parse(" use,")), (Ok(Checks::empty()), Ok(Checks::USE)));
+        assert!(parse("use all").unwrap_err().contains("`all` is none of its words"));
+    }
+}
