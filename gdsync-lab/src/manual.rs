@@ -66,7 +66,7 @@ Nothing is colored. Without it, terminals are.
 CLICOLOR_FORCE
 Everything is colored, also in a pipe.
 SOFTHCA_CHECKS | pingpong devices bench bench-net soak soft
-What software cards check of their program beyond its requests: `use` (docs/liberties.md).
+What software cards check of their program beyond its requests: `use`, `watch` (docs/liberties.md).
 SOFTHCA_CLOCK | pingpong devices bench bench-net soak soft
 How many times as fast as hardware's the time-outs of software cards run, 1 to 20: the same in all processes of a job (docs/liberties.md).
 SOFTHCA_DEVICES | pingpong devices bench bench-net soak soft

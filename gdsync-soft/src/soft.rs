@@ -58,7 +58,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
         command.env(SCHEDULE_VARIABLE, schedule.canonicalize()?);
     }
     let job = folder.path().join("job");
-    let is_checked = options.check_use;
+    let is_checked = checks(options).is_some();
     if is_checked || options.schedule.is_some() || std::env::var_os(SCHEDULE_VARIABLE).is_some() {
         std::fs::create_dir(&job)?;
         command.env(JOB_VARIABLE, &job);
@@ -91,13 +91,23 @@ fn command(options: &SoftOptions, files: &Path, library: &Path) -> Command {
     if let Some(liberties) = &options.liberties {
         command.env(LIBERTIES_VARIABLE, liberties);
     }
-    if options.check_use {
-        command.env(CHECKS_VARIABLE, "use");
+    if let Some(checks) = checks(options) {
+        command.env(CHECKS_VARIABLE, checks);
     }
     if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
         command.env(CARD_LOG_VARIABLE, "info");
     }
     command
+}
+
+/// Returns the checks that are asked for, as the card names them.
+fn checks(options: &SoftOptions) -> Option<&'static str> {
+    match (options.check_use, options.watch) {
+        (true, true) => Some("use,watch"),
+        (true, false) => Some("use"),
+        (false, true) => Some("watch"),
+        (false, false) => None,
+    }
 }
 
 /// Refuses malformed settings of the card before anything starts: the command would run without its faults,

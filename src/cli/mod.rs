@@ -207,6 +207,10 @@ pub struct SoftOptions {
     /// (docs/missing-order.md); SOFTHCA_CHECKS=use does the same
     #[arg(long)]
     pub check_use: bool,
+    /// Find reads of bytes that have not come yet: their pages are protected until they have, and who touches them is
+    /// named (docs/missing-order.md). It stops threads; SOFTHCA_CHECKS=watch does the same
+    #[arg(long)]
+    pub watch: bool,
     /// With --explore: number of runs
     #[arg(long, value_name = "N", requires = "explore")]
     pub runs: Option<u64>,

@@ -1,4 +1,5 @@
-//! `gdsync soft --check-use`: what a program changes or destroys too early is named, and a right program has no finding.
+//! `gdsync soft --check-use` and `--watch`: who changes, destroys or reads too early is named, and a right program has no
+//! finding.
 
 use crate::orders::build_some;
 use gdsync_test_support::compiler::Program;
@@ -46,5 +47,46 @@ fn programs_that_wait_use_nothing_too_early() {
     for program in &programs {
         let ended = explored(program);
         assert!(ended.succeeded().contains("nothing was found"), "{}", ended.text);
+    }
+}
+
+/// Programs that read too early, by what.
+const READERS: [(&str, &str); 4] = [
+    ("relaxed-flag", "of the 4096 bytes at"),
+    ("adaptive-flag", "of the 4096 bytes at"),
+    ("read-poll", "for the result of request"),
+    ("atomic-result", "of the 8 bytes at"),
+];
+
+/// Runs a program on a card that watches, and holds back what it has placed.
+fn watched(program: &Program) -> Ended {
+    let temporary = Folder::new("checks");
+    let schedule = temporary.path().join("schedule");
+    std::fs::write(&schedule, "hold 5ms\nrelaxed\nunordered\npieces\natomics\n").unwrap();
+    let options = ["--schedule", schedule.to_str().unwrap(), "--watch"];
+    run(soft_with(&options, &program.path(), temporary.path()))
+}
+
+#[test]
+fn who_reads_too_early_is_named() {
+    let names = READERS.map(|(name, _)| name);
+    let Some(programs) = build_some("who_reads_too_early_is_named", &["-g"], &names) else { return };
+    for (program, (name, what)) in programs.iter().zip(READERS) {
+        // Most fail, too.
+        let text = watched(program).text;
+        // The compiler may put one function into another.
+        let is_named = |function| text.contains(&format!("read of what is not there yet: {function}+"));
+        assert!(["expect", "load", "reads", "main"].into_iter().any(is_named), "{name}: {text}");
+        assert!(text.contains(what), "{name}: {text}");
+    }
+}
+
+#[test]
+fn programs_that_wait_read_nothing_too_early() {
+    let names = READERS.map(|(name, _)| name);
+    let test = "programs_that_wait_read_nothing_too_early";
+    let Some(programs) = build_some(test, &["-DORDERED"], &names) else { return };
+    for program in &programs {
+        assert_eq!(watched(program).succeeded(), "");
     }
 }

@@ -20,6 +20,7 @@ use super::queue::shared::{Broken, Srq, Taken};
 use super::queue::wqe::each_piece;
 use super::reports::{Diagnostic, Diagnostics, Event, Verdict};
 use super::trace;
+use super::watch::Watches;
 use crate::fabric::PayloadPart;
 use crate::faults::{Direction, Faults};
 use crate::liberties::journal;
@@ -54,6 +55,7 @@ pub(crate) struct Resources {
     pub(crate) held_events: BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     pub(crate) checks: Checks,
+    pub(crate) watches: Watches,
     /// Queue pairs created with `cd_slave_send`.
     pub(crate) slaves: HashSet<u32>,
     /// Executed SEND_ENs that the engine has not passed on yet.
@@ -100,6 +102,7 @@ impl Resources {
             held_events: BTreeSet::new(),
             waits,
             checks: Checks::empty(),
+            watches: Watches::default(),
             slaves: HashSet::new(),
             enables: Vec::new(),
             inbox: Inbox::default(),
@@ -130,6 +133,7 @@ impl Resources {
             held_events: &mut self.held_events,
             waits: self.waits,
             checks: self.checks,
+            watches: &mut self.watches,
             slaves: &self.slaves,
             enables: &mut self.enables,
             inbox: &mut self.inbox,
@@ -160,6 +164,7 @@ pub(crate) struct Context<'a> {
     held_events: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     pub(crate) checks: Checks,
+    pub(crate) watches: &'a mut Watches,
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
@@ -307,7 +312,8 @@ impl Context<'_> {
             unsafe { copy::copy(payload, targets, self.peers, &mut deferred.lost) }
         } else {
             let is_relaxed = keys.into_iter().all(|key| self.regions.is_relaxed(key));
-            let how = HowToWrite { work, is_relaxed, decisions: self.decisions, now: self.now };
+            let (decisions, watches) = (&mut *self.decisions, &mut *self.watches);
+            let how = HowToWrite { work, is_relaxed, decisions, watches, now: self.now };
             // SAFETY: as above; deferred writes are performed before a region is removed.
             unsafe { deferred.copy(payload, targets, self.peers, how) }
         };

@@ -8,7 +8,7 @@ use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::port::{GidEntry, LinkLayer, Port};
 use super::reports::Diagnostic;
 use super::worker::{EventSink, Shared};
-use super::{capabilities, listeners};
+use super::{capabilities, listeners, touches};
 use crate::fabric::{Fabric, Node};
 use crate::faults::{FaultPlan, Faults, RuleCount};
 use crate::liberties::{Decisions, Liberties, LibertyKinds, Schedule};
@@ -80,6 +80,9 @@ impl Card {
         let mut card = Card::stopped_device(device, link, sink)?;
         let shared = card.shared.clone();
         let thread = thread::start(Builder::new().name("gdsync-softhca".to_owned()), move || shared.run())?;
+        if card.shared.engine.lock().resources.checks.contains(Checks::WATCH) {
+            touches::start(&card.shared)?;
+        }
         card.thread = Some(thread);
         card.published = Some(gdsync_status::publish(card.shared.clone()));
         Ok(card)

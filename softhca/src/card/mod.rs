@@ -40,8 +40,12 @@ mod reports;
 #[deny(unsafe_code)]
 mod status;
 #[deny(unsafe_code)]
+mod touches;
+#[deny(unsafe_code)]
 mod trace;
 mod transport;
+#[deny(unsafe_code)]
+mod watch;
 mod worker;
 
 pub use crate::os::memory::MEMORY_FILE;

@@ -6,6 +6,7 @@
 //! handlers that were installed before. A program that installs a handler after it has opened a card gets the card's
 //! faults, too.
 
+use super::watch;
 use parking_lot::Once;
 use std::cell::UnsafeCell;
 use std::io;
@@ -179,6 +180,8 @@ struct Former([UnsafeCell<MaybeUninit<libc::sigaction>>; 2]);
 // SAFETY: written before the handler that reads it is installed, and never again.
 unsafe impl Sync for Former {}
 
+/// Code of a fault at a page that is mapped without the right (sigaction(2)).
+const SEGV_ACCERR: libc::c_int = 2;
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 static FORMER: Former = Former([const { UnsafeCell::new(MaybeUninit::uninit()) }; 2]);
@@ -227,10 +230,23 @@ unsafe extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, con
     unsafe {
         if stack != 0 && (*info).si_code > 0 {
             continue_at_resume(&mut *context.cast(), stack);
+        } else if signal == libc::SIGSEGV
+            && (*info).si_code == SEGV_ACCERR
+            && watch::on_fault((*info).si_addr() as usize, code_of(&*context.cast()))
+        {
+            // The access is repeated.
         } else {
             pass_on(signal, info, context);
         }
     }
+}
+
+/// Returns the address of the instruction that has faulted.
+fn code_of(context: &libc::ucontext_t) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    return context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+    #[cfg(target_arch = "aarch64")]
+    return context.uc_mcontext.pc as usize;
 }
 
 fn continue_at_resume(context: &mut libc::ucontext_t, stack: usize) {

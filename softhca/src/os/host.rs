@@ -4,10 +4,10 @@
 //! would access it. Memory that is not mapped any more is gone.
 
 use super::guard::guarded;
+use super::maps::mappings;
 use gdsync_sys::shared::{self, SharedU8, SharedU32, SharedU64};
 use gdsync_sys::wake;
 use std::fs::OpenOptions;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
@@ -147,17 +147,6 @@ pub(crate) unsafe fn probe(from: *const u8, count: usize) -> Result<(), Gone> {
         at = at.wrapping_add(PAGE - at as usize % PAGE);
     }
     Ok(())
-}
-
-/// Returns the mappings of `/proc/self/maps` (proc_pid_maps(5)), ordered by address, each with the rest of its line, which
-/// begins with its rights.
-pub(crate) fn mappings(maps: &str) -> impl Iterator<Item = (Range<u64>, &str)> {
-    maps.lines().filter_map(|line| {
-        let (place, rest) = line.split_once(' ')?;
-        let (first, end) = place.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        Some((number(first)?..number(end)?, rest))
-    })
 }
 
 /// Describes what has become of an address.

@@ -4,9 +4,12 @@ pub(crate) mod clock;
 pub(crate) mod fork;
 pub(crate) mod guard;
 pub(crate) mod host;
+pub(crate) mod maps;
 pub(crate) mod memory;
 pub(crate) mod socket;
+pub(crate) mod symbol;
 pub(crate) mod wait;
+pub(crate) mod watch;
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};

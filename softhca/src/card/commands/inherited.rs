@@ -6,7 +6,7 @@ use crate::card::device::Card;
 use crate::card::error::{CardError, missing};
 use crate::card::listeners;
 use crate::card::memory::uar::WITHOUT_DEVICE_MEMORY;
-use crate::os::host::mappings;
+use crate::os::maps::mappings;
 use crate::os::memory::MEMORY_FILE;
 use std::fs::read_to_string;
 use std::io;

@@ -1,4 +1,4 @@
-//! What a card checks of a program beyond what it is asked to do.
+//! Checks of a program, beyond those of its requests.
 
 use crate::setting::{self, SettingError};
 use std::str::FromStr;
@@ -8,6 +8,7 @@ use std::str::FromStr;
 /// | word | check |
 /// |---|---|
 /// | `use` | what the program changes or destroys while a work request uses it |
+/// | `watch` | reads of bytes that have not come yet: protects their pages |
 pub const CHECKS_VARIABLE: &str = "SOFTHCA_CHECKS";
 
 bitflags::bitflags! {
@@ -17,10 +18,12 @@ bitflags::bitflags! {
     pub(crate) struct Checks: u8 {
         /// What the program changes or destroys while a work request uses it.
         const USE = 1 << 0;
+        /// Reads of bytes that have not come yet.
+        const WATCH = 1 << 1;
     }
 }
 
-const WORDS: [(&str, Checks); 1] = [("use", Checks::USE)];
+const WORDS: [(&str, Checks); 2] = [("use", Checks::USE), ("watch", Checks::WATCH)];
 
 impl FromStr for Checks {
     type Err = String;
@@ -57,6 +60,7 @@ mod tests {
     fn words_ask_for_checks_and_others_are_refused() {
         let parse = |text: &str| text.parse::<Checks>();
         assert_eq!((parse(""), parse(" use,")), (Ok(Checks::empty()), Ok(Checks::USE)));
+        assert_eq!(parse("watch use"), Ok(Checks::all()));
         assert!(parse("use all").unwrap_err().contains("`all` is none of its words"));
     }
 }

@@ -4,9 +4,11 @@
 use super::copy::{Location, MemoryFailure, Target, collect, copy};
 use super::peer_copies::PeerCopies;
 use crate::card::config::DataOrdering;
+use crate::card::watch::{Missing, Watches};
 use crate::fabric::PayloadPart;
 use crate::liberties::{Decisions, Draw, LibertyKinds, Subject, Work};
 use crate::os::host::{Gone, copy_piece};
+use crate::os::watch::Watched;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -36,6 +38,7 @@ pub(crate) struct HowToWrite<'a> {
     /// True if all targets are in regions of relaxed ordering.
     pub(crate) is_relaxed: bool,
     pub(crate) decisions: &'a mut Decisions,
+    pub(crate) watches: &'a mut Watches,
     pub(crate) now: Instant,
 }
 
@@ -64,11 +67,18 @@ pub(crate) struct DeferredWrites {
     due: Option<Instant>,
     /// The order of messages that the program has asked for.
     pub(crate) ordering: Option<DataOrdering>,
+    /// The memory of messages and results of which some pieces are not written.
+    watched: Vec<(Subject, Watched)>,
+    qpn: u32,
     /// Memory that was gone when bytes for it arrived, or when they were written.
     pub(crate) lost: Option<Gone>,
 }
 
 impl DeferredWrites {
+    pub(crate) fn of(qpn: u32) -> Self {
+        DeferredWrites { qpn, ..DeferredWrites::default() }
+    }
+
     /// Returns when all writes are performed at the latest; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
@@ -86,6 +96,7 @@ impl DeferredWrites {
         if self.due.take().is_some() {
             self.bytes = 0;
             self.pieces.drain(..).for_each(|piece| piece.write(&mut self.lost));
+            self.watched.clear();
         }
     }
 
@@ -97,6 +108,7 @@ impl DeferredWrites {
             ordered.for_each(|piece| piece.write(&mut self.lost));
             self.bytes = self.pieces.iter().map(|piece| piece.bytes.len()).sum();
             self.due = self.due.filter(|_| !self.pieces.is_empty());
+            self.watched.retain(|(of, _)| self.pieces.iter().any(|piece| piece.of == *of));
         }
     }
 
@@ -150,8 +162,31 @@ impl DeferredWrites {
         let at_once = if relaxed && draw.below(2) == 0 { 0 } else { draw.below(pieces.len() + 1) };
         let later = pieces.split_off(at_once);
         pieces.into_iter().for_each(|piece| piece.write(&mut self.lost));
+        if !later.is_empty() && how.watches.is_on() {
+            self.watch(targets, bytes.len(), of, how.watches);
+        }
         self.park(later, how.now + draw.pause());
         Ok(())
+    }
+
+    /// Watches the memory of a packet.
+    #[cold]
+    fn watch(&mut self, targets: &[Target<'_>], mut left: usize, of: Subject, watches: &mut Watches) {
+        let what = match of {
+            Subject::Request(number) => Missing::Result(number),
+            Subject::Message(number) | Subject::Completion(number) => Missing::Message(number),
+        };
+        // A word is polled with reason: it orders itself.
+        if left <= WORD && matches!(what, Missing::Message(_)) {
+            return;
+        }
+        for &(at, room) in targets {
+            let len = room.min(left);
+            left -= len;
+            if let Location::Host(to) = at {
+                self.watched.extend(watches.begin(self.qpn, what, to, len).map(|watched| (of, watched)));
+            }
+        }
     }
 
     fn park(&mut self, pieces: Vec<Piece>, until: Instant) {
@@ -230,7 +265,7 @@ mod tests {
             let parts = [(bytes.as_ptr(), bytes.len())];
             let count = bytes.len().min(at);
             let now = Instant::now();
-            let how = HowToWrite { work: work(0), is_relaxed: false, decisions: &mut decisions, now };
+            let how = HowToWrite { work: work(0), is_relaxed: false, decisions: &mut decisions, watches: &mut Watches::default(), now };
             // SAFETY: at most 420 bytes from the start, inside the vector, which outlives `deferred`.
             unsafe { deferred.copy(&parts, &targets, &mut PeerCopies::default(), how) }.unwrap();
             for piece in &deferred.pieces {
@@ -264,7 +299,13 @@ mod tests {
             let mut copy = |is_relaxed: bool| {
                 let (parts, targets) = ([(bytes.as_ptr(), 512)], [(location, 512)]);
                 let work = work(is_relaxed.into());
-                let how = HowToWrite { work, is_relaxed, decisions: &mut decisions, now };
+                let how = HowToWrite {
+                    work,
+                    is_relaxed,
+                    decisions: &mut decisions,
+                    watches: &mut Watches::default(),
+                    now,
+                };
                 // SAFETY: the array outlives `deferred`; nothing reads it meanwhile.
                 unsafe { deferred.copy(&parts, &targets, &mut PeerCopies::default(), how) }.unwrap();
             };
@@ -291,7 +332,13 @@ mod tests {
                 (DeferredWrites::default(), decisions(seed, LibertyKinds::PIECES));
             let (parts, targets) = ([(bytes.as_ptr(), bytes.len())], [(location, bytes.len())]);
             let now = Instant::now();
-            let how = HowToWrite { work: work(0), is_relaxed: false, decisions: &mut decisions, now };
+            let how = HowToWrite {
+                work: work(0),
+                is_relaxed: false,
+                decisions: &mut decisions,
+                watches: &mut Watches::default(),
+                now,
+            };
             // SAFETY: the vectors have that many bytes and outlive `deferred`.
             unsafe { deferred.copy(&parts, &targets, &mut PeerCopies::default(), how) }.unwrap();
             assert!(deferred.pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>() <= MOST);

@@ -3,7 +3,7 @@
 use super::copy::Location;
 use super::translation::{Pieces, Refusal};
 use crate::card::config::{Access, InvalidValue, RegionConfig};
-use crate::os::host::mappings;
+use crate::os::maps::mappings;
 use crate::os::memory::KeptPages;
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
 use gdsync_sys::prm::doorbell::UAR_PAGE;

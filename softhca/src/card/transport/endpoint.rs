@@ -62,7 +62,7 @@ impl Endpoint {
             pdn,
             srq: config.srq,
             peer: None,
-            deferred: DeferredWrites::default(),
+            deferred: DeferredWrites::of(qpn),
             work: Work::of_qp(number),
             completions: 0,
             failed: false,

@@ -240,7 +240,8 @@ impl Requester {
 
     pub(super) fn complete_done(&mut self, step: &mut Step<'_, '_>) {
         while self.requests.front().is_some_and(|request| request.done) {
-            let Some(request) = self.requests.pop_front() else { return };
+            let Some(mut request) = self.requests.pop_front() else { return };
+            request.watched.clear();
             self.cursor = self.cursor.saturating_sub(1);
             self.check_owned(&request, step);
             self.queue.complete_until(request.end());

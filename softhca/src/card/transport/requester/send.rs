@@ -59,6 +59,7 @@ impl Requester {
             done: false,
             result: None,
             owned: None,
+            watched: Vec::new(),
         }
     }
 
@@ -388,6 +389,11 @@ impl Requester {
             }
         }
         let (addr, rkey) = work.remote?;
+        if step.context.watches.is_on() {
+            self.watch_result(step);
+        }
+        let request = &self.requests[self.cursor];
+        let work = request.work.as_ref().ok()?;
         let offset = request.acked * MTU;
         let psn = request.first_psn.wrapping_add(request.acked);
         let kind = match work.opcode {

@@ -8,6 +8,7 @@ use crate::card::queue::wqe;
 use crate::card::transport::endpoint::Step;
 use crate::fabric::Node;
 use crate::liberties::{LibertyKinds, Subject, Work};
+use crate::os::watch::Watched;
 use crate::packet::{PSN_MASK, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::Opcode;
@@ -340,6 +341,8 @@ pub(super) struct Request {
     pub(super) result: Option<(Vec<u8>, u32)>,
     /// Its memory, which belongs to the card until it completes, if that is checked.
     pub(super) owned: Option<Box<Owned>>,
+    /// The memory of its result.
+    pub(super) watched: Vec<Watched>,
 }
 
 impl Request {

@@ -7,10 +7,12 @@
 use super::owned::{Owned, describe};
 use super::state::{Request, Requester};
 use crate::card::config::{Access, Checks};
+use crate::card::memory::copy::Location;
 use crate::card::memory::fingerprint::Fingerprint;
 use crate::card::memory::translation::Refusal;
 use crate::card::queue::wqe::{self, Payload, Work, each_piece};
 use crate::card::transport::endpoint::Step;
+use crate::card::watch::Missing;
 use gdsync_sys::prm::wqe::{CtrlSeg, DataSeg, Opcode, SEGMENT};
 use std::ops::Range;
 
@@ -88,6 +90,27 @@ impl Requester {
         {
             owned.sources = Some(fingerprints(work, step));
         }
+    }
+
+    /// Watches the memory for the result of the request under the cursor, until that completes.
+    #[cold]
+    pub(super) fn watch_result(&mut self, step: &mut Step<'_, '_>) {
+        let Some(request) = self.requests.get_mut(self.cursor).filter(|request| request.watched.is_empty())
+        else {
+            return;
+        };
+        let Ok(Work { payload: Payload::Segments(segments), length, .. }) = &request.work else { return };
+        let (qpn, what) = (step.endpoint.qpn, Missing::Result(request.number));
+        let (regions, watches) = (step.context.regions, &mut *step.context.watches);
+        // A key that is refused was reported.
+        let _ = each_piece(segments, 0, *length, |range| {
+            for (location, len) in regions.pieces(range, step.endpoint.pdn, Access::LOCAL_WRITE)? {
+                if let Location::Host(at) = location {
+                    request.watched.extend(watches.begin(qpn, what, at, len));
+                }
+            }
+            Ok::<_, Refusal>(())
+        });
     }
 
     /// Reports what the program has changed before the completion of a request.
