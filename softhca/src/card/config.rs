@@ -17,18 +17,9 @@ pub use queues::{
     XrcConfig,
 };
 
-use crate::fabric::MAX_PAYLOAD;
 use gdsync_sys::verbs;
 use std::ffi::c_int;
 use std::time::Duration;
-
-/// Maximum payload of a packet in bytes. It is larger than any path MTU, which programs cannot observe.
-pub(crate) const MTU: u32 = MAX_PAYLOAD as u32;
-
-/// Returns the number of packets of a message of `length` bytes. An empty message has one packet.
-pub(crate) fn packets_of(length: u32) -> u32 {
-    length.div_ceil(MTU).max(1)
-}
 
 /// Queue pair numbers and user indices have 24 bits.
 pub(crate) const NUMBERS: u32 = 0xff_ffff;

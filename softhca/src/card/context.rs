@@ -150,7 +150,7 @@ pub(crate) struct Context<'a> {
     pub(crate) pkeys: &'a PkeyTable,
     pub(crate) counters: &'a mut CardCounters,
     pub(crate) speed: Speed,
-    clock: &'a Clock,
+    pub(crate) clock: &'a Clock,
     pub(crate) regions: &'a Regions,
     cqs: &'a mut HashMap<u32, Cq>,
     srqs: &'a mut HashMap<u32, Srq>,

@@ -5,14 +5,15 @@ use super::counters::Counters;
 use super::engine::Engine;
 use super::error::CardError;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
+use super::memory::clock::Clock;
 use super::port::{GidEntry, LinkLayer, Port};
 use super::reports::Diagnostic;
 use super::worker::{EventSink, Shared};
 use super::{capabilities, listeners, touches};
-use crate::fabric::{Fabric, Node};
+use crate::fabric::{Fabric, Node, Sleeper};
 use crate::faults::{FaultPlan, Faults, RuleCount};
 use crate::liberties::{Decisions, Liberties, LibertyKinds, Schedule};
-use crate::os::{clock, guard};
+use crate::os::guard;
 use crate::speed::Speed;
 use crate::{faults, liberties, peer_memory, setting};
 use gdsync_status::Published;
@@ -23,7 +24,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
 
 /// The first object number: hardware gives small numbers special meanings.
 const FIRST_NUMBER: u32 = 0x40;
@@ -116,14 +116,19 @@ impl Card {
         waits: WaitRules,
         decisions: Decisions,
     ) -> Card {
-        let sleeper = fabric.sleeper();
         let ipv4 = fabric.ipv4();
         // The fabric of several hosts has no LIDs.
         let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
         let port = Port::new(device, link, fabric.number(), ipv4);
         let faults = faults::join();
+        let sleeper = fabric.sleeper();
+        Card::of(Engine::new(fabric, port, faults, decisions, waits, Clock::default()), sleeper, sink)
+    }
+
+    /// Creates a card of an engine, without a thread.
+    pub(super) fn of(engine: Engine, sleeper: Arc<Sleeper>, sink: EventSink) -> Card {
         guard::install();
-        let engine = Engine::new(fabric, port, faults.clone(), decisions, waits);
+        let (port, faults) = (engine.resources.port, engine.resources.faults.clone());
         let shared = Arc::new(Shared {
             port,
             announced: engine.doorbells.announced.clone(),
@@ -237,7 +242,7 @@ impl Card {
     /// Returns the current time of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The card
     /// polls it like doorbells, so an idle card is up to 1 ms late.
     pub fn clock_nanoseconds(&self) -> u64 {
-        clock::nanoseconds()
+        self.shared.engine.lock().resources.clock.nanoseconds()
     }
 
     /// Counts the packets from now on in `counters`, too.
@@ -263,8 +268,8 @@ impl Card {
     }
 
     /// Follows this schedule, or none, instead of the process's.
-    pub(crate) fn set_schedule(&self, schedule: Option<&Schedule>) {
-        self.command(|engine| engine.resources.decisions = liberties::of_one_card(schedule));
+    pub fn set_schedule(&self, schedule: Option<&Schedule>) {
+        self.command(|engine| engine.resources.decisions = liberties::of_one_card(schedule, 0));
     }
 
     /// Returns the fault rules of this card, with their counts.
@@ -300,7 +305,7 @@ impl Card {
     pub fn send_management(&self, to: Node, pkey_index: u16, bytes: &[u8]) -> Result<(), CardError> {
         let (what, length) = ("bytes of a management datagram", bytes.len());
         InvalidValue::unless(length <= MAX_MANAGEMENT, what, length as u32, "at most 1024")?;
-        self.command(|engine| engine.send_management(to, pkey_index, bytes, Instant::now()));
+        self.command(|engine| engine.send_management(to, pkey_index, bytes, engine.now()));
         Ok(())
     }
 
@@ -361,7 +366,8 @@ impl Drop for Card {
         }
         let mut engine = self.shared.engine.lock();
         engine.workers.own_thread_only = true;
-        engine.flush_delayed_packets(Instant::now());
+        let now = engine.now();
+        engine.flush_delayed_packets(now);
         engine.write_deferred();
         drop(engine);
         self.shared.set_wants_all_rings(false);

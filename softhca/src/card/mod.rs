@@ -38,6 +38,8 @@ mod queue;
 #[deny(unsafe_code)]
 mod reports;
 #[deny(unsafe_code)]
+pub mod simulation;
+#[deny(unsafe_code)]
 mod status;
 #[deny(unsafe_code)]
 mod touches;

@@ -1,9 +1,12 @@
 //! The port of a card: its link layer, its addresses and its GID table.
 
-use crate::fabric::{Group, Node, OWN_QPN_BITS, node_of_address};
+use crate::fabric::{Group, MAX_PAYLOAD, Node, OWN_QPN_BITS, node_of_address};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
+
+/// Maximum payload of a packet in bytes. It is larger than any path MTU, which programs cannot observe.
+pub(crate) const MTU: u32 = MAX_PAYLOAD as u32;
 
 /// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,13 +89,15 @@ pub(crate) struct Port {
     /// On the fabric of one host: the card's number. 0 on the fabric of several.
     pub(crate) number: u16,
     pub(crate) ipv4: Option<Ipv4Addr>,
+    /// Maximum payload of a packet in bytes, the same for all cards of the fabric.
+    pub(crate) mtu: u32,
 }
 
 impl Port {
     /// The port of device `device` of this host.
     pub(crate) fn new(device: usize, link: LinkLayer, number: u16, ipv4: Option<Ipv4Addr>) -> Self {
         let lid = if ipv4.is_some() { 0 } else { FIRST_LID + device.min(MAX_DEVICES - 1) as u16 };
-        Port { link, lid, number, ipv4 }
+        Port { link, lid, number, ipv4, mtu: MTU }
     }
 
     /// Returns an EUI-64 of the locally administered range that ends with the LID, or an interface identifier of the
@@ -102,6 +107,11 @@ impl Port {
             Some(address) => ISATAP | u64::from(u32::from(address)),
             None => 0x0200_00ff_fe00_0000 | u64::from(self.lid),
         }
+    }
+
+    /// Returns the number of packets of a message of `length` bytes. An empty message has one packet.
+    pub(crate) fn packets_of(&self, length: u32) -> u32 {
+        length.div_ceil(self.mtu).max(1)
     }
 
     pub(crate) fn node(&self) -> Node {

@@ -6,7 +6,7 @@ use super::port::{LinkLayer, Port};
 use super::transport::qp::Qp;
 use super::worker::Shared;
 use gdsync_status::{Card, Kept, MOST_NAMED, MOST_QUEUE_PAIRS, Peer, QueuePair, Source, Status, Wait};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Limit on waiting for the engine's lock: longer than a step of a card, and short for a status query.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -39,16 +39,16 @@ fn describe(engine: &Engine, card: &mut Card) {
     card.faults = engine.resources.faults.counts().iter().map(|rule| rule.injected).sum();
     card.findings = engine.resources.diagnostics.count() as u32;
     card.queue_pair_count = engine.qps.len() as u32;
-    let now = Instant::now();
+    let clock = &engine.resources.clock;
     let mut order: Vec<(bool, u32, &Qp)> =
-        engine.qps.iter().map(|(qpn, qp)| (qp.requester.pending(now).is_none(), *qpn, qp)).collect();
+        engine.qps.iter().map(|(qpn, qp)| (qp.requester.pending(clock).is_none(), *qpn, qp)).collect();
     order.sort_unstable_by_key(|(idle, qpn, _)| (*idle, *qpn));
     order.truncate(MOST_QUEUE_PAIRS);
     order.sort_unstable_by_key(|(_, qpn, _)| *qpn);
-    card.queue_pairs = order.iter().map(|(_, _, qp)| queue_pair(engine, qp, now)).collect();
+    card.queue_pairs = order.iter().map(|(_, _, qp)| queue_pair(engine, qp)).collect();
 }
 
-fn queue_pair(engine: &Engine, qp: &Qp, now: Instant) -> QueuePair {
+fn queue_pair(engine: &Engine, qp: &Qp) -> QueuePair {
     let config = &qp.endpoint.config;
     QueuePair {
         number: qp.endpoint.qpn,
@@ -58,7 +58,7 @@ fn queue_pair(engine: &Engine, qp: &Qp, now: Instant) -> QueuePair {
         outstanding: qp.requester.outstanding() as u32,
         blocks: qp.requester.queue.backlog(),
         resends: qp.requester.resends,
-        wait: qp.requester.pending(now).map(|pending| Wait {
+        wait: qp.requester.pending(&engine.resources.clock).map(|pending| Wait {
             queue_pairs: pending.cqn.map(|cqn| completing_in(engine, cqn)).unwrap_or_default(),
             what: pending.what,
             mark: pending.mark,

@@ -49,6 +49,7 @@ mod partitions;
 mod peer;
 mod scatter;
 mod shared_queues;
+mod simulation;
 mod speeds;
 mod stopped_peers;
 mod transfers;

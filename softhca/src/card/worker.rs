@@ -207,7 +207,7 @@ impl Listener for Shared {
             drop(engine);
             return self.wake();
         }
-        let now = Instant::now();
+        let now = engine.now();
         let all = (0..STEPS).any(|_| !self.step(&mut engine, now));
         self.deliver_events(engine);
         if !all {
@@ -236,7 +236,8 @@ impl Listener for Shared {
                 engine.fabric.finish_sleep();
             }
         }
-        self.step(&mut engine, Instant::now());
+        let now = engine.now();
+        self.step(&mut engine, now);
         self.deliver_events(engine);
         true
     }
@@ -246,8 +247,8 @@ impl Listener for Shared {
         let mut engine = self.engine.lock();
         engine.workers.helpers -= 1;
         if engine.workers.helpers == 0 && engine.workers.asleep {
-            let sleeps_on =
-                !engine.workers.own_thread_only && self.prepare_sleep(&mut engine, Instant::now());
+            let now = engine.now();
+            let sleeps_on = !engine.workers.own_thread_only && self.prepare_sleep(&mut engine, now);
             if !sleeps_on {
                 self.sleeper.raise();
             }

@@ -16,4 +16,5 @@ pub use census::{Census, Journal, read_journals};
 pub use closure::explore;
 pub use explain::Cause;
 pub use search::{Finding, Job, Limits, Outcome, Progress, Refusal, Run, search};
+pub use shrink::shrink;
 pub use sights::{Sight, sights};

@@ -3,7 +3,10 @@
 /// Returns a part of `all`, in the same order, for which `fails` holds, and of which no smaller part that delta debugging
 /// (Zeller and Hildebrandt, 2002) tries does. `fails` holds for `all`. `goes_on` ends the search early: the result is then
 /// the smallest part that was found.
-pub(super) fn shrink<T: Clone, E>(
+///
+/// # Errors
+/// The first of `fails`.
+pub fn shrink<T: Clone, E>(
     all: Vec<T>,
     mut fails: impl FnMut(&[T]) -> Result<bool, E>,
     mut goes_on: impl FnMut(usize) -> bool,

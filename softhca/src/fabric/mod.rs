@@ -4,6 +4,8 @@
 //! (`shared.rs`). Between hosts, cards find each other by IPv4 address, the last bytes of their GIDs, and
 //! packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names the addresses of
 //! the process; [`KEY_VARIABLES`] give the key that its cards share.
+//!
+//! The cards of a simulation have a fabric of their own, in the memory of one process (`local.rs`).
 
 mod config;
 mod error;
@@ -12,6 +14,7 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 mod groups;
+mod local;
 mod names;
 mod network;
 mod packet;
@@ -29,6 +32,7 @@ pub(crate) use config::check_key;
 pub use config::{DEFAULT_PORT, KEY_VARIABLES, LISTEN_VARIABLE, is_tcp};
 pub use error::FabricError;
 pub(crate) use groups::Group;
+pub(crate) use local::Hub;
 pub use names::close_names_in_child;
 pub(crate) use packet::OWN_QPN_BITS;
 pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, PayloadPart, SendOutcome, Sink, Use, node_of_address};
@@ -67,6 +71,14 @@ impl Fabric {
 
     pub(crate) fn on_host(speed: Speed) -> Result<Fabric, FabricError> {
         Ok(Fabric(Box::new(Shared::bind(speed)?)))
+    }
+
+    /// Joins the fabric of a simulation.
+    ///
+    /// # Errors
+    /// [`FabricError::NoLid`] if the simulation has had all cards that a fabric may have.
+    pub(crate) fn simulated(hub: &Hub) -> Result<Fabric, FabricError> {
+        Ok(Fabric(Box::new(hub.join()?)))
     }
 
     /// Joins the fabric of several hosts at the first free one of these addresses. Cards with the same key

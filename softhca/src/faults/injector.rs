@@ -304,6 +304,12 @@ pub fn fault_counts() -> Vec<RuleCount> {
     counts
 }
 
+/// Returns the faults of a card that the process's plan does not concern. `card` is its index among those that have its
+/// plan.
+pub(crate) fn of_one_card(card: u64) -> Faults {
+    Faults::new(card)
+}
+
 pub(crate) fn join() -> Faults {
     let mut process = process();
     let faults = Faults::new(process.started);

@@ -13,7 +13,7 @@ mod parse;
 mod plan;
 
 pub use crate::packet::PacketKind;
-pub(crate) use injector::{Crossing, Fate, Faults, Refused, join, leave, plan_from_environment};
+pub(crate) use injector::{Crossing, Fate, Faults, Refused, join, leave, of_one_card, plan_from_environment};
 pub use injector::{FAULTS_VARIABLE, RuleCount, fault_counts, set_faults};
 pub use parse::FaultPlanError;
 pub use plan::{Action, Direction, FaultPlan, Kinds, Rule, Side, Which};

@@ -208,9 +208,10 @@ pub(crate) fn of_next_card() -> Result<Decisions, SettingError> {
     Ok(Decisions::new(schedule.as_deref(), card))
 }
 
-/// Returns decisions for one card, independent of the process's.
-pub(crate) fn of_one_card(schedule: Option<&Schedule>) -> Decisions {
-    Decisions::new(schedule, 0)
+/// Returns decisions for one card, independent of the process's. `card` is its index among those that follow the
+/// schedule.
+pub(crate) fn of_one_card(schedule: Option<&Schedule>, card: u64) -> Decisions {
+    Decisions::new(schedule, card)
 }
 
 #[cfg(test)]

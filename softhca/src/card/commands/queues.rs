@@ -17,7 +17,6 @@ use crate::card::reports::{Diagnostic, Event, Verdict};
 use crate::card::transport::qp::Qp;
 use crate::card::transport::transition;
 use gdsync_sys::prm::doorbell;
-use std::time::Instant;
 
 impl Card {
     /// Creates a completion queue. Returns its number. The card writes to the second word of its doorbell record, to
@@ -94,7 +93,7 @@ impl Card {
             None => Err(missing(CQ, cqn)),
             Some(0) => {
                 // Earlier doorbells were for this queue.
-                engine.take_arms(Instant::now());
+                engine.take_arms(engine.now());
                 engine.resources.cqs.remove(&cqn);
                 engine.resources.delayed.forget_queue(cqn);
                 Ok(())
@@ -212,8 +211,9 @@ impl Card {
             }
             change_users(engine, config, |users| *users += 1);
             let number = engine.number_of_next_qp(qpn);
+            let connection = engine.resources.clock.microseconds();
             // SAFETY: the caller guarantees this.
-            engine.qps.insert(qpn, unsafe { Qp::new(qpn, config, number) });
+            engine.qps.insert(qpn, unsafe { Qp::new(qpn, config, number, connection) });
             Ok(qpn)
         })
     }
@@ -240,7 +240,7 @@ impl Card {
             if let Some(address) = &change.address {
                 check_route(engine, address)?;
             }
-            let now = Instant::now();
+            let now = engine.now();
             if to == QpState::Reset {
                 // Doorbells that rang before this command must not reach the queue pair after its reset.
                 engine.take_doorbells_of(qpn, now);
@@ -297,7 +297,7 @@ impl Card {
                 return Ok(());
             }
             engine.send_remaining(qpn);
-            engine.flush_delayed_packets_of(qpn, Instant::now());
+            engine.flush_delayed_packets_of(qpn, engine.now());
             report_unfinished(engine, qpn);
             let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
             change_users(engine, &endpoint.config, |users| *users -= 1);

@@ -79,7 +79,8 @@ impl Doorbells {
     /// before `next_poll`.
     pub(super) fn poll(&mut self, pages: usize, now: Instant) -> Vec<Rung> {
         let mut rung = Vec::new();
-        if self.next_poll.is_some_and(|at| now < at) {
+        self.next_poll.take_if(|at| *at <= now);
+        if self.next_poll.is_some() {
             return rung;
         }
         self.announced.take(&mut self.taken);

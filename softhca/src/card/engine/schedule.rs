@@ -2,7 +2,7 @@
 
 use crate::card::config::QpState;
 use crate::card::transport::qp::Qp;
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 #[derive(Default)]
@@ -15,9 +15,9 @@ pub(super) struct Schedule {
     /// Queue pairs that found the fabric full.
     blocked: Vec<u32>,
     /// Queue pairs in ERR: receives posted to them are flushed.
-    failed: HashSet<u32>,
+    failed: BTreeSet<u32>,
     /// Queue pairs whose next request is a WAIT that was not met at the last poll.
-    waiting: HashSet<u32>,
+    waiting: BTreeSet<u32>,
     timers: BTreeSet<(Instant, u32)>,
 }
 

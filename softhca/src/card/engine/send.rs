@@ -128,12 +128,11 @@ impl Engine {
     /// is destroyed, within a limit. On hardware they have left by then: a command takes longer than a doorbell, and an
     /// acknowledgement precedes its completion. Programs rely on that (`mckey`, `ibv_srq_pingpong`).
     pub(crate) fn send_remaining(&mut self, qpn: u32) {
-        self.take_doorbells_of(qpn, Instant::now());
+        let now = self.now();
+        self.take_doorbells_of(qpn, now);
         let goes_on = |qp: &Qp| !qp.endpoint.config.transport.is_reliable() || qp.owes_answers();
         for _ in 0..LAST_ROUNDS {
-            if !self.qps.get(&qpn).is_some_and(goes_on)
-                || !matches!(self.serve(qpn, Instant::now()), Served::Part)
-            {
+            if !self.qps.get(&qpn).is_some_and(goes_on) || !matches!(self.serve(qpn, now), Served::Part) {
                 break;
             }
         }

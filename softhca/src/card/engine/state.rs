@@ -95,8 +95,9 @@ impl Engine {
         faults: Faults,
         decisions: Decisions,
         waits: WaitRules,
+        clock: Clock,
     ) -> Self {
-        let (clock, speed) = (Arc::<Clock>::default(), fabric.speed());
+        let (clock, speed) = (Arc::new(clock), fabric.speed());
         Engine {
             workers: Workers::default(),
             fabric,
@@ -110,6 +111,11 @@ impl Engine {
             batch: PeerBatch::default(),
             delayed: DelayedPackets::default(),
         }
+    }
+
+    /// Returns the time of the card's clock.
+    pub(crate) fn now(&self) -> Instant {
+        self.resources.clock.now()
     }
 
     /// Counts a queue pair that is being made. Returns its number, from 0.
@@ -234,8 +240,9 @@ impl Engine {
     pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
         // Its last doorbell may still be in its register: the record was already written when an earlier doorbell was
         // handled, and all work was done then. It must not count as a doorbell of an unknown queue pair.
-        self.take_doorbells_of(qpn, Instant::now());
-        self.flush_delayed_completions(qpn, Instant::now());
+        let now = self.now();
+        self.take_doorbells_of(qpn, now);
+        self.flush_delayed_completions(qpn, now);
         let mut qp = self.qps.remove(&qpn)?;
         qp.endpoint.deferred.write_all();
         self.schedule.remove(&qp);
@@ -251,6 +258,7 @@ impl Engine {
         &mut self,
         work: impl FnOnce(&mut HashMap<u32, Qp>, &mut Context<'_>) -> R,
     ) -> R {
-        work(&mut self.qps, &mut self.resources.context(Instant::now()))
+        let now = self.now();
+        work(&mut self.qps, &mut self.resources.context(now))
     }
 }

@@ -69,7 +69,8 @@ impl Engine {
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         let delayed = [self.delayed.next_due(), self.resources.delayed.next_due()];
         let held = self.resources.held_events.first().map(|(due, _)| *due);
-        delayed.into_iter().chain([self.schedule.next_timer(), held]).flatten().min()
+        let others = [self.schedule.next_timer(), held, self.doorbells.next_poll];
+        delayed.into_iter().chain(others).flatten().min()
     }
 
     fn flush_failed(&mut self, now: Instant) -> bool {
@@ -160,6 +161,7 @@ impl Engine {
         let (arm, rung) = CqArm::from_doorbell(bell.raw());
         let mut problem = (!self.resources.cqs.contains_key(&rung))
             .then(|| (Verdict::Refused, format!("arms completion queue {rung:#x}, which does not exist")));
+        let mut fired = Vec::new();
         for (&cqn, cq) in &mut self.resources.cqs {
             let fires = if cqn == rung { cq.rung(arm) } else { cq.poll_arm_record() };
             if cqn == rung && !cq.has_record() {
@@ -173,9 +175,12 @@ impl Engine {
                 self.resources.held_events.insert((due, cqn));
             }
             if fires.0 {
-                self.resources.events.push(Event::Completion { cqn });
+                fired.push(cqn);
             }
         }
+        // Not in the order of the map, which differs between runs.
+        fired.sort_unstable();
+        self.resources.events.extend(fired.into_iter().map(|cqn| Event::Completion { cqn }));
         if let Some((verdict, message)) = problem {
             let diagnostic = Diagnostic { verdict, qpn: None, index: None, field: "arm doorbell", message };
             self.resources.diagnostics.report(diagnostic);

@@ -236,7 +236,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn decisions(seed: u64, kinds: LibertyKinds) -> Decisions {
-        of_one_card(Some(&Liberties { seed, kinds }.into()))
+        of_one_card(Some(&Liberties { seed, kinds }.into()), 0)
     }
 
     fn work(message: u32) -> Work {

@@ -1,7 +1,7 @@
 //! Unreliable connections.
 
 use super::*;
-use crate::card::config::MTU;
+use crate::card::port::MTU;
 use crate::packet::{FIRST, LAST, PacketKind, UNRELIABLE};
 use zerocopy::byteorder::big_endian::U32;
 

@@ -1,7 +1,7 @@
 //! Injected faults: reliable connections recover from network faults, programs see the others.
 
 use super::*;
-use crate::card::config::MTU;
+use crate::card::port::MTU;
 use crate::faults::FaultPlan;
 use gdsync_sys::prm::wqe::AtomicSeg;
 

@@ -1,7 +1,7 @@
 //! Peers that stop at the worst moments: after they took a request and before they answered it, or between two packets
 //! of an answer. In all tests the first time-out that counts fails the sender.
 
-use super::super::config::MTU;
+use super::super::port::MTU;
 use super::dead_peers::{card, first_counts, impatient, run_both, run_for_a_while, write};
 use super::*;
 use crate::liberties::{Liberties, LibertyKinds};

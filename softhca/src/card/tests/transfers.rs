@@ -1,7 +1,7 @@
 //! Successful messages.
 
 use super::*;
-use crate::card::config::MTU;
+use crate::card::port::MTU;
 
 #[test]
 fn a_send_fills_the_receive() {

@@ -57,9 +57,9 @@ impl Qp {
     ///
     /// # Safety
     /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of two.
-    pub(crate) unsafe fn new(qpn: u32, config: &QpConfig, number: u32) -> Self {
+    pub(crate) unsafe fn new(qpn: u32, config: &QpConfig, number: u32, connection: u64) -> Self {
         // SAFETY: the caller guarantees this.
-        let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };
+        let (requester, responder) = unsafe { (Requester::new(config, connection), Responder::new(config)) };
         Qp {
             endpoint: Endpoint::new(qpn, *config, number),
             requester,

@@ -1,8 +1,8 @@
 //! Asynchronous copies by a client, between two cards.
 
 use super::*;
-use crate::card::config::MTU;
 use crate::card::memory::peer_copies::{MAX_PENDING, MIN_DIRECT};
+use crate::card::port::MTU;
 use crate::card::tests::dead_peers::{card, run_both};
 use crate::peer_memory;
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,7 +1,7 @@
 //! Failures of peer memory: completions as for a wrong key, and diagnostics that name the client.
 
 use super::*;
-use crate::card::config::MTU;
+use crate::card::port::MTU;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc;
 

@@ -1,7 +1,7 @@
 //! Successful messages.
 
 use super::*;
-use crate::card::config::MTU;
+use crate::card::port::MTU;
 use proptest::prelude::*;
 use std::sync::atomic::Ordering::SeqCst;
 

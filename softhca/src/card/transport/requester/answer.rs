@@ -2,7 +2,7 @@
 
 use super::state::{PeerState, Request, Requester};
 use super::wait::Waits;
-use crate::card::config::{MTU, QpState, rnr_timer};
+use crate::card::config::{QpState, rnr_timer};
 use crate::card::memory::copy::collect;
 use crate::card::memory::ring::Entry;
 use crate::card::queue::wqe::Payload;
@@ -82,8 +82,9 @@ impl Requester {
             // completions between them may be late.
             step.endpoint.deferred.write_ordered();
         }
-        let offset = part * MTU;
-        let length = (work.length - offset).min(MTU);
+        let mtu = step.context.port.mtu;
+        let offset = part * mtu;
+        let length = (work.length - offset).min(mtu);
         if packet.payload_len() != length as usize {
             return self.fail_at(position, Syndrome::BadResponse, step);
         }
@@ -305,7 +306,7 @@ impl Requester {
         self.rnr_until = None;
         loop {
             let next = self.requests.pop_front();
-            let Some(request) = next.or_else(|| self.fetch_to_flush()) else { break };
+            let Some(request) = next.or_else(|| self.fetch_to_flush(step.context.port)) else { break };
             self.complete_with_error(&request, Syndrome::WrFlush, step);
         }
         self.cursor = 0;

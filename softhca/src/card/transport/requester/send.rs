@@ -7,7 +7,7 @@
 
 use super::owned::describe;
 use super::state::{DcTarget, Request, Requester};
-use crate::card::config::{Access, MTU, QpState, Transport, packets_of};
+use crate::card::config::{Access, QpState, Transport};
 use crate::card::memory::copy::Location;
 use crate::card::memory::translation::Refusal;
 use crate::card::port::Port;
@@ -30,9 +30,16 @@ const WINDOW: usize = 64;
 
 impl Requester {
     /// Makes the request of a WQE, and moves past its blocks.
-    fn take(&mut self, first: u32, ctrl: &CtrlSeg, blocks: u32, work: Result<Work, Syndrome>) -> Request {
+    fn take(
+        &mut self,
+        first: u32,
+        ctrl: &CtrlSeg,
+        blocks: u32,
+        work: Result<Work, Syndrome>,
+        port: Port,
+    ) -> Request {
         let packets = match &work {
-            Ok(work) if !work.is_local() && work.wait.is_none() => packets_of(work.length),
+            Ok(work) if !work.is_local() && work.wait.is_none() => port.packets_of(work.length),
             _ => 0,
         };
         let first_psn = self.next_psn;
@@ -114,15 +121,16 @@ impl Requester {
         }
         let owned = self.own(entry.first, &entry.bytes, step);
         // An entry of wrong size is skipped block by block.
-        let request = self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work);
+        let count = if size_is_right { blocks } else { 1 };
+        let request = self.take(entry.first, &ctrl, count, work, step.context.port);
         Some(Request { owned, ..request })
     }
 
     /// Takes the next announced work request without checking it, to flush it: only its index and opcode matter.
-    pub(super) fn fetch_to_flush(&mut self) -> Option<Request> {
+    pub(super) fn fetch_to_flush(&mut self, port: Port) -> Option<Request> {
         let entry = self.queue.next()?;
         let blocks = u32::from(entry.ctrl.ds()).div_ceil(4).clamp(1, entry.announced);
-        Some(self.take(entry.first, &entry.ctrl, blocks, Err(Syndrome::WrFlush)))
+        Some(self.take(entry.first, &entry.ctrl, blocks, Err(Syndrome::WrFlush), port))
     }
 
     fn next_target(&self, step: &Step<'_, '_>) -> Option<DcTarget> {
@@ -293,8 +301,9 @@ impl Requester {
         self.own_sources(step);
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
-        let offset = request.sent * MTU;
-        let length = (work.length - offset).min(MTU);
+        let mtu = step.context.port.mtu;
+        let offset = request.sent * mtu;
+        let length = (work.length - offset).min(mtu);
         let is_datagram = step.endpoint.config.transport == Transport::Ud;
         let kind = match work.remote {
             _ if is_datagram => PacketKind::Datagram,
@@ -394,7 +403,7 @@ impl Requester {
         }
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
-        let offset = request.acked * MTU;
+        let offset = request.acked * step.context.port.mtu;
         let psn = request.first_psn.wrapping_add(request.acked);
         let kind = match work.opcode {
             Opcode::AtomicCs | Opcode::AtomicMaskedCs => PacketKind::CompareSwap,

@@ -3,6 +3,7 @@
 use super::owned::Owned;
 use super::wait::{Pending, Waits};
 use crate::card::config::{QpAttributes, QpConfig};
+use crate::card::memory::clock::Clock;
 use crate::card::queue::send::SendQueue;
 use crate::card::queue::wqe;
 use crate::card::transport::endpoint::Step;
@@ -13,7 +14,7 @@ use crate::packet::{PSN_MASK, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -88,16 +89,13 @@ pub(crate) enum PeerState {
     Silent,
 }
 
-/// Returns the number of the connection before a queue pair's first. Increases over time: a target may still know
-/// connections of an earlier process's initiator with the same QPN, and these must compare as older.
-fn first_connection() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u64)
-}
-
 impl Requester {
+    /// `connection` is the number of the DC connection before its first. It increases over time: a target may still know
+    /// connections of an earlier process's initiator with the same QPN, and these must compare as older.
+    ///
     /// # Safety
     /// As [`SendQueue::new`].
-    pub(crate) unsafe fn new(config: &QpConfig) -> Self {
+    pub(crate) unsafe fn new(config: &QpConfig, connection: u64) -> Self {
         Requester {
             // SAFETY: the caller guarantees this.
             queue: unsafe { SendQueue::new(config) },
@@ -119,7 +117,7 @@ impl Requester {
             resends: 0,
             waits: Waits::default(),
             target: None,
-            connection: first_connection(),
+            connection,
         }
     }
 
@@ -290,13 +288,13 @@ impl Requester {
     }
 
     /// Returns what it waits for now, if anything: a WAIT first, as it blocks everything after it.
-    pub(crate) fn pending(&self, now: Instant) -> Option<Pending> {
-        self.unmet_wait(now).or_else(|| self.answer())
+    pub(crate) fn pending(&self, clock: &Clock) -> Option<Pending> {
+        self.unmet_wait(clock).or_else(|| self.answer())
     }
 
-    fn unmet_wait(&self, now: Instant) -> Option<Pending> {
+    fn unmet_wait(&self, clock: &Clock) -> Option<Pending> {
         let request = self.requests.get(self.cursor).filter(|_| self.waits.unmet)?;
-        self.waits.pending(request.work.as_ref().ok()?.wait?, request.first, now)
+        self.waits.pending(request.work.as_ref().ok()?.wait?, request.first, clock)
     }
 
     fn answer(&self) -> Option<Pending> {

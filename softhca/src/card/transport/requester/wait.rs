@@ -2,13 +2,13 @@
 
 use crate::card::config::Access;
 use crate::card::context::Enable;
+use crate::card::memory::clock::Clock;
 use crate::card::memory::copy::{Location, load_word};
 use crate::card::memory::translation::KeyRange;
 use crate::card::queue::WqeError;
 use crate::card::queue::cq::Progress;
 use crate::card::queue::wait::{self, Wait};
 use crate::card::transport::endpoint::Step;
-use crate::os::clock;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wait::{CQ_INDEX, WaitDataSeg, has_entry, word};
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ impl Waits {
         match next {
             Wait::Completions { cqn, index } => self.poll_queue(cqn, index, block, step),
             Wait::Data(segment) => self.poll_word(&segment, block, step),
-            Wait::Time(segment) => compare(&segment, clock::nanoseconds()),
+            Wait::Time(segment) => compare(&segment, step.context.clock.nanoseconds()),
             Wait::SendEnable { qpn, index } => enable(qpn, index, block, step),
         }
     }
@@ -177,20 +177,20 @@ impl Waits {
     }
 
     /// Returns what the unmet WAIT of a block waits for.
-    pub(super) fn pending(&self, wait: Wait, block: u32, now: Instant) -> Option<Pending> {
+    pub(super) fn pending(&self, wait: Wait, block: u32, clock: &Clock) -> Option<Pending> {
         let (what, cqn) = match wait {
             Wait::Completions { cqn, index } => {
                 (format!("WAIT for entry {index} of completion queue {cqn:#x}"), Some(cqn))
             }
             Wait::Data(segment) => (format!("WAIT for a word: {segment}"), None),
             Wait::Time(segment) => {
-                let left = segment.value().saturating_sub(clock::nanoseconds());
+                let left = segment.value().saturating_sub(clock.nanoseconds());
                 (format!("WAIT for a time, {} ms from now", left / 1_000_000), None)
             }
             // It is executed at once.
             Wait::SendEnable { .. } => return None,
         };
-        let time = self.since.map(|since| now.saturating_duration_since(since));
+        let time = self.since.map(|since| clock.now().saturating_duration_since(since));
         Some(Pending { what, mark: block.into(), time, cqn })
     }
 }

@@ -1,6 +1,6 @@
 //! Answers: their packets, those to duplicate requests, and the liberty to hold them back for a while.
 
-use crate::card::config::{Access, LIMITS, MTU, packets_of};
+use crate::card::config::{Access, LIMITS};
 use crate::card::memory::copy::MemoryFailure;
 use crate::card::memory::ring::Entry;
 use crate::card::memory::translation::KeyRange;
@@ -213,8 +213,8 @@ impl Answers {
                 Some(header)
             }
             Response::Read { psn, pdn, addr, rkey, length, sent, .. } => {
-                let offset = sent * MTU;
-                let count = (length - offset).min(MTU);
+                let offset = sent * step.context.port.mtu;
+                let count = (length - offset).min(step.context.port.mtu);
                 let psn = psn.wrapping_add(*sent);
                 if count > 0 {
                     let addr = addr.wrapping_add(offset.into());
@@ -241,7 +241,9 @@ impl Answers {
     pub(crate) fn response_sent(&mut self, header: &Header, step: &mut Step<'_, '_>) {
         let refused = header.kind == PacketKind::Nak as u8;
         match self.responses.front_mut() {
-            Some(Response::Read { length, sent, .. }) if !refused && *sent + 1 < packets_of(*length) => {
+            Some(Response::Read { length, sent, .. })
+                if !refused && *sent + 1 < step.context.port.packets_of(*length) =>
+            {
                 *sent += 1
             }
             Some(Response::Ack { .. }) => self.acknowledged(header.psn.get(), step),

@@ -6,7 +6,7 @@
 
 use super::answer::Original;
 use super::state::{Failure, Responder, Stop};
-use crate::card::config::{Access, packets_of};
+use crate::card::config::Access;
 use crate::card::memory::copy::{self, AtomicOperation, collect};
 use crate::card::memory::ring::Entry;
 use crate::card::memory::translation::{KeyRange, Pieces, Refusal};
@@ -255,7 +255,7 @@ impl Responder {
         let length = header.length.get();
         check_access(header, length.into(), Access::REMOTE_READ, step)?;
         self.answers.push_read(header, false, step);
-        Ok(packets_of(length))
+        Ok(step.context.port.packets_of(length))
     }
 
     /// Executes an atomic operation that is no duplicate. Returns the number of PSNs that it covers.
