@@ -105,3 +105,22 @@ fn a_seed_repeats_to_the_bit() {
     assert_eq!(run(7), first);
     assert_ne!(run(8), first);
 }
+
+#[test]
+fn a_request_that_fails_as_it_is_sent_again_completes_though_the_first_time_is_acknowledged() {
+    let mut world = World::new();
+    let Bed { cards, mut qps, regions } = bed(&mut world, None);
+    cards[0].set_faults(Some(&"fail=local-protection kind=write nth=2".parse().unwrap()));
+    let late = "drop times=2 kind=read-response; delay=200ms kind=ack nth=1";
+    cards[1].set_faults(Some(&late.parse().unwrap()));
+    let (remote, data) = (regions[1].remote(0), regions[0].data(0..8));
+    qps[0].post(Opcode::RdmaRead, &[remote.as_bytes(), data.as_bytes()]);
+    qps[0].post(Opcode::RdmaWrite, &[remote.as_bytes(), data.as_bytes()]);
+    loop {
+        rest(&cards);
+        let Some(next) = cards.iter().filter_map(|card| card.next_timer()).min() else { break };
+        world.advance_to(next);
+    }
+    assert_eq!(success(qps[0].cq.poll()), (Opcode::RdmaRead as u8, 0));
+    assert_eq!(error(qps[0].cq.poll()), (CqeOpcode::RequesterError, Syndrome::LocalProtection, 1));
+}

@@ -38,7 +38,8 @@ impl Requester {
             advanced |= covered > request.acked;
             request.acked = request.acked.max(covered);
             request.sent = request.sent.max(request.acked);
-            request.done = request.acked == request.packets;
+            // One that has failed since it left fails when it is the oldest.
+            request.done = request.acked == request.packets && request.work.is_ok();
         }
         if advanced {
             self.rnr_until = None;
