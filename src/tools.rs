@@ -17,7 +17,7 @@ pub const TOP: &str = "gdsync-top";
 /// Returns the program of a verb; none for those of `gdsync` itself.
 pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
     match verb {
-        "bench" | "soak" | "copybw" | "copylat" | "sanity" | "man" => Some(LAB),
+        "bench" | "soak" | "simulate" | "copybw" | "copylat" | "sanity" | "man" => Some(LAB),
         "soft" => Some(SOFT),
         "top" => Some(TOP),
         _ => None,

@@ -1,4 +1,4 @@
-//! The program of the verbs `bench`, `soak`, `sanity`, `copybw` and `copylat`. It also draws the pictures of every
+//! The program of the verbs `bench`, `soak`, `simulate`, `sanity`, `copybw` and `copylat`. It also draws the pictures of every
 //! verb, and generates their manual pages (`man`).
 
 mod bench;
@@ -7,6 +7,7 @@ mod draw;
 #[deny(unsafe_code)]
 mod manual;
 mod mapped;
+mod simulate;
 mod soak;
 
 use gdsync_cli::cli::{BenchOptions, Command, Process};
@@ -29,6 +30,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             interrupt::catch()?;
             soak::run(&options).map(done)
         }
+        Command::Simulate(options) => simulate::run(&options).map(done),
         Command::Copybw(options) => mapped::bandwidth(&options).map(done),
         Command::Copylat(options) => mapped::latency(&options).map(done),
         Command::Sanity(options) => mapped::sanity(&options),

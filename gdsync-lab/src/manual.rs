@@ -143,6 +143,8 @@ gdsync bench net | bench
 Bandwidth of RDMA writes between two processes; between hosts as `gdsync help bench net` says.
 gdsync soak --minutes 10 --seed 7 | soak
 Ten minutes of random work with random faults; the same again with the same seed.
+gdsync simulate --operations 1e6 --seed 7 | simulate
+A million operations on simulated cards, from seed 7 on; the same hash each time.
 gdsync explain --example alltoall | explain
 A step among 64 peers: its memory operations, plain and merged.
 gdsync explain batch.txt | explain

@@ -77,6 +77,8 @@ pub enum Command {
     Bench(BenchOptions),
     /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
     Soak(SoakOptions),
+    /// Random programs on simulated cards, in one thread and at no time's cost: a seed repeats to the bit
+    Simulate(SimulateOptions),
     /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
     Copybw(CopyOptions),
     /// How long the CPU takes to copy a little into and out of GPU memory that it has mapped,
@@ -328,6 +330,28 @@ pub struct SoakOptions {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct SimulateOptions {
+    /// How many operations, such as 1e6
+    #[arg(long, value_name = "N", default_value = "1e5", value_parser = values::operations, allow_hyphen_values = true)]
+    pub operations: u64,
+    /// Seed of the first episode; the next ones have the seeds after it
+    #[arg(long, default_value = "1", allow_hyphen_values = true)]
+    pub seed: u64,
+    /// The episodes with the seeds from A on, up to B and without it
+    #[arg(long, value_name = "A..B", value_parser = values::seeds, conflicts_with_all = ["operations", "seed"], allow_hyphen_values = true)]
+    pub seeds: Option<(u64, u64)>,
+    /// Faults of all episodes: a plan as in docs/liberties.md, or `none` [default: made of their seeds]
+    #[arg(long, value_name = "PLAN", value_parser = values::simulated_faults)]
+    pub faults: Option<String>,
+    /// Liberties of all cards, a seed, and words such as `fetch,pieces` (docs/liberties.md) [default: made of the seeds]
+    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
+    pub liberties: Option<String>,
+    /// A file with the schedule that all cards follow (docs/missing-order.md)
+    #[arg(long, value_name = "FILE", conflicts_with = "liberties")]
+    pub schedule: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -158,6 +158,29 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 
 pub const NO_FAULTS: &str = "none";
 
+/// Parses a number of operations, which may have an exponent.
+pub(super) fn operations(text: &str) -> Result<u64, String> {
+    match text.parse::<f64>() {
+        Ok(count) if (1.0..=1e15).contains(&count) => Ok(count as u64),
+        _ => Err(format!("{text} is no number of operations from 1 to 1e15")),
+    }
+}
+
+/// Parses a range of seeds.
+pub(super) fn seeds(text: &str) -> Result<(u64, u64), String> {
+    let ends = text.split_once("..").and_then(|(first, end)| Some((first.parse().ok()?, end.parse().ok()?)));
+    let seeds: Option<(u64, u64)> = ends.filter(|(first, end)| first < end);
+    seeds.ok_or_else(|| format!("{text} is no range of seeds such as 1..100"))
+}
+
+/// Parses a fault plan, or `none`.
+pub(super) fn simulated_faults(text: &str) -> Result<String, String> {
+    if text == NO_FAULTS {
+        return Ok(text.to_owned());
+    }
+    text.parse::<FaultPlan>().map(|plan| plan.to_string()).map_err(|error| error.to_string())
+}
+
 /// Parses a fault plan that a soak can survive, or `none`.
 pub fn soak_faults(text: &str) -> Result<String, String> {
     if text == NO_FAULTS {

@@ -14,7 +14,7 @@ pub(super) struct Words {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Atomic {
+pub(crate) enum Atomic {
     Add(u64),
     Swap { compare: u64, swap: u64 },
 }

@@ -4,7 +4,7 @@ use super::atomics::Atomic;
 use std::collections::VecDeque;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(crate) enum Work {
     Message(u64),
     Credit,
     Read { landing: usize, from: usize, length: usize },
@@ -12,60 +12,66 @@ pub(super) enum Work {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
-    pub(super) work: Work,
-    pub(super) is_good: bool,
+pub(crate) struct Ended<W = Work> {
+    pub(crate) work: W,
+    pub(crate) is_good: bool,
     /// True if the completion is its own; an unsignaled work request ends with a later completion.
-    pub(super) is_own: bool,
+    pub(crate) is_own: bool,
 }
 
 #[derive(Debug)]
-struct Posted {
+struct Posted<W> {
     serial: u64,
-    work: Work,
+    work: W,
     signaled: bool,
 }
 
 /// The send work requests of one queue pair.
-#[derive(Debug, Default)]
-pub(super) struct Ledger {
+#[derive(Debug)]
+pub(crate) struct Ledger<W = Work> {
     serial: u64,
-    outstanding: VecDeque<Posted>,
+    outstanding: VecDeque<Posted<W>>,
 }
 
-impl Ledger {
+impl<W> Default for Ledger<W> {
+    fn default() -> Self {
+        Ledger { serial: 0, outstanding: VecDeque::new() }
+    }
+}
+
+impl<W> Ledger<W> {
     /// Returns the serial number of the next work request.
-    pub(super) fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.serial
     }
 
-    pub(super) fn post(&mut self, work: Work, signaled: bool) {
+    pub(crate) fn post(&mut self, work: W, signaled: bool) {
         self.outstanding.push_back(Posted { serial: self.serial, work, signaled });
         self.serial += 1;
     }
 
     /// Returns the serial number of the oldest outstanding one.
-    pub(super) fn oldest(&self) -> Option<u64> {
+    pub(crate) fn oldest(&self) -> Option<u64> {
         self.outstanding.front().map(|posted| posted.serial)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.outstanding.len()
     }
 
     /// True if the newest one is unsignaled, so that nothing would report its end.
-    pub(super) fn ends_silently(&self) -> bool {
+    pub(crate) fn ends_silently(&self) -> bool {
         self.outstanding.back().is_some_and(|newest| !newest.signaled)
     }
 
     /// True if all outstanding ones are unsignaled: after a failure they may have no completion.
-    pub(super) fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         self.outstanding.iter().all(|posted| !posted.signaled)
     }
 
-    /// Discards all, as no more completions arrive. Returns how many work requests had none.
-    pub(super) fn forget(&mut self) -> usize {
-        std::mem::take(&mut self.outstanding).len()
+    /// Discards all, as no more completions arrive. Returns the work requests that had none.
+    pub(crate) fn forget(&mut self) -> impl ExactSizeIterator<Item = W> + use<W> {
+        std::mem::take(&mut self.outstanding).into_iter().map(|posted| posted.work)
     }
 
     /// Returns the work requests that a completion ends. Unsignaled ones before it succeeded, even if it failed: a card
@@ -73,7 +79,7 @@ impl Ledger {
     ///
     /// # Errors
     /// In words, for an impossible completion: of nothing posted, out of order, or a success of an unsignaled request.
-    pub(super) fn complete(&mut self, serial: u64, is_good: bool) -> Result<Vec<Ended>, String> {
+    pub(crate) fn complete(&mut self, serial: u64, is_good: bool) -> Result<Vec<Ended<W>>, String> {
         let Some(position) = self.outstanding.iter().position(|posted| posted.serial == serial) else {
             return Err(format!("completion {serial} is of nothing that was posted"));
         };
@@ -128,7 +134,7 @@ mod tests {
         let mut ledger = ledger(&[true, false, false]);
         ledger.complete(0, true).unwrap();
         assert!(ledger.is_silent());
-        assert_eq!((ledger.forget(), ledger.len()), (2, 0));
+        assert_eq!((ledger.forget().len(), ledger.len()), (2, 0));
     }
 
     #[test]

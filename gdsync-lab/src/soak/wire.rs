@@ -169,7 +169,7 @@ impl Wire {
         while let Some(completion) = demux.borrow_mut().take(number, false)? {
             self.end_sends(completion.wr_id, completion.status, tally)?;
         }
-        tally.silent += self.ledger.forget() as u64;
+        tally.silent += self.ledger.forget().len() as u64;
         Ok(())
     }
 

@@ -11,4 +11,5 @@ mod manners;
 mod mistakes;
 mod pictures;
 mod settings;
+mod simulate;
 mod soak;

@@ -6,12 +6,13 @@ use gdsync_test_support::folder::Folder;
 /// Child processes of commands, hidden from users.
 const INTERNAL: [&str; 7] =
     ["pingpong-peer", "net-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "pingpong",
     "devices",
     "doctor",
     "bench",
     "soak",
+    "simulate",
     "copybw",
     "copylat",
     "sanity",

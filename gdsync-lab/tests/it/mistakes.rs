@@ -87,6 +87,10 @@ const WRONG_USAGE: [(&[&str], &str); 46] = [
         &["soak", "--minutes", "0"],
         "invalid value '0' for '--minutes <MINUTES>': 0 is no number of minutes above 0,",
     ),
+    (
+        &["simulate", "--seeds", "9..3"],
+        "invalid value '9..3' for '--seeds <A..B>': 9..3 is no range of seeds such as 1..100",
+    ),
     (&["soak", "--procs", "65"], "invalid value '65' for '--procs <N>': 65 is not in 2..=64"),
     (
         &["soak", "--faults", "drop nth=0"],
@@ -198,7 +202,7 @@ fn what_a_failed_sweep_has_measured_stands_beside_its_error() {
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, bench-net, soak, copybw, copylat, sanity, explain, soft, top, trace, completions, man\n";
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, bench, bench-net, soak, simulate, copybw, copylat, sanity, explain, soft, top, trace, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =

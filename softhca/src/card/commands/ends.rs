@@ -10,7 +10,7 @@ pub(super) fn report_unfinished(engine: &mut Engine, qpn: u32) {
     if !engine.resources.checks.contains(Checks::USE) {
         return;
     }
-    engine.with_qp(qpn, Instant::now(), |qp, context| {
+    engine.with_qp(qpn, engine.now(), |qp, context| {
         // In ERR all requests are flushed.
         let is_busy = qp.endpoint.state() == QpState::Rts;
         let unfinished: Vec<_> = qp.requester.unfinished(None).filter(|_| is_busy).collect();

@@ -1,0 +1,174 @@
+//! `gdsync simulate`: random programs on simulated cards, in one thread, at a time that nobody waits for. A seed repeats
+//! to the bit.
+//!
+//! A run is a row of episodes with the seeds S, S + 1, and so on. Each has its own cards, links and faults
+//! ([`program`]), is performed by [`stage`], and checked by [`check`] down to each completion and byte.
+
+mod cards;
+mod check;
+mod link;
+mod post;
+mod program;
+mod rings;
+mod stage;
+
+use gdsync_cli::cli::{NO_FAULTS, SimulateOptions};
+use gdsync_cli::failure::Failure;
+use gdsync_sys::contain::contain;
+use program::{Episode, Step, Wishes};
+use softhca::explore::shrink;
+use softhca::faults::FaultPlan;
+use softhca::liberties::{Liberties, Schedule};
+use stage::{Totals, perform};
+use std::convert::Infallible;
+
+/// Maximum number of runs in which a failing program is shrunk.
+const RUNS: usize = 2000;
+
+/// Runs the episodes that the options ask for.
+///
+/// # Errors
+/// The first failure: its seed, and the shortest program that was found to fail.
+pub(crate) fn run(options: &SimulateOptions) -> Result<(), Failure> {
+    let wishes = wishes(options)?;
+    let (first, last) = match options.seeds {
+        Some((first, last)) => (first, Some(last)),
+        None => (options.seed, None),
+    };
+    let (mut totals, mut seed) = (Totals::default(), first);
+    loop {
+        let is_last = match last {
+            Some(last) => seed >= last,
+            None => totals.steps >= options.operations,
+        };
+        if is_last {
+            break;
+        }
+        let episode = Episode::new(seed, &wishes)?;
+        match attempt(&episode) {
+            Ok(more) => totals.add(&more),
+            Err(error) => return Err(explain(&episode, &error, totals.steps).into()),
+        }
+        seed += 1;
+    }
+    print(&totals, first, seed);
+    Ok(())
+}
+
+fn wishes(options: &SimulateOptions) -> Result<Wishes, Failure> {
+    let faults = match options.faults.as_deref() {
+        Some(NO_FAULTS) => Some(FaultPlan::new(0, Vec::new())),
+        Some(plan) => Some(plan.parse()?),
+        None => None,
+    };
+    let liberties = options.liberties.as_ref().map(|text| text.parse::<Liberties>()).transpose()?;
+    let file = options.schedule.as_ref().map(std::fs::read_to_string).transpose()?;
+    let schedule = file.map(|text| text.parse::<Schedule>()).transpose()?;
+    Ok(Wishes { faults, schedule: schedule.or(liberties.map(Schedule::from)) })
+}
+
+/// Performs an episode; a panic of a card is a failure of it, too.
+fn attempt(episode: &Episode) -> Result<Totals, String> {
+    contain(|| perform(episode)).unwrap_or_else(|panic| Err(format!("the card panics: {panic}")))
+}
+
+/// Returns the fewest steps of an episode that fail, with what goes wrong then.
+fn shortest(episode: &Episode, error: &str) -> (Vec<Step>, String) {
+    let (mut runs, mut last, kind) = (0, error.to_owned(), kind_of(error));
+    // The rest at the end stays: without it, each other step that lets the cards work would be needed.
+    let (rest, steps) = episode
+        .steps
+        .split_last()
+        .map_or((&[][..], &[][..]), |(rest, steps)| (std::slice::from_ref(rest), steps));
+    let with = |steps: &[Step]| Episode { steps: [steps, rest].concat(), ..episode.clone() };
+    let fails = |steps: &[Step]| {
+        let failure = attempt(&with(steps)).err().filter(|failure| kind_of(failure) == kind);
+        if let Some(failure) = &failure {
+            last.clone_from(failure);
+        }
+        Ok::<bool, Infallible>(failure.is_some())
+    };
+    let goes_on = |_| {
+        runs += 1;
+        runs < RUNS
+    };
+    let Ok(steps) = shrink(steps.to_vec(), fails, goes_on);
+    ([&steps, rest].concat(), last)
+}
+
+/// Returns what all failures of a kind have in common: their words, without the step and without numbers.
+fn kind_of(error: &str) -> String {
+    let words = error.split_once("): ").map_or(error, |(_, words)| words);
+    words.chars().filter(char::is_ascii_alphabetic).collect()
+}
+
+/// Tells of a failure, with the shortest program that fails.
+fn explain(episode: &Episode, error: &str, before: u64) -> String {
+    let Episode { seed, cards, .. } = *episode;
+    let (steps, last) = shortest(episode, error);
+    let mut text = format!(
+        "seed {seed}, after {before} operations of earlier seeds: {error}\n\
+         Repeat it with `gdsync simulate --seeds {seed}..{}`. The shortest of its programs that fails has {} of {} \
+         operations, on {cards} cards:\n",
+        seed + 1,
+        steps.len(),
+        episode.steps.len(),
+    );
+    for (number, link) in episode.links.iter().enumerate() {
+        text += &format!("  link {number}: {:?} between cards {:?}\n", link.kind, link.cards);
+    }
+    if let Some(faults) = &episode.faults {
+        text += &format!("  faults: {faults}\n");
+    }
+    steps.iter().for_each(|step| text += &format!("  {step}\n"));
+    text + &format!("It fails at {last}")
+}
+
+fn print(totals: &Totals, first: u64, end: u64) {
+    let Totals { steps, requests, completions, packets, faults, time, hash } = totals;
+    println!(
+        "{steps} operations in {} episodes (seeds {first}..{end}): {requests} work requests, {completions} completions, \
+         {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}",
+        end - first,
+        time.as_secs_f64()
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_repeats_to_the_bit() {
+        let run = |seeds: std::ops::Range<u64>| {
+            let mut totals = Totals::default();
+            for seed in seeds {
+                totals.add(&attempt(&Episode::new(seed, &Wishes::default()).unwrap()).unwrap());
+            }
+            totals
+        };
+        let first = run(1..9);
+        assert_eq!(run(1..9), first);
+        assert_ne!(run(2..10).hash, first.hash);
+        assert!(first.completions > 100 && first.packets > 100 && first.faults > 0, "{first:?}");
+    }
+
+    #[test]
+    fn a_failure_is_shrunk_to_what_it_needs() {
+        let plan = "fail=remote-access kind=write p=1".parse().unwrap();
+        let wishes = Wishes { faults: Some(plan), ..Wishes::default() };
+        let mut episode = (1..).find_map(|seed| {
+            let episode = Episode::new(seed, &wishes).ok()?;
+            let has_write = episode.links.iter().any(|link| link.kind == program::Kind::Rc);
+            has_write.then_some(episode)
+        });
+        let episode = episode.as_mut().unwrap();
+        episode.may_fail = false;
+        let error = attempt(episode).unwrap_err();
+        assert!(error.contains("a failure without a reason"), "{error}");
+        let (steps, last) = shortest(episode, &error);
+        assert!(steps.len() <= 3, "{steps:?}");
+        assert_eq!(kind_of(&last), kind_of(&error));
+        assert!(explain(episode, &error, 7).contains("after 7 operations"));
+    }
+}

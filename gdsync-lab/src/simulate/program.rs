@@ -1,0 +1,296 @@
+//! The programs of a simulation, made of a seed. Each step stands alone: without any other it means the same, or
+//! nothing, so that a failing program can be shrunk.
+
+use crate::soak::plan::Random;
+use softhca::card::simulation::PACKET_BYTES;
+use softhca::faults::{Action, FaultPlan};
+use softhca::liberties::{Liberties, LibertyKinds, Schedule};
+use std::fmt;
+
+/// Maximum bytes of a message of a connection: several packets.
+pub(super) const LONGEST: usize = 3200;
+/// Maximum number of bytes sent inline.
+pub(super) const INLINE: usize = 28;
+/// Work requests of a queue that may be outstanding.
+pub(super) const DEPTH: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Rc,
+    Uc,
+    Ud,
+    Xrc,
+    Dc,
+}
+
+impl Kind {
+    pub(super) fn is_reliable(self) -> bool {
+        !matches!(self, Kind::Uc | Kind::Ud)
+    }
+
+    /// Returns whether only the first end sends.
+    pub(super) fn is_one_way(self) -> bool {
+        matches!(self, Kind::Xrc | Kind::Dc)
+    }
+}
+
+/// Two connected queue pairs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinkPlan {
+    pub(super) kind: Kind,
+    /// The card of each end.
+    pub(super) cards: [usize; 2],
+    /// True if receives come from the card's shared queue.
+    pub(super) shared: bool,
+    /// True if regions have relaxed ordering.
+    pub(super) relaxed: bool,
+    /// Code of the time-out: longer than faults hold packets back.
+    pub(super) timeout: u8,
+    pub(super) rnr_timer: u8,
+}
+
+impl LinkPlan {
+    /// Returns which of a card's shared queues it uses.
+    pub(super) fn pool(&self) -> usize {
+        usize::from(self.kind == Kind::Xrc)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Send,
+    SendImm,
+    Write,
+    WriteImm,
+    Read,
+    Add,
+    Swap,
+    Nop,
+}
+
+/// A send work request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) what: What,
+    pub(super) length: usize,
+    /// Offset in its place at the peer.
+    pub(super) offset: usize,
+    pub(super) signaled: bool,
+    pub(super) fenced: bool,
+    /// False if its doorbell is that of a later request.
+    pub(super) rung: bool,
+    /// Seed of its content and its other choices.
+    pub(super) seed: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    Post {
+        link: usize,
+        side: usize,
+        work: Work,
+    },
+    Receives {
+        link: usize,
+        side: usize,
+        count: usize,
+    },
+    /// Steps cards in random order.
+    Run {
+        steps: usize,
+        seed: u64,
+    },
+    /// Moves the time to the next timer of a card.
+    Skip,
+    /// Runs until everything has ended, and checks all memory.
+    Settle {
+        seed: u64,
+    },
+    /// Moves a queue pair to ERR.
+    Break {
+        link: usize,
+        side: usize,
+    },
+    /// Resets the queue pairs of a link, or destroys and makes them anew.
+    Remake {
+        link: usize,
+        destroy: bool,
+        seed: u64,
+    },
+    /// Drops a card, and starts another in its place.
+    Kill {
+        card: usize,
+    },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Post { link, side, work } => {
+                let Work { what, length, signaled, fenced, rung, .. } = work;
+                write!(f, "link {link} end {side}: {what:?} of {length} bytes")?;
+                let words = [(*signaled, "signaled"), (*fenced, "fenced"), (!rung, "not rung")];
+                words.iter().filter(|(is, _)| *is).try_for_each(|(_, word)| write!(f, ", {word}"))
+            }
+            Step::Receives { link, side, count } => write!(f, "link {link} end {side}: {count} receives"),
+            Step::Run { steps, .. } => write!(f, "{steps} steps of cards"),
+            Step::Skip => f.write_str("time passes to the next timer"),
+            Step::Settle { .. } => f.write_str("everything comes to its end"),
+            Step::Break { link, side } => write!(f, "link {link} end {side}: to ERR"),
+            Step::Remake { link, destroy: false, .. } => write!(f, "link {link}: reset and connected again"),
+            Step::Remake { link, .. } => write!(f, "link {link}: destroyed and made again"),
+            Step::Kill { card } => write!(f, "card {card} ends, and another starts"),
+        }
+    }
+}
+
+/// The wishes of a command line, besides its seed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wishes {
+    /// The faults of all episodes, instead of those that their seeds make.
+    pub(super) faults: Option<FaultPlan>,
+    /// The same for the cards' schedule.
+    pub(super) schedule: Option<Schedule>,
+}
+
+/// A short life of some cards: the simulation is a row of them.
+#[derive(Clone, Debug)]
+pub(super) struct Episode {
+    pub(super) seed: u64,
+    pub(super) cards: usize,
+    pub(super) links: Vec<LinkPlan>,
+    pub(super) faults: Option<FaultPlan>,
+    /// True if faults may fail work requests.
+    pub(super) may_fail: bool,
+    pub(super) schedule: Option<Schedule>,
+    pub(super) steps: Vec<Step>,
+}
+
+impl Episode {
+    pub(super) fn new(seed: u64, wishes: &Wishes) -> Result<Episode, String> {
+        let random = &mut Random::new(seed);
+        let cards = 2 + random.below(3) as usize;
+        let links: Vec<LinkPlan> = (0..2 + random.below(5)).map(|_| link(cards, random)).collect();
+        let faults = match &wishes.faults {
+            Some(plan) => Some(FaultPlan::new(plan.seed ^ seed, plan.rules.clone())),
+            None => faults(random)?,
+        };
+        let fails = |action: &Action| !is_survived(action);
+        let mut rules = faults.iter().flat_map(|plan| &plan.rules);
+        // A plan of the command line may use up all retries.
+        let may_fail = rules.any(|rule| wishes.faults.is_some() || fails(&rule.action));
+        let schedule = match &wishes.schedule {
+            Some(schedule) => Some(schedule.clone()),
+            None if random.below(2) == 0 => {
+                Some(Liberties { seed: random.next(), kinds: LibertyKinds::USUAL }.into())
+            }
+            None => None,
+        };
+        let kills = random.below(4) == 0;
+        let count = 64 << random.below(5);
+        let mut steps: Vec<Step> = (0..count).map(|_| step(&links, cards, kills, random)).collect();
+        steps.push(Step::Settle { seed: random.next() });
+        Ok(Episode { seed, cards, links, faults, may_fail, schedule, steps })
+    }
+}
+
+/// Returns whether reliable connections recover from a fault.
+fn is_survived(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Drop | Action::Duplicate | Action::Delay(_) | Action::Hold(_) | Action::Rnr | Action::Late(_)
+    )
+}
+
+fn link(cards: usize, random: &mut Random) -> LinkPlan {
+    let kinds = [Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Ud, Kind::Xrc, Kind::Dc, Kind::Dc];
+    let kind = kinds[random.below(kinds.len() as u64) as usize];
+    LinkPlan {
+        kind,
+        cards: [0; 2].map(|_| random.below(cards as u64) as usize),
+        // One of UC keeps a receive that a lost message has begun to fill.
+        shared: kind.is_one_way() || random.below(3) == 0 && kind != Kind::Uc,
+        relaxed: random.below(4) == 0,
+        timeout: [10, 11, 14, 14][random.below(4) as usize],
+        rnr_timer: [1, 6, 12, 14][random.below(4) as usize],
+    }
+}
+
+fn faults(random: &mut Random) -> Result<Option<FaultPlan>, String> {
+    let severity = random.below(4);
+    if severity == 0 {
+        return Ok(None);
+    }
+    let mut rules = vec![format!("seed={}", random.next() >> 1)];
+    let mild = [
+        "drop",
+        "drop dir=in",
+        "duplicate",
+        "duplicate dir=in",
+        "delay=30us",
+        "delay=400us dir=in",
+        "hold=5",
+        "hold=3 dir=in",
+        "rnr",
+        "late=20us",
+        "late=500us",
+    ];
+    let wild = [
+        "fail=local-length",
+        "fail=remote-access",
+        "fail=retry-exceeded",
+        "fail=remote-operation dir=in",
+        "fail=remote-invalid-request dir=in",
+        "gone access=local",
+        "gone access=remote",
+    ];
+    let mut add = |rule: &str, most: u64| {
+        if random.below(3) == 0 {
+            rules.push(format!("{rule} p={:.6}", (1 + random.below(most)) as f64 / 100_000.0));
+        }
+    };
+    mild.iter().for_each(|rule| add(rule, if severity == 1 { 300 } else { 3000 }));
+    if severity == 3 {
+        wild.iter().for_each(|rule| add(rule, 200));
+    }
+    let plan: FaultPlan = rules.join("; ").parse().map_err(|error| format!("{error}"))?;
+    Ok(Some(plan).filter(|plan| !plan.rules.is_empty()))
+}
+
+fn step(links: &[LinkPlan], cards: usize, kills: bool, random: &mut Random) -> Step {
+    let link = random.below(links.len() as u64) as usize;
+    let plan = links[link];
+    let side = if plan.kind.is_one_way() { 0 } else { random.below(2) as usize };
+    match random.below(1000) {
+        0..500 => Step::Post { link, side, work: work(plan.kind, random) },
+        500..650 => Step::Receives { link, side: 1 - side, count: 1 + random.below(8) as usize },
+        650..950 => Step::Run { steps: 1 + random.below(24) as usize, seed: random.next() },
+        950..980 => Step::Skip,
+        980..988 => Step::Settle { seed: random.next() },
+        988..991 => Step::Break { link, side },
+        991..998 => Step::Remake { link, destroy: random.below(2) == 0, seed: random.next() },
+        _ if kills => Step::Kill { card: random.below(cards as u64) as usize },
+        _ => Step::Run { steps: 200, seed: random.next() },
+    }
+}
+
+fn work(kind: Kind, random: &mut Random) -> Work {
+    use What::{Add, Nop, Read, Send, SendImm, Swap, Write, WriteImm};
+    let all: &[What] = match kind {
+        Kind::Ud => &[SendImm],
+        Kind::Uc => &[SendImm, WriteImm, Nop],
+        _ => &[Send, Send, SendImm, Write, Write, WriteImm, Read, Read, Add, Swap, Nop],
+    };
+    let what = all[random.below(all.len() as u64) as usize];
+    let longest = [0, 8, 28, 64, 200, 1024, 1025, LONGEST as u64][random.below(8) as usize];
+    let longest = if kind == Kind::Ud { longest.min(PACKET_BYTES.into()) } else { longest };
+    Work {
+        what,
+        length: random.below(longest + 1) as usize,
+        offset: random.below(64) as usize,
+        signaled: random.below(4) != 0,
+        fenced: random.below(8) == 0,
+        rung: random.below(4) != 0,
+        seed: random.next(),
+    }
+}
