@@ -14,6 +14,7 @@ mod stage;
 
 use gdsync_cli::cli::{NO_FAULTS, SimulateOptions};
 use gdsync_cli::failure::Failure;
+use gdsync_cli::text;
 use gdsync_sys::contain::contain;
 use program::{Episode, Step, Wishes};
 use softhca::explore::shrink;
@@ -51,8 +52,7 @@ pub(crate) fn run(options: &SimulateOptions) -> Result<(), Failure> {
         }
         seed += 1;
     }
-    print(&totals, first, seed);
-    Ok(())
+    text::print_text(&describe(&totals, first, seed))
 }
 
 fn wishes(options: &SimulateOptions) -> Result<Wishes, Failure> {
@@ -124,14 +124,15 @@ fn explain(episode: &Episode, error: &str, before: u64) -> String {
     text + &format!("It fails at {last}")
 }
 
-fn print(totals: &Totals, first: u64, end: u64) {
+/// Returns the result of a run in words.
+fn describe(totals: &Totals, first: u64, end: u64) -> String {
     let Totals { steps, requests, completions, packets, faults, time, hash } = totals;
-    println!(
+    format!(
         "{steps} operations in {} episodes (seeds {first}..{end}): {requests} work requests, {completions} completions, \
-         {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}",
+         {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}\n",
         end - first,
         time.as_secs_f64()
-    );
+    )
 }
 
 #[cfg(test)]
