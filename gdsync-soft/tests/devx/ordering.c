@@ -56,7 +56,7 @@ static unsigned made(struct ibv_context *context, struct qp *qp, unsigned bits)
 
 int main(int count, char **arguments)
 {
-    /* What the network does where nothing is forced. */
+    /* The order of the network, where nothing is forced. */
     const unsigned network = count > 1 ? (unsigned)atoi(arguments[1]) : 0;
     struct ibv_context *context = open_device();
     struct mlx5dv_devx_uar *uar = mlx5dv_devx_alloc_uar(context, MLX5DV_UAR_ALLOC_TYPE_BF);

@@ -7,7 +7,7 @@ use gdsync_test_support::folder::Folder;
 use gdsync_test_support::programs::{Ended, run, soft_with};
 
 const NAMES: [&str; 3] = ["send-reuse", "posted-reuse", "early-destroy"];
-/// What the check finds in them.
+/// The check's findings in them.
 const FOUND: [&str; 3] = [
     "use of a source buffer: RdmaWrite of 131072 bytes: the program has changed bytes in",
     "use of a source buffer: RdmaWrite of 1024 bytes: the program has changed bytes in",

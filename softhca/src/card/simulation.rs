@@ -1,4 +1,4 @@
-//! Simulations: cards without threads, on a fabric of their own, at a time that stands still until it is moved.
+//! Simulations: cards without threads, on a private fabric, at a time that stands still until it is moved.
 //!
 //! A program that steps the cards of a [`World`] in one thread repeats to the bit: nothing depends on the machine's time,
 //! on threads, or on other cards of the process. `gdsync simulate` is such a program.

@@ -105,7 +105,7 @@ pub struct Outcome {
     pub finding: Option<Finding>,
     /// The decisions of the last orderly run.
     pub census: Census,
-    /// What checks of the cards have found, in any run.
+    /// Findings of the cards' checks, in any run.
     pub sights: Vec<Sight>,
     /// Number of runs under schedules, without those that shrink and confirm.
     pub runs: u64,

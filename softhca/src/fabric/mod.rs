@@ -5,7 +5,7 @@
 //! packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names the addresses of
 //! the process; [`KEY_VARIABLES`] give the key that its cards share.
 //!
-//! The cards of a simulation have a fabric of their own, in the memory of one process (`local.rs`).
+//! The cards of a simulation have a private fabric, in the memory of one process (`local.rs`).
 
 mod config;
 mod error;

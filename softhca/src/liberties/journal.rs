@@ -91,7 +91,7 @@ pub enum Entry {
     Decided {
         /// The decision.
         decision: Decision,
-        /// Whether it takes the liberty.
+        /// True if it takes the liberty.
         taken: bool,
     },
     /// The card made a queue pair: its number among those of the card, and its QPN.

@@ -96,7 +96,7 @@ impl Rule {
     }
 }
 
-/// Whether a liberty is taken.
+/// When a liberty is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Never,

@@ -118,7 +118,7 @@ impl KeptPages {
     /// than 5.7 (5.13 for shared memory, 6.17 for pages of several mappings).
     ///
     /// # Safety
-    /// The program unmaps the range in this call of its own.
+    /// The program itself unmaps the range in this call.
     pub(crate) unsafe fn take(range: &Range<u64>) -> Option<Self> {
         let (from, len) = (range.start as *mut libc::c_void, (range.end - range.start) as usize);
         let hint = NEXT_KEPT.fetch_add(len, Ordering::Relaxed) as *mut libc::c_void;

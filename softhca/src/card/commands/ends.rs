@@ -3,14 +3,14 @@
 use crate::card::config::{Checks, QpState};
 use crate::card::engine::Engine;
 use crate::card::transport::requester::OBJECT;
-use std::time::Instant;
 
 /// Reports the work requests of a queue pair that its end drops.
 pub(super) fn report_unfinished(engine: &mut Engine, qpn: u32) {
     if !engine.resources.checks.contains(Checks::USE) {
         return;
     }
-    engine.with_qp(qpn, engine.now(), |qp, context| {
+    let now = engine.now();
+    engine.with_qp(qpn, now, |qp, context| {
         // In ERR all requests are flushed.
         let is_busy = qp.endpoint.state() == QpState::Rts;
         let unfinished: Vec<_> = qp.requester.unfinished(None).filter(|_| is_busy).collect();
@@ -29,8 +29,9 @@ pub(super) fn report_use(engine: &mut Engine, key: u32) {
     if !engine.resources.checks.contains(Checks::USE) {
         return;
     }
+    let now = engine.now();
     let Engine { qps, resources, .. } = engine;
-    let mut context = resources.context(Instant::now());
+    let mut context = resources.context(now);
     for (qpn, qp) in qps {
         let using: Vec<_> = qp.requester.unfinished(Some(key)).collect();
         let Some((index, what)) = using.first() else { continue };

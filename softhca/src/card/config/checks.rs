@@ -16,7 +16,7 @@ bitflags::bitflags! {
     /// even if the program works by luck. Default: none, as they cost time.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Checks: u8 {
-        /// What the program changes or destroys while a work request uses it.
+        /// Memory and objects that the program changes or destroys while a work request uses them.
         const USE = 1 << 0;
         /// Reads of bytes that have not come yet.
         const WATCH = 1 << 1;

@@ -1,4 +1,4 @@
-//! What the check of memory and objects in use finds, and that it finds nothing in a right program.
+//! The findings of the check of memory and objects in use; none in a right program.
 
 use super::*;
 use crate::card::config::Checks;

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 /// A job without a card, whose two processes decide about messages of two queue pairs each.
 struct Model<F> {
     runs: usize,
-    /// Whether it fails with the messages that were taken, as (process, queue pair, message, kind).
+    /// True for the messages with which it fails, as (process, queue pair, message, kind).
     fails: F,
 }
 

@@ -44,7 +44,7 @@ struct Packet {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// What the socket holds, oldest first, except that the program may have read the first ones.
+    /// The events in the socket, oldest first, except that the program may have read the first ones.
     sent: VecDeque<(usize, u64)>,
     waiting: VecDeque<Packet>,
 }
@@ -106,7 +106,7 @@ impl PacketFile {
         unsafe { libc::shutdown(self.theirs.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Returns the length of what was received; `None` if there is nothing.
+    /// Returns the number of received bytes; `None` if there is nothing.
     fn receive(&self, addr: u64, room: usize, flags: i32) -> Result<Option<usize>> {
         let flags = flags | libc::MSG_DONTWAIT;
         // SAFETY: the program's memory, or no byte; the system checks it.

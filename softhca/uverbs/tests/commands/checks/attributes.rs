@@ -1,4 +1,4 @@
-//! What a kernel checks of every command, before the method's function: header and attributes.
+//! A kernel's checks of every command, before the method's function: header and attributes.
 
 use super::super::srqs::{a_srq, create_srq_with};
 use super::*;
