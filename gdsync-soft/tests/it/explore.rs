@@ -1,6 +1,6 @@
 //! `gdsync soft --explore` and `--schedule`: the twelve programs of docs/missing-order.md, and the command's own ways.
 
-use crate::orders::{NAMES, build};
+use crate::orders::{NAMES, build, wants_all};
 use gdsync_test_support::compiler::Program;
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::processes::signal;
@@ -33,10 +33,9 @@ fn explore(options: &[&str], program: &Path, temporary: &Folder) -> Ended {
     run(with(&[&["--explore"], options].concat(), program, temporary))
 }
 
-/// The programs to explore: all with `GDSYNC_TEST_ALL_ORDERS=1`.
+/// The programs to explore.
 fn chosen(programs: Vec<Program>) -> Vec<(&'static str, Program)> {
-    let some = ["relaxed-flag", "last-byte", "two-queues"];
-    let all = std::env::var_os("GDSYNC_TEST_ALL_ORDERS").is_some();
+    let (some, all) = (["relaxed-flag", "last-byte", "two-queues"], wants_all());
     let named = NAMES.into_iter().zip(programs);
     named.filter(|(name, _)| all || some.contains(name)).collect()
 }
@@ -72,12 +71,12 @@ fn nothing_is_found_in_a_program_that_has_the_order() {
     let Some(programs) = build(test, &["-DORDERED"]) else { return };
     for (name, program) in chosen(programs) {
         let temporary = Folder::new("explore-right");
-        let ended = explore(&["--runs", "24", "--json"], &program.path(), &temporary);
+        let ended = explore(&["--runs", "10", "--json"], &program.path(), &temporary);
         assert_eq!(ended.code, Some(0), "{name}: {}", ended.text);
         let printed: Value = serde_json::from_str(&ended.text).unwrap();
         let result = &printed["rows"][0];
         assert!(result["found"].is_null(), "{name}: {result}");
-        assert_eq!((&result["runs"], &result["stopped"]), (&24.into(), &false.into()));
+        assert_eq!((&result["runs"], &result["stopped"]), (&10.into(), &false.into()));
         assert!(result["decisions"]["fetch"].as_u64() > Some(0), "{name}: {result}");
         assert_eq!(temporary.content(), 0, "{name}");
     }
