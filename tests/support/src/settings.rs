@@ -41,7 +41,7 @@ pub const WRONG: [(&str, &str, &str); 13] = [
     (
         "SOFTHCA_FAULT",
         "drop nth=3",
-        "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_CLOCK, SOFTHCA_DEVICES",
+        "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_CHECKS, SOFTHCA_CLOCK",
     ),
     ("SOFTHCA_DEVICE", "", "SOFTHCA_DEVICE is set, but there is no such setting"),
     (
