@@ -308,6 +308,7 @@ fn every_declaration_is_compared() {
         "SOFTWARE_QP_CREATE_SLAVE_SEND",
         // Newer than the oldest header that this test supports.
         "MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED",
+        "MLX5DV_QP_CREATE_OOO_DP",
         "ibv_async_element",
         "OPS_POLL_CQ",
         "OPS_POST_SEND",

@@ -95,7 +95,7 @@ impl LibertyKinds {
 ///
 /// ```
 /// use softhca::liberties::{Liberties, LibertyKinds};
-/// assert_eq!("7".parse(), Ok(Liberties { seed: 7, kinds: LibertyKinds::all() }));
+/// assert_eq!("7".parse(), Ok(Liberties { seed: 7, kinds: LibertyKinds::USUAL }));
 /// let some: Liberties = "7 fetch, atomics".parse()?;
 /// assert_eq!(some.kinds, LibertyKinds::FETCH | LibertyKinds::ATOMICS);
 /// assert_eq!(some.to_string(), "7 fetch,atomics");

@@ -302,7 +302,6 @@ fn queue_pairs_that_cannot_be_made() {
     let bits = |comp_mask| mlx5dv_qp_init_attr { comp_mask, ..Default::default() };
     let mlx5_cases = [
         ("scatter and not", flags(1 << 3 | 1 << 4), EINVAL),
-        ("out of order", flags(1 << 7), EOPNOTSUPP),
         ("unknown flags", flags(1 << 8), EINVAL),
         ("DC that is RC", bits(1 << 1), EINVAL),
         ("operations", bits(1 << 2), EOPNOTSUPP),
@@ -314,7 +313,7 @@ fn queue_pairs_that_cannot_be_made() {
             (api().mlx5dv_create_qp)(bed.context, &mut { good }, &mut mlx5_attr)
         });
     }
-    let mut no_scatter = flags(MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE);
+    let mut no_scatter = flags(MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_OOO_DP);
     // SAFETY: both structs are valid.
     let qp = unsafe { (api().mlx5dv_create_qp)(bed.context, &mut { good }, &mut no_scatter) };
     assert!(!qp.is_null());
