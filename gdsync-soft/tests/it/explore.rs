@@ -125,7 +125,7 @@ fn a_signal_ends_the_search_which_says_what_it_has() {
         assert!(began.elapsed() < Duration::from_secs(20), "no run has begun");
         std::thread::yield_now();
     }
-    signal(search.child.id(), libc::SIGINT);
+    signal(search.child.id(), libc::SIGTERM);
     let ended = search.end();
     assert_eq!(ended.code, Some(0), "{}", ended.text);
     assert!(ended.text.contains("nothing was found before the end was asked for"), "{}", ended.text);

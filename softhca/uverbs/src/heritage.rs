@@ -28,6 +28,8 @@ pub(crate) struct Heritage {
     pub(crate) inode: u64,
     /// The inode of the file that takes its place in a child; 0 before.
     pub(crate) successor: AtomicU64,
+    /// True for a device that the child of a fork has inherited.
+    pub(crate) is_inherited: bool,
     /// 0; once the program has asked for its context, [`BEGUN`], or [`WITH_DEVX`].
     begun: AtomicU8,
     last_handle: AtomicU32,
@@ -44,6 +46,7 @@ impl Heritage {
             index,
             inode,
             successor: AtomicU64::new(0),
+            is_inherited: false,
             begun: AtomicU8::new(0),
             last_handle: AtomicU32::new(0),
             registers: (0..FILE_PAGES).map(|_| AtomicU64::new(0)).collect(),
@@ -53,7 +56,7 @@ impl Heritage {
     /// As [`Self::new`], for the same device in the child of a fork, with the same pages of registers. A handle of another
     /// object of the parent is none of the child's.
     pub(crate) fn for_child(&self, inode: u64) -> Self {
-        let child = Heritage::new(self.index, inode);
+        let child = Heritage { is_inherited: true, ..Heritage::new(self.index, inode) };
         child.begun.store(self.begun.load(Ordering::Acquire), Ordering::Release);
         child.last_handle.store(self.last_handle.load(Ordering::Acquire), Ordering::Release);
         self.all_registers().for_each(|registers| child.add(&registers));

@@ -159,9 +159,11 @@ pub(crate) fn create_channel(context: &Context, request: &Request) -> Result<()>
     Ok(())
 }
 
-/// Returns whether a descriptor is that of a context's asynchronous events.
+/// Returns whether a descriptor is that of a context's asynchronous events. In the child of a fork libmlx5 names the file of
+/// its parent's context, which stands for any file there.
 pub(crate) fn is_async(context: &Context, fd: RawFd) -> bool {
-    file_of(fd).is_ok_and(|file| file_of(context.async_fd.as_raw_fd()) == Ok(file))
+    file_of(fd)
+        .is_ok_and(|file| context.heritage.is_inherited || file_of(context.async_fd.as_raw_fd()) == Ok(file))
 }
 
 /// `ASYNC_EVENT_ALLOC`: all asynchronous event files of a context are duplicates of one.
