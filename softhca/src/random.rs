@@ -1,5 +1,15 @@
 //! Random numbers from a seed.
 
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The step of [`Random`]: neighbouring numbers give independent ones.
+pub(crate) fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(GAMMA);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
 /// SplitMix64 (Steele, Lea, Flood 2014). Generators of different seeds are independent.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
@@ -13,11 +23,9 @@ impl Random {
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        let mixed = mix(self.0);
+        self.0 = self.0.wrapping_add(GAMMA);
+        mixed
     }
 
     /// Draws a number in 0..1, without 1.
@@ -33,5 +41,5 @@ impl Random {
 
 /// Derives the seed of one card from its index among those that the process has started.
 pub(crate) fn seed_of_card(seed: u64, card: u64) -> u64 {
-    seed ^ card.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    seed ^ card.wrapping_mul(GAMMA)
 }

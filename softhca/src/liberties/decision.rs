@@ -1,6 +1,7 @@
 //! Names of decisions: by the work that they concern, and never by time or by the order of threads.
 
 use super::LibertyKinds;
+use crate::random::mix;
 use std::fmt;
 use std::str::FromStr;
 
@@ -115,12 +116,4 @@ impl Decision {
         ];
         parts.into_iter().fold(seed, |hash, part| mix(hash ^ part))
     }
-}
-
-/// The finalizer of SplitMix64: neighbouring numbers give independent ones.
-pub(super) fn mix(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

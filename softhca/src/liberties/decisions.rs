@@ -1,10 +1,10 @@
 //! The decisions of one card.
 
-use super::decision::{Decision, Work, mix};
+use super::decision::{Decision, Work};
 use super::journal::{self, CardJournal};
 use super::schedule::{Choice, OwnRules, Schedule};
 use super::{LONGEST_PAUSE, LibertyKinds, names};
-use crate::random::Random;
+use crate::random::{Random, mix};
 use std::time::Duration;
 
 /// The choices of a card. By default it is prompt and orderly.

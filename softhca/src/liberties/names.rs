@@ -1,7 +1,7 @@
 //! Names of the processes of a job, which are the same in every run of it.
 
-use super::decision::mix;
 use crate::os::fork;
+use crate::random::mix;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -77,15 +77,20 @@ impl Engine {
     }
 
     fn serve_up_to_budget(&mut self, qpn: u32, now: Instant) -> Served {
-        // Each initiator of a DC target gets a packet in a round: peers count rounds (`timeouts.rs`).
-        let initiators = self.qps.get(&qpn).map_or(0, Qp::waiting_initiators);
-        for _ in 0..SEND_BUDGET.max(initiators) {
+        let (mut budget, mut served) = (SEND_BUDGET, 0);
+        while served < budget {
+            served += 1;
             self.resources.payload.clear();
-            let made = self.with_qp(qpn, now, |qp, context| qp.next_packet(context));
+            let made = self.with_qp(qpn, now, |qp, context| {
+                // Each initiator of a DC target gets a packet in a round: peers count rounds (`timeouts.rs`).
+                budget = budget.max(qp.waiting_initiators());
+                qp.next_packet(context).ok_or_else(|| qp.end_blocked())
+            });
             self.pass_on_enables(now);
-            let Some(Some(packet)) = made else {
-                let is_blocked = self.with_qp(qpn, now, |qp, _| qp.end_blocked()).unwrap_or(false);
-                return if is_blocked { Served::Blocked } else { Served::All };
+            let packet = match made {
+                Some(Ok(packet)) => packet,
+                Some(Err(true)) => return Served::Blocked,
+                Some(Err(false)) | None => return Served::All,
             };
             if self.resources.payload.is_waiting() {
                 match self.add_to_batch(&packet, now) {

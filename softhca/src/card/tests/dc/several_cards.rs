@@ -71,24 +71,29 @@ fn a_target_answers_every_initiator_in_a_round() {
         let pdn = card.alloc_pd().unwrap();
         senders.extend((0..40).map(|_| impatient(card, pdn)));
     }
-    let mut post = || {
-        for sender in &mut senders {
+    let post = |senders: &mut [TestQp]| {
+        for sender in senders {
             sender.post(Opcode::RdmaWrite, &[vector.as_bytes(), write.as_bytes(), &inline(b"hello")]);
         }
         // A step polls the doorbells of some pages.
         (0..20).for_each(|_| [&one, &other].into_iter().for_each(run));
     };
     // The first time makes the links.
-    post();
-    run(&serves);
-    post();
+    post(&mut senders);
+    until("the first answers", || {
+        [&serves, &one, &other].into_iter().for_each(run);
+        senders.iter().all(|sender| sender.cq.peek().is_some()).then_some(())
+    });
+    for sender in &mut senders {
+        success(sender.cq.poll());
+    }
+    post(&mut senders);
     let mut engine = serves.shared.engine.lock();
     while engine.take_packets(Instant::now()) {}
     assert!(engine.step(Instant::now()));
     drop(engine);
     [&one, &other].into_iter().for_each(run);
     for sender in &mut senders {
-        success(sender.cq.poll());
         success(sender.cq.poll());
     }
 }
