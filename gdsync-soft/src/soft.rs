@@ -52,9 +52,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     };
     let mut command = command(options, &files, &library);
     if let Some(schedule) = &options.schedule {
-        let wrong = |problem: &dyn std::fmt::Display| format!("{}: {problem}", schedule.display());
-        let text = std::fs::read_to_string(schedule).map_err(|error| wrong(&error))?;
-        text.parse::<Schedule>().map_err(|error| wrong(&error))?;
+        Schedule::read(schedule).map_err(|problem| format!("{}: {problem}", schedule.display()))?;
         command.env(SCHEDULE_VARIABLE, schedule.canonicalize()?);
     }
     let job = folder.path().join("job");

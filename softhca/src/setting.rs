@@ -73,6 +73,18 @@ pub(crate) fn value(name: &str) -> Option<String> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
 }
 
+/// Returns the value with that word.
+///
+/// # Errors
+/// There is none: the text names all words.
+pub(crate) fn of_word<T: Copy>(words: &[(&str, T)], word: &str) -> Result<T, String> {
+    let known = words.iter().find(|(name, _)| *name == word);
+    known.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
+        format!("`{word}` is none of its words, which are {}", names.join(", "))
+    })
+}
+
 /// Parses the value of a setting with `parse`; `None` if it is unset.
 ///
 /// # Errors

@@ -22,6 +22,7 @@ use softhca::faults::FaultPlan;
 use softhca::liberties::{Liberties, Schedule};
 use stage::{Totals, perform};
 use std::convert::Infallible;
+use std::path::PathBuf;
 
 /// Maximum number of runs in which a failing program is shrunk.
 const RUNS: usize = 2000;
@@ -62,8 +63,9 @@ fn wishes(options: &SimulateOptions) -> Result<Wishes, Failure> {
         None => None,
     };
     let liberties = options.liberties.as_ref().map(|text| text.parse::<Liberties>()).transpose()?;
-    let file = options.schedule.as_ref().map(std::fs::read_to_string).transpose()?;
-    let schedule = file.map(|text| text.parse::<Schedule>()).transpose()?;
+    let read =
+        |file: &PathBuf| Schedule::read(file).map_err(|problem| format!("{}: {problem}", file.display()));
+    let schedule = options.schedule.as_ref().map(read).transpose()?;
     Ok(Wishes { faults, schedule: schedule.or(liberties.map(Schedule::from)) })
 }
 

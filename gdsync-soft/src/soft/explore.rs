@@ -34,14 +34,16 @@ pub(crate) fn run(options: &SoftOptions, command: Command<'_>) -> Result<ExitCod
         }
     };
     progress::clear();
-    if let Some(finding) = &outcome.finding {
-        std::fs::write(&options.output, finding.schedule.to_string())
-            .map_err(|error| format!("cannot write {}: {error}", options.output.display()))?;
-    }
+    let written = match &outcome.finding {
+        Some(finding) => std::fs::write(&options.output, finding.schedule.to_string()),
+        None => Ok(()),
+    };
     let is_stopped = signals::ended_by().is_some();
     text::print(options.json, &as_json(&outcome, options, is_stopped), || {
         as_text(&outcome, options, is_stopped)
     })?;
+    // After the result, which took time.
+    written.map_err(|error| format!("cannot write {}: {error}", options.output.display()))?;
     let is_found = outcome.finding.is_some() || !outcome.sights.is_empty();
     Ok(ExitCode::from(if is_found { FOUND } else { 0 }))
 }
@@ -112,12 +114,12 @@ fn found(finding: &Finding, options: &SoftOptions) -> String {
         let lead = if index == 0 { "the command fails where" } else { "and where" };
         let _ = writeln!(text, "{lead} {cause}");
     }
+    let often = match all {
+        0 => "It has failed, unconfirmed,".to_owned(),
+        _ => format!("It fails in {failed} of {all} runs"),
+    };
     let decisions = if schedule.rules.len() == 1 { "decision" } else { "decisions" };
-    let _ = writeln!(
-        text,
-        "It fails in {failed} of {all} runs with {} {decisions}: {failure}",
-        schedule.rules.len()
-    );
+    let _ = writeln!(text, "{often} with {} {decisions}: {failure}", schedule.rules.len());
     let command: Vec<_> = options.command.iter().map(|word| word.to_string_lossy()).collect();
     let file = options.output.display();
     let _ = writeln!(text, "Repeat: gdsync soft --schedule {file} -- {}", command.join(" "));

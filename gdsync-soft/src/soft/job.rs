@@ -117,3 +117,38 @@ impl Drop for Group {
         unsafe { libc::kill(-(self.0.0.id() as libc::pid_t), libc::SIGKILL) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a script of a shell. Returns how it has failed.
+    fn failure(script: &'static str, expect: Option<&str>, limit: Duration) -> Option<String> {
+        let folder = std::env::temp_dir().join(format!("gdsync-job-{}-{}", process::id(), script.len()));
+        fs::create_dir(&folder).unwrap();
+        let make = || {
+            let mut command = process::Command::new("/bin/sh");
+            command.args(["-c", script]);
+            command
+        };
+        let mut job = CommandJob::new(Command { make: &make, folder: &folder }, expect.map(str::to_owned));
+        let run = job.run(&Schedule::default(), limit).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        run.failure
+    }
+
+    #[test]
+    fn a_run_fails_by_its_status_a_signal_its_output_or_its_time() {
+        let long = Duration::from_secs(600);
+        assert_eq!(failure("echo done", Some("done"), long), None);
+        for (script, said) in [
+            ("echo one; echo two >&2; exit 7", "status 7; its last line is: two"),
+            ("kill -KILL $$", "signal 9; its last line is: no output"),
+            ("echo no", "its output lacks `done`; its last line is: no"),
+        ] {
+            assert_eq!(failure(script, Some("done"), long).as_deref(), Some(said));
+        }
+        let said = failure("echo begins; sleep 1000 & wait", None, Duration::from_millis(200));
+        assert_eq!(said.as_deref(), Some("it has not ended after 0 s; its last line is: begins"));
+    }
+}

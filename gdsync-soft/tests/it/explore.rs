@@ -1,6 +1,6 @@
 //! `gdsync soft --explore` and `--schedule`: the twelve programs of docs/missing-order.md, and the command's own ways.
 
-use crate::orders::{NAMES, build, wants_all};
+use crate::orders::{NAMES, build, build_some, wants_all};
 use gdsync_test_support::compiler::Program;
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::processes::signal;
@@ -63,6 +63,22 @@ fn a_missing_order_is_found_named_and_repeated() {
         std::fs::remove_file(temporary.path().join("missing-order.txt")).unwrap();
         assert_eq!(temporary.content(), 0, "{name}");
     }
+}
+
+#[test]
+fn absent_kinds_are_refused_and_what_was_found_is_printed_though_its_file_cannot_be_written() {
+    let test = "absent_kinds_are_refused_and_what_was_found_is_printed_though_its_file_cannot_be_written";
+    let Some(programs) = build_some(test, &[], &["relaxed-flag"]) else { return };
+    let temporary = Folder::new("explore-unwritable");
+    let ended = explore(&["--kinds", "atomics"], &programs[0].path(), &temporary);
+    assert_eq!(ended.code, Some(2), "{}", ended.text);
+    assert!(ended.text.contains("it leaves the card no choice of the kinds atomics"), "{}", ended.text);
+    let ended = explore(&["--output", "/nowhere/found"], &programs[0].path(), &temporary);
+    assert_eq!(ended.code, Some(1), "{}", ended.text);
+    for part in ["the command fails where the card ", "cannot write /nowhere/found: "] {
+        assert!(ended.text.contains(part), "{}", ended.text);
+    }
+    assert_eq!(temporary.content(), 0);
 }
 
 #[test]

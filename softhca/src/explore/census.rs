@@ -2,7 +2,7 @@
 
 use crate::liberties::journal::Entry;
 use crate::liberties::{Decision, LibertyKinds, Rule};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fs, io};
 
@@ -50,13 +50,13 @@ pub struct Census {
 }
 
 impl Census {
-    pub(super) fn of(journals: &[Journal]) -> Self {
+    /// Returns the decisions of these kinds.
+    pub(super) fn of(journals: &[Journal], kinds: LibertyKinds) -> Self {
         let mut census = Census::default();
         for Journal { card, entries } in journals {
-            let mut seen = BTreeSet::new();
             for entry in entries {
                 match entry {
-                    Entry::Decided { decision, .. } if seen.insert((decision.kind.bits(), decision.work)) => {
+                    Entry::Decided { decision, .. } if kinds.contains(decision.kind) => {
                         let group = (decision.kind, card.clone(), decision.work.qp);
                         census.groups.entry(group).or_default().push(*decision);
                     }
@@ -84,17 +84,12 @@ impl Census {
 
 /// Returns rules for the single decisions that cards have taken.
 pub(super) fn taken(journals: &[Journal]) -> Vec<Rule> {
-    let mut last: HashMap<(&str, Decision), bool> = HashMap::new();
-    let mut order = Vec::new();
-    for Journal { card, entries } in journals {
-        for entry in entries {
-            if let Entry::Decided { decision, taken } = entry
-                && last.insert((card, *decision), *taken).is_none()
-            {
-                order.push((card, *decision));
-            }
-        }
-    }
-    let taken = order.into_iter().filter(|(card, decision)| last[&(card.as_str(), *decision)]);
-    taken.map(|(card, decision)| Rule::single(card, decision)).collect()
+    let taken = |entry: &Entry| match entry {
+        Entry::Decided { decision, taken: true } => Some(*decision),
+        _ => None,
+    };
+    let of_card = |Journal { card, entries }: &Journal| {
+        entries.iter().filter_map(taken).map(|decision| Rule::single(card, decision)).collect::<Vec<_>>()
+    };
+    journals.iter().flat_map(of_card).collect()
 }

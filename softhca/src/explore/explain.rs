@@ -107,6 +107,7 @@ impl Told<'_> {
         let next = placed.skip_while(|work| (work.qp, work.subject) != (qp, subject)).nth(1)?;
         (next.qp != qp).then_some(next)
     }
+
     /// Returns the first later message that was placed while bytes of this one were held back.
     fn passed_by(&self) -> Option<Work> {
         let Work { qp, subject, .. } = self.decision.work;

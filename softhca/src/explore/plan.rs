@@ -37,12 +37,12 @@ fn hold(count: usize) -> Duration {
     (TOTAL_HOLD / count.max(1) as u32).clamp(HOLDS.0, HOLDS.1)
 }
 
-/// Returns the schedules to try, without end. `kinds`: those that may be taken.
-pub(super) fn attempts(census: &Census, kinds: LibertyKinds) -> impl Iterator<Item = Attempt> + '_ {
-    (0u64..).flat_map(move |round| {
-        let kinds = ORDER.into_iter().filter(move |kind| kinds.contains(*kind));
+/// Returns the schedules to try, without end if there are decisions.
+pub(super) fn attempts(census: &Census) -> impl Iterator<Item = Attempt> + '_ {
+    let rounds = if census.total() > 0 { 0..u64::MAX } else { 0..0 };
+    rounds.flat_map(move |round| {
         let groups = move |kind| census.groups.iter().filter(move |((of, ..), _)| *of == kind);
-        kinds.flat_map(move |kind| of_kind(round, kind, groups(kind).collect()))
+        ORDER.into_iter().flat_map(move |kind| of_kind(round, kind, groups(kind).collect()))
     })
 }
 

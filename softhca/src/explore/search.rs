@@ -80,6 +80,9 @@ pub enum Refusal<E> {
     /// The card made no decision: the job does not use it, or its processes have no names.
     #[error("no card of the job has decided anything: does it use the software card?")]
     NothingToDecide,
+    /// The card made no decision of the kinds that may be taken.
+    #[error("it leaves the card no choice of the kinds {}: explore others", .0.words())]
+    NoSuchDecision(LibertyKinds),
     /// The job could not be run.
     #[error(transparent)]
     Job(#[from] E),
@@ -92,7 +95,7 @@ pub struct Finding {
     pub schedule: Schedule,
     /// How it failed.
     pub failure: String,
-    /// How often it failed in the confirmations, and their number.
+    /// How often it failed in the confirmations, and their number: fewer if the search was ended.
     pub confirmed: (usize, usize),
     /// The effect of each decision.
     pub causes: Vec<Cause>,
@@ -154,15 +157,16 @@ fn search_observed<J: Job>(
     mut tell: impl FnMut(Progress) -> bool,
 ) -> Result<Outcome, Refusal<J::Error>> {
     let Some((orderly, orderly_time)) = run_orderly(job, &mut tell)? else { return Ok(Outcome::default()) };
-    let census = Census::of(&orderly);
+    let census = Census::of(&orderly, limits.kinds);
     if census.total() == 0 {
-        return Err(Refusal::NothingToDecide);
+        let is_idle = Census::of(&orderly, LibertyKinds::all()).total() == 0;
+        return Err(if is_idle { Refusal::NothingToDecide } else { Refusal::NoSuchDecision(limits.kinds) });
     }
     let limit = limit_of(orderly_time);
     let began = Instant::now();
     let mut goes_on = tell(Progress::Begins(census.counts()));
     let mut outcome = Outcome { census: census.clone(), ..Outcome::default() };
-    for Attempt { schedule, what } in attempts(&census, limits.kinds) {
+    for Attempt { schedule, what } in attempts(&census) {
         let is_over = limits.runs.is_some_and(|most| outcome.runs >= most)
             || limits.time.is_some_and(|most| began.elapsed() >= most);
         // The fourth round has taken every queue pair by itself.
@@ -237,33 +241,30 @@ fn examine<J: Job>(
         Ok(false)
     };
     let single = taken(&first.journals);
-    let mut goes_on = tell(Progress::Failed(single.len()));
-    // If its decisions have other names in another run, the rules as they are must do.
+    tell(Progress::Failed(single.len()));
+    // If its decisions have other names in another run, the rules as they are must do. A search that is ended cuts runs off:
+    // what has failed is then told as it is.
     let rules = if fails(&single, job)? {
         single
     } else if fails(&schedule.rules, job)? {
         schedule.rules.clone()
-    } else {
+    } else if tell(Progress::Failed(single.len())) {
         return Ok(None);
+    } else {
+        single
     };
-    let rules = shrink(
-        rules,
-        |rules| fails(rules, job),
-        |left| {
-            goes_on &= tell(Progress::Shrinks(left));
-            goes_on
-        },
-    )?;
-    tell(Progress::Confirms);
-    let mut confirmed = 0;
-    for _ in 0..CONFIRMATIONS {
+    let rules = shrink(rules, |rules| fails(rules, job), |left| tell(Progress::Shrinks(left)))?;
+    let (mut confirmed, mut runs) = (0, 0);
+    while runs < CONFIRMATIONS && tell(Progress::Confirms) {
         let run = job.run(&with(&rules), limit)?;
         if run.failure.is_some() {
-            confirmed += 1;
+            (confirmed, runs) = (confirmed + 1, runs + 1);
             last = run;
+        } else if tell(Progress::Confirms) {
+            runs += 1;
         }
     }
-    if confirmed == 0 {
+    if (confirmed, runs) == (0, CONFIRMATIONS) {
         return Ok(None);
     }
     let shrunk = with(&rules);
@@ -271,7 +272,7 @@ fn examine<J: Job>(
         causes: causes(&shrunk, &last.journals, orderly),
         schedule: shrunk,
         failure: last.failure.unwrap_or_default(),
-        confirmed: (confirmed, CONFIRMATIONS),
+        confirmed: (confirmed, runs),
     }))
 }
 

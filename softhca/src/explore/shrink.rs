@@ -1,5 +1,7 @@
 //! Shrinking: the fewest rules under which a job still fails.
 
+use std::ops::Range;
+
 /// Returns a part of `all`, in the same order, for which `fails` holds, and of which no smaller part that delta debugging
 /// (Zeller and Hildebrandt, 2002) tries does. `fails` holds for `all`. `goes_on` ends the search early: the result is then
 /// the smallest part that was found.
@@ -14,28 +16,18 @@ pub fn shrink<T: Clone, E>(
     let (mut left, mut parts) = (all, 2);
     while left.len() > 1 && goes_on(left.len()) {
         let size = left.len().div_ceil(parts);
+        let ranges = (0..left.len()).step_by(size).map(|start| start..left.len().min(start + size));
+        // The parts, and then what remains without each, which of two parts is the other one.
+        let rest = |range: Range<usize>| [&left[..range.start], &left[range.end..]].concat();
+        let rests = ranges.clone().filter(|_| parts > 2).map(|range| (rest(range), (parts - 1).max(2)));
         let mut smaller = None;
-        // The parts, and then what remains without each.
-        for start in (0..left.len()).step_by(size) {
-            let part = &left[start..left.len().min(start + size)];
-            if fails(part)? {
-                smaller = Some((part.to_vec(), 2));
+        for (candidate, next) in ranges.map(|range| (left[range].to_vec(), 2)).chain(rests) {
+            if fails(&candidate)? {
+                smaller = Some((candidate, next));
                 break;
             }
             if !goes_on(left.len()) {
                 return Ok(left);
-            }
-        }
-        if smaller.is_none() && parts > 2 {
-            for start in (0..left.len()).step_by(size) {
-                let rest = [&left[..start], &left[left.len().min(start + size)..]].concat();
-                if fails(&rest)? {
-                    smaller = Some((rest, (parts - 1).max(2)));
-                    break;
-                }
-                if !goes_on(left.len()) {
-                    return Ok(left);
-                }
             }
         }
         match smaller {

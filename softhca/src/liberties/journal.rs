@@ -6,7 +6,7 @@
 use super::decision::{Decision, Work};
 use super::schedule::Rule;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::io::Write as _;
@@ -25,8 +25,8 @@ const LINES: u32 = 100_000;
 pub(crate) struct CardJournal {
     sink: Sink,
     lines: u32,
-    /// Decisions that were written, with the last result: one that is made again is no news.
-    known: HashMap<Decision, bool>,
+    /// Decisions that were written: one that is made again has the same result.
+    known: HashSet<Decision>,
 }
 
 /// Where a journal goes.
@@ -189,7 +189,7 @@ fn hexadecimal(text: &str) -> Result<u32, ()> {
 
 impl CardJournal {
     fn new(sink: Sink) -> Self {
-        CardJournal { sink, lines: 0, known: HashMap::new() }
+        CardJournal { sink, lines: 0, known: HashSet::new() }
     }
 
     /// Returns a journal in memory, and its text.
@@ -216,7 +216,7 @@ impl CardJournal {
     }
 
     pub(super) fn decided(&mut self, decision: Decision, taken: bool) {
-        if self.known.insert(decision, taken) != Some(taken) {
+        if self.known.insert(decision) {
             self.write(&Entry::Decided { decision, taken });
         }
     }

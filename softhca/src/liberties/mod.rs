@@ -23,6 +23,7 @@ pub use schedule::{Rule, Schedule};
 use crate::setting::{self, SettingError};
 use parking_lot::Mutex;
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,11 +74,7 @@ impl LibertyKinds {
     /// # Errors
     /// There is none: the text names all words.
     fn of_word(word: &str) -> Result<Self, String> {
-        let known = WORDS.iter().find(|(name, _)| *name == word);
-        let names = || WORDS.map(|(name, _)| name).join(", ");
-        known
-            .map(|(_, kind)| *kind)
-            .ok_or_else(|| format!("`{word}` is none of its words, which are {}", names()))
+        setting::of_word(&WORDS, word)
     }
 
     /// Returns the words of these kinds, separated by commas.
@@ -166,8 +163,7 @@ pub(crate) fn from_environment() -> Result<Option<Schedule>, SettingError> {
                 "{LIBERTIES_VARIABLE} is set, too: a card follows one of them; unset the other"
             ));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-        text.parse::<Schedule>()
+        Schedule::read(Path::new(path))
     })?;
     Ok(schedule.or(liberties.map(Schedule::from)))
 }

@@ -4,7 +4,9 @@ use super::decision::{Decision, Subject, Work};
 use super::{LONGEST_PAUSE, Liberties, LibertyKinds};
 use std::collections::HashSet;
 use std::fmt;
+use std::fs;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -150,6 +152,14 @@ impl From<Liberties> for Schedule {
 }
 
 impl Schedule {
+    /// Reads the text form from a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a line is malformed: the text names the line, and not the file.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        fs::read_to_string(path).map_err(|error| error.to_string())?.parse()
+    }
+
     /// The longest time for which something is held back.
     pub(super) fn longest_hold(&self) -> Duration {
         self.hold.unwrap_or(LONGEST_PAUSE)

@@ -30,16 +30,8 @@ impl FromStr for Checks {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let words = text.split([',', ' ']).filter(|word| !word.is_empty());
-        words.map(of_word).collect()
+        words.map(|word| setting::of_word(&WORDS, word)).collect()
     }
-}
-
-fn of_word(word: &str) -> Result<Checks, String> {
-    let known = WORDS.iter().find(|(name, _)| *name == word);
-    let names = || WORDS.map(|(name, _)| name).join(", ");
-    known
-        .map(|(_, check)| *check)
-        .ok_or_else(|| format!("`{word}` is none of its words, which are {}", names()))
 }
 
 impl Checks {

@@ -138,6 +138,27 @@ fn a_job_that_fails_in_order_or_decides_nothing_is_refused() {
     }
     let refused = search(&mut Idle, Limits::default(), |_| true).unwrap_err();
     assert!(matches!(refused, Refusal::NothingToDecide), "{refused}");
+    let others = Limits { kinds: LibertyKinds::ATOMICS, ..Limits::default() };
+    let refused = search(&mut Model { runs: 0, fails: |_, _: &Taken| false }, others, |_| true).unwrap_err();
+    assert!(refused.to_string().contains("no choice of the kinds atomics"), "{refused}");
+}
+
+/// From the end on, runs are cut off, so that they do not fail.
+#[test]
+fn what_has_failed_is_told_though_the_search_is_ended() {
+    for when in [Progress::Failed(160), Progress::Shrinks(160), Progress::Shrinks(10), Progress::Confirms] {
+        let has_ended = std::cell::Cell::new(false);
+        let fails = |_, taken: &Taken| !has_ended.get() && taken.contains(&NEEDED);
+        let tell = |what| {
+            has_ended.set(has_ended.get() || what == when);
+            !has_ended.get()
+        };
+        let limits = Limits { runs: Some(1), time: None, kinds: LibertyKinds::PIECES };
+        let outcome = search(&mut Model { runs: 0, fails }, limits, tell).unwrap();
+        let finding = outcome.finding.unwrap_or_else(|| panic!("{when:?}"));
+        assert!(finding.schedule.to_string().contains("pieces in b qp 1 message 17 packet 0"), "{when:?}");
+        assert_eq!((finding.confirmed, finding.failure.as_str()), ((0, 0), "wrong"), "{when:?}");
+    }
 }
 
 #[test]
