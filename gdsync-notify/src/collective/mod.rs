@@ -54,6 +54,7 @@
 //!
 //! Once in 64 batches, one more operation reports the stream's progress to the CPU.
 
+mod agreement;
 mod element;
 mod error;
 #[allow(unsafe_code)]

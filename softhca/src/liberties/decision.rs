@@ -57,6 +57,11 @@ pub struct Work {
 }
 
 impl Work {
+    /// A packet of a request of the same queue pair.
+    pub(crate) fn of_request(self, number: u32, packet: u32) -> Self {
+        Work { subject: Subject::Request(number), packet, ..self }
+    }
+
     /// The first work of a new queue pair.
     pub(crate) fn of_qp(qp: u32) -> Self {
         Work { qp, subject: Subject::Message(0), packet: 0 }

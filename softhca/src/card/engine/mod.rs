@@ -2,6 +2,7 @@
 
 pub(crate) mod arrivals;
 mod doorbells;
+mod release;
 mod schedule;
 mod send;
 mod state;

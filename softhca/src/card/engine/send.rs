@@ -4,27 +4,22 @@
 //! fabric, and the packets leave together, when the card has waited for the copies. They leave before the card does
 //! anything else: for the rest of the card, and for programs, they leave one by one, like others.
 
-use super::arrivals::{arrive, crossing, delay, deliver};
+use super::arrivals::{arrive, crossing, delay};
 use super::state::Engine;
 use super::timeouts::state_of_ended;
 use crate::card::config::Transport;
-use crate::card::delayed::{DelayedPacket, Flow};
+use crate::card::delayed::Flow;
 use crate::card::management::MANAGEMENT_QPN;
 use crate::card::memory::copy::MemoryFailure;
 use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::{Outgoing, Qp};
 use crate::fabric::{MULTICAST, Node, PayloadPart, SendOutcome};
-use crate::faults::{Direction, Fate};
+use crate::faults::Fate;
 use crate::os::host::{self, Gone};
 use crate::packet::{GLOBAL, Header, MULTICAST_QPN, PacketKind, UNRELIABLE};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::U16;
-
-/// Time after which a delayed packet is tried again for which the fabric had no room.
-const TRY_AGAIN: Duration = Duration::from_micros(100);
-/// Maximum number of delayed packets of a flow that one step releases.
-const RELEASE_BUDGET: usize = 32;
 
 /// Result of a departure for the packet's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -328,7 +323,13 @@ impl Engine {
     }
 
     /// Passes a packet to the fabric, or to the card itself.
-    fn transmit(&mut self, header: &Header, to: Node, parts: &[PayloadPart], now: Instant) -> SendOutcome {
+    pub(super) fn transmit(
+        &mut self,
+        header: &Header,
+        to: Node,
+        parts: &[PayloadPart],
+        now: Instant,
+    ) -> SendOutcome {
         let outcome = match to {
             MULTICAST => self.transmit_to_group(header, parts, now),
             to => self.transmit_to(header, to, parts, now),
@@ -373,72 +374,20 @@ impl Engine {
     }
 
     /// Fails a reliable connection whose peer's process has ended or never existed: no retry would reach it.
-    fn note_unreachable(&mut self, qpn: u32, to: Node, header: &Header, outcome: SendOutcome, now: Instant) {
+    pub(super) fn note_unreachable(
+        &mut self,
+        qpn: u32,
+        to: Node,
+        header: &Header,
+        outcome: SendOutcome,
+        now: Instant,
+    ) {
         let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
         if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
             let Some(qp) = self.qps.get_mut(&qpn) else { return };
             let peer = state_of_ended(&mut self.fabric, to, (self.schedule.rounds, now), &mut qp.requester);
             self.with_qp(qpn, now, |qp, context| qp.retry(peer, context));
         }
-    }
-
-    /// Releases the delayed packets that are ready. Returns whether there were any.
-    pub(super) fn release_packets(&mut self, now: Instant) -> bool {
-        if self.delayed.is_empty() {
-            return false;
-        }
-        if !self.resources.faults.is_on() {
-            self.delayed.expire(now);
-        }
-        let mut released = false;
-        for flow in self.delayed.ready(now) {
-            released |= self.release(flow, now);
-        }
-        released
-    }
-
-    /// Releases the packets of a flow that are due. Returns whether there were any.
-    fn release(&mut self, flow: Flow, now: Instant) -> bool {
-        for count in 0..RELEASE_BUDGET {
-            let Some(packet) = self.delayed.pop(flow, now) else { return count > 0 };
-            let parts = [(packet.payload.as_ptr(), packet.payload.len())];
-            let Flow { direction, qpn, node } = flow;
-            let outcome = match direction {
-                Direction::Out => self.transmit(&packet.header, node, &parts, now),
-                Direction::In => {
-                    let (mut context, mut touched) = (self.resources.context(now), Vec::new());
-                    deliver(&mut self.qps, node, &packet.header, &parts, &mut context, &mut touched);
-                    touched.into_iter().for_each(|qpn| self.reschedule(qpn));
-                    SendOutcome::Sent
-                }
-            };
-            if outcome == SendOutcome::Full {
-                self.delayed
-                    .push_front(flow, DelayedPacket { due: now + TRY_AGAIN, had_no_room: true, ..packet });
-                return count > 0;
-            }
-            self.delayed.count_passed(flow);
-            if direction == Direction::Out {
-                let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
-                self.with_qp(qpn, now, |qp, _| qp.note_position(&packet.header, left_at));
-                self.note_unreachable(qpn, node, &packet.header, outcome, now);
-            }
-        }
-        true
-    }
-
-    /// Sends the delayed packets of a queue pair before it is destroyed: for programs they have left already. They may
-    /// include the acknowledgement of a completed receive, which would be lost if the process ends soon.
-    pub(crate) fn flush_delayed_packets_of(&mut self, qpn: u32, now: Instant) {
-        for flow in self.delayed.expire_outgoing(qpn, now) {
-            while self.release(flow, now) {}
-        }
-    }
-
-    /// Sends all delayed packets before the card ends: for programs they have left already.
-    pub(crate) fn flush_delayed_packets(&mut self, now: Instant) {
-        self.delayed.expire(now);
-        while self.release_packets(now) {}
     }
 
     /// Sends a management datagram. It is lost if there is no card at the node, if faults lose it, or if too many wait

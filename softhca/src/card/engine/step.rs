@@ -10,7 +10,7 @@ use crate::card::reports::{Diagnostic, Event, Verdict};
 use crate::card::trace;
 use crate::card::transport::qp::Qp;
 use crate::card::transport::requester::PeerState;
-use crate::liberties::{LibertyKinds, Subject, Work};
+use crate::liberties::{LibertyKinds, Work};
 use crate::speed::SPEED_VARIABLE;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::time::Instant;
@@ -115,7 +115,7 @@ impl Engine {
     /// Returns the work that a doorbell announces, as decisions name it.
     fn rung(&self, Rung { bell, .. }: &Rung) -> Option<Work> {
         let work = self.qps.get(&bell.qpn())?.endpoint.work;
-        Some(Work { subject: Subject::Request(bell.index().into()), packet: 0, ..work })
+        Some(work.of_request(bell.index().into(), 0))
     }
 
     /// Handles the doorbells that have rung on pages where completion queues are armed.

@@ -7,7 +7,6 @@ use crate::card::memory::copy::collect;
 use crate::card::memory::ring::Entry;
 use crate::card::queue::wqe::Payload;
 use crate::card::transport::endpoint::Step;
-use crate::liberties::{Subject, Work};
 use crate::packet::{NakCode, PSN_MASK, Packet, psn_distance};
 use gdsync_sys::prm::cqe::{Cqe64, Syndrome};
 use std::time::Duration;
@@ -98,8 +97,7 @@ impl Requester {
         let scattered = match &work.payload {
             _ if result.is_some() => Ok(()),
             Payload::Segments(segments) => {
-                let work =
-                    Work { subject: Subject::Request(request.number), packet: part, ..step.endpoint.work };
+                let work = step.endpoint.work.of_request(request.number, part);
                 let (deferred, pdn) = (&mut step.endpoint.deferred, step.endpoint.pdn);
                 step.context.scatter((deferred, work), pdn, segments, offset, packet.payload)
             }

@@ -1,6 +1,7 @@
 //! The requester half of a queue pair: fetches, sends, retries and completes work requests.
 
 mod answer;
+mod fetch;
 mod owned;
 mod send;
 mod state;

@@ -8,7 +8,7 @@ use crate::card::queue::send::SendQueue;
 use crate::card::queue::wqe;
 use crate::card::transport::endpoint::Step;
 use crate::fabric::Node;
-use crate::liberties::{LibertyKinds, Subject, Work};
+use crate::liberties::LibertyKinds;
 use crate::os::watch::Watched;
 use crate::packet::{PSN_MASK, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
@@ -154,24 +154,6 @@ impl Requester {
         self.paused_until.take_if(|at| *at <= now).is_some()
     }
 
-    /// Takes a liberty before a work request is fetched: reads all announced ones at once, though they are executed
-    /// later, or fetches it later. Returns whether it may be fetched now.
-    pub(super) fn may_fetch(&mut self, step: &mut Step<'_, '_>) -> bool {
-        let number = self.next_number;
-        if !step.context.decisions.is_on() || self.queue.next().is_none() || self.decided.0 == Some(number) {
-            return true;
-        }
-        self.decided.0 = Some(number);
-        let work = Work { subject: Subject::Request(number), packet: 0, ..step.endpoint.work };
-        let Some(mut draw) = step.context.decisions.take(LibertyKinds::FETCH, work) else { return true };
-        if draw.reads_ahead() {
-            self.queue.read_early();
-            return true;
-        }
-        self.own_ahead(step);
-        self.pause(draw.pause(), step)
-    }
-
     /// Takes a liberty before a packet of the request under the cursor leaves. Returns whether it may leave now.
     pub(super) fn may_transmit(&mut self, step: &mut Step<'_, '_>) -> bool {
         let Some(request) = self.requests.get(self.cursor).filter(|_| step.context.decisions.is_on()) else {
@@ -182,14 +164,14 @@ impl Requester {
             return true;
         }
         self.decided.1 = Some(packet);
-        let work = Work { subject: Subject::Request(packet.0), packet: packet.1, ..step.endpoint.work };
+        let work = step.endpoint.work.of_request(packet.0, packet.1);
         match step.context.decisions.pause(LibertyKinds::TRANSMIT, work) {
             Some(pause) => self.pause(pause, step),
             None => true,
         }
     }
 
-    fn pause(&mut self, time: Duration, step: &Step<'_, '_>) -> bool {
+    pub(super) fn pause(&mut self, time: Duration, step: &Step<'_, '_>) -> bool {
         self.paused_until = Some(step.context.now + time);
         false
     }
