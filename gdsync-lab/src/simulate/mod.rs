@@ -1,4 +1,4 @@
-//! `gdsync simulate`: random programs on simulated cards, in one thread, at a time that nobody waits for. A seed repeats
+//! `gdsync simulate`: random programs on simulated cards, in one thread, at virtual time. A seed repeats
 //! to the bit.
 //!
 //! A run is a row of episodes with the seeds S, S + 1, and so on. Each has its own cards, links and faults

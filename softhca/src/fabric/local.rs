@@ -217,7 +217,7 @@ impl Network for Local {
         state.links.retain(|(to, _), _| *to != node);
     }
 
-    /// Nobody sleeps in a simulation.
+    /// A simulation has no thread that sleeps.
     fn prepare_sleep(&mut self) -> bool {
         true
     }

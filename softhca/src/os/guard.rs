@@ -226,7 +226,7 @@ unsafe extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, con
     let guard = GUARDS.iter().find(|guard| guard.thread.load(Ordering::Relaxed) == thread);
     let stack = guard.map_or(0, |guard| guard.stack.load(Ordering::Relaxed));
     // SAFETY: the kernel passes the description of the signal and the thread's registers; a positive code is a fault of
-    // the thread, and not a signal that somebody has sent.
+    // the thread, and not a signal that a process has sent.
     unsafe {
         if stack != 0 && (*info).si_code > 0 {
             continue_at_resume(&mut *context.cast(), stack);
@@ -275,7 +275,7 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
         match former.sa_sigaction {
             libc::SIG_IGN if (*info).si_code <= 0 => {}
             // A fault comes again when the instruction is repeated, and ends the process as it would have. A signal that
-            // somebody has sent does not, and is raised.
+            // a process has sent does not, and is raised.
             libc::SIG_DFL | libc::SIG_IGN => {
                 libc::sigaction(signal, former, std::ptr::null_mut());
                 if (*info).si_code <= 0 {

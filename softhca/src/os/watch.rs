@@ -208,7 +208,7 @@ pub(super) fn on_fault(addr: usize, code: usize) -> bool {
     unsafe { *libc::__errno_location() = errno };
     let repeated = if is_opened { 0 } else { REPEATED.load(Ordering::Relaxed) + 1 };
     REPEATED.store(repeated, Ordering::Relaxed);
-    // A page that somebody else has opened meanwhile is accessible. If it stays so, the fault is the program's own.
+    // A page that another thread has opened meanwhile is accessible. If it stays so, the fault is the program's own.
     is_known && repeated < REPEATS
 }
 

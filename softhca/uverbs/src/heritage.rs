@@ -111,7 +111,8 @@ impl Heritage {
     }
 }
 
-/// The device of each descriptor of one; null for others. Whoever has entered a pointer keeps its target while it is here.
+/// The device of each descriptor of one; null for others. The context that has entered a pointer keeps its target until
+/// it removes the pointer.
 static OF_FILES: [AtomicPtr<Heritage>; MAX_FD] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_FD];
 
 fn file(fd: RawFd) -> Option<&'static AtomicPtr<Heritage>> {

@@ -1,4 +1,4 @@
-//! Partition keys: packets pass between partners only, and others are counted, and told to nobody.
+//! Partition keys: packets pass between partners only, others are dropped and counted, without an answer.
 
 use super::datagrams::{datagram_pair, ready};
 use super::dead_peers::{card, run_both};
