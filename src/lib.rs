@@ -134,7 +134,11 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Completions(options) => {
             Ok(done(io::stdout().lock().write_all(&Cli::completions(&options))?))
         }
-        Command::Bench(_) | Command::Soak(_) | Command::Simulate(_) | Command::Man(_) => tools::start(LAB),
+        Command::Accept(_)
+        | Command::Bench(_)
+        | Command::Soak(_)
+        | Command::Simulate(_)
+        | Command::Man(_) => tools::start(LAB),
         Command::Copybw(_) | Command::Copylat(_) | Command::Sanity(_) => tools::start(LAB),
         Command::Soft(_) => tools::start(SOFT),
         Command::Top(_) => tools::start(TOP),

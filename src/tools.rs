@@ -17,7 +17,7 @@ pub const TOP: &str = "gdsync-top";
 /// Returns the program of a verb; none for those of `gdsync` itself.
 pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
     match verb {
-        "bench" | "soak" | "simulate" | "copybw" | "copylat" | "sanity" | "man" => Some(LAB),
+        "accept" | "bench" | "soak" | "simulate" | "copybw" | "copylat" | "sanity" | "man" => Some(LAB),
         "soft" => Some(SOFT),
         "top" => Some(TOP),
         _ => None,
@@ -38,6 +38,12 @@ pub(crate) fn installed(name: &str) -> Option<PathBuf> {
 
 fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
+}
+
+/// True if PATH has the program of another package.
+pub fn is_on_path(name: &str) -> bool {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&folders).any(|folder| is_program(&folder.join(name)))
 }
 
 /// Like [`installed`].

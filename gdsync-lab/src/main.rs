@@ -1,9 +1,13 @@
-//! The program of the verbs `bench`, `soak`, `simulate`, `sanity`, `copybw` and `copylat`. It also draws the pictures of every
+//! The program of the verbs `accept`, `bench`, `soak`, `simulate`, `sanity`, `copybw` and `copylat`. It also draws the pictures of every
 //! verb, and generates their manual pages (`man`).
 
+#[deny(unsafe_code)]
+mod accept;
 mod bench;
 #[deny(unsafe_code)]
 mod draw;
+#[deny(unsafe_code)]
+mod html;
 #[deny(unsafe_code)]
 mod manual;
 mod mapped;
@@ -22,6 +26,10 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     let done = |()| ExitCode::SUCCESS;
     match command {
+        Command::Accept(options) => {
+            interrupt::catch()?;
+            accept::run(&options)
+        }
         Command::Bench(options @ BenchOptions { between: None, .. }) => {
             interrupt::catch()?;
             bench::run(&options).map(done)
@@ -41,6 +49,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
 
 fn run_process(process: Process) -> Result<(), Failure> {
     match process {
+        Process::AcceptStep => accept::run_step(),
         Process::BenchFirst => bench::first::run_one(),
         Process::BenchScale => bench::scale::run_one(),
         Process::ExchangePeer => bench::run_exchange_peer(),

@@ -38,10 +38,10 @@ const EXIT_STATUS: &str = "\
 0
 Everything was done. Help, and `gdsync` alone, end so, too.
 1
-It failed: standard error says why, once. `doctor` and `sanity` end so where a check fails.
+It failed: standard error says why, once. `doctor` and `sanity` end so where a check fails, and `accept` where a step fails or a difference has no known reason.
 2
 The command line, GDSYNC_LOG, or the batch given to `explain` cannot be used: standard error says what is wrong.
-130 | pingpong bench bench-net soak
+130 | accept pingpong bench bench-net soak
 It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.
 128 and the number of a signal | top
 SIGINT, SIGTERM or SIGHUP has ended the live view. The terminal is as it was before.
@@ -105,6 +105,12 @@ gdsync doctor | doctor
 What of this machine works, and what to do about the rest.
 gdsync doctor --fix | doctor
 The commands that would mend what is found; nothing is run.
+gdsync accept --hca mlx5_0 --gpu 0 | accept
+All steps on a real card with a GPU, compared with the software card: ten minutes, and one file.
+gdsync soft -- gdsync accept --quick | accept
+The ladder on the software card.
+gdsync accept --show accept-2026-11-28.tar.zst | accept
+What a file says, wherever it was written.
 gdsync devices | devices
 The cards, and the GID that connections use.
 gdsync pingpong | pingpong

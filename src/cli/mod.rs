@@ -2,16 +2,18 @@
 
 #![allow(rustdoc::bare_urls, reason = "these texts are the help of the command, too")]
 
+mod accept;
 mod bench;
 mod measurements;
 mod sides;
 mod soft;
 mod values;
 
+pub use accept::AcceptOptions;
 pub use bench::{BenchOptions, Benchmark, Between, Memory};
 pub use measurements::{NetMode, NetOperation, NetOptions, PingpongOptions};
 pub use sides::{Address, Hosts, Layout, SideOptions, SidesOptions, Where};
-pub use soft::{SoftDevices, SoftOptions};
+pub use soft::SoftOptions;
 pub use values::{
     Connections, DoorbellChoice, NO_FAULTS, Operation, QueueChoice, Service, Sizes, Trigger, soak_faults,
 };
@@ -72,6 +74,8 @@ pub enum Command {
     Devices(DevicesOptions),
     /// Say what of this machine works for GPUDirect, what does not, and what to do about it
     Doctor(DoctorOptions),
+    /// Try a card step by step, compare it with the software card, and write one file to send back
+    Accept(AcceptOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
     /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
@@ -377,6 +381,8 @@ pub enum Process {
     PingpongPeer,
     /// The second process of `bench net`
     NetPeer,
+    /// The process of a step of `accept`
+    AcceptStep,
     /// The process of a run of `bench first`
     BenchFirst,
     /// The process of a team of `bench scale`

@@ -1,19 +1,11 @@
 //! The options of `gdsync soft`.
 
-use super::values;
+use super::values::{self, SoftDevices};
 use clap::Args;
 use softhca::FaultPlan;
-use softhca::card::LinkLayer;
 use softhca::liberties::LibertyKinds;
 use std::ffi::OsString;
 use std::path::PathBuf;
-
-/// Devices of the software card: the text on the command line, and its meaning.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SoftDevices {
-    pub text: String,
-    pub layers: Vec<LinkLayer>,
-}
 
 #[derive(Clone, Debug, Args)]
 pub struct SoftOptions {

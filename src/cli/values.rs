@@ -1,12 +1,13 @@
 //! Parsers of the values on the command line, and the values that are words.
 
-use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SoftDevices};
+use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE};
 use clap::ValueEnum;
 use gdsync::cuda::GpuList;
 use gdsync::stream::DoorbellPath;
 use gdsync::verbs::{Mtu, QueueApi, Transport};
 use gdsync_notify::ConnectionKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use softhca::card::LinkLayer;
 use softhca::devices::MAX_DEVICES;
 use softhca::faults::{Action, FaultPlan};
 use softhca::liberties::{Liberties, LibertyKinds};
@@ -60,6 +61,13 @@ pub(super) fn gid_index(text: &str) -> Result<u32, String> {
 pub(super) fn mtu(text: &str) -> Result<u32, String> {
     let bytes = text.parse().ok().filter(|bytes| Mtu::from_bytes(*bytes).is_some());
     bytes.ok_or_else(|| format!("{text} is none of 256, 512, 1024, 2048, 4096"))
+}
+
+/// Devices of the software card: the text on the command line, and its meaning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SoftDevices {
+    pub text: String,
+    pub layers: Vec<LinkLayer>,
 }
 
 pub(super) fn soft_devices(text: &str) -> Result<SoftDevices, String> {

@@ -6,7 +6,7 @@ mod alltoall;
 mod batch;
 #[deny(unsafe_code)]
 mod card;
-mod device;
+pub(crate) mod device;
 mod exchange;
 #[deny(unsafe_code)]
 mod fanout;

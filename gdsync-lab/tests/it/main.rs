@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
+mod accept;
 mod book;
 mod cli_card;
 mod cli_measure;

@@ -219,6 +219,16 @@ impl QueuePair {
         ordering::is_out_of_order(&self.inner)
     }
 
+    /// Returns the device's answer to QUERY_QP, with the queue pair's context; none if the provider cannot be asked
+    /// (libmlx5 before rdma-core 22). For tools that compare cards.
+    ///
+    /// # Errors
+    /// [`Error::Devx`] or [`Error::Verbs`], if the device or the kernel does not answer.
+    #[doc(hidden)]
+    pub fn context(&self) -> Result<Option<Vec<u8>>, Error> {
+        ordering::context(&self.inner)
+    }
+
     /// Returns the first error of the queue pair, if it has failed.
     ///
     /// A flush is returned only while its cause is unknown: neither a completion queue nor an event has reported an

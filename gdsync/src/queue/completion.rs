@@ -353,13 +353,18 @@ impl CompletionState {
         if !self.is_written(index) {
             return None;
         }
+        // 64 bytes for a type of 64 bytes without alignment: cannot fail.
+        let cqe = Cqe64::read_from_bytes(&self.bytes(index)).ok()?;
+        Some(RawCompletion { index, cqe })
+    }
+
+    /// Returns the bytes in the place of an entry.
+    pub(crate) fn bytes(&self, index: u32) -> [u8; ENTRY_WORDS * 4] {
         let mut bytes = [0u8; ENTRY_WORDS * 4];
         for (to, word) in bytes.chunks_exact_mut(4).zip(self.ring.entry(index)) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
-        // 64 bytes for a type of 64 bytes without alignment: cannot fail.
-        let cqe = Cqe64::read_from_bytes(&bytes).ok()?;
-        Some(RawCompletion { index, cqe })
+        bytes
     }
 
     /// Returns the first unpolled entry in which a queue pair's own work failed, rather than being flushed.

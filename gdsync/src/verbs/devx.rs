@@ -47,6 +47,16 @@ pub struct CardWaits {
 }
 
 impl Device {
+    /// Returns the device's answer to QUERY_HCA_CAP for a type of capabilities, 0x1010 bytes: its current settings. For
+    /// tools that compare cards.
+    ///
+    /// # Errors
+    /// [`Error::Devx`] or [`Error::Verbs`], if the device or the kernel refuses.
+    #[doc(hidden)]
+    pub fn capabilities(&self, kind: u16) -> Result<Vec<u8>, Error> {
+        self.inner.capabilities(kind.into())
+    }
+
     /// Returns the waits that the card performs: none if the provider cannot be asked (libmlx5 before rdma-core 21).
     ///
     /// ```

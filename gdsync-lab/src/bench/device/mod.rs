@@ -1,6 +1,7 @@
 //! `gdsync bench device`: the cost and rate of posts by kernels, with queues and their indices in host memory and in
 //! the GPU's.
 
+pub(crate) mod once;
 pub(super) mod trigger;
 
 use super::gpu::Gpu;

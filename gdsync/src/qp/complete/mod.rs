@@ -21,6 +21,7 @@ use crate::queue::{Completion, PollError, QueueError, StateError};
 use crate::util::options::options;
 use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueueApi, QueuePairError, Transport};
 use gdsync_status::Published;
+use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::verbs::ibv_cq;
 use parking_lot::Mutex;
 use spin::mutex::{SpinMutex, SpinMutexGuard};
@@ -179,6 +180,13 @@ impl CompletionQueue {
     /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) if no such work is outstanding.
     pub fn prepare_wait(&self) -> Result<PreparedWait, QueueError> {
         PreparedWait::new(self.inner.clone())
+    }
+
+    /// Returns the bytes in the place of an entry, counted as [`Completion::index`] counts: those of the entry until the
+    /// card writes the next one there, a lap of the ring later. For tools that compare cards.
+    #[doc(hidden)]
+    pub fn entry_bytes(&self, index: u32) -> [u8; CQE_SIZE] {
+        self.inner.lock().bytes(index)
     }
 
     /// Returns the number of entries of the ring.
