@@ -16,7 +16,7 @@ pub(super) struct Difference {
     pub(super) rule: String,
 }
 
-/// Facts that differ from card to card: beginnings of `step/fact`, and why.
+/// Facts that differ from card to card: beginnings and ends of `step/fact`, with a `*` between them, and why.
 const EXPLAINED: [(&str, &str); 17] = [
     ("open.device/firmware", "each card has its own firmware"),
     ("open.device/ports", "cards have one port or two"),
@@ -34,7 +34,7 @@ const EXPLAINED: [(&str, &str); 17] = [
         "open.waits/",
         "ConnectX-7 and newer wait for words; administrators may turn cross-channel requests off",
     ),
-    ("queues.sizes/", "the most inline bytes and entries differ between generations"),
+    ("queues.sizes/*.max_inline", "libmlx5 rounds the inline bytes up to the blocks of the card's entries"),
     ("queues.completion/", "libmlx5 and the device round the number of entries up"),
     ("gpu.register/path", "the platform and the driver decide how GPU memory is registered"),
     ("gpu.mapped/way", "the platform and the driver decide how GPU memory is mapped"),
@@ -59,6 +59,9 @@ const RULES: [(&str, &str); 12] = [
     ("", "docs/architecture.md and docs/interop.md name the sources of the software card"),
 ];
 
+/// The fact of a difference between outcomes.
+const OUTCOME: &str = "outcome";
+
 /// Returns the differences of a step's two records.
 pub(super) fn compare(step: &str, card: &Record, model: &Record) -> Vec<Difference> {
     let mut found = Vec::new();
@@ -68,11 +71,13 @@ pub(super) fn compare(step: &str, card: &Record, model: &Record) -> Vec<Differen
             let word = record.outcome.word();
             if reason.is_empty() { word.to_owned() } else { format!("{word}: {reason}") }
         };
-        found.push(difference(step, "outcome", told(card), told(model)));
+        found.push(difference(step, OUTCOME, told(card), told(model)));
     }
     for at in 0..card.facts.len().max(model.facts.len()) {
         match (card.facts.get(at), model.facts.get(at)) {
             (Some(one), Some(other)) if one.name == other.name => found.extend(of_fact(step, one, other)),
+            // A step that has ended early has seen less.
+            (None, _) | (_, None) if !found.is_empty() && found[0].fact == OUTCOME => break,
             (one, other) => {
                 let name = |fact: Option<&Fact>| fact.map_or("nothing".to_owned(), |fact| fact.name.clone());
                 // Later facts have no counterpart.
@@ -87,9 +92,15 @@ pub(super) fn compare(step: &str, card: &Record, model: &Record) -> Vec<Differen
 fn difference(step: &str, fact: &str, card: String, model: String) -> Difference {
     let name = format!("{step}/{fact}");
     let explained =
-        EXPLAINED.iter().find(|(begin, _)| name.starts_with(begin)).map(|(_, why)| (*why).to_owned());
+        EXPLAINED.iter().find(|(pattern, _)| matches(pattern, &name)).map(|(_, why)| (*why).to_owned());
     let rule = RULES.iter().find(|(part, _)| name.contains(part)).map_or("", |(_, rule)| rule);
     Difference { fact: fact.to_owned(), card, model, explained, rule: rule.to_owned() }
+}
+
+/// Returns whether a name begins, and with a `*` also ends, as the pattern says.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (begin, end) = pattern.split_once('*').unwrap_or((pattern, ""));
+    name.starts_with(begin) && name.ends_with(end)
 }
 
 fn of_fact(step: &str, card: &Fact, model: &Fact) -> Option<Difference> {
@@ -178,9 +189,15 @@ mod tests {
         let (card, model) =
             (record(&[("firmware", "28.39".into())]), record(&[("firmware", "28.40".into())]));
         assert!(compare("open.device", &card, &model)[0].explained.is_some());
+        let sizes = |fact| [60u64, 44].map(|bytes| record(&[(fact, bytes.into())]));
+        let [card, model] = sizes("64x4x44.max_inline");
+        assert!(compare("queues.sizes", &card, &model)[0].explained.is_some());
+        let [card, model] = sizes("64x4x44.refused");
+        assert!(compare("queues.sizes", &card, &model)[0].explained.is_none());
         let hung =
             Record { outcome: Outcome::Hung { limit_s: 20, after: "x".to_owned() }, facts: Vec::new() };
-        let found = compare("rc.send", &hung, &record(&[]));
+        let found = compare("rc.send", &hung, &record(&[("more", true.into())]));
+        assert_eq!(found.len(), 1);
         assert_eq!((found[0].fact.as_str(), found[0].explained.as_ref()), ("outcome", None));
         assert!(found[0].card.contains("no end within 20 s; the last fact was x"), "{found:?}");
     }
