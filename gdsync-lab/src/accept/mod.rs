@@ -20,7 +20,8 @@ use gdsync::verbs::LinkLayer;
 use gdsync_cli::cli::AcceptOptions;
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::{hca, interrupt, progress, text};
+use gdsync_cli::hca::{self, Hca};
+use gdsync_cli::{interrupt, progress, text};
 use probe::Assignment;
 use process::{Side, start};
 use report::{Report, StepReport};
@@ -48,7 +49,9 @@ pub(crate) fn run(options: &AcceptOptions) -> Result<ExitCode, Failure> {
     let path = options.output.clone().unwrap_or_else(|| file_name(now));
     // Before anything runs: a ladder must not be lost for want of a place.
     let destination = Destination::new(&path)?;
-    let mut report = Report::new(now, options.quick, link_of(options)?);
+    let (card, link) = card_of(options)?;
+    let options = &AcceptOptions { hca: Some(card), ..options.clone() };
+    let mut report = Report::new(now, options.quick, link);
     climb(options, &chosen, &mut report)?;
     if options.steps.is_empty() {
         figures::measure(options, &mut report)?;
@@ -71,8 +74,9 @@ fn where_to(path: &Path) -> String {
     )
 }
 
-/// Opens the card once, which also finds a wrong name.
-fn link_of(options: &AcceptOptions) -> Result<LinkLayer, Failure> {
+/// Opens the card once, which also finds a wrong name. Returns its name, which commands need that would take the software
+/// card, and its link layer.
+fn card_of(options: &AcceptOptions) -> Result<(Hca, LinkLayer), Failure> {
     let (api, name, port) = hca::system(options.hca.as_ref())?;
     let none = |error: gdsync::Error| -> Failure {
         format!(
@@ -81,7 +85,7 @@ fn link_of(options: &AcceptOptions) -> Result<LinkLayer, Failure> {
         .into()
     };
     let device = Device::open(api, name).map_err(none)?;
-    Ok(device.port(port)?.link)
+    Ok((hca::parse(&format!("{}:{port}", device.name()))?, device.port(port)?.link))
 }
 
 /// Returns the steps that the options ask for.
