@@ -15,6 +15,9 @@ pub struct AcceptOptions {
     /// Measure with another host, too, on which `gdsync accept --server` runs
     #[arg(long, value_name = "HOST")]
     pub peer: Option<String>,
+    /// First of the two TCP ports of the measurements between hosts, on either side
+    #[arg(short, long, value_name = "N", default_value = "18515", value_parser = clap::value_parser!(u16).range(1..65535))]
+    pub port: u16,
     /// Only this step, such as one that has failed; may be given again
     #[arg(long = "step", value_name = "NAME")]
     pub steps: Vec<String>,

@@ -21,15 +21,19 @@ const ON_CARD: [&str; 4] = ["bench first", "bench fanout", "bench net --op write
 /// Measurements of a GPU; the card and the GPU are appended.
 const ON_GPU: [&str; 5] =
     ["bench memops", "bench turnaround", "bench exchange", "bench device", "pingpong --sizes 8,64K"];
-/// Between two hosts: the peer serves each in turn (`gdsync accept --server`).
+/// Between two hosts: `gdsync accept --server` of the peer serves them, each at a port of its own.
 const WITH_PEER: [&str; 2] = ["pingpong", "bench net --op write --sizes 8,64K,1M"];
 
-/// Runs the commands that the options allow. A command that fails is a figure, too.
+/// Runs the commands that the options allow: those with a peer, and others unless single steps are asked for. A command
+/// that fails is a figure, too.
 pub(super) fn measure(options: &AcceptOptions, report: &mut Report) -> Result<(), Failure> {
     let mut all: Vec<(String, Vec<String>)> = Vec::new();
     let mut add = |command: &str, more: Vec<String>| all.push((command.to_owned(), more));
-    ALWAYS.iter().for_each(|command| add(command, Vec::new()));
-    if !options.quick {
+    let is_whole = options.steps.is_empty();
+    if is_whole {
+        ALWAYS.iter().for_each(|command| add(command, Vec::new()));
+    }
+    if is_whole && !options.quick {
         ON_CARD.iter().for_each(|command| add(command, of_card(options)));
         if let Some(gpu) = options.gpu {
             let gpu = ["--gpu".to_owned(), gpu.to_string()];
@@ -37,7 +41,9 @@ pub(super) fn measure(options: &AcceptOptions, report: &mut Report) -> Result<()
         }
     }
     if let Some(peer) = &options.peer {
-        WITH_PEER.iter().for_each(|command| add(command, [of_card(options), vec![peer.clone()]].concat()));
+        for (command, port) in with_ports(options) {
+            add(command, [of_card(options), port.to_vec(), vec![peer.clone()]].concat());
+        }
     }
     for (command, more) in interrupt::rounds(all) {
         progress::show(options.json, command.clone());
@@ -47,7 +53,7 @@ pub(super) fn measure(options: &AcceptOptions, report: &mut Report) -> Result<()
         };
         report.figures.push(Figure { command, result });
     }
-    if !options.quick {
+    if is_whole && !options.quick {
         report.figures.extend(perftest(options));
     }
     progress::clear();
@@ -58,17 +64,28 @@ fn of_card(options: &AcceptOptions) -> Vec<String> {
     options.hca.iter().flat_map(|hca| ["--hca".to_owned(), hca.to_string()]).collect()
 }
 
-/// Serves the peer's part of the commands between two hosts, one after the other.
+/// Returns the commands between two hosts, with the option that names the port of each.
+fn with_ports(options: &AcceptOptions) -> impl Iterator<Item = (&'static str, [String; 2])> {
+    let port = |number: usize| ["--port".to_owned(), (usize::from(options.port) + number).to_string()];
+    WITH_PEER.into_iter().enumerate().map(move |(number, command)| (command, port(number)))
+}
+
+/// Serves the peer's part of the commands between two hosts, and ends with the last one.
+///
+/// # Errors
+/// A server cannot be started, or fails.
 pub(super) fn serve(options: &AcceptOptions) -> Result<(), Failure> {
-    for command in WITH_PEER {
+    let mut servers = Vec::new();
+    for (command, port) in with_ports(options) {
         // The client decides all but the card.
         let verb = command.split(" --").next().unwrap_or(command);
-        let mut more = of_card(options);
-        more.push("--server".to_owned());
-        let mut made = gdsync(verb, &more)?;
-        let status = made.status()?;
+        let more = [of_card(options), port.to_vec(), vec!["--server".to_owned()]].concat();
+        servers.push((verb, Guarded(gdsync(verb, &more)?.spawn()?)));
+    }
+    for (verb, server) in &mut servers {
+        let status = server.0.wait()?;
         if !status.success() {
-            return Err(format!("`gdsync {verb} --server` has failed: {status}").into());
+            return Err(child::failure(format_args!("`gdsync {verb} --server`"), status));
         }
     }
     Ok(())

@@ -53,9 +53,7 @@ pub(crate) fn run(options: &AcceptOptions) -> Result<ExitCode, Failure> {
     let options = &AcceptOptions { hca: Some(card), ..options.clone() };
     let mut report = Report::new(now, options.quick, link);
     climb(options, &chosen, &mut report)?;
-    if options.steps.is_empty() {
-        figures::measure(options, &mut report)?;
-    }
+    figures::measure(options, &mut report)?;
     let report = report.without_secrets(&private::Secrets::of_host(Path::new("/")))?;
     file::write(&destination, &report)?;
     text::print(options.json, &report, || format!("{}\n{}\n", report.text(), where_to(&path)))?;

@@ -3,10 +3,13 @@
 use gdsync_test_support::command::{self, error_in, gdsync, row, run, text};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::processes::{children_of, start_command};
-use gdsync_test_support::programs::tool;
+use gdsync_test_support::programs::{free_port, tool};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
+
+/// A key of 32 bytes.
+const KEY: &str = "c3RlcHMgb2YgYSBsYWRkZXIsIGFuZCBhIHBlZXI6IDE=";
 
 /// Returns `gdsync soft SOFT -- gdsync accept ACCEPT --json --output FILE`; none without libibverbs, which the tool needs.
 fn accept(test: &str, soft: &[&str], accept: &[&str], file: &Path) -> Option<Command> {
@@ -125,4 +128,32 @@ fn without_a_card_or_a_step_or_a_file_the_error_names_the_remedy() {
         let error = error_in(&output.stdout);
         assert!(error.contains(said), "{arguments:?}: {error}");
     }
+}
+
+#[test]
+fn a_peer_serves_the_measurements_between_hosts() {
+    let folder = Folder::new("accept-peer");
+    let file = folder.path().join("file");
+    let port = free_port().to_string();
+    let Some(mut client) =
+        accept("accept-peer", &[], &["--step", "open.port", "--peer", "127.0.0.1", "--port", &port], &file)
+    else {
+        return;
+    };
+    let mut server = gdsync(&["soft", "--"]);
+    server.arg(command::program("gdsync")).args(["accept", "--server", "--port", &port]);
+    let mut server = start_command({
+        server.env("GDSYNC_KEY", KEY);
+        server
+    });
+    let output = client.env("GDSYNC_KEY", KEY).output().unwrap();
+    let report = row(&output.stdout);
+    let figures = report["figures"].as_array().unwrap();
+    for (command, rows) in [("pingpong", 1), ("bench net --op write --sizes 8,64K,1M", 3)] {
+        let figure = figures.iter().find(|figure| figure["command"] == command).unwrap();
+        assert_eq!(figure["rows"].as_array().map(Vec::len), Some(rows), "{figure}");
+        // Both sides are on the card under test.
+        assert!(figure["rows"].as_array().unwrap().iter().all(|row| row["card"] == "mlx5_0"), "{figure}");
+    }
+    assert!(server.wait().unwrap().success());
 }
