@@ -85,6 +85,8 @@ SOFTHCA_PKEYS | pingpong devices bench bench-net soak soft
 The partition keys of software cards' InfiniBand ports, such as `0xffff,0x8001` (docs/liberties.md).
 SOFTHCA_SCHEDULE | pingpong devices bench bench-net soak soft
 A file with a schedule, such as the one that `gdsync soft --explore` writes: the decisions in which the software card differs from a prompt and orderly one.
+SOFTHCA_STOPPED | pingpong devices bench bench-net soak soft
+How time-outs of software cards treat a peer of this host that a signal has stopped: `wait` for it, as without the setting, or `expire` (docs/clusters.md).
 SOFTHCA_WAITS | pingpong devices bench bench-net soak soft
 What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/card-trigger.md).
 GDSYNC_KEY, GDSYNC_KEY_FILE | pingpong bench-net

@@ -53,7 +53,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     let mut command = command(options, &files, &library);
     if let Some(schedule) = &options.schedule {
         Schedule::read(schedule).map_err(|problem| format!("{}: {problem}", schedule.display()))?;
-        command.env(SCHEDULE_VARIABLE, schedule.canonicalize()?);
+        command.env(SCHEDULE_VARIABLE, schedule.canonicalize()?).env_remove(LIBERTIES_VARIABLE);
     }
     let job = folder.path().join("job");
     let is_checked = checks(options).is_some();
@@ -87,7 +87,7 @@ fn command(options: &SoftOptions, files: &Path, library: &Path) -> Command {
         command.env(FAULTS_VARIABLE, plan.to_string());
     }
     if let Some(liberties) = &options.liberties {
-        command.env(LIBERTIES_VARIABLE, liberties);
+        command.env(LIBERTIES_VARIABLE, liberties).env_remove(SCHEDULE_VARIABLE);
     }
     if let Some(checks) = checks(options) {
         command.env(CHECKS_VARIABLE, checks);

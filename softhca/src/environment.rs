@@ -1,6 +1,6 @@
 //! Validation of the whole environment.
 
-use crate::card::{Checks, Limits, LinkLayer, PkeyTable, WaitRules};
+use crate::card::{Checks, Limits, LinkLayer, PkeyTable, StoppedPeers, WaitRules};
 use crate::devices;
 use crate::fabric::check_key;
 use crate::setting::{self, SettingError};
@@ -29,6 +29,7 @@ pub fn check_of(devices: &[LinkLayer]) -> Result<(), SettingError> {
     Limits::from_environment()?;
     Checks::from_environment()?;
     WaitRules::from_environment()?;
+    StoppedPeers::from_environment()?;
     liberties::from_environment()?;
     faults::plan_from_environment()?;
     Ok(())

@@ -8,7 +8,7 @@ pub const PREFIX: &str = "SOFTHCA_";
 
 /// The settings of the card and of the programs around it: the stand-ins for system files and the log of the
 /// preload library, and the file that `gdsync soft` preloads.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 17] = [
     "SOFTHCA_CHECKS",
     "SOFTHCA_CLOCK",
     "SOFTHCA_DEVICES",
@@ -23,6 +23,7 @@ pub const NAMES: [&str; 16] = [
     "SOFTHCA_OBJECTS",
     "SOFTHCA_PKEYS",
     "SOFTHCA_SCHEDULE",
+    "SOFTHCA_STOPPED",
     "SOFTHCA_UVERBS_LIBRARY",
     "SOFTHCA_WAITS",
 ];
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_CHECKS, SOFTHCA_CLOCK, SOFTHCA_DEVICES, SOFTHCA_FAULTS, \
-             SOFTHCA_FILES, SOFTHCA_JOB, SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LIBERTIES, SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_OBJECTS, SOFTHCA_PKEYS, SOFTHCA_SCHEDULE, SOFTHCA_UVERBS_LIBRARY, SOFTHCA_WAITS; correct the name, or unset it"
+             SOFTHCA_FILES, SOFTHCA_JOB, SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LIBERTIES, SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_OBJECTS, SOFTHCA_PKEYS, SOFTHCA_SCHEDULE, SOFTHCA_STOPPED, SOFTHCA_UVERBS_LIBRARY, SOFTHCA_WAITS; correct the name, or unset it"
         );
     }
 

@@ -34,7 +34,7 @@ fn software(machine: &Machine<'_>) -> Check {
         Answer::Says(ports) => question.pass(format!("{}: works here", describe(ports))),
         Answer::NotAsked => question.skip("not recorded with this tree"),
         Answer::Absent(reason) | Answer::Broken(reason) => {
-            question.fail(reason.clone(), "correct or unset SOFTHCA_CLOCK, SOFTHCA_DEVICES, SOFTHCA_FAULTS, SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LIBERTIES, SOFTHCA_LISTEN, SOFTHCA_OBJECTS, SOFTHCA_PKEYS and SOFTHCA_WAITS: see docs/clusters.md, docs/liberties.md and docs/card-trigger.md")
+            question.fail(reason.clone(), "correct or unset SOFTHCA_CHECKS, SOFTHCA_CLOCK, SOFTHCA_DEVICES, SOFTHCA_FAULTS, SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LIBERTIES, SOFTHCA_LISTEN, SOFTHCA_OBJECTS, SOFTHCA_PKEYS, SOFTHCA_SCHEDULE, SOFTHCA_STOPPED and SOFTHCA_WAITS: see docs/clusters.md, docs/liberties.md and docs/card-trigger.md")
         }
     }
 }

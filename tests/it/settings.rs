@@ -19,6 +19,11 @@ fn the_command_refuses_them() {
         let listing = text(&output.stdout);
         assert!(listing.contains(said) && !listing.contains("softhca0"), "{listing}");
     }
+    let schedule = [("SOFTHCA_SCHEDULE", "/dev/null"), ("SOFTHCA_LIBERTIES", "7")];
+    let output = gdsync(&["pingpong", "--iters", "10", "--procs", "1"]).envs(schedule).output().unwrap();
+    let message = text(&output.stderr);
+    let said = "SOFTHCA_SCHEDULE is `/dev/null`: SOFTHCA_LIBERTIES is set, too: a card follows one of them; unset the other";
+    assert!(output.status.code() == Some(1) && message.contains(said), "{message}");
     let output = gdsync(&["devices"]).env("GDSYNC_LOG", "softhca=loud").output().unwrap();
     let message = text(&output.stderr);
     assert_eq!((output.status.code(), message.lines().count()), (Some(2), 1), "{message}");

@@ -13,3 +13,16 @@ fn a_seed_repeats_to_the_bit_in_another_process() {
     assert!(first.contains("operations in") && first.contains("hash "), "{first}");
     assert_eq!(simulate(), first);
 }
+
+#[test]
+fn a_schedule_that_cannot_be_read_is_an_error() {
+    for (file, said) in [
+        ("/nowhere/schedule", "/nowhere/schedule: No such file or directory"),
+        ("/proc/version", "/proc/version: line 1: `Linux` is none of its words"),
+    ] {
+        let output = run(&["simulate", "--operations", "10", "--schedule", file]);
+        let message = text(&output.stderr);
+        assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+        assert!(message.contains(said), "{message}");
+    }
+}

@@ -5,7 +5,7 @@ use gdsync_cli::failure::Failure;
 use gdsync_cli::signals;
 use softhca::explore::{Job, Run, read_journals};
 use softhca::liberties::journal::JOURNALS;
-use softhca::liberties::{JOB_VARIABLE, SCHEDULE_VARIABLE, Schedule};
+use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, SCHEDULE_VARIABLE, Schedule};
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -73,7 +73,7 @@ impl Job for CommandJob<'_> {
         fs::write(&file, schedule.to_string())?;
         let written = File::create(&output)?;
         let mut command = (self.command.make)();
-        command.env(JOB_VARIABLE, &folder).env(SCHEDULE_VARIABLE, &file);
+        command.env(JOB_VARIABLE, &folder).env(SCHEDULE_VARIABLE, &file).env_remove(LIBERTIES_VARIABLE);
         command.stdin(Stdio::null()).stdout(written.try_clone()?).stderr(written).process_group(0);
         dies_with_this_process(&mut command);
         let child = command

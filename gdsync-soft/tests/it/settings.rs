@@ -1,7 +1,7 @@
 //! Unknown or malformed settings in the environment: a clear error, never a run without them.
 
 use gdsync_test_support::folder::Folder;
-use gdsync_test_support::programs::{run, soft, tool};
+use gdsync_test_support::programs::{run, soft, soft_with, tool};
 use gdsync_test_support::settings::WRONG;
 use std::path::Path;
 
@@ -33,6 +33,35 @@ fn soft_refuses_partition_keys_without_an_infiniband_port() {
         assert_eq!(is_said, code == 1, "{devices}: {}", ended.text);
     }
     assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn soft_refuses_a_schedule_and_liberties_together_unless_an_option_chooses() {
+    let temporary = Folder::new("settings-schedule");
+    let schedule = temporary.path().join("schedule");
+    std::fs::write(&schedule, "fetch").unwrap();
+    let script = "echo \"${SOFTHCA_SCHEDULE-no schedule}, ${SOFTHCA_LIBERTIES-no liberties}\"";
+    let with = |options: &[&str], variables: &[(&str, &Path)]| {
+        let mut command = soft_with(options, Path::new("/bin/sh"), temporary.path());
+        command.args(["-c", script]).envs(variables.iter().copied());
+        run(command)
+    };
+    let [seven, file] = [Path::new("7"), &schedule];
+    let (liberties, scheduled) = (("SOFTHCA_LIBERTIES", seven), ("SOFTHCA_SCHEDULE", file));
+    let ended = with(&[], &[liberties, scheduled]);
+    assert_eq!(ended.code, Some(1), "{}", ended.text);
+    assert!(
+        ended.text.contains("SOFTHCA_LIBERTIES is set, too: a card follows one of them"),
+        "{}",
+        ended.text
+    );
+    let ended = with(&["--liberties", "8"], &[scheduled]);
+    assert_eq!((ended.code, ended.text.trim()), (Some(0), "no schedule, 8"));
+    let ended = with(&["--schedule", file.to_str().unwrap()], &[liberties]);
+    let expected = format!("{}, no liberties", file.canonicalize().unwrap().display());
+    assert_eq!((ended.code, ended.text.trim()), (Some(0), &*expected));
+    let ended = with(&["--explore", "--runs", "1", "--expect", "no liberties"], &[liberties]);
+    assert!(ended.text.contains("no card of the job has decided anything"), "{}", ended.text);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod limits;
 mod ordering;
 mod pkeys;
 mod queues;
+mod stopped;
 
 pub use checks::CHECKS_VARIABLE;
 pub(crate) use checks::Checks;
@@ -16,6 +17,8 @@ pub use queues::{
     CqAttributes, CqConfig, CqModeration, QpConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport,
     XrcConfig,
 };
+pub use stopped::STOPPED_VARIABLE;
+pub(crate) use stopped::StoppedPeers;
 
 use gdsync_sys::verbs;
 use std::ffi::c_int;

@@ -1,6 +1,6 @@
 //! The resources that all queue pairs of a card share: memory regions, completion queues, diagnostics, buffers.
 
-use super::config::{Access, Checks, PkeyTable, WaitRules};
+use super::config::{Access, Checks, PkeyTable, StoppedPeers, WaitRules};
 use super::counters::CardCounters;
 use super::delayed::DelayedCompletions;
 use super::listeners::AwaitedWords;
@@ -55,6 +55,7 @@ pub(crate) struct Resources {
     pub(crate) held_events: BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     pub(crate) checks: Checks,
+    pub(crate) stopped_peers: StoppedPeers,
     pub(crate) watches: Watches,
     /// Queue pairs created with `cd_slave_send`.
     pub(crate) slaves: HashSet<u32>,
@@ -102,6 +103,7 @@ impl Resources {
             held_events: BTreeSet::new(),
             waits,
             checks: Checks::empty(),
+            stopped_peers: StoppedPeers::default(),
             watches: Watches::default(),
             slaves: HashSet::new(),
             enables: Vec::new(),
@@ -133,6 +135,7 @@ impl Resources {
             held_events: &mut self.held_events,
             waits: self.waits,
             checks: self.checks,
+            stopped_peers: self.stopped_peers,
             watches: &mut self.watches,
             slaves: &self.slaves,
             enables: &mut self.enables,
@@ -164,6 +167,7 @@ pub(crate) struct Context<'a> {
     held_events: &'a mut BTreeSet<(Instant, u32)>,
     pub(crate) waits: WaitRules,
     pub(crate) checks: Checks,
+    pub(crate) stopped_peers: StoppedPeers,
     pub(crate) watches: &'a mut Watches,
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,

@@ -1,6 +1,8 @@
 //! A running card: its port, its settings and its objects.
 
-use super::config::{Checks, DataOrdering, InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, WaitRules};
+use super::config::{
+    Checks, DataOrdering, InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, StoppedPeers, WaitRules,
+};
 use super::counters::Counters;
 use super::engine::Engine;
 use super::error::CardError;
@@ -99,11 +101,13 @@ impl Card {
         faults::plan_from_environment()?;
         let (waits, decisions) = (WaitRules::from_environment()?, liberties::of_next_card()?);
         let (limits, checks) = (Limits::from_environment()?, Checks::from_environment()?);
+        let stopped_peers = StoppedPeers::from_environment()?;
         let pkeys = PkeyTable::of_devices(&[LinkLayer::InfiniBand])?;
         let fabric = Fabric::bind(Speed::from_environment()?)?;
         let mut card = Card::on(fabric, device, link, sink, waits, decisions);
         card.limits = limits;
         card.set_checks(checks);
+        card.set_stopped_peers(stopped_peers);
         card.set_pkeys(pkeys.of_port(card.link_layer()));
         Ok(card)
     }
@@ -163,6 +167,14 @@ impl Card {
     /// Sets what it checks of its program.
     pub(super) fn set_checks(&self, checks: Checks) {
         self.shared.engine.lock().resources.checks = checks;
+    }
+
+    /// Sets how time-outs treat peers that are stopped. Without effect on the fabric of several hosts, which cannot see that.
+    pub(super) fn set_stopped_peers(&self, stopped: StoppedPeers) {
+        let mut engine = self.shared.engine.lock();
+        if engine.fabric.is_of_one_host() {
+            engine.resources.stopped_peers = stopped;
+        }
     }
 
     /// Returns its LID, which every process of the host sees. A card with an Ethernet port has one, too: its GIDs end

@@ -54,13 +54,13 @@ pub use crate::os::memory::MEMORY_FILE;
 pub use crate::packet::MULTICAST_QPN;
 pub use capabilities::{CLOCK_KHZ, ODP, OdpTransports};
 pub use commands::memory::DeviceMemory;
-pub(crate) use config::Checks;
 pub use config::{
     Access, Address, CHECKS_VARIABLE, CqAttributes, CqConfig, CqModeration, DataOrdering, FULL_MEMBER,
     InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY, OBJECTS_VARIABLE, PKEYS_VARIABLE, PkeyTable,
-    QpAttributes, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes, SrqConfig,
-    Transport, WAITS_VARIABLE, WaitRules, WindowKind, XrcConfig,
+    QpAttributes, QpChange, QpConfig, QpState, RegionConfig, STOPPED_VARIABLE, ScatterToCqe, SrqAttributes,
+    SrqConfig, Transport, WAITS_VARIABLE, WaitRules, WindowKind, XrcConfig,
 };
+pub(crate) use config::{Checks, StoppedPeers};
 pub use counters::{Counter, Counters};
 pub use device::{Card, UarHandle};
 pub use error::CardError;

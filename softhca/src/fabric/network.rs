@@ -75,6 +75,12 @@ pub(crate) trait Network: Send {
     /// Returns false if the node's process is known to have ended.
     fn is_alive(&mut self, node: Node) -> bool;
 
+    /// Returns whether a signal has stopped the process at a node that has a link. False where the system does not show
+    /// that: on the fabric of several hosts, and for a process of another PID namespace.
+    fn is_stopped(&self, _: Node) -> bool {
+        false
+    }
+
     /// Returns whether there is a link to that node, whose process has not ended.
     fn is_linked(&mut self, node: Node) -> bool;
 

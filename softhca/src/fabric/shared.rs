@@ -326,6 +326,10 @@ impl Network for Shared {
         u16::try_from(node).is_ok() && self.outgoing.is_alive(node, Outgoing::has_ended)
     }
 
+    fn is_stopped(&self, node: Node) -> bool {
+        self.outgoing.links.get(&node).is_some_and(Outgoing::is_stopped)
+    }
+
     fn is_linked(&mut self, node: Node) -> bool {
         self.is_alive(node) && self.outgoing.links.contains_key(&node)
     }

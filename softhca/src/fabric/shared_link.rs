@@ -73,6 +73,11 @@ impl Outgoing {
         self.closed || self.process.as_ref().is_some_and(|process| wait::is_ready(process.as_fd()))
     }
 
+    /// Returns whether a signal has stopped the receiving process.
+    pub(super) fn is_stopped(&self) -> bool {
+        socket::is_peer_stopped(&self.socket)
+    }
+
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -103,6 +103,15 @@ pub(crate) fn peer_process(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// Returns whether a signal has stopped the process that listens at the peer of a socket, with all its threads. False if
+/// the process has ended, or if `/proc` does not show it.
+pub(crate) fn is_peer_stopped(socket: &UnixStream) -> bool {
+    let read = |pid| std::fs::read(format!("/proc/{pid}/stat")).ok();
+    let status = local::peer(socket).ok().and_then(|peer| read(peer.pid)).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may contain any characters.
+    status.rsplit(|byte| *byte == b')').next().is_some_and(|fields| fields.starts_with(b" T"))
+}
+
 /// A control message buffer for one descriptor, aligned as `cmsghdr` asks.
 #[repr(C)]
 union ControlBuffer {

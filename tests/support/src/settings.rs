@@ -1,7 +1,7 @@
 //! Invalid settings in the environment.
 
 /// Settings, and their errors.
-pub const WRONG: [(&str, &str, &str); 13] = [
+pub const WRONG: [(&str, &str, &str); 16] = [
     (
         "SOFTHCA_CLOCK",
         "21",
@@ -28,6 +28,11 @@ pub const WRONG: [(&str, &str, &str); 13] = [
         "SOFTHCA_PKEYS is `0xffff,0x8000`: `0x8000` is no partition key: give 0x0001 to 0x7fff for a limited member",
     ),
     (
+        "SOFTHCA_STOPPED",
+        "expires",
+        "SOFTHCA_STOPPED is `expires`: `expires` is none of its words, which are expire, wait",
+    ),
+    (
         "SOFTHCA_WAITS",
         "on",
         "SOFTHCA_WAITS is `on`: `on` is none of its words, which are off, no-cd and errors-hold",
@@ -36,6 +41,17 @@ pub const WRONG: [(&str, &str, &str); 13] = [
         "SOFTHCA_LIBERTIES",
         "1 order",
         "SOFTHCA_LIBERTIES is `1 order`: `order` is none of its words, which are fetch, pieces",
+    ),
+    (
+        "SOFTHCA_SCHEDULE",
+        "/nowhere/schedule",
+        "SOFTHCA_SCHEDULE is `/nowhere/schedule`: No such file or directory",
+    ),
+    // A file of every system, and no schedule.
+    (
+        "SOFTHCA_SCHEDULE",
+        "/proc/version",
+        "SOFTHCA_SCHEDULE is `/proc/version`: line 1: `Linux` is none of its words, which are fetch, pieces",
     ),
     ("SOFTHCA_DEVICES", "99", "SOFTHCA_DEVICES is `99`: it is neither a number from 1 to 8 nor a list"),
     (

@@ -121,7 +121,7 @@ impl Engine {
 
     /// Returns whether the queue pair may have packets for other cards, as the fabric has no room for this one.
     fn others_come_first(&mut self, packet: &Outgoing, now: Instant) -> bool {
-        self.with_qp(packet.qpn, now, |qp, _| qp.pass_over(packet)).unwrap_or(false)
+        self.with_qp(packet.qpn, now, |qp, context| qp.pass_over(packet, context)).unwrap_or(false)
     }
 
     /// Sends the posted requests of an unreliable queue pair, and the outstanding answers of any queue pair, before it

@@ -267,7 +267,14 @@ impl Engine {
         let has_no_room = self.delayed.has_no_room(Flow::outgoing(qpn, node));
         let peer = match expired {
             true if node == self.resources.port.node() => Some(check_own_timeout(round, &mut qp.requester)),
-            true => Some(check_timeout(&mut self.fabric, node, (round, now), &mut qp.requester, has_no_room)),
+            true => Some(check_timeout(
+                &mut self.fabric,
+                node,
+                (round, now),
+                &mut qp.requester,
+                has_no_room,
+                self.resources.stopped_peers,
+            )),
             false => None,
         };
         self.with_qp(qpn, now, |qp, context| {

@@ -1,5 +1,6 @@
 //! Checks of a time-out against the state of the peer: whether it counts, and when the end of the peer's process does.
 
+use crate::card::config::StoppedPeers;
 use crate::card::transport::requester::{PeerState, Requester, TimeoutCheck};
 use crate::fabric::{Fabric, Node};
 use std::time::Instant;
@@ -38,6 +39,8 @@ pub(super) fn state_of_ended(
 /// packets and then served all its queue pairs, and this card must have taken what the peer's card had sent by then. An
 /// answer that is still missing does not come.
 ///
+/// With [`StoppedPeers::Expire`] neither is waited for while a signal has stopped the peer's process.
+///
 /// `has_no_room`: packets of the queue pair that faults have delayed wait for room in the fabric.
 pub(super) fn check_timeout(
     fabric: &mut Fabric,
@@ -45,6 +48,7 @@ pub(super) fn check_timeout(
     (round, now): (u64, Instant),
     requester: &mut Requester,
     has_no_room: bool,
+    stopped_peers: StoppedPeers,
 ) -> PeerState {
     // The result for an ended peer stays: after a while the fabric tries again whether there is a card.
     let has_ended = matches!(
@@ -54,19 +58,20 @@ pub(super) fn check_timeout(
     if has_ended || !fabric.is_alive(node) {
         return state_of_ended(fabric, node, (round, now), requester);
     }
-    let Some(reached_at) = requester.reached_at() else {
-        // Either faults have dropped what was sent, so that no card answers it, or it waits behind packets that the
-        // peer has not taken.
-        let has_left = requester.has_sent_oldest() && !has_no_room;
-        return if has_left { PeerState::Silent } else { PeerState::Busy };
-    };
-    if !fabric.has_taken(node, reached_at) {
-        return PeerState::Busy;
+    let is_stopped = stopped_peers == StoppedPeers::Expire && fabric.is_stopped(node);
+    match requester.reached_at() {
+        _ if is_stopped => {}
+        // Faults have dropped what was sent, so that no card answers it.
+        None if requester.has_sent_oldest() && !has_no_room => return PeerState::Silent,
+        // It waits behind packets that the peer has not taken.
+        None => return PeerState::Busy,
+        Some(reached_at) if !fabric.has_taken(node, reached_at) => return PeerState::Busy,
+        Some(_) => {}
     }
     let Some(rounds) = fabric.rounds(node) else { return PeerState::Silent };
     let until = if let Some(TimeoutCheck::Arrival { until }) = requester.timeout_check {
         until
-    } else if has_responded(rounds, requester) {
+    } else if is_stopped || has_responded(rounds, requester) {
         fabric.arrived(node)
     } else {
         return PeerState::Responding;

@@ -1,6 +1,7 @@
 //! Peers that stop at the worst moments: after they took a request and before they answered it, or between two packets
 //! of an answer. In all tests the first time-out that counts fails the sender.
 
+use super::super::config::StoppedPeers;
 use super::super::port::MTU;
 use super::dead_peers::{card, first_counts, impatient, run_both, run_for_a_while, write};
 use super::*;
@@ -321,29 +322,135 @@ impl Drop for Ended {
 }
 
 impl Ended {
+    /// Returns when all its threads are stopped.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        let pid = self.0.id() as libc::pid_t;
+        // SAFETY: a child that was not waited for; the status is writable. A stop is told, and the child stays.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) }, pid);
+        assert!(libc::WIFSTOPPED(status), "{status:#x}");
+    }
+
     fn signal(&self, signal: libc::c_int) {
         // SAFETY: only a signal is sent, to a child that was not waited for.
         assert_eq!(unsafe { libc::kill(self.0.id() as libc::pid_t, signal) }, 0);
     }
 }
 
+/// A card, and a queue pair that is connected to one of a process of its own, which offers memory.
+struct ToProcess {
+    qp: TestQp,
+    local: Region,
+    remote: RemoteAddrSeg,
+    pdn: u32,
+    lid: u16,
+    /// A number that no queue pair of the process has.
+    deaf: u32,
+    peer: Ended,
+    card: Card,
+}
+
+impl ToProcess {
+    /// Starts the process, which runs that test again. `None` in the process itself, when it has served.
+    fn start(test: &str, attributes: QpChange) -> Option<Self> {
+        if let Some(parent) = role() {
+            serve(&parent);
+            return None;
+        }
+        let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+        let pdn = card.alloc_pd().unwrap();
+        let qp = TestQp::new(&card, pdn, &SIZES);
+        let local = Region::new(&card, pdn, OFFERED, everything());
+        let test = format!("card::tests::stopped_peers::{test}");
+        let mut command = again(&test, &format!("{} {}", qp.qpn, card.lid()));
+        let mut peer = Ended(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let said = BufReader::new(peer.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let said = said.filter_map(|line| Some(line.strip_prefix(PEER)?.to_owned())).next().unwrap();
+        let [qpn, lid, addr, key] = numbers(&said);
+        qp.connect(&card, qpn as u32, lid as u16, attributes);
+        let remote = RemoteAddrSeg::new(addr, key as u32);
+        Some(ToProcess { qp, local, remote, pdn, lid: lid as u16, deaf: qpn as u32 + 1, peer, card })
+    }
+
+    fn post_write(&mut self) {
+        self.qp.post(Opcode::RdmaWrite, &[self.remote.as_bytes(), &inline(b"hello")]);
+    }
+
+    fn post_read(&mut self) {
+        let into = self.local.data(0..OFFERED);
+        self.qp.post(Opcode::RdmaRead, &[self.remote.as_bytes(), into.as_bytes()]);
+    }
+
+    /// Returns whether the link has no room for a packet of a large message.
+    fn is_full(&self) -> bool {
+        let engine = self.card.shared.engine.lock();
+        let node = engine.qps[&self.qp.qpn].endpoint.node(self.card.port);
+        engine.fabric.is_full(node, size_of::<Header>(), MTU as usize)
+    }
+
+    /// Returns how many time-outs have counted.
+    fn resends(&self) -> u64 {
+        self.card.shared.engine.lock().qps[&self.qp.qpn].requester.resends
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_is_given_up_if_time_outs_expire_as_configured() {
+    let test = "a_process_that_is_stopped_is_given_up_if_time_outs_expire_as_configured";
+    // Each transmission has 8 ms.
+    let quick = QpChange { timeout: Some(11), retry_cnt: Some(2), ..QpChange::default() };
+    let Some(mut pair) = ToProcess::start(test, quick) else { return };
+    pair.card.set_stopped_peers(StoppedPeers::Expire);
+    // One fills the link, and the other finds no room then.
+    let mut others = [(); 2].map(|()| TestQp::new(&pair.card, pair.pdn, &SIZES));
+    let slow = QpChange { timeout: Some(17), ..quick };
+    others.iter().for_each(|qp| qp.connect(&pair.card, pair.deaf, pair.lid, slow));
+    pair.post_write();
+    success(Some(pair.qp.cq.wait()));
+    let resends = pair.resends();
+    pair.peer.stop();
+    pair.post_write();
+    assert_eq!(error(Some(pair.qp.cq.wait())).1, Syndrome::RetryExceeded);
+    assert_eq!(pair.resends() - resends, 2, "the retries of its attributes");
+    let large = Region::new(&pair.card, pair.pdn, Full::BYTES, everything());
+    for qp in &mut others {
+        let data = large.data(0..Full::BYTES);
+        qp.post(Opcode::RdmaWrite, &[pair.remote.as_bytes(), data.as_bytes()]);
+        until("a full link", || pair.is_full().then_some(()));
+    }
+    for qp in &mut others {
+        assert_eq!(error(Some(qp.cq.wait())).1, Syndrome::RetryExceeded);
+    }
+}
+
+#[test]
+fn a_process_that_goes_on_before_the_last_time_out_is_served() {
+    let test = "a_process_that_goes_on_before_the_last_time_out_is_served";
+    // Each transmission has a second.
+    let patient = QpChange { timeout: Some(18), retry_cnt: Some(7), ..QpChange::default() };
+    let Some(mut pair) = ToProcess::start(test, patient) else { return };
+    pair.card.set_stopped_peers(StoppedPeers::Expire);
+    pair.peer.stop();
+    pair.post_write();
+    pair.post_read();
+    let before = pair.resends();
+    until("a time-out that counts", || (pair.resends() > before).then_some(()));
+    pair.peer.signal(libc::SIGCONT);
+    for _ in 0..2 {
+        success(Some(pair.qp.cq.wait()));
+    }
+    assert_eq!(&pair.local.bytes()[..5], b"hello");
+}
+
 #[test]
 fn a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed() {
-    const TEST: &str = "card::tests::stopped_peers::a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed";
-    if let Some(parent) = role() {
-        return serve(&parent);
-    }
-    let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
-    let pdn = card.alloc_pd().unwrap();
-    let mut qp = TestQp::new(&card, pdn, &SIZES);
-    let local = Region::new(&card, pdn, OFFERED, everything());
-    let mut command = again(TEST, &format!("{} {}", qp.qpn, card.lid()));
-    let mut peer = Ended(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-    let said = BufReader::new(peer.0.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let said = said.filter_map(|line| Some(line.strip_prefix(PEER)?.to_owned())).next().unwrap();
-    let [qpn, lid, addr, key] = numbers(&said);
-    qp.connect(&card, qpn as u32, lid as u16, first_counts());
-    let remote = RemoteAddrSeg::new(addr, key as u32);
+    let test = "a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed";
+    let Some(ToProcess { mut qp, local, remote, peer, card: _card, .. }) =
+        ToProcess::start(test, first_counts())
+    else {
+        return;
+    };
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -262,7 +262,10 @@ impl Qp {
 
     /// Passes over a packet made by [`Self::next_packet`], for which the fabric has no room. Returns false unless the
     /// queue pair is a DC target, whose other initiators do not wait for this one.
-    pub(crate) fn pass_over(&mut self, packet: &Outgoing) -> bool {
+    pub(crate) fn pass_over(&mut self, packet: &Outgoing, context: &mut Context<'_>) -> bool {
+        if !packet.is_response {
+            self.requester.found_no_room(&Step { endpoint: &mut self.endpoint, context });
+        }
         let is_target = self.endpoint.config.transport == Transport::DcTarget;
         if is_target {
             self.initiators.pass_over(packet.to, &packet.header);

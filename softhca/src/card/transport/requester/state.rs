@@ -2,7 +2,7 @@
 
 use super::owned::Owned;
 use super::wait::{Pending, Waits};
-use crate::card::config::{QpAttributes, QpConfig};
+use crate::card::config::{QpAttributes, QpConfig, StoppedPeers};
 use crate::card::memory::clock::Clock;
 use crate::card::queue::send::SendQueue;
 use crate::card::queue::wqe;
@@ -203,6 +203,15 @@ impl Requester {
     /// Sets or stops the retransmission timer, and resets the check of a time-out.
     pub(super) fn set_timer(&mut self, deadline: Option<Instant>) {
         (self.deadline, self.timeout_check, self.program_checks) = (deadline, None, 0);
+    }
+
+    /// Starts the retransmission timer for a packet that has not left, if a stopped peer is not waited for: it may be the
+    /// peer that makes no room.
+    pub(crate) fn found_no_room(&mut self, step: &Step<'_, '_>) {
+        let expires = step.context.stopped_peers == StoppedPeers::Expire;
+        if expires && step.endpoint.config.transport.is_reliable() && self.deadline.is_none() {
+            self.set_timer(step.ack_timeout().map(|timeout| step.context.now + timeout));
+        }
     }
 
     fn refill_retries(&mut self, attributes: &QpAttributes) {
