@@ -291,13 +291,16 @@ mod tests {
     use super::*;
     use crate::os::{guard, host};
 
-    /// Maps private pages that are never unmapped.
+    /// Maps private pages that are never unmapped, between two that may only be read: without these, the kernel may place
+    /// the mapping above memory without rights, such as the unused part of an arena of malloc, where it looks like a stack.
     fn pages(count: usize) -> usize {
-        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (len, flags) = ((count + 2) * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), count * PAGE, rights, flags, -1, 0) };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
-        base as usize
+        let pages = base as usize + PAGE..base as usize + (count + 1) * PAGE;
+        protect(&pages, libc::PROT_READ | libc::PROT_WRITE);
+        pages.start
     }
 
     /// Reads a byte as a program does.
