@@ -96,12 +96,13 @@ static void spares(const struct objects *parents)
     CHECK(ibv_post_send(parents->left[0], &wr, &bad) == 0);
 }
 
-static void child(struct ibv_context *context, const struct objects *parents, uint64_t value, int ready, int go)
+static void child(struct ibv_context *context, const struct objects *parents, uint64_t value, int ready[2], int go[2])
 {
-    struct objects own = make(context, PAIRS);
     char byte;
+    CHECK(close(ready[0]) == 0 && close(go[1]) == 0);
+    struct objects own = make(context, PAIRS);
     use(&own, value);
-    CHECK(write(ready, "", 1) == 1 && read(go, &byte, 1) == 1);
+    CHECK(write(ready[1], "", 1) == 1 && close(ready[1]) == 0 && read(go[0], &byte, 1) == 1);
     spares(parents);
     use(&own, value);
     destroy(&own);
@@ -120,7 +121,9 @@ int main(void)
     CHECK(pipe(ready) == 0 && pipe(go) == 0);
     for (int i = 0; i < CHILDREN; i++)
         if ((children[i] = fork()) == 0)
-            child(context, &own, 1000 * (i + 1), ready[1], go[0]);
+            child(context, &own, 1000 * (i + 1), ready, go);
+    /* What a process that has ended does not write is an end of file. */
+    CHECK(close(ready[1]) == 0 && close(go[0]) == 0);
     /* All cards run at once. */
     for (int i = 0; i < CHILDREN; i++)
         CHECK(read(ready[0], &byte, 1) == 1);

@@ -37,12 +37,5 @@ static void writes(const struct rail *rail, const struct area *area) {
 }
 
 int main(void) {
-    struct side side = begin(2);
-    struct rail between = rail(&side, 8);
-    struct area all = area(&side, &memory, sizeof(memory), 0);
-    if (side.is_peer)
-        writes(&between, &all);
-    else
-        reads(&between, &all);
-    return finish(&side);
+    return two_sides(1, 8, &memory, sizeof(memory), reads, writes);
 }

@@ -30,10 +30,5 @@ static void counts(const struct rail rails[2], const struct area *area) {
 }
 
 int main(void) {
-    struct side side = begin(2);
-    struct rail rails[] = {rail(&side, 8), rail(&side, 8)};
-    struct area all = area(&side, &memory, sizeof(memory), 0);
-    if (!side.is_peer)
-        counts(rails, &all);
-    return finish(&side);
+    return two_sides(2, 8, &memory, sizeof(memory), counts, NULL);
 }

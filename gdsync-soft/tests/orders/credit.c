@@ -37,12 +37,5 @@ static void answers(const struct rail *rail, const struct area *area) {
 }
 
 int main(void) {
-    struct side side = begin(2);
-    struct rail between = rail(&side, 1);
-    struct area all = area(&side, &memory, sizeof(memory), 0);
-    if (side.is_peer)
-        answers(&between, &all);
-    else
-        sends(&between, &all);
-    return finish(&side);
+    return two_sides(1, 1, &memory, sizeof(memory), sends, answers);
 }

@@ -235,3 +235,21 @@ static inline void expect(const uint64_t *words, size_t count, uint64_t value) {
             WRONG("word %zu of %zu is %lu instead of %lu", i, count, found, value);
     }
 }
+
+/* What a side does. */
+typedef void part(const struct rail *rails, const struct area *area);
+
+/* Connects `count` queue pairs of `depth` requests between two processes that have the same memory, of which each does its
+   part. NULL: nothing. Returns the exit status. */
+static inline int two_sides(int count, uint32_t depth, void *memory, size_t size, part *first, part *peer) {
+    struct side side = begin(2);
+    struct rail rails[2];
+    CHECK(count <= 2);
+    for (int i = 0; i < count; i++)
+        rails[i] = rail(&side, depth);
+    struct area all = area(&side, memory, size, 0);
+    part *own = side.is_peer ? peer : first;
+    if (own)
+        own(rails, &all);
+    return finish(&side);
+}

@@ -30,10 +30,5 @@ static void reads(const struct rail *rail, const struct area *area) {
 
 int main(void) {
     fill(memory.source, WORDS, CONTENT);
-    struct side side = begin(2);
-    struct rail between = rail(&side, 8);
-    struct area all = area(&side, &memory, sizeof(memory), 0);
-    if (!side.is_peer)
-        reads(&between, &all);
-    return finish(&side);
+    return two_sides(1, 8, &memory, sizeof(memory), reads, NULL);
 }

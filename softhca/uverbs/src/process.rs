@@ -103,6 +103,8 @@ extern "C" fn at_load() {
 }
 
 /// Children of a fork have names after their parent's, which must have its own by then.
+// SAFETY: the loader calls what the section holds with the program's arguments, which a function of the C ABI without
+// parameters ignores.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
