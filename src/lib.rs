@@ -40,11 +40,29 @@ mod trace;
 use clap::error::ErrorKind;
 use cli::{BenchOptions, Between, Cli, Command, Invocation, NetOptions, PingpongOptions, Process};
 use failure::{AlreadySaid, Failure, WRONG_USAGE};
+use std::hint::black_box;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::{LAB, SOFT, TOP};
 use tracing_subscriber::prelude::*;
+
+/// Memory that a command must be able to have.
+const MEMORY: usize = 32 << 20;
+
+/// Checks that the process can have the memory of a command: allocations that fail later would end it by a signal.
+fn check_memory() -> Result<(), Failure> {
+    let mut room = Vec::<u8>::new();
+    room.try_reserve_exact(MEMORY).map_err(|_| {
+        format!(
+            "the process cannot have {} MiB more memory; raise the limit of its address space (ulimit -v)",
+            MEMORY >> 20
+        )
+    })?;
+    // An allocation that nothing uses might be left out.
+    black_box(&mut room);
+    Ok(())
+}
 
 /// The `main` of every gdsync program: parses the command line, has `run` perform a command or `run_process` act as a
 /// child process, and reports the outcome.
@@ -80,8 +98,8 @@ pub fn main(
     let is_process = matches!(invocation, Invocation::Process(_));
     let result = match invocation {
         Invocation::Bare => io::stdout().write_all(cli::BRIEF.as_bytes()).map_err(Failure::from).map(done),
-        Invocation::Command(command) => run(command),
-        Invocation::Process(process) => run_process(process).map(done),
+        Invocation::Command(command) => check_memory().and_then(|()| run(command)),
+        Invocation::Process(process) => check_memory().and_then(|()| run_process(process)).map(done),
     };
     match result {
         Ok(_) if interrupt::requested() => {

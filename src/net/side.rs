@@ -323,8 +323,9 @@ mod tests {
             Ok::<_, Failure>(outcome)
         };
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| play(&options, 1, Channel::new(second_in, second_out)).unwrap());
-            let first = play(&options, 0, Channel::new(first_in, first_out)).unwrap();
+            let second =
+                scope.spawn(|| play(&options, 1, Channel::new(second_in, second_out).unwrap()).unwrap());
+            let first = play(&options, 0, Channel::new(first_in, first_out).unwrap()).unwrap();
             [first, second.join().unwrap()]
         })
     }

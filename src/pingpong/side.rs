@@ -12,7 +12,7 @@ use crate::interrupt::{self, NothingYet};
 use crate::progress::Progress;
 use crate::sides::side::{Requirements, SETUP, Side, SideRun};
 use crate::sides::timing::Times;
-use crate::sides::{CHUNKS, Channel, Connection, Peer, Usage, Work};
+use crate::sides::{CHUNKS, Channel, Connection, Peer, Usage, Work, start_thread};
 use gdsync::memop::Condition;
 use gdsync::queue::GRH_BYTES;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
@@ -328,9 +328,7 @@ impl Watch {
         let patience = Speed::from_environment()?.of(PATIENCE);
         let patience = lossy.map(|size| patience + Duration::from_secs(size / SLOWEST));
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("pingpong-watch".to_owned())
-            .spawn(move || watch(&connection, patience, &stopped))?;
+        let thread = start_thread("pingpong-watch", move || watch(&connection, patience, &stopped))?;
         Ok(Watch { stop, thread: Some(thread) })
     }
 }

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// A message from one side to the other.
@@ -41,6 +42,20 @@ pub(crate) const OTHER_SIDE: &str = "the other side: ";
 /// side's own again.
 fn reworded(error: &str) -> String {
     error.strip_prefix(OTHER_SIDE).map_or_else(|| format!("{OTHER_SIDE}{error}"), str::to_owned)
+}
+
+/// Starts a thread of the command.
+///
+/// # Errors
+/// There is no room for one.
+pub(crate) fn start_thread<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Failure> {
+    Builder::new().name(name.to_owned()).spawn(body).map_err(|error| {
+        format!("cannot start a thread ({name}): {error}; raise the limits of memory and processes (ulimit -v, -u)")
+            .into()
+    })
 }
 
 /// Returns whether an error only tells that the other side has failed or ended.
@@ -127,7 +142,13 @@ fn parse(line: &str) -> Result<Message, Failure> {
 }
 
 impl Channel {
-    pub(crate) fn new(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
+    ///
+    /// # Errors
+    /// There is no room for a thread.
+    pub(crate) fn new(
+        reader: impl Read + Send + 'static,
+        writer: impl Write + Send + 'static,
+    ) -> Result<Self, Failure> {
         Self::of_lines(BufReader::new(reader).lines().map_while(Result::ok), Box::new(writer))
     }
 
@@ -135,14 +156,14 @@ impl Channel {
     pub(super) fn of_lines(
         received: impl Iterator<Item = String> + Send + 'static,
         writer: Box<dyn Write + Send>,
-    ) -> Self {
+    ) -> Result<Self, Failure> {
         let (sender, lines) = channel();
         let on_end = OnEnd::default();
         let reader_end = on_end.clone();
         let limit = RunLength::new();
         let writer: Writer = Arc::new(Mutex::new(writer));
         let (own_limit, answers) = (limit.clone(), Arc::downgrade(&writer));
-        std::thread::spawn(move || {
+        let read = move || {
             for line in received {
                 match serde_json::from_str(&line) {
                     Ok(Message::Done { error: Some(error), is_cause }) => {
@@ -161,8 +182,9 @@ impl Channel {
             }
             drop(sender);
             reader_end.report(End::Gone);
-        });
-        Channel { lines, writer, on_end, limit, early: Cell::new(None) }
+        };
+        start_thread("channel", read)?;
+        Ok(Channel { lines, writer, on_end, limit, early: Cell::new(None) })
     }
 
     pub(crate) fn on_end(&self) -> &OnEnd {
@@ -292,8 +314,8 @@ mod tests {
     fn a_side_that_has_finished_when_it_is_asked_to_stop_has_all_exchanges() {
         let ((reader, other_writer), (other_reader, writer)) =
             (std::io::pipe().unwrap(), std::io::pipe().unwrap());
-        let mut channel = Channel::new(reader, writer);
-        let mut other = Channel::new(other_reader, other_writer);
+        let mut channel = Channel::new(reader, writer).unwrap();
+        let mut other = Channel::new(other_reader, other_writer).unwrap();
         other.send(&Message::Done { error: None, is_cause: true }).unwrap();
         assert_eq!(channel.agree_on_end(5).unwrap(), u64::MAX);
         assert!(matches!(channel.receive(None).unwrap(), Message::Done { error: None, .. }));
@@ -312,9 +334,9 @@ mod tests {
     fn messages_arrive_and_the_end_is_noticed() {
         let ((reader, other_writer), (_other_reader, writer)) =
             (std::io::pipe().unwrap(), std::io::pipe().unwrap());
-        let channel = Channel::new(reader, writer);
+        let channel = Channel::new(reader, writer).unwrap();
         assert!(channel.receive_now().unwrap().is_none());
-        let mut other = Channel::new(std::io::empty(), other_writer);
+        let mut other = Channel::new(std::io::empty(), other_writer).unwrap();
         let error = Some("no".to_owned());
         other.send(&Message::Done { error: error.clone(), is_cause: true }).unwrap();
         let said = channel.receive(None).unwrap_err().to_string();

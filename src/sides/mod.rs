@@ -27,7 +27,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use channel::{Channel, Message};
+pub(crate) use channel::{Channel, Message, start_thread};
 pub(crate) use connection::Connection;
 pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
 pub(crate) use side::Peer;
@@ -138,7 +138,7 @@ fn both<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
 pub(crate) fn run_peer<M: Measurement>() -> Result<(), Failure> {
     let options: M = child::options()?;
     take_liberties(options.sides())?;
-    let channel = Channel::new(io::stdin(), io::stdout());
+    let channel = Channel::new(io::stdin(), io::stdout())?;
     // The first side receives the error and reports it.
     options.play(1, Peer::Local, channel).map(drop).map_err(|_| AlreadySaid.into())
 }
@@ -158,7 +158,7 @@ fn with_process<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     command.stdout(Stdio::piped());
     let (mut peer, input) = child::start(command, "the other process", options)?;
     let output = peer.0.stdout.take().ok_or("the other process has no output")?;
-    let report = options.play(0, Peer::Local, Channel::new(output, input));
+    let report = options.play(0, Peer::Local, Channel::new(output, input)?);
     // After a failure, the other side gets the time to print its error, too.
     match report {
         Ok(_) => drop(peer.0.wait()?),
@@ -170,10 +170,9 @@ fn with_process<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
 fn with_thread<M: Measurement>(options: &M) -> Result<M::Report, Failure> {
     let ((first_in, second_out), (second_in, first_out)) = (io::pipe()?, io::pipe()?);
     let other = options.clone();
-    let thread = std::thread::Builder::new()
-        .name("other-side".to_owned())
-        .spawn(move || other.play(1, Peer::Local, Channel::new(second_in, second_out)).map(drop))?;
-    let report = options.play(0, Peer::Local, Channel::new(first_in, first_out));
+    let play = move || other.play(1, Peer::Local, Channel::new(second_in, second_out)?).map(drop);
+    let thread = start_thread("other-side", play)?;
+    let report = Channel::new(first_in, first_out).and_then(|first| options.play(0, Peer::Local, first));
     match (report, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
         (Ok(_), Ok(Err(error))) => Err(error),

@@ -1,12 +1,12 @@
 //! The command as a user runs it.
 
-use gdsync_test_support::command::no_gpu;
 use gdsync_test_support::command::{error_in, gdsync, json, row, rows, rows_in, run, succeeds, text};
+use gdsync_test_support::command::{no_gpu, program};
 use gdsync_test_support::processes::{children_of, has_sent, is_running, signal};
 use gdsync_test_support::{on_system, skipped};
 use serde_json::Value;
 use std::io::Read;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -402,4 +402,33 @@ fn a_peer_whose_parent_is_killed_ends_too() {
         assert!(Instant::now() < deadline, "the orphan goes on");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_small_address_space_is_an_error() {
+    let program = program("gdsync");
+    let limited = |kib: u64, arguments: &[&str]| {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "ulimit -v \"$0\" && exec \"$@\"", &kib.to_string()]);
+        command.arg(&program).args(arguments).env_remove("GDSYNC_LOG").output().unwrap()
+    };
+    let mut refused = 0;
+    for kib in (4_000..100_000).step_by(4_000) {
+        // The system cannot start it with less.
+        if !limited(kib, &["--version"]).status.success() {
+            continue;
+        }
+        let output = limited(kib, &["pingpong", "--iters", "10", "--procs", "1"]);
+        let message = text(&output.stderr);
+        match output.status.code() {
+            Some(0) => {}
+            Some(1) => assert!(
+                message.starts_with("gdsync: ") && message.lines().count() == 1,
+                "{kib} KiB: {message}"
+            ),
+            _ => panic!("{kib} KiB: {}: {message}", output.status),
+        }
+        refused += usize::from(message.contains("cannot have 32 MiB more memory; raise the limit"));
+    }
+    assert!(refused > 0);
 }

@@ -264,3 +264,22 @@ fn the_limit_on_the_size_of_files_is_named() {
     }
     assert_eq!(temporary.content(), 0);
 }
+
+#[test]
+fn a_small_address_space_is_an_error() {
+    let test = "a_small_address_space_is_an_error";
+    let Some(tool) = tool(test, "ibv_devinfo") else { return };
+    let temporary = Folder::new("seen-space");
+    let ends = (10_000..46_000).step_by(2_000).map(|kib| {
+        let mut command = soft("ib", Path::new("/bin/sh"), temporary.path());
+        command.args(["-c", "ulimit -v \"$0\" && exec \"$1\"", &kib.to_string()]).arg(&tool);
+        let ended = run(command);
+        let by_signal = 129..=192;
+        assert!(ended.code.is_some_and(|code| !by_signal.contains(&code)), "{kib} KiB: {}", ended.text);
+        ended.text
+    });
+    let texts: Vec<String> = ends.collect();
+    let said = "the card cannot start: the process cannot have 8 MiB more memory; raise the limit";
+    assert!(texts.iter().any(|text| text.contains(said)), "{texts:?}");
+    assert!(texts[texts.len() - 1].contains("PORT_ACTIVE"), "{texts:?}");
+}

@@ -22,6 +22,8 @@ use gdsync_status::Published;
 use gdsync_sys::thread;
 use parking_lot::Mutex;
 use std::fmt;
+use std::hint::black_box;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -29,6 +31,24 @@ use std::thread::{Builder, JoinHandle};
 
 /// The first object number: hardware gives small numbers special meanings.
 const FIRST_NUMBER: u32 = 0x40;
+
+/// Memory for a card's thread and its first tables.
+const ROOM: usize = 8 << 20;
+
+/// Checks that the process can have as much memory as a card needs: small allocations that fail later would end it.
+fn check_room() -> io::Result<()> {
+    let mut room = Vec::<u8>::new();
+    room.try_reserve_exact(ROOM).map_err(|_| {
+        let text = format!(
+            "the process cannot have {} MiB more memory; raise the limit of its address space (ulimit -v)",
+            ROOM >> 20
+        );
+        io::Error::new(io::ErrorKind::OutOfMemory, text)
+    })?;
+    // An allocation that nothing uses might be left out.
+    black_box(&mut room);
+    Ok(())
+}
 
 /// A UAR page of a card.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +117,7 @@ impl Card {
     }
 
     fn stopped_device(device: usize, link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
+        check_room()?;
         setting::check_names()?;
         faults::plan_from_environment()?;
         let (waits, decisions) = (WaitRules::from_environment()?, liberties::of_next_card()?);

@@ -67,6 +67,7 @@ impl CardError {
             CardError::Fabric(FabricError::Addresses(_)) | CardError::Setting(_) => libc::EINVAL,
             CardError::Fabric(_) => libc::ENODEV,
             CardError::System(error) if error.kind() == ErrorKind::FileTooLarge => libc::EFBIG,
+            CardError::System(error) if error.kind() == ErrorKind::OutOfMemory => libc::ENOMEM,
             CardError::System(error) => error.raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO),
             CardError::Busy { .. } => libc::EBUSY,
             CardError::TooMany { .. } => libc::ENOMEM,

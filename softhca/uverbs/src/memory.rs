@@ -50,6 +50,27 @@ fn map(len: usize) -> *mut u8 {
     if base == -1 { none } else { base as *mut u8 }
 }
 
+/// Memory for what the library allocates when the system gives it no chunk: it is loaded into programs under any limit, and
+/// a failed allocation would end them. No card starts then.
+#[repr(align(4096))]
+struct Reserve(UnsafeCell<[u8; RESERVE_BYTES]>);
+
+// SAFETY: `chunk` gives it to the caller once.
+unsafe impl Sync for Reserve {}
+
+const RESERVE_BYTES: usize = 1 << 17;
+static RESERVE: Reserve = Reserve(UnsafeCell::new([0; RESERVE_BYTES]));
+static RESERVE_IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Returns a new chunk and its length; null without memory.
+fn chunk() -> (*mut u8, usize) {
+    let piece = map(PIECE);
+    match piece.is_null() && !RESERVE_IS_TAKEN.swap(true, Ordering::Relaxed) {
+        true => (RESERVE.0.get().cast(), RESERVE_BYTES),
+        false => (piece, PIECE),
+    }
+}
+
 /// Room for a path (`PATH_MAX`): its own pages, because threads may have small stacks, and signal handlers open files.
 pub(crate) struct PathRoom(*mut [u8; libc::PATH_MAX as usize]);
 
@@ -110,11 +131,11 @@ impl Blocks {
         // A block is aligned to its size, but to a page at most.
         let lead = self.rest.align_offset(size.min(PAGE));
         if self.left < lead + size {
-            let piece = map(PIECE);
+            let (piece, len) = chunk();
             if piece.is_null() {
                 return piece;
             }
-            (self.rest, self.left) = (piece.wrapping_add(size), PIECE - size);
+            (self.rest, self.left) = (piece.wrapping_add(size), len - size);
             return piece;
         }
         let block = self.rest.wrapping_add(lead);

@@ -130,7 +130,7 @@ impl Session {
             was_last = is_last(&line);
             Some(line)
         });
-        Ok((Channel::of_lines(of_run, Box::new(self.socket.try_clone()?)), Run { _end: end }))
+        Ok((Channel::of_lines(of_run, Box::new(self.socket.try_clone()?))?, Run { _end: end }))
     }
 }
 
