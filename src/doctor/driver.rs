@@ -16,6 +16,7 @@ pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
             checks.push(stream_operations(gpu));
             checks.push(consistency(gpu));
             checks.push(sharing(machine, gpu));
+            checks.extend(instances(machine, gpu));
         }
     }
     checks.push(peer_mapping(machine));
@@ -148,6 +149,23 @@ fn sharing(machine: &Machine<'_>, gpu: &Gpu) -> Check {
         }
         None => question.skip("the driver does not say whether MPS is on"),
     }
+}
+
+/// Returns the check of a GPU that is divided (Multi-Instance GPU); none for others. The driver has a folder `giN` for each instance.
+fn instances(machine: &Machine<'_>, gpu: &Gpu) -> Option<Check> {
+    let names =
+        machine.tree.names(&format!("/proc/driver/nvidia/capabilities/gpu{}/mig", gpu.ordinal)).ok()?;
+    let count = names.iter().filter(|name| name.starts_with("gi")).count();
+    (count > 0).then(|| {
+        Question::new(
+            format!("GPU {} instances", gpu.ordinal),
+            "an instance of a divided GPU (MIG) has no access to other GPUs or instances, and shares no memory with other processes",
+        )
+        .warn(
+            format!("{count} by MIG: a process sees one"),
+            format!("nothing to do for one process to an instance; for GPUs that exchange data, `nvidia-smi -i {} -mig 0`", gpu.ordinal),
+        )
+    })
 }
 
 const PEER_MAPPING: &str = "PeerMappingOverride";

@@ -157,6 +157,39 @@ pub(super) fn redirections(control: u16) -> Vec<&'static str> {
     bits.iter().filter(|(bit, _)| control & bit != 0).map(|(_, name)| *name).collect()
 }
 
+/// Offset of the first capability's offset, and the id of the PCI Express capability with the offset of its control register
+/// (`PCI_CAPABILITY_LIST`, `PCI_CAP_ID_EXP`, `PCI_EXP_DEVCTL` of `linux/pci_regs.h`).
+const CAPABILITY_LIST: usize = 0x34;
+const EXPRESS_ID: u8 = 0x10;
+const DEVICE_CONTROL: usize = 8;
+/// `PCI_EXP_DEVCTL_RELAX_EN`.
+const RELAXED: u8 = 1 << 4;
+
+/// Returns whether a function may use relaxed ordering; none if its configuration space, of which users see 64 bytes, does not show it.
+pub(super) fn relaxed_ordering(config: &[u8]) -> Option<bool> {
+    let mut at = usize::from(*config.get(CAPABILITY_LIST)?);
+    // The list has at most one capability of 4 bytes for each 4 of 256 bytes.
+    for _ in 0..64 {
+        let (id, next) = (*config.get(at)?, *config.get(at + 1)?);
+        if at < 0x40 {
+            return None;
+        }
+        if id == EXPRESS_ID {
+            return Some(config.get(at + DEVICE_CONTROL)? & RELAXED != 0);
+        }
+        at = usize::from(next & !3);
+    }
+    None
+}
+
+/// Returns the bytes of a window in a PCI function's `resource`, whose lines have the first and the last address.
+pub(super) fn window(resource: &str, number: usize) -> Option<u64> {
+    let mut words = resource.lines().nth(number)?.split_whitespace();
+    let mut address = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+    let (first, last) = (address()?, address()?);
+    (first != 0).then(|| last.checked_sub(first)?.checked_add(1))?
+}
+
 /// Bytes read from a file at most; files of the kernel are shorter, and a longer one is cut.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -354,18 +387,19 @@ mod tests {
             let _ = (driver_version(&text), registry_dword(&text, "a"), kernel_release(&text), locked_memory(&text));
             let _ = (has_capability(&text, number), mapped_library(&text, ""), library_release(&text, ""), state(&text));
             let _ = (acs(&bytes), redirections(number as u16), field(&text, "", ':'));
+            let _ = (relaxed_ordering(&bytes), window(&text, 0));
             let _ = (variable(&bytes, "a"), last_setting(&text, "a"), is_infinite(&text));
         }
 
         /// Like above, with the characters that the parsers look for.
         #[test]
         fn no_text_makes_a_parser_panic(
-            text in "(NVRM version|CapEff|Max locked memory|libx\\.so\\.1|[0-9.:;=/\"x é\n]){0,20}",
+            text in "(NVRM version|CapEff|0xf*|Max locked memory|libx\\.so\\.1|[0-9.:;=/\"x é\n]){0,20}",
             number: u32,
         ) {
             let _ = (driver_version(&text), registry_dword(&text, "a"), kernel_release(&text), locked_memory(&text));
             let _ = (has_capability(&text, number), mapped_library(&text, "libx.so.1"), state(&text));
-            let _ = library_release(&text, "libx.so.1");
+            let _ = (library_release(&text, "libx.so.1"), window(&text, 1));
         }
 
         /// With any content, the list is followed to its end and no further.

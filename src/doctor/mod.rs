@@ -12,6 +12,7 @@ mod process;
 mod rdma;
 mod registration;
 mod report;
+mod slots;
 mod topology;
 
 use crate::cli::DoctorOptions;
@@ -55,7 +56,14 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     let family = |family, checks| Family { family, checks };
     let families = [
         family("GPU", driver::checks(&machine)),
-        family("Process", vec![process::channels(&machine), process::container(&machine)]),
+        family(
+            "Process",
+            [
+                vec![process::channels(&machine), process::container(&machine)],
+                process::control_group(&machine).into_iter().collect(),
+            ]
+            .concat(),
+        ),
         family("GPU memory", registration::checks(&machine)),
         family(
             "Cards",
@@ -65,6 +73,7 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
             "PCI Express",
             [
                 topology::platform_checks(&machine, &paths),
+                slots::checks(&machine),
                 topology::checks(&machine, &paths),
                 peers::nodes(&machine),
             ]

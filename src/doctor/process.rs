@@ -242,3 +242,41 @@ fn unit_setting(tree: &Tree, files: &[String], folders: &[String], key: &str) ->
     let last = texts.filter_map(|text| files::last_setting(&text, key).map(str::to_owned)).next_back();
     last.filter(|value| !value.is_empty())
 }
+
+/// The files of control groups, version 2.
+const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
+/// Fewer contexts or objects than these stop a job of a few ranks.
+const LEAST_HANDLES: u64 = 8;
+const LEAST_OBJECTS: u64 = 4096;
+
+/// Returns the check of the group's limits of RDMA contexts and objects (Linux' `Documentation/admin-guide/cgroup-v2.rst`); none without such
+/// a group.
+pub(super) fn control_group(machine: &Machine<'_>) -> Option<Check> {
+    let question = Question::new(
+        "RDMA control group",
+        "a pod's group limits how many contexts a card gives it, and how many queues, regions and other objects",
+    );
+    let own = machine.tree.text("/proc/self/cgroup").ok()?;
+    let group = own.lines().find_map(|line| line.strip_prefix("0::"))?.trim_end_matches('/');
+    let limits = machine.tree.text(&format!("{CONTROL_GROUPS}{group}/rdma.max")).ok()?;
+    let is_low = |word: &str| {
+        let (name, most) = word.split_once('=')?;
+        let least = match name {
+            "hca_handle" => LEAST_HANDLES,
+            "hca_object" => LEAST_OBJECTS,
+            _ => return None,
+        };
+        most.parse::<u64>().ok().filter(|most| *most < least)
+    };
+    if limits.is_empty() {
+        return Some(question.pass("no limits"));
+    }
+    let seen = limits.lines().collect::<Vec<_>>().join("; ");
+    Some(match limits.split_whitespace().filter_map(is_low).next() {
+        None => question.pass(seen),
+        Some(_) => question.warn(
+            seen,
+            format!("raise them in rdma.max of the group ({group}/rdma.max), or in what starts the pod; `max` is no limit"),
+        ),
+    })
+}

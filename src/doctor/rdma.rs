@@ -17,6 +17,7 @@ pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
     for card in &machine.cards {
         checks.push(firmware(machine, card));
         checks.extend(ports(machine, card));
+        checks.extend(addresses(machine, card));
     }
     checks.push(locked_memory(machine));
     checks
@@ -183,6 +184,68 @@ fn ports(machine: &Machine<'_>, card: &Card) -> Vec<Check> {
     numbers.into_iter().map(check).collect()
 }
 
+/// Returns a check for each port: of RoCE's GIDs on Ethernet, and of the default partition on InfiniBand.
+fn addresses(machine: &Machine<'_>, card: &Card) -> Vec<Check> {
+    let folder = format!("/sys/class/infiniband/{}/ports", card.name);
+    let check = |number: String| {
+        let port = format!("{folder}/{number}");
+        let is_ethernet = machine.tree.text(&format!("{port}/link_layer")).ok()? == "Ethernet";
+        Some(if is_ethernet {
+            gids(machine, card, &number, &port)
+        } else {
+            partition(machine, card, &number, &port)
+        })
+    };
+    machine.tree.names(&folder).unwrap_or_default().into_iter().filter_map(check).collect()
+}
+
+fn gids(machine: &Machine<'_>, card: &Card, number: &str, port: &str) -> Check {
+    let question = Question::new(
+        format!("{} port {number} GIDs", card.name),
+        "RoCE v2 is what switches route; each of the interface's addresses gives a GID of it",
+    );
+    let indices = match machine.tree.names(&format!("{port}/gid_attrs/types")) {
+        Ok(indices) => indices,
+        Err(unread) => return question.skip(unread),
+    };
+    // Entries without a GID cannot be read.
+    let kind = |index: &String| machine.tree.text(&format!("{port}/gid_attrs/types/{index}")).ok();
+    let kinds: Vec<String> = indices.iter().filter_map(kind).collect();
+    let of_version_2 = kinds.iter().filter(|kind| *kind == "RoCE v2").count();
+    let seen = format!("{of_version_2} of {} by RoCE v2", kinds.len());
+    if of_version_2 > 0 {
+        return question.pass(seen);
+    }
+    question.warn(seen, format!("give the interface an address (`ip addr add ADDRESS/24 dev $(ls /sys/class/infiniband/{}/device/net)`); `show_gids` lists what it has", card.name))
+}
+
+/// Without the bit of membership, 15.
+const DEFAULT_PARTITION: u32 = 0x7fff;
+
+fn partition(machine: &Machine<'_>, card: &Card, number: &str, port: &str) -> Check {
+    let question = Question::new(
+        format!("{} port {number} partition", card.name),
+        "connections take the partition key at index 0 unless a program names another; limited members do not reach each other",
+    );
+    let text = match machine.tree.text(&format!("{port}/pkeys/0")) {
+        Ok(text) => text,
+        Err(unread) => return question.skip(unread),
+    };
+    let key = text.strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok());
+    match key {
+        Some(key) if key & 0x7fff == DEFAULT_PARTITION && key & 0x8000 != 0 => question.pass(format!("{text} at index 0, the default one, as a full member")),
+        Some(key) if key & 0x7fff == DEFAULT_PARTITION => question.warn(
+            format!("{text} at index 0: a limited member of the default partition, which reaches full members only"),
+            "make the port a full member in the subnet manager's partitions.conf (`Default=0x7fff: ALL=full;`)",
+        ),
+        Some(_) => question.warn(
+            format!("{text} at index 0, not the default partition"),
+            "have both sides in it, or name the index of another (pkey_index); the subnet manager's partitions.conf decides the table",
+        ),
+        None => question.skip(format!("{text:?} is no partition key")),
+    }
+}
+
 fn locked_memory(machine: &Machine<'_>) -> Check {
     let question = Question::new(
         "locked memory",
@@ -253,7 +316,21 @@ fn waits_of(name: &str, verbs: Option<&Verbs>) -> Check {
         }
         true => "sends need nothing (`--doorbells card`); the stream waits for each completion queue itself",
     };
-    question.warn(seen, format!("a ConnectX-7 or newer, with the newest firmware, can; {ways}"))
+    let remedy = match firmware_of_able_cards(verbs, name) {
+        true => {
+            "its card can, so update its firmware (`mlxfwmanager --online -u`), or turn the feature on (`mlxconfig`)"
+        }
+        false => "a ConnectX-7 or newer, with the newest firmware, can",
+    };
+    question.warn(seen, format!("{remedy}; {ways}"))
+}
+
+/// The first numbers of the firmware of ConnectX-7, BlueField-3 and ConnectX-8, which can wait for words.
+const ABLE: [&str; 3] = ["28", "32", "40"];
+
+fn firmware_of_able_cards(verbs: &Verbs, name: &str) -> bool {
+    let port = verbs.ports.iter().find(|port| port.device == name);
+    port.and_then(|port| port.firmware.split('.').next()).is_some_and(|first| ABLE.contains(&first))
 }
 
 fn features(more: &Features) -> String {

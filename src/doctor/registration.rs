@@ -110,7 +110,15 @@ fn peer_memory(machine: &Machine<'_>, dma_buf: Availability) -> (Check, Availabi
     let seen = version.map_or_else(|_| (*module).to_owned(), |version| format!("{module} {version}"));
     match machine.tree.names(CLIENTS) {
         Ok(clients) if clients.iter().any(|client| client.starts_with("nv_mem")) => {
-            (question.pass(format!("{seen}, known to ib_core as {}", clients.join(", "))), Availability::Open)
+            let seen = format!("{seen}, known to ib_core as {}", clients.join(", "));
+            if dma_buf != Availability::Open {
+                return (question.pass(seen), Availability::Open);
+            }
+            let unload = format!("modprobe -r {module}");
+            let remedy = format!(
+                "one way is enough: `{unload}`, unless a program needs it; one that registers GPU addresses with ibv_reg_mr goes through it, others by dma-bufs"
+            );
+            (question.warn(format!("{seen}, beside dma-bufs"), remedy).fixed_by([unload]), Availability::Open)
         }
         Ok(clients) => {
             let seen = format!(

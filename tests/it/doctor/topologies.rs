@@ -1,7 +1,7 @@
 //! Descriptions of machines by their files.
 
 /// Two GPUs and two cards in pairs, each pair below its own switch with ACS off, and with its own processor; every
-/// module is loaded. Half of a DGX.
+/// module that it needs is loaded. Half of a DGX.
 pub(crate) const DGX: &str = r#"
 /proc/driver/nvidia/version = NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version:  gcc version 12.2.0\n
 /proc/driver/nvidia/params = ModifyDeviceFiles: 1\nEnableStreamMemOPs: 1\nRegistryDwords: "PeerMappingOverride=1;"\n
@@ -18,8 +18,6 @@ pub(crate) const DGX: &str = r#"
 /proc/self/maps = 7f00-7f01 r-xp 0 fe:00 1  /usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.50.0\n7f02-7f03 r-xp 0 fe:00 2  /usr/lib/x86_64-linux-gnu/libmlx5.so.1.25.50.0\n
 /dev/gdrdrv = \n
 /sys/module/gdrdrv/version = 2.5\n
-/sys/module/nvidia_peermem/version = 580.159.04\n
-/sys/kernel/mm/memory_peers/nv_mem/version = 580.159.04\n
 /sys/class/iommu/dmar0/
 /sys/kernel/iommu_groups/10/type = identity\n
 /sys/devices/system/node/online = 0-1\n
@@ -28,16 +26,16 @@ pci pci0000:15/0000:15:01.0 vendor=0x8086 class=0x060400 numa=0 acs=1d
 pci pci0000:15/0000:15:01.0/0000:16:00.0 vendor=0x1000 class=0x060400 numa=0
 pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0 vendor=0x1000 class=0x060400 numa=0 acs=0
 pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0 vendor=0x1000 class=0x060400 numa=0 acs=0
-pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0 vendor=0x15b3 class=0x020700 numa=0 group=10 driver=mlx5_core
-pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1a:00.0 vendor=0x10de class=0x030200 numa=0 group=10
+pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0 vendor=0x15b3 class=0x020700 numa=0 group=10 driver=mlx5_core lanes=16,16 speed=32.0_GT/s_PCIe,32.0_GT/s_PCIe relaxed=1
+pci pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:1a:00.0 vendor=0x10de class=0x030200 numa=0 group=10 lanes=16,16 speed=2.5_GT/s_PCIe,32.0_GT/s_PCIe bar1=0x2000000000
 pci pci0000:97/0000:97:01.0 vendor=0x8086 class=0x060400 numa=1 acs=1d
 pci pci0000:97/0000:97:01.0/0000:98:00.0 vendor=0x1000 class=0x060400 numa=1
 pci pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:00.0 vendor=0x1000 class=0x060400 numa=1 acs=0
 pci pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:01.0 vendor=0x1000 class=0x060400 numa=1 acs=0
-pci pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:00.0/0000:9a:00.0 vendor=0x15b3 class=0x020700 numa=1 group=10 driver=mlx5_core
-pci pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:01.0/0000:9b:00.0 vendor=0x10de class=0x030200 numa=1 group=10
-card mlx5_0 pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0 fw=28.39.1002 state=4:_ACTIVE phys=5:_LinkUp layer=InfiniBand
-card mlx5_1 pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:00.0/0000:9a:00.0 fw=28.39.1002 state=4:_ACTIVE phys=5:_LinkUp layer=InfiniBand
+pci pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:00.0/0000:9a:00.0 vendor=0x15b3 class=0x020700 numa=1 group=10 driver=mlx5_core lanes=16,16 speed=32.0_GT/s_PCIe,32.0_GT/s_PCIe relaxed=1
+pci pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:01.0/0000:9b:00.0 vendor=0x10de class=0x030200 numa=1 group=10 lanes=16,16 speed=2.5_GT/s_PCIe,32.0_GT/s_PCIe bar1=0x2000000000
+card mlx5_0 pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0 fw=28.39.1002 state=4:_ACTIVE phys=5:_LinkUp layer=InfiniBand pkey=0xffff
+card mlx5_1 pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:00.0/0000:9a:00.0 fw=28.39.1002 state=4:_ACTIVE phys=5:_LinkUp layer=InfiniBand pkey=0xffff
 "#;
 
 /// The libraries' answers there.

@@ -14,8 +14,10 @@ impl Tree {
     /// - `PATH -> TARGET`: a symbolic link,
     /// - `PATH/`: a folder,
     /// - `pci BRIDGES.../ADDRESS KEY=VALUE...`: a function on a bus, with `vendor`, `class`, `numa`, its IOMMU `group`,
-    ///   its `driver`, bytes of configuration space (`config`), and its ACS control register (`acs`, hexadecimal),
-    /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: its RDMA device, with `state`, `phys`, `layer`, `fw`.
+    ///   its `driver`, bytes of configuration space (`config`), its ACS control register (`acs`, hexadecimal), its link's current
+    ///   and largest `lanes` and `speed`, whether it may use `relaxed` ordering, and the bytes of its second window (`bar1`),
+    /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: its RDMA device, with `state`, `phys`, `layer`, `fw`, the first `pkey`, the
+    ///   kind of its only `gid`.
     pub(crate) fn build(description: &str) -> Tree {
         let tree = Tree(Folder::new("doctor"));
         for line in
@@ -90,6 +92,28 @@ impl Tree {
                     let control = u16::from_str_radix(value, 16).unwrap();
                     config[0x14e..0x150].copy_from_slice(&control.to_le_bytes());
                 }
+                "lanes" | "speed" => {
+                    let file = if key == "lanes" { "width" } else { "speed" };
+                    let value = value.replace('_', " ");
+                    let (now, most) = value.split_once(',').unwrap();
+                    self.file(&format!("{folder}/current_link_{file}"), now);
+                    self.file(&format!("{folder}/max_link_{file}"), most);
+                }
+                "relaxed" => {
+                    // After another capability: power management, then PCI Express.
+                    config[0x34] = 0x40;
+                    config[0x40..0x42].copy_from_slice(&[0x01, 0x60]);
+                    config[0x60] = 0x10;
+                    config[0x68] = if value == "1" { 0x10 } else { 0 };
+                }
+                "bar1" => {
+                    let bytes = u64::from_str_radix(value.trim_start_matches("0x"), 16).unwrap();
+                    let first = 0x20_0000_0000u64;
+                    let lines = [(0xd000_0000, 0xd0ff_ffff), (first, first + bytes - 1)];
+                    let text = lines
+                        .map(|(first, last)| format!("0x{first:016x} 0x{last:016x} 0x000000000014220c\n"));
+                    self.file(&format!("{folder}/resource"), text.concat());
+                }
                 other => panic!("{other:?} is nothing that a function has"),
             }
         }
@@ -113,6 +137,8 @@ impl Tree {
                 "state" => "ports/1/state",
                 "phys" => "ports/1/phys_state",
                 "layer" => "ports/1/link_layer",
+                "pkey" => "ports/1/pkeys/0",
+                "gid" => "ports/1/gid_attrs/types/0",
                 other => panic!("{other:?} is nothing that a card has"),
             };
             self.file(&format!("{folder}/{file}"), value.replace('_', " "));
