@@ -12,8 +12,8 @@ pub struct SoftOptions {
     /// Devices: how many, or their link layers, such as `ib,roce`
     #[arg(long, value_name = "LIST", default_value = "1", value_parser = values::soft_devices)]
     pub devices: SoftDevices,
-    /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/liberties.md);
-    /// SOFTHCA_FAULTS does the same
+    /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/liberties.md); SOFTHCA_FAULTS
+    /// does the same. With --explore, rules with `p` say which faults the search may choose
     #[arg(long, value_name = "PLAN")]
     pub faults: Option<FaultPlan>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
@@ -42,7 +42,7 @@ pub struct SoftOptions {
     /// With --explore: time [default: 1, or without limit with --runs]
     #[arg(long, value_name = "MINUTES", requires = "explore", value_parser = values::minutes)]
     pub minutes: Option<f64>,
-    /// With --explore: kinds of liberties, such as `relaxed,pieces` [default: all]
+    /// With --explore: kinds of liberties and of faults, such as `relaxed,pieces` [default: all]
     #[arg(long, value_name = "KINDS", requires = "explore", value_parser = values::liberty_kinds)]
     pub kinds: Option<LibertyKinds>,
     /// With --explore: a run whose output lacks this text has failed, too

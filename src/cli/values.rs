@@ -40,9 +40,10 @@ pub(super) fn posts(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses words of kinds of liberties.
+/// Parses words of kinds of decisions, of which there is one at least.
 pub(super) fn liberty_kinds(text: &str) -> Result<LibertyKinds, String> {
-    format!("0 {text}").parse::<Liberties>().map(|liberties| liberties.kinds)
+    let kinds = LibertyKinds::of_words(text)?;
+    if kinds.is_empty() { Err("it names no kind".to_owned()) } else { Ok(kinds) }
 }
 
 /// Checks liberties and returns their text, which the card parses again.

@@ -23,7 +23,7 @@ pub(crate) fn run(options: &SoftOptions, command: Command<'_>) -> Result<ExitCod
     let limits = Limits {
         runs: options.runs,
         time: time.or(if options.runs.is_some() { None } else { Limits::default().time }),
-        kinds: options.kinds.unwrap_or(LibertyKinds::all()),
+        kinds: options.kinds.unwrap_or(explored(options)),
     };
     let outcome = match search(&mut job, limits, |what| tell(options.json, what)) {
         Ok(outcome) => outcome,
@@ -68,10 +68,15 @@ fn counted(counts: &[(LibertyKinds, usize)]) -> String {
     format!("decisions: {}", counts.join(", "))
 }
 
-/// Kinds of which the command has no decision.
-fn absent(outcome: &Outcome) -> LibertyKinds {
+/// Kinds that are explored by default: faults where a plan is given.
+fn explored(options: &SoftOptions) -> LibertyKinds {
+    if options.faults.is_some() { LibertyKinds::all() } else { Limits::default().kinds }
+}
+
+/// Explored kinds of which the command has no decision.
+fn absent(outcome: &Outcome, options: &SoftOptions) -> LibertyKinds {
     let there = outcome.census.counts().into_iter().fold(LibertyKinds::empty(), |all, (kind, _)| all | kind);
-    LibertyKinds::all() - there
+    options.kinds.unwrap_or(explored(options)) - there
 }
 
 fn as_text(outcome: &Outcome, options: &SoftOptions, is_stopped: bool) -> String {
@@ -93,7 +98,7 @@ fn as_text(outcome: &Outcome, options: &SoftOptions, is_stopped: bool) -> String
         if !outcome.covered {
             text += "not every queue pair was tried by itself: give it more --minutes\n";
         }
-        let absent = absent(outcome);
+        let absent = absent(outcome, options);
         if !absent.is_empty() {
             let _ = writeln!(text, "the command leaves no choice of the kinds {}", absent.words());
         }
@@ -122,7 +127,8 @@ fn found(finding: &Finding, options: &SoftOptions) -> String {
     let _ = writeln!(text, "{often} with {} {decisions}: {failure}", schedule.rules.len());
     let command: Vec<_> = options.command.iter().map(|word| word.to_string_lossy()).collect();
     let file = options.output.display();
-    let _ = writeln!(text, "Repeat: gdsync soft --schedule {file} -- {}", command.join(" "));
+    let faults = options.faults.as_ref().map(|plan| format!("--faults '{plan}' ")).unwrap_or_default();
+    let _ = writeln!(text, "Repeat: gdsync soft {faults}--schedule {file} -- {}", command.join(" "));
     text
 }
 

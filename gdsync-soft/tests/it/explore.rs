@@ -99,6 +99,38 @@ fn nothing_is_found_in_a_program_that_has_the_order() {
 }
 
 #[test]
+fn faults_to_which_a_plan_gives_chances_are_decisions() {
+    let test = "faults_to_which_a_plan_gives_chances_are_decisions";
+    let Some(wrong) = build_some(test, &[], &["send-reuse"]) else { return };
+    let Some(right) = build_some(test, &["-DORDERED"], &["send-reuse"]) else { return };
+    let temporary = Folder::new("explore-faults");
+    // By chance the program would hardly pass.
+    let plan = ["--faults", "drop p=0.9", "--kinds", "drop"];
+    let ended = explore(&plan, &wrong[0].path(), &temporary);
+    assert_eq!(ended.code, Some(1), "{}", ended.text);
+    for part in [
+        "the command fails where the card drops packet ",
+        "Repeat: gdsync soft --faults 'seed=0; drop p=0.9' ",
+    ] {
+        assert!(ended.text.contains(part), "{}", ended.text);
+    }
+    let file = temporary.path().join("missing-order.txt");
+    let schedule = std::fs::read_to_string(&file).unwrap();
+    assert!(schedule.contains("faults drop\ndrop in ") && schedule.lines().count() < 12, "{schedule}");
+    for more in [&[][..], &plan[..2]] {
+        let options = [more, &["--schedule", "missing-order.txt"]].concat();
+        let repeat = || run(with(&options, &wrong[0].path(), &temporary)).code;
+        assert!((0..5).any(|_| repeat() == Some(1)), "{more:?}: it fails under {schedule}");
+    }
+    std::fs::remove_file(file).unwrap();
+    let ended = explore(&[&plan[..], &["--runs", "6", "--json"]].concat(), &right[0].path(), &temporary);
+    assert_eq!(ended.code, Some(0), "{}", ended.text);
+    let printed: Value = serde_json::from_str(&ended.text).unwrap();
+    assert!(printed["rows"][0]["decisions"]["drop"].as_u64() > Some(0), "{printed}");
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
 fn what_cannot_be_explored_is_refused() {
     let temporary = Folder::new("explore-refused");
     for (program, why) in [

@@ -146,6 +146,7 @@ impl Card {
         let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
         let port = Port::new(device, link, fabric.number(), ipv4);
         let faults = faults::join();
+        faults.follow(&decisions);
         let sleeper = fabric.sleeper();
         Card::of(Engine::new(fabric, port, faults, decisions, waits, Clock::default()), sleeper, sink)
     }
@@ -302,7 +303,12 @@ impl Card {
 
     /// Follows this schedule, or none, instead of the process's.
     pub fn set_schedule(&self, schedule: Option<&Schedule>) {
-        self.command(|engine| engine.resources.decisions = liberties::of_one_card(schedule, 0));
+        self.follow(liberties::of_one_card(schedule, 0));
+    }
+
+    pub(super) fn follow(&self, decisions: Decisions) {
+        self.faults.follow(&decisions);
+        self.command(|engine| engine.resources.decisions = decisions);
     }
 
     /// Returns the fault rules of this card, with their counts.

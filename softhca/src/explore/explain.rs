@@ -76,6 +76,10 @@ impl Told<'_> {
             LibertyKinds::COMPLETIONS => format!("writes {named} late"),
             LibertyKinds::ATOMICS => format!("answers {named} late"),
             LibertyKinds::ACKNOWLEDGEMENTS => format!("acknowledges {named} late"),
+            LibertyKinds::DROP => format!("drops {}", self.packet()),
+            LibertyKinds::DUPLICATE => format!("sends {} twice", self.packet()),
+            LibertyKinds::DELAY => format!("sends {} late, and what follows it", self.packet()),
+            LibertyKinds::RNR => format!("is not ready for {named} when it first comes"),
             _ => format!("looks late at the doorbell of {named}"),
         }
     }
@@ -119,6 +123,13 @@ impl Told<'_> {
         })
     }
 
+    /// Names the decision's packet.
+    fn packet(&self) -> String {
+        let Work { subject, packet, .. } = self.decision.work;
+        let named = self.named(self.decision.work);
+        if matches!(subject, Subject::Answer(_)) { named } else { format!("packet {packet} of {named}") }
+    }
+
     /// Names some work, and tells what it was.
     fn named(&self, work: Work) -> String {
         let text = self.entries().find_map(|entry| match entry {
@@ -141,6 +152,7 @@ impl Told<'_> {
             Subject::Request(number) => format!("request {number}"),
             Subject::Message(number) => format!("message {number}"),
             Subject::Completion(number) => format!("completion entry {number}"),
+            Subject::Answer(number) => format!("the answer to packet {number} of the peer"),
         };
         let card = self.rule.process.as_deref().unwrap_or("any process");
         let text = text.map(|text| format!("{text}, ")).unwrap_or_default();
@@ -191,6 +203,29 @@ fn reasons(kind: LibertyKinds) -> (&'static str, &'static str, &'static str) {
             "a peer that has the data need not have acknowledged it",
             "the completion of the request at its sender before its place in the queue or its buffer is used again",
             "every card: acknowledgements are coalesced",
+        ),
+        LibertyKinds::DROP => (
+            "networks lose packets: a reliable connection sends them again after a time-out, from its buffers as they are then; \
+             another transport loses the message",
+            "the completion of that request before its buffers are changed or what it does is taken for done; on unreliable \
+             transports an answer of the peer, without which the program sends again",
+            "every network that loses packets",
+        ),
+        LibertyKinds::DUPLICATE => (
+            "a packet may come twice, and a reliable connection executes it once",
+            "the completion of that request before what it does is taken for done",
+            "every network that repeats lost packets",
+        ),
+        LibertyKinds::DELAY => (
+            "nothing bounds the time of a packet in the network, or orders it with packets of other queue pairs",
+            "the completion of that request before its buffers are changed or what it does is taken for done",
+            "every network under load",
+        ),
+        LibertyKinds::RNR => (
+            "a responder need not be ready for a request, which is repeated after the pause that it asks for, as often as \
+             the requester's rnr_retry says",
+            "the completion of that request before what it does is taken for done; an rnr_retry that is not 0",
+            "every responder whose receives are posted late, or whose memory is not there yet",
         ),
         _ => (
             "a card may look at its doorbells late, and serve several rings by one look",

@@ -43,14 +43,16 @@ pub struct Limits {
     pub runs: Option<u64>,
     /// Time, without that for shrinking and confirmation.
     pub time: Option<Duration>,
-    /// Kinds of liberties.
+    /// Kinds of decisions. With those of [`LibertyKinds::FAULTS`] the search takes the faults to which a plan gives
+    /// chances (`p`): no run has them by chance.
     pub kinds: LibertyKinds,
 }
 
 impl Default for Limits {
-    /// A minute, with all kinds.
+    /// A minute, with all liberties.
     fn default() -> Self {
-        Limits { runs: None, time: Some(Duration::from_secs(60)), kinds: LibertyKinds::all() }
+        let kinds = LibertyKinds::all() - LibertyKinds::FAULTS;
+        Limits { runs: None, time: Some(Duration::from_secs(60)), kinds }
     }
 }
 
@@ -156,7 +158,10 @@ fn search_observed<J: Job>(
     limits: Limits,
     mut tell: impl FnMut(Progress) -> bool,
 ) -> Result<Outcome, Refusal<J::Error>> {
-    let Some((orderly, orderly_time)) = run_orderly(job, &mut tell)? else { return Ok(Outcome::default()) };
+    let none = Schedule { faults: limits.kinds & LibertyKinds::FAULTS, ..Schedule::default() };
+    let Some((orderly, orderly_time)) = run_orderly(job, &none, &mut tell)? else {
+        return Ok(Outcome::default());
+    };
     let census = Census::of(&orderly, limits.kinds);
     if census.total() == 0 {
         let is_idle = Census::of(&orderly, LibertyKinds::all()).total() == 0;
@@ -167,6 +172,7 @@ fn search_observed<J: Job>(
     let mut goes_on = tell(Progress::Begins(census.counts()));
     let mut outcome = Outcome { census: census.clone(), ..Outcome::default() };
     for Attempt { schedule, what } in attempts(&census) {
+        let schedule = Schedule { faults: none.faults, ..schedule };
         let is_over = limits.runs.is_some_and(|most| outcome.runs >= most)
             || limits.time.is_some_and(|most| began.elapsed() >= most);
         // The fourth round has taken every queue pair by itself.
@@ -189,17 +195,18 @@ fn search_observed<J: Job>(
 }
 
 fn limit_of(orderly: Duration) -> Duration {
-    // Plans hold back for 10 s at most, and a machine may be busy.
+    // Plans hold back for 10 s at most, some lost packets cost a time-out each, and a machine may be busy.
     Duration::from_secs(20) + orderly * 20
 }
 
 /// The journals of the last orderly run, and the longest time of one.
 type OrderlyRuns = (Vec<Journal>, Duration);
 
-/// Runs the job without liberties. Returns the last run's journals, and the longest time of a run; `None` if the search was
+/// Runs the job under a schedule without rules. Returns the last run's journals, and the longest time of a run; `None` if the search was
 /// ended.
 fn run_orderly<J: Job>(
     job: &mut J,
+    none: &Schedule,
     tell: &mut impl FnMut(Progress) -> bool,
 ) -> Result<Option<OrderlyRuns>, Refusal<J::Error>> {
     let (mut journals, mut longest) = (Vec::new(), Duration::ZERO);
@@ -208,7 +215,7 @@ fn run_orderly<J: Job>(
             return Ok(None);
         }
         let began = Instant::now();
-        let run = job.run(&Schedule::default(), Duration::from_secs(600))?;
+        let run = job.run(none, Duration::from_secs(600))?;
         longest = longest.max(began.elapsed());
         if let Some(failure) = run.failure {
             return Err(Refusal::Fails(failure));

@@ -2,6 +2,7 @@
 
 use super::plan::{Action, Direction, FaultPlan, LONGEST_HOLD, Rule, Side, Which};
 use crate::fabric::OWN_QPN_BITS;
+use crate::liberties::{Decisions, Draw, LibertyKinds, Work};
 use crate::packet::PacketKind;
 use crate::random::{Random, seed_of_card};
 use crate::setting::{self, SettingError};
@@ -80,6 +81,8 @@ struct InjectorState {
     /// Index among the cards that the process has started.
     card: u64,
     rules: Vec<ActiveRule>,
+    /// True if the card follows a schedule that has faults.
+    is_scheduled: bool,
     dead: bool,
 }
 
@@ -93,7 +96,7 @@ struct ActiveRule {
 
 impl Faults {
     pub(super) fn new(card: u64) -> Self {
-        let state = InjectorState { card, rules: Vec::new(), dead: false };
+        let state = InjectorState { card, rules: Vec::new(), is_scheduled: false, dead: false };
         Faults { on: Arc::default(), state: Arc::new(Mutex::new(state)) }
     }
 
@@ -113,7 +116,18 @@ impl Faults {
         });
         state.rules = active.collect();
         state.dead = false;
-        self.on.store(!state.rules.is_empty(), Ordering::Relaxed);
+        self.update(&state);
+    }
+
+    /// Injects the faults of a card's schedule, too.
+    pub(crate) fn follow(&self, decisions: &Decisions) {
+        let mut state = self.state.lock();
+        state.is_scheduled = !decisions.faults().is_empty();
+        self.update(&state);
+    }
+
+    fn update(&self, state: &InjectorState) {
+        self.on.store(!state.rules.is_empty() || state.is_scheduled, Ordering::Relaxed);
     }
 
     pub(crate) fn counts(&self) -> Vec<RuleCount> {
@@ -125,11 +139,13 @@ impl Faults {
         self.on.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn crosses(&self, packet: &Crossing) -> Fate {
+    /// Decides about a packet. `work` is its name for a schedule, if it has one.
+    pub(crate) fn crosses(&self, packet: &Crossing, work: Option<Work>, decisions: &mut Decisions) -> Fate {
         let mut state = self.state.lock();
         if state.dead {
             return Fate::Lost;
         }
+        let mut offered = Offered::of(decisions, work);
         let outgoing_request = packet.is_request && packet.direction == Direction::Out;
         let action = state.decide(own_number(packet.qpn), |rule| {
             let concerns = match rule.action {
@@ -138,9 +154,12 @@ impl Faults {
                 Action::Fail(_) => outgoing_request,
                 _ => false,
             };
-            concerns && rule.concerns(packet.direction, packet.qpn, packet.kind)
+            concerns
+                && rule.concerns(packet.direction, packet.qpn, packet.kind)
+                && !offered.takes(rule, decisions)
         });
         match action {
+            None => offered.fate(packet.is_reliable, decisions),
             Some(Action::Drop) => Fate::Lost,
             Some(Action::Duplicate) => Fate::Duplicated,
             Some(Action::Delay(at_most)) => Fate::Delayed { at_most, others: None },
@@ -155,18 +174,27 @@ impl Faults {
     }
 
     /// Decides whether a responder refuses a request of a reliable connection that has arrived in order.
-    pub(crate) fn refuses(&self, qpn: u32, kind: PacketKind) -> Option<Refused> {
+    pub(crate) fn refuses(
+        &self,
+        qpn: u32,
+        kind: PacketKind,
+        work: Work,
+        decisions: &mut Decisions,
+    ) -> Option<Refused> {
         if !self.is_on() {
             return None;
         }
+        let mut offered = Offered::of(decisions, Some(work));
         let action = self.state.lock().decide(own_number(qpn), |rule| {
             matches!(rule.action, Action::Rnr | Action::Fail(_))
                 && rule.concerns(Direction::In, qpn, Some(kind))
-        })?;
-        Some(match action {
-            Action::Fail(syndrome) => Refused::With(syndrome),
-            _ => Refused::NotReady,
-        })
+                && !offered.takes(rule, decisions)
+        });
+        match action {
+            Some(Action::Fail(syndrome)) => Some(Refused::With(syndrome)),
+            Some(_) => Some(Refused::NotReady),
+            None => offered.meets(LibertyKinds::RNR, decisions).map(|_| Refused::NotReady),
+        }
     }
 
     pub(crate) fn completion_delay(
@@ -194,6 +222,42 @@ impl Faults {
     }
 }
 
+/// Faults that some work may meet by the decision of a schedule.
+struct Offered {
+    kinds: LibertyKinds,
+    work: Option<Work>,
+}
+
+impl Offered {
+    /// Begins with the kinds for which the schedule has rules.
+    fn of(decisions: &Decisions, work: Option<Work>) -> Self {
+        Offered { kinds: decisions.faults(), work }
+    }
+
+    /// Takes the place of a rule's chance, if the schedule decides about faults of its kind.
+    fn takes(&mut self, rule: &Rule, decisions: &Decisions) -> bool {
+        let named = rule.decided_as().filter(|_| self.work.is_some());
+        let Some(kind) = named.filter(|kind| decisions.chooses(*kind)) else { return false };
+        self.kinds |= kind;
+        true
+    }
+
+    fn meets(&self, kind: LibertyKinds, decisions: &mut Decisions) -> Option<Draw> {
+        self.work.filter(|_| self.kinds.contains(kind)).and_then(|work| decisions.meets(kind, work))
+    }
+
+    /// Decides about a packet. All kinds are decided about at its first crossing.
+    fn fate(&self, is_reliable: bool, decisions: &mut Decisions) -> Fate {
+        let kinds = [LibertyKinds::DROP, LibertyKinds::DUPLICATE, LibertyKinds::DELAY];
+        match kinds.map(|kind| self.meets(kind, decisions)) {
+            [Some(_), ..] => Fate::Lost,
+            [_, Some(_), _] if is_reliable => Fate::Duplicated,
+            [_, _, Some(mut draw)] => Fate::Delayed { at_most: draw.pause(), others: None },
+            _ => Fate::Passes,
+        }
+    }
+}
+
 /// Returns the part of a queue pair's number that is the same in every run: the rest is the card's.
 fn own_number(qpn: u32) -> u32 {
     qpn & ((1 << OWN_QPN_BITS) - 1)
@@ -202,7 +266,7 @@ fn own_number(qpn: u32) -> u32 {
 impl InjectorState {
     /// Returns the action of the first rule that applies among those that `concerns` selects. All of these
     /// count the event. `of`: the queue pair or key that it is about.
-    fn decide(&mut self, of: u32, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
+    fn decide(&mut self, of: u32, mut concerns: impl FnMut(&Rule) -> bool) -> Option<Action> {
         let mut decided = None;
         for active in self.rules.iter_mut().filter(|active| concerns(&active.count.rule)) {
             let applies = active.count(of);

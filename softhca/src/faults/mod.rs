@@ -5,6 +5,8 @@
 //! so that a failed run can be repeated. [`FAULTS_VARIABLE`] in the environment applies a plan to every card of the
 //! process, as [`set_faults`] does.
 //!
+//! A [schedule](crate::liberties::Schedule) names the packets that are lost, doubled or late, in place of a plan's chances.
+//!
 //! Each card counts for itself, and seeds its random numbers with the seed and its index among the cards
 //! started by the process: the same packets in the same order meet the same faults.
 

@@ -1,5 +1,6 @@
 //! Fault plans, and their text form.
 
+use crate::liberties::LibertyKinds;
 use crate::packet::PacketKind;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::fmt;
@@ -62,6 +63,17 @@ impl Rule {
             qpn: None,
             key: None,
             side: None,
+        }
+    }
+
+    /// Returns the kind of decision that a schedule makes in place of this rule's chance, if it can.
+    pub(super) fn decided_as(&self) -> Option<LibertyKinds> {
+        match (self.which, self.action) {
+            (Which::Chance(_), Action::Drop) => Some(LibertyKinds::DROP),
+            (Which::Chance(_), Action::Duplicate) => Some(LibertyKinds::DUPLICATE),
+            (Which::Chance(_), Action::Delay(_)) => Some(LibertyKinds::DELAY),
+            (Which::Chance(_), Action::Rnr) => Some(LibertyKinds::RNR),
+            _ => None,
         }
     }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::liberties::{Decisions, Schedule, Work};
 use gdsync_sys::prm::cqe::Syndrome;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -9,6 +10,11 @@ fn plan(text: &str) -> FaultPlan {
 
 fn packet(direction: Direction, qpn: u32, kind: PacketKind) -> Crossing {
     Crossing { direction, qpn, kind: Some(kind), is_reliable: true, is_request: true }
+}
+
+/// Decides about a packet without a schedule.
+fn crosses(faults: &Faults, packet: &Crossing) -> Fate {
+    faults.crosses(packet, None, &mut Decisions::default())
 }
 
 fn faults(text: &str) -> Faults {
@@ -70,13 +76,13 @@ fn what_is_wrong_is_named_with_its_place() {
 fn rules_count_what_meets_their_conditions() {
     let faults = faults("drop nth=2 kind=send; drop every=3 qp=7 dir=in; drop times=2 kind=ack");
     let sends: Vec<Fate> =
-        (0..3).map(|_| faults.crosses(&packet(Direction::Out, 1, PacketKind::Send))).collect();
+        (0..3).map(|_| crosses(&faults, &packet(Direction::Out, 1, PacketKind::Send))).collect();
     assert_eq!(sends, [Fate::Passes, Fate::Lost, Fate::Passes]);
     let third: Vec<Fate> =
-        (0..6).map(|_| faults.crosses(&packet(Direction::In, 7, PacketKind::Write))).collect();
+        (0..6).map(|_| crosses(&faults, &packet(Direction::In, 7, PacketKind::Write))).collect();
     assert_eq!(third.iter().filter(|fate| **fate == Fate::Lost).count(), 2);
     let acks: Vec<Fate> =
-        (0..4).map(|_| faults.crosses(&packet(Direction::Out, 1, PacketKind::Ack))).collect();
+        (0..4).map(|_| crosses(&faults, &packet(Direction::Out, 1, PacketKind::Ack))).collect();
     assert_eq!(acks, [Fate::Lost, Fate::Lost, Fate::Passes, Fate::Passes]);
     let counts: Vec<(u64, u64)> = faults.counts().iter().map(|c| (c.matched, c.injected)).collect();
     assert_eq!(counts, [(3, 1), (6, 2), (4, 2)]);
@@ -87,28 +93,31 @@ fn rules_count_what_meets_their_conditions() {
 fn each_action_happens_to_its_own_events_only() {
     let faults = faults("rnr; fail=remote-operation; late=3ms dir=in; gone key=5; duplicate; hold=2 dir=in");
     let send = packet(Direction::Out, 1, PacketKind::Send);
-    assert_eq!(faults.crosses(&send), Fate::Fails(Syndrome::RemoteOperation));
-    assert_eq!(faults.crosses(&Crossing { is_request: false, ..send }), Fate::Duplicated);
-    assert_eq!(faults.crosses(&Crossing { is_request: false, is_reliable: false, ..send }), Fate::Passes);
+    assert_eq!(crosses(&faults, &send), Fate::Fails(Syndrome::RemoteOperation));
+    assert_eq!(crosses(&faults, &Crossing { is_request: false, ..send }), Fate::Duplicated);
+    assert_eq!(crosses(&faults, &Crossing { is_request: false, is_reliable: false, ..send }), Fate::Passes);
     let delayed = Fate::Delayed { at_most: plan::LONGEST_HOLD, others: Some(2) };
-    assert_eq!(faults.crosses(&packet(Direction::In, 1, PacketKind::Send)), delayed);
-    assert_eq!(faults.refuses(1, PacketKind::Send), Some(Refused::NotReady));
+    assert_eq!(crosses(&faults, &packet(Direction::In, 1, PacketKind::Send)), delayed);
+    assert_eq!(
+        faults.refuses(1, PacketKind::Send, Work::of_qp(0), &mut Decisions::default()),
+        Some(Refused::NotReady)
+    );
     assert_eq!(faults.completion_delay(Direction::In, 1, None), Some(Duration::from_millis(3)));
     assert_eq!(faults.completion_delay(Direction::Out, 1, None), None);
     assert!(faults.is_gone(5, Side::Local) && !faults.is_gone(6, Side::Local));
     faults.set(None);
     assert!(!faults.is_on() && faults.counts().is_empty());
-    assert_eq!(faults.crosses(&send), Fate::Passes);
+    assert_eq!(crosses(&faults, &send), Fate::Passes);
 }
 
 #[test]
 fn death_is_for_good_until_faults_end() {
     let faults = faults("die nth=2");
     let send = packet(Direction::Out, 1, PacketKind::Send);
-    assert_eq!([0, 1, 2].map(|_| faults.crosses(&send)), [Fate::Passes, Fate::Lost, Fate::Lost]);
-    assert_eq!(faults.crosses(&packet(Direction::In, 9, PacketKind::Ack)), Fate::Lost);
+    assert_eq!([0, 1, 2].map(|_| crosses(&faults, &send)), [Fate::Passes, Fate::Lost, Fate::Lost]);
+    assert_eq!(crosses(&faults, &packet(Direction::In, 9, PacketKind::Ack)), Fate::Lost);
     faults.set(None);
-    assert_eq!(faults.crosses(&send), Fate::Passes);
+    assert_eq!(crosses(&faults, &send), Fate::Passes);
 }
 
 #[test]
@@ -116,7 +125,7 @@ fn chance_follows_the_seed_and_the_probability() {
     let draws = |text: &str| -> Vec<bool> {
         let faults = faults(text);
         let send = packet(Direction::Out, 1, PacketKind::Send);
-        (0..2000).map(|_| faults.crosses(&send) == Fate::Lost).collect()
+        (0..2000).map(|_| crosses(&faults, &send) == Fate::Lost).collect()
     };
     let lost = |draws: Vec<bool>| draws.into_iter().filter(|lost| *lost).count();
     assert_eq!(draws("seed=1; drop p=0.25"), draws("seed=1; drop p=0.25"));
@@ -132,12 +141,12 @@ fn chances_of_a_queue_pair_are_its_own() {
     let (alone, among) = (faults("seed=1; drop p=0.25"), faults("seed=1; drop p=0.25"));
     let send = |qpn| packet(Direction::Out, qpn, PacketKind::Send);
     for _ in 0..200 {
-        let other = among.crosses(&send(2));
-        let own = [alone.crosses(&send(1)), among.crosses(&send(0x7f_8001))];
+        let other = crosses(&among, &send(2));
+        let own = [crosses(&alone, &send(1)), crosses(&among, &send(0x7f_8001))];
         assert_eq!(own[0], own[1], "the other's is {other:?}");
     }
     let both = |qpn| (0..200).map(move |_| qpn);
-    let of = |qpn| both(qpn).map(|qpn| among.crosses(&send(qpn))).collect::<Vec<_>>();
+    let of = |qpn| both(qpn).map(|qpn| crosses(&among, &send(qpn))).collect::<Vec<_>>();
     assert_ne!(of(3), of(4));
 }
 
@@ -146,7 +155,7 @@ fn a_rule_of_the_api_that_makes_no_sense_does_nothing() {
     let faults = Faults::new(0);
     let never = Rule { which: Which::Every(0), ..Rule::new(Action::Drop) };
     faults.set(Some(&FaultPlan::new(0, vec![never])));
-    assert_eq!(faults.crosses(&packet(Direction::Out, 1, PacketKind::Send)), Fate::Passes);
+    assert_eq!(crosses(&faults, &packet(Direction::Out, 1, PacketKind::Send)), Fate::Passes);
 }
 
 fn any_rule() -> impl Strategy<Value = Rule> {
@@ -196,4 +205,69 @@ proptest! {
             prop_assert_eq!(plan.to_string().parse::<FaultPlan>(), Ok(plan));
         }
     }
+}
+
+/// Returns whether each of 40 packets is lost, of which each comes twice.
+fn lost(faults: &Faults, schedule: &str) -> Vec<[bool; 2]> {
+    let schedule: Schedule = schedule.parse().unwrap();
+    let mut decisions = Decisions::of(Some(&schedule), (None, 0), None);
+    faults.follow(&decisions);
+    let send = packet(Direction::Out, 1, PacketKind::Send);
+    let mut is_lost = |number| {
+        faults.crosses(&send, Some(Work::of_qp(0).of_request(number, 0)), &mut decisions) == Fate::Lost
+    };
+    (0..40).map(|number| [is_lost(number), is_lost(number)]).collect()
+}
+
+#[test]
+fn a_schedule_decides_in_place_of_chance_and_by_names() {
+    let faults = faults("drop p=0.9");
+    let by_chance = lost(&faults, "");
+    assert!(by_chance.iter().flatten().filter(|lost| **lost).count() > 50, "{by_chance:?}");
+    assert_eq!(lost(&faults, "faults drop"), [[false; 2]; 40]);
+    assert_eq!(faults.counts()[0].injected, by_chance.iter().flatten().filter(|lost| **lost).count() as u64);
+    let half = lost(&faults, "faults drop\nseed 3\ndrop half");
+    let count = half.iter().filter(|lost| **lost == [true, false]).count();
+    assert!(
+        (10..30).contains(&count) && half.iter().all(|lost| !lost[1]),
+        "what is repeated passes: {half:?}"
+    );
+    let single = lost(&faults, "faults drop\ndrop qp 0 request 7 packet 0");
+    assert!((0..40).all(|number| single[number] == [number == 7, false]), "{single:?}");
+    // Without a plan.
+    faults.set(None);
+    assert_eq!(lost(&faults, "drop qp 0 request 7 packet 0"), single);
+    assert!(faults.is_on());
+    assert_eq!(lost(&faults, "faults drop"), [[false; 2]; 40]);
+    assert!(!faults.is_on());
+}
+
+#[test]
+fn counts_of_a_plan_and_packets_without_a_name_stay_the_plan_s() {
+    let faults = faults("drop nth=3; drop p=1 dir=in");
+    let lost = lost(&faults, "faults drop");
+    assert_eq!(lost.iter().flatten().filter(|lost| **lost).count(), 1);
+    let mut decisions = Decisions::of(Some(&"faults drop".parse().unwrap()), (None, 0), None);
+    let arriving = packet(Direction::In, 1, PacketKind::Send);
+    assert_eq!(faults.crosses(&arriving, None, &mut decisions), Fate::Lost);
+}
+
+#[test]
+fn each_kind_of_a_schedule_is_its_fault() {
+    let faults = Faults::new(0);
+    let schedule: Schedule = "hold 3ms\ndrop qp 0\nduplicate qp 1\ndelay qp 2\nrnr qp 3".parse().unwrap();
+    let mut decisions = Decisions::of(Some(&schedule), (None, 0), None);
+    faults.follow(&decisions);
+    let send = packet(Direction::Out, 1, PacketKind::Send);
+    let mut fate = |qp, is_reliable| {
+        let work = Work::of_qp(qp).of_request(u32::from(is_reliable), 0);
+        faults.crosses(&Crossing { is_reliable, ..send }, Some(work), &mut decisions)
+    };
+    let late = Fate::Delayed { at_most: Duration::from_millis(3), others: None };
+    let reliable = [0, 1, 2, 3].map(|qp| fate(qp, true));
+    assert_eq!(reliable, [Fate::Lost, Fate::Duplicated, late, Fate::Passes]);
+    assert_eq!(fate(1, false), Fate::Passes);
+    let mut refused = |qp| faults.refuses(1, PacketKind::Send, Work::of_qp(qp), &mut decisions);
+    let refusals = [refused(0), refused(3), refused(3)];
+    assert_eq!(refusals, [None, Some(Refused::NotReady), None], "it is ready when the request comes again");
 }

@@ -14,10 +14,12 @@ pub enum Subject {
     Message(u32),
     /// A completion entry for it.
     Completion(u32),
+    /// Its answer to a packet of the peer, by the number of that packet.
+    Answer(u32),
 }
 
 impl Subject {
-    pub(super) const WORDS: [&str; 3] = ["request", "message", "completion"];
+    pub(super) const WORDS: [&str; 4] = ["request", "message", "completion", "answer"];
 
     /// Makes the subject with a word of [`Self::WORDS`].
     pub(super) fn new(word: &str, number: u32) -> Option<Self> {
@@ -25,6 +27,7 @@ impl Subject {
             "request" => Some(Subject::Request(number)),
             "message" => Some(Subject::Message(number)),
             "completion" => Some(Subject::Completion(number)),
+            "answer" => Some(Subject::Answer(number)),
             _ => None,
         }
     }
@@ -34,14 +37,23 @@ impl Subject {
             Subject::Request(_) => "request",
             Subject::Message(_) => "message",
             Subject::Completion(_) => "completion",
+            Subject::Answer(_) => "answer",
         }
     }
 
     /// Its number among those of its kind.
     pub fn number(self) -> u32 {
         match self {
-            Subject::Request(number) | Subject::Message(number) | Subject::Completion(number) => number,
+            Subject::Request(number)
+            | Subject::Message(number)
+            | Subject::Completion(number)
+            | Subject::Answer(number) => number,
         }
+    }
+
+    /// Returns whether it consists of packets.
+    pub(super) fn has_packets(self) -> bool {
+        matches!(self, Subject::Request(_) | Subject::Message(_))
     }
 }
 
@@ -62,6 +74,11 @@ impl Work {
         Work { subject: Subject::Request(number), packet, ..self }
     }
 
+    /// The answer to a packet of the same queue pair's peer.
+    pub(crate) fn of_answer(self, number: u32) -> Self {
+        Work { subject: Subject::Answer(number), packet: 0, ..self }
+    }
+
     /// The first work of a new queue pair.
     pub(crate) fn of_qp(qp: u32) -> Self {
         Work { qp, subject: Subject::Message(0), packet: 0 }
@@ -72,7 +89,7 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Work { qp, subject, packet } = self;
         write!(f, "qp {qp} {} {}", subject.word(), subject.number())?;
-        if matches!(subject, Subject::Completion(_)) { Ok(()) } else { write!(f, " packet {packet}") }
+        if subject.has_packets() { write!(f, " packet {packet}") } else { Ok(()) }
     }
 }
 
@@ -91,7 +108,7 @@ impl FromStr for Work {
     }
 }
 
-/// A decision of a card: whether it takes a liberty of one kind with some work. The text form is for example
+/// A decision of a card: whether it takes a liberty of one kind with some work, or lets it meet a fault. The text form is for example
 /// `relaxed qp 3 message 12 packet 0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Decision {

@@ -5,6 +5,7 @@ use super::journal::{self, CardJournal};
 use super::schedule::{Choice, OwnRules, Schedule};
 use super::{LONGEST_PAUSE, LibertyKinds, names};
 use crate::random::{Random, mix};
+use std::collections::HashSet;
 use std::time::Duration;
 
 /// The choices of a card. By default it is prompt and orderly.
@@ -19,6 +20,10 @@ struct Active {
     card: u64,
     hold: Option<Duration>,
     longest: Duration,
+    /// Kinds of faults that are decided about here, and not by the chances of a plan.
+    chosen: LibertyKinds,
+    /// Faults that were decided about: what is repeated does not meet them again.
+    met: HashSet<Decision>,
     journal: Option<CardJournal>,
 }
 
@@ -50,6 +55,8 @@ impl Decisions {
             card,
             hold: schedule.hold,
             longest: schedule.longest_hold(),
+            chosen: schedule.faults,
+            met: HashSet::new(),
             journal,
         })))
     }
@@ -80,6 +87,26 @@ impl Decisions {
             journal.decided(decision, taken);
         }
         taken.then_some(Draw { random, hold: active.hold })
+    }
+
+    /// Returns the kinds of faults that rules of the schedule may inject without a plan.
+    pub(crate) fn faults(&self) -> LibertyKinds {
+        self.0.as_ref().map_or(LibertyKinds::empty(), |active| active.rules.kinds & LibertyKinds::FAULTS)
+    }
+
+    /// Returns whether the schedule decides about a kind of faults to which a plan gives chances.
+    pub(crate) fn chooses(&self, kind: LibertyKinds) -> bool {
+        self.0.as_ref().is_some_and(|active| active.chosen.contains(kind))
+    }
+
+    /// Decides whether some work meets a fault. It meets it once: what is repeated passes.
+    pub(crate) fn meets(&mut self, kind: LibertyKinds, work: Work) -> Option<Draw> {
+        let decision = Decision { kind, work };
+        let draw = if self.0.as_mut()?.met.insert(decision) { self.take(kind, work) } else { None };
+        if draw.is_some() {
+            tracing::info!(%decision, "a fault of the schedule");
+        }
+        draw
     }
 
     /// Returns the pause of a liberty of this kind if it is taken with some work.

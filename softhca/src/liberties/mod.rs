@@ -29,8 +29,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 bitflags::bitflags! {
-    /// Kinds of liberties.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    /// Kinds of decisions: liberties, and faults of the network.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct LibertyKinds: u16 {
         /// Work requests are fetched when their doorbell rings although they execute later, or some time after it.
         const FETCH = 1 << 0;
@@ -51,12 +51,22 @@ bitflags::bitflags! {
         const TRANSMIT = 1 << 7;
         /// Bytes for any region are written after later messages, as under adaptive routing: not on all networks.
         const UNORDERED = 1 << 8;
-        /// The kinds that a card may take on every network.
+        /// A packet is lost at its first crossing.
+        const DROP = 1 << 9;
+        /// A packet of a reliable connection arrives twice.
+        const DUPLICATE = 1 << 10;
+        /// A packet and the later ones of its queue pair arrive late.
+        const DELAY = 1 << 11;
+        /// A responder is not ready for a request when it first comes.
+        const RNR = 1 << 12;
+        /// The liberties that a card may take on every network.
         const USUAL = (1 << 8) - 1;
+        /// Faults. A search takes those that a [plan](crate::faults) gives a chance.
+        const FAULTS = 0b1111 << 9;
     }
 }
 
-const WORDS: [(&str, LibertyKinds); 9] = [
+const WORDS: [(&str, LibertyKinds); 13] = [
     ("fetch", LibertyKinds::FETCH),
     ("pieces", LibertyKinds::PIECES),
     ("relaxed", LibertyKinds::RELAXED),
@@ -66,6 +76,10 @@ const WORDS: [(&str, LibertyKinds); 9] = [
     ("acknowledgements", LibertyKinds::ACKNOWLEDGEMENTS),
     ("transmit", LibertyKinds::TRANSMIT),
     ("unordered", LibertyKinds::UNORDERED),
+    ("drop", LibertyKinds::DROP),
+    ("duplicate", LibertyKinds::DUPLICATE),
+    ("delay", LibertyKinds::DELAY),
+    ("rnr", LibertyKinds::RNR),
 ];
 
 impl LibertyKinds {
@@ -75,6 +89,15 @@ impl LibertyKinds {
     /// There is none: the text names all words.
     fn of_word(word: &str) -> Result<Self, String> {
         setting::of_word(&WORDS, word)
+    }
+
+    /// Parses words of kinds, separated by `,` or spaces.
+    ///
+    /// # Errors
+    /// One is none of the words: the text names all words.
+    pub fn of_words(text: &str) -> Result<Self, String> {
+        let words = text.split([',', ' ']).filter(|word| !word.is_empty());
+        words.map(Self::of_word).try_fold(LibertyKinds::empty(), |all, kind| Ok(all | kind?))
     }
 
     /// Returns the words of these kinds, separated by commas.
@@ -110,12 +133,13 @@ impl FromStr for Liberties {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut words = text.split([',', ' ']).filter(|word| !word.is_empty());
-        let seed = words.next().and_then(|word| word.parse().ok());
-        let seed = seed.ok_or("it begins with a seed, a number below 2^64")?;
-        let mut kinds = LibertyKinds::empty();
-        for word in words {
-            kinds |= LibertyKinds::of_word(word)?;
+        let text = text.trim_start_matches([',', ' ']);
+        let (seed, words) = text.split_at(text.find([',', ' ']).unwrap_or(text.len()));
+        let seed = seed.parse().map_err(|_| "it begins with a seed, a number below 2^64")?;
+        let kinds = LibertyKinds::of_words(words)?;
+        let faults = kinds & LibertyKinds::FAULTS;
+        if !faults.is_empty() {
+            return Err(format!("{} is a fault and no liberty: give a plan of faults", faults.words()));
         }
         Ok(Liberties { seed, kinds: if kinds.is_empty() { LibertyKinds::USUAL } else { kinds } })
     }

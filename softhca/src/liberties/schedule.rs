@@ -15,10 +15,10 @@ use std::time::Duration;
 ///
 /// The text form has one rule on a line; `#` begins a comment. A rule is a kind of liberty, and then, in this order, as
 /// much of the name as is needed: `half` (half of them, drawn from the seed), `in` and the name of a process, `qp` and
-/// its number among those of its card, `request`, `message` or `completion` and a number or a range `A..B` (B included),
-/// `packet` and a number. Two lines are settings: `seed NUMBER`, from which places of cuts and the like are drawn
+/// its number among those of its card, `request`, `message`, `completion` or `answer` and a number or a range `A..B` (B
+/// included), `packet` and a number. Three lines are settings: `seed NUMBER`, from which places of cuts and the like are drawn
 /// (default 0), and `hold TIME`, for which the card holds back what it may (`us` or `ms`, 1 s at most; default: a random
-/// time below 100 us).
+/// time below 100 us), and `faults KINDS`, which the rules decide about instead of the chances of a fault plan.
 ///
 /// ```
 /// use softhca::liberties::Schedule;
@@ -33,6 +33,8 @@ pub struct Schedule {
     pub seed: u64,
     /// The time for which the card holds back what it may; `None`: a random one below 100 µs.
     pub hold: Option<Duration>,
+    /// Kinds of faults to which a plan gives chances (`p`), and about which these rules decide instead.
+    pub faults: LibertyKinds,
     /// The rules. A liberty is taken if one of them says so.
     pub rules: Vec<Rule>,
 }
@@ -69,7 +71,7 @@ impl Rule {
             process: Some(process.to_owned()),
             qp: Some(work.qp),
             subjects: Some((work.subject, work.subject.number())),
-            packet: (!matches!(work.subject, Subject::Completion(_))).then_some(work.packet),
+            packet: work.subject.has_packets().then_some(work.packet),
             ..Rule::all(kind)
         }
     }
@@ -77,10 +79,7 @@ impl Rule {
     /// Returns the decision that it names, if it names a single one.
     pub fn decision(&self) -> Option<Decision> {
         let (subject, last) = self.subjects.filter(|_| !self.half)?;
-        let packet = match subject {
-            Subject::Completion(_) => 0,
-            _ => self.packet?,
-        };
+        let packet = if subject.has_packets() { self.packet? } else { 0 };
         let is_single = last == subject.number();
         let work = Work { qp: self.qp?, subject, packet };
         is_single.then_some(Decision { kind: self.kind, work })
@@ -147,7 +146,7 @@ impl OwnRules {
 impl From<Liberties> for Schedule {
     fn from(Liberties { seed, kinds }: Liberties) -> Self {
         let rules = kinds.iter().map(|kind| Rule { half: true, ..Rule::all(kind) });
-        Schedule { seed, hold: None, rules: rules.collect() }
+        Schedule { seed, rules: rules.collect(), ..Schedule::default() }
     }
 }
 
@@ -177,6 +176,9 @@ impl fmt::Display for Schedule {
                 true => writeln!(f, "hold {}ms", micros / 1000)?,
                 false => writeln!(f, "hold {micros}us")?,
             }
+        }
+        if !self.faults.is_empty() {
+            writeln!(f, "faults {}", self.faults.words())?;
         }
         self.rules.iter().try_for_each(|rule| writeln!(f, "{rule}"))
     }
@@ -228,6 +230,7 @@ impl Schedule {
         let mut words = line.split_whitespace();
         match words.next() {
             Some("seed") => self.seed = number(words.next(), "seed")?,
+            Some("faults") => self.faults = faults(words.next().unwrap_or_default())?,
             Some("hold") => self.hold = Some(hold(words.next().unwrap_or_default())?),
             Some(_) => {
                 self.rules.push(line.parse()?);
@@ -242,6 +245,12 @@ impl Schedule {
 fn number<T: FromStr>(word: Option<&str>, of: &str) -> Result<T, String> {
     let word = word.unwrap_or_default();
     word.parse().map_err(|_| format!("`{word}` is no number, which `{of}` has"))
+}
+
+fn faults(text: &str) -> Result<LibertyKinds, String> {
+    let kinds = LibertyKinds::of_words(text)?;
+    let is_right = !kinds.is_empty() && LibertyKinds::FAULTS.contains(kinds);
+    is_right.then_some(kinds).ok_or_else(|| format!("`{text}` is not of {}", LibertyKinds::FAULTS.words()))
 }
 
 fn hold(text: &str) -> Result<Duration, String> {
@@ -282,7 +291,7 @@ impl FromStr for Rule {
         match words.next() {
             None => Ok(rule),
             Some(word) => Err(format!(
-                "`{word}` is out of place: KIND [half] [in PROCESS] [qp N] [request|message|completion N] [packet N]"
+                "`{word}` is out of place: KIND [half] [in PROCESS] [qp N] [request|message|completion|answer N] [packet N]"
             )),
         }
     }

@@ -98,7 +98,7 @@ pub(super) fn arrive(
         return deliver(qps, source, &header, payload, context, touched);
     }
     let flow = Flow::incoming(header.dest_qpn.get(), source);
-    let fate = context.faults.crosses(&crossing(flow, &header));
+    let fate = context.faults.crosses(&crossing(flow, &header), None, context.decisions);
     let passes = !delayed.holds(flow) && matches!(fate, Fate::Passes | Fate::Duplicated);
     let copies = match fate {
         Fate::Lost => return,

@@ -8,6 +8,7 @@ use super::arrivals::{arrive, crossing, delay};
 use super::state::Engine;
 use super::timeouts::state_of_ended;
 use crate::card::config::Transport;
+use crate::card::context::Resources;
 use crate::card::delayed::Flow;
 use crate::card::management::MANAGEMENT_QPN;
 use crate::card::memory::copy::MemoryFailure;
@@ -299,7 +300,9 @@ impl Engine {
         if self.delayed.is_full(flow) {
             return Ok(Departure::NoRoom);
         }
-        let fate = self.resources.faults.crosses(&crossing(flow, &packet.header));
+        let name = self.qps.get(&packet.qpn).and_then(|qp| qp.name_of(packet));
+        let Resources { faults, decisions, .. } = &mut self.resources;
+        let fate = faults.crosses(&crossing(flow, &packet.header), name, decisions);
         let copies = match fate {
             Fate::Fails(syndrome) => {
                 self.with_qp(packet.qpn, now, |qp, context| qp.fail_current(syndrome, context));
@@ -397,8 +400,9 @@ impl Engine {
         header.flags |= UNRELIABLE;
         header.pkey = U16::new(self.resources.pkeys.key(pkey_index));
         let flow = Flow::outgoing(MANAGEMENT_QPN, to);
-        let fate = match self.resources.faults.is_on() {
-            true => self.resources.faults.crosses(&crossing(flow, &header)),
+        let Resources { faults, decisions, .. } = &mut self.resources;
+        let fate = match faults.is_on() {
+            true => faults.crosses(&crossing(flow, &header), None, decisions),
             false => Fate::Passes,
         };
         if fate == Fate::Lost || self.delayed.is_full(flow) {

@@ -174,7 +174,9 @@ impl DeferredWrites {
     fn watch(&mut self, targets: &[Target<'_>], mut left: usize, of: Subject, watches: &mut Watches) {
         let what = match of {
             Subject::Request(number) => Missing::Result(number),
-            Subject::Message(number) | Subject::Completion(number) => Missing::Message(number),
+            Subject::Message(number) | Subject::Completion(number) | Subject::Answer(number) => {
+                Missing::Message(number)
+            }
         };
         // A word is polled with reason: it orders itself.
         if left <= WORD && matches!(what, Missing::Message(_)) {

@@ -3,6 +3,8 @@
 use super::*;
 use crate::card::port::MTU;
 use crate::faults::FaultPlan;
+use crate::liberties::journal::CardJournal;
+use crate::liberties::{Decisions, Schedule};
 use gdsync_sys::prm::wqe::AtomicSeg;
 
 /// Returns a pair that allows every access, with a short timeout.
@@ -99,6 +101,35 @@ fn whichever_packet_is_lost_everything_arrives_once() {
                 check_each(&mut pair, len);
             }
         }
+    }
+}
+
+/// Every packet has a name, and meets the fault of a schedule when it first leaves or comes.
+#[test]
+fn what_a_schedule_does_to_every_packet_is_made_good() {
+    let len = 3 * crate::fabric::MAX_PAYLOAD;
+    let packets = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0), (4, 0), (5, 0)];
+    for kind in ["drop", "duplicate", "delay", "rnr"] {
+        let mut pair = quick(5 * len);
+        let (journal, text) = CardJournal::in_memory();
+        let schedule: Schedule = format!("hold 1ms\n{kind}").parse().unwrap();
+        let decisions = Decisions::of(Some(&schedule), (None, 0), Some(journal));
+        pair.card.follow(decisions);
+        one_of_each(&mut pair, len);
+        run_until(&pair.card, kind, || {
+            word(pair.left.cq.ring.cast(), (5 * 64 + 60) / 4).load(Ordering::Acquire) >> 24 & 0xf1 == 0
+        });
+        check_each(&mut pair, len);
+        let has = |name: String| text.lock().lines().any(|line| line == format!("+ {kind} qp {name}"));
+        for (message, packet) in packets {
+            let name = match kind {
+                "rnr" => format!("1 message {message} packet {packet}"),
+                _ => format!("0 request {message} packet {packet}"),
+            };
+            assert!(has(name.clone()), "{kind} {name} is not in {}", text.lock());
+        }
+        // The packets of the read's result, the results of the atomics, and the last acknowledgement.
+        assert!(kind == "rnr" || (6..12).all(|packet| has(format!("1 answer {packet}"))), "{}", text.lock());
     }
 }
 

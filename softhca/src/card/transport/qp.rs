@@ -11,7 +11,8 @@ use crate::card::memory::copy::MemoryFailure;
 use crate::card::reports::Event;
 use crate::card::trace;
 use crate::fabric::Node;
-use crate::packet::{Header, NakCode, Packet, PacketKind};
+use crate::liberties::Work;
+use crate::packet::{Header, NakCode, PSN_MASK, Packet, PacketKind};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::doorbell::Doorbell;
 use std::time::Instant;
@@ -244,6 +245,17 @@ impl Qp {
         let made = header.map(|header| outgoing(header, false, self.requester.node(step.endpoint, port)));
         self.flush_if_failed(context);
         made
+    }
+
+    /// Names a packet made by [`Self::next_packet`], as decisions do. `None`: an answer of a DC target, as packets of its
+    /// initiators have no common order.
+    pub(crate) fn name_of(&self, packet: &Outgoing) -> Option<Work> {
+        let (psn, work) = (packet.header.psn.get(), self.endpoint.work);
+        if !packet.is_response {
+            return self.requester.name_of(psn).map(|(request, packet)| work.of_request(request, packet));
+        }
+        let is_target = self.endpoint.config.transport == Transport::DcTarget;
+        (!is_target).then(|| work.of_answer(psn.wrapping_sub(self.endpoint.attributes.rq_psn) & PSN_MASK))
     }
 
     /// Handles the departure of a packet made by [`Self::next_packet`].

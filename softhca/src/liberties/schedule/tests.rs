@@ -2,8 +2,8 @@ use super::*;
 use proptest::prelude::*;
 
 fn rule() -> impl Strategy<Value = Rule> {
-    let kind = (0u32..9).prop_map(|bit| LibertyKinds::from_bits_truncate(1 << bit));
-    let subject = (0usize..3, 0u32..50, 0u32..50);
+    let kind = (0u32..13).prop_map(|bit| LibertyKinds::from_bits_truncate(1 << bit));
+    let subject = (0usize..4, 0u32..50, 0u32..50);
     let subjects =
         proptest::option::of(subject.prop_map(|(word, first, more)| {
             (Subject::new(Subject::WORDS[word], first).unwrap(), first + more)
@@ -16,9 +16,9 @@ fn rule() -> impl Strategy<Value = Rule> {
 }
 
 fn decision() -> impl Strategy<Value = Decision> {
-    ((0u32..9), 0u32..4, 0usize..3, 0u32..8, 0u32..3).prop_map(|(bit, qp, word, number, packet)| {
+    ((0u32..13), 0u32..4, 0usize..4, 0u32..8, 0u32..3).prop_map(|(bit, qp, word, number, packet)| {
         let subject = Subject::new(Subject::WORDS[word], number).unwrap();
-        let packet = if matches!(subject, Subject::Completion(_)) { 0 } else { packet };
+        let packet = if subject.has_packets() { packet } else { 0 };
         Decision { kind: LibertyKinds::from_bits_truncate(1 << bit), work: Work { qp, subject, packet } }
     })
 }
@@ -28,9 +28,11 @@ proptest! {
     fn the_text_form_comes_back(
         seed: u64,
         micros in proptest::option::of(1u64..1_000_000),
+        faults in 0u16..16,
         rules in proptest::collection::vec(rule(), 0..6),
     ) {
-        let schedule = Schedule { seed, hold: micros.map(Duration::from_micros), rules };
+        let (hold, faults) = (micros.map(Duration::from_micros), LibertyKinds::from_bits_truncate(faults << 9));
+        let schedule = Schedule { seed, hold, faults, rules };
         prop_assert_eq!(schedule.to_string().parse(), Ok(schedule));
     }
 

@@ -191,6 +191,12 @@ impl Requester {
         self.reached.filter(|(reached, _)| psn_distance(*reached, psn) >= 0).map(|(_, position)| position)
     }
 
+    /// Returns the number of the request that a packet is of, and the packet's number there.
+    pub(crate) fn name_of(&self, psn: u32) -> Option<(u32, u32)> {
+        let request = self.requests.iter().find(|request| request.contains(psn))?;
+        Some((request.number, psn_distance(psn, request.first_psn) as u32))
+    }
+
     fn oldest(&self) -> Option<&Request> {
         self.requests.iter().find(|request| !request.done && request.packets > 0)
     }

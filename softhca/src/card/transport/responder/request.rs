@@ -44,7 +44,9 @@ impl Responder {
         }
         self.nak_sent = false;
         self.begin(packet, step);
-        let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
+        let Step { endpoint, context } = step;
+        let refused = context.faults.refuses(endpoint.qpn, kind, endpoint.work, context.decisions);
+        let result = match (refused, kind) {
             (Some(refused), _) => Err(injected(refused, step)),
             (None, _) if !names_queue => {
                 let message =
