@@ -1,5 +1,6 @@
 //! The cards of an episode, with the objects that all links of a card share.
 
+use super::bench::Bench;
 use super::program::LONGEST;
 use super::rings::{CompletionQueue, SharedQueue};
 use gdsync::PinnedMemory;
@@ -168,6 +169,8 @@ pub(super) struct CardBed {
     pub(super) receives: CompletionQueue,
     /// The shared queue, and that of the XRC domain.
     pub(super) pools: [Pool; 2],
+    /// The library on the card.
+    pub(super) bench: Option<Bench>,
 }
 
 impl CardBed {
@@ -175,8 +178,12 @@ impl CardBed {
         world: &mut World,
         schedule: Option<&Schedule>,
         faults: Option<&FaultPlan>,
+        library: bool,
     ) -> Result<Self, Failure> {
-        let card = world.start_card(LinkLayer::InfiniBand, schedule, Box::new(drop))?;
+        let (card, bench) = match library {
+            false => (world.start_card(LinkLayer::InfiniBand, schedule, Box::new(drop))?, None),
+            true => Bench::new(world, schedule).map(|(card, bench)| (card, Some(bench)))?,
+        };
         card.set_faults(faults);
         let pdn = card.alloc_pd()?;
         let xrcd = card.open_xrcd(None, true)?.ok_or("no XRC domain")?;
@@ -190,7 +197,7 @@ impl CardBed {
             Ok::<_, Failure>(Pool { srqn, queue, region, posted: VecDeque::new(), may_lose: 0 })
         };
         let pools = [pool(None)?, pool(Some(XrcConfig { xrcd, cqn: receives.cqn, user_index: 0 }))?];
-        let mut bed = CardBed { card, pdn, xrcd, sends, receives, pools };
+        let mut bed = CardBed { card, pdn, xrcd, sends, receives, pools, bench };
         for index in 0..2 {
             let mut region = std::mem::replace(&mut bed.pools[index].region, Region::new(1)?);
             region.register(&bed, false)?;

@@ -7,6 +7,7 @@ use super::program::{DEPTH, Kind};
 use crate::soak::ledger::Ended;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use gdsync_sys::prm::wqe::Opcode;
+use std::fmt;
 
 /// Bytes of room for a network header in front of a datagram.
 const HEADER: usize = 40;
@@ -21,34 +22,67 @@ macro_rules! ensure {
         }
     };
 }
+pub(super) use ensure;
+
+/// A completion, as the card or the library tells it.
+pub(super) struct Told<'a> {
+    /// Serial number of a send, index of a receive.
+    pub(super) index: u64,
+    /// `Some` for an error: whether it is a flush.
+    pub(super) flush: Option<bool>,
+    pub(super) bytes: u32,
+    pub(super) immediate: [u8; 4],
+    /// Compares its kind with the opcode of a request, or of a message.
+    pub(super) is_of: &'a dyn Fn(Opcode) -> bool,
+    pub(super) text: &'a dyn fmt::Display,
+}
 
 impl Link {
-    /// Handles a completion of a send queue.
-    pub(super) fn sent(&mut self, side: usize, cqe: &Cqe64) -> Checked {
-        let is_good = !cqe.is_error();
-        let [one, other] = &mut self.ends;
-        let (end, peer) = if side == 0 { (one, other) } else { (other, one) };
+    /// Handles an entry of a send queue's completion queue.
+    pub(super) fn sent_by_card(&mut self, side: usize, cqe: &Cqe64) -> Checked {
+        let end = &mut self.ends[side];
         let position = end.indices.iter().position(|index| *index == cqe.wqe_counter());
         let (Some(position), Some(oldest)) = (position, end.ledger.oldest()) else {
             return Err(format!("a completion of nothing that is outstanding: {cqe}"));
         };
-        if is_good {
-            ensure!(cqe.opcode() == Ok(CqeOpcode::Requester), "a wrong entry for a send: {cqe}");
-            ensure!(!end.flushes, "a success after a failure: {cqe}");
-        } else {
-            let is_flush = cqe.syndrome() == Ok(Syndrome::WrFlush);
-            ensure!(is_flush || !end.flushes, "an error after the first is no flush: {cqe}");
-            ensure!(self.may_fail, "a failure without a reason: {cqe}");
+        end.indices.drain(..=position);
+        let is_of =
+            |opcode: Opcode| cqe.opcode() == Ok(CqeOpcode::Requester) && cqe.wqe_opcode() == opcode as u8;
+        self.sent(side, &Told { index: oldest + position as u64, ..told(cqe, &is_of) })
+    }
+
+    /// Handles an entry of a receive.
+    pub(super) fn received_by_card(&mut self, side: usize, cqe: &Cqe64, cards: &mut [CardBed]) -> Checked {
+        let is_of = |opcode| {
+            let expected = match opcode {
+                Opcode::Send => CqeOpcode::RespSend,
+                Opcode::SendImm => CqeOpcode::RespSendImm,
+                _ => CqeOpcode::RespWriteImm,
+            };
+            cqe.opcode() == Ok(expected)
+        };
+        self.received(side, &told(cqe, &is_of), cards)
+    }
+
+    /// Handles a completion of a send.
+    pub(super) fn sent(&mut self, side: usize, told: &Told<'_>) -> Checked {
+        let Told { text, .. } = told;
+        let [one, other] = &mut self.ends;
+        let (end, peer) = if side == 0 { (one, other) } else { (other, one) };
+        if let Some(is_flush) = told.flush {
+            ensure!(is_flush || !end.flushes, "an error after the first is no flush: {text}");
+            ensure!(self.may_fail, "a failure without a reason: {text}");
             (end.failed, end.flushes) = (true, true);
+        } else {
+            ensure!(!end.flushes, "a success after a failure: {text}");
         }
-        let ended = end.ledger.complete(oldest + position as u64, is_good)?;
-        end.indices.drain(..ended.len());
+        let ended = end.ledger.complete(told.index, told.flush.is_none())?;
         for Ended { work, is_good, is_own } in ended {
             let Posted { opcode, result, effect, out } = work;
             if is_own && is_good {
-                ensure!(cqe.wqe_opcode() == opcode as u8, "{opcode:?} completes with another opcode: {cqe}");
-                let expected = result.unwrap_or(cqe.byte_count());
-                ensure!(cqe.byte_count() == expected, "{opcode:?} of {expected} bytes: {cqe}");
+                ensure!((told.is_of)(opcode), "{opcode:?} completes as another: {text}");
+                let expected = result.unwrap_or(told.bytes);
+                ensure!(told.bytes == expected, "{opcode:?} of {expected} bytes: {text}");
             }
             if is_good {
                 done(&effect, end, peer).map_err(|error| format!("{opcode:?} completes, and {error}"))?;
@@ -62,48 +96,43 @@ impl Link {
     }
 
     /// Handles a completion of a receive.
-    pub(super) fn received(&mut self, side: usize, cqe: &Cqe64, cards: &mut [CardBed]) -> Checked {
+    pub(super) fn received(&mut self, side: usize, told: &Told<'_>, cards: &mut [CardBed]) -> Checked {
         let plan = self.plan;
+        let Told { index, text, .. } = *told;
         let end = &mut self.ends[side];
-        let is_good = !cqe.is_error();
         let pool = plan.shared.then(|| &mut cards[end.card].pools[plan.pool()]);
         let (region, place) = match pool {
             Some(pool) => {
-                let place = pool.take(cqe.wqe_counter())?;
+                let place = pool.take(index as u16)?;
                 (Some(&mut pool.region), place)
             }
             None => {
-                let Some((index, place)) = end.posted.pop_front() else {
-                    return Err(format!("a completion of a receive that is not posted: {cqe}"));
+                let Some((next, place)) = end.posted.pop_front() else {
+                    return Err(format!("a completion of a receive that is not posted: {text}"));
                 };
-                ensure!(index == cqe.wqe_counter(), "receive {index} is next, and another completes: {cqe}");
+                ensure!(next == index as u16, "receive {next} is next, and another completes: {text}");
                 (None, place)
             }
         };
-        if !is_good {
-            ensure!(self.may_fail, "a receive fails without a reason: {cqe}");
+        if told.flush.is_some() {
+            ensure!(self.may_fail, "a receive fails without a reason: {text}");
             end.failed |= !plan.kind.is_one_way();
             let region = region.unwrap_or(&mut end.region);
             let is = region.bytes(place, SLOT);
             region.expect(place, &is);
             return Ok(());
         }
-        let message = next_message(end, plan.kind, cqe)?;
+        let message = next_message(end, plan.kind, told)?;
         let Message { number, opcode, bytes, at, writes } = message;
-        let expected = match opcode {
-            Opcode::Send => CqeOpcode::RespSend,
-            Opcode::SendImm => CqeOpcode::RespSendImm,
-            _ => CqeOpcode::RespWriteImm,
-        };
-        ensure!(cqe.opcode() == Ok(expected), "message {number} completes as another: {cqe}");
+        ensure!((told.is_of)(opcode), "message {number} completes as another: {text}");
         ensure!(
-            opcode == Opcode::Send || cqe.imm() == immediate(number),
+            opcode == Opcode::Send || told.immediate == immediate(number),
             "message {number} has another immediate"
         );
         let lead = if plan.kind == Kind::Ud { HEADER } else { 0 };
         ensure!(
-            cqe.byte_count() as usize == bytes.len() + lead,
-            "message {number} of {} bytes: {cqe}",
+            told.bytes as usize == bytes.len() + lead,
+            "message {number} of {} bytes: {text}",
             bytes.len()
         );
         end.received = number + 1;
@@ -222,11 +251,23 @@ fn done(effect: &Effect, end: &mut End, peer: &mut End) -> Checked {
 }
 
 /// Returns the message that a receive completes. Messages of unreliable transports may be missing before it.
-fn next_message(end: &mut End, kind: Kind, cqe: &Cqe64) -> Result<Message, String> {
+fn next_message(end: &mut End, kind: Kind, told: &Told<'_>) -> Result<Message, String> {
     while let Some(message) = end.coming.pop_front() {
-        if kind.is_reliable() || cqe.imm() == immediate(message.number) {
+        if kind.is_reliable() || told.immediate == immediate(message.number) {
             return Ok(message);
         }
     }
-    Err(format!("a message has come that was not sent, or twice, or out of order: {cqe}"))
+    Err(format!("a message has come that was not sent, or twice, or out of order: {}", told.text))
+}
+
+/// Returns what an entry tells. The index is that of a receive.
+fn told<'a>(cqe: &'a Cqe64, is_of: &'a dyn Fn(Opcode) -> bool) -> Told<'a> {
+    Told {
+        index: cqe.wqe_counter().into(),
+        flush: cqe.is_error().then(|| cqe.syndrome() == Ok(Syndrome::WrFlush)),
+        bytes: cqe.byte_count(),
+        immediate: cqe.imm(),
+        is_of,
+        text: cqe,
+    }
 }

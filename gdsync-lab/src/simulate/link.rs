@@ -1,6 +1,7 @@
 //! The two ends of a link: their queue pairs, and how they are made and connected.
 
 use super::cards::{CardBed, Region, SLOT};
+use super::driven::Driven;
 use super::program::{DEPTH, Kind, LinkPlan};
 use super::rings::{ReceiveQueue, SendQueue};
 use crate::soak::ledger::Ledger;
@@ -82,12 +83,27 @@ pub(super) struct Queues {
     pub(super) send: Option<SendQueue>,
     /// `None` if receives come from a shared queue.
     pub(super) receive: Option<ReceiveQueue>,
+    /// The queue pair of the library, instead of both.
+    pub(super) library: Option<Driven>,
+}
+
+impl Queues {
+    pub(super) fn can_send(&self) -> bool {
+        self.send.is_some() || self.library.is_some() && !self.has_failed()
+    }
+
+    /// Returns whether the library knows of a failure.
+    pub(super) fn has_failed(&self) -> bool {
+        self.library.as_ref().is_some_and(|driven| driven.queue_pair.failure().is_some())
+    }
 }
 
 pub(super) struct End {
     pub(super) card: usize,
     /// 0: there is none.
     pub(super) qpn: u32,
+    /// Number of its queue pairs so far.
+    pub(super) life: u32,
     pub(super) queues: Queues,
     pub(super) region: Region,
     pub(super) ledger: Ledger<Posted>,
@@ -128,6 +144,7 @@ impl End {
         Ok(End {
             card,
             qpn: 0,
+            life: 0,
             queues: Queues::default(),
             region: Region::new(LENGTH)?,
             ledger: Ledger::default(),
@@ -161,6 +178,14 @@ impl End {
 
     /// Makes the queue pair of an end.
     fn make(&mut self, plan: &LinkPlan, side: usize, bed: &CardBed) -> Result<(), Failure> {
+        self.life += 1;
+        if let Some(by) = plan.library {
+            let bench = bed.bench.as_ref().ok_or("the library has not opened this card")?;
+            let driven = Driven::new(plan, by[side], (self.region.memory.clone(), self.life), bench)?;
+            (self.qpn, self.region.key) = (driven.queue_pair.number(), driven.region.rkey());
+            self.queues = Queues { library: Some(driven), ..Queues::default() };
+            return Ok(());
+        }
         let transport = Self::transport(plan.kind, side);
         let mut config = QpConfig::new(transport);
         let is_target = matches!(transport, Transport::XrcTarget | Transport::DcTarget);
@@ -204,6 +229,9 @@ impl Link {
             if end.qpn == 0 {
                 end.make(&self.plan, side, &cards[end.card])?;
             }
+        }
+        if self.plan.library.is_some() {
+            return self.connect_library();
         }
         // Often just before the numbers wrap.
         let psns = [0; 2].map(|_| match random.below(2) {

@@ -4,8 +4,11 @@
 //! A run is a row of episodes with the seeds S, S + 1, and so on. Each has its own cards, links and faults
 //! ([`program`]), is performed by [`stage`], and checked by [`check`] down to each completion and byte.
 
+mod bench;
 mod cards;
 mod check;
+mod driven;
+mod library;
 mod link;
 mod post;
 mod program;
@@ -117,7 +120,9 @@ fn explain(episode: &Episode, error: &str, before: u64) -> String {
         episode.steps.len(),
     );
     for (number, link) in episode.links.iter().enumerate() {
-        text += &format!("  link {number}: {:?} between cards {:?}\n", link.kind, link.cards);
+        text += &format!("  link {number}: {:?} between cards {:?}", link.kind, link.cards);
+        let ends = link.library.map(|ends| format!(", by the library: {ends:?}"));
+        text += &format!("{}\n", ends.unwrap_or_default());
     }
     if let Some(faults) = &episode.faults {
         text += &format!("  faults: {faults}\n");
@@ -128,10 +133,10 @@ fn explain(episode: &Episode, error: &str, before: u64) -> String {
 
 /// Returns the result of a run in words.
 fn describe(totals: &Totals, first: u64, end: u64) -> String {
-    let Totals { steps, requests, completions, packets, faults, time, hash } = totals;
+    let Totals { steps, requests, completions, waits, packets, faults, time, hash } = totals;
     format!(
         "{steps} operations in {} episodes (seeds {first}..{end}): {requests} work requests, {completions} completions, \
-         {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}\n",
+         {waits} awaited by streams, {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}\n",
         end - first,
         time.as_secs_f64()
     )
@@ -150,10 +155,11 @@ mod tests {
             }
             totals
         };
-        let first = run(1..9);
-        assert_eq!(run(1..9), first);
-        assert_ne!(run(2..10).hash, first.hash);
+        let first = run(1..17);
+        assert_eq!(run(1..17), first);
+        assert_ne!(run(2..18).hash, first.hash);
         assert!(first.completions > 100 && first.packets > 100 && first.faults > 0, "{first:?}");
+        assert!(first.waits > 20, "the library: {first:?}");
     }
 
     #[test]

@@ -34,6 +34,17 @@ impl Kind {
     }
 }
 
+/// Streams of a card that the library drives.
+pub(super) const STREAMS: usize = 2;
+
+/// The poster of the sends of an end that the library drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Cpu,
+    /// This stream of its card.
+    Stream(usize),
+}
+
 /// Two connected queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinkPlan {
@@ -47,6 +58,8 @@ pub(super) struct LinkPlan {
     /// Code of the time-out: longer than faults hold packets back.
     pub(super) timeout: u8,
     pub(super) rnr_timer: u8,
+    /// For queue pairs of the library: the poster of each end.
+    pub(super) library: Option<[By; 2]>,
 }
 
 impl LinkPlan {
@@ -117,6 +130,12 @@ pub(super) enum Step {
         destroy: bool,
         seed: u64,
     },
+    /// Makes a stream wait for completions of its card's queue pairs, as far as their work is given to the card.
+    Await {
+        card: usize,
+        stream: usize,
+        seed: u64,
+    },
     /// Drops a card, and starts another in its place.
     Kill {
         card: usize,
@@ -139,6 +158,7 @@ impl fmt::Display for Step {
             Step::Break { link, side } => write!(f, "link {link} end {side}: to ERR"),
             Step::Remake { link, destroy: false, .. } => write!(f, "link {link}: reset and connected again"),
             Step::Remake { link, .. } => write!(f, "link {link}: destroyed and made again"),
+            Step::Await { card, stream, .. } => write!(f, "stream {stream} of card {card} waits"),
             Step::Kill { card } => write!(f, "card {card} ends, and another starts"),
         }
     }
@@ -158,6 +178,8 @@ pub(super) struct Wishes {
 pub(super) struct Episode {
     pub(super) seed: u64,
     pub(super) cards: usize,
+    /// True if the library drives some of the links.
+    pub(super) library: bool,
     pub(super) links: Vec<LinkPlan>,
     pub(super) faults: Option<FaultPlan>,
     /// True if faults may fail work requests.
@@ -170,7 +192,8 @@ impl Episode {
     pub(super) fn new(seed: u64, wishes: &Wishes) -> Result<Episode, String> {
         let random = &mut Random::new(seed);
         let cards = 2 + random.below(3) as usize;
-        let links: Vec<LinkPlan> = (0..2 + random.below(5)).map(|_| link(cards, random)).collect();
+        let library = random.below(3) == 0;
+        let links: Vec<LinkPlan> = (0..2 + random.below(5)).map(|_| link(cards, library, random)).collect();
         let faults = match &wishes.faults {
             Some(plan) => Some(FaultPlan::new(plan.seed ^ seed, plan.rules.clone())),
             None => faults(random)?,
@@ -188,9 +211,10 @@ impl Episode {
         };
         let kills = random.below(4) == 0;
         let count = 64 << random.below(5);
-        let mut steps: Vec<Step> = (0..count).map(|_| step(&links, cards, kills, random)).collect();
+        let mut steps: Vec<Step> =
+            (0..count).map(|_| step(&links, (cards, library), kills, random)).collect();
         steps.push(Step::Settle { seed: random.next() });
-        Ok(Episode { seed, cards, links, faults, may_fail, schedule, steps })
+        Ok(Episode { seed, cards, library, links, faults, may_fail, schedule, steps })
     }
 }
 
@@ -202,14 +226,24 @@ fn is_survived(action: &Action) -> bool {
     )
 }
 
-fn link(cards: usize, random: &mut Random) -> LinkPlan {
+fn link(cards: usize, library: bool, random: &mut Random) -> LinkPlan {
     let kinds = [Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Ud, Kind::Xrc, Kind::Dc, Kind::Dc];
-    let kind = kinds[random.below(kinds.len() as u64) as usize];
+    let kind = match kinds[random.below(kinds.len() as u64) as usize] {
+        _ if library && random.below(2) == 0 => Kind::Rc,
+        kind => kind,
+    };
+    let by = |random: &mut Random| match random.below(4) {
+        0 => By::Cpu,
+        other => By::Stream(other as usize % STREAMS),
+    };
+    let library = (library && matches!(kind, Kind::Rc | Kind::Uc) && random.below(4) != 0)
+        .then(|| [by(random), by(random)]);
     LinkPlan {
         kind,
+        library,
         cards: [0; 2].map(|_| random.below(cards as u64) as usize),
         // One of UC keeps a receive that a lost message has begun to fill.
-        shared: kind.is_one_way() || random.below(3) == 0 && kind != Kind::Uc,
+        shared: kind.is_one_way() || random.below(3) == 0 && kind != Kind::Uc && library.is_none(),
         relaxed: random.below(4) == 0,
         timeout: [10, 11, 14, 14][random.below(4) as usize],
         rnr_timer: [1, 6, 12, 14][random.below(4) as usize],
@@ -257,11 +291,16 @@ fn faults(random: &mut Random) -> Result<Option<FaultPlan>, String> {
     Ok(Some(plan).filter(|plan| !plan.rules.is_empty()))
 }
 
-fn step(links: &[LinkPlan], cards: usize, kills: bool, random: &mut Random) -> Step {
+fn step(links: &[LinkPlan], (cards, library): (usize, bool), kills: bool, random: &mut Random) -> Step {
     let link = random.below(links.len() as u64) as usize;
     let plan = links[link];
     let side = if plan.kind.is_one_way() { 0 } else { random.below(2) as usize };
     match random.below(1000) {
+        360..500 if library => Step::Await {
+            card: random.below(cards as u64) as usize,
+            stream: random.below(STREAMS as u64) as usize,
+            seed: random.next(),
+        },
         0..500 => Step::Post { link, side, work: work(plan.kind, random) },
         500..650 => Step::Receives { link, side: 1 - side, count: 1 + random.below(8) as usize },
         650..950 => Step::Run { steps: 1 + random.below(24) as usize, seed: random.next() },

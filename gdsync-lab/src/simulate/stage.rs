@@ -1,11 +1,14 @@
 //! The interpreter of an episode: it performs the steps, polls completions, and ends with nothing outstanding.
 
+use super::bench::Driving;
 use super::cards::CardBed;
 use super::check::Checked;
+use super::library::{await_some, check_marks, words};
 use super::link::{End, Link, Queues};
-use super::program::{DEPTH, Episode, Kind, Step, What, Work};
+use super::program::{DEPTH, Episode, Kind, STREAMS, Step, What, Work};
 use super::rings::{ReceiveQueue, SendQueue};
 use crate::soak::plan::Random;
+use gdsync::stream::Simulation;
 use gdsync_cli::failure::Failure;
 use softhca::card::simulation::World;
 use softhca::card::{QpChange, QpState};
@@ -13,6 +16,8 @@ use std::time::Duration;
 
 /// Maximum number of rounds in which an episode comes to rest, without an end that this is taken for a hang.
 const ROUNDS: usize = 50_000;
+/// Steps without work that the library may need until it acts, of a millisecond each.
+const PATIENCE: u32 = 20;
 /// Longest time that passes between two steps of cards, in nanoseconds.
 const PAUSE: u64 = 2000;
 
@@ -22,6 +27,8 @@ pub(super) struct Totals {
     pub(super) steps: u64,
     pub(super) requests: u64,
     pub(super) completions: u64,
+    /// Completions that streams have waited for.
+    pub(super) waits: u64,
     pub(super) packets: u64,
     pub(super) faults: u64,
     pub(super) time: Duration,
@@ -43,6 +50,7 @@ impl Totals {
         self.steps += other.steps;
         self.requests += other.requests;
         self.completions += other.completions;
+        self.waits += other.waits;
         self.packets += other.packets;
         self.faults += other.faults;
         self.time += other.time;
@@ -57,6 +65,8 @@ pub(super) struct Stage<'a> {
     links: Vec<Link>,
     world: World,
     totals: Totals,
+    /// The library's, if it has a part. Last: its tasks hold objects of the cards and links.
+    simulation: Option<Simulation>,
 }
 
 /// Performs an episode.
@@ -68,17 +78,22 @@ pub(super) fn perform(episode: &Episode) -> Result<Totals, String> {
     for (number, step) in episode.steps.iter().enumerate() {
         stage.perform(step).map_err(|error| format!("step {number} ({step}): {error}"))?;
     }
-    let Stage { cards, world, mut totals, .. } = stage;
+    let Stage { cards, world, totals, .. } = &mut stage;
     let faults = cards.iter().flat_map(|bed| bed.card.fault_counts()).map(|rule| rule.injected).sum::<u64>();
     totals.faults += faults;
     (totals.packets, totals.time) = (world.packets(), world.elapsed());
-    Ok(totals)
+    Ok(*totals)
 }
 
 impl<'a> Stage<'a> {
     fn new(episode: &'a Episode) -> Result<Self, Failure> {
         let (mut world, random) = (World::new(), &mut Random::new(episode.seed ^ 0x57a6e));
-        let bed = |_| CardBed::new(&mut world, episode.schedule.as_ref(), episode.faults.as_ref());
+        let simulation = match episode.library {
+            true => Some(Simulation::new().ok_or("this thread simulates already")?),
+            false => None,
+        };
+        let Episode { schedule, faults, library, .. } = episode;
+        let bed = |_| CardBed::new(&mut world, schedule.as_ref(), faults.as_ref(), *library);
         let cards = (0..episode.cards).map(bed).collect::<Result<Vec<_>, _>>()?;
         let mut links = Vec::new();
         for plan in &episode.links {
@@ -87,14 +102,14 @@ impl<'a> Stage<'a> {
             link.connect(&cards, random)?;
             links.push(link);
         }
-        Ok(Stage { episode, cards, links, world, totals: Totals::default() })
+        Ok(Stage { episode, cards, links, world, totals: Totals::default(), simulation })
     }
 
     fn perform(&mut self, step: &Step) -> Checked {
         self.totals.steps += 1;
         match step {
             Step::Post { link, side, work } => {
-                self.totals.requests += u64::from(self.links[*link].post(*side, work, &self.cards));
+                self.totals.requests += u64::from(self.links[*link].post(*side, work, &self.cards)?);
             }
             Step::Receives { link, side, count } => {
                 self.links[*link].post_receives(*side, *count, &mut self.cards);
@@ -114,55 +129,89 @@ impl<'a> Stage<'a> {
             Step::Settle { seed } => self.settle(&mut Random::new(*seed))?,
             Step::Break { link, side } => self.fail(*link, *side).map_err(|error| error.to_string())?,
             Step::Remake { link, destroy, seed } => self.remake(*link, *destroy, &mut Random::new(*seed))?,
+            Step::Await { card, stream, seed } => {
+                await_some(*card, *stream, &mut self.links, &mut self.cards, &mut Random::new(*seed))?;
+            }
             Step::Kill { card } => self.kill(*card).map_err(|error| error.to_string())?,
         }
         Ok(())
     }
 
-    /// Steps a card, and lets some time pass. Returns whether the card has worked.
-    fn step_one(&mut self, random: &mut Random) -> bool {
+    /// Steps a card, a stream or the library, and lets some time pass.
+    fn step_one(&mut self, random: &mut Random) {
         let card = random.below(self.cards.len() as u64) as usize;
-        let worked = self.cards[card].card.step();
+        match (&mut self.cards[card].bench, &self.simulation) {
+            (Some(bench), Some(simulation)) => match random.below(4) as usize {
+                0 => drop(simulation.step()),
+                stream if stream <= STREAMS => drop(bench.streams[stream - 1].step()),
+                _ => drop(self.cards[card].card.step()),
+            },
+            _ => drop(self.cards[card].card.step()),
+        }
         self.pass(random.below(PAUSE));
-        worked
     }
 
     fn pass(&self, nanoseconds: u64) {
-        self.world.advance_to(self.world.elapsed() + Duration::from_nanos(nanoseconds));
+        self.advance_to(self.world.elapsed() + Duration::from_nanos(nanoseconds));
+    }
+
+    fn advance_to(&self, time: Duration) {
+        self.world.advance_to(time);
+        self.simulation.iter().for_each(|simulation| simulation.advance_to(time));
     }
 
     /// Moves the time to the next timer of a card.
     fn skip(&self) -> bool {
         let next = self.cards.iter().filter_map(|bed| bed.card.next_timer()).min();
-        next.inspect(|next| self.world.advance_to(*next)).is_some()
+        next.inspect(|next| self.advance_to(*next)).is_some()
     }
 
     /// Steps all cards, in random order. Returns whether one has worked.
     fn step_all(&mut self, random: &mut Random) -> bool {
         let first = random.below(self.cards.len() as u64) as usize;
         let (before, after) = self.cards.split_at(first);
-        let worked = after.iter().chain(before).map(|bed| bed.card.step()).fold(false, |any, one| any | one);
+        let mut worked =
+            after.iter().chain(before).map(|bed| bed.card.step()).fold(false, |any, one| any | one);
+        if let Some(simulation) = &self.simulation {
+            let benches = self.cards.iter_mut().filter_map(|bed| bed.bench.as_mut());
+            let streams = benches.flat_map(|bench| &mut bench.streams);
+            worked = streams.map(Driving::step).fold(worked, |any, one| any | one);
+            worked |= simulation.step();
+        }
         self.pass(random.below(PAUSE));
         worked
     }
 
     /// Takes all completions, and checks them.
     fn poll(&mut self) -> Checked {
+        let passed = if self.simulation.is_some() { words(&self.cards) } else { Vec::new() };
         for card in 0..self.cards.len() {
             while let Some(cqe) = self.cards[card].sends.poll() {
                 self.totals.completions += 1;
                 self.totals.mix(zerocopy::IntoBytes::as_bytes(&cqe));
                 let (link, side) = self.of(card, cqe.qpn())?;
-                self.links[link].sent(side, &cqe).map_err(|error| self.at(link, side, &error))?;
+                self.links[link].sent_by_card(side, &cqe).map_err(|error| self.at(link, side, &error))?;
             }
             while let Some(cqe) = self.cards[card].receives.poll() {
                 self.totals.completions += 1;
                 self.totals.mix(zerocopy::IntoBytes::as_bytes(&cqe));
                 let (link, side) = self.of(card, cqe.qpn())?;
-                let received = self.links[link].received(side, &cqe, &mut self.cards);
+                let received = self.links[link].received_by_card(side, &cqe, &mut self.cards);
                 received.map_err(|error| self.at(link, side, &error))?;
             }
         }
+        if self.simulation.is_none() {
+            return Ok(());
+        }
+        for link in 0..self.links.len() {
+            for side in 0..2 {
+                let totals = &mut self.totals;
+                let mut mix = |bytes: &[u8]| totals.mix(bytes);
+                let polled = self.links[link].poll_library(side, &mut self.cards, &mut mix);
+                self.totals.completions += polled.map_err(|error| self.at(link, side, &error))?;
+            }
+        }
+        self.totals.waits += check_marks(&self.links, &mut self.cards, &passed)?;
         Ok(())
     }
 
@@ -181,20 +230,30 @@ impl<'a> Stage<'a> {
 
     /// Runs until nothing is outstanding, makes failed links anew, and checks all memory.
     fn settle(&mut self, random: &mut Random) -> Checked {
+        let mut idle = 0;
         for round in 0.. {
             for link in 0..self.links.len() {
                 for side in 0..2 {
                     self.links[link].post_receives(side, DEPTH, &mut self.cards);
-                    self.end_row(link, side, random);
+                    self.end_row(link, side, random)?;
+                }
+                // Nothing else tells the other end, for whose messages streams may wait.
+                let Link { is_dead, ends, .. } = &self.links[link];
+                let is_over = *is_dead || ends.iter().any(|end| end.failed || end.queues.has_failed());
+                let others =
+                    ends.iter().position(|end| end.queues.library.is_some() && !end.queues.has_failed());
+                if let Some(side) = others.filter(|_| is_over) {
+                    self.fail(link, side).map_err(|error| error.to_string())?;
                 }
             }
             let worked = self.step_all(random);
+            idle = if worked { 0 } else { idle + 1 };
             self.poll()?;
-            if let Some((link, side)) = self.unfinished() {
-                let goes_on = worked || self.skip();
+            if let Some(what) = self.unfinished() {
+                let goes_on = worked || self.skip() || self.has_patience(idle);
                 if !goes_on || round > ROUNDS {
                     let why = if goes_on { "does not come to its end" } else { "hangs" };
-                    return Err(self.at(link, side, &format!("it {why}: {}", self.state(link, side))));
+                    return Err(format!("{what} {why}"));
                 }
             } else if !worked && !self.skip() {
                 break;
@@ -221,7 +280,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Posts a request with a completion, if the last one has none.
-    fn end_row(&mut self, link: usize, side: usize, random: &mut Random) {
+    fn end_row(&mut self, link: usize, side: usize, random: &mut Random) -> Checked {
         let end = &self.links[link].ends[side];
         if end.ledger.ends_silently() && !end.failed {
             let seed = random.next();
@@ -234,19 +293,45 @@ impl<'a> Stage<'a> {
                 rung: true,
                 seed,
             };
-            self.links[link].post(side, &nop, &self.cards);
+            self.links[link].post(side, &nop, &self.cards)?;
         }
-        self.links[link].ends[side].queues.send.iter_mut().for_each(SendQueue::ring);
+        let End { queues, card, .. } = &mut self.links[link].ends[side];
+        queues.send.iter_mut().for_each(SendQueue::ring);
+        match (&mut queues.library, &self.cards[*card].bench) {
+            (Some(driven), Some(bench)) => driven.ring(bench),
+            _ => Ok(()),
+        }
     }
 
-    /// Returns an end with something outstanding.
-    fn unfinished(&self) -> Option<(usize, usize)> {
+    /// Lets time pass in which the library, which has no timer that shows, may act.
+    fn has_patience(&self, idle: u32) -> bool {
+        let is_patient = self.simulation.is_some() && idle < PATIENCE;
+        if is_patient {
+            self.pass(1_000_000);
+        }
+        is_patient
+    }
+
+    /// Describes an end with something outstanding, or a stream that waits.
+    fn unfinished(&self) -> Option<String> {
         let is = |link: &Link, end: &End| match end.qpn != 0 && !end.failed {
             true => end.ledger.len() > 0 || link.is_whole() && !end.coming.is_empty(),
             false => !end.ledger.is_silent(),
         };
         let mut links = self.links.iter().enumerate();
-        links.find_map(|(number, link)| Some((number, link.ends.iter().position(|end| is(link, end))?)))
+        let end =
+            links.find_map(|(number, link)| Some((number, link.ends.iter().position(|end| is(link, end))?)));
+        if let Some((link, side)) = end {
+            return Some(self.at(link, side, &format!("({}) it", self.state(link, side))));
+        }
+        let benches =
+            self.cards.iter().enumerate().filter_map(|(card, bed)| Some((card, bed.bench.as_ref()?)));
+        let mut streams = benches.flat_map(|(card, bench)| {
+            bench.streams.iter().enumerate().map(move |(stream, driving)| (card, stream, driving))
+        });
+        streams.find_map(|(card, stream, driving)| {
+            Some(format!("stream {stream} of card {card} ({}) it", driving.unfinished()?))
+        })
     }
 
     fn state(&self, link: usize, side: usize) -> String {
@@ -260,6 +345,10 @@ impl<'a> Stage<'a> {
     fn fail(&mut self, link: usize, side: usize) -> Result<(), Failure> {
         let link = &mut self.links[link];
         let end = &link.ends[side];
+        if let Some(driven) = &end.queues.library {
+            link.may_fail = true;
+            return Ok(driven.queue_pair.abort()?);
+        }
         // A target of DC has no such state.
         if end.qpn != 0 && (link.plan.kind, side) != (Kind::Dc, 1) {
             link.may_fail = true;
@@ -276,7 +365,11 @@ impl<'a> Stage<'a> {
         self.poll()?;
         let plan = self.links[link].plan;
         // A target of DC knows its initiators as long as it exists.
-        let destroy = destroy || self.links[link].is_dead || plan.kind == Kind::Dc;
+        let mut destroy = destroy || self.links[link].is_dead || plan.kind == Kind::Dc;
+        if plan.library.is_some() && !destroy {
+            self.calm(random)?;
+            destroy = !self.links[link].ends.iter_mut().all(End::reset_library);
+        }
         for side in 0..2 {
             self.end(link, side, destroy).map_err(words)?;
             self.poll()?;
@@ -288,10 +381,7 @@ impl<'a> Stage<'a> {
                 self.links[link].ends[side].qpn = 0;
             }
         }
-        // Packets of the former connection must not reach the new one.
-        while self.step_all(random) || self.world.in_flight() > 0 && self.skip() {
-            self.poll()?;
-        }
+        self.calm(random)?;
         for side in 0..2 {
             self.links[link].adopt(side).map_err(|error| self.at(link, side, &error))?;
         }
@@ -300,11 +390,24 @@ impl<'a> Stage<'a> {
         it.connect(&self.cards, random).map_err(words)
     }
 
+    /// Runs until nothing happens: packets of a former connection must not reach the new one.
+    fn calm(&mut self, random: &mut Random) -> Checked {
+        while self.step_all(random) || self.world.in_flight() > 0 && self.skip() {
+            self.poll()?;
+        }
+        Ok(())
+    }
+
     /// Resets or destroys the queue pair of an end.
     fn end(&mut self, link: usize, side: usize, destroy: bool) -> Result<(), Failure> {
         let end = &mut self.links[link].ends[side];
         let card = &self.cards[end.card].card;
         if end.qpn == 0 {
+            return Ok(());
+        }
+        if end.queues.library.is_some() {
+            // One that was reset stays.
+            end.queues.library = end.queues.library.take().filter(|_| !destroy);
             return Ok(());
         }
         if destroy {
@@ -318,8 +421,8 @@ impl<'a> Stage<'a> {
 
     /// Drops a card, as if its process had ended, and starts another in its place.
     fn kill(&mut self, card: usize) -> Result<(), Failure> {
-        let Episode { schedule, faults, .. } = self.episode;
-        let new = CardBed::new(&mut self.world, schedule.as_ref(), faults.as_ref())?;
+        let Episode { schedule, faults, library, .. } = self.episode;
+        let new = CardBed::new(&mut self.world, schedule.as_ref(), faults.as_ref(), *library)?;
         let former = std::mem::replace(&mut self.cards[card], new);
         self.totals.faults += former.card.fault_counts().iter().map(|rule| rule.injected).sum::<u64>();
         drop(former);

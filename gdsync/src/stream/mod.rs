@@ -33,10 +33,11 @@ mod translations;
 #[deny(unsafe_code)]
 mod watchdog;
 
+pub use crate::util::poller::Simulation;
 pub use cpu::Cpu;
 pub use cuda::CudaStream;
 pub use handle::Stream;
-pub use soft::{Event, SoftStream};
+pub use soft::{Event, SoftStream, StreamSteps};
 
 use crate::batch::Batch;
 use crate::cuda::Placement;

@@ -72,14 +72,32 @@ impl SoftStream {
     /// # Errors
     /// [`StreamError::NoThread`] if its thread cannot be started.
     pub fn new() -> Result<Self, StreamError> {
-        let (work, idle) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { number: trace::next_stream(), state: Mutex::default(), work, idle });
+        let shared = Shared::new();
         let worker = shared.clone();
         std::thread::Builder::new()
             .name("gdsync-stream".to_owned())
             .spawn(move || worker.run_to_the_end())
             .map_err(|error| StreamError::NoThread { reason: error.to_string() })?;
         Ok(SoftStream { shared })
+    }
+
+    /// Makes a stream without a thread: the returned steps do its work.
+    ///
+    /// ```
+    /// use gdsync::memop::{Condition, Word32};
+    /// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+    /// let (stream, mut steps) = SoftStream::stepped();
+    /// let stream = Stream::new(stream)?;
+    /// let word = Word32::new(&PinnedMemory::allocate(8)?, 0)?;
+    /// stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1).write_value32(&word, 2))?;
+    /// assert!(!steps.step(), "the wait");
+    /// word.store(1);
+    /// assert!(steps.step() && steps.step() && word.load() == 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn stepped() -> (Self, StreamSteps) {
+        let shared = Shared::new();
+        (SoftStream { shared: shared.clone() }, StreamSteps { shared, ops: VecDeque::new() })
     }
 
     /// Runs a closure in stream order, as a kernel would.
@@ -167,7 +185,66 @@ impl Drop for SoftStream {
     }
 }
 
+/// The steps of a stream of [`SoftStream::stepped`]. Dropping them fails the stream.
+pub struct StreamSteps {
+    shared: Arc<Shared>,
+    /// The rest of a submission.
+    ops: VecDeque<MemOp>,
+}
+
+impl StreamSteps {
+    /// Performs the next operation or kernel. Returns false if there is none, if it is an unsatisfied wait, and after a
+    /// failure of the stream.
+    pub fn step(&mut self) -> bool {
+        let stepped = contain(|| self.try_step()).and_then(|stepped| stepped);
+        stepped.unwrap_or_else(|reason| {
+            self.ops.clear();
+            self.shared.fail(&reason);
+            false
+        })
+    }
+
+    fn try_step(&mut self) -> Result<bool, String> {
+        if self.ops.is_empty() {
+            let mut state = self.shared.lock();
+            let Some(item) = state.queue.pop_front() else { return Ok(false) };
+            state.busy = true;
+            drop(state);
+            match item {
+                Item::Ops(ops) => self.ops = ops.into(),
+                item => perform(item)?,
+            }
+        }
+        if let Some(op) = self.ops.front() {
+            // SAFETY: the caller of `submit` vouched for the addresses, as for those that the thread performs.
+            if !unsafe { try_perform(op, false) } {
+                return Ok(false);
+            }
+            self.ops.pop_front();
+        }
+        self.shared.lock().busy = !self.ops.is_empty();
+        Ok(true)
+    }
+}
+
+impl fmt::Debug for StreamSteps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamSteps").field("begun", &self.ops).finish_non_exhaustive()
+    }
+}
+
+impl Drop for StreamSteps {
+    fn drop(&mut self) {
+        self.shared.fail("its steps have ended");
+    }
+}
+
 impl Shared {
+    fn new() -> Arc<Self> {
+        let (work, idle) = (Condvar::new(), Condvar::new());
+        Arc::new(Shared { number: trace::next_stream(), state: Mutex::default(), work, idle })
+    }
+
     fn lock(&self) -> MutexGuard<'_, SoftState> {
         self.state.lock()
     }

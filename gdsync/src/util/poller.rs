@@ -4,6 +4,11 @@
 //! doorbell that a stream writes into a mailbox. A [`Poller`] is a thread that polls such words. Each purpose has a
 //! separate poller with its name, so that purposes do not delay each other.
 
+mod stepped;
+
+pub use stepped::Simulation;
+pub(crate) use stepped::now;
+
 use crate::util::contain::{drop_contained, log};
 use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
@@ -53,6 +58,9 @@ impl Poller {
 
     /// Starts the thread, unless it runs. After an error, the next call tries again.
     pub(crate) fn start(&'static self) -> io::Result<()> {
+        if stepped::is_simulated() {
+            return Ok(());
+        }
         self.start_as(thread::Builder::new())
     }
 
@@ -67,6 +75,7 @@ impl Poller {
 
     /// Makes the thread poll a task. Polling begins once [`Self::start`] has succeeded.
     pub(crate) fn add(&self, task: Arc<dyn Task>) {
+        let Some(task) = stepped::keep(task) else { return };
         self.state.lock().new.push(task);
         self.added.notify_one();
     }
@@ -86,7 +95,7 @@ impl Poller {
             drop(state);
             let mut next = 0;
             while let Some(task) = tasks.get(next) {
-                let polled = self.poll(&**task);
+                let polled = poll(self.name, &**task);
                 progress |= polled != Polled::Nothing;
                 if polled == Polled::Done {
                     // It may hold the last handle of the program's memory.
@@ -102,15 +111,14 @@ impl Poller {
             }
         }
     }
+}
 
-    /// Polls once. A task that panics ends, and the thread goes on with the others.
-    fn poll(&self, task: &dyn Task) -> Polled {
-        contain(|| task.poll()).unwrap_or_else(|panic| {
-            let thread = self.name;
-            log(|| tracing::error!(thread, panic, "a polling task panicked: what waits for it is not woken"));
-            Polled::Done
-        })
-    }
+/// Polls once. A task that panics ends, and the thread goes on with the others.
+fn poll(thread: &str, task: &dyn Task) -> Polled {
+    contain(|| task.poll()).unwrap_or_else(|panic| {
+        log(|| tracing::error!(thread, panic, "a polling task panicked: what waits for it is not woken"));
+        Polled::Done
+    })
 }
 
 #[cfg(test)]

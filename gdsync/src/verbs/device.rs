@@ -230,8 +230,27 @@ impl Device {
     /// The context was opened by the library whose entry points `api` holds. It stays open until the returned handle,
     /// its clones and everything made on them are dropped, and streams have passed all work that names them.
     pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
+        // SAFETY: the caller's.
+        unsafe { Self::on(api, Owned::borrowed(context)) }
+    }
+
+    /// As [`Self::from_raw`], but gdsync closes the context, after everything made on it.
+    ///
+    /// # Errors
+    /// [`OpenError::NotMlx5`] if libmlx5 does not drive the device. The context is closed then.
+    ///
+    /// # Safety
+    /// The context was opened by the library whose entry points `api` holds, and its owner passes it on.
+    pub unsafe fn from_owned(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
+        // SAFETY: every object made on the context holds an `Arc` of its owner; the rest is the caller's.
+        unsafe { Self::on(api, Owned::new(context, api.close_device, "ibv_close_device")) }
+    }
+
+    /// # Safety
+    /// The context is open, by `api`.
+    unsafe fn on(api: &'static VerbsApi, raw: Owned<ibv_context>) -> Result<Self, Error> {
         // SAFETY: an open context, as the caller promises, names its device.
-        let device = unsafe { (*context.as_ptr()).device };
+        let device = unsafe { (*raw.as_ptr()).device };
         // SAFETY: the device of an open context is valid, and so is its zero-terminated name.
         let (name, supported) =
             unsafe { (CStr::from_ptr((api.get_device_name)(device)), (api.mlx5dv_is_supported)(device)) };
@@ -239,7 +258,7 @@ impl Device {
         if !supported {
             return Err(Error::Open(OpenError::NotMlx5 { name }));
         }
-        Ok(Self::of(Owned::borrowed(context), api, name))
+        Ok(Self::of(raw, api, name))
     }
 
     fn of(raw: Owned<ibv_context>, api: &'static VerbsApi, name: String) -> Self {

@@ -370,6 +370,15 @@ impl Card {
         result
     }
 
+    /// Does what it still owes. No thread serves it any more.
+    pub(super) fn finish(&self) {
+        let mut engine = self.shared.engine.lock();
+        engine.workers.own_thread_only = true;
+        let now = engine.now();
+        engine.flush_delayed_packets(now);
+        engine.write_deferred();
+    }
+
     /// Returns a number that was not used for long: a late packet or completion must not reach a new object.
     pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
         loop {
@@ -403,12 +412,7 @@ impl Drop for Card {
         {
             tracing::error!("the software card's thread panicked");
         }
-        let mut engine = self.shared.engine.lock();
-        engine.workers.own_thread_only = true;
-        let now = engine.now();
-        engine.flush_delayed_packets(now);
-        engine.write_deferred();
-        drop(engine);
+        self.finish();
         self.shared.set_wants_all_rings(false);
         faults::leave(&self.faults);
     }

@@ -65,8 +65,10 @@ impl World {
         let port = Port { mtu: PACKET_BYTES, ..Port::new(0, link, fabric.number(), None) };
         let (faults, decisions) = (faults::of_one_card(index), liberties::of_one_card(schedule, index));
         let clock = Clock::simulated(self.time.clone());
-        let engine = Engine::new(fabric, port, faults, decisions, WaitRules::default(), clock);
-        Ok(SimulatedCard { card: Card::of(engine, sleeper, sink), time: self.time.clone() })
+        let mut engine = Engine::new(fabric, port, faults, decisions, WaitRules::default(), clock);
+        // A thread that rings does no work of the card.
+        engine.workers.own_thread_only = true;
+        Ok(SimulatedCard { card: Arc::new(Card::of(engine, sleeper, sink)), time: self.time.clone() })
     }
 
     /// Returns the time since the start of the world.
@@ -102,10 +104,11 @@ impl fmt::Debug for World {
     }
 }
 
-/// A card of a [`World`]: it works only when it is stepped.
+/// A card of a [`World`]: it works only when it is stepped. Dropping it ends it for other cards, as the end of its process
+/// does, though contexts of [`open_simulated`](crate::verbs::open_simulated) may outlive it.
 #[derive(Debug)]
 pub struct SimulatedCard {
-    card: Card,
+    pub(crate) card: Arc<Card>,
     time: Arc<SimulatedTime>,
 }
 
@@ -126,6 +129,13 @@ impl SimulatedCard {
     pub fn next_timer(&self) -> Option<Duration> {
         let next = self.card.shared.engine.lock().next_timer()?;
         Some(next.saturating_duration_since(self.time.start()))
+    }
+}
+
+impl Drop for SimulatedCard {
+    fn drop(&mut self) {
+        self.card.finish();
+        self.card.shared.engine.lock().fabric.close();
     }
 }
 

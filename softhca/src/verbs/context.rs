@@ -1,16 +1,20 @@
 //! Open devices and their queries, and `mlx5dv_devx_general_cmd` with this front's only command,
 //! QUERY_HCA_CAP. Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
 
-use super::device::{Device, OpenCard, OwnUar, c_string};
+use super::device::{self, Device, OpenCard, OwnUar, c_string};
 use super::errno::{self, Errno, Result};
-use super::event_queue::EventQueue;
+use super::event_queue::{EventQueue, Routes};
 use super::object::{self, CStruct, object};
-use crate::card::{Card, GidKind, LIMITS, LinkLayer};
+use crate::card::simulation::{SimulatedCard, World};
+use crate::card::{Card, CardError, GidKind, LIMITS, LinkLayer};
+use crate::liberties::Schedule;
 use gdsync_sys::prm::command::{header, opcode};
 use gdsync_sys::verbs::{
     self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
 };
 use libc::{c_int, c_void, size_t, ssize_t};
+use std::io;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The card's only port.
@@ -39,8 +43,7 @@ object! {
 }
 
 impl Context {
-    fn new(device: &'static Device) -> Result<Self> {
-        let open = device.card()?;
+    fn new(device: &'static Device, open: Arc<OpenCard>) -> Result<Self> {
         let uar = OwnUar::of_context(&open)?;
         let events = Arc::new(EventQueue::new()?);
         let ibv = ibv_context {
@@ -66,9 +69,32 @@ impl Context {
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     errno::pointer(|| {
         // SAFETY: guaranteed by the caller; devices are static.
-        let context = Context::new(unsafe { object::borrow(device) }?)?;
+        let device = unsafe { object::borrow::<Device>(device) }?;
+        let context = Context::new(device, device.card()?)?;
         Ok(object::into_raw(Arc::new(context)))
     })
+}
+
+/// Starts a card of a simulation, and opens a context of it for [`super::verbs_api`]. The card has an InfiniBand port.
+///
+/// The context is closed by `ibv_close_device`, at the latest when the program ends; its objects may outlive the card
+/// ([`SimulatedCard`]), which then does nothing for them.
+///
+/// # Errors
+/// As [`World::start_card`]; [`CardError::System`] without a descriptor or memory for the context.
+pub fn open_simulated(
+    world: &mut World,
+    schedule: Option<&Schedule>,
+) -> std::result::Result<(SimulatedCard, NonNull<ibv_context>), CardError> {
+    let routes = Arc::new(Routes::default());
+    let sink = routes.clone();
+    let card =
+        world.start_card(LinkLayer::InfiniBand, schedule, Box::new(move |event| sink.deliver(event)))?;
+    let open = Arc::new(OpenCard { card: card.card.clone(), routes });
+    let context = Context::new(device::simulated(), open)
+        .map_err(|errno| CardError::System(io::Error::from_raw_os_error(errno.0)))?;
+    let raw = NonNull::new(object::into_raw(Arc::new(context))).ok_or_else(io::Error::last_os_error)?;
+    Ok((card, raw))
 }
 
 /// `ibv_close_device`. EBUSY while objects of the context exist.

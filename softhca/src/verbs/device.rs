@@ -23,7 +23,7 @@ const TRANSPORT_IB: c_int = 0;
 
 /// A running card, and the event queues of its objects.
 pub(super) struct OpenCard {
-    pub(super) card: Card,
+    pub(super) card: Arc<Card>,
     pub(super) routes: Arc<Routes>,
 }
 
@@ -65,7 +65,7 @@ impl Device {
         let routes = Arc::new(Routes::default());
         let sink = routes.clone();
         let card = Card::start_device(self.index, self.link, Box::new(move |event| sink.deliver(event)))?;
-        let card = Arc::new(OpenCard { card, routes });
+        let card = Arc::new(OpenCard { card: Arc::new(card), routes });
         *known = Arc::downgrade(&card);
         Ok(card)
     }
@@ -78,6 +78,12 @@ pub(super) fn c_string<const N: usize>(text: &str) -> [c_char; N] {
         *place = byte as c_char;
     }
     field
+}
+
+/// The device of all simulated cards.
+pub(super) fn simulated() -> &'static Device {
+    static SIMULATED: OnceLock<Device> = OnceLock::new();
+    SIMULATED.get_or_init(|| Device::new(0, LinkLayer::InfiniBand))
 }
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();

@@ -28,4 +28,5 @@ mod srq;
 
 pub use crate::devices::DEVICES_VARIABLE;
 pub use api::verbs_api;
+pub use context::open_simulated;
 pub use device::diagnostics;

@@ -7,7 +7,7 @@ use crate::qp::{CardWord, CompletionQueueInner, QueuePair, QueuePairConfig, Queu
 use crate::queue::send::{CardWait, PostMode, WaitRequest};
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
 use crate::util::options::options;
-use crate::util::poller::{Polled, Task};
+use crate::util::poller::{Polled, Task, now};
 use crate::verbs::{
     Access, ConnectOptions, DEFAULT_PORT, Device, DeviceInner, Error, GpuMemoryRegion, MemoryRegion,
     ProtectionDomain, QueuePairError,
@@ -309,11 +309,13 @@ impl CollectorState {
                 front.queue_pairs.iter().filter(|(queue_pair, _)| queue_pair.life.failure().is_some());
             failed.for_each(|(queue_pair, _)| queue_pair.flush_collected());
             if front.has_come() {
-                front.overdue = Some(Instant::now());
+                front.overdue = Some(now());
             }
         }
         match self.writer {
-            Writer::Card if own_failure || front.overdue.is_some_and(|since| since.elapsed() > GRACE) => {
+            Writer::Card
+                if own_failure || front.overdue.is_some_and(|since| now().duration_since(since) > GRACE) =>
+            {
                 tracing::debug!(number = front.number, "the CPU counts in the place of a collector's card");
                 if let Err(error) = self.queue_pair.abort() {
                     tracing::error!(%error, "a collector's queue could not be aborted");

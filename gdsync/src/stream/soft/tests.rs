@@ -123,3 +123,32 @@ fn dropping_the_stream_finishes_its_work() {
     assert_eq!(receiver.recv_timeout(SOON), Ok(5));
     assert!(receiver.recv_timeout(SOON).is_err(), "the worker has ended and dropped the closure");
 }
+
+#[test]
+fn steps_perform_one_operation_each_and_fail_the_stream_at_their_end() {
+    let memory = PinnedMemory::allocate(16).unwrap();
+    let words = [0, 4].map(|offset| Word32::new(&memory, offset).unwrap());
+    let (stream, mut steps) = SoftStream::stepped();
+    let [addr, go] = [0, 1].map(|word| stream.translate(words[word].addr(), 4).unwrap());
+    let wait = MemOp::Wait32 { addr: go, condition: Condition::Eq, value: 1 };
+    let write = |value| MemOp::Write32 { addr, value };
+    // SAFETY: the memory outlives the steps.
+    unsafe { stream.submit(&[write(1), wait, write(2)]) }.unwrap();
+    let event = stream.record().unwrap();
+    assert!(steps.step() && words[0].load() == 1);
+    assert!(!steps.step() && !stream.query().unwrap());
+    words[1].store(1);
+    assert!(steps.step() && words[0].load() == 1);
+    assert!(steps.step() && words[0].load() == 2 && event.completed_at().is_none());
+    assert!(steps.step() && event.completed_at().is_some() && stream.query().unwrap());
+    assert!(!steps.step(), "nothing is left");
+    stream.launch(|| panic!("out of cheese")).unwrap();
+    assert!(!steps.step());
+    assert!(stream.launch(|| ()).unwrap_err().to_string().contains("out of cheese"));
+    let (stream, steps) = SoftStream::stepped();
+    // SAFETY: as above.
+    unsafe { stream.submit(&[wait, write(3)]) }.unwrap();
+    drop(steps);
+    assert!(stream.wait_idle(SOON).unwrap_err().to_string().contains("its steps have ended"));
+    assert_eq!(words[0].load(), 2);
+}

@@ -1,0 +1,98 @@
+//! The library on a card: its domain, and streams that are stepped.
+
+use super::program::STREAMS;
+use gdsync::memop::Word32;
+use gdsync::queue::Status;
+use gdsync::stream::{PostError, PostFailure, StreamOptions, StreamSteps};
+use gdsync::{Batch, Collector, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream};
+use gdsync_cli::failure::Failure;
+use softhca::card::simulation::{SimulatedCard, World};
+use softhca::liberties::Schedule;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A card's domain and streams.
+pub(super) struct Bench {
+    pub(super) pd: ProtectionDomain,
+    pub(super) streams: Vec<Driving>,
+    pub(super) collector: Collector,
+}
+
+/// A stream, and the completions that it waits for.
+pub(super) struct Driving {
+    /// `None` at the end of its process.
+    steps: Option<StreamSteps>,
+    stream: Stream<SoftStream>,
+    /// The number of the last mark that the stream has passed.
+    pub(super) word: Word32,
+    pub(super) marks: VecDeque<Vec<Awaited>>,
+    /// Number of the first of `marks`.
+    pub(super) first: u32,
+}
+
+/// A completion that a stream waits for.
+pub(super) struct Awaited {
+    pub(super) link: usize,
+    pub(super) side: usize,
+    pub(super) queue: usize,
+    /// Number of the queue pair among those of its end.
+    pub(super) life: u32,
+    pub(super) index: u32,
+    pub(super) status: Option<Status>,
+}
+
+impl Bench {
+    /// Starts a card, and opens it.
+    pub(super) fn new(
+        world: &mut World,
+        schedule: Option<&Schedule>,
+    ) -> Result<(SimulatedCard, Self), Failure> {
+        let (card, context) = softhca::verbs::open_simulated(world, schedule)?;
+        // SAFETY: the context was opened by these entry points, for this device alone.
+        let device = unsafe { Device::from_owned(softhca::verbs_api(), context) }?;
+        let pd = ProtectionDomain::new(&device)?;
+        let streams = (0..STREAMS).map(|number| Driving::new(number == 0)).collect::<Result<_, _>>()?;
+        let collector = Collector::new(&device)?;
+        Ok((card, Bench { pd, streams, collector }))
+    }
+}
+
+impl Driving {
+    fn new(collects: bool) -> Result<Self, Failure> {
+        let (stream, steps) = SoftStream::stepped();
+        let options = StreamOptions::default().collect_from(collects.then_some(2));
+        let stream = Stream::with_options(stream, options)?;
+        let word = Word32::new(&PinnedMemory::allocate(4)?, 0)?;
+        Ok(Driving { steps: Some(steps), stream, word, marks: VecDeque::new(), first: 1 })
+    }
+
+    pub(super) fn step(&mut self) -> bool {
+        self.steps.as_mut().is_some_and(StreamSteps::step)
+    }
+
+    /// Describes its oldest wait; `None` if it has performed everything.
+    pub(super) fn unfinished(&self) -> Option<String> {
+        match self.stream.synchronize_timeout(Duration::ZERO) {
+            Ok(true) => None,
+            Ok(false) => Some(self.stream.oldest_wait().unwrap_or_else(|| "it is not stepped".to_owned())),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// Posts a batch. Returns the rest of it if a queue pair has failed.
+    pub(super) fn post(&self, batch: Batch) -> Result<Option<Batch>, String> {
+        match self.stream.post(batch) {
+            Ok(_) => Ok(None),
+            Err(PostError { batch, source: PostFailure::Queue(QueueError::State(_)), .. }) => Ok(Some(batch)),
+            Err(error) => Err(format!("a stream refuses a batch: {error}")),
+        }
+    }
+}
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        self.steps = None;
+        // It learns that its backend has ended.
+        let _ended = self.stream.synchronize_timeout(Duration::ZERO);
+    }
+}

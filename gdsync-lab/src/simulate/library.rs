@@ -1,0 +1,200 @@
+//! Links that the library drives: their completions, and waits of streams.
+
+use super::bench::Awaited;
+use super::cards::CardBed;
+use super::check::{Checked, Told, ensure};
+use super::link::{End, Link};
+use super::program::{Kind, LinkPlan};
+use crate::soak::plan::Random;
+use gdsync::memop::Condition;
+use gdsync::queue::WorkKind;
+use gdsync::verbs::Mtu;
+use gdsync::{Batch, Completion, ConnectOptions};
+use gdsync_cli::failure::Failure;
+use gdsync_sys::prm::wqe::Opcode;
+
+/// Compares a completion's kind with the opcode of a request, or of a message.
+fn is_of(completion: &Completion, opcode: Opcode, is_receive: bool) -> bool {
+    let kind = match (opcode, is_receive) {
+        (Opcode::Send | Opcode::SendImm, false) => WorkKind::Send,
+        (Opcode::RdmaWrite | Opcode::RdmaWriteImm, false) => WorkKind::RdmaWrite,
+        (Opcode::RdmaRead, _) => WorkKind::RdmaRead,
+        (Opcode::AtomicCs, _) => WorkKind::CompareSwap,
+        (Opcode::AtomicFa, _) => WorkKind::FetchAdd,
+        (Opcode::Send | Opcode::SendImm, true) => WorkKind::Receive,
+        (Opcode::RdmaWriteImm, true) => WorkKind::ReceiveRdmaWithImmediate,
+        _ => WorkKind::Nop,
+    };
+    let has_immediate = matches!(opcode, Opcode::SendImm | Opcode::RdmaWriteImm);
+    completion.kind == kind && (!is_receive || completion.immediate.is_some() == has_immediate)
+}
+
+impl End {
+    /// Resets a queue pair of the library. Returns false if streams have not passed its work.
+    pub(super) fn reset_library(&mut self) -> bool {
+        self.life += 1;
+        self.queues.library.as_mut().is_some_and(|driven| driven.reset(self.life))
+    }
+}
+
+impl Link {
+    /// Takes the completions of an end that the library drives, and checks them. Returns how many.
+    pub(super) fn poll_library(
+        &mut self,
+        side: usize,
+        cards: &mut [CardBed],
+        mix: &mut dyn FnMut(&[u8]),
+    ) -> Result<u64, String> {
+        let mut count = 0;
+        for queue in 0..2 {
+            while let Some(driven) = &mut self.ends[side].queues.library {
+                let queues = [driven.queue_pair.send_cq(), driven.queue_pair.recv_cq()];
+                let polled = queues[queue].poll().map_err(|error| format!("polling fails: {error}"))?;
+                let Some(completion) = polled else { break };
+                count += 1;
+                if let Some(index) = completion.index {
+                    let next = driven.next[queue];
+                    ensure!(index >= next, "completion {next} is next, and another comes: {completion:?}");
+                    driven.next[queue] = index + 1;
+                    if completion.status.is_err() {
+                        driven.errors[queue].get_or_insert(index);
+                    }
+                }
+                for number in
+                    [completion.wr_id, completion.byte_len.into(), completion.index.unwrap_or(9).into()]
+                {
+                    mix(&number.to_le_bytes());
+                }
+                let told = Told {
+                    index: completion.wr_id,
+                    flush: completion.status.err().map(|error| error.is_flush()),
+                    bytes: completion.byte_len,
+                    immediate: completion.immediate.unwrap_or_default().to_be_bytes(),
+                    is_of: &|opcode| is_of(&completion, opcode, queue == 1),
+                    text: &format_args!("{completion:?}"),
+                };
+                match queue {
+                    0 => self.sent(side, &told)?,
+                    _ => self.received(side, &told, cards)?,
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Connects the queue pairs that the library drives.
+    pub(super) fn connect_library(&self) -> Result<(), Failure> {
+        let LinkPlan { timeout, rnr_timer, .. } = self.plan;
+        let options = ConnectOptions::default().timeout(timeout).retry_count(7).rnr_retry(7);
+        let options = options.min_rnr_timer(rnr_timer).max_reads(4).mtu(Some(Mtu::Bytes1024));
+        let [one, other] = &self.ends;
+        for (end, peer) in [(one, other), (other, one)] {
+            if let (Some(end), Some(peer)) = (&end.queues.library, &peer.queues.library) {
+                end.queue_pair.connect(&peer.queue_pair.endpoint()?, options)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes a stream wait for up to four completions of its card's queue pairs.
+pub(super) fn await_some(
+    card: usize,
+    stream: usize,
+    links: &mut [Link],
+    cards: &mut [CardBed],
+    random: &mut Random,
+) -> Checked {
+    let Some(bench) = &mut cards[card].bench else { return Ok(()) };
+    let places: Vec<(usize, usize)> = (0..links.len()).flat_map(|link| [(link, 0), (link, 1)]).collect();
+    let is_here = |end: &End| end.card == card && end.queues.library.is_some();
+    let here: Vec<_> = places.into_iter().filter(|(link, side)| is_here(&links[*link].ends[*side])).collect();
+    let mut waits = Vec::new();
+    for _ in 0..(1 + random.below(4)).min(2 * here.len() as u64) {
+        let (link, side) = here[random.below(here.len() as u64) as usize];
+        let (ends, queue) = (&mut links[link].ends, random.below(2) as usize);
+        if let Some(driven) = &mut ends[side].queues.library {
+            driven.ring(bench)?;
+        }
+        let Some(driven) = &ends[side].queues.library else { continue };
+        // Lost messages of an unreliable link never come.
+        if queue == 1 && links[link].plan.kind == Kind::Uc || ends[side].failed {
+            continue;
+        }
+        let unrung = ends[1 - side].queues.library.as_ref().map_or(0, |peer| peer.messages);
+        let coming = ends[side].coming.len().saturating_sub(unrung);
+        let Some(wait) = driven.prepare_wait(queue, coming)? else { continue };
+        let (life, index) = (driven.life, wait.index());
+        waits.push((Awaited { link, side, queue, life, index, status: None }, wait));
+    }
+    let by_collector = random.below(4) == 0;
+    let driving = &mut bench.streams[stream];
+    let (mut batch, mut awaited) = (Batch::new(), Vec::new());
+    match &bench.collector {
+        collector if by_collector && !waits.is_empty() => {
+            let (told, waits): (Vec<_>, Vec<_>) = waits.into_iter().unzip();
+            let number = collector.collect(waits).map_err(|error| format!("a collector refuses: {error}"))?;
+            batch = batch.wait_value64(collector.word(), Condition::Geq, number);
+            awaited = told;
+        }
+        _ => {
+            for (mut told, wait) in waits {
+                batch = match random.below(3) {
+                    0 => {
+                        let checked = wait.checked().map_err(|error| error.to_string())?;
+                        told.status = Some(checked.status());
+                        batch.wait_checked(checked)
+                    }
+                    _ => batch.wait(wait),
+                };
+                awaited.push(told);
+            }
+        }
+    }
+    let number = driving.first.wrapping_add(driving.marks.len() as u32);
+    driving.marks.push_back(awaited);
+    let rest = driving.post(batch.write_value32(&driving.word, number))?;
+    ensure!(rest.is_none(), "a stream refuses waits");
+    Ok(())
+}
+
+/// Checks that the completions have come for which streams have waited: `passed` are the words of all streams before the last polls. Returns for
+/// how many completions.
+pub(super) fn check_marks(links: &[Link], cards: &mut [CardBed], passed: &[u32]) -> Result<u64, String> {
+    let mut count = 0;
+    let streams = cards.iter_mut().filter_map(|bed| bed.bench.as_mut()).flat_map(|bench| &mut bench.streams);
+    for (driving, passed) in streams.zip(passed) {
+        while passed.wrapping_sub(driving.first) as i32 >= 0 {
+            driving.first += 1;
+            for awaited in driving.marks.pop_front().ok_or("a stream writes a mark that it was not given")? {
+                let Awaited { link, side, queue, index, .. } = awaited;
+                let end = &links[link].ends[side];
+                let what = || format!("completion {index} of queue {queue} of link {link} end {side}");
+                let Some(driven) = end.queues.library.as_ref().filter(|driven| driven.life == awaited.life)
+                else {
+                    continue;
+                };
+                let has_come =
+                    driven.next[queue] > index || end.failed || driven.queue_pair.failure().is_some();
+                count += 1;
+                ensure!(has_come, "a stream passes its wait for {}, which has not come", what());
+                if let Some(status) = &awaited.status {
+                    let is_good = driven.errors[queue].is_none_or(|first| index < first);
+                    let is = status.get();
+                    ensure!(
+                        is.is_some_and(|is| is.is_ok() == is_good),
+                        "the status of {} is {is:?}, and it is good: {is_good}",
+                        what()
+                    );
+                }
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// The words of all streams: how far they are.
+pub(super) fn words(cards: &[CardBed]) -> Vec<u32> {
+    let benches = cards.iter().filter_map(|bed| bed.bench.as_ref());
+    benches.flat_map(|bench| bench.streams.iter().map(|driving| driving.word.load())).collect()
+}
