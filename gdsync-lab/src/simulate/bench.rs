@@ -4,7 +4,9 @@ use super::program::STREAMS;
 use gdsync::memop::Word32;
 use gdsync::queue::Status;
 use gdsync::stream::{PostError, PostFailure, StreamOptions, StreamSteps};
-use gdsync::{Batch, Collector, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream};
+use gdsync::{
+    Batch, Collector, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream, Trigger,
+};
 use gdsync_cli::failure::Failure;
 use softhca::card::simulation::{SimulatedCard, World};
 use softhca::liberties::Schedule;
@@ -24,6 +26,8 @@ pub(super) struct Driving {
     steps: Option<StreamSteps>,
     stream: Stream<SoftStream>,
     /// The number of the last mark that the stream has passed.
+    /// Releases sends of several queue pairs.
+    pub(super) trigger: Trigger,
     pub(super) word: Word32,
     pub(super) marks: VecDeque<Vec<Awaited>>,
     /// Number of the first of `marks`.
@@ -51,19 +55,26 @@ impl Bench {
         // SAFETY: the context was opened by these entry points, for this device alone.
         let device = unsafe { Device::from_owned(softhca::verbs_api(), context) }?;
         let pd = ProtectionDomain::new(&device)?;
-        let streams = (0..STREAMS).map(|number| Driving::new(number == 0)).collect::<Result<_, _>>()?;
+        let streams = (0..STREAMS).map(|number| Driving::new(&pd, number == 0)).collect::<Result<_, _>>()?;
         let collector = Collector::new(&device)?;
         Ok((card, Bench { pd, streams, collector }))
     }
 }
 
 impl Driving {
-    fn new(collects: bool) -> Result<Self, Failure> {
+    fn new(pd: &ProtectionDomain, collects: bool) -> Result<Self, Failure> {
         let (stream, steps) = SoftStream::stepped();
         let options = StreamOptions::default().collect_from(collects.then_some(2));
         let stream = Stream::with_options(stream, options)?;
         let word = Word32::new(&PinnedMemory::allocate(4)?, 0)?;
-        Ok(Driving { steps: Some(steps), stream, word, marks: VecDeque::new(), first: 1 })
+        Ok(Driving {
+            steps: Some(steps),
+            stream,
+            trigger: Trigger::new(pd)?,
+            word,
+            marks: VecDeque::new(),
+            first: 1,
+        })
     }
 
     pub(super) fn step(&mut self) -> bool {

@@ -4,7 +4,7 @@ use super::bench::Bench;
 use super::program::{By, DEPTH, Kind, LinkPlan};
 use gdsync::verbs::Transport;
 use gdsync::{
-    Access, Batch, MemoryRegion, PinnedMemory, PreparedWait, QueueError, QueuePair, QueuePairConfig,
+    Access, Batch, MemoryRegion, PinnedMemory, PreparedWait, QueueError, QueuePair, QueuePairConfig, Trigger,
     WorkRequest,
 };
 use gdsync_cli::failure::Failure;
@@ -36,6 +36,10 @@ impl Driven {
         let transport = if plan.kind == Kind::Uc { Transport::Uc } else { Transport::Rc };
         let config = QueuePairConfig::default().transport(transport).access(Access::all());
         let config = config.send_depth(2 * DEPTH as u32).recv_depth(DEPTH as u32);
+        let own = matches!(by, By::Trigger(_)).then(|| Trigger::new(&bench.pd)).transpose()?;
+        let shared = by.stream().filter(|_| matches!(by, By::Shared(_)));
+        let shared = shared.map(|stream| &bench.streams[stream].trigger);
+        let config = own.as_ref().or(shared).map_or(config, |trigger| config.trigger(trigger));
         Ok(Driven {
             queue_pair: QueuePair::new(&bench.pd, config)?,
             region: MemoryRegion::register(&bench.pd, memory, Access::all())?,
@@ -67,14 +71,15 @@ impl Driven {
     ) -> Result<bool, String> {
         let posted = match self.by {
             By::Cpu => self.queue_pair.post_send(request),
-            By::Stream(_) => self.queue_pair.prepare(request).map(|send| {
+            _ => self.queue_pair.prepare(request).map(|send| {
                 self.pending.0 = std::mem::take(&mut self.pending.0).send(send);
                 self.pending.1 += 1;
                 self.messages += usize::from(is_message);
             }),
         };
         match posted {
-            Ok(()) if rung => self.ring(bench).map(|()| true),
+            // Tickets of a trigger are posted in the order in which they are taken.
+            Ok(()) if rung || matches!(self.by, By::Shared(_)) => self.ring(bench).map(|()| true),
             Ok(()) => Ok(true),
             Err(QueueError::Full(_) | QueueError::State(_)) => Ok(false),
             Err(error) => Err(format!("the library refuses a send: {error}")),
@@ -83,7 +88,7 @@ impl Driven {
 
     /// Posts the prepared sends on its stream.
     pub(super) fn ring(&mut self, bench: &Bench) -> Result<(), String> {
-        let By::Stream(stream) = self.by else { return Ok(()) };
+        let Some(stream) = self.by.stream() else { return Ok(()) };
         if std::mem::take(&mut self.pending.1) > 0 {
             let batch = std::mem::take(&mut self.pending.0);
             self.refused.extend(bench.streams[stream].post(batch)?);

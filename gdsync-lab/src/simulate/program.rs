@@ -41,8 +41,21 @@ pub(super) const STREAMS: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Cpu,
-    /// This stream of its card.
+    /// This stream of its card, by doorbells.
     Stream(usize),
+    /// This stream, by a trigger of the end's own.
+    Trigger(usize),
+    /// This stream, by its own trigger, which releases sends of several ends.
+    Shared(usize),
+}
+
+impl By {
+    pub(super) fn stream(self) -> Option<usize> {
+        match self {
+            By::Cpu => None,
+            By::Stream(stream) | By::Trigger(stream) | By::Shared(stream) => Some(stream),
+        }
+    }
 }
 
 /// Two connected queue pairs.
@@ -232,9 +245,10 @@ fn link(cards: usize, library: bool, random: &mut Random) -> LinkPlan {
         _ if library && random.below(2) == 0 => Kind::Rc,
         kind => kind,
     };
-    let by = |random: &mut Random| match random.below(4) {
-        0 => By::Cpu,
-        other => By::Stream(other as usize % STREAMS),
+    let by = |random: &mut Random| {
+        let stream = random.below(STREAMS as u64) as usize;
+        [By::Cpu, By::Stream(stream), By::Stream(stream), By::Trigger(stream), By::Shared(stream)]
+            [random.below(5) as usize]
     };
     let library = (library && matches!(kind, Kind::Rc | Kind::Uc) && random.below(4) != 0)
         .then(|| [by(random), by(random)]);

@@ -382,6 +382,8 @@ impl<'a> Stage<'a> {
             }
         }
         self.calm(random)?;
+        // The library returns no completions of a queue pair that is dropped.
+        self.links[link].is_dead |= destroy && plan.library.is_some();
         for side in 0..2 {
             self.links[link].adopt(side).map_err(|error| self.at(link, side, &error))?;
         }
