@@ -2,10 +2,11 @@
 
 use super::bench::Bench;
 use super::program::{By, DEPTH, Kind, LinkPlan};
+use gdsync::memop::Word32;
 use gdsync::verbs::Transport;
 use gdsync::{
-    Access, Batch, MemoryRegion, PinnedMemory, PreparedWait, QueueError, QueuePair, QueuePairConfig, Trigger,
-    WorkRequest,
+    Access, Batch, MemoryRegion, PinnedMemory, PreparedSend, PreparedWait, QueueError, QueuePair,
+    QueuePairConfig, Trigger, WorkRequest,
 };
 use gdsync_cli::failure::Failure;
 
@@ -16,9 +17,12 @@ pub(super) struct Driven {
     by: By,
     /// Its number among those of its end.
     pub(super) life: u32,
-    /// Prepared sends, how many of them, and how many of those are messages.
-    pending: (Batch, usize),
+    /// Prepared sends, and how many of them are messages.
+    pending: Vec<PreparedSend>,
     pub(super) messages: usize,
+    /// The stream writes the number of sends here before it gives them to the card; and that number.
+    begun: Word32,
+    sends: u32,
     /// Batches that streams have refused after its failure.
     refused: Vec<Batch>,
     /// Indices of the completions that come next, of sends and of receives, and of the first errors.
@@ -45,8 +49,10 @@ impl Driven {
             region: MemoryRegion::register(&bench.pd, memory, Access::all())?,
             by,
             life,
-            pending: (Batch::new(), 0),
+            pending: Vec::new(),
             messages: 0,
+            begun: Word32::new(&PinnedMemory::allocate(4)?, 0)?,
+            sends: 0,
             refused: Vec::new(),
             next: [0; 2],
             errors: [None; 2],
@@ -55,7 +61,8 @@ impl Driven {
 
     /// Resets it. Returns false if streams have not passed its work.
     pub(super) fn reset(&mut self, life: u32) -> bool {
-        (self.pending, self.messages) = ((Batch::new(), 0), 0);
+        self.pending.clear();
+        self.messages = 0;
         (self.life, self.errors) = (life, [None; 2]);
         self.refused.clear();
         self.queue_pair.reset().is_ok()
@@ -65,15 +72,16 @@ impl Driven {
     pub(super) fn post(
         &mut self,
         request: WorkRequest<'_>,
+        serial: u64,
         is_message: bool,
         rung: bool,
         bench: &Bench,
     ) -> Result<bool, String> {
         let posted = match self.by {
-            By::Cpu => self.queue_pair.post_send(request),
-            _ => self.queue_pair.prepare(request).map(|send| {
-                self.pending.0 = std::mem::take(&mut self.pending.0).send(send);
-                self.pending.1 += 1;
+            By::Cpu => self.queue_pair.post_send(request.wr_id(serial)),
+            _ => self.queue_pair.prepare(request.wr_id(serial)).map(|send| {
+                self.pending.push(send);
+                self.sends = serial as u32 + 1;
                 self.messages += usize::from(is_message);
             }),
         };
@@ -89,18 +97,24 @@ impl Driven {
     /// Posts the prepared sends on its stream.
     pub(super) fn ring(&mut self, bench: &Bench) -> Result<(), String> {
         let Some(stream) = self.by.stream() else { return Ok(()) };
-        if std::mem::take(&mut self.pending.1) > 0 {
-            let batch = std::mem::take(&mut self.pending.0);
+        if !self.pending.is_empty() {
+            let batch = Batch::new().write_value32(&self.begun, self.sends);
+            let batch = self.pending.drain(..).fold(batch, Batch::send);
             self.refused.extend(bench.streams[stream].post(batch)?);
         }
         self.messages = 0;
         Ok(())
     }
 
+    /// Returns whether the card has a send only after its stream has reached it.
+    pub(super) fn has_begun(&self, serial: u64) -> bool {
+        self.by == By::Cpu || (self.begun.load().wrapping_sub(serial as u32) as i32) > 0
+    }
+
     /// Prepares a wait for the next completion of sends (queue 0) or receives, if all of its work is given to the card.
     pub(super) fn prepare_wait(&self, queue: usize, coming: usize) -> Result<Option<PreparedWait>, String> {
         let queues = [self.queue_pair.send_cq(), self.queue_pair.recv_cq()];
-        if self.pending.1 > 0 || self.queue_pair.failure().is_some() {
+        if !self.pending.is_empty() || self.queue_pair.failure().is_some() {
             return Ok(None);
         }
         match queues[queue].prepare_wait() {

@@ -65,6 +65,8 @@ impl Link {
                 {
                     mix(&number.to_le_bytes());
                 }
+                let is_early = queue == 0 && completion.status.is_ok() && !driven.has_begun(completion.wr_id);
+                ensure!(!is_early, "a send has completed before its stream has reached it: {completion:?}");
                 let told = Told {
                     index: completion.wr_id,
                     flush: completion.status.err().map(|error| error.is_flush()),

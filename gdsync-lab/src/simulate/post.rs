@@ -121,10 +121,9 @@ impl Link {
             let len = peer.region.memory.len() as u64;
             let remote = RemoteMemory { addr: peer.region.address(0), len, rkey: peer.region.key };
             let request = parts.request(work, inline, &slices, remote)?;
-            let request = request.wr_id(end.ledger.next());
             let request = if signaled { request } else { request.unsignaled() };
             let is_message = peer.coming.len() > before.1;
-            if !driven.post(request, is_message, work.rung, bench)? {
+            if !driven.post(request, end.ledger.next(), is_message, work.rung, bench)? {
                 (peer.sent, peer.writes) = (before.0, before.2);
                 peer.coming.truncate(before.1);
                 peer.word.coming.truncate(before.3);
