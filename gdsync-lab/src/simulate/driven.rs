@@ -25,9 +25,9 @@ pub(super) struct Driven {
     sends: u32,
     /// Batches that streams have refused after its failure.
     refused: Vec<Batch>,
-    /// Indices of the completions that come next, of sends and of receives, and of the first errors.
+    /// Indices of the completions that come next, of sends and of receives, and those after the last successes.
     pub(super) next: [u32; 2],
-    pub(super) errors: [Option<u32>; 2],
+    pub(super) good: [u32; 2],
 }
 
 impl Driven {
@@ -55,7 +55,7 @@ impl Driven {
             sends: 0,
             refused: Vec::new(),
             next: [0; 2],
-            errors: [None; 2],
+            good: [0; 2],
         })
     }
 
@@ -63,7 +63,7 @@ impl Driven {
     pub(super) fn reset(&mut self, life: u32) -> bool {
         self.pending.clear();
         self.messages = 0;
-        (self.life, self.errors) = (life, [None; 2]);
+        self.life = life;
         self.refused.clear();
         self.queue_pair.reset().is_ok()
     }

@@ -176,6 +176,11 @@ impl End {
         }
     }
 
+    /// Returns whether a completion or the library has told of a failure.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed || self.queues.has_failed()
+    }
+
     /// Makes the queue pair of an end.
     fn make(&mut self, plan: &LinkPlan, side: usize, bed: &CardBed) -> Result<(), Failure> {
         self.life += 1;

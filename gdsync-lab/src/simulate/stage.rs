@@ -239,7 +239,7 @@ impl<'a> Stage<'a> {
                 }
                 // Nothing else tells the other end, for whose messages streams may wait.
                 let Link { is_dead, ends, .. } = &self.links[link];
-                let is_over = *is_dead || ends.iter().any(|end| end.failed || end.queues.has_failed());
+                let is_over = *is_dead || ends.iter().any(End::has_failed);
                 let others =
                     ends.iter().position(|end| end.queues.library.is_some() && !end.queues.has_failed());
                 if let Some(side) = others.filter(|_| is_over) {
@@ -260,7 +260,7 @@ impl<'a> Stage<'a> {
             }
         }
         for link in 0..self.links.len() {
-            if self.links[link].is_dead || self.links[link].ends.iter().any(|end| end.failed) {
+            if self.links[link].is_dead || self.links[link].ends.iter().any(End::has_failed) {
                 self.remake(link, true, random)?;
             }
         }
@@ -314,7 +314,7 @@ impl<'a> Stage<'a> {
 
     /// Describes an end with something outstanding, or a stream that waits.
     fn unfinished(&self) -> Option<String> {
-        let is = |link: &Link, end: &End| match end.qpn != 0 && !end.failed {
+        let is = |link: &Link, end: &End| match end.qpn != 0 && !end.has_failed() {
             true => end.ledger.len() > 0 || link.is_whole() && !end.coming.is_empty(),
             false => !end.ledger.is_silent(),
         };
@@ -444,6 +444,6 @@ impl<'a> Stage<'a> {
 impl Link {
     /// Returns whether everything that is sent reliably must come.
     fn is_whole(&self) -> bool {
-        self.plan.kind.is_reliable() && !self.is_dead && self.ends.iter().all(|end| !end.failed)
+        self.plan.kind.is_reliable() && !self.is_dead && self.ends.iter().all(|end| !end.has_failed())
     }
 }
