@@ -308,6 +308,9 @@ impl<'a> Stage<'a> {
         let is_patient = self.simulation.is_some() && idle < PATIENCE;
         if is_patient {
             self.pass(1_000_000);
+            // A stream tells how far it is only now and then, unless it is asked.
+            let benches = self.cards.iter().filter_map(|bed| bed.bench.as_ref());
+            benches.flat_map(|bench| &bench.streams).for_each(|driving| drop(driving.unfinished()));
         }
         is_patient
     }
