@@ -6,10 +6,11 @@ use gdsync_test_support::folder::Folder;
 /// Child processes of commands, hidden from users.
 const INTERNAL: [&str; 7] =
     ["pingpong-peer", "net-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "pingpong",
     "devices",
     "doctor",
+    "accept",
     "bench",
     "soak",
     "simulate",
