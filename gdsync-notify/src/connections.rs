@@ -11,9 +11,11 @@ use crate::handshake::{
 use crate::initiator::Initiator;
 use crate::liveness::{Liveness, RankSet, RankState};
 use crate::memory::{SegmentResources, SharedSegment};
+use gdsync::queue::FailureCause;
 use gdsync::{ConnectOptions, Error};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -39,8 +41,35 @@ pub(crate) struct Connections {
     pub(crate) control: Mutex<Control>,
     /// Held during a call that all ranks make together. Lock order: before `control`.
     pub(crate) collective_call: Mutex<()>,
-    /// The team's segments in the order of their creation.
-    segments: Mutex<Vec<Weak<SharedSegment>>>,
+    segments: Arc<Segments>,
+    /// Dropped last: then nothing arrives any more.
+    _end: End,
+}
+
+/// The team's segments in the order of their creation.
+#[derive(Debug, Default)]
+pub(crate) struct Segments(Mutex<Vec<Weak<SharedSegment>>>);
+
+impl Segments {
+    /// Returns those that exist.
+    fn all(&self) -> Vec<Arc<SharedSegment>> {
+        let mut segments = self.0.lock();
+        segments.retain(|one| one.strong_count() > 0);
+        segments.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Ends the team when it is dropped: what still waits for notifications is released.
+#[derive(Debug)]
+struct End {
+    rank: u32,
+    liveness: Arc<Liveness>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.liveness.end(self.rank);
+    }
 }
 
 impl Connections {
@@ -64,7 +93,8 @@ impl Connections {
             liveness: liveness.clone(),
             control: Mutex::new(control),
             collective_call: Mutex::default(),
-            segments: Mutex::default(),
+            segments: Arc::default(),
+            _end: End { rank, liveness },
         })
     }
 
@@ -143,25 +173,27 @@ impl Connections {
         Ok(dropped)
     }
 
-    /// Aborts connections to dead ranks and releases waits for them. Returns true if notifications stay released, so
-    /// that later waits must be released, too.
+    /// Returns the ranks to which all connections have failed.
+    fn cut(&self) -> BTreeMap<u32, FailureCause> {
+        let cause = |rank: u32| {
+            let causes: Option<Vec<_>> = self.initiators(rank).map(Initiator::failure).collect();
+            Some((rank, *causes?.first()?))
+        };
+        (0..self.size).filter_map(cause).collect()
+    }
+
+    /// Aborts connections to dead ranks and releases waits that cannot end. Returns true if notifications stay released,
+    /// so that later waits must be released, too.
     pub(crate) fn apply_deaths(&self) -> bool {
         // Dropped ranks' connections were aborted before; new processes may be taking them over.
         for rank in self.liveness.ranks_in(|state| matches!(state, RankState::Dead(_))) {
             self.initiators(rank).for_each(Initiator::abort);
         }
-        self.segments().iter().fold(false, |any, one| one.notifications.update(&self.liveness) | any)
-    }
-
-    /// Returns the existing segments in the order of their creation.
-    pub(crate) fn segments(&self) -> Vec<Arc<SharedSegment>> {
-        let mut segments = self.segments.lock();
-        segments.retain(|one| one.strong_count() > 0);
-        segments.iter().filter_map(Weak::upgrade).collect()
+        self.segments.all().iter().fold(false, |any, one| one.notifications.update(&self.liveness) | any)
     }
 
     pub(crate) fn add_segment(&self, segment: &Arc<SharedSegment>) {
-        self.segments.lock().push(Arc::downgrade(segment));
+        self.segments.0.lock().push(Arc::downgrade(segment));
     }
 
     /// Flushes a queue: all requests to living ranks have completed.
@@ -200,7 +232,7 @@ impl Connections {
             }
             all_endpoints.push(endpoints.to_string());
         }
-        let (epoch, segments) = (self.control.lock().epoch(), self.segments().len());
+        let (epoch, segments) = (self.control.lock().epoch(), self.segments.all().len());
         Ok(Introduction::texts(Some(epoch), segments, all_endpoints.into_iter()))
     }
 
@@ -215,7 +247,7 @@ impl Connections {
         let introduced = self.prepare_replacement().map(|lines| ((), lines));
         let ((), lines) = bootstrap.share_outcome_with_each(introduced)?;
         let all = bootstrap.share_step(self.connect_new(&lines))?;
-        let segments = self.segments();
+        let segments = self.segments.all();
         let ((), lines) = bootstrap.share_outcome(Ok(((), describe_segments(&segments))))?;
         let renewed = all.new.iter().try_for_each(|&rank| {
             let mut segments = segments.iter().enumerate();
@@ -265,32 +297,50 @@ impl Connections {
     }
 }
 
-impl Drop for Connections {
-    fn drop(&mut self) {
-        self.liveness.close();
-    }
-}
-
-/// Starts the monitor thread, which finds dead ranks and releases waits for them. It holds the connections only while
-/// it polls, and ends when they are dropped.
+/// Starts the monitor thread, which finds dead ranks and releases waits that cannot end. It holds the connections only
+/// while it polls, and ends when they are dropped and no waits are left.
 pub(crate) fn start_monitor(connections: &Arc<Connections>) -> Result<JoinHandle<()>> {
     let watched = Arc::downgrade(connections);
-    let started = std::thread::Builder::new().name(NAME.to_owned()).spawn(move || run(&watched));
+    let (liveness, segments) = (connections.liveness.clone(), connections.segments.clone());
+    let monitor = move || {
+        run(&watched, &liveness);
+        release(&segments, &liveness);
+    };
+    let started = std::thread::Builder::new().name(NAME.to_owned()).spawn(monitor);
     started.map_err(|source| NotifyError::Device(Error::Thread { name: NAME, source }))
 }
 
-fn run(watched: &Weak<Connections>) {
-    let Some(liveness) = watched.upgrade().map(|connections| connections.liveness.clone()) else { return };
+fn run(watched: &Weak<Connections>, liveness: &Liveness) {
     let mut period = Duration::ZERO;
     while liveness.wait_for_work(period) {
-        let Some(connections) = watched.upgrade() else { return };
+        // Otherwise the team is about to end.
+        let Some(connections) = watched.upgrade() else { continue };
         connections.recover_queues();
+        let (newly_cut, is_cut) = liveness.set_cut(connections.cut());
         let mut control = connections.control.lock();
-        control.poll(&liveness);
+        control.poll(liveness);
+        let cut_by = control.exchange_cut(&newly_cut, liveness);
         period = control.poll_period().min(LOOK);
         drop(control);
-        if !liveness.not_alive().is_empty() && connections.apply_deaths() {
+        // A connection is of no use that has failed on the other side.
+        cut_by.into_iter().flat_map(|rank| connections.initiators(rank)).for_each(Initiator::abort);
+        if (is_cut || !liveness.not_alive().is_empty()) && connections.apply_deaths() {
             period = period.min(HOLD);
         }
+    }
+}
+
+/// Releases waits that outlive the team, until none is left.
+fn release(segments: &Segments, liveness: &Liveness) {
+    loop {
+        let mut awaited = segments.all();
+        awaited.retain(|one| one.has_waiters());
+        if awaited.is_empty() {
+            return;
+        }
+        awaited.iter().for_each(|one| _ = one.notifications.update(liveness));
+        drop(awaited);
+        liveness.set_released();
+        std::thread::sleep(HOLD);
     }
 }

@@ -283,6 +283,8 @@ impl DeviceQueue {
 pub struct DeviceSegment {
     data: DeviceSegmentData,
     _table: Table,
+    /// Kernels that wait are waiters of the segment.
+    _waiter: Arc<()>,
     _segment: Segment,
 }
 
@@ -316,6 +318,7 @@ impl Segment {
         }
         let parts: Vec<SegmentPart> =
             remotes.iter().map(|one| one.as_ref().map_or(SegmentPart::NONE, SegmentPart::of)).collect();
+        let waiter = self.shared().waiter()?;
         let statuses = self.shared().notifications.statuses();
         let statuses = device.translate(statuses.addr(), statuses.len())?.get();
         let watch = SegmentWatch { statuses, reserved: [0; 3] };
@@ -346,7 +349,7 @@ impl Segment {
             flags: if is_atomic { 0 } else { ATOMIC_IN_GPU },
             watched: 1,
         };
-        Ok(DeviceSegment { data, _table: table, _segment: self.clone() })
+        Ok(DeviceSegment { data, _table: table, _waiter: waiter, _segment: self.clone() })
     }
 }
 

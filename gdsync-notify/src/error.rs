@@ -126,6 +126,11 @@ pub enum NotifyError {
         /// A rank that has found this one dead.
         by: u32,
     },
+    /// The team of this rank has ended: nothing sets its notifications any more.
+    #[error(
+        "the team has ended with its last handle and queue, so no notification comes any more: keep one until streams have passed their waits"
+    )]
+    Ended,
     /// The connection with a rank has failed.
     #[error("the connection with rank {rank} has failed: {cause}")]
     Failed {

@@ -64,6 +64,11 @@ impl Initiator {
         self.peer.map(|_| &self.queue_pair).ok_or(NotifyError::NoQueuePair { rank })
     }
 
+    /// Returns why the connection to one rank has failed. DC queue pairs recover, and receive nothing.
+    pub(crate) fn failure(&self) -> Option<FailureCause> {
+        self.peer.and_then(|_| self.queue_pair.failure())
+    }
+
     /// Refuses a rank that is dead or to which a request has failed.
     fn check_usable(&self, requests: &mut Requests, rank: u32) -> Result<()> {
         self.liveness.check_alive(rank)?;
@@ -250,14 +255,14 @@ impl Initiator {
         }
     }
 
-    /// Aborts the connection to a dead rank: nothing more arrives from it, and waits for it end. For DC, the card gives
+    /// Aborts the connection to a rank that is dead or has lost it: nothing more arrives from it, and waits for it end. For DC, the card gives
     /// up requests to the rank, and [`Self::check_usable`] refuses new ones.
     pub(crate) fn abort(&self) {
         if self.peer.is_none() || self.is_aborted.swap(true, Ordering::Relaxed) {
             return;
         }
         if let Err(error) = self.queue_pair.abort() {
-            tracing::error!(%error, rank = self.peer, "a connection with a dead rank could not be ended");
+            tracing::error!(%error, rank = self.peer, "a connection could not be ended");
         }
     }
 

@@ -6,7 +6,8 @@
 use crate::error::{DeathCause, NotifyError, Result};
 use gdsync::queue::FailureCause;
 use parking_lot::{Condvar, Mutex};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -19,6 +20,18 @@ pub(crate) enum RankState {
     Dropped(DeathCause),
 }
 
+/// The ranks whose state ends waits for notifications: of any rank, of all ranks, and of each. A rank that is named as
+/// alive is cut off, or this rank's team has ended ([`Liveness::check_released`]).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct WaitEnders {
+    /// A dead rank, or, once nothing can arrive from any rank, the first that is cut off.
+    pub(crate) any: Option<(u32, RankState)>,
+    /// A dead rank, or one that is cut off.
+    pub(crate) all: Option<(u32, RankState)>,
+    /// For each rank itself, or, if it has withdrawn, the first rank that is dead and not dropped.
+    pub(crate) of_rank: Vec<Option<(u32, RankState)>>,
+}
+
 /// The states of all ranks. Lock order: last; no other lock is taken while this one is held.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
@@ -27,6 +40,10 @@ pub(crate) struct Liveness {
     dead: AtomicU32,
     /// True once any rank was dropped, so that other teams pay one load.
     has_dropped: AtomicBool,
+    /// Set once the team's connections have ended: the rank of this process.
+    ended: OnceLock<u32>,
+    /// True once waits of streams that outlive the team have been released.
+    has_released: AtomicBool,
     /// Signaled when the monitor has work before its next poll.
     changed: Condvar,
 }
@@ -36,8 +53,9 @@ struct RankStates {
     ranks: Vec<RankState>,
     /// Living ranks that have withdrawn: see [`Liveness::set_withdrawn`].
     withdrawn: RankSet,
+    /// Living ranks that cannot write here: see [`Liveness::set_cut`].
+    cut: BTreeMap<u32, FailureCause>,
     is_due: bool,
-    is_closed: bool,
 }
 
 impl Liveness {
@@ -96,17 +114,47 @@ impl Liveness {
         })
     }
 
-    /// Returns, for each rank, the rank whose death ends waits for its notifications: itself, or, if it has withdrawn,
-    /// the first rank that is dead and not dropped.
-    pub(crate) fn wait_enders(&self) -> Vec<Option<(u32, RankState)>> {
+    /// Returns why a wait was released that the status of its notification blames on this rank.
+    pub(crate) fn check_released(&self, rank: u32) -> Result<()> {
+        self.check_alive(rank)?;
+        match self.states.lock().cut.get(&rank) {
+            Some(&cause) => Err(NotifyError::from_failure(rank, cause)),
+            None => self.check_not_ended(),
+        }
+    }
+
+    pub(crate) fn check_not_ended(&self) -> Result<()> {
+        if self.ended.get().is_some() { Err(NotifyError::Ended) } else { Ok(()) }
+    }
+
+    /// Returns the ranks that end waits for notifications: see [`WaitEnders`].
+    pub(crate) fn wait_enders(&self) -> WaitEnders {
         let states = self.states.lock();
         let all = || (0..).zip(states.ranks.iter().copied());
-        let first = all().find(|(_, state)| matches!(state, RankState::Dead(_)));
+        let first_dead = all().find(|(_, state)| matches!(state, RankState::Dead(_)));
+        let first_cut = states.cut.keys().next().map(|rank| (*rank, RankState::Alive));
+        let end = self.ended.get().map(|own| (*own, RankState::Alive));
         let of = |(rank, state)| match state {
-            RankState::Alive => first.filter(|_| states.withdrawn.contains(&rank)),
+            RankState::Alive if states.cut.contains_key(&rank) => Some((rank, state)),
+            RankState::Alive => first_dead.filter(|_| states.withdrawn.contains(&rank)).or(end),
             state => Some((rank, state)),
         };
-        all().map(of).collect()
+        let of_rank: Vec<_> = all().map(of).collect();
+        let is_cut_off = of_rank.iter().all(Option::is_some);
+        let any = first_dead.or(first_cut.filter(|_| is_cut_off)).or(end);
+        WaitEnders { any, all: first_dead.or(first_cut).or(end), of_rank }
+    }
+
+    /// Sets the living ranks, of which this may be one, to which all of the team's connections have failed: no
+    /// notification arrives from them. Returns the new ones, and whether waits may have to be released, or released ones
+    /// to wait again.
+    pub(crate) fn set_cut(&self, mut cut: BTreeMap<u32, FailureCause>) -> (RankSet, bool) {
+        let mut states = self.states.lock();
+        cut.retain(|rank, _| states.ranks[*rank as usize] == RankState::Alive);
+        let new = cut.keys().copied().filter(|rank| !states.cut.contains_key(rank)).collect();
+        let is_due = states.cut != cut || !cut.is_empty();
+        states.cut = cut;
+        (new, is_due)
     }
 
     /// Sets the ranks that have seen a death and are in, or about to call, [`Team::shrink`](crate::Team::shrink):
@@ -147,6 +195,7 @@ impl Liveness {
             return false;
         }
         *state = RankState::Dead(cause);
+        states.cut.remove(&rank);
         self.dead.fetch_add(1, Ordering::Release);
         states.is_due = true;
         drop(states);
@@ -190,19 +239,31 @@ impl Liveness {
         self.changed.notify_all();
     }
 
-    pub(crate) fn close(&self) {
-        self.states.lock().is_closed = true;
+    /// Ends the team of this rank, whose connections have ended.
+    pub(crate) fn end(&self, own: u32) {
+        // Locked, so that the monitor does not miss it.
+        let states = self.states.lock();
+        self.ended.get_or_init(|| own);
+        drop(states);
         self.changed.notify_all();
     }
 
-    /// Called by the monitor: waits for work for up to `period`. Returns false once the team is closed.
+    pub(crate) fn set_released(&self) {
+        self.has_released.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_released(&self) -> bool {
+        self.has_released.load(Ordering::Acquire)
+    }
+
+    /// Called by the monitor: waits for work for up to `period`. Returns false once the team has ended.
     pub(crate) fn wait_for_work(&self, period: Duration) -> bool {
         let mut states = self.states.lock();
-        if !states.is_due && !states.is_closed {
+        if !states.is_due && self.ended.get().is_none() {
             self.changed.wait_for(&mut states, period);
         }
         states.is_due = false;
-        !states.is_closed
+        self.ended.get().is_none()
     }
 }
 
@@ -214,12 +275,36 @@ mod tests {
     fn a_rank_that_has_withdrawn_ends_waits_by_the_death_that_it_has_seen() {
         let (liveness, cause) = (Liveness::new(3), DeathCause::Reported { by: 0 });
         liveness.set_withdrawn([0].into_iter().collect());
-        assert_eq!(liveness.wait_enders(), [None; 3]);
+        assert_eq!(liveness.wait_enders().of_rank, [None; 3]);
         liveness.mark_dead(2, cause);
         let dead = Some((2, RankState::Dead(cause)));
-        assert_eq!(liveness.wait_enders(), [dead, None, dead]);
+        assert_eq!(
+            liveness.wait_enders(),
+            WaitEnders { any: dead, all: dead, of_rank: vec![dead, None, dead] }
+        );
         liveness.drop_ranks(&[2].into_iter().collect());
-        assert_eq!(liveness.wait_enders(), [None, None, Some((2, RankState::Dropped(cause)))]);
+        assert_eq!(liveness.wait_enders().of_rank, [None, None, Some((2, RankState::Dropped(cause)))]);
+    }
+
+    #[test]
+    fn waits_for_any_rank_end_when_all_are_cut_off_and_all_waits_end_with_the_team() {
+        let (liveness, cut) = (Liveness::new(2), |rank| Some((rank, RankState::Alive)));
+        assert_eq!(liveness.set_cut(BTreeMap::new()), ([].into(), false));
+        let aborted = |ranks: &[u32]| ranks.iter().map(|rank| (*rank, FailureCause::Aborted)).collect();
+        assert_eq!(liveness.set_cut(aborted(&[1])), ([1].into(), true));
+        let enders = WaitEnders { any: None, all: cut(1), of_rank: vec![None, cut(1)] };
+        assert_eq!(liveness.wait_enders(), enders);
+        assert!(matches!(liveness.check_released(1), Err(NotifyError::Failed { rank: 1, .. })));
+        assert_eq!(liveness.set_cut(aborted(&[0, 1])), ([0].into(), true));
+        let enders = WaitEnders { any: cut(0), all: cut(0), of_rank: vec![cut(0), cut(1)] };
+        assert_eq!(liveness.wait_enders(), enders);
+        // Connected again.
+        assert_eq!(liveness.set_cut(BTreeMap::new()), ([].into(), true));
+        assert!(liveness.check_released(1).is_ok());
+        assert_eq!(liveness.wait_enders(), WaitEnders { any: None, all: None, of_rank: vec![None; 2] });
+        liveness.end(1);
+        assert_eq!(liveness.wait_enders(), WaitEnders { any: cut(1), all: cut(1), of_rank: vec![cut(1); 2] });
+        assert!(matches!(liveness.check_released(1), Err(NotifyError::Ended)));
     }
 
     #[test]
@@ -244,7 +329,7 @@ mod tests {
         assert_eq!(liveness.not_alive(), [2].into());
         liveness.revive(&[2].into_iter().collect());
         assert!(liveness.is_alive(2) && liveness.not_alive() == RankSet::default());
-        liveness.close();
+        liveness.end(0);
         assert!(!liveness.wait_for_work(Duration::from_secs(60)));
     }
 }

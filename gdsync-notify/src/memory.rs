@@ -10,6 +10,7 @@ use gdsync::verbs::{Error, GpuMemoryRegion, ParseError, Provider, RegistrationCa
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Alignment of the notifications behind the data, so that no cache line holds both.
 const ALIGNMENT: usize = 64;
@@ -263,6 +264,8 @@ pub(crate) struct SharedSegment {
     remotes: RwLock<Vec<Option<RemoteSegment>>>,
     pub(crate) notifications: Notifications,
     pub(crate) liveness: Arc<Liveness>,
+    /// Held by what may wait for the notifications without a handle of the team: words, streams' work, kernels.
+    waiters: Arc<()>,
 }
 
 impl SharedSegment {
@@ -276,7 +279,21 @@ impl SharedSegment {
         let remote = |text: &Option<String>| text.as_deref().map(RemoteSegment::parse).transpose();
         let remotes = RwLock::new(texts.iter().map(remote).collect::<Result<Vec<_>, _>>()?);
         let notifications = Notifications::new(words, notifications)?;
-        Ok(SharedSegment { description, remotes, notifications, liveness })
+        Ok(SharedSegment { description, remotes, notifications, liveness, waiters: Arc::default() })
+    }
+
+    /// Returns a handle for a waiter, which is released when its notification cannot come ([`Self::has_waiters`]).
+    pub(crate) fn waiter(&self) -> Result<Arc<()>> {
+        let waiter = self.waiters.clone();
+        // With that of `has_waiters`: either this sees the team's end, or the monitor sees the waiter.
+        fence(Ordering::SeqCst);
+        self.liveness.check_not_ended()?;
+        Ok(waiter)
+    }
+
+    pub(crate) fn has_waiters(&self) -> bool {
+        fence(Ordering::SeqCst);
+        Arc::strong_count(&self.waiters) > 1
     }
 
     pub(crate) fn remote(&self, rank: u32) -> Result<RemoteSegment> {

@@ -1,11 +1,12 @@
-//! The notifications of this rank's part of a segment, and the release of waits for notifications of dead ranks.
+//! The notifications of this rank's part of a segment, and the release of waits for notifications that do not come: of
+//! dead ranks, of ranks to which all connections have failed, and of all once the team has ended.
 //!
 //! A stream can wait for one word only, so a value in the word ends the wait. The value [`RELEASED`] is no notification
 //! while the notification's status is not 0; readers that find the value check the status. The status is written before
 //! the word is released, and cleared after the word is.
 
 use crate::error::{NotifyError, Result};
-use crate::liveness::{Liveness, RankState};
+use crate::liveness::{Liveness, RankState, WaitEnders};
 use crate::word::NotificationWords;
 use gdsync::PinnedMemory;
 use gdsync::memop::Word32;
@@ -15,14 +16,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The value of a released word: `GDSYNC_NOTIFY_RELEASED`.
 pub(crate) const RELEASED: u32 = 0x9d5d_ead1;
-/// Status bit: the rank in the low bits is dead. `GDSYNC_NOTIFY_PEER_DEAD`.
+/// Status bit: nothing arrives from the rank in the low bits, which is dead or cut off, or this one, whose team has
+/// ended. `GDSYNC_NOTIFY_PEER_DEAD`.
 pub(crate) const PEER_DEAD: u32 = 1 << 31;
 /// Status bit: the team has dropped the rank. `GDSYNC_NOTIFY_DROPPED`.
 pub(crate) const DROPPED: u32 = 1 << 30;
 const RANK: u32 = DROPPED - 1;
 /// The sender of a notification that any rank may set.
 pub(crate) const ANY: u32 = u32::MAX;
-/// The sender of a collective's notification, which the death of any rank releases for good, whatever its value.
+/// The sender of a collective's notification, which what ends waits for any rank releases for good, whatever its value.
 pub(crate) const ALL: u32 = u32::MAX - 1;
 /// The values of collectives' notifications, used in turn. A stream waits for the bit, and [`RELEASED`] has both bits.
 pub(crate) const PHASES: [u32; 2] = [1, 1 << 4];
@@ -41,8 +43,8 @@ pub(crate) struct Notifications {
 pub(crate) enum Lookup {
     /// The lowest notification that is set.
     Set(u32),
-    /// None is set, and this dead rank might have set one.
-    Dead(u32),
+    /// None is set, and a release names this rank, which might have set one.
+    Released(u32),
     None,
 }
 
@@ -65,7 +67,7 @@ impl Notifications {
         Ok(Word32::new(&self.statuses, id as usize * size_of::<u32>())?)
     }
 
-    /// Returns the dead rank of a released notification, and whether the team has dropped it.
+    /// Returns the rank of a released notification's status, and whether the team has dropped it.
     pub(crate) fn status(&self, id: u32) -> Option<(u32, bool)> {
         // Acquire: pairs with `update`, as loads of the words do.
         let status = self.statuses.words32()[id as usize].load(Ordering::Acquire);
@@ -87,23 +89,34 @@ impl Notifications {
         }
     }
 
-    /// Releases the notifications of dead and withdrawn ranks, and, while a rank is dead and not dropped, those that any
-    /// rank may set. Reverts the release of all others except collectives'. Returns true if some are released.
+    /// Releases the notifications of ranks from which none arrives ([`WaitEnders`]). Reverts the release of all others
+    /// except collectives'. Returns true if some are released.
     pub(crate) fn update(&self, liveness: &Liveness) -> bool {
+        self.apply(&liveness.wait_enders())
+    }
+
+    /// Releases all notifications of a part whose last handle is dropped.
+    pub(crate) fn release_all(&self, own: u32) {
+        let own = Some((own, RankState::Alive));
+        self.apply(&WaitEnders { any: own, all: own, of_rank: Vec::new() });
+    }
+
+    fn apply(&self, enders: &WaitEnders) -> bool {
         let _update = self.update.lock();
-        let any = liveness.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
         let status_of = |ended: &Option<(u32, RankState)>| match ended {
             None => 0,
             Some((rank, RankState::Dropped(_))) => PEER_DEAD | DROPPED | rank,
             Some((rank, _)) => PEER_DEAD | rank,
         };
-        let of_senders: Vec<u32> = liveness.wait_enders().iter().map(status_of).collect();
+        let (any, all) = (status_of(&enders.any), status_of(&enders.all));
+        let of_senders: Vec<u32> = enders.of_rank.iter().map(status_of).collect();
         let (mut released, mut restored, mut of_all) = (Vec::new(), Vec::new(), Vec::new());
         for ((id, status), sender) in (0..).zip(self.statuses.words32()).zip(&self.senders) {
             let sender = sender.load(Ordering::Relaxed);
             let wanted = match (sender, status.load(Ordering::Relaxed)) {
                 (ALL, before) if before != 0 => before,
-                // `ANY` and `ALL` are above all ranks.
+                (ALL, _) => all,
+                // `ANY` is above all ranks.
                 _ => of_senders.get(sender as usize).copied().unwrap_or(any),
             };
             if wanted != 0 {
@@ -123,7 +136,7 @@ impl Notifications {
         });
         let changed = changed.and(self.words.exchange(&restored, RELEASED, 0));
         if let Err(error) = changed {
-            tracing::error!(%error, "waits for notifications of a dead rank could not be released");
+            tracing::error!(%error, "waits for notifications that do not come could not be released");
         }
         for id in restored {
             self.statuses.words32()[id as usize].store(0, Ordering::Release);
@@ -158,7 +171,7 @@ impl Notifications {
         }
         // Others of the range may still arrive unless all senders were dropped.
         match dead.or(dropped.filter(|_| of_dropped == count)) {
-            Some(rank) => Lookup::Dead(rank),
+            Some(rank) => Lookup::Released(rank),
             None => Lookup::None,
         }
     }

@@ -69,6 +69,15 @@ struct Inner {
     shared: Arc<SharedSegment>,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Of GPU memory, whose waiters do not keep it.
+        if self.shared.has_waiters() {
+            self.shared.notifications.release_all(self.local.rank);
+        }
+    }
+}
+
 impl Segment {
     pub(crate) fn new(
         own: LocalPart,
@@ -155,7 +164,7 @@ impl Segment {
         self.inner.shared.notifications.is_collective(id)
     }
 
-    /// The rank whose death has released one of these notifications.
+    /// The rank in the status of one of these notifications that is released.
     pub(crate) fn released_for(&self, ids: Range<u32>) -> Option<u32> {
         ids.into_iter().find_map(|id| self.inner.shared.notifications.status(id)).map(|(rank, _)| rank)
     }
@@ -183,25 +192,27 @@ impl Segment {
         Ok(())
     }
 
-    /// Checks whether a wait for a notification was released because a rank is dead. After a stream has passed the
-    /// wait, this tells whether the notification has arrived.
+    /// Checks whether a wait for a notification was released because the notification cannot come. After a stream has
+    /// passed the wait, this tells whether the notification has arrived.
     ///
     /// A release lasts until another rank is expected ([`Self::expect_from`]) or the dead one is replaced; for a
     /// notification that any rank may set, until the team drops the dead rank.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`] if it was released; [`NotifyError::Notification`] if there is no such notification.
+    /// If it was released: [`NotifyError::PeerDead`], [`NotifyError::Failed`] if all of this team's connections with the
+    /// rank have failed, or [`NotifyError::Ended`]; [`NotifyError::Notification`] if there is no such notification.
     pub fn check_notification(&self, id: u32) -> Result<(), NotifyError> {
         self.check_id(id)?;
         match self.inner.shared.notifications.status(id) {
-            Some((rank, _)) => self.inner.shared.liveness.check_alive(rank),
+            Some((rank, _)) => self.inner.shared.liveness.check_released(rank),
             None => Ok(()),
         }
     }
 
     /// Returns the status word of a notification, for kernels and for descriptors behind the wait: 0, or, once waits
-    /// for it are released, bit 31, the number of the dead rank, and bit 30 if the team has dropped the rank. Programs
-    /// only read the word.
+    /// for it are released, bit 31, the number of the dead rank, and bit 30 if the team has dropped the rank. The rank
+    /// may also be one to which all connections have failed, or this one, whose team has ended. Programs only read the
+    /// word.
     ///
     /// # Errors
     /// [`NotifyError::Notification`] if there is no such notification.
@@ -257,9 +268,24 @@ impl Segment {
     /// Returns a notification of this rank for a stream to wait for
     /// ([`WaitNotification::wait_notification`](crate::WaitNotification::wait_notification)).
     ///
+    /// In host memory, the word and the stream's work that names it are handles of the segment. They are no handles of
+    /// the team: when the team ends, waits are released ([`Self::check_notification`]).
+    ///
     /// # Errors
-    /// [`NotifyError::Notification`] if there is no such notification.
+    /// [`NotifyError::Notification`] if there is no such notification; [`NotifyError::Ended`].
     pub fn notification(&self, id: u32) -> Result<NotificationWord, NotifyError> {
+        let word = self.word(id)?;
+        let waiter = self.inner.shared.waiter()?;
+        Ok(match word {
+            NotificationWord::Host(word) => {
+                NotificationWord::Host(word.owned_by(Arc::new((waiter, self.inner.clone()))))
+            }
+            // A stream drops its work while others may be blocked, and the driver waits for these to unload kernels.
+            NotificationWord::Gpu(word) => NotificationWord::Gpu(word.owned_by(waiter)),
+        })
+    }
+
+    fn word(&self, id: u32) -> Result<NotificationWord, NotifyError> {
         self.check_id(id)?;
         let rank = self.rank();
         let name = match self.inner.shared.notifications.sender(id) {
@@ -283,19 +309,22 @@ impl Segment {
     ///
     /// A dead rank ends the wait if it might set one of them: if any rank may (as initially), or that one
     /// ([`Self::expect_from`]). Notifications of ranks that the team has dropped end it only if the range has no others.
+    /// It also ends if no notification can arrive, as for a stream ([`Self::check_notification`]).
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`] if a dead rank ends the wait; [`NotifyError::Notification`] for a range beyond the
+    /// [`NotifyError::PeerDead`], [`NotifyError::Failed`] or [`NotifyError::Ended`] if that ends the wait; [`NotifyError::Notification`] for a range beyond the
     /// notifications, [`NotifyError::Cuda`] if the driver fails, [`NotifyError::Consistency`] if data may be visible
     /// later.
     pub fn notify_waitsome(&self, ids: Range<u32>, timeout: Duration) -> Result<Option<u32>, NotifyError> {
         self.check_ids(&ids)?;
         let mut pause = Pause::new();
         loop {
+            // Before the look: notifications that arrived before the end are found.
+            let is_open = self.inner.shared.liveness.check_not_ended();
             match self.look(ids.clone())? {
                 Lookup::Set(id) => return Ok(Some(id)),
-                Lookup::Dead(rank) => self.inner.shared.liveness.check_alive(rank)?,
-                Lookup::None => {}
+                Lookup::Released(rank) => self.inner.shared.liveness.check_released(rank)?,
+                Lookup::None => is_open?,
             }
             if ids.is_empty() || pause.elapsed() >= timeout {
                 return Ok(None);
@@ -350,7 +379,7 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`] if there is no such notification, [`NotifyError::Cuda`] if the driver fails.
     pub fn notify_reset(&self, id: u32) -> Result<u32, NotifyError> {
-        let value = match (self.notification(id)?, &self.inner.local.gpu) {
+        let value = match (self.word(id)?, &self.inner.local.gpu) {
             (NotificationWord::Gpu(word), Some(gpu)) => gpu.kernels.take(&word)?,
             (NotificationWord::Gpu(word), None) => word.load()?,
             (NotificationWord::Host(word), _) => word.swap(0),

@@ -23,12 +23,12 @@ use std::time::Duration;
 /// page](crate) has an example.
 ///
 /// The connections end when the team's last handle and queue are dropped: a rank that leaves is dead to ranks that
-/// still write to it. So ranks flush and meet at a [`Team::barrier`] before they leave.
+/// still write to it. So ranks flush and meet at a [`Team::barrier`] before they leave. What still waits for this rank's
+/// notifications then is released ([`Segment::check_notification`]).
 #[derive(Clone, Debug)]
 pub struct Team {
     inner: Arc<Connections>,
-    /// The monitor thread; `None` if this rank is alone.
-    monitor: Option<Arc<JoinHandle<()>>>,
+    monitor: Arc<JoinHandle<()>>,
 }
 
 impl Team {
@@ -57,19 +57,19 @@ impl Team {
     }
 
     fn of(inner: Arc<Connections>) -> Result<Self, NotifyError> {
-        let monitor = if inner.size > 1 { Some(Arc::new(start_monitor(&inner)?)) } else { None };
+        let monitor = Arc::new(start_monitor(&inner)?);
         Ok(Team { inner, monitor })
     }
 
-    /// Drops this handle and waits until the connections and the team's thread have ended. Then only segments, streams
-    /// and work requests still use the protection domain for the team. Returns false if that takes longer than
-    /// `timeout`, as it does while other handles or queues exist.
+    /// Drops this handle and waits until the connections have ended, and what waits for notifications is released. Then
+    /// only segments, streams and work requests still use the protection domain for the team; the team's thread has ended,
+    /// unless words of notifications are left. Returns false if that takes longer than `timeout`, as it does while other
+    /// handles or queues exist.
     pub fn close(self, timeout: Duration) -> bool {
         let Team { inner, monitor } = self;
+        let (liveness, mut pause) = (inner.liveness.clone(), Pause::new());
         drop(inner);
-        let Some(monitor) = monitor else { return true };
-        let mut pause = Pause::new();
-        while !monitor.is_finished() {
+        while !monitor.is_finished() && !liveness.has_released() {
             if pause.elapsed() >= timeout {
                 return false;
             }

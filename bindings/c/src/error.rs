@@ -209,7 +209,7 @@ fn of_gdsync(error: &Error) -> c_int {
 fn of_notify(error: &NotifyError) -> c_int {
     match error {
         NotifyError::PeerDead { .. } => libc::EHOSTDOWN,
-        NotifyError::Expelled { .. } => libc::ESHUTDOWN,
+        NotifyError::Expelled { .. } | NotifyError::Ended => libc::ESHUTDOWN,
         NotifyError::TimedOut { .. } => libc::ETIMEDOUT,
         NotifyError::Failed { .. } | NotifyError::FailedOnRank { .. } => libc::EIO,
         NotifyError::Consistency { .. } | NotifyError::NoReads => libc::EOPNOTSUPP,

@@ -157,7 +157,9 @@ impl From<NotifyError> for Failure {
             | NotifyError::NothingToRegister
             | NotifyError::OtherGpu { .. }
             | NotifyError::Mismatch { .. } => ExceptionClass::InvalidArgument,
-            NotifyError::Expelled { .. } | NotifyError::Failed { .. } => ExceptionClass::ConnectionFailed,
+            NotifyError::Expelled { .. } | NotifyError::Ended | NotifyError::Failed { .. } => {
+                ExceptionClass::ConnectionFailed
+            }
             NotifyError::Consistency { .. } | NotifyError::NoReads => ExceptionClass::Unsupported,
             NotifyError::Post { source, .. } | NotifyError::LocalQueue(source) => class_of_queue(source),
             NotifyError::Device(source) => class_of_verbs(source),

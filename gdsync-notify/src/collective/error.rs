@@ -109,9 +109,10 @@ pub enum CollectiveError {
         /// Members of the team.
         ranks: u32,
     },
-    /// A rank of the plan has been dropped from the team, or replaced.
+    /// A rank of the plan has been dropped from the team, or replaced, or all connections with it have failed and were
+    /// made anew.
     #[error(
-        "rank {rank}, which took part in this plan, has died, and the team has gone on: make a new segment, and new plans on it"
+        "rank {rank}, which took part in this plan, has died or was cut off, and the team has gone on: make a new segment, and new plans on it"
     )]
     Ended {
         /// The rank.

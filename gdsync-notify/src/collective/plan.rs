@@ -187,8 +187,8 @@ impl Plan {
     /// complete.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`] if a member is dead, and the streams' waits were released; [`CollectiveError::Ended`]
-    /// after the team has gone on without it; [`CollectiveError::Reduction`] if a reduction has failed.
+    /// [`NotifyError::PeerDead`] if a member is dead, or [`NotifyError::Failed`] if all connections with it have failed,
+    /// and the streams' waits were released; [`CollectiveError::Ended`] after the team has gone on without it; [`CollectiveError::Reduction`] if a reduction has failed.
     pub fn check(&self) -> Result<(), CollectiveError> {
         self.inner.check_usable(*self.inner.is_broken.lock())
     }
@@ -259,8 +259,11 @@ impl Inner {
     fn check_usable(&self, is_broken: bool) -> Result<(), CollectiveError> {
         if let Some(rank) = self.segment.released_for(self.ids()) {
             return Err(match self.queue.team.liveness.state(rank) {
-                RankState::Dead(cause) => NotifyError::PeerDead { rank, cause }.into(),
-                RankState::Alive | RankState::Dropped(_) => CollectiveError::Ended { rank },
+                RankState::Dropped(_) => CollectiveError::Ended { rank },
+                _ => match self.queue.team.liveness.check_released(rank) {
+                    Err(error) => error.into(),
+                    Ok(()) => CollectiveError::Ended { rank },
+                },
             });
         }
         self.queue.team.liveness.check_none_dead()?;

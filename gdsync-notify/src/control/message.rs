@@ -13,6 +13,7 @@ const PROPOSAL: u8 = 2;
 const DECISION: u8 = 3;
 const WITHDRAWAL: u8 = 4;
 const DEAD: u8 = 5;
+const CUT: u8 = 6;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
@@ -22,6 +23,8 @@ pub(super) enum Message {
     Proposal(Proposal),
     /// The sender has seen a death and takes no part in exchanges of that epoch any more.
     Withdrawal { epoch: u32 },
+    /// All of the sender's connections with the receiver have failed: nothing more arrives over them.
+    Cut { epoch: u32 },
     /// The sender has found ranks dead.
     Dead { epoch: u32, dead: RankSet },
 }
@@ -45,6 +48,7 @@ impl Message {
             Message::Contribution(contribution) => (CONTRIBUTION, contribution.epoch, contribution.number),
             Message::Proposal(said) => (if said.is_decided { DECISION } else { PROPOSAL }, said.epoch, 0),
             Message::Withdrawal { epoch } => (WITHDRAWAL, *epoch, 0),
+            Message::Cut { epoch } => (CUT, *epoch, 0),
             Message::Dead { epoch, .. } => (DEAD, *epoch, 0),
         };
         let mut bytes = vec![kind, 0, 0, 0];
@@ -53,7 +57,7 @@ impl Message {
         match self {
             Message::Contribution(contribution) => bytes.extend(&contribution.bytes),
             Message::Proposal(said) => bytes.extend(encode_set(&said.dead)),
-            Message::Withdrawal { .. } => {}
+            Message::Withdrawal { .. } | Message::Cut { .. } => {}
             Message::Dead { dead, .. } => bytes.extend(encode_set(dead)),
         }
         bytes
@@ -74,6 +78,7 @@ impl Message {
             }
             (DEAD, 0) => Some(Message::Dead { epoch, dead: decode_set(payload, size)? }),
             (WITHDRAWAL, 0) if payload.is_empty() => Some(Message::Withdrawal { epoch }),
+            (CUT, 0) if payload.is_empty() => Some(Message::Cut { epoch }),
             _ => None,
         }
     }
@@ -120,6 +125,7 @@ mod tests {
                 Message::Proposal(Proposal { epoch, is_decided, dead: dead.into_iter().collect() })
             }),
             any::<u32>().prop_map(|epoch| Message::Withdrawal { epoch }),
+            any::<u32>().prop_map(|epoch| Message::Cut { epoch }),
         ]
     }
 
@@ -144,7 +150,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_message_is_refused(kind in 0u8..7, mut bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn what_is_no_message_is_refused(kind in 0u8..8, mut bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             if let [first, zeroes @ ..] = &mut bytes[..] {
                 *first = kind;
                 zeroes.iter_mut().take(3).for_each(|byte| *byte = 0);

@@ -53,6 +53,8 @@ pub(crate) struct Control {
     reports: VecDeque<(u32, u32, RankSet)>,
     /// For each rank, the newest epoch from whose exchanges it has withdrawn.
     withdrawn: Vec<Option<u32>>,
+    /// Ranks whose connections with this one have failed on their side.
+    cut_by: RankSet,
     /// The number of the next exchange of this epoch.
     number: u32,
     /// True if an exchange of this epoch has failed, so that the ranks may disagree on the next.
@@ -90,6 +92,7 @@ impl Control {
             contributions: vec![VecDeque::new(); size as usize],
             reports: VecDeque::new(),
             withdrawn: vec![None; size as usize],
+            cut_by: RankSet::new(),
             number: 0,
             is_broken: false,
             has_heard: false,
@@ -231,9 +234,23 @@ impl Control {
                     self.agreement.hear(rank, said);
                 }
                 Message::Withdrawal { epoch } => self.withdrawn[rank as usize] = Some(epoch),
+                Message::Cut { epoch } if epoch >= self.agreement.epoch() => _ = self.cut_by.insert(rank),
+                // It concerns a process that has been replaced.
+                Message::Cut { .. } => {}
                 Message::Dead { epoch, dead } => self.reports.push_back((rank, epoch, dead)),
             }
         }
+    }
+
+    /// Tells ranks that all of this rank's connections with them have failed. Returns and forgets those that have said
+    /// so themselves.
+    pub(crate) fn exchange_cut(&mut self, ranks: &RankSet, liveness: &Liveness) -> RankSet {
+        if !ranks.is_empty() {
+            let outside = (0..self.contributions.len() as u32).filter(|rank| !ranks.contains(rank));
+            self.send_to_all(&Message::Cut { epoch: self.agreement.epoch() }, &outside.collect());
+            self.poll(liveness);
+        }
+        std::mem::take(&mut self.cut_by)
     }
 
     fn send_to_all(&mut self, message: &Message, outside: &RankSet) {

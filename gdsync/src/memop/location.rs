@@ -4,6 +4,7 @@ use crate::cuda::{CudaError, GpuMemory};
 use crate::memop::WordError;
 use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
 use gdsync_sys::shared::{SharedU32, SharedU64};
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,8 +43,37 @@ pub(super) mod sealed {
 pub struct Location {
     memory: Memory,
     offset: usize,
-    /// The program's name for the word, which descriptions use instead of the address.
+    label: Option<Arc<Label>>,
+}
+
+/// What the program has said about a word.
+#[derive(Clone, Debug, Default)]
+struct Label {
+    /// Descriptions use it instead of the address.
     name: Option<Arc<str>>,
+    /// Lives as long as the word, and as the work that names it.
+    _owner: Option<Owner>,
+}
+
+#[derive(Clone)]
+struct Owner(Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:p}", self.0)
+    }
+}
+
+impl Label {
+    fn named(label: Option<Arc<Self>>, name: Arc<str>) -> Option<Arc<Self>> {
+        let label = label.as_deref().cloned().unwrap_or_default();
+        Some(Arc::new(Label { name: Some(name), ..label }))
+    }
+
+    fn owned_by(label: Option<Arc<Self>>, owner: Arc<dyn Any + Send + Sync>) -> Option<Arc<Self>> {
+        let label = label.as_deref().cloned().unwrap_or_default();
+        Some(Arc::new(Label { _owner: Some(Owner(owner)), ..label }))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -68,25 +98,25 @@ pub(crate) enum Site {
 
 impl Location {
     pub(crate) fn host(memory: &PinnedMemory, offset: usize) -> Self {
-        Location { memory: Memory::Host(memory.clone()), offset, name: None }
+        Location { memory: Memory::Host(memory.clone()), offset, label: None }
     }
 
     pub(crate) fn gpu(memory: &GpuMemory, offset: usize) -> Self {
-        Location { memory: Memory::Gpu(memory.clone()), offset, name: None }
+        Location { memory: Memory::Gpu(memory.clone()), offset, label: None }
     }
 
     /// Memory of the program, at a stream address.
     pub(crate) fn stream(address: u64, len: usize) -> Self {
-        Location { memory: Memory::Stream { address, len }, offset: 0, name: None }
+        Location { memory: Memory::Stream { address, len }, offset: 0, label: None }
     }
 
-    pub(crate) fn named(self, name: Option<&Arc<str>>) -> Self {
-        Location { name: name.cloned(), ..self }
+    fn labelled(self, label: Option<&Arc<Label>>) -> Self {
+        Location { label: label.cloned(), ..self }
     }
 
     /// The location `offset` bytes further on.
     pub(crate) fn at(&self, offset: usize) -> Self {
-        Location { memory: self.memory.clone(), offset: self.offset.saturating_add(offset), name: None }
+        Location { memory: self.memory.clone(), offset: self.offset.saturating_add(offset), label: None }
     }
 
     pub(crate) fn kind(&self) -> MemoryKind {
@@ -152,7 +182,7 @@ impl Location {
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(name) = &self.name {
+        if let Some(name) = self.label.as_ref().and_then(|label| label.name.as_ref()) {
             return f.write_str(name);
         }
         match self.kind() {
@@ -188,7 +218,7 @@ macro_rules! word {
         pub struct $name {
             memory: PinnedMemory,
             index: usize,
-            name: Option<Arc<str>>,
+            label: Option<Arc<Label>>,
         }
 
         impl $name {
@@ -209,14 +239,21 @@ macro_rules! word {
                 if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
                     return Err(WordError::Outside { offset, size, len: memory.len() });
                 }
-                Ok($name { memory: memory.clone(), index: offset / size, name: None })
+                Ok($name { memory: memory.clone(), index: offset / size, label: None })
             }
 
             /// Names the word: descriptions of a stream that waits for it ([`crate::Stream::oldest_wait`], the
             /// watchdog) show the name instead of the address.
             #[must_use]
             pub fn named(self, name: impl Into<Arc<str>>) -> Self {
-                $name { name: Some(name.into()), ..self }
+                $name { label: Label::named(self.label, name.into()), ..self }
+            }
+
+            /// Keeps `owner` alive as long as the word, its clones, and the work of streams that names it: what gives the
+            /// memory its meaning, such as its registration.
+            #[must_use]
+            pub fn owned_by(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
+                $name { label: Label::owned_by(self.label, owner), ..self }
             }
 
             /// Returns its value, with acquire ordering: writes before the word's are visible after.
@@ -247,7 +284,7 @@ macro_rules! word {
         impl Named for $name {
             #[inline]
             fn location(&self) -> Location {
-                Location::host(&self.memory, self.index * size_of::<$value>()).named(self.name.as_ref())
+                Location::host(&self.memory, self.index * size_of::<$value>()).labelled(self.label.as_ref())
             }
         }
 
@@ -290,7 +327,7 @@ macro_rules! gpu_word {
         pub struct $name {
             memory: GpuMemory,
             offset: usize,
-            name: Option<Arc<str>>,
+            label: Option<Arc<Label>>,
         }
 
         impl $name {
@@ -304,14 +341,21 @@ macro_rules! gpu_word {
                 if !inside || !(memory.address() + offset as u64).is_multiple_of(size as u64) {
                     return Err(WordError::Outside { offset, size, len: memory.len() });
                 }
-                Ok($name { memory: memory.clone(), offset, name: None })
+                Ok($name { memory: memory.clone(), offset, label: None })
             }
 
             /// Names the word: descriptions of a stream that waits for it ([`crate::Stream::oldest_wait`], the
             /// watchdog) show the name instead of the address.
             #[must_use]
             pub fn named(self, name: impl Into<Arc<str>>) -> Self {
-                $name { name: Some(name.into()), ..self }
+                $name { label: Label::named(self.label, name.into()), ..self }
+            }
+
+            /// Keeps `owner` alive as long as the word, its clones, and the work of streams that names it: what gives the
+            /// memory its meaning, such as its registration.
+            #[must_use]
+            pub fn owned_by(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
+                $name { label: Label::owned_by(self.label, owner), ..self }
             }
 
             /// Returns its value, by a copy of the driver, which takes some microseconds. The copy is not ordered
@@ -342,7 +386,7 @@ macro_rules! gpu_word {
 
         impl Named for $name {
             fn location(&self) -> Location {
-                Location::gpu(&self.memory, self.offset).named(self.name.as_ref())
+                Location::gpu(&self.memory, self.offset).labelled(self.label.as_ref())
             }
         }
 
@@ -376,6 +420,17 @@ mod tests {
         let word = Word64::new(&memory, 8).unwrap();
         assert_eq!(word.addr().get(), memory.addr().get() + 8);
         assert_eq!(word.load(), 5 << 32);
+    }
+
+    #[test]
+    fn an_owner_lives_as_long_as_the_word_and_the_work_that_names_it() {
+        let (memory, owner) = (PinnedMemory::allocate(8).unwrap(), Arc::new(1));
+        let word = Word32::new(&memory, 4).unwrap().owned_by(owner.clone()).named("the flag");
+        let location = word.location();
+        drop(word);
+        assert_eq!((Arc::strong_count(&owner), location.to_string().as_str()), (2, "the flag"));
+        drop(location);
+        assert_eq!(Arc::strong_count(&owner), 1);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Device, MemoryRegion, PinnedMemory, ProtectionDomain,
     QueuePair, QueuePairConfig, RemoteMemory, SoftStream, Stream, WorkRequest,
 };
+use gdsync_test_support::lives::{Random, threads};
 use gdsync_test_support::pair::{self, LONG, soft, synchronize};
 use gdsync_test_support::process::alone;
 use gdsync_test_support::{on_system, skipped};
@@ -35,18 +36,6 @@ const MAPPINGS: usize = 16;
 /// once.
 const RESIDENT_KIB: usize = 1024;
 
-/// xorshift64*: the same cycles in every run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % limit
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     files: usize,
@@ -67,15 +56,6 @@ impl Figures {
             resident_kib: pages * 4,
         }
     }
-}
-
-/// Threads other than the library's permanent one: those of streams, cards and watchdogs end with their objects. (A
-/// thread that has just started still bears the name of its parent.)
-pub(crate) fn threads() -> usize {
-    let all = std::fs::read_dir("/proc/self/task").unwrap();
-    // A thread may end after it was listed.
-    let names = all.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
-    names.filter(|name| name.trim() != "gdsync-checked").count()
 }
 
 /// Waits until the library's threads have finished everything that was dropped in flight. No stream and no card lives

@@ -5,7 +5,6 @@
 
 #![cfg(feature = "software-card")]
 
-use crate::leaks::{Random, threads};
 use gdsync::memop::Condition;
 use gdsync::persistent::{
     PersistentRecv, PersistentSend, Request, start_all, start_all_by_trigger, wait_all,
@@ -17,6 +16,7 @@ use gdsync::{
     Access, Batch, Collector, CompletionQueue, ConnectOptions, Device, MemoryRegion, PreparedSend,
     PreparedWait, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
 };
+use gdsync_test_support::lives::{Random, threads};
 use gdsync_test_support::pair::{self, LONG};
 use gdsync_test_support::process::alone;
 use gdsync_test_support::{on_system, skipped};

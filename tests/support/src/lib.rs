@@ -17,6 +17,7 @@ pub mod folder;
 #[cfg(feature = "gdsync")]
 pub mod gpu;
 pub mod kernels;
+pub mod lives;
 pub mod networks;
 pub mod open_mpi;
 #[cfg(feature = "gdsync")]
