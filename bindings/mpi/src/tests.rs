@@ -9,12 +9,13 @@ use crate::queue::{self, Queue};
 use crate::request::RequestKind;
 use crate::request::{Request, abort, poll_partition_flags};
 use crate::stream::AnyStream;
-use gdsync::PinnedMemory;
+use gdsync::{Batch, PinnedMemory};
 use gdsync_notify::collective::{Element, Operation};
 use std::sync::Arc;
 
 mod card_waits;
 mod links;
+mod lives;
 
 fn memory(bytes: &[u8]) -> PinnedMemory {
     let memory = PinnedMemory::allocate(bytes.len()).unwrap();
@@ -221,6 +222,21 @@ fn a_barrier_waits_for_all_and_fails_for_all() {
     assert!(!is_through(0) && !is_through(1));
     enter(2);
     queues.iter().for_each(|queue| queue.synchronize().unwrap());
+
+    // The next rounds of a rank are on two queues, of which the first has not reached its start yet.
+    let (go, other) = (gdsync::memop::Word32::new(&memory(&[0; 4]), 0).unwrap(), queue());
+    let blocked = Batch::new().wait_value32(&go, gdsync::memop::Condition::Geq, 1);
+    queues[0].stream.post(blocked, || {}).unwrap();
+    enter(0);
+    started(&other, &[&ranks[0]]).unwrap();
+    other.enqueue_wait().unwrap();
+    for _ in 0..2 {
+        enter(1);
+        enter(2);
+    }
+    assert!(!other.stream.synchronize(std::time::Duration::from_millis(20)).unwrap());
+    go.store(1);
+    queues.iter().chain([&other]).for_each(|queue| queue.synchronize().unwrap());
 
     // Rank 2 aborts in the next round.
     enter(0);

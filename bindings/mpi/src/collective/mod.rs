@@ -147,6 +147,13 @@ impl Collective {
 
     /// Starts the collective in the order of the program's stream.
     pub(crate) fn start(&mut self, program: &AnyStream, mut meanwhile: impl FnMut()) -> Result<(), Failure> {
+        // The last start may be on another queue, whose stream has not reached it: its word would come after this one's.
+        let begin = match self.is_idle() {
+            Ok(false) => {
+                Batch::new().wait_value32(&self.handshake.end, Condition::Geq, self.handshake.starts)
+            }
+            _ => Batch::new(),
+        };
         let Collective { group, sends, rounds, operands, handshake, soft, cuda, .. } = self;
         let operands = operands.as_ref();
         let cuda = select(cuda.as_ref(), program, operands)?;
@@ -155,7 +162,7 @@ impl Collective {
             _ => soft.as_ref(),
         };
         let number = handshake.starts.wrapping_add(1);
-        program.post(Batch::new().write_value32(&handshake.begin, number), &mut meanwhile)?;
+        program.post(begin.write_value32(&handshake.begin, number), &mut meanwhile)?;
         handshake.starts = number;
         match (cuda, soft) {
             (Some(cuda), _) => {
@@ -212,10 +219,10 @@ impl Drop for Collective {
     }
 }
 
-/// Enqueues the rounds on the collective's own stream.
+/// Enqueues a start on the collective's own stream: its rounds, and its end, for which streams wait even if a round is refused.
 fn run<B: MemOpStream>(
     stream: &Stream<B>,
-    (sends, receives): (&mut [Persistent], &mut [Persistent]),
+    persistent: (&mut [Persistent], &mut [Persistent]),
     rounds: &[Round],
     handshake: &Handshake,
     compute: impl Fn(&Computation) -> Result<(), Failure>,
@@ -223,6 +230,17 @@ fn run<B: MemOpStream>(
 ) -> Result<(), Failure> {
     let begin = Batch::new().wait_value32(&handshake.begin, Condition::Geq, handshake.starts);
     post(stream, begin, &mut meanwhile)?;
+    let done = run_rounds(stream, persistent, rounds, compute, &mut meanwhile);
+    done.and(post(stream, Batch::new().write_value32(&handshake.end, handshake.starts), meanwhile))
+}
+
+fn run_rounds<B: MemOpStream>(
+    stream: &Stream<B>,
+    (sends, receives): (&mut [Persistent], &mut [Persistent]),
+    rounds: &[Round],
+    compute: impl Fn(&Computation) -> Result<(), Failure>,
+    mut meanwhile: impl FnMut(),
+) -> Result<(), Failure> {
     compute(&Computation::Copy)?;
     for Round { send, receive, starts, then } in rounds {
         let started = receives[starts.clone()].iter_mut().chain(&mut sends[send.clone()]);
@@ -231,5 +249,5 @@ fn run<B: MemOpStream>(
         wait(stream, &mut awaited.map(Persistent::request).collect::<Vec<_>>(), &mut meanwhile)?;
         then.iter().try_for_each(&compute)?;
     }
-    post(stream, Batch::new().write_value32(&handshake.end, handshake.starts), meanwhile)
+    Ok(())
 }
