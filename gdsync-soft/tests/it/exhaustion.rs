@@ -15,8 +15,9 @@ const INSIDE: &str = "exhaust";
 /// takes minutes.
 const FEW: u32 = 2048;
 const ALL_VARIABLE: &str = "GDSYNC_TEST_ALL_OBJECTS";
-/// Limit on its memory, with few objects and with all.
-const MEMORY_KIB: [i64; 2] = [1 << 18, 1 << 20];
+/// Limit on its memory, libmlx5's included, with few objects and with all: then it peaks at 588 MiB with all regions, at
+/// 1,045 MiB with all completion queues, and at 1,150 MiB with all queue pairs.
+const MEMORY_KIB: [i64; 2] = [1 << 18, 1200 << 10];
 
 #[test]
 fn everything_can_be_exhausted_and_given_back() {

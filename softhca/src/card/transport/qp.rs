@@ -40,7 +40,8 @@ pub(crate) struct Qp {
     pub(crate) timer: Option<Instant>,
     /// How often it is open. Only XRC targets are opened more than once.
     pub(crate) openers: u32,
-    initiators: Initiators,
+    /// Of a DC target: their responders replace its own.
+    initiators: Option<Box<Initiators>>,
     established: bool,
     /// The queue pair whose SEND_EN has released its sends.
     master: Option<u32>,
@@ -68,7 +69,7 @@ impl Qp {
             scheduled: false,
             timer: None,
             openers: 1,
-            initiators: Initiators::default(),
+            initiators: (config.transport == Transport::DcTarget).then(Box::default),
             established: false,
             master: None,
             last_receive_reported: false,
@@ -202,7 +203,7 @@ impl Qp {
     }
 
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        let answers = self.responder.answers.next_wake().or_else(|| self.initiators.next_wake());
+        let answers = self.responder.answers.next_wake().or_else(|| self.initiators.as_ref()?.next_wake());
         let wakes = [self.requester.next_wake(), answers, self.endpoint.deferred.due()];
         wakes.into_iter().flatten().min()
     }
@@ -210,8 +211,8 @@ impl Qp {
     /// Ends the pauses that are over. Returns whether there was one.
     pub(crate) fn end_pauses(&mut self, now: Instant) -> bool {
         let fetches = self.requester.end_pause(now);
-        // Only a DC target has initiators, whose responders replace its own.
-        let answers = self.responder.answers.end_hold(now) | self.initiators.end_hold(now);
+        let of_initiators = self.initiators.as_mut().is_some_and(|all| all.end_hold(now));
+        let answers = self.responder.answers.end_hold(now) | of_initiators;
         let written = self.endpoint.deferred.write_due(now);
         self.requester.end_rnr_pause(now) || fetches || answers || written
     }
@@ -222,7 +223,7 @@ impl Qp {
     }
 
     pub(crate) fn owes_answers(&self) -> bool {
-        self.responder.answers.owes_answers() || self.initiators.owe_answers()
+        self.responder.answers.owes_answers() || self.initiators.as_ref().is_some_and(|all| all.owe_answers())
     }
 
     /// Returns the next packet to send. Its payload is in `context.payload`.
@@ -233,8 +234,8 @@ impl Qp {
             let header = Header { pkey, ..header };
             Outgoing { qpn, header, is_response, to, made_at }
         };
-        if self.endpoint.config.transport == Transport::DcTarget {
-            let header = self.initiators.next_response(&mut self.endpoint, context)?;
+        if let Some(initiators) = &mut self.initiators {
+            let header = initiators.next_response(&mut self.endpoint, context)?;
             return Some(outgoing(header, true, self.endpoint.node(port)));
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
@@ -260,8 +261,8 @@ impl Qp {
 
     /// Handles the departure of a packet made by [`Self::next_packet`].
     pub(crate) fn packet_sent(&mut self, packet: &Outgoing, context: &mut Context<'_>) {
-        if self.endpoint.config.transport == Transport::DcTarget {
-            return self.initiators.response_sent(packet.to, &packet.header, &mut self.endpoint, context);
+        if let Some(initiators) = &mut self.initiators {
+            return initiators.response_sent(packet.to, &packet.header, &mut self.endpoint, context);
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
@@ -278,21 +279,19 @@ impl Qp {
         if !packet.is_response {
             self.requester.found_no_room(&Step { endpoint: &mut self.endpoint, context });
         }
-        let is_target = self.endpoint.config.transport == Transport::DcTarget;
-        if is_target {
-            self.initiators.pass_over(packet.to, &packet.header);
-        }
-        is_target
+        let Some(initiators) = &mut self.initiators else { return false };
+        initiators.pass_over(packet.to, &packet.header);
+        true
     }
 
     /// Ends [`Self::pass_over`]: the next packet may be one that had no room. Returns whether there is one.
     pub(crate) fn end_blocked(&mut self) -> bool {
-        self.initiators.end_blocked()
+        self.initiators.as_mut().is_some_and(|all| all.end_blocked())
     }
 
     /// Returns the number of initiators of a DC target with pending answers.
     pub(crate) fn waiting_initiators(&self) -> usize {
-        self.initiators.waiting()
+        self.initiators.as_ref().map_or(0, |all| all.waiting())
     }
 
     /// Records that the fabric has taken a packet, which ends at `left_at`; `None` if it has not.
@@ -312,9 +311,9 @@ impl Qp {
         failure: &MemoryFailure,
         context: &mut Context<'_>,
     ) {
-        if self.endpoint.config.transport == Transport::DcTarget {
+        if let Some(initiators) = &mut self.initiators {
             let (to, header) = (packet.to, &packet.header);
-            return self.initiators.refuse_read(to, header, failure, &mut self.endpoint, context);
+            return initiators.refuse_read(to, header, failure, &mut self.endpoint, context);
         }
         let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
@@ -343,8 +342,8 @@ impl Qp {
 
     /// Handles a packet that it accepts.
     pub(crate) fn deliver(&mut self, packet: Packet<'_>, context: &mut Context<'_>) {
-        if self.endpoint.config.transport == Transport::DcTarget {
-            return self.initiators.request(&mut self.endpoint, packet, context);
+        if let Some(initiators) = &mut self.initiators {
+            return initiators.request(&mut self.endpoint, packet, context);
         }
         let Packet { kind, header, .. } = packet;
         let (qpn, psn) = (self.endpoint.qpn, header.psn.get());
