@@ -26,24 +26,18 @@ pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
 
 /// Finds a program in this program's folder, or else on PATH.
 pub(crate) fn installed(name: &str) -> Option<PathBuf> {
-    let own = env::current_exe().ok()?;
+    let own = env::current_exe().ok()?.parent().map(|folder| folder.join(name));
+    own.filter(|path| is_program(path)).or_else(|| on_path(name))
+}
+
+/// Finds a program on PATH.
+pub fn on_path(name: &str) -> Option<PathBuf> {
     let folders = env::var_os("PATH").unwrap_or_default();
-    let own_folder = own.parent().map(Path::to_owned);
-    own_folder
-        .into_iter()
-        .chain(env::split_paths(&folders))
-        .map(|folder| folder.join(name))
-        .find(|path| is_program(path))
+    env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| is_program(path))
 }
 
 fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
-}
-
-/// True if PATH has the program of another package.
-pub fn is_on_path(name: &str) -> bool {
-    let folders = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&folders).any(|folder| is_program(&folder.join(name)))
 }
 
 /// Like [`installed`].

@@ -172,7 +172,7 @@ fn perftest(options: &AcceptOptions) -> Vec<Figure> {
         };
         Figure { command: name.to_owned(), result }
     };
-    let installed = ["ib_write_lat", "ib_write_bw"].into_iter().filter(|name| tools::is_on_path(name));
+    let installed = ["ib_write_lat", "ib_write_bw"].into_iter().filter(|name| tools::on_path(name).is_some());
     installed.take_while(|_| !interrupt::requested()).map(figure).collect()
 }
 

@@ -219,6 +219,19 @@ impl Pair {
         Ok(self.left.post_send(request)?)
     }
 
+    /// Notes that a request of the left side has succeeded.
+    pub(super) fn succeeds(&self, probe: &Probe, what: &str) -> Result<(), Failure> {
+        probe.success(what, &self.left.send_cq()).map(drop)
+    }
+
+    /// Notes that a request of the left side and the receive that it consumes have succeeded, and checks that the first
+    /// bytes of the target region were sent.
+    pub(super) fn arrives(&self, probe: &Probe, what: &str, len: usize) -> Result<(), Failure> {
+        self.succeeds(probe, what)?;
+        probe.success("receive", &self.right.recv_cq())?;
+        self.check_target(len)
+    }
+
     /// Checks that the first bytes of the target region are those of the source, and the rest is untouched.
     pub(super) fn check_target(&self, len: usize) -> Result<(), Failure> {
         check(&self.target, 0, len)

@@ -7,7 +7,7 @@ use super::steps::Step;
 use gdsync::verbs::LinkLayer;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::json;
-use gdsync_cli::text::{self, BAD, GOOD, POOR, count, styled};
+use gdsync_cli::text::{BAD, GOOD, POOR, count, styled};
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
@@ -173,9 +173,4 @@ impl Report {
         line(self.summary());
         out
     }
-}
-
-/// Escapes a text for the page.
-pub(super) fn escaped(text: &str) -> String {
-    text::escape(text)
 }

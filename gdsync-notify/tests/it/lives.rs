@@ -7,7 +7,7 @@ use crate::ranks::{LONG, config, each_on_a_thread};
 use gdsync::{Batch, Device, PreparedSend, ProtectionDomain, SoftStream, Stream};
 use gdsync_notify::collective::{Collective, Collectives, Plan};
 use gdsync_notify::{ConnectionKind, Operation, Queue, Segment, Team, WaitNotification};
-use gdsync_test_support::lives::{Random, threads};
+use gdsync_test_support::lives::{self, Random, threads};
 use gdsync_test_support::process::alone;
 use gdsync_test_support::{on_system, pair, skipped};
 use softhca::SPEED_VARIABLE;
@@ -118,9 +118,7 @@ fn streams_end_when_their_teams_do() {
     if !alone(module_path!(), test, &[(SPEED_VARIABLE, "20")]) {
         return;
     }
-    let setting =
-        |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let (seconds, first) = (setting("GDSYNC_LIVES_SECONDS", 3), setting("GDSYNC_LIVES_SEED", 1));
+    let (seconds, first) = lives::settings();
     let (own, end) = (threads(), Instant::now() + Duration::from_secs(seconds));
     let (mut seed, mut done) = (first, [0; KINDS]);
     while Instant::now() < end {

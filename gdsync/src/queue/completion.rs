@@ -358,7 +358,7 @@ impl CompletionState {
         Some(RawCompletion { index, cqe })
     }
 
-    /// Returns the bytes in the place of an entry.
+    /// Returns the bytes that the ring holds at an index.
     pub(crate) fn bytes(&self, index: u32) -> [u8; ENTRY_WORDS * 4] {
         let mut bytes = [0u8; ENTRY_WORDS * 4];
         for (to, word) in bytes.chunks_exact_mut(4).zip(self.ring.entry(index)) {

@@ -16,7 +16,7 @@ use gdsync::{
     Access, Batch, Collector, CompletionQueue, ConnectOptions, Device, MemoryRegion, PreparedSend,
     PreparedWait, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
 };
-use gdsync_test_support::lives::{Random, threads};
+use gdsync_test_support::lives::{self, Random, threads};
 use gdsync_test_support::pair::{self, LONG};
 use gdsync_test_support::process::alone;
 use gdsync_test_support::{on_system, skipped};
@@ -256,9 +256,7 @@ fn a_stream_ends_when_everything_it_waits_for_is_dropped() {
     if !alone(module_path!(), test, &[]) {
         return;
     }
-    let setting =
-        |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let (seconds, mut seed) = (setting("GDSYNC_LIVES_SECONDS", 3), setting("GDSYNC_LIVES_SEED", 1));
+    let (seconds, mut seed) = lives::settings();
     let (own, end) = (threads(), Instant::now() + Duration::from_secs(seconds));
     let (first, mut done) = (seed, [0; KINDS]);
     while Instant::now() < end {

@@ -21,3 +21,11 @@ pub fn threads() -> usize {
     let names = all.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.filter(|name| name.trim() != "gdsync-checked").count()
 }
+
+/// Returns the seconds of a test (`GDSYNC_LIVES_SECONDS`, 3 by default) and the seed of its first life
+/// (`GDSYNC_LIVES_SEED`, 1).
+pub fn settings() -> (u64, u64) {
+    let setting =
+        |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    (setting("GDSYNC_LIVES_SECONDS", 3), setting("GDSYNC_LIVES_SEED", 1))
+}

@@ -5,7 +5,7 @@
 
 use super::{matched, memory, pair, queue, request, started, transfer};
 use crate::request::{Request, RequestKind};
-use gdsync_test_support::lives::{Random, threads};
+use gdsync_test_support::lives::{self, Random, threads};
 use gdsync_test_support::process::alone;
 use std::any::Any;
 use std::sync::Arc;
@@ -57,9 +57,7 @@ fn streams_of_queues_end_when_their_requests_are_aborted() {
     if !alone(module_path!(), "streams_of_queues_end_when_their_requests_are_aborted", &[]) {
         return;
     }
-    let setting =
-        |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let (seconds, first) = (setting("GDSYNC_LIVES_SECONDS", 3), setting("GDSYNC_LIVES_SEED", 1));
+    let (seconds, first) = lives::settings();
     // The first life opens the card of the process.
     let mut lists = live(first);
     let (mut seed, end, own) = (first + 1, Instant::now() + Duration::from_secs(seconds), threads());

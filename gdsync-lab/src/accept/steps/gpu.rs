@@ -92,7 +92,7 @@ fn write(probe: &Probe) -> Result<(), Failure> {
         (probe.pair(probe.config())?, region(probe, SENT)?, region(probe, UNTOUCHED)?);
     let to = target.remote().slice(..5000)?;
     pair.post(WorkRequest::write(&[source.slice(..5000)?], to).wr_id(1))?;
-    probe.success("write", &pair.left.send_cq())?;
+    pair.succeeds(probe, "write")?;
     check(&target, 5000)
 }
 
@@ -100,7 +100,7 @@ fn read(probe: &Probe) -> Result<(), Failure> {
     let (pair, source) = (probe.pair(probe.config())?, region(probe, SENT)?);
     let from = source.remote().slice(..5000)?;
     pair.post(WorkRequest::read(&[pair.target.slice(..5000)?], from).wr_id(1))?;
-    probe.success("read", &pair.left.send_cq())?;
+    pair.succeeds(probe, "read")?;
     pair.check_target(5000)
 }
 
@@ -109,7 +109,7 @@ fn atomic(probe: &Probe) -> Result<(), Failure> {
     target.memory().write(0, &40u64.to_le_bytes())?;
     let (result, word) = (pair.source.slice(..8)?, target.remote().slice(..8)?);
     pair.post(WorkRequest::fetch_add(&result, word, 2).wr_id(1))?;
-    probe.success("fetch_add", &pair.left.send_cq())?;
+    pair.succeeds(probe, "fetch_add")?;
     let mut bytes = [0; 8];
     target.memory().read(0, &mut bytes)?;
     probe.note("word", u64::from_le_bytes(bytes))
@@ -144,7 +144,7 @@ fn graph(probe: &Probe) -> Result<(), Failure> {
         if !stream.synchronize_timeout(LONG)? {
             return Err(format!("launch {number} has not ended within 10 s").into());
         }
-        probe.success("send", &pair.left.send_cq())?;
+        pair.succeeds(probe, "send")?;
         probe.success("receive", &pair.right.recv_cq())?;
     }
     pair.check_target(100)
@@ -175,9 +175,7 @@ fn queues(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config().placement(placement))?;
     pair.receive(7)?;
     pair.post(WorkRequest::send(&[pair.source.slice(..100)?]).wr_id(1))?;
-    probe.success("send", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(100)
+    pair.arrives(probe, "send", 100)
 }
 
 fn trigger(probe: &Probe) -> Result<(), Failure> {

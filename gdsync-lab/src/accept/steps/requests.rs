@@ -35,18 +35,14 @@ fn send(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     pair.receive(7)?;
     pair.post(WorkRequest::send(&[pair.source.slice(..100)?]).wr_id(1))?;
-    probe.success("send", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(100)
+    pair.arrives(probe, "send", 100)
 }
 
 fn send_immediate(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     pair.receive(7)?;
     pair.post(WorkRequest::send(&[pair.source.slice(..5000)?]).immediate(0x0102_0304).solicited().wr_id(1))?;
-    probe.success("send", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(5000)
+    pair.arrives(probe, "send", 5000)
 }
 
 fn send_inline(probe: &Probe) -> Result<(), Failure> {
@@ -55,7 +51,7 @@ fn send_inline(probe: &Probe) -> Result<(), Failure> {
         pair.receive(len)?;
         let bytes = [SENT; 44];
         pair.post(WorkRequest::send_inline(&bytes[..len as usize]).wr_id(len))?;
-        probe.success("send", &pair.left.send_cq())?;
+        pair.succeeds(probe, "send")?;
         probe.success("receive", &pair.right.recv_cq())?;
     }
     pair.check_target(44)
@@ -65,16 +61,14 @@ fn send_empty(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     pair.receive(7)?;
     pair.post(WorkRequest::send(&[]).wr_id(1))?;
-    probe.success("send", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(0)
+    pair.arrives(probe, "send", 0)
 }
 
 fn write(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     let to = pair.target.remote().slice(..256)?;
     pair.post(WorkRequest::write(&[pair.source.slice(..256)?], to).wr_id(1))?;
-    probe.success("write", &pair.left.send_cq())?;
+    pair.succeeds(probe, "write")?;
     probe.context("after", &pair.left)?;
     pair.check_target(256)
 }
@@ -84,23 +78,21 @@ fn write_immediate(probe: &Probe) -> Result<(), Failure> {
     pair.receive(7)?;
     let to = pair.target.remote().slice(..5000)?;
     pair.post(WorkRequest::write(&[pair.source.slice(..5000)?], to).immediate(0xa0b0_c0d0).wr_id(1))?;
-    probe.success("write", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(5000)
+    pair.arrives(probe, "write", 5000)
 }
 
 fn write_inline(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     let to = pair.target.remote().slice(..16)?;
     pair.post(WorkRequest::write_inline(&[SENT; 16], to).wr_id(1))?;
-    probe.success("write", &pair.left.send_cq())?;
+    pair.succeeds(probe, "write")?;
     pair.check_target(16)
 }
 
 fn write_long(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     pair.post(WorkRequest::write(&[pair.source.slice(..)?], pair.target.remote()).wr_id(1))?;
-    probe.success("write", &pair.left.send_cq())?;
+    pair.succeeds(probe, "write")?;
     pair.check_target(REGION)
 }
 
@@ -109,7 +101,7 @@ fn write_unaligned(probe: &Probe) -> Result<(), Failure> {
     for (number, (at, len)) in [(1, 1), (4095, 2), (8191, 4098)].into_iter().enumerate() {
         let to = pair.target.remote().slice(at..at + len)?;
         pair.post(WorkRequest::write(&[pair.source.slice(3..3 + len)?], to).wr_id(number as u64))?;
-        probe.success("write", &pair.left.send_cq())?;
+        pair.succeeds(probe, "write")?;
     }
     let mut bytes = vec![0; REGION];
     pair.target.read(0, &mut bytes);
@@ -129,14 +121,14 @@ fn read(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     let from = pair.source.remote().slice(..300)?;
     pair.post(WorkRequest::read(&[pair.target.slice(..300)?], from).wr_id(1))?;
-    probe.success("read", &pair.left.send_cq())?;
+    pair.succeeds(probe, "read")?;
     pair.check_target(300)
 }
 
 fn read_long(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     pair.post(WorkRequest::read(&[pair.target.slice(..)?], pair.source.remote()).wr_id(1))?;
-    probe.success("read", &pair.left.send_cq())?;
+    pair.succeeds(probe, "read")?;
     pair.check_target(REGION)
 }
 
@@ -145,7 +137,7 @@ fn fetch_add(probe: &Probe) -> Result<(), Failure> {
     pair.target.write(64, &40u64.to_le_bytes());
     let (result, word) = (pair.source.slice(..8)?, pair.target.remote().slice(64..72)?);
     pair.post(WorkRequest::fetch_add(&result, word, 2).wr_id(1))?;
-    probe.success("fetch_add", &pair.left.send_cq())?;
+    pair.succeeds(probe, "fetch_add")?;
     note_words(probe, &pair.source, 0, "fetched")?;
     note_words(probe, &pair.target, 64, "word")
 }
@@ -156,7 +148,7 @@ fn compare_swap(probe: &Probe) -> Result<(), Failure> {
     let (result, word) = (pair.source.slice(..8)?, pair.target.remote().slice(64..72)?);
     for (compare, swap) in [(40, 41), (40, 99)] {
         pair.post(WorkRequest::compare_swap(&result, word, compare, swap).wr_id(swap))?;
-        probe.success("compare_swap", &pair.left.send_cq())?;
+        pair.succeeds(probe, "compare_swap")?;
         note_words(probe, &pair.source, 0, "fetched")?;
         note_words(probe, &pair.target, 64, "word")?;
     }
@@ -172,7 +164,7 @@ fn note_words(probe: &Probe, region: &gdsync::MemoryRegion, at: usize, name: &st
 fn nop(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config())?;
     pair.post(WorkRequest::nop().wr_id(1))?;
-    probe.success("nop", &pair.left.send_cq())?;
+    pair.succeeds(probe, "nop")?;
     Ok(())
 }
 
@@ -186,7 +178,7 @@ fn gather(probe: &Probe) -> Result<(), Failure> {
     ];
     let to = pair.target.remote().slice(..100)?;
     pair.post(WorkRequest::write(&pieces, to).wr_id(1))?;
-    probe.success("write", &pair.left.send_cq())?;
+    pair.succeeds(probe, "write")?;
     pair.check_target(100)
 }
 
@@ -200,9 +192,7 @@ fn scatter(probe: &Probe) -> Result<(), Failure> {
     ];
     pair.right.post_recv(&pieces, 7)?;
     pair.post(WorkRequest::send(&[pair.source.slice(..100)?]).wr_id(1))?;
-    probe.success("send", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(100)
+    pair.arrives(probe, "send", 100)
 }
 
 fn unsignaled(probe: &Probe) -> Result<(), Failure> {
@@ -213,7 +203,7 @@ fn unsignaled(probe: &Probe) -> Result<(), Failure> {
         let request = WorkRequest::write(&slices, to).wr_id(number as u64);
         pair.post(if number == 7 { request } else { request.unsignaled() })?;
     }
-    probe.success("last", &pair.left.send_cq())?;
+    pair.succeeds(probe, "last")?;
     probe.note("more", pair.left.send_cq().poll()?.is_some())?;
     pair.check_target(64)
 }
@@ -227,8 +217,8 @@ fn fence(probe: &Probe) -> Result<(), Failure> {
     pair.post(WorkRequest::read(&[fetched], pair.source.remote().slice(64..128)?).wr_id(1))?;
     let to = pair.target.remote().slice(..64)?;
     pair.post(WorkRequest::write(&[pair.target.slice(4096..4160)?], to).fence().wr_id(2))?;
-    probe.success("read", &pair.left.send_cq())?;
-    probe.success("write", &pair.left.send_cq())?;
+    pair.succeeds(probe, "read")?;
+    pair.succeeds(probe, "write")?;
     pair.target.write(4096, &[UNTOUCHED; 64]);
     pair.check_target(64)
 }

@@ -50,9 +50,7 @@ pub(super) fn exchange<B: MemOpStream>(probe: &Probe, stream: &Stream<B>) -> Res
         )
         .into());
     }
-    probe.success("send", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(100)
+    pair.arrives(probe, "send", 100)
 }
 
 fn many(probe: &Probe) -> Result<(), Failure> {

@@ -27,9 +27,7 @@ fn uc_send(probe: &Probe) -> Result<(), Failure> {
     let pair = probe.pair(probe.config().transport(Transport::Uc))?;
     pair.receive(7)?;
     pair.post(WorkRequest::send(&[pair.source.slice(..5000)?]).wr_id(1))?;
-    probe.success("send", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(5000)
+    pair.arrives(probe, "send", 5000)
 }
 
 fn uc_write(probe: &Probe) -> Result<(), Failure> {
@@ -37,9 +35,7 @@ fn uc_write(probe: &Probe) -> Result<(), Failure> {
     pair.receive(7)?;
     let to = pair.target.remote().slice(..5000)?;
     pair.post(WorkRequest::write(&[pair.source.slice(..5000)?], to).immediate(9).wr_id(1))?;
-    probe.success("write", &pair.left.send_cq())?;
-    probe.success("receive", &pair.right.recv_cq())?;
-    pair.check_target(5000)
+    pair.arrives(probe, "write", 5000)
 }
 
 fn ud_send(probe: &Probe) -> Result<(), Failure> {
@@ -131,7 +127,7 @@ fn shared_by_two(probe: &Probe) -> Result<(), Failure> {
     for (number, pair) in pairs.iter().enumerate() {
         receives.post_recv(&[pairs[0].target.slice(number * 100..number * 100 + 100)?], number as u64)?;
         pair.post(WorkRequest::send(&[pair.source.slice(..100)?]).wr_id(1))?;
-        probe.success("send", &pair.left.send_cq())?;
+        pair.succeeds(probe, "send")?;
         probe.success("receive", &pair.right.recv_cq())?;
     }
     check(&pairs[0].target, 0, 200)

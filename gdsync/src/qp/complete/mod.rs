@@ -182,8 +182,8 @@ impl CompletionQueue {
         PreparedWait::new(self.inner.clone())
     }
 
-    /// Returns the bytes in the place of an entry, counted as [`Completion::index`] counts: those of the entry until the
-    /// card writes the next one there, a lap of the ring later. For tools that compare cards.
+    /// Returns the bytes of the entry with this index, counted as [`Completion::index`] counts. A lap of the ring later the
+    /// card overwrites them with the next entry. For tools that compare cards.
     #[doc(hidden)]
     pub fn entry_bytes(&self, index: u32) -> [u8; CQE_SIZE] {
         self.inner.lock().bytes(index)
