@@ -369,10 +369,14 @@ fn a_dead_rank_is_told_to_the_kernel_and_then_to_the_cpu() {
         assert_eq!(kernels.call("call_write_notify", &job, request), Ended::Failed);
         assert_ne!(kernels.error(&job, 1), 0);
         let queue = rank.queue.detach_device(LONG).unwrap();
+        // Rank 1 says that it has aborted the connection. That may come before the card has given up.
+        let is_lost = |error: &NotifyError| {
+            matches!(error, NotifyError::PeerDead { rank: 1, .. } | NotifyError::Failed { rank: 1, .. })
+        };
         let error = queue.flush(LONG).unwrap_err();
-        assert!(matches!(error, NotifyError::PeerDead { rank: 1, .. }), "{error}");
+        assert!(is_lost(&error), "{error}");
         let error = queue.attach_device(&Cpu::new(), &DeviceQueueOptions::default()).unwrap_err();
-        assert!(matches!(error, NotifyError::PeerDead { rank: 1, .. }), "{error}");
+        assert!(is_lost(&error), "{error}");
         queue.flush_rank(0, LONG).unwrap();
         team.barrier().unwrap();
     });

@@ -91,6 +91,11 @@ fn the_children_of_a_fork_use_the_device_that_their_parent_has_opened() {
 }
 
 #[test]
+fn the_objects_of_a_device_are_imported_by_a_copy_of_its_descriptor() {
+    succeeds("the_objects_of_a_device_are_imported_by_a_copy_of_its_descriptor", "imported", true);
+}
+
+#[test]
 fn memory_that_goes_away_never_kills() {
     succeeds("memory_that_goes_away_never_kills", "unmapped", true);
 }

@@ -3,6 +3,7 @@
 
 use super::devx::{attr as devx, method as devx_method, object as devx_object};
 use super::ioctl::{DRIVER, attr, method, object};
+use super::mlx5::AllocUcontextResp;
 
 /// The type of an attribute's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,8 +177,8 @@ const DEVICE: &[Method] = &[
         &[
             output(attr::NUM_COMP_VECTORS, 4).optional(),
             output(attr::CORE_SUPPORT, 8).optional(),
-            // Up to `dump_fill_mkey` of `struct mlx5_ib_alloc_ucontext_resp`.
-            output_struct(attr::QUERY_CONTEXT_UCTX, 92),
+            // All of `struct mlx5_ib_alloc_ucontext_resp`, up to `dump_fill_mkey`.
+            output_struct(attr::QUERY_CONTEXT_UCTX, size_of::<AllocUcontextResp>() as u16),
         ],
     ),
     // Up to `reserved` of `struct ib_uverbs_query_port_resp_ex`.
