@@ -36,7 +36,8 @@ pub(crate) struct Notifications {
     words: NotificationWords,
     senders: Vec<AtomicU32>,
     statuses: PinnedMemory,
-    update: Mutex<()>,
+    /// True once all are released for good. The lock orders releases.
+    is_over: Mutex<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ impl Notifications {
             words,
             senders: (0..count).map(|_| AtomicU32::new(ANY)).collect(),
             statuses: PinnedMemory::allocate(bytes).map_err(NotifyError::Memory)?,
-            update: Mutex::default(),
+            is_over: Mutex::default(),
         })
     }
 
@@ -92,17 +93,25 @@ impl Notifications {
     /// Releases the notifications of ranks from which none arrives ([`WaitEnders`]). Reverts the release of all others
     /// except collectives'. Returns true if some are released.
     pub(crate) fn update(&self, liveness: &Liveness) -> bool {
-        self.apply(&liveness.wait_enders())
+        self.update_with(|| liveness.wait_enders())
     }
 
-    /// Releases all notifications of a part whose last handle is dropped.
+    /// Asks for the enders under the lock: older ones would release again what a later call has reverted.
+    fn update_with(&self, enders: impl FnOnce() -> WaitEnders) -> bool {
+        let is_over = self.is_over.lock();
+        !*is_over && self.apply(&enders())
+    }
+
+    /// Releases all notifications of a part whose last handle is dropped, for good.
     pub(crate) fn release_all(&self, own: u32) {
         let own = Some((own, RankState::Alive));
+        let mut is_over = self.is_over.lock();
+        *is_over = true;
         self.apply(&WaitEnders { any: own, all: own, of_rank: Vec::new() });
     }
 
+    /// The caller holds the lock.
     fn apply(&self, enders: &WaitEnders) -> bool {
-        let _update = self.update.lock();
         let status_of = |ended: &Option<(u32, RankState)>| match ended {
             None => 0,
             Some((rank, RankState::Dropped(_))) => PEER_DEAD | DROPPED | rank,
@@ -174,5 +183,40 @@ impl Notifications {
             Some(rank) => Lookup::Released(rank),
             None => Lookup::None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::DeathCause;
+    use std::time::Duration;
+
+    #[test]
+    fn a_slow_update_does_not_release_again_what_a_faster_one_has_reverted() {
+        let words = NotificationWords::Host { memory: PinnedMemory::allocate(64).unwrap(), first: 0 };
+        let notifications = Notifications::new(words, 1).unwrap();
+        let liveness = Liveness::new(2);
+        liveness.mark_dead(1, DeathCause::Reported { by: 0 });
+        std::thread::scope(|scope| {
+            let (asked, is_asked) = std::sync::mpsc::channel();
+            let (liveness, notifications) = (&liveness, &notifications);
+            let slow = move || {
+                notifications.update_with(|| {
+                    let enders = liveness.wait_enders();
+                    asked.send(()).unwrap();
+                    std::thread::sleep(Duration::from_millis(20));
+                    enders
+                })
+            };
+            scope.spawn(slow);
+            is_asked.recv().unwrap();
+            liveness.drop_ranks(&[1].into_iter().collect());
+            assert!(!notifications.update(liveness));
+        });
+        assert_eq!(notifications.status(0), None);
+        notifications.release_all(0);
+        notifications.update(&liveness);
+        assert_eq!(notifications.status(0), Some((0, false)));
     }
 }

@@ -205,11 +205,12 @@ fn owes(speed: Speed) {
     // All retries of this queue pair take half a second.
     sender.connect(&alive, to.qpn, dies.lid(), QpChange { timeout: Some(14), ..QpChange::default() });
     sender.post(Opcode::Send, &[&inline(b"hello")]);
-    run(&alive);
-    drop(dies);
-    let node = alive.shared.engine.lock().qps[&sender.qpn].endpoint.node(alive.port);
-    let mut engine = alive.shared.engine.lock();
+    // The card's time stands still until it knows the peer's end.
     let from = Instant::now();
+    while alive.shared.engine.lock().step(from) {}
+    drop(dies);
+    let mut engine = alive.shared.engine.lock();
+    let node = engine.qps[&sender.qpn].endpoint.node(alive.port);
     while engine.fabric.is_alive(node) {
         assert!(from.elapsed() < Duration::from_secs(20), "its end is not noticed");
         engine.step(from);
