@@ -76,7 +76,7 @@ Faults that software cards inject: a plan as in docs/liberties.md.
 SOFTHCA_LIBERTIES | pingpong devices bench bench-net soak soft
 What software cards do at random that specifications allow: a seed, and words (docs/liberties.md).
 SOFTHCA_LISTEN | pingpong devices bench bench-net soak soft
-Addresses of software cards that talk over TCP, such as `192.0.2.1` (docs/clusters.md).
+Addresses of this host's software devices, which talk over TCP, such as `192.0.2.1` (docs/clusters.md).
 SOFTHCA_KEY, SOFTHCA_KEY_FILE | pingpong devices bench bench-net soak soft
 The key that software cards of several hosts share, or the file that has it.
 SOFTHCA_OBJECTS | pingpong devices bench bench-net soak soft

@@ -36,7 +36,7 @@ pub use ask::{AskError, Process, ask_all};
 pub use publish::{Kept, Published, STATUS_VARIABLE, Source, own, publish};
 pub use status::{
     Card, MOST_CARDS, MOST_NAMED, MOST_QUEUE_PAIRS, MOST_STREAMS, Peer, QueuePair, Status, Stream, Traffic,
-    Wait,
+    Wait, ipv4,
 };
 pub use wire::{LONGEST, WireError, decode, encode, printable};
 

@@ -1,6 +1,7 @@
 //! The data of a status.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 /// Most cards in a status; further ones are only counted.
@@ -32,9 +33,9 @@ pub struct Status {
 pub struct Card {
     /// Its device's LID, the same in every process of the host; 0 on the fabric of several hosts.
     pub lid: u16,
-    /// Its address in the fabric, by which peers name it: its number among the cards of one host, or the IPv4 address as a
-    /// number.
-    pub node: u32,
+    /// Its address in the fabric, by which peers name it: its number among the cards of an address in the low 16 bits and,
+    /// on the fabric of several hosts, the IPv4 address above them.
+    pub node: u64,
     /// True if its link layer is Ethernet.
     pub is_ethernet: bool,
     /// The first GID.
@@ -93,19 +94,25 @@ pub struct QueuePair {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
     /// Its card's [`Card::node`].
-    pub node: u32,
+    pub node: u64,
     /// The number of its queue pair.
     pub queue_pair: u32,
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // On one host the number of a queue pair tells its card.
-        if u16::try_from(self.node).is_err() {
-            write!(f, "{} ", std::net::Ipv4Addr::from(self.node))?;
+        // The number of a queue pair tells its card among those of an address.
+        if let Some(address) = ipv4(self.node) {
+            write!(f, "{address} ")?;
         }
         write!(f, "queue pair {:#x}", self.queue_pair)
     }
+}
+
+/// Returns the IPv4 address of a [`Card::node`]; `None` on the fabric of one host.
+pub fn ipv4(node: u64) -> Option<Ipv4Addr> {
+    let address = (node >> 16) as u32;
+    (address != 0).then(|| address.into())
 }
 
 /// A stream that waits for a completion. (Its waits for words of memory are not known.)

@@ -14,7 +14,7 @@ pub const LONGEST: usize = 8 << 20;
 pub(crate) const MAX_TEXT: usize = 400;
 
 const MAGIC: [u8; 8] = *b"gdstatus";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Reasons why bytes are not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

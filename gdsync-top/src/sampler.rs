@@ -2,11 +2,11 @@
 
 use crate::view::{self, View};
 use gdsync_cli::failure::Failure;
-use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all, printable};
+use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all, ipv4, printable};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// Time limit of an answer. A stopped process costs this in every sample.
@@ -17,10 +17,10 @@ const MAX_LENGTH: usize = 32;
 const MAX_COMMAND_LINE: u64 = 4096;
 
 /// Key of a card: process and address.
-type CardName = (u32, u32);
+type CardName = (u32, u64);
 
 /// Key of a wait: process; card of a queue pair, or `None` for a stream; number; the wait's description and mark.
-type WaitName = (u32, Option<u32>, u64, String, u64);
+type WaitName = (u32, Option<u64>, u64, String, u64);
 
 /// Takes samples, and keeps the last one.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub(crate) struct Sampler {
     waits: HashMap<WaitName, u64>,
     last_ns: Option<u64>,
     /// Process of the card at each address.
-    owners: HashMap<u32, (u32, String)>,
+    owners: HashMap<u64, (u32, String)>,
 }
 
 impl Sampler {
@@ -73,7 +73,7 @@ impl Sampler {
 
 struct ProcessSampler<'a> {
     pid: u32,
-    owners: &'a HashMap<u32, (u32, String)>,
+    owners: &'a HashMap<u64, (u32, String)>,
     last: &'a Sampler,
     next: &'a mut Sampler,
 }
@@ -169,7 +169,7 @@ impl ProcessSampler<'_> {
     fn wait(
         &mut self,
         wait: &Wait,
-        (card, number): (Option<u32>, u64),
+        (card, number): (Option<u64>, u64),
         at: u64,
         all: &[&QueuePair],
         own: Option<&QueuePair>,
@@ -198,7 +198,7 @@ impl ProcessSampler<'_> {
 
 fn address(card: &Card) -> String {
     match card.lid {
-        0 => std::net::Ipv4Addr::from(card.node).to_string(),
+        0 => ipv4(card.node).unwrap_or(Ipv4Addr::UNSPECIFIED).to_string(),
         lid => format!("LID {lid:#x}"),
     }
 }

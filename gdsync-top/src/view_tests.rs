@@ -11,7 +11,7 @@ use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
 use std::time::Duration;
 
-fn pair(number: u32, peer: (u32, u32), wait: Option<Wait>) -> QueuePair {
+fn pair(number: u32, peer: (u64, u32), wait: Option<Wait>) -> QueuePair {
     let peer = Some(Peer { node: peer.0, queue_pair: peer.1 });
     QueuePair {
         number,

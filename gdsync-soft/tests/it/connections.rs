@@ -123,10 +123,42 @@ fn rping() {
 }
 
 #[test]
-fn rping_between_cards_of_several_hosts() {
-    let environment = [("SOFTHCA_LISTEN", "127.83.220.1:28310,127.83.220.2:28310")];
-    let arguments = ["-s -V -C 100 -p PORT", "-c -V -a 127.83.220.1 -C 100 -p PORT"];
-    example("rping_tcp", "rping", arguments, "roce", &environment);
+fn rping_between_the_processes_of_several_hosts() {
+    let test = "rping_between_the_processes_of_several_hosts";
+    let Some(program) = program(test, "rping", "rdmacm-utils") else { return };
+    let temporary = Folder::new(test);
+    let at = |host: u8, arguments: &str, port: u16| {
+        let mut command = soft("roce", &program, temporary.path());
+        command.args(words(arguments)).args(["-V", "-C", "100", "-p", &port.to_string()]);
+        command.env("SOFTHCA_LISTEN", format!("127.83.220.{host}:32000"));
+        Running::start(command)
+    };
+    // Two servers at one address, then one at another with the port number of the first.
+    let [first, second] = [free_port(), free_port()];
+    let mut servers =
+        [(1, first), (1, second), (2, first)].map(|(host, port)| (host, port, at(host, "-s", port)));
+    for (host, port, server) in &mut servers {
+        let name = format!("/127.83.220.{host}/service/{TCP:x}/{port}");
+        wait_for_sockets(&name, 1, |socket| socket.ends_with(&name), server);
+    }
+    // An address has one holder of a port number.
+    let refused = at(1, "-s", first).end();
+    assert!(
+        refused.code != Some(0) && refused.text.contains("Cannot assign requested address"),
+        "{}",
+        refused.text
+    );
+    for (client, (host, port, server)) in [1, 2, 1].into_iter().zip(servers) {
+        let client = at(client, &format!("-c -a 127.83.220.{host}"), port).end();
+        assert!(client.code == Some(0) || client.text.contains("client DISCONNECT EVENT"), "{}", client.text);
+        let ended = server.end();
+        assert!(ended.text.contains("server DISCONNECT EVENT"), "{}", ended.text);
+    }
+    // Where no process listens, the request is refused, even by one that has the port number elsewhere.
+    let mut server = at(2, "-s", first);
+    wait_for_service(TCP, first, &mut server);
+    let client = at(2, "-c -a 127.83.220.1", first).end();
+    assert!(client.code != Some(0) && client.text.contains("REJECTED"), "{}", client.text);
 }
 
 #[test]

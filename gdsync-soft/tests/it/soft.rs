@@ -157,10 +157,19 @@ fn a_fork_starts_a_card_of_its_own_at_the_same_address() {
     };
     let temporary = Folder::new("fork");
     // Two at a time, from one shell that has forked.
-    let script = format!("{0} -d mlx5_0 & {0} -d mlx5_0; wait $! && echo both", tool.display());
-    let ended = run(shell(&temporary, &script));
-    assert!(ended.succeeded().ends_with("both\n"), "{}", ended.text);
-    let lids: Vec<&str> = ended.text.lines().filter(|line| line.contains("port_lid")).collect();
-    assert_eq!(lids.len(), 2, "{}", ended.text);
-    assert_eq!(lids[0], lids[1]);
+    let table = format!("{} -v -d mlx5_0 | grep -e port_lid -e 'GID\\['", tool.display());
+    let script = format!("{table} & {table}; wait $! && echo both");
+    for (listen, table) in [(None, 1), (Some("127.83.213.1:32000"), 4)] {
+        let mut command = shell(&temporary, &script);
+        command.envs(listen.map(|listen| ("SOFTHCA_LISTEN", listen)));
+        let ended = run(command);
+        assert!(ended.succeeded().ends_with("both\n"), "{}", ended.text);
+        for (line, count) in [("port_lid", 1), ("GID[", table)] {
+            // The lines of the two may come in turn.
+            let mut lines: Vec<&str> = ended.text.lines().filter(|said| said.contains(line)).collect();
+            lines.sort_unstable();
+            assert_eq!(lines.len(), 2 * count, "{}", ended.text);
+            assert!(lines.chunks(2).all(|two| two[0] == two[1]), "{lines:?}");
+        }
+    }
 }

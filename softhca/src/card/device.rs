@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::hint::black_box;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, JoinHandle};
@@ -84,7 +84,7 @@ pub struct Card {
 
 impl Card {
     /// Starts a card of this host's first device, whose port has the given link layer. On the fabric of several hosts
-    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address, and the port is Ethernet.
+    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it has an IPv4 address, and the port is Ethernet.
     ///
     /// # Errors
     /// [`CardError::Setting`] for a malformed setting in the environment, [`CardError::Fabric`] if the fabric cannot be
@@ -93,8 +93,8 @@ impl Card {
         Self::start_device(0, link, sink)
     }
 
-    /// As [`Self::start`], for one of this host's devices by its index. On the fabric of one host the addresses of all
-    /// cards of a device are the same, in every process; the numbers of queue pairs tell them apart.
+    /// As [`Self::start`], for one of this host's devices by its index. The addresses of all cards of a device are the
+    /// same, in every process; the numbers of queue pairs tell them apart.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -124,7 +124,7 @@ impl Card {
         let (limits, checks) = (Limits::from_environment()?, Checks::from_environment()?);
         let stopped_peers = StoppedPeers::from_environment()?;
         let pkeys = PkeyTable::of_devices(&[LinkLayer::InfiniBand])?;
-        let fabric = Fabric::bind(Speed::from_environment()?)?;
+        let fabric = Fabric::bind(device, Speed::from_environment()?)?;
         let mut card = Card::on(fabric, device, link, sink, waits, decisions);
         card.limits = limits;
         card.set_checks(checks);
@@ -217,7 +217,7 @@ impl Card {
 
     /// Returns its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as RoCE v1 and as
     /// RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID. On the fabric of several
-    /// hosts the IPv4 address is the card's own, and the GUID ends with it, too.
+    /// hosts the IPv4 address is the device's, and the GUID ends with it, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
     }
@@ -326,9 +326,9 @@ impl Card {
         self.port.has_address(address)
     }
 
-    /// Returns the node whose card has an IP address among its GIDs, on the fabric of several hosts.
-    pub fn node_at(&self, address: IpAddr) -> Option<Node> {
-        self.port.node_at(address)
+    /// Returns the IPv4 address of the cards that have an IP address among their GIDs, on the fabric of several hosts.
+    pub fn ipv4_of(&self, address: IpAddr) -> Option<Ipv4Addr> {
+        self.port.ipv4_of(address)
     }
 
     /// Returns the GID by which connections reach the card at a node: on Ethernet the IPv4-mapped one.

@@ -1,6 +1,6 @@
 //! The port of a card: its link layer, its addresses and its GID table.
 
-use crate::fabric::{Group, MAX_PAYLOAD, Node, OWN_QPN_BITS, node_of_address};
+use crate::fabric::{Group, MAX_PAYLOAD, Node, OWN_QPN_BITS, address_of, is_unicast, node};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
@@ -86,8 +86,9 @@ pub(crate) struct Port {
     pub(crate) link: LinkLayer,
     /// On the fabric of one host: its LID, the same for every process that opens the device. 0 on the fabric of several.
     pub(crate) lid: u16,
-    /// On the fabric of one host: the card's number. 0 on the fabric of several.
+    /// The card's number, by which those of its queue pairs begin.
     pub(crate) number: u16,
+    /// On the fabric of several hosts: its IPv4 address, the same for every process that opens the device.
     pub(crate) ipv4: Option<Ipv4Addr>,
     /// Maximum payload of a packet in bytes, the same for all cards of the fabric.
     pub(crate) mtu: u32,
@@ -115,32 +116,22 @@ impl Port {
     }
 
     pub(crate) fn node(&self) -> Node {
-        self.ipv4.map_or(self.number.into(), node_of_address)
+        node(self.ipv4, self.number)
     }
 
     /// Returns the number of a queue pair whose own part is `own`.
     pub(crate) fn qpn(&self, own: u32) -> u32 {
-        match self.ipv4 {
-            Some(_) => own,
-            None => u32::from(self.number) << OWN_QPN_BITS | own & ((1 << OWN_QPN_BITS) - 1),
-        }
+        u32::from(self.number) << OWN_QPN_BITS | own & ((1 << OWN_QPN_BITS) - 1)
     }
 
     /// Returns the node of queue pair `qpn` at an address: a LID, or a GID if there is one. 0 if no card is there.
     pub(crate) fn node_of(&self, dlid: u16, gid: Option<&[u8; 16]>, qpn: u32) -> Node {
+        let number = (qpn >> OWN_QPN_BITS) as u16;
         match (self.ipv4, gid) {
-            (Some(_), Some(gid)) => self.node_with(gid),
-            (None, _) if LIDS.contains(&gid.map_or(dlid, lid_of)) => qpn >> OWN_QPN_BITS,
+            (Some(_), Some(gid)) => ipv4_in(gid).map_or(0, |address| node(Some(address), number)),
+            (None, _) if LIDS.contains(&gid.map_or(dlid, lid_of)) => node(None, number),
             _ => 0,
         }
-    }
-
-    /// Returns the node that a GID ends with on the fabric of several hosts; 0 for a GID that is no card's.
-    fn node_with(&self, gid: &[u8; 16]) -> Node {
-        let [.., a, b, c, d] = *gid;
-        let is_card = gid.starts_with(&IPV4_MAPPED)
-            || gid.starts_with(&LINK_LOCAL.to_be_bytes()) && gid[8..12] == ISATAP.to_be_bytes()[..4];
-        if is_card { node_of_address(Ipv4Addr::new(a, b, c, d)) } else { 0 }
     }
 
     /// Returns whether the port has an IP address, IPv4 as an IPv4-mapped one, among its GIDs or, on InfiniBand, among
@@ -150,13 +141,10 @@ impl Port {
         Port { link: LinkLayer::Ethernet, ..*self }.gids().iter().any(|entry| entry.gid == gid)
     }
 
-    /// Returns the node whose card has an IP address on the fabric of several hosts.
-    pub(crate) fn node_at(&self, address: IpAddr) -> Option<Node> {
+    /// Returns the IPv4 address of the cards that have an IP address among their GIDs, on the fabric of several hosts.
+    pub(crate) fn ipv4_of(&self, address: IpAddr) -> Option<Ipv4Addr> {
         self.ipv4?;
-        let gid = gid_at(address);
-        let node = self.node_with(&gid);
-        let port = self.of_node(node)?;
-        port.gids().iter().any(|entry| entry.gid == gid).then_some(node)
+        ipv4_in(&gid_at(address))
     }
 
     /// Returns the GID by which a connection reaches the card at a node: as on real cards IPv4-mapped on Ethernet, the
@@ -168,13 +156,12 @@ impl Port {
 
     /// Returns the port of the card at a node of this fabric; `None` if no card is there.
     fn of_node(&self, node: Node) -> Option<Port> {
-        let number = u16::try_from(node);
-        match (self.ipv4, number) {
-            _ if node == 0 => None,
-            (None, number) => Some(Port { number: number.ok()?, ..*self }),
-            (Some(_), Ok(_)) => None,
-            (Some(_), Err(_)) => Some(Port { ipv4: Some(node.into()), ..*self }),
-        }
+        let ipv4 = address_of(node);
+        (node != 0 && ipv4.is_some() == self.ipv4.is_some()).then_some(Port {
+            number: node as u16,
+            ipv4,
+            ..*self
+        })
     }
 
     /// Returns a LID as completion entries have it: 0 on Ethernet.
@@ -206,6 +193,14 @@ impl Port {
         };
         Some(GidEntry { gid, kind })
     }
+}
+
+/// Returns the IPv4 address that a GID ends with on the fabric of several hosts; `None` for a GID that is no card's.
+fn ipv4_in(gid: &[u8; 16]) -> Option<Ipv4Addr> {
+    let [.., a, b, c, d] = *gid;
+    let is_card = gid.starts_with(&IPV4_MAPPED)
+        || gid.starts_with(&LINK_LOCAL.to_be_bytes()) && gid[8..12] == ISATAP.to_be_bytes()[..4];
+    Some(Ipv4Addr::new(a, b, c, d)).filter(|address| is_card && is_unicast(*address))
 }
 
 fn gid_at(address: IpAddr) -> [u8; 16] {
@@ -281,36 +276,47 @@ mod tests {
             );
             assert_ne!(one.guid(), second.guid());
             assert_eq!(one.gid_of(510), one.gids().last().map(|entry| entry.gid));
-            assert_eq!((one.gid_of(0), one.gid_of(0x1_0000)), (None, None));
+            assert_eq!((one.gid_of(0), one.gid_of(0x7f00_0001_0005)), (None, None));
         }
     }
 
     #[test]
     fn the_number_of_a_queue_pair_tells_its_card() {
         let [one, other] = [5, 510].map(|number| Port::new(0, LinkLayer::InfiniBand, number, None));
-        let gid = one.gids()[0].gid;
+        let [far, near] = [5, 510].map(|number| Port::new(0, LinkLayer::Ethernet, number, Some(HOST)));
+        let (gid, of_several) = (one.gids()[0].gid, far.gids()[0].gid);
         for own in [0x40, 0x7fff, 0x8040, 0xff_ffff] {
             for (dlid, gid) in [(1, None), (8, None), (0, Some(&gid))] {
                 assert_eq!(one.node_of(dlid, gid, other.qpn(own)), 510);
                 assert_eq!(other.node_of(dlid, gid, one.qpn(own)), 5);
             }
+            assert_eq!(far.node_of(0, Some(&of_several), near.qpn(own)), near.node());
+            assert_eq!(near.node_of(0, Some(&of_several), far.qpn(own)), 0xc000_0207_0005);
             assert_ne!(other.qpn(own), MULTICAST_QPN);
         }
         for lid in [0, 9, 0xbfff] {
             assert_eq!(one.node_of(lid, None, other.qpn(0x40)), 0, "no device of the host has it");
         }
+        for impossible in [0x7fff, MULTICAST_QPN] {
+            assert_eq!(
+                (one.node_of(1, None, impossible), far.node_of(0, Some(&of_several), impossible)),
+                (0, 0)
+            );
+        }
     }
 
     #[test]
     fn a_port_of_several_hosts_is_found_by_each_of_its_gids_and_by_no_other() {
-        let port = Port::new(0, LinkLayer::Ethernet, 0, Some(HOST));
-        assert_eq!((port.node(), port.lid, port.qpn(0x12_3456)), (0xc000_0207, 0, 0x12_3456));
-        assert_eq!(port.gids().len(), 4);
-        assert!(port.gids().iter().all(|entry| port.node_of(0, Some(&entry.gid), 7) == port.node()));
+        let port = Port::new(0, LinkLayer::Ethernet, 7, Some(HOST));
+        assert_eq!((port.node(), port.lid, port.qpn(0x40)), (0xc000_0207_0007, 0, 7 << 15 | 0x40));
+        assert_eq!((port.gids().len(), port.gids()), (4, Port { number: 8, ..port }.gids()));
+        assert!(
+            port.gids().iter().all(|entry| port.node_of(0, Some(&entry.gid), port.qpn(7)) == port.node())
+        );
         assert_eq!(port.gids()[3].gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 7]);
         let mut other = port.gids()[0].gid;
         other[8] = 1;
-        assert_eq!([Some(&other), Some(&[7; 16]), None].map(|gid| port.node_of(5, gid, 7)), [0; 3]);
+        assert_eq!([Some(&other), Some(&[7; 16]), None].map(|gid| port.node_of(5, gid, port.qpn(7))), [0; 3]);
     }
 
     #[test]
@@ -320,20 +326,22 @@ mod tests {
             let port = Port::new(1, link, 7, None);
             for own in ["10.83.0.2", "fe80::200:ff:fe00:2", "::ffff:10.83.0.2"] {
                 assert!(port.has_address(ip(own)), "{own}");
-                assert_eq!(port.node_at(ip(own)), None, "{own}");
+                assert_eq!(port.ipv4_of(ip(own)), None, "{own}");
             }
             for other in ["10.83.0.1", "10.84.0.2", "127.0.0.1", "::1", "fe80::201:ff:fe00:2"] {
                 assert!(!port.has_address(ip(other)), "{other}");
             }
         }
-        let hosts = Port::new(0, LinkLayer::Ethernet, 0, Some(HOST));
+        let hosts = Port::new(0, LinkLayer::Ethernet, 7, Some(HOST));
         assert!(hosts.has_address(HOST.into()) && !hosts.has_address(ip("192.0.2.9")));
-        assert_eq!(hosts.node_at(ip("192.0.2.9")), Some(0xc000_0209));
-        assert_eq!(
-            (hosts.node_at(ip("::1")), hosts.node_at(ip("0.0.0.0")), hosts.gid_of(5)),
-            (None, None, None)
-        );
-        assert_eq!(hosts.gid_of(0xc000_0209).unwrap()[12..], [192, 0, 2, 9]);
+        for other in ["192.0.2.9", "::ffff:192.0.2.9", "fe80::200:5efe:c000:209"] {
+            assert_eq!(hosts.ipv4_of(ip(other)), Some(Ipv4Addr::new(192, 0, 2, 9)), "{other}");
+        }
+        for none in ["::1", "0.0.0.0", "239.1.1.1"] {
+            assert_eq!(hosts.ipv4_of(ip(none)), None, "{none}");
+        }
+        assert_eq!(hosts.gid_of(5), None);
+        assert_eq!(hosts.gid_of(0xc000_0209_0003).unwrap()[12..], [192, 0, 2, 9]);
     }
 
     #[test]

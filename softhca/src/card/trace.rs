@@ -1,6 +1,7 @@
 //! Timeline events of a card ([`gdsync_trace`]): doorbells, messages, completions.
 
 use super::port::Port;
+use crate::fabric::{Node, address_of};
 use crate::packet::{Header, LAST, Packet, PacketKind};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::Doorbell;
@@ -8,8 +9,14 @@ use gdsync_trace::{EventKind, Span, event, span, span_since};
 
 /// Returns a queue pair as timeline records identify it.
 fn queue(port: Port, qpn: u32) -> u64 {
-    let card = if port.ipv4.is_some() { port.node() } else { port.lid.into() };
+    let card = port.ipv4.map_or(port.lid.into(), u32::from);
     u64::from(card) << 32 | u64::from(qpn)
+}
+
+/// Returns a node as timeline records have it beside the number of a queue pair, which tells the cards of an address
+/// apart: the address or, on the fabric of one host, the card's number.
+fn place(node: Node) -> u64 {
+    address_of(node).map_or(node, |address| u32::from(address).into()) << 32
 }
 
 /// Returns whether a packet is the last of a message: a send, a write, a read, an atomic, a datagram.
@@ -30,10 +37,10 @@ pub(crate) fn rung(port: Port, bell: Doorbell) {
 
 /// Records that a request packet made at `since` has left; `index` and `opcode` are its WQE's.
 #[inline(always)]
-pub(crate) fn sent(since: u64, port: Port, header: &Header, to: u32, (index, opcode): (u32, u8)) {
+pub(crate) fn sent(since: u64, port: Port, header: &Header, to: Node, (index, opcode): (u32, u8)) {
     if since != 0 && PacketKind::try_from(header.kind).is_ok_and(|kind| ends_message(kind, header)) {
         let place = u64::from(opcode) << 16 | u64::from(index as u16);
-        let words = [queue(port, header.source_qpn.get()), size(header), u64::from(to) << 32 | place];
+        let words = [queue(port, header.source_qpn.get()), size(header), self::place(to) | place];
         span_since(since, EventKind::Sent, || words);
     }
 }
@@ -45,7 +52,7 @@ pub(crate) fn arriving(port: Port, qpn: u32, packet: Packet<'_>) -> Span {
     if !gdsync_trace::enabled() || !ends_message(kind, header) {
         return Span::none();
     }
-    let source = u64::from(source) << 32 | u64::from(header.source_qpn.get());
+    let source = place(source) | u64::from(header.source_qpn.get());
     span(EventKind::Arrived, || [queue(port, qpn), size(header), source])
 }
 

@@ -1,15 +1,21 @@
 //! Settings of the fabric of several hosts: the addresses of this process's cards, and the key that the cards of a job share.
 
 use super::error::FabricError;
+use super::packet::{NUMBERS, is_unicast};
 use crate::setting::{self, SettingError};
 use gdsync_auth::{Key, KeyError, KeyVariables};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 
-/// Environment variable with the IPv4 addresses for cards of this process: `ADDRESS[:PORT]`, separated by `,`. Each
-/// card takes the first free one, and uses TCP. If it is unset, cards reach only others of their host.
+/// Environment variable with the IPv4 addresses of the devices: `ADDRESS[:PORT]`, separated by `,`. Each device has the
+/// next one that this host has, the same in every process, and its cards use TCP. If it is unset, cards reach only others
+/// of their host.
 pub const LISTEN_VARIABLE: &str = "SOFTHCA_LISTEN";
-/// TCP port of an address without one: RoCE v2's UDP port. Cards that communicate use the same port.
+/// Base TCP port of an address without one: RoCE v2's UDP port. The card with number n listens n above it. Cards that
+/// communicate have the same base port.
 pub const DEFAULT_PORT: u16 = 4791;
+/// The highest base port: it has a port for each number above it.
+const MAX_PORT: u16 = u16::MAX - *NUMBERS.end();
 
 /// Returns whether the environment asks for TCP.
 pub fn is_tcp() -> bool {
@@ -39,15 +45,61 @@ fn parse_address(text: &str) -> Result<SocketAddrV4, String> {
     let address = address.or_else(|| Some(SocketAddrV4::new(text.parse().ok()?, DEFAULT_PORT)));
     let address =
         address.ok_or_else(|| format!("`{text}` is not ADDRESS or ADDRESS:PORT with an IPv4 address"))?;
-    if !is_of_one_host(*address.ip()) || address.port() == 0 {
-        return Err(format!("`{text}` is not the address and port of one host: peers connect to it"));
+    if !is_unicast(*address.ip()) || !(1..=MAX_PORT).contains(&address.port()) {
+        return Err(format!(
+            "`{text}` is not the address of one host and a port of at most {MAX_PORT}: peers connect to it, and to the {} \
+             ports above",
+            NUMBERS.len()
+        ));
     }
     Ok(address)
 }
 
-/// Returns whether packets to that address reach exactly one host. No host has an address of 0.0.0.0/8.
-fn is_of_one_host(address: Ipv4Addr) -> bool {
-    address.octets()[0] != 0 && !address.is_multicast() && !address.is_broadcast()
+/// Returns whether an interface of this host has the address: the kernel binds to no other.
+pub fn is_local(ip: IpAddr) -> bool {
+    let is_foreign = |error: &std::io::Error| error.kind() == ErrorKind::AddrNotAvailable;
+    !UdpSocket::bind((ip, 0)).is_err_and(|error| is_foreign(&error))
+}
+
+/// Returns those of these addresses that this host has, each once: one list may serve several hosts.
+pub(super) fn own(addresses: &[SocketAddrV4]) -> Vec<SocketAddrV4> {
+    let mut own: Vec<SocketAddrV4> = Vec::new();
+    for address in addresses {
+        if !own.contains(address) && is_local((*address.ip()).into()) {
+            own.push(*address);
+        }
+    }
+    own
+}
+
+/// Returns the address of a device.
+///
+/// # Errors
+/// [`FabricError::NoAddress`].
+pub(super) fn of_device(addresses: &[SocketAddrV4], device: usize) -> Result<SocketAddrV4, FabricError> {
+    let own = own(addresses);
+    own.get(device).copied().ok_or_else(|| FabricError::NoAddress {
+        variable: LISTEN_VARIABLE,
+        list: addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        own: own.len(),
+        device,
+    })
+}
+
+/// Returns the addresses of this host's devices, the same in every process; none on the fabric of one host.
+pub(super) fn addresses_of_host() -> Vec<SocketAddrV4> {
+    own(&addresses().unwrap_or_default())
+}
+
+/// Returns the address of this host's first device, by which its processes know their host. `None` on the fabric of one
+/// host.
+pub(super) fn host() -> Option<Ipv4Addr> {
+    addresses_of_host().first().map(|first| *first.ip())
+}
+
+/// Returns whether it is an address of this host's devices, on the fabric of several hosts.
+pub fn is_own(address: Ipv4Addr) -> bool {
+    addresses_of_host().iter().any(|own| *own.ip() == address)
 }
 
 /// Environment variables with the key that cards prove to each other on the fabric of several hosts: the key
@@ -104,6 +156,19 @@ mod tests {
     }
 
     #[test]
+    fn each_device_has_the_next_address_that_this_host_has() {
+        let addresses = parse("198.51.100.1, 127.83.0.1, 127.83.0.1, 198.51.100.2, 127.83.0.2").unwrap();
+        let of = |device| of_device(&addresses, device).map(|address| address.ip().octets());
+        assert_eq!([of(0).unwrap(), of(1).unwrap()], [[127, 83, 0, 1], [127, 83, 0, 2]]);
+        let error = of(2).unwrap_err().to_string();
+        for part in
+            ["198.51.100.1:4791, 127.83.0.1:4791", "2 addresses of this host", "device 2", "SOFTHCA_LISTEN"]
+        {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
     fn what_is_not_an_address_of_one_host_is_named() {
         for (text, problem) in [
             ("localhost", "IPv4"),
@@ -115,6 +180,7 @@ mod tests {
             ("224.0.0.1", "one host"),
             ("255.255.255.255:1", "one host"),
             ("10.0.0.1:0", "one host"),
+            ("10.0.0.1:65026", "at most 65025"),
             ("10.0.0.1,", "IPv4"),
             ("10.0.0.1:5,10.0.0.2:6", "one port"),
         ] {

@@ -8,23 +8,35 @@ use std::net::SocketAddrV4;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
-    /// Every LID is taken.
+    /// Every number is taken.
     #[error("no number is free for a card: {} software cards are on this host, or abstract sockets are not permitted ({last})", NUMBERS.len())]
     NoLid {
         /// The last error.
         last: io::Error,
     },
-    /// None of the configured addresses is free and belongs to this host.
+    /// Every number is taken at an address.
     #[error(
-        "{variable} gives no address that is free: {list} (the last: {last}); a card takes one each: give more of this host's"
+        "no number is free for a card at {address}: it listens at one of the {} TCP ports above, of which none is free ({last})", NUMBERS.len()
+    )]
+    NoPort {
+        /// The address, and the base port.
+        address: SocketAddrV4,
+        /// The last error.
+        last: io::Error,
+    },
+    /// The configured addresses give none to a device.
+    #[error(
+        "{variable} is {list}, with {own} addresses of this host, and gives none to device {device} (from 0): give as many of this host's addresses as it has devices"
     )]
     NoAddress {
         /// The environment variable with the addresses.
         variable: &'static str,
         /// The addresses.
         list: String,
-        /// The last error.
-        last: io::Error,
+        /// The number of those that this host has.
+        own: usize,
+        /// The index of the device.
+        device: usize,
     },
     /// The list of addresses is malformed.
     #[error(transparent)]

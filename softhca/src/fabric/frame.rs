@@ -9,9 +9,9 @@ use super::packet::{MAX_HEADER, MAX_PAYLOAD, Node};
 use crate::speed::Speed;
 
 /// First bytes of a stream.
-const MAGIC: [u8; 8] = *b"gdstcp\x00\x04";
+const MAGIC: [u8; 8] = *b"gdstcp\x00\x05";
 /// Bytes of the greeting: the magic, the node in big endian, and the speed.
-pub(super) const GREETING_BYTES: usize = MAGIC.len() + 5;
+pub(super) const GREETING_BYTES: usize = MAGIC.len() + size_of::<Node>() + 1;
 /// Bytes before a packet's header.
 pub(super) const LENGTHS: usize = 8;
 /// Bytes of the longest frame.
@@ -28,7 +28,7 @@ impl Greeting {
     pub(super) fn bytes(self) -> [u8; GREETING_BYTES] {
         let mut bytes = [self.speed.times(); GREETING_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
-        bytes[MAGIC.len()..MAGIC.len() + 4].copy_from_slice(&self.node.to_be_bytes());
+        bytes[MAGIC.len()..GREETING_BYTES - 1].copy_from_slice(&self.node.to_be_bytes());
         bytes
     }
 }
@@ -43,11 +43,11 @@ pub(super) fn parse_greeting(bytes: &[u8]) -> Result<Option<Greeting>, Malformed
     if bytes[..magic] != MAGIC[..magic] {
         return Err(Malformed("a stranger connected, or a card of another version"));
     }
-    let Some((&[a, b, c, d, times], _)) = bytes.get(MAGIC.len()..).and_then(<[u8]>::split_first_chunk) else {
+    let Some((node, [times, ..])) = bytes.get(MAGIC.len()..).and_then(<[u8]>::split_first_chunk) else {
         return Ok(None);
     };
-    let speed = Speed::new(times).ok_or(Malformed("a card's speed is none"))?;
-    Ok(Some(Greeting { node: Node::from_be_bytes([a, b, c, d]), speed }))
+    let speed = Speed::new(*times).ok_or(Malformed("a card's speed is none"))?;
+    Ok(Some(Greeting { node: Node::from_be_bytes(*node), speed }))
 }
 
 /// The 8 bytes before a header; `None` if the packet is too long for a frame.
@@ -119,12 +119,12 @@ mod tests {
 
     #[test]
     fn a_greeting_names_its_sender_and_strangers_are_refused_at_their_first_wrong_byte() {
-        let greeting = Greeting { node: 0x7f00_0001, speed: Speed::new(20).unwrap() };
+        let greeting = Greeting { node: 0x7f00_0001_0005, speed: Speed::new(20).unwrap() };
         let bytes = greeting.bytes();
         assert_eq!(parse_greeting(&bytes), Ok(Some(greeting)));
         (0..GREETING_BYTES).for_each(|n| assert_eq!(parse_greeting(&bytes[..n]), Ok(None)));
         assert!(parse_greeting(b"G").is_err());
-        assert!(parse_greeting(b"gdstcp\x00\x05").is_err());
+        assert!(parse_greeting(b"gdstcp\x00\x04").is_err());
         for times in [0, Speed::MAX + 1] {
             let mut bytes = bytes;
             bytes[GREETING_BYTES - 1] = times;

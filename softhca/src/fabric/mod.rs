@@ -1,19 +1,23 @@
 //! The fabric: packets between software cards, in order and without loss while both processes live.
 //!
-//! On one host, the default, cards find each other by LID, and packets pass through shared memory
-//! (`shared.rs`). Between hosts, cards find each other by IPv4 address, the last bytes of their GIDs, and
-//! packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names the addresses of
-//! the process; [`KEY_VARIABLES`] give the key that its cards share.
+//! All processes of a host share the addresses of its devices. Each card has a number, which tells it from the others at
+//! an address, and which the numbers of its queue pairs begin with: address and number are the card's [`Node`].
+//!
+//! On one host, the default, addresses are LIDs, and packets pass through shared memory (`shared.rs`). Between hosts they
+//! are IPv4 addresses, the last bytes of GIDs, and packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that
+//! fabric and gives the addresses of the host's devices; [`KEY_VARIABLES`] give the key that all cards share.
 //!
 //! The cards of a simulation have a private fabric, in the memory of one process (`local.rs`).
 
 mod config;
+mod door;
 mod error;
 mod frame;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
 mod groups;
+mod held;
 mod local;
 mod names;
 mod network;
@@ -29,14 +33,15 @@ mod tcp_handshake;
 mod tcp_link;
 
 pub(crate) use config::check_key;
-pub use config::{DEFAULT_PORT, KEY_VARIABLES, LISTEN_VARIABLE, is_tcp};
+pub use config::{DEFAULT_PORT, KEY_VARIABLES, LISTEN_VARIABLE, is_local, is_own, is_tcp};
+pub use door::{Door, find_service_at};
 pub use error::FabricError;
 pub(crate) use groups::Group;
+pub use held::close_sockets_in_child;
 pub(crate) use local::Hub;
-pub use names::close_names_in_child;
 pub(crate) use packet::OWN_QPN_BITS;
-pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, PayloadPart, SendOutcome, Sink, Use, node_of_address};
-pub use packet::{MAX_PAYLOAD, Node};
+pub(crate) use packet::{Hole, MAX_HEADER, MULTICAST, PayloadPart, SendOutcome, Sink, Use, is_unicast, node};
+pub use packet::{MAX_PAYLOAD, Node, address_of};
 pub use services::{Service, ServiceCard, Services, find_service};
 pub(crate) use sleeper::Sleeper;
 
@@ -48,7 +53,7 @@ mod other_user_tests;
 mod tests;
 
 use crate::speed::Speed;
-use gdsync_auth::{Key, Limits};
+use gdsync_auth::Key;
 use network::Network;
 use shared::Shared;
 use std::net::SocketAddrV4;
@@ -59,13 +64,15 @@ use tcp::Tcp;
 pub(crate) struct Fabric(Box<dyn Network>);
 
 impl Fabric {
-    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some, for a card with that speed.
-    pub(crate) fn bind(speed: Speed) -> Result<Fabric, FabricError> {
+    /// Claims a free number for a card of a device with that speed: on this host or, if [`LISTEN_VARIABLE`] gives the
+    /// device an address, there.
+    pub(crate) fn bind(device: usize, speed: Speed) -> Result<Fabric, FabricError> {
         let addresses = config::addresses()?;
         if addresses.is_empty() {
             Self::on_host(speed)
         } else {
-            Self::at(&addresses, config::key_for_addresses(&addresses)?, speed)
+            let address = config::of_device(&addresses, device)?;
+            Self::at(address, config::key_for_addresses(&addresses)?, speed)
         }
     }
 
@@ -81,10 +88,9 @@ impl Fabric {
         Ok(Fabric(Box::new(hub.join()?)))
     }
 
-    /// Joins the fabric of several hosts at the first free one of these addresses. Cards with the same key
-    /// reach each other.
-    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key, speed: Speed) -> Result<Fabric, FabricError> {
-        Ok(Fabric(Box::new(Tcp::bind(addresses, key, speed, Limits::default())?)))
+    /// Joins the fabric of several hosts at an address and a base port. Cards with the same key reach each other.
+    pub(crate) fn at(address: SocketAddrV4, key: Key, speed: Speed) -> Result<Fabric, FabricError> {
+        Ok(Fabric(Box::new(Tcp::bind(address, names::seed(), key, speed, tcp_handshake::limits())?)))
     }
 }
 

@@ -12,16 +12,15 @@
 
 use super::config;
 use super::error::FabricError;
+use super::held::Held;
 use super::packet::NUMBERS;
 use crate::os::socket;
 use gdsync_auth::{Key, own_user};
 use gdsync_sys::local;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The name of the card with a number, which anyone can compute.
 pub(super) fn plain(number: u16) -> Vec<u8> {
@@ -42,26 +41,41 @@ pub(super) struct Claim {
 
 /// Claims a number that no other card of this user has. The seed determines where the search starts.
 pub(super) fn claim(seed: u32) -> Result<Claim, FabricError> {
-    if let Some(claim) = first_free(seed, NUMBERS.len() as u32, &mut claim_plain)? {
-        return Ok(claim);
+    let none = |last| FabricError::NoLid { last };
+    if let Some(claim) = first_free(seed, claim_plain).map_err(none)? {
+        return Ok(claim.into());
     }
     tracing::info!("all plain names of cards are taken: a secret one is used");
     let key = config::key_for_this_host()?;
-    let claim = first_free(seed, NUMBERS.len() as u32, &mut |number| claim_secret(&key, number))?;
-    claim.ok_or_else(|| FabricError::NoLid { last: ErrorKind::AddrInUse.into() })
+    let claim = first_free(seed, |number| claim_secret(&key, number)).map_err(none)?;
+    claim.map(Claim::from).ok_or_else(|| none(ErrorKind::AddrInUse.into()))
 }
 
-fn first_free(
+impl From<(u16, Name)> for Claim {
+    fn from((number, listener): (u16, Name)) -> Self {
+        Claim { number, listener }
+    }
+}
+
+/// A random number at which to start the search for a card's number: if a number were used again soon, the new card
+/// would receive packets meant for its former owner.
+pub(super) fn seed() -> u32 {
+    RandomState::new().hash_one(()) as u32
+}
+
+/// Claims the first number of a card that is free; `None` if all are taken.
+///
+/// # Errors
+/// The first error of `claim`, which returns `None` for a number that is taken.
+pub(super) fn first_free<T>(
     seed: u32,
-    tries: u32,
-    claim: &mut dyn FnMut(u16) -> io::Result<Option<Name>>,
-) -> Result<Option<Claim>, FabricError> {
-    for step in 0..tries {
-        let number = (seed.wrapping_add(step) % NUMBERS.len() as u32) as u16 + 1;
-        match claim(number) {
-            Ok(Some(listener)) => return Ok(Some(Claim { number, listener })),
-            Ok(None) => {}
-            Err(last) => return Err(FabricError::NoLid { last }),
+    mut claim: impl FnMut(u16) -> io::Result<Option<T>>,
+) -> io::Result<Option<(u16, T)>> {
+    let numbers = NUMBERS.len() as u32;
+    for step in 0..numbers {
+        let number = ((seed % numbers + step) % numbers) as u16 + NUMBERS.start();
+        if let Some(held) = claim(number)? {
+            return Ok(Some((number, held)));
         }
     }
     Ok(None)
@@ -81,55 +95,8 @@ pub(super) fn claim_secret(key: &Key, number: u16) -> io::Result<Option<Name>> {
     Ok(reach(&plain(number)).is_err().then_some(listener))
 }
 
-/// A socket that holds a name. The name is given up when this is dropped, and free once the last copy of the
-/// descriptor is closed: another thread may be starting a program, which has copies until it is executed.
-#[derive(Debug)]
-pub(super) struct Name(UnixListener);
-
-/// Sockets with descriptors below this limit are closed in children.
-const MAX_FD: usize = 1 << 16;
-/// The descriptors of all names of the process.
-static HELD: [AtomicU64; MAX_FD / 64] = [const { AtomicU64::new(0) }; MAX_FD / 64];
-
-impl Name {
-    fn of(listener: UnixListener) -> Name {
-        let fd = listener.as_raw_fd() as usize;
-        if let Some(word) = HELD.get(fd / 64) {
-            word.fetch_or(1 << (fd % 64), Ordering::AcqRel);
-        }
-        Name(listener)
-    }
-}
-
-impl Deref for Name {
-    type Target = UnixListener;
-
-    fn deref(&self) -> &UnixListener {
-        &self.0
-    }
-}
-
-impl Drop for Name {
-    fn drop(&mut self) {
-        let fd = self.0.as_raw_fd();
-        socket::refuse_connections(self.0.as_fd());
-        if let Some(word) = HELD.get(fd as usize / 64) {
-            word.fetch_and(!(1 << (fd % 64)), Ordering::AcqRel);
-        }
-    }
-}
-
-/// Closes the parent's names, which only the parent holds and gives up. For the child of a fork: makes system calls
-/// only.
-pub fn close_names_in_child() {
-    for (index, word) in HELD.iter().enumerate() {
-        let mut held = word.swap(0, Ordering::AcqRel);
-        while held != 0 {
-            socket::close_inherited((index * 64) as i32 + held.trailing_zeros() as i32);
-            held &= held - 1;
-        }
-    }
-}
+/// A socket that holds a name.
+pub(super) type Name = Held<UnixListener>;
 
 /// Returns whether a name that is taken has been given up, so that it will be free soon.
 pub(super) fn is_given_up(name: &[u8]) -> bool {
@@ -141,7 +108,7 @@ pub(super) fn listen(name: &[u8]) -> io::Result<Option<Name>> {
     match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
         Ok(listener) => {
             listener.set_nonblocking(true)?;
-            Ok(Some(Name::of(listener)))
+            Ok(Some(Held::new(listener)))
         }
         Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
         Err(error) => Err(error),

@@ -11,10 +11,8 @@ use std::sync::Arc;
 
 /// A fabric as a card uses it. The defaults stand for features that only the fabric of one host has.
 pub(crate) trait Network: Send {
-    /// The card's number on the fabric of one host; 0 on the fabric of several.
-    fn number(&self) -> u16 {
-        0
-    }
+    /// The card's number.
+    fn number(&self) -> u16;
 
     /// The speed of the card's timers. Cards with another speed are not reached.
     fn speed(&self) -> Speed;
@@ -144,6 +142,12 @@ pub(crate) trait Network: Send {
 
     /// Ends the announcement of [`Self::prepare_sleep`], after sleeping or instead of it.
     fn finish_sleep(&mut self);
+
+    /// The descriptors of its listener and its links.
+    #[cfg(test)]
+    fn sockets(&self) -> Vec<std::os::fd::RawFd> {
+        Vec::new()
+    }
 
     /// The number of connections that have not proven the key.
     #[cfg(test)]

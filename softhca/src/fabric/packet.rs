@@ -4,25 +4,42 @@ use crate::os::host::Gone;
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
-/// Address of a card in the fabric: its number on the fabric of one host, where all cards of a device have one LID, or
-/// its IPv4 address as a number, which is numerically above all of these. 0 is no card.
-pub type Node = u32;
+/// Address of a card in the fabric: the number of the card in the low 16 bits and, on the fabric of several hosts, the
+/// IPv4 address of its device above them. 0 is no card.
+pub type Node = u64;
 
-/// The pseudo-node of a multicast group's members: the IPv4 broadcast address, which no host has.
+/// The pseudo-node of a multicast group's members, whose number no card has.
 pub(crate) const MULTICAST: Node = Node::MAX;
 
-/// Bits of a queue pair's number that are the card's own on the fabric of one host; the card's number is above them, so
-/// that queue-pair numbers tell the processes of a host apart.
+/// Bits of a queue pair's number that are the card's own; the card's number is above them, so that queue-pair numbers
+/// tell the cards of an address apart.
 pub(crate) const OWN_QPN_BITS: u32 = 15;
 
-/// Numbers that a card may have on the fabric of one host. Those of its queue pairs have 24 bits, and not all are 1,
-/// which is multicast.
+/// Numbers that a card may have. Those of its queue pairs have 24 bits, and not all are 1, which is multicast.
 pub(super) const NUMBERS: RangeInclusive<u16> = 1..=(1 << (24 - OWN_QPN_BITS)) - 2;
 
-/// Returns the node at an IPv4 address; 0 for an address that no host has.
-pub(crate) fn node_of_address(address: Ipv4Addr) -> Node {
-    let number = u32::from(address);
-    if number > u32::from(u16::MAX) { number } else { 0 }
+/// Returns the node of a card at an IPv4 address, or on the fabric of one host. 0 for a number that no card has.
+pub(crate) fn node(address: Option<Ipv4Addr>, number: u16) -> Node {
+    match NUMBERS.contains(&number) {
+        true => u64::from(address.map_or(0, u32::from)) << 16 | u64::from(number),
+        false => 0,
+    }
+}
+
+/// Returns the IPv4 address of a node; `None` on the fabric of one host.
+pub fn address_of(node: Node) -> Option<Ipv4Addr> {
+    let address = (node >> 16) as u32;
+    (address != 0).then(|| address.into())
+}
+
+/// Returns the number of a node's card, if a card can have it.
+pub(super) fn number_of(node: Node) -> Option<u16> {
+    Some(node as u16).filter(|number| NUMBERS.contains(number))
+}
+
+/// Returns whether packets to that address reach exactly one host. No host has an address of 0.0.0.0/8.
+pub(crate) fn is_unicast(address: Ipv4Addr) -> bool {
+    address.octets()[0] != 0 && !address.is_multicast() && !address.is_broadcast()
 }
 
 /// Maximum bytes of a packet's header.

@@ -15,8 +15,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 /// Maximum number of connections that a fabric accepts before it does other work.
 pub(super) const ACCEPT_BUDGET: usize = 64;
 
-/// Keys of epoll events: those of incoming links count from 0, those of outgoing links have this bit set.
-pub(super) const OUTGOING: u64 = 1 << 32;
+/// Keys of epoll events: those of incoming links count from 0, those of outgoing links are their nodes with this bit.
+pub(super) const OUTGOING: u64 = 1 << 61;
 /// Bit of the keys of connections that have not proven the key.
 pub(super) const UNPROVEN: u64 = 1 << 62;
 pub(super) const LISTENER: u64 = u64::MAX;

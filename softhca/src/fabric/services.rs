@@ -2,13 +2,16 @@
 //!
 //! The cards of a host share the host's IP addresses, so an address alone does not identify the card that
 //! serves a port. The process that binds a port holds an abstract socket name with the port's number, as
-//! cards hold their numbers (`names.rs`). A process that connects to it receives the nodes of its holder.
+//! cards hold their numbers (`names.rs`). A process that connects to it receives the nodes of its holder. Processes of
+//! other hosts ask at a TCP port (`door.rs`).
 
+use super::config;
 use super::names::{self, Name};
 use super::packet::Node;
 use crate::os::wait::Epoll;
 use gdsync_auth::own_user;
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +19,9 @@ use std::time::Duration;
 /// Maximum number of cards of a service: more than one process has.
 const MAX_CARDS: usize = 64;
 /// Bytes of a card in an answer: the link layer, and the node.
-const CARD_BYTES: usize = 5;
+const CARD_BYTES: usize = 9;
+/// Maximum bytes of an answer.
+pub(super) const MAX_ANSWER: u64 = (MAX_CARDS * CARD_BYTES) as u64;
 /// Maximum number of requests that one call answers.
 const ANSWER_BUDGET: usize = 64;
 
@@ -33,6 +38,8 @@ pub struct ServiceCard {
 #[derive(Clone, Debug)]
 pub struct Services {
     epoll: Arc<Epoll>,
+    /// The host's first address on the fabric of several hosts, and the host of its claims.
+    host: Option<Ipv4Addr>,
 }
 
 /// A claim on a port number of this host, which ends when this is dropped: no thread that sleeps until a process asks
@@ -43,15 +50,23 @@ pub struct Service {
     epoll: Arc<Epoll>,
 }
 
-fn name(space: u16, port: u16) -> Vec<u8> {
-    format!("gdsync-softhca/{}/service/{space:x}/{port}", own_user()).into_bytes()
+/// Returns the name that the holder of a port number has. Loopback addresses may stand for several hosts.
+fn name(host: Option<Ipv4Addr>, space: u16, port: u16) -> Vec<u8> {
+    let host = host.map(|host| format!("{host}/")).unwrap_or_default();
+    format!("gdsync-softhca/{}/{host}service/{space:x}/{port}", own_user()).into_bytes()
 }
 
 impl Services {
     /// # Errors
     /// The system's, if it gives no descriptor.
     pub fn new() -> io::Result<Services> {
-        Ok(Services { epoll: Arc::new(Epoll::new()?) })
+        Ok(Services { epoll: Arc::new(Epoll::new()?), host: config::host() })
+    }
+
+    /// The claims of a host on this machine, at which no other host asks.
+    #[cfg(test)]
+    pub(super) fn at(host: Ipv4Addr) -> Services {
+        Services { host: Some(host), ..Services::new().unwrap() }
     }
 
     /// Claims a port number of a port space. `None` if a process, this one included, has it already.
@@ -60,7 +75,7 @@ impl Services {
     /// EAGAIN if the process that had it has given it up, but a program that it is starting still has a copy of its
     /// socket; the system's, if it gives no socket.
     pub fn claim(&self, space: u16, port: u16) -> io::Result<Option<Service>> {
-        let wanted = name(space, port);
+        let wanted = name(self.host, space, port);
         let Some(name) = names::listen(&wanted)? else {
             return if names::is_given_up(&wanted) {
                 Err(io::Error::from_raw_os_error(libc::EAGAIN))
@@ -83,7 +98,7 @@ impl AsFd for Services {
 impl Service {
     /// Answers the processes that wait for this service's cards. Never blocks.
     pub fn answer(&self, cards: &[ServiceCard]) {
-        let bytes: Vec<u8> = cards.iter().take(MAX_CARDS).flat_map(encode).collect();
+        let bytes = encode_all(cards);
         for _ in 0..ANSWER_BUDGET {
             let Ok((mut socket, _)) = self.name.accept() else { return };
             // The buffer of a new socket has room for the few bytes. A peer that has gone needs none.
@@ -98,24 +113,45 @@ impl Drop for Service {
     }
 }
 
+pub(super) fn encode_all(cards: &[ServiceCard]) -> Vec<u8> {
+    cards.iter().take(MAX_CARDS).flat_map(encode).collect()
+}
+
+pub(super) fn decode_all(bytes: &[u8]) -> Vec<ServiceCard> {
+    bytes.as_chunks().0.iter().map(decode).collect()
+}
+
 fn encode(card: &ServiceCard) -> [u8; CARD_BYTES] {
-    let [a, b, c, d] = card.node.to_be_bytes();
-    [card.is_ethernet.into(), a, b, c, d]
+    let mut bytes = [card.is_ethernet.into(); CARD_BYTES];
+    bytes[1..].copy_from_slice(&card.node.to_be_bytes());
+    bytes
 }
 
 fn decode(bytes: &[u8; CARD_BYTES]) -> ServiceCard {
-    let [is_ethernet, a, b, c, d] = *bytes;
-    ServiceCard { is_ethernet: is_ethernet != 0, node: Node::from_be_bytes([a, b, c, d]) }
+    let [is_ethernet, node @ ..] = *bytes;
+    ServiceCard { is_ethernet: is_ethernet != 0, node: Node::from_be_bytes(node) }
 }
 
-/// Returns the cards of the process that has claimed a port number; `None` if no process of this user has.
+/// Returns the cards of the process of this host that has claimed a port number; `None` if no process of this user has.
 ///
 /// # Errors
-/// [`ErrorKind::TimedOut`] if the process does not answer in time, or the system's.
+/// ETIMEDOUT if the process does not answer in time, or the system's.
 pub fn find_service(space: u16, port: u16, patience: Duration) -> io::Result<Option<Vec<ServiceCard>>> {
-    let socket = match names::reach(&name(space, port)) {
+    find(config::host(), space, port, patience)
+}
+
+/// As [`find_service`], on the host whose first device has that address.
+pub(super) fn find(
+    host: Option<Ipv4Addr>,
+    space: u16,
+    port: u16,
+    patience: Duration,
+) -> io::Result<Option<Vec<ServiceCard>>> {
+    let socket = match names::reach(&name(host, space, port)) {
         Ok(socket) => socket,
-        Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+        }
         Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied) => {
             return Ok(None);
         }
@@ -124,9 +160,11 @@ pub fn find_service(space: u16, port: u16, patience: Duration) -> io::Result<Opt
     socket.set_nonblocking(false)?;
     socket.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
     let mut bytes = Vec::new();
-    match socket.take((MAX_CARDS * CARD_BYTES) as u64).read_to_end(&mut bytes) {
-        Ok(_) => Ok(Some(bytes.as_chunks().0.iter().map(decode).collect())),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Err(ErrorKind::TimedOut.into()),
+    match socket.take(MAX_ANSWER).read_to_end(&mut bytes) {
+        Ok(_) => Ok(Some(decode_all(&bytes))),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+        }
         // The process has ended.
         Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(None),
         Err(error) => Err(error),

@@ -22,7 +22,6 @@ use super::sleeper::Sleeper;
 use crate::os::{socket, wait};
 use crate::speed::Speed;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -64,9 +63,7 @@ impl Shared {
     /// # Errors
     /// [`FabricError`].
     pub(super) fn bind(speed: Speed) -> Result<Shared, FabricError> {
-        // The search starts at a random number: if a number were reused soon, the new card would receive packets
-        // meant for its former owner.
-        Self::on(names::claim(RandomState::new().hash_one(()) as u32)?, speed)
+        Self::on(names::claim(names::seed())?, speed)
     }
 
     fn on(Claim { number, listener }: Claim, speed: Speed) -> Result<Shared, FabricError> {
@@ -110,7 +107,7 @@ impl Shared {
         let since = self.busy.remove(&number).unwrap_or_else(Instant::now);
         match made {
             Ok(link) => {
-                if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | u64::from(node)) {
+                if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | node) {
                     tracing::warn!(number, %error, "a link cannot be watched");
                     return SendOutcome::Full;
                 }
@@ -145,7 +142,7 @@ impl Shared {
             match key {
                 LISTENER => self.accept(),
                 key if key & OUTGOING != 0 => {
-                    let node = key as Node;
+                    let node = key & !OUTGOING;
                     if let Some(link) = self.outgoing.links.get_mut(&node)
                         && !link.drain()
                     {
@@ -391,7 +388,7 @@ impl Network for Shared {
     }
 
     fn close(&mut self) {
-        socket::refuse_connections(self.listener.as_fd());
+        socket::shut_down(self.listener.as_fd());
         self.outgoing.links.clear();
         self.incoming.clear();
     }

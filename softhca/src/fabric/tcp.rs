@@ -1,24 +1,27 @@
-//! The fabric of several hosts: TCP connections between cards that know each other by IPv4 address.
+//! The fabric of several hosts: TCP connections between cards that know each other by IPv4 address and number.
 //!
-//! Every card listens at its own address. It sends to a peer through one connection, which it makes from that
-//! address for the first packet. A link therefore carries packets one way, and the kernel reports its source.
-//! The end of a connection means that the peer has ended.
+//! The cards of an address have different numbers: card n listens n above the address's base port, which no other process
+//! can do meanwhile. A card sends to a peer through one connection, which it makes from its own address for the first
+//! packet. A link therefore carries packets one way, and the kernel reports its source. The end of a connection means
+//! that the peer has ended; a card that takes its number later is reached by a connection of its own.
 //!
 //! Addresses do not identify a process: any user of a host can connect from its addresses. Both cards
-//! therefore prove a key that the job shares, for these two addresses, before any packet passes
-//! ([`gdsync_auth`] documents its guarantees). Connections without a proof are few and short-lived. Packets
-//! themselves are neither authenticated nor encrypted.
+//! therefore prove a key that the job shares, for these two addresses and the listener's port, before any packet passes
+//! ([`gdsync_auth`] documents its guarantees). A card then names its number, which it can only choose among those of its
+//! address. Connections without a proof are few and short-lived. Packets themselves are neither authenticated nor
+//! encrypted.
 
-use super::config;
 use super::error::FabricError;
 use super::frame::Greeting;
+use super::held::Held;
+use super::names;
 use super::network::Network;
-use super::packet::{Node, PayloadPart, SendOutcome, Sink, node_of_address};
+use super::packet::{Node, PayloadPart, SendOutcome, Sink, address_of, is_unicast, node, number_of};
 use super::peers::{
     ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, UNPROVEN, free_slot,
 };
 use super::sleeper::Sleeper;
-use super::tcp_handshake::{Accepting, Route};
+use super::tcp_handshake::{Accepting, PACKETS, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
 use crate::os::socket;
 use crate::speed::Speed;
@@ -35,14 +38,16 @@ const MAX_INCOMING: usize = 1024;
 
 /// A card's access to the fabric, used by one thread at a time.
 pub(super) struct Tcp {
-    address: SocketAddrV4,
-    listener: TcpListener,
+    /// The address, and the base port.
+    base: SocketAddrV4,
+    number: u16,
+    listener: Held<TcpListener>,
     key: Key,
     outgoing: Peers<Outgoing>,
     /// Destinations of the outgoing links that cannot take packets yet.
     connecting: Vec<Node>,
     /// Connections that have not proven the key.
-    unproven: Unproven<Node, Accepting>,
+    unproven: Unproven<Ipv4Addr, Accepting>,
     /// True if a connection was refused: further ones are logged at a lower level, as any host can make them.
     refused: bool,
     incoming: Vec<Option<Incoming>>,
@@ -52,55 +57,53 @@ pub(super) struct Tcp {
 }
 
 impl Tcp {
+    /// Claims a free number at an address and a base port. The seed determines where the search starts.
+    ///
+    /// # Errors
+    /// [`FabricError`].
     pub(super) fn bind(
-        addresses: &[SocketAddrV4],
+        base: SocketAddrV4,
+        seed: u32,
         key: Key,
         speed: Speed,
         limits: Limits,
     ) -> Result<Self, FabricError> {
-        let mut last = io::Error::from(ErrorKind::AddrInUse);
-        for &address in addresses {
-            match TcpListener::bind(address) {
-                Ok(listener) => {
-                    listener.set_nonblocking(true)?;
-                    let sleeper = Arc::new(Sleeper::new()?);
-                    sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
-                    return Ok(Tcp {
-                        address,
-                        listener,
-                        key,
-                        outgoing: Peers::new(),
-                        connecting: Vec::new(),
-                        unproven: Unproven::new(limits),
-                        refused: false,
-                        incoming: Vec::new(),
-                        round_robin: RoundRobin::default(),
-                        speeds: Speeds::new(speed),
-                        sleeper,
-                    });
-                }
-                Err(error) => last = error,
-            }
-        }
-        let list = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        Err(FabricError::NoAddress { variable: config::LISTEN_VARIABLE, list, last })
+        let no_port = |last| FabricError::NoPort { address: base, last };
+        let claimed = names::first_free(seed, |number| listen(base, number)).map_err(no_port)?;
+        let (number, listener) = claimed.ok_or_else(|| no_port(ErrorKind::AddrInUse.into()))?;
+        let sleeper = Arc::new(Sleeper::new()?);
+        sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
+        Ok(Tcp {
+            base,
+            number,
+            listener,
+            key,
+            outgoing: Peers::new(),
+            connecting: Vec::new(),
+            unproven: Unproven::new(limits),
+            refused: false,
+            incoming: Vec::new(),
+            round_robin: RoundRobin::default(),
+            speeds: Speeds::new(speed),
+            sleeper,
+        })
     }
 
     fn greeting(&self) -> Greeting {
-        Greeting { node: node_of_address(*self.address.ip()), speed: self.speeds.own }
+        Greeting { node: node(Some(*self.base.ip()), self.number), speed: self.speeds.own }
     }
 
     /// Begins to connect. Returns false if no card can have that node.
     fn connect(&mut self, node: Node) -> bool {
-        let address = Ipv4Addr::from(node);
+        let (Some(address), Some(number)) = (address_of(node), number_of(node)) else { return false };
         let greeting = self.greeting();
-        if node_of_address(address) == 0 || node == greeting.node || self.outgoing.is_dead(node) {
+        if !is_unicast(address) || node == greeting.node || self.outgoing.is_dead(node) {
             return false;
         }
-        let peer = SocketAddrV4::new(address, self.address.port());
-        let route = Route { own: self.address, peer, key: self.key.clone(), speed: self.speeds.own };
+        let peer = at(SocketAddrV4::new(address, self.base.port()), number);
+        let route = Route { own: *self.base.ip(), peer, key: self.key.clone(), speed: self.speeds.own };
         let connecting = Outgoing::connect(route, greeting).and_then(|link| {
-            self.sleeper.epoll.watch_changes(link.as_fd(), OUTGOING | u64::from(node))?;
+            self.sleeper.epoll.watch_changes(link.as_fd(), OUTGOING | node)?;
             Ok(link)
         });
         match connecting {
@@ -122,7 +125,7 @@ impl Tcp {
             match key {
                 LISTENER => self.accept(),
                 key if key & OUTGOING != 0 => {
-                    let node = key as Node;
+                    let node = key & !OUTGOING;
                     if self.outgoing.links.get_mut(&node).is_some_and(|link| !link.handle_socket()) {
                         self.drop_link(node);
                     }
@@ -140,7 +143,7 @@ impl Tcp {
         if let Err(error) = link.fill() {
             tracing::warn!(%error, "a link is refused");
             *place = None;
-        } else if link.greeted.is_some_and(|speed| !self.speeds.admits(link.address, speed)) {
+        } else if link.greeted.is_some_and(|(node, speed)| !self.speeds.admits(node, speed)) {
             link.refuse(greeting);
             *place = None;
         }
@@ -163,7 +166,7 @@ impl Tcp {
         for node in std::mem::take(&mut self.connecting) {
             let Some(link) = self.outgoing.links.get_mut(&node) else { continue };
             let epoll = &self.sleeper.epoll;
-            match link.maintain(now, |socket| epoll.watch_changes(socket, OUTGOING | u64::from(node))) {
+            match link.maintain(now, |socket| epoll.watch_changes(socket, OUTGOING | node)) {
                 Ok(true) => self.connecting.push(node),
                 Ok(false) => {}
                 Err(_) => self.outgoing.mark_dead(node),
@@ -174,7 +177,7 @@ impl Tcp {
     fn accept(&mut self) {
         // Bounded, as any host can connect all the time.
         for _ in 0..ACCEPT_BUDGET {
-            let (socket, from) = match self.listener.accept() {
+            let accepted = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error)
@@ -184,15 +187,17 @@ impl Tcp {
                 }
                 Err(error) => return self.refuse(&"any host", &error),
             };
-            if let Err(error) = self.accept_unproven(socket, from) {
+            let from = accepted.1;
+            if let Err(error) = self.accept_unproven(accepted) {
                 self.refuse(&from.ip(), &error);
             }
         }
     }
 
     /// Accepts a connection, which must prove the key.
-    fn accept_unproven(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
-        let accepting = Accepting::new(socket, from, self.address, &self.key, self.speeds.own)?;
+    fn accept_unproven(&mut self, accepted: (TcpStream, SocketAddr)) -> io::Result<()> {
+        let accepting =
+            Accepting::new(accepted, at(self.base, self.number), PACKETS, &self.key, self.speeds.own)?;
         let admitted = self.unproven.admit(accepting.from, accepting, Instant::now());
         let number =
             admitted.map_err(|_| io::Error::other("too many connections have not proven the key"))?;
@@ -210,7 +215,7 @@ impl Tcp {
             return;
         }
         let Some(accepting) = self.unproven.take(number) else { return };
-        let from = Ipv4Addr::from(accepting.from);
+        let from = accepting.from;
         if let Err(error) = proven {
             self.refuse(&from, &error);
         } else if let Err(error) = self.add_incoming(accepting) {
@@ -238,9 +243,30 @@ impl Tcp {
     }
 }
 
+/// Returns where the card with a number listens.
+fn at(base: SocketAddrV4, number: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(*base.ip(), base.port().saturating_add(number))
+}
+
+/// Takes a number at an address. `None` if another process listens there.
+fn listen(base: SocketAddrV4, number: u16) -> io::Result<Option<Held<TcpListener>>> {
+    match TcpListener::bind(at(base, number)) {
+        Ok(listener) => {
+            listener.set_nonblocking(true)?;
+            Ok(Some(Held::new(listener)))
+        }
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 impl Network for Tcp {
+    fn number(&self) -> u16 {
+        self.number
+    }
+
     fn ipv4(&self) -> Option<Ipv4Addr> {
-        Some(*self.address.ip())
+        Some(*self.base.ip())
     }
 
     fn speed(&self) -> Speed {
@@ -298,12 +324,12 @@ impl Network for Tcp {
                 Ok(count) => {
                     taken += count;
                     if link.is_finished() {
-                        tracing::debug!(node = link.address, "the process of a peer has ended");
+                        tracing::debug!(node = ?link.greeted, "the process of a peer has ended");
                         *place = None;
                     }
                 }
                 Err(malformed) => {
-                    tracing::warn!(node = link.address, reason = malformed.0, "a link is closed");
+                    tracing::warn!(node = ?link.greeted, reason = malformed.0, "a link is closed");
                     *place = None;
                 }
             }
@@ -315,7 +341,7 @@ impl Network for Tcp {
     }
 
     fn close(&mut self) {
-        socket::refuse_connections(self.listener.as_fd());
+        socket::shut_down(self.listener.as_fd());
         self.outgoing.links.clear();
         self.connecting.clear();
         self.incoming.clear();
@@ -334,6 +360,14 @@ impl Network for Tcp {
 
     fn finish_sleep(&mut self) {
         self.sleeper.withdraw();
+    }
+
+    #[cfg(test)]
+    fn sockets(&self) -> Vec<std::os::fd::RawFd> {
+        use std::os::fd::AsRawFd;
+        let links = self.outgoing.links.values().map(Outgoing::as_fd);
+        let links = links.chain(self.incoming.iter().flatten().map(Incoming::as_fd));
+        links.chain([self.listener.as_fd()]).map(|socket| socket.as_raw_fd()).collect()
     }
 
     #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Connections between two cards over TCP, until both cards have proven the key.
 
-use super::packet::{Node, node_of_address};
+use super::held::Held;
 use crate::os::socket;
 use crate::speed::Speed;
-use gdsync_auth::{Exchange, ExchangeError, Key};
+use gdsync_auth::{Exchange, ExchangeError, Key, Limits};
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -17,20 +17,28 @@ const PROOF_TIME: Duration = Duration::from_secs(10);
 /// Time before a connection that the peer closed for lack of room is retried.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// The purpose of a proof: packets from one card to another. Both cards know the addresses from the
-/// connection, so a proof for one card is useless with another.
-pub(super) fn proof_context(connector: Node, listener: Node, port: u16) -> Vec<u8> {
-    let mut context = b"packets of software cards 1".to_vec();
-    context.extend(connector.to_be_bytes());
-    context.extend(listener.to_be_bytes());
-    context.extend(port.to_be_bytes());
+/// What a connection is for: packets from one card to another.
+pub(super) const PACKETS: &str = "packets of software cards 2";
+
+/// The context of a proof: its purpose, and the addresses, which both sides know from the connection. A proof for one card,
+/// which has a port of its own, is useless with another.
+pub(super) fn proof_context(purpose: &str, connector: Ipv4Addr, listener: SocketAddrV4) -> Vec<u8> {
+    let mut context = purpose.as_bytes().to_vec();
+    context.extend(connector.octets());
+    context.extend(listener.ip().octets());
+    context.extend(listener.port().to_be_bytes());
     context
+}
+
+/// Limits of connections that have not proven the key: all cards of a host may connect at the same time.
+pub(super) fn limits() -> Limits {
+    Limits { most: 128, of_source: 64, ..Limits::default() }
 }
 
 /// The addresses and the key of a link that is being made.
 #[derive(Clone)]
 pub(super) struct Route {
-    pub(super) own: SocketAddrV4,
+    pub(super) own: Ipv4Addr,
     pub(super) peer: SocketAddrV4,
     pub(super) key: Key,
     pub(super) speed: Speed,
@@ -38,12 +46,11 @@ pub(super) struct Route {
 
 impl Route {
     /// Begins to connect from the card's own address, by which the peer identifies the card.
-    fn connect(&self) -> io::Result<(TcpStream, Exchange)> {
-        let socket = socket::connect_tcp(*self.own.ip(), self.peer)?;
+    fn connect(&self) -> io::Result<(Held<TcpStream>, Exchange)> {
+        let socket = Held::new(socket::connect_tcp(self.own, self.peer)?);
         socket.set_nodelay(true)?;
         socket::limit_silence(&socket, self.speed.of(SILENCE))?;
-        let [own, peer] = [self.own, self.peer].map(|address| node_of_address(*address.ip()));
-        let exchange = Exchange::connecting(&self.key, &proof_context(own, peer, self.peer.port()))?;
+        let exchange = Exchange::connecting(&self.key, &proof_context(PACKETS, self.own, self.peer))?;
         Ok((socket, exchange))
     }
 }
@@ -67,19 +74,19 @@ pub(super) struct Connecting {
 }
 
 impl Connecting {
-    pub(super) fn start(route: Route) -> io::Result<(TcpStream, Self)> {
+    pub(super) fn start(route: Route) -> io::Result<(Held<TcpStream>, Self)> {
         let (socket, exchange) = route.connect()?;
         Ok((socket, Connecting { route, exchange, since: Instant::now(), retry_at: None }))
     }
 
     /// Does what is possible without waiting.
-    pub(super) fn advance(&mut self, socket: &mut TcpStream) -> Result<Progress, ExchangeError> {
+    pub(super) fn advance(&mut self, mut socket: &TcpStream) -> Result<Progress, ExchangeError> {
         if self.retry_at.is_some() {
             return Ok(Progress::Closed);
         }
         // Until the connection is established, it takes no bytes.
         let limit = |exchange: &Exchange| if exchange.is_sending() { CONNECT_TIME } else { PROOF_TIME };
-        match self.exchange.advance(socket) {
+        match self.exchange.advance(&mut socket) {
             Ok(true) => Ok(Progress::Proven),
             Ok(false) if self.since.elapsed() < limit(&self.exchange) => Ok(Progress::Waiting),
             Ok(false) => Err(io::Error::from(ErrorKind::TimedOut).into()),
@@ -100,7 +107,7 @@ impl Connecting {
         }
     }
 
-    pub(super) fn retry(&mut self, now: Instant) -> io::Result<Option<TcpStream>> {
+    pub(super) fn retry(&mut self, now: Instant) -> io::Result<Option<Held<TcpStream>>> {
         if self.retry_at.is_none_or(|retry_at| now < retry_at) {
             return Ok(None);
         }
@@ -112,35 +119,39 @@ impl Connecting {
 
 /// The listening side.
 pub(super) struct Accepting {
-    socket: TcpStream,
-    /// The node that the connection comes from.
-    pub(super) from: Node,
+    socket: Held<TcpStream>,
+    /// The address that the connection comes from.
+    pub(super) from: Ipv4Addr,
     exchange: Exchange,
 }
 
 impl Accepting {
     pub(super) fn new(
-        socket: TcpStream,
-        from: SocketAddr,
+        (socket, from): (TcpStream, SocketAddr),
         own: SocketAddrV4,
+        purpose: &str,
         key: &Key,
         speed: Speed,
     ) -> io::Result<Self> {
+        let socket = Held::new(socket);
         let SocketAddr::V4(from) = from else { return Err(io::Error::other("not an IPv4 peer")) };
-        let from = node_of_address(*from.ip());
+        let from = *from.ip();
         socket.set_nonblocking(true)?;
         socket::limit_silence(&socket, speed.of(SILENCE))?;
-        let exchange =
-            Exchange::accepting(key, &proof_context(from, node_of_address(*own.ip()), own.port()))?;
+        let exchange = Exchange::accepting(key, &proof_context(purpose, from, own))?;
         Ok(Accepting { socket, from, exchange })
     }
 
     /// Returns whether the connection is proven.
     pub(super) fn advance(&mut self) -> Result<bool, ExchangeError> {
-        self.exchange.advance(&mut self.socket)
+        self.exchange.advance(&mut &*self.socket)
     }
 
-    pub(super) fn into_socket(self) -> TcpStream {
+    pub(super) fn socket(&self) -> &Held<TcpStream> {
+        &self.socket
+    }
+
+    pub(super) fn into_socket(self) -> Held<TcpStream> {
         self.socket
     }
 

@@ -1,13 +1,14 @@
 //! One-way links between two cards over TCP.
 
 use super::frame::{self, GREETING_BYTES, Greeting, MAX_FRAME};
-use super::packet::{Node, PayloadPart, Sink, Use};
+use super::held::Held;
+use super::packet::{Node, PayloadPart, Sink, Use, address_of, number_of};
 use super::tcp_handshake::{Connecting, Progress, Route};
 use crate::os::host::{self, Gone};
 use crate::speed::Speed;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ pub(super) enum PushError {
 }
 
 pub(super) struct Outgoing {
-    socket: TcpStream,
+    socket: Held<TcpStream>,
     /// Bytes that the socket has not taken yet. They precede all further ones.
     pending: Vec<u8>,
     /// The handshake, until the link takes packets.
@@ -46,7 +47,7 @@ impl Outgoing {
     /// Continues the proof of the key. Nothing else is sent before both cards have proven it.
     fn join(&mut self) -> Result<(), PushError> {
         let Some(connecting) = &mut self.connecting else { return Ok(()) };
-        match connecting.advance(&mut self.socket) {
+        match connecting.advance(&self.socket) {
             Ok(Progress::Proven) => {
                 self.connecting = None;
                 Ok(())
@@ -107,7 +108,7 @@ impl Outgoing {
         }
         self.join()?;
         while !self.pending.is_empty() {
-            match self.socket.write(&self.pending) {
+            match (&*self.socket).write(&self.pending) {
                 Ok(sent) => drop(self.pending.drain(..sent)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(PushError::Full),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -142,7 +143,7 @@ impl Outgoing {
     fn read_answer(&mut self) -> bool {
         let mut bytes = [0; 64];
         loop {
-            match self.socket.read(&mut bytes) {
+            match (&*self.socket).read(&mut bytes) {
                 Ok(0) => return false,
                 Ok(count) => {
                     let kept = count.min(GREETING_BYTES - self.answer.len());
@@ -180,11 +181,11 @@ impl Drop for Outgoing {
 }
 
 pub(super) struct Incoming {
-    socket: TcpStream,
-    /// The sending node: the connection's source address, which the greeting must repeat.
-    pub(super) address: Node,
-    /// Its speed, after the greeting.
-    pub(super) greeted: Option<Speed>,
+    socket: Held<TcpStream>,
+    /// The connection's source address, which the greeting must repeat.
+    from: Ipv4Addr,
+    /// The sending card, and its speed, after the greeting.
+    pub(super) greeted: Option<(Node, Speed)>,
     since: Instant,
     /// Received bytes: `start..end` is not taken yet.
     buffer: Box<[u8]>,
@@ -194,11 +195,11 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Makes a link over a connection from that node, which has proven the key.
-    pub(super) fn over(socket: TcpStream, address: Node) -> Self {
+    /// Makes a link over a connection from that address, which has proven the key.
+    pub(super) fn over(socket: Held<TcpStream>, from: Ipv4Addr) -> Self {
         let buffer = vec![0; BUFFER].into_boxed_slice();
         let since = Instant::now();
-        Incoming { socket, address, greeted: None, since, buffer, start: 0, end: 0, closed: false }
+        Incoming { socket, from, greeted: None, since, buffer, start: 0, end: 0, closed: false }
     }
 
     /// Reads from the socket as much as the buffer has room for.
@@ -208,7 +209,7 @@ impl Incoming {
             (self.start, self.end) = (0, self.end - self.start);
         }
         while self.end < BUFFER && !self.closed {
-            match self.socket.read(&mut self.buffer[self.end..]) {
+            match (&*self.socket).read(&mut self.buffer[self.end..]) {
                 Ok(0) => self.closed = true,
                 Ok(count) => self.end += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -225,10 +226,12 @@ impl Incoming {
             return Ok(());
         }
         if let Some(Greeting { node, speed }) = frame::parse_greeting(&self.buffer[self.start..self.end])? {
-            if node != self.address {
-                return Err(frame::Malformed("a card claims another address than it comes from"));
+            if address_of(node) != Some(self.from) || number_of(node).is_none() {
+                return Err(frame::Malformed(
+                    "a card claims another address than it comes from, or no number of one",
+                ));
             }
-            self.greeted = Some(speed);
+            self.greeted = Some((node, speed));
             self.start += GREETING_BYTES;
         }
         Ok(())
@@ -237,23 +240,30 @@ impl Incoming {
     /// Tells the peer the required speed before the link is dropped.
     pub(super) fn refuse(&mut self, greeting: Greeting) {
         // The peer may have ended.
-        let _ = self.socket.write(&greeting.bytes());
+        let _ = (&*self.socket).write(&greeting.bytes());
     }
 
     /// Passes at most `budget` complete packets to `sink`, and returns their number.
     pub(super) fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> Result<usize, frame::Malformed> {
         let mut taken = 0;
-        while self.greeted.is_some() && taken < budget {
+        while let Some((source, _)) = self.greeted
+            && taken < budget
+        {
             let Some(frame) = frame::parse(&self.buffer[self.start..self.end])? else { break };
             let none = (frame.payload.as_ptr(), 0);
             let payload = [(frame.payload.as_ptr(), frame.payload.len()), none];
-            if sink.take(self.address, frame.header, payload) == Use::GoesOn {
+            if sink.take(source, frame.header, payload) == Use::GoesOn {
                 sink.settle();
             }
             self.start += frame.len();
             taken += 1;
         }
         Ok(taken)
+    }
+
+    #[cfg(test)]
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Returns whether a complete or malformed packet waits.

@@ -1,22 +1,43 @@
 use super::frame::{self, Greeting};
-use super::packet::{MAX_HEADER, MAX_PAYLOAD, node_of_address};
-use super::tcp_handshake::proof_context;
+use super::packet::{MAX_HEADER, MAX_PAYLOAD};
+use super::tcp_handshake::{PACKETS, proof_context};
 use super::*;
 use crate::testing::until;
-use gdsync_auth::Exchange;
+use gdsync_auth::{Exchange, Limits};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// A card's fabric at a loopback address. No two tests share one.
+/// A card's fabric at a loopback address, and its node. No two tests share one.
 fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
     with_speed(last, port, Speed::default())
 }
 
 fn with_speed(last: [u8; 2], port: u16, speed: Speed) -> (Fabric, Node) {
     let address = Ipv4Addr::new(127, 83, last[0], last[1]);
-    let fabric = Fabric::at(&[SocketAddrV4::new(address, port)], key(), speed).unwrap();
-    (fabric, node_of_address(address))
+    let fabric = Fabric::at(SocketAddrV4::new(address, port), key(), speed).unwrap();
+    let own = node_of(&fabric);
+    (fabric, own)
+}
+
+/// A card's fabric with that number, or the next free one, and its node.
+fn numbered(last: [u8; 2], port: u16, number: u16) -> (Fabric, Node) {
+    let address = SocketAddrV4::new(Ipv4Addr::new(127, 83, last[0], last[1]), port);
+    let seed = u32::from(number) - 1;
+    let tcp = Tcp::bind(address, seed, key(), Speed::default(), tcp_handshake::limits()).unwrap();
+    let fabric = Fabric(Box::new(tcp));
+    let own = node_of(&fabric);
+    (fabric, own)
+}
+
+fn node_of(fabric: &Fabric) -> Node {
+    node(fabric.ipv4(), fabric.number())
+}
+
+/// Where a card listens.
+fn listener_of(fabric: &Fabric, port: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(fabric.ipv4().unwrap(), port + fabric.number())
 }
 
 fn key() -> Key {
@@ -38,7 +59,7 @@ fn send_all(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) {
 
 /// Sends a packet and polls the receiver, so that it can prove the key, until the packet arrives.
 fn deliver(from: &mut Fabric, to: &mut Fabric, header: &[u8]) {
-    let node = node_of_address(to.ipv4().unwrap());
+    let node = node_of(to);
     let mut is_sent = false;
     until("the first packet", || {
         take(from);
@@ -64,23 +85,86 @@ fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
 }
 
 #[test]
-fn a_card_takes_the_first_address_that_is_free() {
-    let list = [[1, 1], [1, 2]].map(|[c, d]| SocketAddrV4::new(Ipv4Addr::new(127, 83, c, d), 28001));
-    let first = Fabric::at(&list, key(), Speed::default()).unwrap();
-    let second = Fabric::at(&list, key(), Speed::default()).unwrap();
-    assert_eq!([first.ipv4(), second.ipv4()], list.map(|address| Some(*address.ip())));
-    let error = Fabric::at(&list, key(), Speed::default()).err().unwrap().to_string();
-    assert!(
-        error.contains("127.83.1.1:28001, 127.83.1.2:28001") && error.contains("SOFTHCA_LISTEN"),
-        "{error}"
-    );
+fn the_cards_of_an_address_have_numbers_and_each_its_port() {
+    let port = 28001;
+    let ((first, node_a), (second, node_b)) = (numbered([1, 1], port, 510), numbered([1, 1], port, 510));
+    assert_eq!((first.number(), second.number(), first.ipv4()), (510, 1, second.ipv4()), "the next one");
+    assert_ne!(node_a, node_b);
+    for card in [&first, &second] {
+        let error = TcpListener::bind(listener_of(card, port)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse, "no other process can take the number");
+    }
     drop(first);
-    assert_eq!(Fabric::at(&list, key(), Speed::default()).unwrap().ipv4(), Some(*list[0].ip()));
-    let foreign = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 28001);
-    assert!(
-        matches!(Fabric::at(&[foreign], key(), Speed::default()), Err(FabricError::NoAddress { .. })),
-        "an address of another host"
-    );
+    assert_eq!(numbered([1, 1], port, 510).0.number(), 510);
+    let foreign = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), port);
+    let error = Fabric::at(foreign, key(), Speed::default()).err().unwrap();
+    assert!(matches!(error, FabricError::NoPort { .. }), "an address of another host: {error}");
+    assert!(error.to_string().contains("198.51.100.1:28001"), "{error}");
+}
+
+#[test]
+fn cards_of_one_address_speak_and_a_number_that_is_taken_again_is_reached() {
+    let (port, mut other) = (28013, numbered([13, 2], 28013, 7).0);
+    let ((mut a, node_a), (mut b, node_b)) = (numbered([13, 1], port, 7), numbered([13, 1], port, 8));
+    deliver(&mut a, &mut b, b"to a neighbour");
+    deliver(&mut b, &mut a, b"and back");
+    deliver(&mut other, &mut b, b"from the same number elsewhere");
+    assert!(a.is_alive(node_b) && b.is_linked(node_a));
+    drop(b);
+    until("its end", || {
+        take(&mut a);
+        (!a.is_alive(node_b)).then_some(())
+    });
+    assert_eq!(send(&mut a, node_b, b"hello?", b""), SendOutcome::Unreachable);
+    let (mut again, node_again) = numbered([13, 1], port, 8);
+    assert_eq!(node_again, node_b);
+    for (number, from) in [&mut a, &mut other].into_iter().enumerate() {
+        let said = [number as u8];
+        until("the new one", || {
+            take(from);
+            send(from, node_b, &said, b"");
+            take(&mut again).iter().any(|(_, header, _)| *header == said).then_some(())
+        });
+    }
+}
+
+/// Returns the descriptors' targets in `/proc/PROCESS/fd`.
+fn files_of(process: &str) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    entries.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect()
+}
+
+#[test]
+fn the_child_of_a_fork_keeps_neither_the_number_of_its_parents_card_nor_its_links() {
+    let ((mut a, _), (mut b, _)) = (at([14, 1], 28014), at([14, 1], 28014));
+    deliver(&mut a, &mut b, b"hello");
+    let name =
+        names::listen(format!("gdsync-softhca/fork/{}", std::process::id()).as_bytes()).unwrap().unwrap();
+    let own = |fd: i32| std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+    let sockets = [a.sockets(), b.sockets(), vec![name.as_raw_fd()]].concat();
+    let sockets: Vec<_> = sockets.into_iter().map(own).collect();
+    assert_eq!(sockets.len(), 5, "two listeners, two ends of a link, a name");
+    // SAFETY: the child makes system calls only.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        close_sockets_in_child();
+        // SAFETY: no memory is involved.
+        unsafe {
+            libc::raise(libc::SIGSTOP);
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process, and a place for its status.
+    unsafe { libc::waitpid(child, &mut status, libc::WUNTRACED) };
+    let left = files_of(&child.to_string());
+    // SAFETY: as above.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, &mut status, 0);
+    }
+    assert!(!left.is_empty() && sockets.iter().all(|socket| !left.contains(socket)), "{sockets:?} {left:?}");
+    deliver(&mut b, &mut a, b"the parent goes on");
 }
 
 #[test]
@@ -157,10 +241,10 @@ fn a_full_link_wakes_the_sender_when_there_is_room() {
 #[test]
 fn impossible_nodes_and_ended_peers_are_unreachable() {
     let (mut a, node_a) = at([4, 1], 28004);
-    for impossible in [0, 5, 0xffff, node_a] {
+    for impossible in [0, 5, 0xffff, node_a, MULTICAST, node_a | 0x1ff, node(Some(Ipv4Addr::BROADCAST), 5)] {
         assert_eq!(send(&mut a, impossible, b"", b""), SendOutcome::Unreachable);
     }
-    let (mut b, node_b) = at([4, 2], 28004);
+    let (mut b, node_b) = numbered([4, 2], 28004, 8);
     deliver(&mut a, &mut b, b"hello");
     deliver(&mut b, &mut a, b"hello, too");
     send_all(&mut b, node_a, b"the last word", b"");
@@ -177,25 +261,29 @@ fn impossible_nodes_and_ended_peers_are_unreachable() {
         let outcome = send(&mut a, node_b + 1, b"hello?", b"");
         (outcome == SendOutcome::Unreachable).then_some(())
     });
-    // A new card at that address is found.
-    let (mut b, _) = at([4, 2], 28004);
-    until("the new one", || {
-        send(&mut a, node_b, b"hello again", b"");
-        (!take(&mut b).is_empty()).then_some(())
-    });
 }
 
 fn connected(fabric: &Fabric, from: Ipv4Addr, port: u16) -> TcpStream {
-    let socket = crate::os::socket::connect_tcp(from, SocketAddrV4::new(fabric.ipv4().unwrap(), port));
+    let socket = crate::os::socket::connect_tcp(from, listener_of(fabric, port));
     until("the connection", || socket.as_ref().unwrap().peer_addr().ok());
     socket.unwrap()
 }
 
 /// Proves a key on a connection to a fabric as a card at that address does.
 fn proven(fabric: &mut Fabric, from: Ipv4Addr, claimed: Ipv4Addr, port: u16, key: &Key) -> Option<TcpStream> {
+    let context = proof_context(PACKETS, claimed, listener_of(fabric, port));
+    proven_for(fabric, from, &context, port, key)
+}
+
+fn proven_for(
+    fabric: &mut Fabric,
+    from: Ipv4Addr,
+    context: &[u8],
+    port: u16,
+    key: &Key,
+) -> Option<TcpStream> {
     let mut socket = connected(fabric, from, port);
-    let context = proof_context(node_of_address(claimed), node_of_address(fabric.ipv4().unwrap()), port);
-    let mut exchange = Exchange::connecting(key, &context).unwrap();
+    let mut exchange = Exchange::connecting(key, context).unwrap();
     let proven = until("an end", || {
         assert!(take(fabric).is_empty());
         match exchange.advance(&mut socket) {
@@ -223,14 +311,26 @@ fn is_refused(fabric: &mut Fabric, mut stranger: TcpStream, said: &[u8]) {
 #[test]
 fn strangers_liars_and_broken_peers_are_refused() {
     const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
-    let (mut fabric, node) = at([5, 1], 28005);
+    let (mut fabric, own) = at([5, 1], 28005);
+    let here = |number| u64::from(u32::from(HERE)) << 16 | number;
     let stranger = connected(&fabric, HERE, 28005);
     is_refused(&mut fabric, stranger, b"GET / HTTP/1.1\r\n\r\n");
     // It claims its own address, but the connection comes from 127.0.0.1.
     let liar = proven(&mut fabric, HERE, HERE, 28005, &key()).unwrap();
-    is_refused(&mut fabric, liar, &greeting(node));
+    is_refused(&mut fabric, liar, &greeting(own));
     assert!(proven(&mut fabric, HERE, Ipv4Addr::new(127, 83, 5, 2), 28005, &key()).is_none());
-    let greeted = greeting(node_of_address(HERE));
+    // A proof for another card of the address, and one for another purpose.
+    let mut next = listener_of(&fabric, 28005);
+    let context = proof_context("services of software cards 1", HERE, next);
+    assert!(proven_for(&mut fabric, HERE, &context, 28005, &key()).is_none());
+    next.set_port(next.port() + 1);
+    assert!(proven_for(&mut fabric, HERE, &proof_context(PACKETS, HERE, next), 28005, &key()).is_none());
+    // Numbers that no card has.
+    for number in [0, 511, 0xffff] {
+        let liar = proven(&mut fabric, HERE, HERE, 28005, &key()).unwrap();
+        is_refused(&mut fabric, liar, &greeting(here(number)));
+    }
+    let greeted = greeting(here(5));
     let too_long = MAX_HEADER as u8 + 1;
     for broken in
         [[0xff; 8], [0, too_long, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1]]
@@ -272,20 +372,21 @@ fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
     // greeting and a packet.
     let posed = Ipv4Addr::new(127, 83, 6, 2);
     let packet = [&frame::lengths(5, 4).unwrap()[..], b"write", b"evil"].concat();
-    let said = [&greeting(node_of_address(posed))[..], &packet].concat();
+    let posed_node = node(Some(posed), 9);
+    let said = [&greeting(posed_node)[..], &packet].concat();
     let thief = connected(&a, posed, port);
     is_refused(&mut a, thief, &said);
     let other = Key::new(b"the key of another job").unwrap();
     assert!(proven(&mut a, posed, posed, port, &other).is_none());
 
     // It takes the peer's address, and waits for packets.
-    let trap = TcpListener::bind(SocketAddrV4::new(posed, port)).unwrap();
+    let trap = TcpListener::bind(SocketAddrV4::new(posed, port + 9)).unwrap();
     trap.set_nonblocking(true).unwrap();
     let mut got = Vec::new();
     let mut caught: Option<TcpStream> = None;
     until("the end of the link", || {
         take(&mut a);
-        let outcome = send(&mut a, node_of_address(posed), b"header", b"secret payload");
+        let outcome = send(&mut a, posed_node, b"header", b"secret payload");
         assert_ne!(outcome, SendOutcome::Sent);
         if caught.is_none() {
             caught = trap.accept().ok().map(|(socket, _)| socket);
@@ -302,7 +403,7 @@ fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
 #[test]
 fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
     let ((mut a, _), (mut b, node_b)) = (at([7, 1], 28007), at([7, 2], 28007));
-    let limits = Limits::default();
+    let limits = tcp_handshake::limits();
     // From one address, also the peer's own; then from many.
     let addresses = |i: u8| [Ipv4Addr::new(127, 83, 7, 1), Ipv4Addr::new(127, 83, 8, 1 + i % 250)];
     for which in [0, 1] {
@@ -326,7 +427,8 @@ fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
 #[test]
 fn a_stranger_has_a_limited_time() {
     let (address, time) = (SocketAddrV4::new(Ipv4Addr::new(127, 83, 9, 1), 28009), Duration::from_millis(50));
-    let tcp = Tcp::bind(&[address], key(), Speed::default(), Limits { time, ..Limits::default() }).unwrap();
+    let limits = Limits { time, ..tcp_handshake::limits() };
+    let tcp = Tcp::bind(address, 0, key(), Speed::default(), limits).unwrap();
     let mut fabric = Fabric(Box::new(tcp));
     let silent = connected(&fabric, Ipv4Addr::LOCALHOST, 28009);
     is_refused(&mut fabric, silent, b"");

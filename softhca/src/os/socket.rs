@@ -3,7 +3,7 @@
 use super::{check, owned};
 use gdsync_sys::local;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -35,6 +35,23 @@ pub(crate) fn connect_tcp(from: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStr
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
         _ => Ok(socket.into()),
     }
+}
+
+/// Listens at an address of this host, at which other processes of the user may listen, too.
+pub(crate) fn listen_shared(at: SocketAddrV4) -> io::Result<TcpListener> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain system call, whose descriptor is new.
+    let socket = unsafe { owned(libc::socket(libc::AF_INET, kind, 0)) }?;
+    // Connections of processes that have ended keep the port for a while.
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+    let own = internet_address(at);
+    // SAFETY: the address is valid for its length.
+    unsafe {
+        check(libc::bind(socket.as_raw_fd(), (&raw const own).cast(), size_of_val(&own) as libc::socklen_t))?;
+        check(libc::listen(socket.as_raw_fd(), libc::SOMAXCONN))?;
+    }
+    Ok(socket.into())
 }
 
 fn set_option(
@@ -71,10 +88,11 @@ pub fn limit_silence(socket: &TcpStream, limit: Duration) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, millis)
 }
 
-/// Makes a listening socket refuse connections from now on, pending ones included.
-pub(crate) fn refuse_connections(listener: BorrowedFd<'_>) {
-    // SAFETY: a plain system call. It fails only if the socket does not listen.
-    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+/// Ends a connection, after the bytes that it has taken, or makes a listener refuse connections from now on, pending ones
+/// included.
+pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
+    // SAFETY: a plain system call. It fails only if the socket neither listens nor is connected.
+    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
 /// Returns the user that a socket's peer ran as when it connected.

@@ -8,8 +8,10 @@ use gdsync_test_support::folder::Folder;
 use gdsync_test_support::networks::Namespaces;
 use gdsync_test_support::process::{ROLE, arguments, role};
 use gdsync_test_support::skipped;
+use std::collections::BTreeSet;
 use std::fmt::Arguments;
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -35,13 +37,13 @@ fn host_process() {
         assert_eq!((api().query_gid)(bed.context, 1, 3, &mut gid), 0);
     }
     assert_eq!((port.link_layer, port.lid), (IBV_LINK_LAYER_ETHERNET, 0), "addressed by GID");
-    let cq = bed.cq(63);
-    let qp = bed.qp(cq);
+    let mut cq = bed.cq(63);
+    let mut qp = bed.qp(cq);
     let mut memory = vec![0u8; LENGTH].into_boxed_slice();
     let mr = bed.register(&mut memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     // SAFETY: registered.
     let (key, addr) = unsafe { ((*mr).lkey, (*mr).addr as u64) };
-    let (rings, entries) = (describe_qp(qp), describe_cq(cq));
+    let (mut rings, mut entries) = (describe_qp(qp), describe_cq(cq));
     let (mut sent, mut received, mut completed) = (0u32, 0u32, 0u32);
     let hex: String = gid.raw.iter().map(|byte| format!("{byte:02x}")).collect();
     say(format_args!("{hex} {} {addr} {key}", qpn(qp)));
@@ -52,6 +54,13 @@ fn host_process() {
         let ctrl = |opcode, ds| CtrlSeg::new(opcode, sent as u16, qpn(qp), ds, CtrlFlags::CQ_UPDATE, [0; 4]);
         let mut answer = String::from("done");
         match words[..] {
+            ["renew"] => {
+                cq = bed.cq(63);
+                qp = bed.qp(cq);
+                (rings, entries) = (describe_qp(qp), describe_cq(cq));
+                (sent, received, completed) = (0, 0, 0);
+                answer = qpn(qp).to_string();
+            }
             ["connect", gid, peer] => connect_by_gid(qp, gid, peer.parse().unwrap()),
             ["fill", byte] => {
                 let byte: u8 = byte.parse().unwrap();
@@ -174,6 +183,11 @@ impl Host {
         self.hear()
     }
 
+    /// The number of its card.
+    fn number(&self) -> u32 {
+        self.qpn.parse::<u32>().unwrap() >> 15
+    }
+
     fn tell(&mut self, words: &str) {
         assert_eq!(self.ask(words), "done", "{words}");
     }
@@ -187,10 +201,14 @@ impl Drop for Host {
 }
 
 fn connected(mut hosts: [Host; 2]) -> [Host; 2] {
+    connect(&mut hosts);
+    hosts
+}
+
+fn connect(hosts: &mut [Host; 2]) {
     let names = hosts.each_ref().map(|host| format!("connect {} {}", host.gid, host.qpn));
     hosts[0].tell(&names[1]);
     hosts[1].tell(&names[0]);
-    hosts
 }
 
 fn talk([left, right]: &mut [Host; 2]) {
@@ -220,15 +238,19 @@ fn is_missed(left: &mut Host, memory: &str) {
 }
 
 #[test]
-fn processes_at_loopback_addresses_speak_and_a_dead_one_is_missed() {
-    // One list for both: each takes an address that is free.
-    let list = "127.83.200.1:28100,127.83.200.2:28100";
+fn processes_of_an_address_speak_with_each_other_and_with_those_of_another_and_a_dead_one_is_missed() {
     let folder = Folder::new("hosts");
-    let mut hosts = connected([(); 2].map(|()| Host::start(&[], list, "", &folder, None)));
-    assert_ne!(hosts[0].gid, hosts[1].gid);
-    assert!(hosts.iter().all(|host| host.gid.starts_with("00000000000000000000ffff7f53c80")));
-    talk(&mut hosts);
-    let [mut left, right] = hosts;
+    let at = |last: u8| Host::start(&[], &format!("127.83.200.{last}:28100"), "", &folder, None);
+    let mut pairs = [[1, 1], [1, 2], [2, 2]].map(|pair| connected(pair.map(at)));
+    let hosts = pairs.as_flattened();
+    for last in [1, 2] {
+        let gid = format!("00000000000000000000ffff7f53c80{last}");
+        let numbers: Vec<u32> = hosts.iter().filter(|host| host.gid == gid).map(Host::number).collect();
+        assert_eq!(numbers.len(), 3, "all processes of an address see it");
+        assert_eq!(numbers.iter().collect::<BTreeSet<_>>().len(), 3, "{numbers:?}");
+    }
+    pairs.iter_mut().for_each(talk);
+    let [_, [mut left, right], _] = pairs;
     let memory = right.memory.clone();
     drop(right);
     is_missed(&mut left, &memory);
@@ -236,6 +258,28 @@ fn processes_at_loopback_addresses_speak_and_a_dead_one_is_missed() {
     let user = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&user), mode(&user.join("key"))), (0o700, 0o600));
+}
+
+#[test]
+fn a_process_with_the_number_of_one_that_was_killed_is_reached_again() {
+    const NUMBER: u16 = 77;
+    let [here, there] = ["127.83.203.1", "127.83.203.2"];
+    // It leaves one number to the other host.
+    let others = (1..=510).filter(|number| *number != NUMBER);
+    let _taken: Vec<_> = others.map(|number| TcpListener::bind((there, 28100 + number)).unwrap()).collect();
+    let folder = Folder::new("again");
+    let at = |address: &str| Host::start(&[], &format!("{address}:28100"), "", &folder, None);
+    let mut hosts = connected([at(here), at(there)]);
+    talk(&mut hosts);
+    let [mut left, right] = hosts;
+    let memory = right.memory.clone();
+    drop(right);
+    is_missed(&mut left, &memory);
+    left.qpn = left.ask("renew");
+    let mut hosts = [left, at(there)];
+    assert_eq!(hosts[1].number(), u32::from(NUMBER));
+    connect(&mut hosts);
+    talk(&mut hosts);
 }
 
 #[test]
@@ -278,10 +322,12 @@ fn hosts_with_a_network_between_them_speak_until_it_is_cut() {
     let [first, second] = Namespaces::ADDRESSES;
     let (folder, key) = (Folder::new("network"), Some("the key of both hosts"));
     let inside = |name, address| Host::start(&["ip", "netns", "exec", name], address, "", &folder, key);
-    let mut hosts = connected([inside(a, first), inside(b, second)]);
-    assert!(hosts[0].gid.ends_with("ffff0a534d01"), "{}", hosts[0].gid);
-    talk(&mut hosts);
+    // Two processes of each host.
+    let mut pairs = [(); 2].map(|()| connected([inside(a, first), inside(b, second)]));
+    for [left, right] in &pairs {
+        assert!(left.gid.ends_with("ffff0a534d01") && right.gid.ends_with("ffff0a534d02"), "{}", left.gid);
+    }
+    pairs.iter_mut().for_each(talk);
     namespaces.set_cable(false).unwrap();
-    let [left, right] = &mut hosts;
-    is_missed(left, &right.memory);
+    pairs.iter_mut().for_each(|[left, right]| is_missed(left, &right.memory));
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use softhca::card::LinkLayer;
 use softhca::devices::devices_from_environment;
 use softhca::environment;
-use softhca::fabric::close_names_in_child;
+use softhca::fabric::close_sockets_in_child;
 use softhca::liberties::name_process;
 use softhca::sysfs::LiveFile;
 use std::collections::HashMap;
@@ -94,7 +94,7 @@ fn process() -> &'static Process {
 extern "C" fn forget_in_child() {
     PROCESS.store(std::ptr::null_mut(), Ordering::Release);
     descriptors::inherit(|fd| !heritage::of(fd).is_null());
-    close_names_in_child();
+    close_sockets_in_child();
 }
 
 /// Runs when a program loads the library.

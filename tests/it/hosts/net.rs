@@ -61,7 +61,7 @@ fn many_queue_pairs_of_both_directions_over_tcp() {
     if skipped_on_system("many_queue_pairs_of_both_directions_over_tcp") {
         return;
     }
-    let setting = net("net-tcp").with("SOFTHCA_LISTEN", "127.84.2.1:28201,127.84.2.2:28201");
+    let setting = net("net-tcp").with("SOFTHCA_LISTEN", "127.84.2.1:32000");
     for operation in OPERATIONS {
         // Not equal for all queue pairs, and not a multiple of a batch.
         let options = ["--operation", operation, "--qps", "3", "--bidirectional", "--iters", "200"];

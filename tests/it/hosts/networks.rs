@@ -24,7 +24,7 @@ fn apart(test: &str) -> Option<(Namespaces, Setting)> {
     setting.address = Namespaces::ADDRESSES[0].to_owned();
     setting.under =
         namespaces.names().each_ref().map(|name| ["ip", "netns", "exec", name].map(str::to_owned).to_vec());
-    // One list for both: each card takes its host's address.
+    // One list for both: a device has the address of its host.
     let setting = setting.with("SOFTHCA_LISTEN", &Namespaces::ADDRESSES.join(","));
     Some((namespaces, setting.with("SOFTHCA_KEY", KEY)))
 }

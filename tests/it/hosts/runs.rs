@@ -54,9 +54,15 @@ fn software_cards_over_tcp() {
     if skipped_on_system("software_cards_over_tcp") {
         return;
     }
-    let setting = Setting::loopback("hosts-tcp").with("SOFTHCA_LISTEN", "127.84.1.1:28200,127.84.1.2:28200");
-    for (transport, op) in TRANSPORTS {
-        setting.is_verified(&["--transport", transport, "--op", op, "--size", "3000", "--iters", "100"], 100);
+    // Two processes of an address, and of two.
+    for client in ["127.84.1.1", "127.84.1.2"] {
+        let mut setting = Setting::loopback("hosts-tcp");
+        setting.under = ["127.84.1.1", client]
+            .map(|address| vec!["/usr/bin/env".to_owned(), format!("SOFTHCA_LISTEN={address}:32000")]);
+        for (transport, op) in TRANSPORTS {
+            let options = ["--transport", transport, "--op", op, "--size", "3000", "--iters", "100"];
+            setting.is_verified(&options, 100);
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub(super) fn card_at(last: u8) -> Card {
 pub(super) fn card_with(last: u8, speed: Speed) -> Card {
     let address = SocketAddrV4::new(Ipv4Addr::new(127, 83, 100, last), 48200);
     let key = gdsync_auth::Key::new(b"the key of these cards").unwrap();
-    let fabric = Fabric::at(&[address], key, speed).unwrap();
+    let fabric = Fabric::at(address, key, speed).unwrap();
     Card::on(fabric, 0, LinkLayer::InfiniBand, Box::new(drop), Default::default(), Default::default())
 }
 

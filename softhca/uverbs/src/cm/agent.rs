@@ -10,7 +10,7 @@ use crate::events::wake::Signal;
 use crate::events::wake::readable;
 use gdsync_sys::thread;
 use softhca::card::ManagementDatagram;
-use softhca::fabric::{Node, Service, Services};
+use softhca::fabric::{Door, Node, Service, Services};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::Builder;
@@ -30,6 +30,7 @@ impl Manager {
         self.make_wake()?;
         let mut inner = self.lock();
         if inner.services.is_none() {
+            inner.door = Door::open()?;
             inner.services = Some(Services::new()?);
         }
         if !inner.has_agent {

@@ -158,8 +158,7 @@ impl Manager {
 }
 
 impl Manager {
-    /// `CONNECT`. On this host, another process may serve the port now than when the address was resolved, or
-    /// the first may.
+    /// `CONNECT`. Another process may serve the port now than when the address was resolved, or the first may.
     ///
     /// # Errors
     /// Those of [`Inner::ask`].
@@ -227,7 +226,7 @@ impl Inner {
             return Ok(Port { key, claim: Some(claim) });
         }
         let claim = if claims { self.claim(key)? } else { None };
-        if claims && claim.is_none() && host::shares_ports() {
+        if claims && claim.is_none() {
             let is_any = own.source.is_some_and(|address| address.is_any());
             return Err(Errno(if is_any { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE }));
         }

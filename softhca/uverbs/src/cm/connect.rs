@@ -4,6 +4,7 @@
 use super::address::Address;
 use super::connection::{Connection, ConnectionEvent, Phase, answer_unmatched};
 use super::event::{Event, EventKind};
+use super::host;
 use super::id::{Id, IdState, QpType, Route, port_of_service};
 use super::manager::{Inner, Link, Membership, psn, send};
 use super::message::{End, Gids, Message, MessageKind, reason};
@@ -215,6 +216,7 @@ impl Inner {
         let is_asked = |id: &Id| {
             id.port.as_ref().is_some_and(|port| port.key == key)
                 && id.listens_at(&destination, open)
+                && host::is_for(open, &destination)
                 && id.qp_type.is_datagram() == (request.kind == MessageKind::SidrReq)
         };
         let Some((&owner, listener)) = self.ids.iter_mut().find(|(_, id)| is_asked(id)) else { return false };

@@ -11,15 +11,16 @@ use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
 use softhca::card::LinkLayer;
 use softhca::devices::devices_from_environment;
-use softhca::fabric::{Node, ServiceCard, find_service, is_tcp};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use softhca::fabric::{ServiceCard, address_of, find_service, find_service_at, is_own};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time limit for another process to name its cards.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time between two searches for a service that does not exist yet.
+/// Time between two searches for a service that does not exist yet, here and on another host.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(2);
+const ASK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Returns the process's cards, and starts them if needed. Those that cannot start are missing.
 pub(crate) fn cards(cards: &Cards) -> Vec<Arc<OpenCard>> {
@@ -36,9 +37,8 @@ fn is_ethernet(open: &OpenCard) -> bool {
     open.card.link_layer() == LinkLayer::Ethernet
 }
 
-/// Returns whether an interface of this host has the address. (The kernel binds to no other.)
 fn is_local(ip: IpAddr) -> bool {
-    !ip.is_multicast() && !ip.is_unspecified() && UdpSocket::bind((ip, 0)).is_ok()
+    !ip.is_multicast() && !ip.is_unspecified() && softhca::fabric::is_local(ip)
 }
 
 /// Returns the IP address that the address is, or in which its GID ends.
@@ -70,9 +70,8 @@ pub(crate) fn own_card(cards: &[Arc<OpenCard>], address: &Address) -> Result<Opt
 }
 
 enum Target {
-    Card(Node),
-    /// The process that serves the port on this host.
-    Service,
+    /// The process that serves the port: at that address or, without one, on this host.
+    Service(Option<Ipv4Addr>),
     Group,
 }
 
@@ -82,17 +81,21 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
     if ip.is_multicast() {
         return Ok(Target::Group);
     }
-    let is_loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()].contains(&ip);
-    match first.card.node_at(ip) {
-        // On the fabric of several hosts, every address may be a card's. This one is a card of this process.
-        Some(node) if !is_loopback || cards.iter().any(|open| open.card.node() == node) => {
-            Ok(Target::Card(node))
-        }
-        _ if destination.is_any() || is_local(ip) || cards.iter().any(|open| open.card.has_address(ip)) => {
-            Ok(Target::Service)
-        }
+    let has_it = || cards.iter().any(|open| open.card.has_address(ip));
+    match first.card.ipv4_of(ip) {
+        // On the fabric of several hosts, every address may be a card's.
+        Some(address) if address != Ipv4Addr::LOCALHOST || has_it() => Ok(Target::Service(Some(address))),
+        _ if destination.is_any() || is_local(ip) || has_it() => Ok(Target::Service(None)),
         _ => Err(Errno(libc::ENETUNREACH)),
     }
+}
+
+/// Returns whether a request that has arrived at a card is for its host: a host refuses its own requests to another one
+/// where no process serves the port.
+pub(crate) fn is_for(open: &OpenCard, destination: &Address) -> bool {
+    let ip = ip_of(destination);
+    let address = open.card.ipv4_of(ip).filter(|address| *address != Ipv4Addr::LOCALHOST);
+    address.is_none() || open.card.has_address(ip)
 }
 
 /// Returns the route from one of these cards to a destination. `bound` is the card that the identifier is
@@ -116,15 +119,11 @@ pub(crate) fn route(
         None => cards.iter().collect(),
     };
     let first = *candidates.first().ok_or(Errno::NO_DEVICE)?;
-    let chosen = match target(cards, destination)? {
-        Target::Card(node) => {
-            // An IPv4 address is a GID on Ethernet only.
-            let prefers = |open: &&&Arc<OpenCard>| destination.ip().is_some() && is_ethernet(open);
-            Some((*candidates.iter().find(prefers).unwrap_or(&first), node))
-        }
+    let target = target(cards, destination)?;
+    let chosen = match target {
         // This card itself refuses connections to a group.
         Target::Group => Some((first, first.card.node())),
-        Target::Service => match find_listener(key, grace)? {
+        Target::Service(address) => match find_listener(key, address, grace)? {
             Some(served) => candidates.iter().find_map(|open| {
                 let fits = served.iter().find(|card| card.is_ethernet == is_ethernet(open))?;
                 Some((*open, fits.node))
@@ -135,21 +134,37 @@ pub(crate) fn route(
     };
     let (open, node) = chosen.ok_or(Errno::NO_DEVICE)?;
     let gid = |node| open.card.gid_of(node).ok_or(Errno::NO_DEVICE);
-    let to = match ip_of(destination).is_multicast() {
-        true => group_gid(open, key.0, destination),
-        false => gid(node)?,
+    let to = match target {
+        Target::Group => group_gid(open, key.0, destination),
+        Target::Service(Some(address)) => address.to_ipv6_mapped().octets(),
+        Target::Service(None) => gid(node)?,
     };
     let gids = Gids { source: gid(open.card.node())?, destination: to };
     let pkey_index = pkey_index(open, Some(destination)).ok_or(Errno::NO_DEVICE)?;
     Ok(Route { card: open.clone(), node, gids, pkey_index })
 }
 
-/// Returns the cards of the process that listens at a port of this host, if one does before the time is over.
-fn find_listener(key: (u16, u16), grace: Duration) -> Result<Option<Vec<ServiceCard>>> {
+/// Returns the cards at an address, or of this host, of the process that listens at a port, if one does before the time is
+/// over.
+fn find_listener(
+    (space, port): (u16, u16),
+    address: Option<Ipv4Addr>,
+    grace: Duration,
+) -> Result<Option<Vec<ServiceCard>>> {
+    let other = address.filter(|address| !is_own(*address));
+    let interval = if other.is_some() { ASK_INTERVAL } else { SEARCH_INTERVAL };
     let end = Instant::now() + grace;
     loop {
-        match find_service(key.0, key.1, PATIENCE)?.filter(|cards| !cards.is_empty()) {
-            None if Instant::now() < end => std::thread::sleep(SEARCH_INTERVAL),
+        let found = match other {
+            Some(other) => find_service_at(other, space, port, PATIENCE)?,
+            None => find_service(space, port, PATIENCE)?,
+        };
+        let found = found.map(|mut cards| {
+            cards.retain(|card| address.is_none() || address_of(card.node) == address);
+            cards
+        });
+        match found.filter(|cards| !cards.is_empty()) {
+            None if Instant::now() < end => std::thread::sleep(interval),
             found => return Ok(found),
         }
     }
@@ -167,10 +182,4 @@ pub(crate) fn source_for(route: &Route, destination: &Address) -> Address {
         }
         Address::V6(_) => Address::of(Ipv6Addr::from(own).into(), 0),
     }
-}
-
-/// Returns whether a port number must be free on the whole host. On the fabric of several hosts each card has
-/// its own address, and with it its own port numbers.
-pub(crate) fn shares_ports() -> bool {
-    !is_tcp()
 }

@@ -13,7 +13,7 @@ use crate::events::wake::Signal;
 use crate::events::wake::Wake;
 use crate::uapi::ucm::EventResp;
 use parking_lot::{Mutex, MutexGuard};
-use softhca::fabric::{Node, Services};
+use softhca::fabric::{Door, Node, Services};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -38,6 +38,8 @@ pub(crate) struct Inner {
     last_connection: u32,
     /// The process's claims on port numbers, since its first file.
     pub(crate) services: Option<Services>,
+    /// Where other hosts ask for them, on the fabric of several hosts.
+    pub(crate) door: Option<Door>,
     /// The process's cards, empty until they are first needed.
     pub(crate) cards: Vec<Arc<OpenCard>>,
     /// Time of the agent's last check that the peers' processes live.

@@ -2,6 +2,7 @@
 
 use super::*;
 use gdsync_sys::verbs as ibv;
+use gdsync_test_support::process::alone;
 
 /// `IB_QPS_INIT`, `IB_QPS_RTR`, `IB_QPS_RTS`.
 const STATES: [u32; 3] = [1, 2, 3];
@@ -96,6 +97,30 @@ fn no_process_listens() {
     near.connect(id, param(1, b"")).unwrap();
     let event = near.expect(UNREACHABLE);
     assert_eq!((event.status, event.uid), (1, 6), "IB_SIDR_UNSUPPORTED");
+}
+
+#[test]
+fn a_request_for_a_host_where_no_process_listens_reaches_no_listener_of_the_own_port_number() {
+    let test = "a_request_for_a_host_where_no_process_listens_reaches_no_listener_of_the_own_port_number";
+    let environment = [("SOFTHCA_LISTEN", "127.83.221.1:32000"), ("SOFTHCA_KEY", "the key of this test")];
+    if !alone(module_path!(), test, &environment) {
+        return;
+    }
+    let (near, far) = (Cm::open(), Cm::open());
+    let (_, port) = far.listener(space::TCP, 70, 0);
+    for (host, is_own) in [([127, 83, 221, 2], false), ([127, 83, 221, 1], true), ([127, 0, 0, 1], true)] {
+        let id = near.create_in(space::TCP, 71);
+        near.resolve(id, &ipv4(host, port)).unwrap();
+        near.expect(ADDR_RESOLVED);
+        near.resolve_route(id).unwrap();
+        near.expect(ROUTE_RESOLVED);
+        near.connect(id, param(1, b"")).unwrap();
+        if is_own {
+            assert_eq!(far.expect(CONNECT_REQUEST).uid, 70);
+        } else {
+            assert_eq!((near.expect(REJECTED).status, far.event().err()), (8, Some(libc::EAGAIN)));
+        }
+    }
 }
 
 #[test]
