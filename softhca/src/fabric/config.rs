@@ -2,9 +2,9 @@
 
 use super::error::FabricError;
 use super::packet::{NUMBERS, is_unicast};
+use crate::os::socket::is_exhausted;
 use crate::setting::{self, SettingError};
 use gdsync_auth::{Key, KeyError, KeyVariables};
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
 
 /// Environment variable with the IPv4 addresses of the devices: `ADDRESS[:PORT]`, separated by `,`. Each device has the
@@ -55,10 +55,10 @@ fn parse_address(text: &str) -> Result<SocketAddrV4, String> {
     Ok(address)
 }
 
-/// Returns whether an interface of this host has the address: the kernel binds to no other.
+/// Returns whether an interface of this host has the address: the kernel binds to no other. True without a descriptor to
+/// find that out: a device must not get another address for that.
 pub fn is_local(ip: IpAddr) -> bool {
-    let is_foreign = |error: &std::io::Error| error.kind() == ErrorKind::AddrNotAvailable;
-    !UdpSocket::bind((ip, 0)).is_err_and(|error| is_foreign(&error))
+    UdpSocket::bind((ip, 0)).map_or_else(|error| is_exhausted(&error), |_| true)
 }
 
 /// Returns those of these addresses that this host has, each once: one list may serve several hosts.

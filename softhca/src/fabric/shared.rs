@@ -19,7 +19,8 @@ use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRo
 use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
-use crate::os::{socket, wait};
+use crate::os::socket::{self, is_exhausted};
+use crate::os::wait;
 use crate::speed::Speed;
 use std::collections::HashMap;
 use std::io;
@@ -50,11 +51,6 @@ pub(super) struct Shared {
     /// A descriptor to close when none is left for refusing a link.
     spare: Option<OwnedFd>,
     groups: Groups,
-}
-
-/// Returns whether the process, or the system, has no file descriptor left.
-fn is_exhausted(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 impl Shared {

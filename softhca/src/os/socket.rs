@@ -17,6 +17,11 @@ fn internet_address(address: SocketAddrV4) -> libc::sockaddr_in {
     }
 }
 
+/// Returns whether the process, or the system, has no file descriptor left.
+pub(crate) fn is_exhausted(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// Begins to connect to a peer from an address of this host, without blocking.
 pub(crate) fn connect_tcp(from: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;

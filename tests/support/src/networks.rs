@@ -86,12 +86,12 @@ fn ip(arguments: &[&str]) -> Result<String, String> {
 }
 
 /// Returns a TCP port that was just free, below Linux's ephemeral range (32768 to 60999): an outgoing connection
-/// could take one of those before the server binds it.
+/// could take one of those before the server binds it. Software cards of tests take ports from 28000 on.
 pub fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     loop {
         let at = std::process::id().wrapping_mul(257).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (at % 20_000) as u16;
+        let port = 10_000 + (at % 18_000) as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
