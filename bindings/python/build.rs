@@ -3,5 +3,7 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    // gdsync-python-stub reads it.
+    println!("cargo::rerun-if-changed=python/gdsync/__init__.pyi");
     println!("cargo::rustc-link-arg=-Wl,--unresolved-symbols=ignore-all");
 }

@@ -1,10 +1,13 @@
 """The build backend: maturin builds the module, and cargo the command `gdsync` and its verbs' programs, which the
-package carries."""
+package carries. A source distribution is the repository, whose folders they take their sources from."""
 
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 import maturin
@@ -12,7 +15,6 @@ from maturin import (  # noqa: F401  (what pip asks a backend for)
     get_requires_for_build_editable,
     get_requires_for_build_wheel,
     prepare_metadata_for_build_editable,
-    prepare_metadata_for_build_wheel,
 )
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -41,13 +43,37 @@ def _build_commands() -> None:
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     _build_commands()
+    os.chdir(PACKAGE)
     return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
     _build_commands()
+    os.chdir(PACKAGE)
     return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
 
 
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    os.chdir(PACKAGE)
+    return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
 def build_sdist(sdist_directory, config_settings=None):
-    raise RuntimeError("gdsync is built from its repository: pip install ./bindings/python, or pip wheel")
+    with tempfile.TemporaryDirectory() as folder:
+        described = Path(folder, prepare_metadata_for_build_wheel(folder))
+        metadata = (described / "METADATA").read_bytes()
+    name = described.name.removesuffix(".dist-info")
+    # Frontends take this file from there; maturin reads the project's own.
+    backend, _, _ = (PACKAGE / "pyproject.toml").read_text().partition("[project]")
+    backend = backend.replace('["build"]', '["bindings/python/build"]').encode()
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listed, cwd=WORKSPACE, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0")
+    with tarfile.open(Path(sdist_directory, f"{name}.tar.gz"), "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for file in filter(None, files):
+            if os.path.lexists(WORKSPACE / file):
+                archive.add(WORKSPACE / file, f"{name}/{file}", recursive=False)
+        for file, text in {"PKG-INFO": metadata, "pyproject.toml": backend}.items():
+            entry = tarfile.TarInfo(f"{name}/{file}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    return f"{name}.tar.gz"

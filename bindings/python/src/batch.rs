@@ -11,13 +11,14 @@ use gdsync::batch::BatchShape;
 use gdsync::memop::Condition;
 use gdsync::stream::{PostError, PostFailure};
 use gdsync_notify::{Operation, Queue, WaitNotification};
+use gdsync_python_stub::documented;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::mem;
 use std::sync::Arc;
 
-/// Operations that a stream performs in order. Each method adds one.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Batch {
     backend: Arc<Backend>,
@@ -165,7 +166,6 @@ methods_with_operations! { impl Batch with queue: u32 {
         self.contents.lock().batch.len()
     }
 
-    /// Posts the operations. Those that do not fit stay in the batch.
     fn post<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyTuple>, Failure> {
         let limit = Limit::new(self.timeout)?;
         let posted = interrupt::wait(py, limit, |time| match self.backend.post(self.take(), time) {
@@ -183,7 +183,6 @@ methods_with_operations! { impl Batch with queue: u32 {
         Ok((posted.0, posted.1).into_pyobject(py)?)
     }
 
-    /// Memory operations and submissions of the last post.
     #[getter]
     fn posted(&self) -> Option<(usize, usize)> {
         self.contents.lock().posted

@@ -3,6 +3,7 @@
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
 use gdsync_notify::bootstrap::{Job, Key, Rendezvous};
+use gdsync_python_stub::documented;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 type Inner = gdsync_notify::bootstrap::Bootstrap;
 
-/// A rank of a job that has met the others. It becomes a team.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Bootstrap {
     rank: u32,
@@ -49,6 +50,7 @@ impl Bootstrap {
     }
 }
 
+#[documented]
 #[pymethods]
 impl Bootstrap {
     #[staticmethod]

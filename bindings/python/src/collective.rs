@@ -7,10 +7,11 @@ use crate::segment::Segment;
 use crate::stream::Stream;
 use crate::team::Team;
 use gdsync_notify::collective::{Collective, Collectives, Element, Operation};
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 use std::ops::Range;
 
-/// A collective that all ranks have agreed on, with its own segment.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Plan {
     inner: gdsync_notify::collective::Plan,
@@ -59,7 +60,7 @@ fn names<T: ToString>(all: &[T]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Creates a plan with all ranks of a team.
+#[documented]
 #[pyfunction]
 #[pyo3(signature = (team, kind, block=0, *, root=0, element="f32", operation="sum", queue=0, gpu=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
@@ -90,6 +91,7 @@ impl Plan {
     }
 }
 
+#[documented]
 #[pymethods]
 impl Plan {
     #[getter]

@@ -5,17 +5,19 @@ use crate::region::MemoryRegion;
 use crate::tensor::{self, Memory};
 use gdsync::Access;
 use gdsync::verbs::{Provider, RegistrationCache, provider};
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 
 /// Prefix of software cards' names.
 const SOFTWARE: &str = "softhca";
 
-/// A card.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Device {
     pub(crate) inner: gdsync::Device,
 }
 
+#[documented]
 #[pymethods]
 impl Device {
     #[new]
@@ -47,7 +49,7 @@ impl Device {
     }
 }
 
-/// Returns the names of this machine's cards, software first.
+#[documented]
 #[pyfunction]
 pub(crate) fn devices(py: Python<'_>) -> Result<Vec<String>, Failure> {
     py.detach(|| {
@@ -58,7 +60,7 @@ pub(crate) fn devices(py: Python<'_>) -> Result<Vec<String>, Failure> {
     })
 }
 
-/// Memory and queue pairs that may be used together.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct ProtectionDomain {
     pub(crate) inner: gdsync::ProtectionDomain,
@@ -89,6 +91,7 @@ impl ProtectionDomain {
     }
 }
 
+#[documented]
 #[pymethods]
 impl ProtectionDomain {
     #[new]
@@ -119,7 +122,6 @@ impl ProtectionDomain {
         py.detach(|| self.make(Memory::allocate(nbytes, gpu)?, remote, None))
     }
 
-    /// Registrations in the cache, its hits and its misses.
     #[getter]
     fn registrations(&self) -> (usize, u64, u64) {
         let statistics = self.cache.statistics();

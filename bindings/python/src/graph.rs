@@ -7,6 +7,7 @@ use crate::interrupt::{self, Limit};
 use crate::stream::Stream;
 use gdsync::graph::{CudaGraph, GraphError, LaunchError};
 use gdsync::stream::PostFailure;
+use gdsync_python_stub::documented;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyIterator;
@@ -15,14 +16,14 @@ use std::time::Duration;
 /// Pause of a launch while the stream has no room.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A CUDA graph with places for batches.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Graph {
     inner: Mutex<CudaGraph>,
     nodes: usize,
 }
 
-/// Captures the steps' work on the stream, with a place for each batch that they yield.
+#[documented]
 #[pyfunction]
 pub(crate) fn capture(stream: &Stream, steps: &Bound<'_, PyAny>) -> Result<Graph, Failure> {
     let Backend::Cuda(cuda) = &*stream.backend else {
@@ -62,6 +63,7 @@ fn graph_failure(error: &GraphError) -> Failure {
     Failure::Of(kind, error.to_string())
 }
 
+#[documented]
 #[pymethods]
 impl Graph {
     #[pyo3(signature = (stream, *batches, timeout=Some(30.0)))]

@@ -42,6 +42,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _gdsync {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::batch::Batch;
     #[pymodule_export]
@@ -72,4 +74,10 @@ mod _gdsync {
     use crate::team::Team;
     #[pymodule_export]
     use crate::tensor::_dlpack;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("_docstrings", gdsync_python_stub::docstrings!().to_vec())
+    }
 }

@@ -8,10 +8,11 @@ use crate::region::{RemoteMemory, Slice};
 use crate::stream::Stream;
 use gdsync::persistent::{self, ListError, PersistentError, PersistentRecv, PersistentSend, Request};
 use gdsync::stream::PostFailure;
+use gdsync_python_stub::documented;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-/// A send, a write or a receive that is prepared once and started many times.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Persistent {
     inner: Mutex<AnyRequest>,
@@ -46,6 +47,7 @@ fn slices_of(slices: &[Py<Slice>]) -> Vec<gdsync::Slice> {
     slices.iter().map(|slice| slice.get().inner.clone()).collect()
 }
 
+#[documented]
 #[pymethods]
 impl Persistent {
     #[staticmethod]
@@ -69,7 +71,6 @@ impl Persistent {
         Ok(Persistent { inner: Mutex::new(AnyRequest::Recv(request)), what: "receive" })
     }
 
-    /// Waits for the oldest start's completion and returns it.
     #[pyo3(signature = (timeout=None))]
     fn complete(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Completion, Failure> {
         let limit = Limit::new(timeout)?;
@@ -126,7 +127,7 @@ fn for_all(
     done.ok_or_else(|| limit.passed("the wait for room on the stream"))
 }
 
-/// Starts requests on a stream, in one batch.
+#[documented]
 #[pyfunction]
 #[pyo3(signature = (requests, stream, timeout=Some(30.0)))]
 pub(crate) fn start_all(
@@ -144,7 +145,7 @@ pub(crate) fn start_all(
     )
 }
 
-/// Lets a stream wait for started requests, in one batch.
+#[documented]
 #[pyfunction]
 #[pyo3(signature = (requests, stream, timeout=Some(30.0)))]
 pub(crate) fn wait_all(

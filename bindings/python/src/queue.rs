@@ -5,6 +5,7 @@ use crate::interrupt::{self, Limit};
 use crate::region::{SegmentHandle, Slice};
 use crate::segment::Segment;
 use gdsync_notify::{NotifyError, Operation, Queue as Inner};
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ pub(crate) const ROOM: &str = "the wait for room in the queue";
 /// argument, and the others.
 macro_rules! methods_with_operations {
     (impl $class:ident with $keyword:ident: $given:ty { $($others:tt)* }) => {
+        #[documented]
         #[pymethods]
         #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
         impl $class {
@@ -104,7 +106,7 @@ macro_rules! methods_with_operations {
 
 pub(crate) use methods_with_operations;
 
-/// A team's queue for posts by the CPU.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Queue {
     inner: Inner,

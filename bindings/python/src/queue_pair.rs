@@ -7,9 +7,10 @@ use crate::region::{RemoteMemory, Slice};
 use gdsync::qp::{CompletionChannel, MasterConfig};
 use gdsync::queue::WorkKind;
 use gdsync::{CompletionQueueConfig, ConnectOptions, QueuePairConfig};
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 
-/// A completion queue.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct CompletionQueue {
     pub(crate) inner: gdsync::CompletionQueue,
@@ -24,6 +25,7 @@ impl CompletionQueue {
     }
 }
 
+#[documented]
 #[pymethods]
 impl CompletionQueue {
     #[new]
@@ -54,7 +56,7 @@ impl CompletionQueue {
     }
 }
 
-/// The completion of a work request.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Completion {
     inner: gdsync::Completion,
@@ -66,6 +68,7 @@ impl Completion {
     }
 }
 
+#[documented]
 #[pymethods]
 impl Completion {
     #[getter]
@@ -108,7 +111,7 @@ impl Completion {
     }
 }
 
-/// A work request of a queue pair.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct WorkRequest {
     opcode: Opcode,
@@ -162,6 +165,7 @@ impl WorkRequest {
     }
 }
 
+#[documented]
 #[pymethods]
 impl WorkRequest {
     #[staticmethod]
@@ -213,12 +217,13 @@ impl WorkRequest {
     }
 }
 
-/// One end of a reliable connection.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct QueuePair {
     pub(crate) inner: gdsync::QueuePair,
 }
 
+#[documented]
 #[pymethods]
 impl QueuePair {
     #[new]
@@ -291,12 +296,13 @@ impl QueuePair {
     }
 }
 
-/// A word that releases sends of queue pairs, for which the card waits (docs/card-trigger.md).
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Trigger {
     pub(crate) inner: gdsync::Trigger,
 }
 
+#[documented]
 #[pymethods]
 impl Trigger {
     #[new]

@@ -4,12 +4,13 @@ use crate::errors::Failure;
 use crate::tensor::Memory;
 use gdsync::memop::{GpuWord32, GpuWord64, Word32, Word64};
 use gdsync::verbs::CachedRegion;
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Memory registered with a card.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct MemoryRegion {
     memory: Memory,
@@ -38,6 +39,7 @@ pub(crate) fn range_of(slice: &Bound<'_, PySlice>, len: usize) -> Result<Range<u
     Ok(start..(indices.stop as usize).max(start))
 }
 
+#[documented]
 #[pymethods]
 impl MemoryRegion {
     fn __len__(&self) -> usize {
@@ -125,7 +127,7 @@ pub(crate) struct SegmentHandle {
     pub(crate) team: gdsync_notify::Team,
 }
 
-/// A part of registered memory, for a work request.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Slice {
     pub(crate) inner: gdsync::Slice,
@@ -139,6 +141,7 @@ impl Slice {
     }
 }
 
+#[documented]
 #[pymethods]
 impl Slice {
     fn __len__(&self) -> usize {
@@ -151,12 +154,13 @@ impl Slice {
     }
 }
 
-/// Address, length and key of remote memory: send `str()` of it, and parse it by `RemoteMemory(text)`.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct RemoteMemory {
     pub(crate) inner: gdsync::RemoteMemory,
 }
 
+#[documented]
 #[pymethods]
 impl RemoteMemory {
     #[new]
@@ -182,7 +186,7 @@ impl RemoteMemory {
     }
 }
 
-/// A word of registered memory, for a stream to wait for or to write.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Word {
     pub(crate) inner: AnyWord,
@@ -223,6 +227,7 @@ pub(crate) fn narrow(value: u64) -> Result<u32, Failure> {
         .map_err(|_| Failure::invalid(format!("{value} does not fit a word of 32 bits: use word64")))
 }
 
+#[documented]
 #[pymethods]
 impl Word {
     fn load(&self, py: Python<'_>) -> Result<u64, Failure> {

@@ -4,12 +4,13 @@ use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
 use crate::region::{self, SegmentHandle, Slice, Word};
 use crate::tensor::Memory;
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// This rank's part of a segment.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Segment {
     pub(crate) handle: SegmentHandle,
@@ -44,6 +45,7 @@ impl Segment {
     }
 }
 
+#[documented]
 #[pymethods]
 impl Segment {
     fn __len__(&self) -> usize {
@@ -95,7 +97,6 @@ impl Segment {
         Word::new(&self.memory, offset, true)
     }
 
-    /// Waits until one of the notifications is set, and returns the lowest.
     #[pyo3(signature = (ids=None, timeout=None))]
     fn wait(
         &self,

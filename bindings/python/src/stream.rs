@@ -9,11 +9,12 @@ use gdsync::cuda;
 use gdsync::cudarc::driver::sys::CUstream;
 use gdsync::stream::StreamOptions;
 use gdsync::{CudaStream, SoftStream};
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 use std::panic;
 use std::sync::Arc;
 
-/// A stream on which batches are posted.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Stream {
     pub(crate) backend: Arc<Backend>,
@@ -55,6 +56,7 @@ fn handle_of(object: &Bound<'_, PyAny>) -> Result<Handle, Failure> {
     )))
 }
 
+#[documented]
 #[pymethods]
 impl Stream {
     #[new]

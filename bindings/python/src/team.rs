@@ -11,9 +11,10 @@ use crate::segment::Segment;
 use crate::tensor::{self, Memory};
 use gdsync::cuda;
 use gdsync_notify::{ConnectionKind, SegmentMemory, TeamConfig};
+use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 
-/// Ranks that write into each other's segments.
+#[documented]
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Team {
     pub(crate) inner: gdsync_notify::Team,
@@ -21,6 +22,7 @@ pub(crate) struct Team {
     queues: u32,
 }
 
+#[documented]
 #[pymethods]
 impl Team {
     #[new]

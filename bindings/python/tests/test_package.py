@@ -1,10 +1,12 @@
 """The package: its command, its stubs, its examples, its documentation."""
 
 import ast
+import importlib.metadata
 import inspect
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import gdsync
@@ -26,6 +28,37 @@ def test_the_command_comes_along():
     done = run(sys.executable, "-m", "gdsync", "soft", "--", sys.executable, "-c", "import os; print(os.environ['LD_PRELOAD'])")
     assert done.returncode == 0 and "softhca" in done.stdout, done.stderr
     assert run(sys.executable, "-m", "gdsync", "soft", "--", sys.executable, "-c", "raise SystemExit(3)").returncode == 3
+
+
+def test_a_source_distribution_has_all_that_the_build_reads(tmp_path):
+    pytest.importorskip("maturin", reason="maturin, which builds the package, is not installed")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    make = "import backend, sys; print(backend.build_sdist(sys.argv[1]))"
+    done = run(sys.executable, "-c", make, str(tmp_path), cwd=HERE, env=os.environ | {"PATH": path, "PYTHONPATH": str(HERE / "build")})
+    assert done.returncode == 0, done.stderr
+    name = done.stdout.split()[-1]
+    with tarfile.open(tmp_path / name) as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / name.removesuffix(".tar.gz")
+    told = (root / "PKG-INFO").read_text()
+    assert f"Version: {gdsync.__version__}" in told and "License-Expression: MIT OR Apache-2.0" in told
+    assert (root / "bindings/python/LICENSE-APACHE").exists() and "License-File: LICENSE-MIT" in told
+    # What cargo read of the repository when it built the module and the programs here.
+    repository, read = HERE.parent.parent, set()
+    for listed in repository.glob("target/*/*.d"):
+        if listed.stem in {"lib_gdsync", "gdsync", "gdsync-lab", "gdsync-soft", "gdsync-top"}:
+            read |= set(listed.read_text().split(": ", 1)[-1].split())
+    inputs = [Path(one).relative_to(repository) for one in read if one.startswith(f"{repository}/")]
+    inputs = [one for one in inputs if one.parts[0] != "target" and (repository / one).exists()]
+    assert not [one for one in inputs if not (root / one).exists()]
+    # The workspace is whole, and its lock file current: a build resolves nothing.
+    done = run("cargo", "metadata", "--format-version=1", "--no-deps", "--locked", "--offline", cwd=root)
+    assert done.returncode == 0, done.stderr
+    # The build backend is found where the archive's own project names it.
+    make = "import backend; print(backend.WORKSPACE)"
+    done = run(sys.executable, "-c", make, env=os.environ | {"PYTHONPATH": str(root / "bindings/python/build")})
+    assert 'backend-path = ["bindings/python/build"]' in (root / "pyproject.toml").read_text()
+    assert done.stdout.strip() == str(root), done.stderr
 
 
 def test_doctor_and_explain_return_data():
@@ -57,6 +90,36 @@ def members(tree):
 def parameters(node):
     names = node.args.posonlyargs + node.args.args + ([node.args.vararg] if node.args.vararg else []) + node.args.kwonlyargs
     return [one.arg for one in names if one.arg != "self"]
+
+
+def public(stub):
+    """Yields the public members of the stub, each with its docstring there."""
+    yield "", ast.get_docstring(stub)
+    for node in stub.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, ast.get_docstring(node)
+        elif isinstance(node, ast.ClassDef):
+            methods = {one.name: ast.get_docstring(one) for one in node.body if isinstance(one, ast.FunctionDef)}
+            # Python shows one text for a class and its constructor.
+            yield node.name, "\n\n".join(filter(None, [ast.get_docstring(node), methods.get("__init__")]))
+            yield from ((f"{node.name}.{name}", text) for name, text in methods.items() if not name.startswith("_"))
+
+
+def test_every_public_member_has_the_docstring_of_the_stub():
+    members = dict(public(ast.parse(STUB.read_text())))
+    assert len(members) > 111
+    for name, text in members.items():
+        found = gdsync
+        for part in filter(None, name.split(".")):
+            found = getattr(found, part)
+        assert text and inspect.cleandoc(found.__doc__) == text.strip(), name
+
+
+def test_the_version_and_the_licences_are_those_of_the_package():
+    assert gdsync.__version__ == importlib.metadata.version("gdsync")
+    names = {file.name for file in importlib.metadata.files("gdsync")}
+    assert {"LICENSE-APACHE", "LICENSE-MIT"} <= names
+
 
 
 def test_the_stubs_are_what_the_module_is():

@@ -1,11 +1,8 @@
-"""GPUDirect Async for Python: RDMA in the order of CUDA streams.
-
-The CPU prepares writes, sends and waits; a CUDA stream rings the card and waits for it. Tensors are registered as they
-are. Without a card or a GPU, a software card and software streams take their place.
-"""
+"""The docstring of the package, as those of all its members, is that of its type stub, `__init__.pyi`."""
 
 import atexit as _atexit
 
+from ._documentation import DOCSTRINGS as _docstrings
 from ._errors import (
     ConnectionFailed,
     DeviceError,
@@ -43,10 +40,13 @@ from ._gdsync import (
     plan,
     start_all,
     wait_all,
+    __version__,
     _end,
 )
 from ._threads import run_ranks
 from ._tool import command, doctor, explain
+
+__doc__ = _docstrings[""]
 
 # Objects that the library drops later find no interpreter to release them.
 _atexit.register(_end)

@@ -9,6 +9,8 @@ from typing import Any, Awaitable, Callable, Iterable, Optional, Sequence, TypeV
 T = TypeVar("T")
 Ids = Union[int, range]
 
+__version__: str
+
 # -- Cards and memory
 
 
@@ -321,10 +323,12 @@ class Bootstrap:
         """Returns ranks for threads of this process."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """The number of this rank, from 0 on."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of ranks."""
 
     def all_gather(self, data: Union[bytes, bytearray, list[int]]) -> list[bytes]:
         """Sends a few bytes to all ranks, and returns those of all."""
@@ -357,10 +361,12 @@ class Team:
         """``Team(Bootstrap.from_env(timeout), ...)``."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """The number of this rank, from 0 on."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of ranks that the team began with."""
 
     @property
     def members(self) -> list[int]:
@@ -456,7 +462,8 @@ class Queue:
     """A team's queue for posts by the CPU. ``timeout`` is how long a post waits for room."""
 
     @property
-    def index(self) -> int: ...
+    def index(self) -> int:
+        """The number of the queue in its team."""
 
     def write(
         self, source: Slice, rank: int, offset: int = 0, *, to: Optional[Segment] = None, timeout: Optional[float] = None
@@ -593,7 +600,8 @@ class Completion:
         """Bytes received, read or fetched."""
 
     @property
-    def immediate(self) -> Optional[int]: ...
+    def immediate(self) -> Optional[int]:
+        """The number that the other side sent with the data."""
 
     @property
     def error(self) -> Optional[str]:
@@ -661,10 +669,12 @@ class QueuePair:
         """Posts a request by the CPU."""
 
     @property
-    def send_cq(self) -> CompletionQueue: ...
+    def send_cq(self) -> CompletionQueue:
+        """The queue of completions of sends."""
 
     @property
-    def recv_cq(self) -> CompletionQueue: ...
+    def recv_cq(self) -> CompletionQueue:
+        """The queue of completions of receives."""
 
     @property
     def failure(self) -> Optional[str]:
@@ -694,13 +704,16 @@ class Persistent:
     """A send, a write or a receive that is prepared once and started many times."""
 
     @staticmethod
-    def send(queue_pair: QueuePair, *slices: Slice) -> Persistent: ...
+    def send(queue_pair: QueuePair, *slices: Slice) -> Persistent:
+        """Prepares a send of slices."""
 
     @staticmethod
-    def write(queue_pair: QueuePair, *slices: Slice, remote: RemoteMemory) -> Persistent: ...
+    def write(queue_pair: QueuePair, *slices: Slice, remote: RemoteMemory) -> Persistent:
+        """Prepares a write of slices to remote memory."""
 
     @staticmethod
-    def receive(queue_pair: QueuePair, *slices: Slice) -> Persistent: ...
+    def receive(queue_pair: QueuePair, *slices: Slice) -> Persistent:
+        """Prepares a receive into slices."""
 
     def complete(self, timeout: Optional[float] = None) -> Completion:
         """Waits for the oldest start's completion and returns it."""
@@ -731,8 +744,11 @@ def doctor() -> dict[str, Any]:
 
 
 def explain(batch: str, *, collect_from: Optional[int] = None) -> dict[str, Any]:
-    """Returns a stream's operations for a batch and their cost: the row of ``gdsync explain --json``. ``batch`` is the
-    text that the command reads, one operation per line."""
+    """Returns a stream's operations for a batch and their cost: the row of ``gdsync explain --json``.
+
+    ``batch`` is the text that the command reads, one operation per line. Runs of waits for at least ``collect_from``
+    completion queues are the card's.
+    """
 
 
 # -- Exceptions
@@ -759,7 +775,10 @@ class TimedOut(Error, TimeoutError):
 
 
 class PeerDead(Error):
-    """A rank is dead, and the call would wait for it or address it."""
+    """A rank is dead, and the call would wait for it or address it.
+
+    ``rank`` is its number, ``cause`` how this rank knows.
+    """
 
     rank: int
     cause: str

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+from ._documentation import documented
 
+@documented
 class Error(Exception):
-    """The base class of gdsync's exceptions."""
+    pass
 
 
+@documented
 class InvalidArgument(Error, ValueError):
-    """An invalid argument, with the reason."""
+    pass
 
 
+@documented
 class Unsupported(Error):
-    """The machine, the card, the GPU or the stream does not support it."""
+    pass
 
 
+@documented
 class WouldBlock(Error):
-    """There is no room now: the same call may succeed later."""
+    pass
 
 
+@documented
 class TimedOut(Error, TimeoutError):
-    """The call's time has passed."""
+    pass
 
 
+@documented
 class PeerDead(Error):
-    """A rank is dead, and the call would wait for it or address it.
-
-    ``rank`` is its number, ``cause`` how this rank knows.
-    """
-
     rank: int
     cause: str
 
@@ -38,13 +40,16 @@ class PeerDead(Error):
         self.cause = cause
 
 
+@documented
 class ConnectionFailed(Error, ConnectionError):
-    """A connection has failed or cannot be established."""
+    pass
 
 
+@documented
 class DeviceError(Error):
-    """The card's libraries or the CUDA driver refuse."""
+    pass
 
 
+@documented
 class StreamFailed(Error):
-    """The stream has failed permanently."""
+    pass

@@ -6,14 +6,12 @@ import threading
 import traceback
 from typing import Any, Callable, Optional
 
+from ._documentation import documented
 from ._gdsync import Bootstrap, Team
 
 
+@documented
 def run_ranks(size: int, rank: Callable[[Team], Any], *, queues: int = 1, timeout: float = 30.0) -> list[Any]:
-    """Runs ``rank(team)`` in ``size`` threads, each a rank of one team on the software card.
-
-    Returns the ranks' results. Raises the first exception of a rank.
-    """
     results: list[Any] = [None] * size
     errors: list[Optional[BaseException]] = [None] * size
 
