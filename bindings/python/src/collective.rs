@@ -116,7 +116,8 @@ impl Plan {
 
     fn post(&self, py: Python<'_>, stream: &Stream) -> Result<usize, Failure> {
         let (plan, backend) = (self.inner.clone(), stream.backend.clone());
-        Ok(py.detach(|| on!(&*backend, stream => plan.post(stream)))?)
+        let posted = py.detach(|| on!(backend, stream => plan.post(stream)));
+        posted.map_err(|error| stream.backend.with_cause(py, error.into()))
     }
 
     fn check(&self) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! The library's errors as the exceptions of `gdsync._errors`.
 
+use crate::words;
 use gdsync::cuda::{CudaError, DriverError};
 use gdsync::memop::{StreamError, WordError};
 use gdsync::memory::OutOfBounds;
@@ -88,11 +89,11 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         Python::attach(|py| match failure {
             Failure::Of(class, text) => match class.class(py) {
-                Ok(class) => PyErr::from_type(class, text),
+                Ok(class) => PyErr::from_type(class, words::of_python(text)),
                 Err(error) => error,
             },
             Failure::PeerDead { text, rank, cause } => match ExceptionClass::PeerDead.class(py) {
-                Ok(class) => PyErr::from_type(class, (text, rank, cause)),
+                Ok(class) => PyErr::from_type(class, (words::of_python(text), rank, cause)),
                 Err(error) => error,
             },
             Failure::Python(error) => error,

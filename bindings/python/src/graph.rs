@@ -1,6 +1,6 @@
 //! CUDA graphs that hold batches.
 
-use crate::backend::Backend;
+use crate::backend::Kind;
 use crate::batch::Batch;
 use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::{self, Limit};
@@ -26,7 +26,7 @@ pub(crate) struct Graph {
 #[documented]
 #[pyfunction]
 pub(crate) fn capture(stream: &Stream, steps: &Bound<'_, PyAny>) -> Result<Graph, Failure> {
-    let Backend::Cuda(cuda) = &*stream.backend else {
+    let Kind::Cuda(cuda) = &stream.backend.kind else {
         let text = "only CUDA streams are captured: a software stream has no graphs";
         return Err(Failure::Of(ExceptionClass::Unsupported, text.to_owned()));
     };
@@ -36,7 +36,7 @@ pub(crate) fn capture(stream: &Stream, steps: &Bound<'_, PyAny>) -> Result<Graph
         for step in steps {
             let step = step?;
             let batch = step.cast::<Batch>().map_err(PyErr::from)?;
-            capture.batch(&batch.get().shape())?;
+            capture.batch(&batch.get().pattern())?;
             nodes += 1;
         }
         Ok(())
@@ -74,7 +74,7 @@ impl Graph {
         batches: Vec<Py<Batch>>,
         timeout: Option<f64>,
     ) -> Result<(), Failure> {
-        let Backend::Cuda(cuda) = &*stream.backend else {
+        let Kind::Cuda(cuda) = &stream.backend.kind else {
             let text = "a graph is launched on a CUDA stream";
             return Err(Failure::Of(ExceptionClass::Unsupported, text.to_owned()));
         };
@@ -82,7 +82,10 @@ impl Graph {
         let launched = interrupt::wait(py, limit, |_| {
             let taken: Vec<_> = batches.iter().map(|batch| batch.get().take()).collect();
             match cuda.launch(&mut self.inner.lock(), taken) {
-                Ok(_) => Ok(Some(())),
+                Ok(_) => {
+                    batches.iter().for_each(|batch| batch.get().finish(None));
+                    Ok(Some(()))
+                }
                 Err(LaunchError { batches: rest, source, .. }) => {
                     batches.iter().zip(rest).for_each(|(batch, rest)| batch.get().restore(rest));
                     match source {

@@ -11,6 +11,8 @@ mod batch;
 #[deny(unsafe_code)]
 mod bootstrap;
 #[deny(unsafe_code)]
+mod call;
+#[deny(unsafe_code)]
 mod collective;
 #[deny(unsafe_code)]
 mod device;
@@ -37,6 +39,8 @@ mod stream;
 #[deny(unsafe_code)]
 mod team;
 mod tensor;
+#[deny(unsafe_code)]
+mod words;
 
 use pyo3::prelude::*;
 
@@ -74,6 +78,8 @@ mod _gdsync {
     use crate::team::Team;
     #[pymodule_export]
     use crate::tensor::_dlpack;
+    #[pymodule_export]
+    use crate::words::_of_python;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

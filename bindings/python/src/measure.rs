@@ -25,7 +25,7 @@ pub(crate) fn _time_batches(
     segment: &Segment,
     rounds: usize,
 ) -> Result<(f64, f64), Failure> {
-    py.detach(|| on!(&*stream.backend, stream => time(stream, word, segment, rounds)))
+    py.detach(|| on!(stream.backend, stream => time(stream, word, segment, rounds)))
 }
 
 fn time<B: MemOpStream>(

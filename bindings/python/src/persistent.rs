@@ -123,7 +123,8 @@ fn for_all(
                 Err(persistent_failure(source).with_hint(&format!("this is request {index} of the list")))
             }
         }
-    })?;
+    });
+    let done = done.map_err(|failure| stream.backend.with_cause(py, failure))?;
     done.ok_or_else(|| limit.passed("the wait for room on the stream"))
 }
 

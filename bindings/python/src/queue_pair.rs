@@ -153,6 +153,22 @@ impl WorkRequest {
         take(if self.signaled { request } else { request.unsignaled() })
     }
 
+    /// Returns the name of the method that makes it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self.opcode {
+            Opcode::Send => "send",
+            Opcode::Write => "write",
+            Opcode::Read => "read",
+            Opcode::FetchAdd(_) => "fetch_add",
+            Opcode::CompareSwap(..) => "compare_swap",
+            Opcode::Nop => "nop",
+        }
+    }
+
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.slices.iter().map(|slice| slice.len() as u64).sum()
+    }
+
     fn made(
         opcode: Opcode,
         slices: Vec<Py<Slice>>,
@@ -212,8 +228,8 @@ impl WorkRequest {
     }
 
     fn __repr__(&self) -> String {
-        let bytes: u64 = self.slices.iter().map(|slice| slice.len() as u64).sum();
-        format!("<gdsync.WorkRequest {:?} of {bytes} bytes, wr_id {}>", self.opcode, self.wr_id)
+        let (name, nbytes, wr_id) = (self.name(), self.nbytes(), self.wr_id);
+        format!("<gdsync.WorkRequest.{name} of {nbytes} bytes, wr_id {wr_id}>")
     }
 }
 

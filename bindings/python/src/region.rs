@@ -25,18 +25,26 @@ impl MemoryRegion {
     }
 }
 
-/// Returns the bytes of `[a:b]`.
+/// Returns the bytes of `[a:b]`. A bound below 0 counts from the end.
 ///
 /// # Errors
-/// A step other than 1.
+/// A step other than 1; a slice that Python would shorten: one that leaves the memory, or ends before its start.
 pub(crate) fn range_of(slice: &Bound<'_, PySlice>, len: usize) -> Result<Range<usize>, Failure> {
-    let indices = slice.indices(len as isize)?;
-    if indices.step != 1 {
-        let text = format!("a step of {}: a slice of memory has a step of 1", indices.step);
-        return Err(Failure::invalid(text));
+    let bound = |name: &str, default: i128| -> PyResult<(i128, i128)> {
+        let given = slice.getattr(name)?.extract::<Option<i128>>()?.unwrap_or(default);
+        Ok((given, if given < 0 { given + len as i128 } else { given }))
+    };
+    let (step, _) = bound("step", 1)?;
+    if step != 1 {
+        return Err(Failure::invalid(format!("a step of {step}: a slice of memory has a step of 1")));
     }
-    let start = indices.start as usize;
-    Ok(start..(indices.stop as usize).max(start))
+    let ((first, start), (last, stop)) = (bound("start", 0)?, bound("stop", len as i128)?);
+    if start < 0 || start > stop || stop > len as i128 {
+        return Err(Failure::invalid(format!(
+            "the slice [{first}:{last}] is not within the {len} bytes of the memory: give bounds from 0 to {len}, the lower one first"
+        )));
+    }
+    Ok(start as usize..stop as usize)
 }
 
 #[documented]
@@ -190,6 +198,7 @@ impl RemoteMemory {
 #[pyclass(frozen, module = "gdsync")]
 pub(crate) struct Word {
     pub(crate) inner: AnyWord,
+    pub(crate) address: u64,
 }
 
 pub(crate) enum AnyWord {
@@ -207,10 +216,10 @@ impl Word {
             (Memory::Gpu(memory, _), false) => AnyWord::Gpu32(GpuWord32::new(memory, offset)?),
             (Memory::Gpu(memory, _), true) => AnyWord::Gpu64(GpuWord64::new(memory, offset)?),
         };
-        Ok(Word { inner })
+        Ok(Word { inner, address: memory.address() + offset as u64 })
     }
 
-    fn bits(&self) -> u32 {
+    pub(crate) fn bits(&self) -> u32 {
         match self.inner {
             AnyWord::Host32(_) | AnyWord::Gpu32(_) => 32,
             AnyWord::Host64(_) | AnyWord::Gpu64(_) => 64,

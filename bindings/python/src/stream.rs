@@ -1,6 +1,6 @@
 //! Streams: software ones, and CUDA streams of other libraries.
 
-use crate::backend::{Backend, on};
+use crate::backend::{Backend, Kind, on};
 use crate::batch::Batch;
 use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::{self, Limit};
@@ -65,7 +65,7 @@ impl Stream {
         let options = StreamOptions::default().always_signal(always_signal);
         let Some(object) = stream else {
             let stream = gdsync::Stream::with_options(SoftStream::new()?, options)?;
-            return Ok(Stream { backend: Arc::new(Backend::Soft(stream)) });
+            return Ok(Stream { backend: Arc::new(Kind::Soft(stream).into()) });
         };
         let Handle { raw, gpu } = handle_of(object)?;
         if let Some(ordinal) = gpu {
@@ -81,7 +81,7 @@ impl Stream {
         // SAFETY: the object promises that this is the handle of its stream, and `owner` keeps the object; for a plain
         // number the program promises it. torch and CuPy use primary contexts.
         let stream = unsafe { CudaStream::from_raw(raw as CUstream, owner) }?;
-        Ok(Stream { backend: Arc::new(Backend::Cuda(gdsync::Stream::with_options(stream, options)?)) })
+        Ok(Stream { backend: Arc::new(Kind::Cuda(gdsync::Stream::with_options(stream, options)?).into()) })
     }
 
     #[pyo3(signature = (*, queue=0, merged=true, timeout=Some(30.0)))]
@@ -93,10 +93,11 @@ impl Stream {
     fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> Result<(), Failure> {
         let limit = Limit::new(timeout)?;
         let done = interrupt::wait(py, limit, |time| {
-            let done = on!(&*self.backend, stream => stream.synchronize_timeout(time))?;
+            let done = on!(self.backend, stream => stream.synchronize_timeout(time))?;
             Ok(done.then_some(()))
-        })?;
+        });
         owner::release(py);
+        let done = done.map_err(|failure| self.backend.with_cause(py, failure))?;
         done.ok_or_else(|| {
             let at = self.oldest_wait().map_or(String::new(), |wait| format!(", at the {wait}"));
             limit.passed(&format!("the stream{at}"))
@@ -108,47 +109,49 @@ impl Stream {
         interrupt::awaitable(this.getattr("synchronize")?, (), timeout)
     }
 
-    fn launch(&self, kernel: Py<PyAny>) -> Result<(), Failure> {
-        let Backend::Soft(stream) = &*self.backend else {
+    fn launch(&self, py: Python<'_>, kernel: Py<PyAny>) -> Result<(), Failure> {
+        let Kind::Soft(stream) = &self.backend.kind else {
             let text =
                 "launch runs Python on a software stream: on a CUDA stream, launch kernels by torch or CuPy";
             return Err(Failure::Of(ExceptionClass::Unsupported, text.to_owned()));
         };
         let kernel = Owner::around(kernel);
-        stream.launch(move || {
+        let raised = self.backend.raised();
+        let launched = stream.launch(move || {
             // No Python runs while the interpreter ends.
-            let result = Python::try_attach(|py| kernel.call(py).map_err(|error| error.to_string()));
-            if let Some(Err(text)) = result {
+            let result = Python::try_attach(|py| kernel.call(py).map_err(|error| (error.to_string(), error)));
+            if let Some(Err((text, error))) = result {
+                _ = raised.set(error);
                 // The stream catches it and fails with this text, as after an illegal access on a GPU.
                 panic::resume_unwind(Box::new(text));
             }
-        })?;
-        Ok(())
+        });
+        launched.map_err(|error| self.backend.with_cause(py, error.into()))
     }
 
     #[getter]
     fn outstanding(&self, py: Python<'_>) -> usize {
-        py.detach(|| on!(&*self.backend, stream => stream.outstanding()))
+        py.detach(|| on!(self.backend, stream => stream.outstanding()))
     }
 
     #[getter]
     fn oldest_wait(&self) -> Option<String> {
-        on!(&*self.backend, stream => stream.oldest_wait())
+        on!(self.backend, stream => stream.oldest_wait())
     }
 
     #[getter]
     fn cuda_stream(&self) -> Option<u64> {
-        match &*self.backend {
-            Backend::Soft(_) => None,
-            Backend::Cuda(stream) => Some(stream.raw() as u64),
+        match &self.backend.kind {
+            Kind::Soft(_) => None,
+            Kind::Cuda(stream) => Some(stream.raw() as u64),
         }
     }
 
     fn __repr__(&self) -> String {
-        let outstanding = on!(&*self.backend, stream => stream.outstanding());
-        let kind = match &*self.backend {
-            Backend::Soft(_) => "in software".to_owned(),
-            Backend::Cuda(stream) => format!("of CUDA, {:#x}", stream.raw() as u64),
+        let outstanding = on!(self.backend, stream => stream.outstanding());
+        let kind = match &self.backend.kind {
+            Kind::Soft(_) => "in software".to_owned(),
+            Kind::Cuda(stream) => format!("of CUDA, {:#x}", stream.raw() as u64),
         };
         format!("<gdsync.Stream {kind}: {outstanding} submissions outstanding>")
     }

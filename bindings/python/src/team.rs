@@ -105,7 +105,7 @@ impl Team {
         let memory = match segment.memory() {
             SegmentMemory::Host(region) => Memory::Host(region.memory().clone()),
             SegmentMemory::Gpu(region) => Memory::Gpu(region.memory().clone(), gpu.unwrap_or_default()),
-            other => return Err(Failure::Of(ExceptionClass::Unsupported, format!("the memory {other:?}"))),
+            _ => return Err(Failure::Of(ExceptionClass::Unsupported, "this kind of memory".to_owned())),
         };
         Ok(Segment::new(SegmentHandle { segment, team: self.inner.clone() }, memory, None))
     }

@@ -164,9 +164,17 @@ def test_allocated_memory_is_shown_without_a_copy(pd):
 
 def test_ranges_outside_are_refused(pd):
     region = pd.allocate(16)
-    assert len(region[8:]) == 8 and len(region[-4:]) == 4 and len(region[4:2]) == 0 and len(region[:100]) == 16
+    assert len(region[8:]) == 8 and len(region[-4:]) == 4 and len(region[16:]) == 0
     with pytest.raises(gdsync.InvalidArgument, match="step"):
         region[::2]
+    for bad, told in [
+        (lambda: region[:100], r"\[0:100\] is not within the 16 bytes .*: give bounds from 0 to 16"),
+        (lambda: region[-17:], r"\[-17:16\]"),
+        (lambda: region[4:2], "the lower one first"),
+        (lambda: region.remote[8:17], r"\[8:17\] is not within the 16 bytes"),
+    ]:
+        with pytest.raises(gdsync.InvalidArgument, match=told):
+            bad()
     for bad in [lambda: region.read(10, 7), lambda: region.write(16, b"1"), lambda: region.word64(12)]:
         with pytest.raises(gdsync.InvalidArgument, match="1[0-9]"):
             bad()

@@ -259,10 +259,10 @@ impl fmt::Display for Descriptor {
             Descriptor::Receives(receives) => write!(f, "{receives}"),
             Descriptor::Ticket(ticket) => write!(f, "{ticket}"),
             Descriptor::Wait32(word, condition, value) => {
-                write!(f, "wait until {word} {condition:?} {value:#x}")
+                write!(f, "wait until {word} {condition} {value:#x}")
             }
             Descriptor::Wait64(word, condition, value) => {
-                write!(f, "wait until {word} {condition:?} {value:#x}")
+                write!(f, "wait until {word} {condition} {value:#x}")
             }
             Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {word}"),

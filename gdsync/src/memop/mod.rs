@@ -9,6 +9,7 @@ pub(crate) use location::{Location, Named, Site};
 use crate::cuda::{Gpu, GpuMemory};
 use crate::memory::{HostAddr, StreamAddr};
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,18 @@ pub enum Condition {
     And,
     /// `!(word | value) != 0`.
     Nor,
+}
+
+/// In lower-case letters: `geq`, `eq`, `and` and `nor`.
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Condition::Geq => "geq",
+            Condition::Eq => "eq",
+            Condition::And => "and",
+            Condition::Nor => "nor",
+        })
+    }
 }
 
 /// Methods for words of one width.
@@ -333,7 +346,7 @@ pub enum WordError {
         len: usize,
     },
     /// No value of the word satisfies the wait.
-    #[error("no word is {condition:?} {value:#x}: a stream that waits for it never goes on")]
+    #[error("no word is {condition} {value:#x}: a stream that waits for it never goes on")]
     NeverSatisfied {
         /// The condition.
         condition: Condition,

@@ -60,7 +60,7 @@ fn questions_are_answered_while_a_post_waits() {
     });
     assert_eq!((outstanding, idle, word.load()), (1, false, 0));
     assert!(debug.contains("performing: true"), "{debug}");
-    assert!(wait.starts_with("wait until") && wait.ends_with("Eq 0x7"), "{wait}");
+    assert!(wait.starts_with("wait until") && wait.ends_with("eq 0x7"), "{wait}");
     gate.store(7);
     poster.join().unwrap();
     assert_eq!((stream.outstanding(), stream.oldest_wait(), word.load()), (0, None, 1));
@@ -89,7 +89,7 @@ fn the_watchdog_names_what_a_post_waits_for() {
     let (sender, named) = mpsc::channel();
     let watchdog = stream.watchdog(SHORT, move |wait, _| sender.send(wait.clone()).unwrap()).unwrap();
     let wait = named.recv_timeout(LONG).unwrap();
-    assert!(wait.description.ends_with("Eq 0x7"), "{wait}");
+    assert!(wait.description.ends_with("eq 0x7"), "{wait}");
     gate.store(7);
     poster.join().unwrap();
     drop(watchdog);

@@ -106,7 +106,7 @@ fn a_stream_that_never_comes_to_its_operations_is_named_and_called_off() {
     // The obstacle is not the card's, so failing the queue pair does not help.
     pair.left.abort().unwrap();
     assert!(!stream.synchronize_timeout(Duration::from_millis(20)).unwrap());
-    assert!(stream.oldest_wait().unwrap().contains("Eq 0x7"));
+    assert!(stream.oldest_wait().unwrap().contains("eq 0x7"));
     assert!(pair.left.send_cq().poll().unwrap().is_none(), "the stream has still to ring for it");
     gate.store(7);
     synchronize(&stream);

@@ -192,7 +192,7 @@ fn words_of_all_kinds_are_waited_for_and_a_wait_can_be_cancelled() {
             };
             stream.post(wait.write_value32(&end, 1)).unwrap();
             assert!(!stream.synchronize_timeout(Duration::from_millis(20)).unwrap());
-            assert!(stream.oldest_wait().unwrap().contains(&format!("{condition:?}")));
+            assert!(stream.oldest_wait().unwrap().contains(&condition.to_string()));
             short.store(condition.satisfier32(value32).unwrap());
             long.store(condition.satisfier64(value64).unwrap());
             synchronize(&stream);

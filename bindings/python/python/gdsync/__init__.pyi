@@ -62,7 +62,7 @@ class ProtectionDomain:
 
 
 class MemoryRegion:
-    """Registered memory. ``region[a:b]`` is a part of it, in bytes.
+    """Registered memory. ``region[a:b]`` is a part of it, in bytes. A slice that leaves the memory is refused.
 
     ``numpy.asarray(region)`` shows host memory as bytes, without a copy; ``cupy.asarray(region)`` and
     ``torch.as_tensor(region, device="cuda")`` show GPU memory.
@@ -159,7 +159,8 @@ class Stream:
         """``synchronize`` for asyncio."""
 
     def launch(self, kernel: Callable[[], Any]) -> None:
-        """Runs a callable in the order of a software stream, like a kernel. An exception fails the stream.
+        """Runs a callable in the order of a software stream, like a kernel. An exception fails the stream, and is the
+        ``__cause__`` of the ``StreamFailed`` that later calls raise.
 
         Raises ``Unsupported`` on a CUDA stream, where torch or CuPy launch kernels.
         """
@@ -181,7 +182,8 @@ class Batch:
     """Operations that a stream performs in order. Each method adds one; the end of a ``with`` block posts them.
 
     An exception in the block drops the batch: nothing is posted, and its sends leave their queues. Operations that
-    ``post`` could not post stay in the batch.
+    ``post`` could not post stay in the batch. A batch that is dropped with unposted operations warns
+    (``ResourceWarning``). ``str()`` has the calls whose operations are not posted.
     """
 
     def __enter__(self) -> Batch: ...
@@ -562,7 +564,10 @@ def plan(
 
 
 def run_ranks(size: int, rank: Callable[[Team], T], *, queues: int = 1, timeout: float = 30.0) -> list[T]:
-    """Runs ``rank(team)`` in threads, each a rank of one team on the software card, and returns their results."""
+    """Runs ``rank(team)`` in threads, each a rank of one team on the software card, and returns their results.
+
+    Raises the first exception of a rank that is not about the other ranks.
+    """
 
 
 # -- Queue pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any, Optional
 
 from . import _gdsync
@@ -74,6 +75,12 @@ def _from_buffer(tensor: Any, view: memoryview) -> Memory:
         raise _read_only(tensor)
     if view.nbytes == 0:
         raise _empty(tensor)
+    # `O`: pointers to objects, outside of the names of fields.
+    if "O" in re.sub(":[^:]*:", "", view.format):
+        raise InvalidArgument(
+            f"{_name(tensor)} of format {view.format!r} holds references to Python objects, which mean nothing to "
+            "another process: register numbers, such as an array of another dtype"
+        )
     # Holds the buffer's export, so that a bytearray cannot be resized or a mapping closed meanwhile.
     held = (ctypes.c_char * view.nbytes).from_buffer(view)
     return ctypes.addressof(held), view.nbytes, None, held
@@ -83,9 +90,12 @@ def _from_dlpack(tensor: Any, kind: int) -> Memory:
     # -1: the exporter adds no synchronization; batches order the card's accesses.
     stream = {"stream": -1} if kind in (_CUDA, _CUDA_MANAGED) else {}
     try:
-        capsule = tensor.__dlpack__(max_version=(1, 1), **stream)
-    except TypeError:
-        capsule = tensor.__dlpack__(**stream)
+        try:
+            capsule = tensor.__dlpack__(max_version=(1, 1), **stream)
+        except TypeError:
+            capsule = tensor.__dlpack__(**stream)
+    except BufferError as error:
+        raise InvalidArgument(f"{_name(tensor)} does not export its memory: {error}") from error
     address, shape, strides, item, readonly, kind, index = _gdsync._dlpack(capsule)
     if strides is not None and not _is_contiguous(shape, strides, 1):
         raise _not_contiguous(tensor, shape, strides)
