@@ -64,6 +64,11 @@ fn kinds(size: usize) -> Vec<Collective> {
             element: Element::I64,
             operation: Operation::Sum,
         },
+        Collective::AllReduce {
+            len: size.next_multiple_of(8),
+            element: Element::I64,
+            operation: Operation::Sum,
+        },
         Collective::AllGather { block: 64 },
         Collective::AllToAll { block: 64 },
     ]
@@ -80,6 +85,16 @@ fn bytes(from: u32, to: u32, round: u64, len: usize) -> impl Iterator<Item = u8>
 
 fn numbers(from: u32, to: u32, round: u64, len: usize) -> impl Iterator<Item = i64> {
     (0..len / 8).map(move |at| i64::from(byte(from, to, round, at)) << 40)
+}
+
+/// Returns the sums of all ranks' numbers for a rank.
+fn sums(plan: &Plan, to: u32, round: u64, len: usize) -> Vec<u8> {
+    let mut sums = vec![0i64; len / 8];
+    for from in plan.members() {
+        let added = sums.iter_mut().zip(numbers(*from, to, round, len));
+        added.for_each(|(sum, number)| *sum = sum.wrapping_add(number));
+    }
+    sums.into_iter().flat_map(i64::to_ne_bytes).collect()
 }
 
 /// Returns a rank's input and expected output of a round.
@@ -99,14 +114,11 @@ fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>) {
             all().flat_map(|from| bytes(from, rank, round, block)).collect(),
         ),
         Collective::ReduceScatter { block, .. } => {
-            let mut sums = vec![0i64; block / 8];
-            for from in all() {
-                sums.iter_mut()
-                    .zip(numbers(from, rank, round, block))
-                    .for_each(|(sum, number)| *sum = sum.wrapping_add(number));
-            }
             let input = all().flat_map(|to| numbers(rank, to, round, block)).flat_map(i64::to_ne_bytes);
-            (input.collect(), sums.into_iter().flat_map(i64::to_ne_bytes).collect())
+            (input.collect(), sums(plan, rank, round, block))
+        }
+        Collective::AllReduce { len, .. } => {
+            (numbers(rank, 0, round, len).flat_map(i64::to_ne_bytes).collect(), sums(plan, 0, round, len))
         }
         _ => (Vec::new(), Vec::new()),
     }

@@ -1,6 +1,6 @@
 //! A request: what the program asks for, its peers, and, once it is matched, its work.
 
-use crate::collective::{Collective, Reduction, barrier};
+use crate::collective::{Collective, Reduction, barrier, sides};
 use crate::connection::{ClearToSend, Connection, ConnectionInfo, INFO_BYTES, Peer, Side, read};
 use crate::device::{Domain, domain};
 use crate::error::{Class, Failure};
@@ -38,7 +38,7 @@ impl RequestKind {
             RequestKind::Transfer { sends, .. }
             | RequestKind::Partitioned { sends, .. }
             | RequestKind::Link { sends } => vec![Side { rank: 0, sends, has_queue_pair: true }],
-            RequestKind::Barrier { rank, size } => barrier(rank, size).sides(),
+            RequestKind::Barrier { rank, size } => sides(&barrier(rank, size)),
             RequestKind::Allreduce { reduction, rank, size } => reduction.sides(rank, size),
         }
     }

@@ -37,19 +37,18 @@ fn collective_of(
         "all_gather" => Collective::AllGather { block },
         "all_to_all" => Collective::AllToAll { block },
         "broadcast" => Collective::Broadcast { root, len: block },
-        "reduce_scatter" => Collective::ReduceScatter {
-            block,
-            element: Element::ALL
-                .into_iter()
-                .find(|one| one.to_string() == element)
-                .ok_or_else(|| unknown("element", element, &names(&Element::ALL)))?,
-            operation: Operation::ALL
-                .into_iter()
-                .find(|one| one.to_string() == operation)
-                .ok_or_else(|| unknown("operation", operation, &names(&Operation::ALL)))?,
-        },
+        "reduce_scatter" | "all_reduce" => {
+            let element = (Element::ALL.into_iter().find(|one| one.to_string() == element))
+                .ok_or_else(|| unknown("element", element, &names(&Element::ALL)))?;
+            let operation = (Operation::ALL.into_iter().find(|one| one.to_string() == operation))
+                .ok_or_else(|| unknown("operation", operation, &names(&Operation::ALL)))?;
+            match kind {
+                "all_reduce" => Collective::AllReduce { len: block, element, operation },
+                _ => Collective::ReduceScatter { block, element, operation },
+            }
+        }
         other => {
-            let known = "barrier, all_gather, all_to_all, broadcast, reduce_scatter";
+            let known = "barrier, all_gather, all_to_all, all_reduce, broadcast, reduce_scatter";
             return Err(unknown("collective", other, known));
         }
     })

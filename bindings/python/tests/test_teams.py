@@ -137,7 +137,7 @@ def test_a_registered_tensor_is_released_with_its_segment(collect):
     assert gone() is None
 
 
-@pytest.mark.parametrize("kind, ranks", [("all_gather", 3), ("all_to_all", 3), ("broadcast", 3), ("reduce_scatter", 3), ("barrier", 2)])
+@pytest.mark.parametrize("kind, ranks", [("all_gather", 3), ("all_to_all", 3), ("broadcast", 3), ("reduce_scatter", 3), ("all_reduce", 3), ("barrier", 2)])
 def test_collectives(kind, ranks):
     def rank(team):
         plan = gdsync.plan(team, kind, 0 if kind == "barrier" else 16, root=1, element="i32")
@@ -151,7 +151,7 @@ def test_collectives(kind, ranks):
             stream.synchronize(30)
             plan.check()
             results.append(data[first // 4 : last // 4 : 4].tolist())
-        assert plan.round == 5 and kind.split("_")[0] in repr(plan)
+        assert plan.round == 5 and kind.replace("_", "-") in repr(plan)
         team.flush(30)
         team.barrier()
         return results
@@ -165,6 +165,7 @@ def test_collectives(kind, ranks):
                 "all_to_all": [base + 10 * other + one for other in range(ranks)],
                 "broadcast": [base + 10],
                 "reduce_scatter": [sum(base + 10 * other + one for other in range(ranks))],
+                "all_reduce": [sum(base + 10 * other for other in range(ranks))],
                 "barrier": [],
             }[kind]
             assert found[one][step] == expected

@@ -61,7 +61,7 @@ fn check_local(
     collective: &Collective,
 ) -> Result<(), CollectiveError> {
     collective.check(members)?;
-    if let Collective::ReduceScatter { element, .. } = *collective {
+    if let Some((element, _)) = collective.reduction() {
         let address = segment.remote(segment.rank())?.data.addr;
         if !address.is_multiple_of(element.bytes() as u64) {
             return Err(CollectiveError::Unaligned { address, element });

@@ -106,13 +106,18 @@ fn text(element: Element, operation: Operation) -> String {
     text.replace("{bytes}", &element.bytes().to_string()).replace("{act}", &act)
 }
 
-/// The offsets of a round's blocks in the segment.
+/// The blocks of a reduction: offsets in the segment, and what is there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
     pub(crate) own: usize,
-    /// The other ranks' blocks, by rank.
+    /// The other ranks' blocks, by rank. Arithmetic wraps: the first may be absent, and its place not in the segment.
     pub(crate) others: usize,
     pub(crate) result: usize,
+    /// Bytes of a block.
+    pub(crate) len: usize,
+    pub(crate) ranks: u32,
+    /// This rank's place in the order of operands.
+    pub(crate) place: u32,
 }
 
 /// A kernel that reduces blocks of numbers, for the streams of one GPU.
@@ -249,14 +254,12 @@ impl Kernel {
     pub(crate) fn launch(
         &self,
         stream: &CudaStream,
-        blocks: Blocks,
-        block: usize,
-        (ranks, own): (u32, u32),
+        Blocks { own, others, result, len, ranks, place }: Blocks,
     ) -> Result<(), CollectiveError> {
         let ReductionKernel { function, element, .. } = &self.kernel;
-        let at = [blocks.result, blocks.own, blocks.others].map(|at| self.base + at as u64);
-        let count = (block / element.bytes()) as u64;
-        Ok(launch_on(function, self.kernel.check(stream)?, at, (block as u64, ranks, own), count)?)
+        let at = [result, own, others].map(|at| self.base.wrapping_add(at as u64));
+        let count = (len / element.bytes()) as u64;
+        Ok(launch_on(function, self.kernel.check(stream)?, at, (len as u64, ranks, place), count)?)
     }
 }
 

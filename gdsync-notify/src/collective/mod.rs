@@ -1,4 +1,4 @@
-//! Collectives in the order of streams: barrier, all-gather, all-to-all, reduce-scatter and broadcast among a team's
+//! Collectives in the order of streams: barrier, all-gather, all-to-all, all-reduce, reduce-scatter and broadcast among a team's
 //! members, by notified writes. The CPU creates a [`Plan`] once, with all ranks, and posts rounds ahead; streams ring the
 //! card and wait.
 //!
@@ -50,21 +50,27 @@
 //! | [`Collective::AllGather`] | 3 (N - 1); of at most 1 KiB among 16 ranks or more 3 ⌈log2 N⌉ |
 //! | [`Collective::AllToAll`] | 3 N; of at most 1 KiB among 16 ranks or more 3 ⌈log2 N⌉ + 3 |
 //! | [`Collective::ReduceScatter`] | as the all-gather, and the reduction: on a GPU by a kernel and one operation |
+//! | [`Collective::AllReduce`] | of at most 32 KiB 5 ⌈log2 N⌉, else 6 (N - 1); and ⌈log2 N⌉ or N - 1 reductions |
 //! | [`Collective::Broadcast`] | 3 for each rank that it sends to, at most ⌈log2 N⌉, and 3 for the one that it receives from |
 //!
 //! Once in 64 batches, one more operation reports the stream's progress to the CPU.
 
 mod agreement;
+mod all_reduce;
 mod element;
 mod error;
 #[allow(unsafe_code)]
 mod kernel;
 mod plan;
 mod reduce;
+pub mod rounds;
+#[cfg(test)]
+mod rounds_tests;
 mod schedule;
 #[cfg(test)]
 mod schedule_tests;
 mod shape;
+mod step;
 
 pub use element::{Element, Operation, combine};
 pub use error::CollectiveError;

@@ -4,8 +4,8 @@ use crate::collective::agreement::{Agreed, Location, agree};
 use crate::collective::error::CollectiveError;
 use crate::collective::kernel::{Blocks, Kernel};
 use crate::collective::reduce::{CollectiveStream, Reducer, Reduction};
-use crate::collective::schedule::{Area, Copy, Program, Step};
 use crate::collective::shape::{Collective, Layout};
+use crate::collective::step::{Area, Copy, Program, Step};
 use crate::error::NotifyError;
 use crate::liveness::RankState;
 use crate::notifications::PHASES;
@@ -69,12 +69,9 @@ impl Plan {
         collective: Collective,
         gpu: Option<&Arc<CudaContext>>,
     ) -> Result<Self, CollectiveError> {
-        let reduced = match collective {
-            Collective::ReduceScatter { block, element, operation } => Some((block, element, operation)),
-            _ => None,
-        };
+        let reduced = collective.reduction();
         let kernel = || match (reduced, segment.context().as_ref().or(gpu)) {
-            (Some((_, element, operation)), Some(context)) => {
+            (Some((element, operation)), Some(context)) => {
                 Ok(Some(Kernel::new(context, segment, element, operation)?))
             }
             _ => Ok(None),
@@ -84,9 +81,9 @@ impl Plan {
         let ids = at.1..at.1 + collective.notifications(ranks);
         segment.expect_from_all(ids.clone())?;
         let words = ids.map(|id| Ok(segment.notification(id)?.named(collective.to_string())));
-        let reducer = reduced.map(|(block, element, operation)| {
+        let reducer = reduced.map(|(element, operation)| {
             let (segment, has_failed) = (segment.clone(), AtomicBool::default());
-            Arc::new(Reducer { segment, element, operation, block, ranks, own, kernel, has_failed })
+            Arc::new(Reducer { segment, element, operation, kernel, has_failed })
         });
         let inner = Inner {
             collective,
@@ -125,13 +122,15 @@ impl Plan {
     }
 
     /// Returns the segment's bytes of this rank's input of a round: for an all-gather its block, for an all-to-all and
-    /// a reduce-scatter a block for each member, for a broadcast the root's bytes, empty on other ranks.
+    /// a reduce-scatter a block for each member, for an all-reduce the numbers, which the output replaces, for a broadcast the root's bytes, empty on
+    /// other ranks.
     pub fn input(&self, round: u64) -> Range<usize> {
         let Inner { collective, members, own, .. } = &*self.inner;
         let (ranks, block) = (members.len(), collective.block());
         let (area, first, blocks) = match *collective {
             Collective::Barrier => (Area::Input, 0, 0),
             Collective::AllGather { .. } => (Area::Output, *own, 1),
+            Collective::AllReduce { len, .. } => (Area::Output, 0, len / block),
             Collective::AllToAll { .. } | Collective::ReduceScatter { .. } => (Area::Input, 0, ranks),
             Collective::Broadcast { root, .. } => {
                 (Area::Output, 0, usize::from(members[*own as usize] == root))
@@ -141,14 +140,15 @@ impl Plan {
         start..start + blocks * block
     }
 
-    /// Returns the segment's bytes of this rank's output of a round: each member's block, the reduced block, or the root's
-    /// bytes.
+    /// Returns the segment's bytes of this rank's output of a round: each member's block, the reduced block or numbers, or
+    /// the root's bytes.
     pub fn output(&self, round: u64) -> Range<usize> {
         let Inner { collective, members, .. } = &*self.inner;
         let blocks = match collective {
             Collective::Barrier => 0,
             Collective::AllGather { .. } | Collective::AllToAll { .. } => members.len(),
             Collective::ReduceScatter { .. } | Collective::Broadcast { .. } => 1,
+            Collective::AllReduce { len, .. } => len / collective.block(),
         };
         let start = self.inner.layout().at(Area::Output, round, 0);
         start..start + blocks * collective.block()
@@ -169,14 +169,10 @@ impl Plan {
         let mut is_broken = inner.is_broken.lock();
         inner.check_usable(*is_broken)?;
         let round = self.round();
-        let reduction = inner.reduction(round);
+        let reduction = inner.reduction(inner.arrived(round));
         reduction.iter().try_for_each(|one| stream.check_reduction(one))?;
         let mut posted = PostedRound { round, operations: 0, has_begun: false };
-        let given = inner.post_steps(round, |batch| posted.post(stream, batch, inner.queue.team.timeout));
-        let done = given.and_then(|()| match reduction {
-            Some(reduction) => posted.reduce(stream, inner, &reduction),
-            None => Ok(()),
-        });
+        let done = inner.post_steps(&mut posted, stream);
         *is_broken = done.is_err() && posted.has_begun;
         done?;
         inner.round.store(round + 1, Ordering::Release);
@@ -273,22 +269,39 @@ impl Inner {
         if is_broken { Err(CollectiveError::Broken) } else { Ok(()) }
     }
 
-    fn reduction(&self, round: u64) -> Option<Reduction> {
-        let (layout, own) = (self.layout(), self.own);
-        let blocks = Blocks {
-            own: layout.at(Area::Input, round, own),
-            others: layout.at(Area::Arrived, round, 0),
-            result: layout.at(Area::Output, round, 0),
-        };
+    fn reduction(&self, blocks: Blocks) -> Option<Reduction> {
         self.reducer.clone().map(|reducer| Reduction { reducer, blocks })
     }
 
-    /// Prepares the steps of a round and posts them in batches.
-    fn post_steps(
+    /// This rank's block of the input, and those of the others, which have arrived.
+    fn arrived(&self, round: u64) -> Blocks {
+        let (layout, own) = (self.layout(), self.own);
+        Blocks {
+            own: layout.at(Area::Input, round, own),
+            others: layout.at(Area::Arrived, round, 0),
+            result: layout.at(Area::Output, round, 0),
+            len: self.collective.block(),
+            ranks: self.members.len() as u32,
+            place: own,
+        }
+    }
+
+    /// Blocks of the output, and those that have arrived for them.
+    fn arrived_for(&self, round: u64, into: u32, from: u32, count: u32) -> Blocks {
+        let (len, output) =
+            (count as usize * self.collective.block(), self.layout().at(Area::Output, round, into));
+        let other = self.layout().at(Area::Arrived, round, from);
+        // This rank is the first of two, so the other is the second of `others`.
+        Blocks { own: output, others: other.wrapping_sub(len), result: output, len, ranks: 2, place: 0 }
+    }
+
+    /// Prepares the steps of a round and posts them in batches, with reductions behind or between them.
+    fn post_steps<B: CollectiveStream>(
         &self,
-        round: u64,
-        mut post: impl FnMut(Batch) -> Result<(), CollectiveError>,
+        posted: &mut PostedRound,
+        stream: &Stream<B>,
     ) -> Result<(), CollectiveError> {
+        let (round, timeout) = (posted.round, self.queue.team.timeout);
         let (mut batch, mut requests) = (Batch::new(), 0);
         for step in &self.program {
             match step {
@@ -298,7 +311,7 @@ impl Inner {
                         (batch, sends) = self.write(batch, round, *to, copy, count % COMPLETE_EVERY == 0)?;
                         requests += sends;
                         if requests >= REQUESTS {
-                            post(std::mem::take(&mut batch))?;
+                            posted.post(stream, std::mem::take(&mut batch), timeout)?;
                             requests = 0;
                         }
                     }
@@ -312,13 +325,32 @@ impl Inner {
                         batch = self.wait(batch, before, *word);
                     }
                 }
+                Step::WaitSent { to } => {
+                    let waits = self.queue.prepare_waits(self.members[*to as usize])?;
+                    batch = waits.into_iter().fold(batch, Batch::wait);
+                }
+                Step::Reduce { into, from, count } => {
+                    posted.post(stream, std::mem::take(&mut batch), timeout)?;
+                    requests = 0;
+                    let reduction = self.reduction(self.arrived_for(round, *into, *from, *count));
+                    reduction.iter().try_for_each(|one| posted.reduce(stream, self, one))?;
+                }
             }
             if requests >= REQUESTS {
-                post(std::mem::take(&mut batch))?;
+                posted.post(stream, std::mem::take(&mut batch), timeout)?;
                 requests = 0;
             }
         }
-        if batch.is_empty() { Ok(()) } else { post(batch) }
+        if !batch.is_empty() {
+            posted.post(stream, batch, timeout)?;
+        }
+        match self.collective {
+            Collective::ReduceScatter { .. } => {
+                let reduction = self.reduction(self.arrived(round));
+                reduction.iter().try_for_each(|one| posted.reduce(stream, self, one))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn write(

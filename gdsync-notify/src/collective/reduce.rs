@@ -19,9 +19,6 @@ pub(crate) struct Reducer {
     pub(super) segment: Segment,
     pub(super) element: Element,
     pub(super) operation: Operation,
-    pub(super) block: usize,
-    pub(super) ranks: u32,
-    pub(super) own: u32,
     pub(super) kernel: Option<Kernel>,
     /// True if a reduction by the CPU could not reach its memory.
     pub(super) has_failed: AtomicBool,
@@ -33,13 +30,13 @@ impl Reducer {
     }
 
     fn run(&self, blocks: Blocks) -> Result<(), NotifyError> {
-        let (mut sum, mut other) = (vec![0; PIECE.min(self.block)], vec![0; PIECE.min(self.block)]);
-        for start in (0..self.block).step_by(PIECE) {
-            let len = PIECE.min(self.block - start);
+        let Blocks { own, others, result, len: all, ranks, place } = blocks;
+        let (mut sum, mut other) = (vec![0; PIECE.min(all)], vec![0; PIECE.min(all)]);
+        for start in (0..all).step_by(PIECE) {
+            let len = PIECE.min(all - start);
             let (sum, other) = (&mut sum[..len], &mut other[..len]);
-            for rank in 0..self.ranks {
-                let at =
-                    if rank == self.own { blocks.own } else { blocks.others + rank as usize * self.block };
+            for rank in 0..ranks {
+                let at = if rank == place { own } else { others.wrapping_add(rank as usize * all) };
                 if rank == 0 {
                     self.segment.read(at + start, sum)?;
                 } else {
@@ -47,7 +44,7 @@ impl Reducer {
                     combine(self.element, self.operation, sum, other);
                 }
             }
-            self.segment.write(blocks.result + start, sum)?;
+            self.segment.write(result + start, sum)?;
         }
         Ok(())
     }
@@ -105,8 +102,7 @@ impl CollectiveStream for CudaStream {
 
     fn reduce(&self, reduction: &Reduction) -> Result<bool, CollectiveError> {
         let kernel = reduction.reducer.kernel.as_ref().ok_or(CollectiveError::NoKernel)?;
-        let Reducer { block, ranks, own, .. } = *reduction.reducer;
-        kernel.launch(self, reduction.blocks, block, (ranks, own))?;
+        kernel.launch(self, reduction.blocks)?;
         Ok(true)
     }
 }

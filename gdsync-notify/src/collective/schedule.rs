@@ -20,6 +20,9 @@
 //!
 //! `schedule_tests.rs` simulates this in random order, with messages that are read and arrive as late as allowed.
 
+use super::all_reduce;
+use super::step::{Area, Copy, Program, Step};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     /// Dissemination barrier: in step `k` each rank sets a word at the rank `2^k` behind it.
@@ -38,45 +41,13 @@ pub(crate) enum Algorithm {
     /// As [`Algorithm::BruckExchange`], with that reduction.
     BruckReduce,
     BinomialTree,
+    /// By doubling or round a ring, whose blocks are the numbers ([`super::all_reduce`]).
+    AllReduce {
+        numbers: u32,
+        /// The bytes of a number.
+        each: u32,
+    },
 }
-
-/// An area of a plan's memory, in blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Area {
-    Input,
-    Output,
-    /// Blocks that are forwarded to another rank.
-    Transit,
-    /// Blocks to reduce, by source rank.
-    Arrived,
-}
-
-impl Area {
-    pub(crate) const COUNT: usize = Self::ALL.len();
-    pub(crate) const ALL: [Area; 4] = [Area::Input, Area::Output, Area::Transit, Area::Arrived];
-}
-
-/// A copy of consecutive blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copy {
-    pub(crate) from: (Area, u32),
-    pub(crate) to: (Area, u32),
-    pub(crate) blocks: u32,
-}
-
-/// A step of a rank. Ranks are indices among the members of the team.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Writes to a rank, then sets its word.
-    Send { to: u32, copies: Vec<Copy>, word: u32 },
-    /// Waits until the word is set in this round.
-    Wait { word: u32 },
-    /// Waits until the word is set in the last round; skipped in the first.
-    WaitForLast { word: u32 },
-}
-
-/// The steps of a rank, in the order of its stream.
-pub(crate) type Program = Vec<Step>;
 
 /// Returns the number of steps by powers of two that reach all ranks.
 fn steps(ranks: u32) -> u32 {
@@ -94,6 +65,7 @@ impl Algorithm {
             Algorithm::BruckExchange | Algorithm::BruckReduce => steps(ranks) + 1,
             // The parent's, and one per child.
             Algorithm::BinomialTree => 1 + steps(ranks),
+            Algorithm::AllReduce { numbers, each } => all_reduce::words(numbers, each, ranks),
         }
     }
 
@@ -106,6 +78,10 @@ impl Algorithm {
                 transits(ranks).count() as u32
             }
             (Algorithm::BinomialTree | Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Output) => 1,
+            (Algorithm::AllReduce { numbers, .. }, Area::Output) => numbers,
+            (Algorithm::AllReduce { numbers, each }, Area::Arrived) => {
+                all_reduce::arrivals(numbers, each, ranks)
+            }
             _ => 0,
         }
     }
@@ -121,6 +97,7 @@ pub(crate) fn program(algorithm: Algorithm, ranks: u32, own: u32, root: u32) -> 
         Algorithm::DirectReduce => exchange(ranks, own, Area::Arrived),
         Algorithm::BruckReduce => bruck_exchange(ranks, own, Area::Arrived),
         Algorithm::BinomialTree => tree(ranks, own, root),
+        Algorithm::AllReduce { numbers, each } => all_reduce::program(numbers, each, ranks, own),
     }
 }
 

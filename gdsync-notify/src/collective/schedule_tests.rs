@@ -1,14 +1,17 @@
 //! Simulates schedules: streams of all ranks step in random order, and messages are read from their source and arrive
 //! as late as the order of a connection allows. A block's content is its source, its destination and its round.
 
-use super::schedule::{Algorithm, Area, Program, Step, program};
+use super::schedule::{Algorithm, program};
+use super::step::{Area, Program, Step};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-/// The source, destination and round of a block.
-type Content = Option<(u32, u32, u64)>;
+/// The sources, one bit each, of a number, or the source of another block; its destination; its round.
+type Content = Option<(u64, u32, u64)>;
 
-const ALGORITHMS: [Algorithm; 8] = [
+const DOUBLING: Algorithm = Algorithm::AllReduce { numbers: 5, each: 1 };
+const RING: Algorithm = Algorithm::AllReduce { numbers: 5, each: 8192 };
+const ALGORITHMS: [Algorithm; 10] = [
     Algorithm::Dissemination,
     Algorithm::DirectGather,
     Algorithm::BruckGather,
@@ -17,6 +20,8 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::DirectReduce,
     Algorithm::BruckReduce,
     Algorithm::BinomialTree,
+    DOUBLING,
+    RING,
 ];
 
 enum Parcel {
@@ -112,7 +117,7 @@ impl Model {
         let rank = &mut self.ranks[own];
         let (round, set) = (rank.round, (rank.round % sets) as usize);
         let mut put = |area: Area, block: usize, to: u32| {
-            rank.memory[area as usize][set][block] = Some((own as u32, to, round));
+            rank.memory[area as usize][set][block] = Some((own as u64, to, round));
         };
         match algorithm {
             Algorithm::DirectGather | Algorithm::BruckGather => put(Area::Output, own, 0),
@@ -123,6 +128,11 @@ impl Model {
                 (0..ranks).for_each(|to| put(Area::Input, to, to as u32));
             }
             Algorithm::BinomialTree if own as u32 == self.root => put(Area::Output, 0, 0),
+            Algorithm::AllReduce { .. } => {
+                for (number, place) in (0..).zip(&mut rank.memory[Area::Output as usize][set]) {
+                    *place = Some((1 << own, number, round));
+                }
+            }
             Algorithm::Dissemination | Algorithm::BinomialTree => {}
         }
     }
@@ -140,9 +150,10 @@ impl Model {
                 Algorithm::DirectExchange
                 | Algorithm::BruckExchange
                 | Algorithm::DirectReduce
-                | Algorithm::BruckReduce => (block, own as u32, round),
-                Algorithm::BinomialTree => (self.root, 0, round),
-                _ => (block, 0, round),
+                | Algorithm::BruckReduce => (u64::from(block), own as u32, round),
+                Algorithm::BinomialTree => (u64::from(self.root), 0, round),
+                Algorithm::AllReduce { .. } => ((1 << self.ranks.len()) - 1, block, round),
+                _ => (u64::from(block), 0, round),
             };
             if *content != Some(expected) {
                 return Err(format!("rank {own}, round {round}, block {block}: {content:?}"));
@@ -182,6 +193,23 @@ impl Model {
             Some(Step::Wait { word }) if !rank.has_seen(word, round) => return Ok(false),
             Some(Step::WaitForLast { word }) if round > 0 && !rank.has_seen(word, round - 1) => {
                 return Ok(false);
+            }
+            Some(Step::WaitSent { to }) if !self.wires[own * count + to as usize].is_empty() => {
+                return Ok(false);
+            }
+            Some(Step::Reduce { into, from, count }) => {
+                for at in 0..count {
+                    let arrived = rank.memory[Area::Arrived as usize][set as usize][(from + at) as usize];
+                    let number = &mut rank.memory[Area::Output as usize][set as usize][(into + at) as usize];
+                    *number = match (*number, arrived) {
+                        (Some((some, number, one)), Some((others, of, other)))
+                            if some & others == 0 && (number, one) == (of, other) && one == round =>
+                        {
+                            Some((some | others, number, one))
+                        }
+                        wrong => return Err(format!("rank {own} reduces {wrong:?} in round {round}")),
+                    };
+                }
             }
             Some(_) => {}
             None => {
@@ -255,6 +283,18 @@ fn a_tree_needs_its_confirmations() {
 }
 
 #[test]
+fn doubling_waits_until_its_sends_have_been_read() {
+    let fails = |seed: u64| {
+        let mut model = Model::new(DOUBLING, 5, 1, 7, 2, seed * 0x9e37_79b9_7f4a_7c15);
+        for rank in &mut model.ranks {
+            rank.program.retain(|step| !matches!(step, Step::WaitSent { .. }));
+        }
+        model.run().is_err()
+    };
+    assert!((1..200).any(fails), "the model would not see that a number is reduced before it is sent");
+}
+
+#[test]
 fn messages_are_as_few_as_promised() {
     for ranks in 1..=33u32 {
         let steps = ranks.next_power_of_two().trailing_zeros() as usize;
@@ -273,6 +313,9 @@ fn messages_are_as_few_as_promised() {
             assert_eq!(count(Algorithm::BruckExchange), (steps + 1, steps + 1));
             assert_eq!(count(Algorithm::DirectReduce), (others, others));
             assert_eq!(count(Algorithm::BruckReduce), (steps, steps));
+            let sends = |algorithm| count(algorithm).0;
+            assert!(sends(DOUBLING) <= steps + 1);
+            assert_eq!(sends(RING), 2 * others);
             let (sends, waits) = count(Algorithm::BinomialTree);
             assert!(sends <= steps + 1 && waits <= steps + 1, "{ranks} {own}: {sends} {waits}");
         }

@@ -2,7 +2,8 @@
 
 use crate::collective::element::{Element, Operation};
 use crate::collective::error::CollectiveError;
-use crate::collective::schedule::{self, Algorithm, Area, Program};
+use crate::collective::schedule::{self, Algorithm};
+use crate::collective::step::{Area, Program};
 use std::fmt;
 
 /// Largest block: one message of a card.
@@ -41,6 +42,16 @@ pub enum Collective {
         /// The operation.
         operation: Operation,
     },
+    /// The numbers of all ranks are reduced, number by number, and all ranks get the result, with the same bits. Input and output are the
+    /// same memory. The schedule is that of the MPI library ([`rounds`](crate::collective::rounds)).
+    AllReduce {
+        /// The number of bytes: a multiple of a number's.
+        len: usize,
+        /// The type of the numbers.
+        element: Element,
+        /// The operation.
+        operation: Operation,
+    },
     /// One rank's bytes go to all. The input of that rank is its output.
     Broadcast {
         /// The sending rank.
@@ -59,6 +70,9 @@ impl fmt::Display for Collective {
             Collective::ReduceScatter { block, element, operation } => {
                 write!(f, "reduce-scatter of {block} bytes by {operation} of {element}")
             }
+            Collective::AllReduce { len, element, operation } => {
+                write!(f, "all-reduce of {len} bytes by {operation} of {element}")
+            }
             Collective::Broadcast { root, len } => write!(f, "broadcast of {len} bytes from rank {root}"),
         }
     }
@@ -75,10 +89,11 @@ impl Collective {
         2 * self.algorithm(ranks).words(ranks)
     }
 
-    /// The size of a block.
+    /// The size of a block. The blocks of an all-reduce are its numbers.
     pub(crate) fn block(&self) -> usize {
         match *self {
             Collective::Barrier => 0,
+            Collective::AllReduce { element, .. } => element.bytes(),
             Collective::AllGather { block }
             | Collective::AllToAll { block }
             | Collective::ReduceScatter { block, .. } => block,
@@ -97,6 +112,19 @@ impl Collective {
             Collective::ReduceScatter { .. } if by_steps => Algorithm::BruckReduce,
             Collective::ReduceScatter { .. } => Algorithm::DirectReduce,
             Collective::Broadcast { .. } => Algorithm::BinomialTree,
+            Collective::AllReduce { len, element, .. } => {
+                let each = element.bytes();
+                Algorithm::AllReduce { numbers: (len / each) as u32, each: each as u32 }
+            }
+        }
+    }
+
+    /// What is reduced, and how.
+    pub(crate) fn reduction(&self) -> Option<(Element, Operation)> {
+        match *self {
+            Collective::ReduceScatter { element, operation, .. }
+            | Collective::AllReduce { element, operation, .. } => Some((element, operation)),
+            _ => None,
         }
     }
 
@@ -115,19 +143,24 @@ impl Collective {
 
     /// Refuses collectives for which no plan can be created.
     pub(crate) fn check(&self, members: &[u32]) -> Result<(), CollectiveError> {
-        let bytes = self.block();
+        let bytes = match *self {
+            Collective::AllReduce { len, .. } => len,
+            _ => self.block(),
+        };
         if bytes > MOST {
             return Err(CollectiveError::TooLong { bytes, limit: MOST });
+        }
+        if let Some((element, operation)) = self.reduction() {
+            if !bytes.is_multiple_of(element.bytes()) {
+                return Err(CollectiveError::Element { bytes, element });
+            }
+            if !operation.is_defined_for(element) {
+                return Err(CollectiveError::Undefined { operation, element });
+            }
         }
         match *self {
             Collective::Broadcast { root, .. } if !members.contains(&root) => {
                 Err(CollectiveError::Root { root, ranks: members.len() as u32 })
-            }
-            Collective::ReduceScatter { element, .. } if !bytes.is_multiple_of(element.bytes()) => {
-                Err(CollectiveError::Element { bytes, element })
-            }
-            Collective::ReduceScatter { element, operation, .. } if !operation.is_defined_for(element) => {
-                Err(CollectiveError::Undefined { operation, element })
             }
             _ => Ok(()),
         }

@@ -9,8 +9,8 @@ use gdsync_notify::collective::{
 use gdsync_notify::{NotifyError, Segment, Team};
 use gdsync_test_support::pattern;
 use gdsync_test_support::process::role;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A rank's bytes for another in a round; they differ by source, destination, round and index.
@@ -69,6 +69,10 @@ pub(crate) fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>)
             concat(all.clone(), |to| numbers(rank, to, round, block, element)),
             reduced(all.map(|from| numbers(from, rank, round, block, element)).collect(), element, operation),
         ),
+        Collective::AllReduce { len, element, operation } => {
+            let of = |from| numbers(from, 0, round, len, element);
+            (of(rank), reduced(all.map(of).collect(), element, operation))
+        }
         Collective::Broadcast { root, len } => {
             let input = if rank == root { bytes(root, 0, round, len) } else { Vec::new() };
             (input, bytes(root, 0, round, len))
@@ -159,6 +163,19 @@ pub(crate) fn reductions(blocks: &[usize]) -> Vec<Collective> {
     kinds.zip(blocks.iter().cycle()).map(of).collect()
 }
 
+/// All-reduces whose result does not depend on the order of operands, by doubling and round a ring.
+fn all_reductions(lengths: &[usize]) -> Vec<Collective> {
+    let of = |(reduction, len): (Collective, &usize)| match reduction {
+        Collective::ReduceScatter { element, operation, .. } => {
+            let operation =
+                if matches!(element, Element::F32 | Element::F64) { Operation::Max } else { operation };
+            Collective::AllReduce { len: *len, element, operation }
+        }
+        other => other,
+    };
+    reductions(&[0]).into_iter().zip(lengths.iter().cycle()).map(of).collect()
+}
+
 /// Short and long blocks, some of odd lengths.
 fn all_kinds(size: u32) -> Vec<Collective> {
     let blocks = [0, 1, 24, 1024, 5000];
@@ -168,7 +185,8 @@ fn all_kinds(size: u32) -> Vec<Collective> {
     // Among many ranks a block too long for Bruck's algorithms takes the same path as 40,000 bytes among fewer.
     let long = if size < 16 { 40_000 } else { 5000 };
     let reductions = reductions(&[1000, long, 64]);
-    let first = [Collective::Barrier].into_iter().chain(reductions);
+    let first =
+        [Collective::Barrier].into_iter().chain(reductions).chain(all_reductions(&[0, 64, long, 1000]));
     first.chain(blocks.into_iter().flat_map(of_block)).chain(roots).collect()
 }
 
@@ -202,6 +220,31 @@ fn every_byte_is_right_by_steps() {
 }
 
 #[test]
+fn all_ranks_get_the_same_bits_of_a_sum() {
+    for len in [8 * 100, 8 * 5000] {
+        let results = Mutex::new(Vec::new());
+        on_threads(5, &config(), |team| {
+            let what = Collective::AllReduce { len, element: Element::F64, operation: Operation::Sum };
+            let (plan, stream) = (plans(team, 0, &[what]).remove(0), soft());
+            let numbers = (0..len / 8).map(|at| 1.0 / (1 + at + 7 * team.rank() as usize) as f64);
+            let own: Vec<u8> = numbers.flat_map(f64::to_ne_bytes).collect();
+            plan.segment().write(plan.input(0).start, &own).unwrap();
+            plan.post(&stream).unwrap();
+            synchronize(&stream);
+            let mut found = vec![0; len];
+            plan.segment().read(plan.output(0).start, &mut found).unwrap();
+            leave(team, 1);
+            results.lock().unwrap().push(found);
+        });
+        let results = results.into_inner().unwrap();
+        assert!(results.iter().all(|found| *found == results[0]), "{len} bytes");
+        let first = f64::from_ne_bytes(results[0][..8].try_into().unwrap());
+        let expected: f64 = (0..5).map(|rank| 1.0 / f64::from(1 + 7 * rank)).sum();
+        assert!((first - expected).abs() < 1e-12, "{first} {expected}");
+    }
+}
+
+#[test]
 fn ranks_that_are_late_at_random_get_every_round() {
     let kinds = [
         Collective::AllToAll { block: 96 },
@@ -209,6 +252,8 @@ fn ranks_that_are_late_at_random_get_every_round() {
         Collective::Barrier,
         Collective::AllGather { block: 100 },
         Collective::ReduceScatter { block: 80, element: Element::F64, operation: Operation::Sum },
+        Collective::AllReduce { len: 800, element: Element::I64, operation: Operation::Sum },
+        Collective::AllReduce { len: 33_000, element: Element::I16, operation: Operation::Sum },
     ];
     on_threads(4, &config(), |team| {
         let (plans, stream, wrong) = (plans(team, 0, &kinds), soft(), Wrong::default());
@@ -265,6 +310,10 @@ fn operations_are_as_few_as_promised() {
             };
             let mut expected = vec![(Collective::Barrier, 3 * steps)];
             expected.extend([of(64), of(4096)].concat());
+            let all_reduce =
+                |len| Collective::AllReduce { len, element: Element::I32, operation: Operation::Sum };
+            expected.push((all_reduce(4096), 5 * steps));
+            expected.push((all_reduce(40_000), 6 * (size as usize - 1)));
             let kinds: Vec<_> = expected.iter().map(|(what, _)| *what).collect();
             let (plans, stream) = (plans(team, 0, &kinds), soft());
             for (plan, (what, most)) in plans.iter().zip(&expected) {
@@ -331,6 +380,15 @@ fn what_cannot_be_is_refused_on_all_ranks() {
             Collective::ReduceScatter { block: 12, element, operation: Operation::Sum },
         );
         assert!(matches!(error, CollectiveError::Element { bytes: 12, element: Element::F64 }), "{error}");
+        let error =
+            refused(team, &segment, Collective::AllReduce { len: 12, element, operation: Operation::Sum });
+        assert!(matches!(error, CollectiveError::Element { bytes: 12, .. }), "{error}");
+        let error = refused(
+            team,
+            &segment,
+            Collective::AllReduce { len: 1 << 31, element, operation: Operation::Sum },
+        );
+        assert!(matches!(error, CollectiveError::TooLong { .. }), "{error}");
         let bits = Collective::ReduceScatter { block: 16, element, operation: Operation::BitOr };
         let error = refused(team, &segment, bits);
         assert!(error.to_string().starts_with("there is no bit_or of f64: take integers"), "{error}");

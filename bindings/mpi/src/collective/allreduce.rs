@@ -2,7 +2,7 @@
 
 use crate::collective::Collective;
 use crate::collective::compute::{CudaComputer, Operand, Operands, gpu_for};
-use crate::collective::schedule::{Schedule, doubling, ring};
+use crate::collective::sides;
 use crate::connection::{Connection, Side};
 use crate::error::{Class, Failure};
 use crate::memory::{Buffer, Region};
@@ -10,14 +10,9 @@ use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, MemoryRegion, ProtectionDomain};
+use gdsync_notify::collective::rounds::{Schedule, all_reduce, doubling, ring};
 use gdsync_notify::collective::{Element, Operation};
 use std::sync::Arc;
-
-/// The longest buffer that is reduced by doubling; a longer one goes round a ring. Doubling has fewer rounds, and sends the whole
-/// buffer in each. The ring gains first among three ranks: 4 rounds of a third against 3 of the whole, so from 0.6 times the bytes
-/// that the network carries during the latency of a round, 30 KB at 25 GB/s and 2 µs; among eight ranks it is 8.8 times as many.
-/// The stream's work adds to a round's latency.
-const SHORT: usize = 32 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
@@ -32,19 +27,19 @@ impl Reduction {
     /// The rounds of a rank. Ranks with the same length take the same algorithm.
     fn schedule(&self, rank: u32, size: u32) -> Schedule {
         let Reduction { target: Buffer { bytes, .. }, element, .. } = *self;
-        if bytes <= SHORT { doubling(rank, size, bytes) } else { ring(rank, size, bytes, element.bytes()) }
+        all_reduce(rank, size, bytes, element.bytes())
     }
 
     /// The sides of the rounds' messages, and, without queue pairs, those of the other algorithm: by them ranks with different
     /// lengths detect the difference.
     pub(crate) fn sides(&self, rank: u32, size: u32) -> Vec<Side> {
-        let mut sides = self.schedule(rank, size).sides();
-        for other in [doubling(rank, size, 0), ring(rank, size, 0, 1)].iter().flat_map(Schedule::sides) {
-            if !sides.contains(&other) {
-                sides.push(Side { has_queue_pair: false, ..other });
+        let mut all = sides(&self.schedule(rank, size));
+        for other in [doubling(rank, size, 0), ring(rank, size, 0, 1)].iter().flat_map(sides) {
+            if !all.contains(&other) {
+                all.push(Side { has_queue_pair: false, ..other });
             }
         }
-        sides
+        all
     }
 }
 
@@ -122,7 +117,7 @@ impl Collective {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::schedule::barrier;
+    use gdsync_notify::collective::rounds::{SHORT, barrier};
     use std::collections::BTreeSet;
 
     fn of_bytes(bytes: usize) -> Reduction {
@@ -134,16 +129,16 @@ mod tests {
     fn every_leg_has_its_other_side_and_none_is_twice() {
         type Sides = fn(u32, u32) -> Vec<Side>;
         let kinds: [Sides; 5] = [
-            |rank, size| barrier(rank, size).sides(),
-            |rank, size| doubling(rank, size, 1).sides(),
-            |rank, size| ring(rank, size, 1, 1).sides(),
+            |rank, size| sides(&barrier(rank, size)),
+            |rank, size| sides(&doubling(rank, size, 1)),
+            |rank, size| sides(&ring(rank, size, 1, 1)),
             |rank, size| of_bytes(SHORT).sides(rank, size),
             |rank, size| of_bytes(SHORT + 1).sides(rank, size),
         ];
         for size in 1..40 {
-            for sides in kinds {
+            for kind in kinds {
                 let all: Vec<_> = (0..size)
-                    .flat_map(|rank| sides(rank, size).into_iter().map(move |side| (rank, side)))
+                    .flat_map(|rank| kind(rank, size).into_iter().map(move |side| (rank, side)))
                     .collect();
                 let pairs = |sends: bool| {
                     let of = all.iter().filter(move |(_, side)| side.sends == sends);

@@ -10,13 +10,10 @@
 
 mod allreduce;
 mod compute;
-mod schedule;
-#[cfg(test)]
-mod schedule_tests;
 
 pub(crate) use allreduce::Reduction;
 pub(crate) use compute::{check_defined, element, operation};
-pub(crate) use schedule::barrier;
+pub(crate) use gdsync_notify::collective::rounds::barrier;
 
 use crate::connection::{Connection, Side};
 use crate::error::{Class, Failure};
@@ -27,9 +24,25 @@ use compute::{Computation, CudaComputer, Operands, compute_on_cpu, gpu_for, sele
 use gdsync::memop::{Condition, MemOpStream, Word32};
 use gdsync::persistent::{PersistentRecv, PersistentSend};
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
-use schedule::{Receive, Schedule, Send, Target};
+use gdsync_notify::collective::rounds::{Receive, Schedule, Send, Target};
 use std::ops::Range;
 use std::time::Duration;
+
+/// The sides of a schedule's messages, without repetition.
+pub(crate) fn sides(schedule: &Schedule) -> Vec<Side> {
+    let side = |rank, sends| Side { rank, sends, has_queue_pair: true };
+    let mut all = Vec::new();
+    for round in &schedule.rounds {
+        let send = round.send.as_ref().map(|send| side(send.peer, true));
+        let receive = round.receive.as_ref().map(|receive| side(receive.peer, false));
+        for side in send.into_iter().chain(receive) {
+            if !all.contains(&side) {
+                all.push(side);
+            }
+        }
+    }
+    all
+}
 
 /// A round. Its ranges are indices of the collective's sends and receives.
 #[derive(Debug)]

@@ -559,8 +559,12 @@ def plan(
     queue: int = 0,
     gpu: Optional[int] = None,
 ) -> Plan:
-    """Creates a plan with all ranks of a team: ``barrier``, ``all_gather``, ``all_to_all``, ``broadcast`` or
-    ``reduce_scatter`` of blocks of ``block`` bytes, in memory of the host or of a GPU."""
+    """Creates a plan with all ranks of a team: ``barrier``, ``all_gather``, ``all_to_all``, ``all_reduce``, ``broadcast``
+    or ``reduce_scatter`` of blocks of ``block`` bytes, in memory of the host or of a GPU.
+
+    ``element`` is the type of the numbers of a reduction: ``f32``, ``f64``, or ``i8`` to ``u64``; ``operation`` is
+    ``sum``, ``product``, ``min``, ``max``, or a logical or bitwise one. An all-reduce works in place.
+    """
 
 
 def run_ranks(size: int, rank: Callable[[Team], T], *, queues: int = 1, timeout: float = 30.0) -> list[T]:

@@ -1,7 +1,7 @@
 //! Runs schedules without a card. A message takes the output's values when it arrives, which may be at any time between the start and
 //! the end of its round.
 
-use crate::collective::schedule::{Round, Schedule, Target, barrier, chunk, doubling, ring};
+use crate::collective::rounds::{Round, Schedule, Target, barrier, chunk, doubling, ring};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The elements of a buffer, one byte each.
