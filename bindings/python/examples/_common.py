@@ -3,16 +3,19 @@
 ``python pipeline.py`` starts its ranks itself, as ``torchrun --nproc-per-node 4 pipeline.py`` does.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import socket
 import subprocess
 import sys
+from typing import Any, Callable
 
 import gdsync
 
 
-def main(run, ranks, **options):
+def main(run: Callable[[Machine, gdsync.Team, argparse.Namespace], None], ranks: int, **options: int) -> None:
     """Runs ``run(machine, team, arguments)`` on every rank. ``options`` are numeric command-line options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--on", choices=["numpy", "torch", "cupy"], default="numpy", help="what holds the arrays")
@@ -27,13 +30,13 @@ def main(run, ranks, **options):
     run(machine, team, arguments)
 
 
-def leave(team):
+def leave(team: gdsync.Team) -> None:
     """No rank drops its segments while others still write to them."""
     team.flush(60)
     team.barrier()
 
 
-def start(ranks):
+def start(ranks: int) -> int:
     """Starts this program once for each rank, with torchrun's variables. Returns the worst exit status."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -50,8 +53,12 @@ def start(ranks):
 class Machine:
     """Arrays, and a stream on which they are computed."""
 
-    def __init__(self, on):
+    def __init__(self, on: str) -> None:
         self.on = on
+        # The module of the arrays: NumPy, torch or CuPy.
+        self.arrays: Any
+        self.own: Any
+        self.enter: Callable[[], Any]
         self.pd = gdsync.ProtectionDomain()
         if on == "numpy":
             import numpy
@@ -73,7 +80,7 @@ class Machine:
             self.enter = lambda: self.own
         self.stream = gdsync.Stream(self.own)
 
-    def zeros(self, *shape):
+    def zeros(self, *shape: int) -> Any:
         """Single-precision zeroes in the streams' memory."""
         if self.on == "torch":
             zeros = self.arrays.zeros(shape, dtype=self.arrays.float32, device="cuda")
@@ -82,14 +89,14 @@ class Machine:
         self.settle()
         return zeros
 
-    def settle(self):
+    def settle(self) -> None:
         """Waits for the GPU before its streams wait for other ranks."""
         if self.on == "torch":
             self.arrays.cuda.synchronize()
         elif self.on == "cupy":
             self.arrays.cuda.Device().synchronize()
 
-    def run(self, kernel):
+    def run(self, kernel: Callable[[], None]) -> None:
         """Runs a function of arrays in the order of the stream."""
         if self.on == "numpy":
             self.stream.launch(kernel)
@@ -97,14 +104,14 @@ class Machine:
             with self.enter():
                 kernel()
 
-    def warm(self, *kernels):
+    def warm(self, *kernels: Callable[[], None]) -> None:
         """Runs functions once ahead: the driver loads a kernel at its first launch and then waits for blocked streams."""
         if self.on != "numpy":
             for kernel in kernels:
                 self.run(kernel)
             self.stream.synchronize(120)
 
-    def numpy(self, array):
+    def numpy(self, array: Any) -> Any:
         """A copy for the CPU."""
         if self.on == "torch":
             return array.cpu().numpy()

@@ -5,13 +5,16 @@ The server's CPU takes no part. A client's stream reads pages at random places, 
 
 import random
 import time
+from argparse import Namespace
+from typing import Any
 
 import _common
+import gdsync
 
 PAGE = 64 << 10  # bytes
 
 
-def run(machine, team, arguments):
+def run(machine: _common.Machine, team: gdsync.Team, arguments: Namespace) -> None:
     pages, reads = (arguments.mib << 20) // PAGE, arguments.reads
     words = PAGE // 4
     # The server's pages, or a client's slots for pages that it has read.
@@ -28,11 +31,11 @@ def run(machine, team, arguments):
     _common.leave(team)
 
 
-def client(machine, segment, own, pages, arguments):
+def client(machine: _common.Machine, segment: gdsync.Segment, own: Any, pages: int, arguments: Namespace) -> None:
     choose = random.Random(arguments.seed)
     sums = machine.zeros(arguments.reads)
 
-    def compute():
+    def compute() -> None:
         sums[:] = own.max(axis=1) if machine.on != "torch" else own.amax(dim=1)
 
     machine.warm(compute)

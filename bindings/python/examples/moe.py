@@ -4,10 +4,14 @@ A block of tokens from each rank to each, by notified writes: the receiver posts
 when the block is there. A router determines the blocks' contents; empty slots are zeroes.
 """
 
+from argparse import Namespace
+from functools import partial
+
 import _common
+import gdsync
 
 
-def run(machine, team, arguments):
+def run(machine: _common.Machine, team: gdsync.Team, arguments: Namespace) -> None:
     rank, ranks, capacity, width = team.rank, team.size, arguments.capacity, arguments.width
     block = capacity * width * 4  # bytes of the tokens from one rank to another
     # Tokens by their expert's rank, and by their source rank.
@@ -17,16 +21,16 @@ def run(machine, team, arguments):
     home = team.register(back, notifications=ranks)  # tokens on the way back
     tokens, answered = machine.pd.register(outgoing), machine.pd.register(answers)
 
-    def route(step):
+    def route(step: int) -> None:
         for expert in range(ranks):
             outgoing[expert, : capacity - expert % 2] = 100 * step + 10 * rank + expert
 
-    def compute():
+    def compute() -> None:
         answers[:] = arrived * 2 + (arrived != 0) * (rank + 1)
 
     machine.warm(lambda: route(0), compute)
     for step in range(arguments.steps):
-        machine.run(lambda step=step: route(step))
+        machine.run(partial(route, step))
         with machine.stream.batch() as b:
             for expert in range(ranks):
                 part = tokens[expert * block : (expert + 1) * block]

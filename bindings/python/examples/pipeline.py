@@ -6,13 +6,17 @@ installed, torch.distributed compares the outcome.
 """
 
 import importlib.util
+from argparse import Namespace
+from functools import partial
+from typing import Any
 
 import _common
+import gdsync
 
 SLOTS = 2  # micro-batches between two stages
 
 
-def run(machine, team, arguments):
+def run(machine: _common.Machine, team: gdsync.Team, arguments: Namespace) -> None:
     stage, last, size = team.rank, team.size - 1, arguments.size
     inbox, outbox, results = machine.zeros(SLOTS, size), machine.zeros(SLOTS, size), machine.zeros(arguments.batches, size)
     # Notifications 0 to SLOTS - 1: a micro-batch is in the slot. From SLOTS on: the next stage has emptied it.
@@ -20,7 +24,7 @@ def run(machine, team, arguments):
     source = machine.pd.register(outbox)
     slot_bytes = size * 4
 
-    def compute(slot, batch):
+    def compute(slot: int, batch: int) -> None:
         given = inbox[slot] if stage > 0 else inbox[slot] * 0 + batch
         outbox[slot] = given * 2 + stage
         results[batch] = outbox[slot]
@@ -33,7 +37,7 @@ def run(machine, team, arguments):
                 b.wait_notification(segment, slot)
             if stage < last and batch >= SLOTS:
                 b.wait_notification(segment, SLOTS + slot)
-        machine.run(lambda slot=slot, batch=batch: compute(slot, batch))
+        machine.run(partial(compute, slot, batch))
         with machine.stream.batch() as b:
             if stage > 0:
                 b.notify(segment, rank=stage - 1, id=SLOTS + slot)
@@ -55,7 +59,7 @@ def run(machine, team, arguments):
         print(f"{arguments.batches} micro-batches of {slot_bytes} bytes passed {team.size} stages on {machine.on}, all right")
 
 
-def compare(value, stage, last):
+def compare(value: Any, stage: int, last: int) -> None:
     """The same hand-over once more, by torch.distributed."""
     import torch
     import torch.distributed as dist

@@ -4,10 +4,14 @@ After each step, a rank writes its first and its last row into the halos of its 
 the notifications: a neighbour that writes step t + 2 has seen step t + 1, which was sent when step t had been read.
 """
 
+from argparse import Namespace
+from functools import partial
+
 import _common
+import gdsync
 
 
-def run(machine, team, arguments):
+def run(machine: _common.Machine, team: gdsync.Team, arguments: Namespace) -> None:
     rank, rows, columns = team.rank, arguments.rows, arguments.columns
     above, below = (rank - 1) % team.size, (rank + 1) % team.size  # the grid is a ring of rows
     row = columns * 4
@@ -15,7 +19,7 @@ def run(machine, team, arguments):
     grids = [machine.zeros(rows + 2, columns) for _ in range(2)]
     segments = [team.register(grid, notifications=2) for grid in grids]
 
-    def exchange(grid):
+    def exchange(grid: int) -> None:
         segment = segments[grid]
         with machine.stream.batch() as b:
             b.write_notify(segment[row : 2 * row], rank=above, offset=(rows + 1) * row, id=1)
@@ -23,11 +27,11 @@ def run(machine, team, arguments):
             b.wait_notification(segment, 0)
             b.wait_notification(segment, 1)
 
-    def begin():
+    def begin() -> None:
         for one in range(1, rows + 1):
             grids[0][one] = (rank * rows + one - 1) % 7
 
-    def compute(step):
+    def compute(step: int) -> None:
         old, new = grids[step % 2], grids[(step + 1) % 2]
         new[1:-1] = (old[:-2] + old[2:]) / 2
 
@@ -35,7 +39,7 @@ def run(machine, team, arguments):
     machine.run(begin)
     exchange(0)
     for step in range(arguments.steps):
-        machine.run(lambda step=step: compute(step))
+        machine.run(partial(compute, step))
         exchange((step + 1) % 2)
     machine.stream.synchronize(120)
     _common.leave(team)

@@ -117,6 +117,7 @@ pub(crate) struct WorkRequest {
     opcode: Opcode,
     slices: Vec<gdsync::Slice>,
     remote: Option<gdsync::RemoteMemory>,
+    immediate: Option<u32>,
     signaled: bool,
     wr_id: u64,
 }
@@ -150,6 +151,10 @@ impl WorkRequest {
             Opcode::Nop => gdsync::WorkRequest::nop(),
         };
         let request = request.wr_id(self.wr_id);
+        let request = match self.immediate {
+            Some(immediate) => request.immediate(immediate),
+            None => request,
+        };
         take(if self.signaled { request } else { request.unsignaled() })
     }
 
@@ -177,7 +182,14 @@ impl WorkRequest {
         signaled: bool,
     ) -> Self {
         let slices = slices.iter().map(|slice| slice.get().inner.clone()).collect();
-        WorkRequest { opcode, slices, remote: remote.map(|remote| remote.inner), signaled, wr_id }
+        WorkRequest {
+            opcode,
+            slices,
+            remote: remote.map(|remote| remote.inner),
+            immediate: None,
+            signaled,
+            wr_id,
+        }
     }
 }
 
@@ -185,15 +197,21 @@ impl WorkRequest {
 #[pymethods]
 impl WorkRequest {
     #[staticmethod]
-    #[pyo3(signature = (*slices, wr_id=0, signaled=true))]
-    fn send(slices: Vec<Py<Slice>>, wr_id: u64, signaled: bool) -> Self {
-        Self::made(Opcode::Send, slices, None, wr_id, signaled)
+    #[pyo3(signature = (*slices, immediate=None, wr_id=0, signaled=true))]
+    fn send(slices: Vec<Py<Slice>>, immediate: Option<u32>, wr_id: u64, signaled: bool) -> Self {
+        WorkRequest { immediate, ..Self::made(Opcode::Send, slices, None, wr_id, signaled) }
     }
 
     #[staticmethod]
-    #[pyo3(signature = (*slices, remote, wr_id=0, signaled=true))]
-    fn write(slices: Vec<Py<Slice>>, remote: &RemoteMemory, wr_id: u64, signaled: bool) -> Self {
-        Self::made(Opcode::Write, slices, Some(remote), wr_id, signaled)
+    #[pyo3(signature = (*slices, remote, immediate=None, wr_id=0, signaled=true))]
+    fn write(
+        slices: Vec<Py<Slice>>,
+        remote: &RemoteMemory,
+        immediate: Option<u32>,
+        wr_id: u64,
+        signaled: bool,
+    ) -> Self {
+        WorkRequest { immediate, ..Self::made(Opcode::Write, slices, Some(remote), wr_id, signaled) }
     }
 
     #[staticmethod]

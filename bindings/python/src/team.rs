@@ -15,7 +15,7 @@ use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 
 #[documented]
-#[pyclass(frozen, module = "gdsync")]
+#[pyclass(frozen, subclass, module = "gdsync")]
 pub(crate) struct Team {
     pub(crate) inner: gdsync_notify::Team,
     device: gdsync::Device,
@@ -54,19 +54,6 @@ impl Team {
         let bootstrap = bootstrap.take()?;
         let make = move || gdsync_notify::Team::new(&pd, bootstrap, config);
         Ok(Team { inner: interrupt::on_a_thread(py, make)?, device, queues })
-    }
-
-    #[staticmethod]
-    #[pyo3(signature = (pd=None, *, queues=1, connections="auto", timeout=30.0))]
-    fn from_env(
-        py: Python<'_>,
-        pd: Option<&ProtectionDomain>,
-        queues: u32,
-        connections: &str,
-        timeout: Option<f64>,
-    ) -> Result<Self, Failure> {
-        let bootstrap = Bootstrap::from_env(py, timeout)?;
-        Self::new(py, &bootstrap, pd, queues, connections)
     }
 
     #[getter]

@@ -89,7 +89,7 @@ def members(tree):
 
 def parameters(node):
     names = node.args.posonlyargs + node.args.args + ([node.args.vararg] if node.args.vararg else []) + node.args.kwonlyargs
-    return [one.arg for one in names if one.arg != "self"]
+    return [one.arg for one in names if one.arg not in ("self", "cls")]
 
 
 def public(stub):
@@ -133,14 +133,16 @@ def test_the_stubs_are_what_the_module_is():
             continue
         if issubclass(real, Exception):
             continue
-        own = {one for one in vars(real) if one not in shown_by_object and one not in ("__module__", "__doc__", "__new__")}
-        own |= {"__init__"} if "__new__" in vars(real) else set()
+        shown = {one for kind in real.__mro__[:-1] for one in vars(kind)}
+        hidden = {one for one in shown if one.startswith("_") and not one.endswith("__")} | {"__annotations__", "__dict__", "__weakref__"}
+        own = shown - shown_by_object - hidden - {"__module__", "__doc__", "__new__"}
+        own |= {"__init__"} if "__new__" in shown else set()
         assert own == set(expected), name
         for method, node in expected.items():
             if method == "__init__":
                 assert list(inspect.signature(real).parameters) == parameters(node), name
             elif not method.startswith("__") and callable(getattr(real, method)):
-                found = [one for one in inspect.signature(getattr(real, method)).parameters if one != "self"]
+                found = [one for one in inspect.signature(getattr(real, method)).parameters if one not in ("self", "cls")]
                 assert found == parameters(node), f"{name}.{method}"
 
 

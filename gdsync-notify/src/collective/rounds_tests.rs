@@ -165,7 +165,7 @@ fn every_rank_has_every_number_once_and_in_the_same_way() {
     type Made = fn(u32, u32) -> Schedule;
     let kinds: [Made; 2] =
         [|rank, size| doubling(rank, size, NUMBERS), |rank, size| ring(rank, size, NUMBERS, 1)];
-    for size in 1..=40 {
+    for size in (1..=17).chain([31, 32, 33]) {
         for (kind, made) in kinds.into_iter().enumerate() {
             for seed in 0..4 {
                 let schedules = (0..size).map(|rank| made(rank, size)).collect();

@@ -31,7 +31,6 @@ from ._gdsync import (
     Segment,
     Slice,
     Stream,
-    Team,
     Trigger,
     Word,
     WorkRequest,
@@ -43,6 +42,7 @@ from ._gdsync import (
     __version__,
     _end,
 )
+from ._team import Team
 from ._threads import run_ranks
 from ._tool import command, doctor, explain
 

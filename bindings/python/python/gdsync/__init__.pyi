@@ -4,6 +4,7 @@ Lengths and offsets are in bytes, times in seconds; ``timeout=None`` waits witho
 GIL and end with an exception when a signal handler raises one, as for Ctrl-C. Objects may be used by several threads.
 """
 
+from types import TracebackType
 from typing import Any, Awaitable, Callable, Iterable, Optional, Sequence, TypeVar, Union
 
 T = TypeVar("T")
@@ -343,21 +344,41 @@ class Team:
     """Ranks that write into each other's segments, connected by a call of all ranks.
 
     A rank that leaves is dead to ranks that still write to it, so ranks ``flush`` and meet at a ``barrier`` before they
-    drop their team.
+    drop their team: at the end of a ``with`` block, unless it raises.
+
+    Arrays of messages and collectives are in the host's memory, contiguous, and counted in items.
     """
 
     def __init__(
-        self, bootstrap: Bootstrap, pd: Optional[ProtectionDomain] = None, *, queues: int = 1, connections: str = "auto"
-    ) -> None:
-        """Connects the ranks. ``connections`` is ``each`` (a queue pair to every rank), ``dynamic`` (a few that reach
-        all) or ``auto``, which chooses by the size."""
-
-    @staticmethod
-    def from_env(
+        self,
+        bootstrap: Bootstrap,
         pd: Optional[ProtectionDomain] = None,
         *,
         queues: int = 1,
         connections: str = "auto",
+        messages: int = 32768,
+    ) -> None:
+        """Connects the ranks. ``connections`` is ``each`` (a queue pair to every rank), ``dynamic`` (a few that reach
+        all) or ``auto``, which chooses by the size.
+
+        ``messages`` is the longest part of a message that travels at a time: a rank has memory for four of them for each
+        other. 0 makes a team without messages, as ranks of other languages do.
+        """
+
+    def __enter__(self) -> Team: ...
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None: ...
+
+    @classmethod
+    def from_env(
+        cls,
+        pd: Optional[ProtectionDomain] = None,
+        *,
+        queues: int = 1,
+        connections: str = "auto",
+        messages: int = 32768,
         timeout: Optional[float] = 30.0,
     ) -> Team:
         """``Team(Bootstrap.from_env(timeout), ...)``."""
@@ -394,6 +415,55 @@ class Team:
     def flush(self, timeout: Optional[float] = None) -> None:
         """Returns when all posts of all queues to all ranks have arrived, including those that streams have yet to
         reach."""
+
+    def send(self, array: Any, rank: int, timeout: Optional[float] = None) -> None:
+        """Sends an array to a rank, which receives it by ``recv``. The array may change when the call returns."""
+
+    def recv(self, array: Any, rank: int, timeout: Optional[float] = None) -> None:
+        """Receives a rank's next message into an array of the same length. Raises ``PeerDead`` if the rank is dead."""
+
+    def broadcast(self, array: Any, root: int = 0, timeout: Optional[float] = None) -> None:
+        """Sends the root's array into those of all ranks."""
+
+    def gather(
+        self,
+        array: Any,
+        into: Any = None,
+        root: int = 0,
+        *,
+        counts: Optional[Sequence[int]] = None,
+        timeout: Optional[float] = None,
+    ) -> None:
+        """Sends the arrays of all ranks into one of the root, in the order of ranks. ``counts`` has the items of each
+        rank, on the root, if they differ."""
+
+    def scatter(
+        self,
+        array: Any,
+        into: Any,
+        root: int = 0,
+        *,
+        counts: Optional[Sequence[int]] = None,
+        timeout: Optional[float] = None,
+    ) -> None:
+        """Sends parts of the root's array to all ranks, in the order of ranks. ``counts`` has the items of each rank, on
+        the root, if they differ. Other ranks give None for the array."""
+
+    def all_to_all(
+        self,
+        array: Any,
+        into: Any,
+        *,
+        send_counts: Optional[Sequence[int]] = None,
+        recv_counts: Optional[Sequence[int]] = None,
+        timeout: Optional[float] = None,
+    ) -> None:
+        """Sends a part of the array to each rank, and receives one from each, in the order of ranks. The counts have the
+        items of each part, if they differ."""
+
+    def all_reduce(self, array: Any, operation: str = "sum", timeout: Optional[float] = None) -> None:
+        """Replaces the array by the reduction of those of all ranks, with the same bits on all. The operations are those
+        of ``plan``. The memory for it stays for arrays of the same length and type."""
 
     def shrink(self) -> list[int]:
         """Continues without the dead ranks: all survivors call it and get the dropped ranks."""
@@ -621,12 +691,21 @@ class WorkRequest:
     """A work request of a queue pair."""
 
     @staticmethod
-    def send(*slices: Slice, wr_id: int = 0, signaled: bool = True) -> WorkRequest:
-        """Sends slices into a receive of the other side."""
+    def send(
+        *slices: Slice, immediate: Optional[int] = None, wr_id: int = 0, signaled: bool = True
+    ) -> WorkRequest:
+        """Sends slices into a receive of the other side, whose completion has the immediate number of 32 bits."""
 
     @staticmethod
-    def write(*slices: Slice, remote: RemoteMemory, wr_id: int = 0, signaled: bool = True) -> WorkRequest:
-        """Writes slices to remote memory."""
+    def write(
+        *slices: Slice,
+        remote: RemoteMemory,
+        immediate: Optional[int] = None,
+        wr_id: int = 0,
+        signaled: bool = True,
+    ) -> WorkRequest:
+        """Writes slices to remote memory. With an immediate number it takes a receive of the other side, whose completion
+        has the number."""
 
     @staticmethod
     def read(*slices: Slice, remote: RemoteMemory, wr_id: int = 0, signaled: bool = True) -> WorkRequest:

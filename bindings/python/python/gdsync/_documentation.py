@@ -12,7 +12,10 @@ DOCSTRINGS: dict[str, str] = dict(_gdsync._docstrings)
 
 
 def documented(thing: T) -> T:
-    """Gives a class or a function its docstring of the stub."""
+    """Gives a function, or a class and its methods, their docstrings of the stub."""
     named: Any = thing
     named.__doc__ = DOCSTRINGS[named.__name__]
+    for name, member in vars(named).items():
+        if not name.startswith("_"):
+            getattr(member, "__func__", member).__doc__ = DOCSTRINGS[f"{named.__name__}.{name}"]
     return thing

@@ -9,7 +9,8 @@ from typing import Any, Callable
 
 from ._documentation import documented
 from ._errors import ConnectionFailed, PeerDead, TimedOut
-from ._gdsync import Bootstrap, Team
+from ._gdsync import Bootstrap
+from ._team import Team
 
 
 @documented
