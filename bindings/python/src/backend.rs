@@ -1,6 +1,7 @@
 //! The stream behind a Python object: software or CUDA.
 
 use crate::errors::{ExceptionClass, Failure};
+use crate::interrupt::Limit;
 use gdsync::stream::{PostError, Posted};
 use gdsync::{CudaStream, SoftStream};
 use pyo3::prelude::*;
@@ -38,6 +39,13 @@ impl From<Kind> for Backend {
 impl Backend {
     pub(crate) fn post(&self, batch: gdsync::Batch, timeout: Duration) -> Result<Posted, PostError> {
         on!(self, stream => stream.post_timeout(batch, timeout))
+    }
+
+    /// Returns the error of a wait for the stream that has timed out, with the wait that blocks the stream.
+    pub(crate) fn is_late(&self, limit: Limit) -> Failure {
+        let wait = on!(self, stream => stream.oldest_wait());
+        let at = wait.map_or(String::new(), |wait| format!(", at the {wait}"));
+        limit.passed(&format!("the stream{at}"))
     }
 
     /// Returns where a function that the stream runs leaves its exception. The function does not own the stream, which owns it.

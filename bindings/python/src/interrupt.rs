@@ -1,9 +1,7 @@
 //! Blocking calls: they release the GIL and end when a signal handler raises, as for Ctrl-C.
 
 use crate::errors::{ExceptionClass, Failure};
-use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,6 +32,15 @@ impl Limit {
 
     fn left(&self) -> Duration {
         self.deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Returns the time of a short wait.
+    pub(crate) fn slice(&self) -> Duration {
+        self.left().min(SLICE)
+    }
+
+    pub(crate) fn has_passed(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 
     /// Returns the error of a call that has timed out.
@@ -103,16 +110,4 @@ where
             }
         }
     }
-}
-
-/// Wraps a wait for asyncio: `call(*args, timeout)` on threads of the event loop (`_asyncio.py`).
-pub(crate) fn awaitable<'py>(
-    call: Bound<'py, PyAny>,
-    args: impl IntoPyObject<'py>,
-    timeout: Option<f64>,
-) -> PyResult<Bound<'py, PyAny>> {
-    static AWAITABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let py = call.py();
-    let args = args.into_bound_py_any(py)?;
-    AWAITABLE.import(py, "gdsync._asyncio", "awaitable")?.call1((call, args, timeout))
 }

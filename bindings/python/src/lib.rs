@@ -5,6 +5,8 @@
 //! streams.
 
 #[deny(unsafe_code)]
+mod awaits;
+#[deny(unsafe_code)]
 mod backend;
 #[deny(unsafe_code)]
 mod batch;
@@ -48,6 +50,8 @@ use pyo3::prelude::*;
 mod _gdsync {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::awaits::{_Wait, _Waits};
     #[pymodule_export]
     use crate::batch::Batch;
     #[pymodule_export]

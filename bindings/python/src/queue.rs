@@ -129,9 +129,12 @@ impl Queue {
     }
 }
 
+/// The wait for the end of posts.
+pub(crate) const FLUSH: &str = "the flush";
+
 /// Waits until all posts have arrived, at one rank or at all.
 pub(crate) fn flush(py: Python<'_>, queue: &Inner, rank: Option<u32>, limit: Limit) -> Result<(), Failure> {
-    until_done(py, limit, "the flush", |time| match rank {
+    until_done(py, limit, FLUSH, |time| match rank {
         Some(rank) => queue.flush_rank(rank, time),
         None => queue.flush(time),
     })

@@ -1,5 +1,6 @@
 //! Queue pairs, completion queues, and work requests.
 
+use crate::awaits::{self, outcome};
 use crate::device::ProtectionDomain;
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
@@ -9,6 +10,8 @@ use gdsync::queue::WorkKind;
 use gdsync::{CompletionQueueConfig, ConnectOptions, QueuePairConfig};
 use gdsync_python_stub::documented;
 use pyo3::prelude::*;
+
+const WAIT: &str = "the wait for a completion";
 
 #[documented]
 #[pyclass(frozen, module = "gdsync")]
@@ -42,13 +45,15 @@ impl CompletionQueue {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Completion, Failure> {
         let limit = Limit::new(timeout)?;
         let found = interrupt::wait(py, limit, |time| Ok(self.inner.wait(time)?))?;
-        let inner = found.ok_or_else(|| limit.passed("the wait for a completion"))?;
+        let inner = found.ok_or_else(|| limit.passed(WAIT))?;
         Ok(Completion { inner })
     }
 
     #[pyo3(signature = (timeout=None))]
-    fn wait_async<'py>(this: &Bound<'py, Self>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        interrupt::awaitable(this.getattr("wait")?, (), timeout)
+    fn wait_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> Result<Bound<'py, PyAny>, Failure> {
+        let queue = self.inner.clone();
+        let look = move || Ok(queue.poll()?.map(|inner| outcome(Completion { inner })));
+        awaits::awaitable(py, timeout, look, |limit| limit.passed(WAIT))
     }
 
     fn __repr__(&self) -> String {

@@ -1,5 +1,6 @@
 //! Segments: memory of which every rank has a part, with notifications.
 
+use crate::awaits::{self, outcome};
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
 use crate::region::{self, SegmentHandle, Slice, Word};
@@ -9,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice};
 use std::borrow::Cow;
 use std::ops::Range;
+use std::time::Duration;
 
 #[documented]
 #[pyclass(frozen, module = "gdsync")]
@@ -43,6 +45,10 @@ impl Segment {
             }
         }
     }
+}
+
+fn what_waits(ids: &Range<u32>) -> String {
+    format!("the wait for notifications {} to {}", ids.start, ids.end)
 }
 
 #[documented]
@@ -107,7 +113,7 @@ impl Segment {
         let (ids, limit) = (self.ids(ids)?, Limit::new(timeout)?);
         let found =
             interrupt::wait(py, limit, |time| Ok(self.segment().notify_waitsome(ids.clone(), time)?))?;
-        found.ok_or_else(|| limit.passed(&format!("the wait for notifications {} to {}", ids.start, ids.end)))
+        found.ok_or_else(|| limit.passed(&what_waits(&ids)))
     }
 
     #[pyo3(signature = (ids=None, timeout=None))]
@@ -115,8 +121,11 @@ impl Segment {
         this: &Bound<'py, Self>,
         ids: Option<Bound<'py, PyAny>>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        interrupt::awaitable(this.getattr("wait")?, (ids,), timeout)
+    ) -> Result<Bound<'py, PyAny>, Failure> {
+        let (ids, segment) = (this.get().ids(ids.as_ref())?, this.get().segment().clone());
+        let range = ids.clone();
+        let look = move || Ok(segment.notify_waitsome(ids.clone(), Duration::ZERO)?.map(outcome));
+        awaits::awaitable(this.py(), timeout, look, move |limit| limit.passed(&what_waits(&range)))
     }
 
     fn reset(&self, py: Python<'_>, id: u32) -> Result<u32, Failure> {

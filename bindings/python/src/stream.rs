@@ -1,5 +1,6 @@
 //! Streams: software ones, and CUDA streams of other libraries.
 
+use crate::awaits::{self, nothing};
 use crate::backend::{Backend, Kind, on};
 use crate::batch::Batch;
 use crate::errors::{ExceptionClass, Failure};
@@ -13,6 +14,7 @@ use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 use std::panic;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[documented]
 #[pyclass(frozen, module = "gdsync")]
@@ -98,15 +100,23 @@ impl Stream {
         });
         owner::release(py);
         let done = done.map_err(|failure| self.backend.with_cause(py, failure))?;
-        done.ok_or_else(|| {
-            let at = self.oldest_wait().map_or(String::new(), |wait| format!(", at the {wait}"));
-            limit.passed(&format!("the stream{at}"))
-        })
+        done.ok_or_else(|| self.backend.is_late(limit))
     }
 
     #[pyo3(signature = (timeout=None))]
-    fn synchronize_async<'py>(this: &Bound<'py, Self>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        interrupt::awaitable(this.getattr("synchronize")?, (), timeout)
+    fn synchronize_async<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+    ) -> Result<Bound<'py, PyAny>, Failure> {
+        let (backend, late) = (self.backend.clone(), self.backend.clone());
+        let look = move || match on!(backend, stream => stream.synchronize_timeout(Duration::ZERO)) {
+            Ok(done) => Ok(done.then(nothing)),
+            // No Python runs while the interpreter ends.
+            Err(error) => Err(Python::try_attach(|py| backend.with_cause(py, error.into()))
+                .unwrap_or_else(|| Failure::invalid("the interpreter ends"))),
+        };
+        awaits::awaitable(py, timeout, look, move |limit| late.is_late(limit))
     }
 
     fn launch(&self, py: Python<'_>, kernel: Py<PyAny>) -> Result<(), Failure> {

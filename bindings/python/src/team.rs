@@ -1,5 +1,6 @@
 //! Teams: ranks that write into each other's memory.
 
+use crate::awaits;
 use crate::bootstrap::Bootstrap;
 use crate::device::ProtectionDomain;
 use crate::errors::{ExceptionClass, Failure};
@@ -10,7 +11,7 @@ use crate::region::SegmentHandle;
 use crate::segment::Segment;
 use crate::tensor::{self, Memory};
 use gdsync::cuda;
-use gdsync_notify::{ConnectionKind, SegmentMemory, TeamConfig};
+use gdsync_notify::{ConnectionKind, NotifyError, SegmentMemory, TeamConfig};
 use gdsync_python_stub::documented;
 use pyo3::prelude::*;
 
@@ -129,6 +130,31 @@ impl Team {
         (0..self.queues).try_for_each(|queue| crate::queue::flush(py, &self.inner.queue(queue)?, None, limit))
     }
 
+    fn barrier_async<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>, Failure> {
+        let team = self.inner.clone();
+        awaits::on_a_thread(py, move |_| Ok(team.barrier()?))
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn flush_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> Result<Bound<'py, PyAny>, Failure> {
+        let (team, queues, limit) = (self.inner.clone(), self.queues, Limit::new(timeout)?);
+        awaits::on_a_thread(py, move |is_awaited| {
+            for queue in 0..queues {
+                let queue = team.queue(queue)?;
+                while let Err(error) = queue.flush(limit.slice()) {
+                    match error {
+                        NotifyError::TimedOut { .. } if limit.has_passed() => {
+                            return Err(limit.passed(crate::queue::FLUSH));
+                        }
+                        NotifyError::TimedOut { .. } if is_awaited() => {}
+                        error => return Err(error.into()),
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
     fn shrink(&self, py: Python<'_>) -> Result<Vec<u32>, Failure> {
         let team = self.inner.clone();
         interrupt::on_a_thread(py, move || team.shrink())
@@ -140,7 +166,7 @@ impl Team {
         segment: &Bound<'py, Segment>,
         ids: Option<Bound<'py, PyAny>>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> Result<Bound<'py, PyAny>, Failure> {
         Segment::wait_async(segment, ids, timeout)
     }
 

@@ -105,3 +105,97 @@ def test_asyncio_awaits_streams_queues_and_notifications(pd, pair):
         asyncio.run(main())
 
     gdsync.run_ranks(1, rank)
+
+
+def test_many_waits_share_a_thread_and_a_descriptor():
+    def rank(team):
+        async def main():
+            segment = team.allocate(8, 200)
+            before = threading.active_count()
+            waits = [asyncio.ensure_future(segment.wait_async(id, 60)) for id in range(200)]
+            await asyncio.sleep(0.05)
+            assert threading.active_count() == before, "no thread of the loop's executor"
+            for id in [199, *range(199)]:
+                team.queue().notify(segment, 0, id=id)
+                assert await waits[id] == id
+
+        for _ in range(2):
+            asyncio.run(main())
+        team.flush(30)
+
+    gdsync.run_ranks(1, rank)
+
+
+def test_barriers_and_flushes_are_awaited():
+    def rank(team):
+        async def main():
+            segment = team.allocate(8, 1)
+            assert await team.barrier_async() is None
+            team.queue().write_notify(segment[:8], 1 - team.rank)
+            assert await team.flush_async(30) is None
+            assert await segment.wait_async(0, 30) == 0
+            await asyncio.gather(team.barrier_async(), team.flush_async())
+
+        asyncio.run(main())
+        with pytest.raises(gdsync.InvalidArgument, match="timeout"):
+            team.flush_async(-1)
+        return team.rank
+
+    assert gdsync.run_ranks(2, rank) == [0, 1]
+
+
+def test_awaited_failures_have_their_causes(pd):
+    stream, word = gdsync.Stream(), pd.allocate(4).word32(0)
+
+    async def main():
+        with stream.batch() as b:
+            b.wait_value(word, 1)
+        with pytest.raises(gdsync.TimedOut, match="the stream, at the wait until .* geq 0x1 took longer than 0.02 s"):
+            await stream.synchronize_async(0.02)
+        word.store(1)
+        stream.launch(lambda: {}["missing"])
+        with pytest.raises(gdsync.StreamFailed) as told:
+            await stream.synchronize_async(30)
+        assert isinstance(told.value.__cause__, KeyError)
+
+    asyncio.run(main())
+
+
+def test_a_canceled_wait_loses_no_completion(pd, pair):
+    left, right = pair
+    region = pd.allocate(8)
+
+    async def main():
+        for pause in [0, 0.001, 0.05] * 3:
+            right.post_recv(region[:], wr_id=5)
+            wait = asyncio.ensure_future(right.recv_cq.wait_async())
+            await asyncio.sleep(0)
+            left.post_send(gdsync.WorkRequest.send(region[:]))
+            # The loop does not run meanwhile, and the thread may take the completion.
+            time.sleep(pause)
+            wait.cancel()
+            try:
+                done = await wait
+            except asyncio.CancelledError:
+                done = right.recv_cq.wait(30)
+            assert done.wr_id == 5
+            assert left.send_cq.wait(30).error is None
+
+    asyncio.run(main())
+
+
+def test_awaits_of_a_dead_rank_end_by_name():
+    def rank(team):
+        segment = team.allocate(8, 1)
+        team.barrier()
+        if team.rank == 1:
+            return None
+
+        async def main():
+            with pytest.raises(gdsync.PeerDead) as told:
+                await segment.wait_async(0, 60)
+            return told.value.rank
+
+        return asyncio.run(main())
+
+    assert gdsync.run_ranks(2, rank) == [1, None]

@@ -465,6 +465,12 @@ class Team:
         """Replaces the array by the reduction of those of all ranks, with the same bits on all. The operations are those
         of ``plan``. The memory for it stays for arrays of the same length and type."""
 
+    def barrier_async(self) -> Awaitable[None]:
+        """``barrier`` for asyncio. A canceled one goes on: the other ranks count on it."""
+
+    def flush_async(self, timeout: Optional[float] = None) -> Awaitable[None]:
+        """``flush`` for asyncio."""
+
     def shrink(self) -> list[int]:
         """Continues without the dead ranks: all survivors call it and get the dropped ranks."""
 

@@ -1,35 +1,67 @@
-"""Waits as coroutines: short waits on the threads of the event loop."""
+"""Waits as coroutines: an event loop watches one descriptor for all of them."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Callable, Optional
+import weakref
+from typing import Any, Optional
 
-from ._errors import TimedOut
+from . import _gdsync
 
-# Seconds that a wait occupies its thread, even if it is canceled.
-_SLICE = 0.05
+# An outcome, or an exception.
+Ended = tuple[Any, Optional[BaseException]]
 
 
-async def awaitable(call: Callable[..., Any], args: tuple[Any, ...], timeout: Optional[float]) -> Any:
-    """Repeats ``call(*args, seconds)`` until it does not raise ``TimedOut``, or until the time has passed."""
+class _Waits:
+    """The waits of an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.native = _gdsync._Waits()
+        self.futures: dict[int, asyncio.Future[Any]] = {}
+        # What has ended while its task was being canceled.
+        self.kept: dict[int, Ended] = {}
+        loop.add_reader(self.native.fileno(), self._deliver)
+
+    def _deliver(self) -> None:
+        for token, outcome, error in self.native.ended():
+            future = self.futures[token]
+            if future.cancelled():
+                self.kept[token] = outcome, error
+            elif error is None:
+                future.set_result(outcome)
+            else:
+                future.set_exception(error)
+
+    def cancel(self, token: int) -> Optional[Ended]:
+        """Gives a wait up. Returns how it has ended if it has."""
+        if token in self.kept:
+            return self.kept.pop(token)
+        found = self.native.cancel(token)
+        return None if found is None else found[1:]
+
+
+_LOOPS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Waits] = weakref.WeakKeyDictionary()
+
+
+async def awaitable(wait: Any) -> Any:
+    """Waits for a wait of the module. A canceled wait that has ended returns its outcome, so that none is lost."""
     loop = asyncio.get_running_loop()
-    deadline = None if timeout is None else loop.time() + timeout
-    while True:
-        left = _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - loop.time()))
-        short = loop.run_in_executor(None, call, *args, left)
-        try:
-            return await asyncio.shield(short)
-        except TimedOut:
-            if deadline is not None and loop.time() >= deadline:
-                raise TimedOut(
-                    f"{call.__self__!r}: the wait took longer than {timeout} s: "  # type: ignore[attr-defined]
-                    "give a longer timeout, or None to wait without a limit"
-                ) from None
-        except asyncio.CancelledError:
-            # Do not lose what the thread takes at this moment, such as a completion.
-            try:
-                return await short
-            except TimedOut:
-                pass
+    if loop not in _LOOPS:
+        _LOOPS[loop] = _Waits(loop)
+    waits = _LOOPS[loop]
+    token = waits.native.add(wait)
+    future = waits.futures[token] = loop.create_future()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if not future.cancelled():
+            return future.result()
+        ended = waits.cancel(token)
+        if ended is None:
             raise
+        outcome, error = ended
+        if error is not None:
+            raise error from None
+        return outcome
+    finally:
+        del waits.futures[token]
