@@ -17,7 +17,7 @@ use std::time::Duration;
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// What a wait returns, made for Python when it is asked for.
+/// The result of a wait, as a function that makes the Python object.
 pub(crate) type Outcome = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
 pub(crate) fn outcome<T: Send + 'static + for<'py> IntoPyObject<'py>>(value: T) -> Outcome {
@@ -60,8 +60,8 @@ pub(crate) fn awaitable<'py>(
     Ok(AWAITABLE.import(py, "gdsync._asyncio", "awaitable")?.call1((wait,))?)
 }
 
-/// Returns an awaitable for a call that cannot be divided into looks: it runs on a thread of its own. The call gets a function
-/// that tells whether it is still awaited.
+/// Returns an awaitable for a blocking call, which runs on a separate thread. The call gets a function that tells whether it is
+/// still awaited.
 pub(crate) fn on_a_thread<'py>(
     py: Python<'py>,
     call: impl FnOnce(&dyn Fn() -> bool) -> Result<(), Failure> + Send + 'static,

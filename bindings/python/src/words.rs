@@ -1,6 +1,6 @@
 //! The library's texts in the words of Python: they name calls of Rust, for programs in Rust.
 
-/// What texts name, and what Python has for it.
+/// Names of Rust in messages, and their replacements.
 const NAMES: [(&str, &str); 16] = [
     ("a kernel panicked: ", "a function given to launch() has raised "),
     (

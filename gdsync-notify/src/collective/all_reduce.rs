@@ -3,7 +3,7 @@
 //! A sender knows where its message arrives, because it computes the receiver's schedule too. Nothing gates messages, as posted receives
 //! do in the MPI library, so each must find its memory free:
 //! - Each arrival of a round has its own memory, and its own word.
-//! - What arrives in the output replaces a number that the receiver has sent on: the sender's numbers contain it, so it has arrived.
+//! - A message to the output replaces numbers that the receiver has sent on: the message contains them, so they have arrived.
 //! - A reduction changes the output behind a send of the same numbers, so it waits until the send has read them.
 //! - Every rank hears from all others in each call, so calls may follow each other as in [`super::schedule`].
 

@@ -106,7 +106,7 @@ fn text(element: Element, operation: Operation) -> String {
     text.replace("{bytes}", &element.bytes().to_string()).replace("{act}", &act)
 }
 
-/// The blocks of a reduction: offsets in the segment, and what is there.
+/// The blocks of a reduction, by their offsets in the segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
     pub(crate) own: usize,

@@ -119,7 +119,7 @@ impl Collective {
         }
     }
 
-    /// What is reduced, and how.
+    /// The type and the operation of a reduction.
     pub(crate) fn reduction(&self) -> Option<(Element, Operation)> {
         match *self {
             Collective::ReduceScatter { element, operation, .. }
