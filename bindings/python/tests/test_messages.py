@@ -147,6 +147,27 @@ def test_a_message_of_a_dead_rank_ends_by_name():
     assert gdsync.run_ranks(2, rank) == [1, None]
 
 
+def test_the_others_go_on_without_a_dead_rank():
+    def rank(team):
+        array = numpy.full(4, team.rank, dtype="i4")
+        team.all_reduce(array, timeout=30)
+        assert array.tolist() == [3] * 4
+        if team.rank == 2:
+            return None
+        with pytest.raises(gdsync.PeerDead):
+            team.all_reduce(array, timeout=60)
+        assert team.shrink() == [2]
+        with team:
+            array[:] = team.rank + 1
+            team.all_reduce(array, timeout=30)
+            into = numpy.zeros(8, dtype="i4")
+            team.all_to_all(array, into[:4], timeout=30)
+            team.broadcast(into, 1, 30)
+        return array.tolist()
+
+    assert gdsync.run_ranks(3, rank) == [[3] * 4, [3] * 4, None]
+
+
 def test_a_block_that_raises_does_not_wait_for_the_others():
     def rank(team):
         with team:

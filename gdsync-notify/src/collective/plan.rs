@@ -180,7 +180,8 @@ impl Plan {
     }
 
     /// Checks the rounds that streams have passed: `Ok`, once a stream is synchronized, means that its outputs are
-    /// complete.
+    /// complete, if no rank was dead: the released stream of a rank that has found a death sends on, and may reach a rank that has
+    /// not found it yet. Ranks that then tell each other that their checks have passed, each to each, know that none has missed it.
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`] if a member is dead, or [`NotifyError::Failed`] if all connections with it have failed,

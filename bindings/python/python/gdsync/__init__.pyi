@@ -462,8 +462,11 @@ class Team:
         items of each part, if they differ."""
 
     def all_reduce(self, array: Any, operation: str = "sum", timeout: Optional[float] = None) -> None:
-        """Replaces the array by the reduction of those of all ranks, with the same bits on all. The operations are those
-        of ``plan``. The memory for it stays for arrays of the same length and type."""
+        """Replaces the array by the reduction of those of all ranks, with the same bits on all.
+
+        The operations are those of ``plan``. The memory for it stays for arrays of the same length and type. Raises
+        ``PeerDead`` on all ranks, with the array unchanged, if one has died before it gave its numbers.
+        """
 
     def barrier_async(self) -> Awaitable[None]:
         """``barrier`` for asyncio. A canceled one goes on: the other ranks count on it."""

@@ -22,7 +22,8 @@ _ELEMENTS = {
 @documented
 class Team(_gdsync.Team):
     _messages: Optional[Messages]
-    _plans: dict[tuple[int, str, str], Plan]
+    # By length, type, operation and members.
+    _plans: dict[tuple[int, str, str, tuple[int, ...]], Plan]
     _stream: Optional[Stream]
 
     def __new__(
@@ -73,16 +74,9 @@ class Team(_gdsync.Team):
     def broadcast(self, array: Any, root: int = 0, timeout: Optional[float] = None) -> None:
         messages, members = self._opened(), self._members(root)
         part = Memory(array, is_read=self.rank == root).part()
-        # Ranks counted from the root. The parent's number lacks the lowest bit of this one's.
-        ranks, first = len(members), members.index(root)
-        number = (members.index(self.rank) - first) % ranks
-        lowest = number & -number or 1 << ranks.bit_length()
-        if number:
-            parent = members[(number - lowest + first) % ranks]
-            messages.run([messages.receive(parent, part)], "the broadcast", timeout)
-        steps = [1 << bit for bit in reversed(range(lowest.bit_length() - 1)) if number + (1 << bit) < ranks]
-        children = [members[(number + step + first) % ranks] for step in steps]
-        messages.run([messages.send(child, part) for child in children], "the broadcast", timeout)
+        # From the root to each rank, so that its death ends the waits of all.
+        transfers = [messages.send(rank, part) for rank in members if rank != root]
+        messages.run(transfers if self.rank == root else [messages.receive(root, part)], "the broadcast", timeout)
 
     def gather(
         self,
@@ -133,10 +127,11 @@ class Team(_gdsync.Team):
         messages.run(transfers, "the all-to-all", timeout)
 
     def all_reduce(self, array: Any, operation: str = "sum", timeout: Optional[float] = None) -> None:
-        memory, element = Memory(array), _element_of(array)
+        messages, memory, element = self._opened(), Memory(array), _element_of(array)
         if not memory.nbytes:
             return
-        key = (memory.nbytes, element, operation)
+        members = tuple(self.members)
+        key = (memory.nbytes, element, operation, members)
         if key not in self._plans:
             self._plans[key] = _gdsync.plan(self, "all_reduce", memory.nbytes, element=element, operation=operation)
         plan, stream = self._plans[key], self._own_stream()
@@ -148,6 +143,8 @@ class Team(_gdsync.Team):
             stream.synchronize(timeout)
         finally:
             plan.check()
+        # A rank that has not yet found another one dead may have got numbers without that one's.
+        messages.confirm(members, "the all-reduce", timeout)
         memory.copy_from(base + start)
 
     def _own_stream(self) -> Stream:
