@@ -1,6 +1,7 @@
 """The build backend: maturin builds the module, and cargo the command `gdsync` and its verbs' programs, which the
 package carries. A source distribution is the repository, whose folders they take their sources from."""
 
+import gzip
 import io
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 
 import maturin
@@ -68,12 +70,23 @@ def build_sdist(sdist_directory, config_settings=None):
     backend = backend.replace('["build"]', '["bindings/python/build"]').encode()
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(listed, cwd=WORKSPACE, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0")
-    with tarfile.open(Path(sdist_directory, f"{name}.tar.gz"), "w:gz", format=tarfile.PAX_FORMAT) as archive:
+    # Two archives of a commit are equal: nothing of this machine, and the commit's time if it is given.
+    when = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+
+    def plain(entry):
+        entry.uid, entry.gid, entry.uname, entry.gname, entry.mtime = 0, 0, "", "", when
+        entry.mode = 0o755 if entry.mode & 0o100 else 0o644
+        return entry
+
+    with (
+        gzip.GzipFile(Path(sdist_directory, f"{name}.tar.gz"), "wb", mtime=when) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
         for file in filter(None, files):
             if os.path.lexists(WORKSPACE / file):
-                archive.add(WORKSPACE / file, f"{name}/{file}", recursive=False)
+                archive.add(WORKSPACE / file, f"{name}/{file}", recursive=False, filter=plain)
         for file, text in {"PKG-INFO": metadata, "pyproject.toml": backend}.items():
-            entry = tarfile.TarInfo(f"{name}/{file}")
+            entry = plain(tarfile.TarInfo(f"{name}/{file}"))
             entry.size = len(text)
             archive.addfile(entry, io.BytesIO(text))
     return f"{name}.tar.gz"
