@@ -5,6 +5,7 @@ use crate::device::ProtectionDomain;
 use crate::errors::Failure;
 use crate::interrupt::{self, Limit};
 use crate::region::{RemoteMemory, Slice};
+use crate::words::of_python;
 use gdsync::qp::{CompletionChannel, MasterConfig};
 use gdsync::queue::WorkKind;
 use gdsync::{CompletionQueueConfig, ConnectOptions, QueuePairConfig};
@@ -107,7 +108,7 @@ impl Completion {
 
     #[getter]
     fn error(&self) -> Option<String> {
-        self.inner.status.err().map(|error| error.to_string())
+        self.inner.status.err().map(|error| of_python(error.to_string()))
     }
 
     fn __repr__(&self) -> String {
@@ -326,7 +327,7 @@ impl QueuePair {
 
     #[getter]
     fn failure(&self) -> Option<String> {
-        self.inner.failure().map(|cause| cause.to_string())
+        self.inner.failure().map(|cause| of_python(cause.to_string()))
     }
 
     fn __repr__(&self) -> String {
