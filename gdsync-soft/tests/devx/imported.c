@@ -55,7 +55,7 @@ int main(void)
         ;
     CHECK(polled == 1 && wc.status == IBV_WC_SUCCESS && memory[1] == 7);
 
-    /* What was imported is given up before what it names; the device stays open by its copy. */
+    /* Imported objects go first, as they name the others; the device stays open by its copy. */
     CHECK(ibv_destroy_qp(left) == 0 && ibv_destroy_qp(right) == 0 && ibv_destroy_cq(cq) == 0);
     ibv_unimport_dm(other_dm);
     ibv_unimport_mr(other_mr);

@@ -122,7 +122,7 @@ int main(void)
     for (int i = 0; i < CHILDREN; i++)
         if ((children[i] = fork()) == 0)
             child(context, &own, 1000 * (i + 1), ready, go);
-    /* What a process that has ended does not write is an end of file. */
+    /* A process that ends without writing causes an end of file. */
     CHECK(close(ready[1]) == 0 && close(go[0]) == 0);
     /* All cards run at once. */
     for (int i = 0; i < CHILDREN; i++)
