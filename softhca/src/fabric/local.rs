@@ -3,6 +3,7 @@
 //! packets.
 
 use super::error::FabricError;
+use super::groups::Group;
 use super::network::Network;
 use super::packet::{NUMBERS, Node, PayloadPart, SendOutcome, Sink};
 use super::peers::{OtherSpeed, RoundRobin};
@@ -10,8 +11,8 @@ use super::sleeper::Sleeper;
 use crate::os::host::copy_piece;
 use crate::speed::Speed;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
-use std::io::ErrorKind;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 /// Maximum number of packets on a link: few, so that links are full at times.
@@ -31,6 +32,8 @@ struct State {
     rounds: BTreeMap<Node, u64>,
     /// Links by their ends: the receiver, and the sender.
     links: BTreeMap<(Node, Node), Link>,
+    /// Multicast groups, each with the cards that have members.
+    groups: BTreeSet<(Group, Node)>,
     sent: u64,
     /// Buffers to use again.
     spare: Vec<Vec<u8>>,
@@ -210,10 +213,29 @@ impl Network for Local {
         taken
     }
 
+    fn has_groups(&self) -> bool {
+        true
+    }
+
+    fn join(&mut self, group: &Group) -> io::Result<()> {
+        self.hub.0.lock().groups.insert((*group, self.node()));
+        Ok(())
+    }
+
+    fn leave(&mut self, group: &Group) {
+        self.hub.0.lock().groups.remove(&(*group, self.node()));
+    }
+
+    fn members(&self, group: &Group) -> Vec<Node> {
+        let state = self.hub.0.lock();
+        state.groups.range((*group, 0)..=(*group, Node::MAX)).map(|(_, node)| *node).collect()
+    }
+
     fn close(&mut self) {
         let node = self.node();
         let state = &mut *self.hub.0.lock();
         state.rounds.remove(&node);
+        state.groups.retain(|(_, member)| *member != node);
         state.links.retain(|(to, _), _| *to != node);
     }
 
@@ -271,6 +293,22 @@ mod tests {
         let rest = take(&mut c, ROOM).into_iter().map(|(_, payload)| payload[0]);
         assert!(rest.eq(SHARE as u8..ROOM as u8));
         assert_eq!(hub.sent(), ROOM as u64 + 1);
+    }
+
+    #[test]
+    fn a_group_has_the_cards_that_have_joined_it_and_live() {
+        let hub = Hub::default();
+        let [mut a, mut b, mut c] = [(); 3].map(|()| hub.join().unwrap());
+        let (group, other) = ([0xff; 16], [0xfe; 16]);
+        for card in [&mut c, &mut a, &mut b] {
+            card.join(&group).unwrap();
+        }
+        b.join(&other).unwrap();
+        assert!(a.has_groups());
+        assert_eq!((a.members(&group), a.members(&other)), (vec![1, 2, 3], vec![2]));
+        c.leave(&group);
+        b.close();
+        assert_eq!((a.members(&group), a.members(&other)), (vec![1], vec![]));
     }
 
     #[test]

@@ -35,10 +35,14 @@ pub(crate) trait Network: Send {
     /// bytes, the payload [`MAX_PAYLOAD`](super::MAX_PAYLOAD).
     unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[PayloadPart]) -> SendOutcome;
 
-    /// Returns whether this is the fabric of one host: packets can be placed before their payload exists, and
-    /// there are multicast groups.
+    /// Returns whether this is the fabric of one host: packets can be placed before their payload exists.
     fn is_of_one_host(&self) -> bool {
         false
+    }
+
+    /// Returns whether there are multicast groups.
+    fn has_groups(&self) -> bool {
+        self.is_of_one_host()
     }
 
     /// Places a packet with holes in its payload: for each part at the null address, the place that the

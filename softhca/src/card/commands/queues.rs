@@ -308,9 +308,9 @@ impl Card {
         })
     }
 
-    /// Returns whether queue pairs can be attached to multicast groups: only on the fabric of one host.
+    /// Returns whether queue pairs can be attached to multicast groups: not on the fabric of several hosts.
     pub fn has_multicast(&self) -> bool {
-        self.command(|engine| engine.fabric.is_of_one_host())
+        self.command(|engine| engine.fabric.has_groups())
     }
 
     /// Attaches a UD queue pair to a multicast group: it receives what any card, including this one, sends to the group
@@ -327,7 +327,7 @@ impl Card {
             InvalidValue::unless(transport == Transport::Ud, what, transport as u32, "UD (2)")?;
             let limit = "0xff, or that of an IPv4-mapped address of 224.0.0.0/4";
             InvalidValue::unless(is_multicast(gid), "first byte of a multicast GID", gid[0].into(), limit)?;
-            if !engine.fabric.is_of_one_host() {
+            if !engine.fabric.has_groups() {
                 return Err(CardError::NoMulticast);
             }
             let groups = &engine.resources.groups;
