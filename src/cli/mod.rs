@@ -80,7 +80,7 @@ pub enum Command {
     Bench(BenchOptions),
     /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
     Soak(SoakOptions),
-    /// Random programs on simulated cards, in one thread and at no time's cost: a seed repeats to the bit
+    /// Random programs on simulated cards, each in one thread and at no time's cost: a seed repeats to the bit
     Simulate(SimulateOptions),
     /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
     Copybw(CopyOptions),
@@ -284,6 +284,9 @@ pub struct SimulateOptions {
     /// The episodes with the seeds from A on, up to B and without it
     #[arg(long, value_name = "A..B", value_parser = values::seeds, conflicts_with_all = ["operations", "seed"], allow_hyphen_values = true)]
     pub seeds: Option<(u64, u64)>,
+    /// How many threads perform episodes: the result is the same [default: as many as there are cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_hyphen_values = true)]
+    pub jobs: Option<u32>,
     /// Faults of all episodes: a plan as in docs/liberties.md, or `none` [default: made of their seeds]
     #[arg(long, value_name = "PLAN", value_parser = values::simulated_faults)]
     pub faults: Option<String>,

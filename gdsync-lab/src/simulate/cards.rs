@@ -85,14 +85,19 @@ impl Region {
 
     /// Compares a range with its expected content.
     pub(super) fn check(&self, at: usize, len: usize, what: &str) -> Result<(), String> {
-        let (is, expected) = (self.bytes(at, len), &self.shadow[at..at + len]);
-        match is.iter().zip(expected).position(|(is, expected)| is != expected) {
-            None => Ok(()),
-            Some(byte) => Err(format!(
-                "{what}: byte {byte} of {len} is {:#04x} instead of {:#04x}",
-                is[byte], expected[byte]
-            )),
+        // In pieces that stay in the cache.
+        let mut piece = [0; 4096];
+        for (start, expected) in (0..).step_by(piece.len()).zip(self.shadow[at..at + len].chunks(piece.len()))
+        {
+            let is = &mut piece[..expected.len()];
+            self.memory.read(at + start, is);
+            if is != expected {
+                let byte = is.iter().zip(expected).take_while(|(is, expected)| is == expected).count();
+                let (place, is, expected) = (start + byte, is[byte], expected[byte]);
+                return Err(format!("{what}: byte {place} of {len} is {is:#04x} instead of {expected:#04x}"));
+            }
         }
+        Ok(())
     }
 
     /// Accepts a range in which the card may have written some of `bytes`, and nothing else.

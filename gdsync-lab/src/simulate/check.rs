@@ -11,6 +11,8 @@ use std::fmt;
 
 /// Bytes of room for a network header in front of a datagram.
 const HEADER: usize = 40;
+/// Where a network header has the GID of the destination.
+const GID: usize = 24;
 
 pub(super) type Checked = Result<(), String>;
 
@@ -97,7 +99,7 @@ impl Link {
 
     /// Handles a completion of a receive.
     pub(super) fn received(&mut self, side: usize, told: &Told<'_>, cards: &mut [CardBed]) -> Checked {
-        let plan = self.plan;
+        let (plan, group) = (self.plan, self.group());
         let Told { index, text, .. } = *told;
         let end = &mut self.ends[side];
         let pool = plan.shared.then(|| &mut cards[end.card].pools[plan.pool()]);
@@ -116,7 +118,7 @@ impl Link {
         };
         if told.flush.is_some() {
             ensure!(self.may_fail, "a receive fails without a reason: {text}");
-            end.failed |= !plan.kind.is_one_way();
+            end.failed |= !plan.kind.has_target();
             let region = region.unwrap_or(&mut end.region);
             let is = region.bytes(place, SLOT);
             region.expect(place, &is);
@@ -129,7 +131,7 @@ impl Link {
             opcode == Opcode::Send || told.immediate == immediate(number),
             "message {number} has another immediate"
         );
-        let lead = if plan.kind == Kind::Ud { HEADER } else { 0 };
+        let lead = if plan.kind.is_of_datagrams() { HEADER } else { 0 };
         ensure!(
             told.bytes as usize == bytes.len() + lead,
             "message {number} of {} bytes: {text}",
@@ -146,6 +148,11 @@ impl Link {
             );
         }
         let region = region.unwrap_or(&mut end.region);
+        if plan.kind == Kind::Group {
+            let header = region.bytes(place, lead);
+            ensure!(header[GID..] == group, "message {number} is of another group: {header:02x?}");
+            region.expect(place, &header);
+        }
         if at.is_none() {
             region.expect(place + lead, &bytes);
         }

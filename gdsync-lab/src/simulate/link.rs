@@ -133,6 +133,8 @@ pub(super) struct End {
 pub(super) struct Link {
     pub(super) plan: LinkPlan,
     pub(super) ends: [End; 2],
+    /// How often it was connected.
+    connections: u8,
     /// True if its failure needs no other reason.
     pub(super) may_fail: bool,
     /// True after the end of one of its cards.
@@ -168,7 +170,7 @@ impl End {
         match (kind, side) {
             (Kind::Rc, _) => Transport::Rc,
             (Kind::Uc, _) => Transport::Uc,
-            (Kind::Ud, _) => Transport::Ud,
+            (Kind::Ud | Kind::Group, _) => Transport::Ud,
             (Kind::Xrc, 0) => Transport::XrcInitiator,
             (Kind::Xrc, _) => Transport::XrcTarget,
             (Kind::Dc, 0) => Transport::DcInitiator,
@@ -225,7 +227,7 @@ impl End {
 impl Link {
     pub(super) fn new(plan: LinkPlan) -> Result<Self, Failure> {
         let [one, other] = plan.cards.map(End::new);
-        Ok(Link { plan, ends: [one?, other?], may_fail: false, is_dead: false })
+        Ok(Link { plan, ends: [one?, other?], connections: 0, may_fail: false, is_dead: false })
     }
 
     /// Makes the queue pairs that are missing, and connects them.
@@ -238,6 +240,7 @@ impl Link {
         if self.plan.library.is_some() {
             return self.connect_library();
         }
+        self.connections = self.connections.wrapping_add(1);
         // Often just before the numbers wrap.
         let psns = [0; 2].map(|_| match random.below(2) {
             0 => 0xff_ffff - random.below(64) as u32,
@@ -249,6 +252,14 @@ impl Link {
             self.bring_up(own, side, Address { dlid: other.lid(), gid: None }, psns)?;
         }
         Ok(())
+    }
+
+    /// Returns the GID of its multicast group. Each connection has another: a datagram of a former one may still be on its
+    /// way, and finds no member.
+    pub(super) fn group(&self) -> [u8; 16] {
+        let mut gid = [0; 16];
+        (gid[0], gid[1], gid[14], gid[15]) = (0xff, 0x12, self.connections, self.plan.number);
+        gid
     }
 
     fn bring_up(&self, card: &Card, side: usize, address: Address, psns: [u32; 2]) -> Result<(), Failure> {
@@ -290,6 +301,9 @@ impl Link {
         card.modify_qp(qpn, &init)?;
         card.modify_qp(qpn, &rtr)?;
         rts.map_or(Ok(()), |rts| card.modify_qp(qpn, &rts))?;
+        if self.plan.kind == Kind::Group {
+            card.attach_multicast(qpn, &self.group())?;
+        }
         Ok(())
     }
 }

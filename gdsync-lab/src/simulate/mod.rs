@@ -1,31 +1,37 @@
-//! `gdsync simulate`: random programs on simulated cards, in one thread, at virtual time. A seed repeats
+//! `gdsync simulate`: random programs on simulated cards, each in one thread, at virtual time. A seed repeats
 //! to the bit.
 //!
-//! A run is a row of episodes with the seeds S, S + 1, and so on. Each has its own cards, links and faults
-//! ([`program`]), is performed by [`stage`], and checked by [`check`] down to each completion and byte.
+//! A run is a row of episodes with the seeds S, S + 1, and so on, on the threads of [`jobs`]. Each has its own cards, links
+//! and faults ([`program`]), is performed by [`stage`], and checked by [`check`] down to each completion and byte.
 
 mod bench;
 mod cards;
 mod check;
 mod driven;
+mod jobs;
 mod library;
 mod link;
 mod post;
 mod program;
 mod rings;
+mod settle;
 mod stage;
+mod totals;
 
 use gdsync_cli::cli::{NO_FAULTS, SimulateOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::text;
 use gdsync_sys::contain::contain;
+use jobs::{Outcome, perform_all};
 use program::{Episode, Step, Wishes};
 use softhca::explore::shrink;
 use softhca::faults::FaultPlan;
 use softhca::liberties::{Liberties, Schedule};
-use stage::{Totals, perform};
+use stage::perform;
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::thread;
+use totals::Totals;
 
 /// Maximum number of runs in which a failing program is shrunk.
 const RUNS: usize = 2000;
@@ -36,27 +42,27 @@ const RUNS: usize = 2000;
 /// The first failure: its seed, and the shortest program that was found to fail.
 pub(crate) fn run(options: &SimulateOptions) -> Result<(), Failure> {
     let wishes = wishes(options)?;
-    let (first, last) = match options.seeds {
-        Some((first, last)) => (first, Some(last)),
-        None => (options.seed, None),
-    };
-    let (mut totals, mut seed) = (Totals::default(), first);
-    loop {
-        let is_last = match last {
-            Some(last) => seed >= last,
-            None => totals.steps >= options.operations,
-        };
-        if is_last {
-            break;
+    let (first, last) = options.seeds.unwrap_or((options.seed, u64::MAX));
+    let most = if options.seeds.is_some() { u64::MAX } else { options.operations };
+    let (mut operations, mut refused) = (0, None);
+    // Which episodes there are depends on nothing that is performed.
+    let episodes = (first..last).map_while(|seed| {
+        if operations >= most {
+            return None;
         }
-        let episode = Episode::new(seed, &wishes)?;
-        match attempt(&episode) {
-            Ok(more) => totals.add(&more),
-            Err(error) => return Err(explain(&episode, &error, totals.steps).into()),
-        }
-        seed += 1;
+        let made = Episode::new(seed, &wishes).map_err(|error| refused = Some(error)).ok()?;
+        operations += made.steps.len() as u64;
+        Some(made)
+    });
+    let jobs = options
+        .jobs
+        .map_or_else(|| thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize);
+    let Outcome { totals, failure } = perform_all(episodes, jobs);
+    match (failure, refused) {
+        (Some((episode, error)), _) => Err(explain(&episode, &error, totals.steps).into()),
+        (None, Some(error)) => Err(error.into()),
+        (None, None) => text::print_text(&describe(&totals, first)),
     }
-    text::print_text(&describe(&totals, first, seed))
 }
 
 fn wishes(options: &SimulateOptions) -> Result<Wishes, Failure> {
@@ -132,12 +138,12 @@ fn explain(episode: &Episode, error: &str, before: u64) -> String {
 }
 
 /// Returns the result of a run in words.
-fn describe(totals: &Totals, first: u64, end: u64) -> String {
-    let Totals { steps, requests, completions, waits, packets, faults, time, hash } = totals;
+fn describe(totals: &Totals, first: u64) -> String {
+    let Totals { episodes, steps, requests, completions, waits, packets, faults, time, hash } = totals;
     format!(
-        "{steps} operations in {} episodes (seeds {first}..{end}): {requests} work requests, {completions} completions, \
+        "{steps} operations in {episodes} episodes (seeds {first}..{}): {requests} work requests, {completions} completions, \
          {waits} awaited by streams, {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}\n",
-        end - first,
+        first + episodes,
         time.as_secs_f64()
     )
 }
@@ -160,6 +166,29 @@ mod tests {
         assert_ne!(run(2..18).hash, first.hash);
         assert!(first.completions > 100 && first.packets > 100 && first.faults > 0, "{first:?}");
         assert!(first.waits > 20, "the library: {first:?}");
+    }
+
+    #[test]
+    fn both_members_of_a_group_get_its_datagrams() {
+        let wishes = Wishes { faults: Some(FaultPlan::new(0, Vec::new())), ..Wishes::default() };
+        let is_group = |link: &program::LinkPlan| link.kind == program::Kind::Group;
+        let mut episode =
+            (1..).map(|seed| Episode::new(seed, &wishes).unwrap()).find(|one| one.links.iter().any(is_group));
+        let episode = episode.as_mut().unwrap();
+        episode.links.retain(is_group);
+        episode.links.truncate(1);
+        let sends = episode.steps.iter().filter_map(|step| match step {
+            Step::Post { work, .. } if work.what == program::What::SendImm => Some(Step::Post {
+                link: 0,
+                side: 0,
+                work: program::Work { signaled: true, rung: true, ..*work },
+            }),
+            _ => None,
+        });
+        let receives = |side| Step::Receives { link: 0, side, count: 3 };
+        let ends = [Step::Settle { seed: 1 }];
+        episode.steps = [receives(0), receives(1)].into_iter().chain(sends.take(3)).chain(ends).collect();
+        assert_eq!(attempt(episode).map(|totals| totals.completions), Ok(3 + 2 * 3));
     }
 
     #[test]

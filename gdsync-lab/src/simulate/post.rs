@@ -8,9 +8,10 @@ use super::program::{DEPTH, INLINE, Kind, What, Work};
 use crate::soak::plan::Random;
 use gdsync::{RemoteMemory, Slice, WorkRequest};
 use gdsync_sys::prm::wqe::{
-    AddressFields, AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
-    XrcSeg,
+    AddressFields, AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, GrhFields, InlineSeg, Opcode, RemoteAddrSeg,
+    SEGMENT, XrcSeg,
 };
+use softhca::card::{MULTICAST_LIDS, MULTICAST_QPN};
 use zerocopy::IntoBytes;
 
 /// How many writes ago a place was written that is read.
@@ -90,6 +91,7 @@ impl Parts {
 impl Link {
     /// Posts a work request. Returns false if the end cannot take it.
     pub(super) fn post(&mut self, side: usize, work: &Work, cards: &[CardBed]) -> Result<bool, String> {
+        let group = self.group();
         let [one, other] = &mut self.ends;
         let (end, peer) = if side == 0 { (one, other) } else { (other, one) };
         if end.qpn == 0 || end.failed || end.ledger.len() >= DEPTH || !end.queues.can_send() {
@@ -135,14 +137,19 @@ impl Link {
         } else {
             let mut body = Vec::new();
             if parts.opcode != Opcode::Nop {
-                let fields = AddressFields {
+                let mut fields = AddressFields {
                     qkey: QKEY,
                     qpn: peer.qpn,
                     dlid: cards[peer.card].card.lid(),
                     ..AddressFields::default()
                 };
+                if self.plan.kind == Kind::Group {
+                    let grh = GrhFields { gid: group, hop_limit: 1, ..GrhFields::default() };
+                    (fields.qpn, fields.dlid, fields.grh) =
+                        (MULTICAST_QPN, *MULTICAST_LIDS.start(), Some(grh));
+                }
                 match self.plan.kind {
-                    Kind::Ud => body.extend_from_slice(AddressVector::new(&fields).as_bytes()),
+                    Kind::Ud | Kind::Group => body.extend_from_slice(AddressVector::new(&fields).as_bytes()),
                     Kind::Dc => {
                         body.extend_from_slice(AddressVector::new(&fields).with_dc_key(DC_KEY).as_bytes());
                     }
@@ -225,6 +232,10 @@ fn plan(kind: Kind, work: &Work, end: &mut End, peer: &mut End, random: &mut Ran
             let opcode = if work.what == What::Send { Opcode::Send } else { Opcode::SendImm };
             let bytes = content(random, work.length);
             let number = message(peer, opcode, &bytes, None);
+            if kind == Kind::Group {
+                // Both ends are members. They have got the same messages, so their numbers are equal.
+                message(end, opcode, &bytes, None);
+            }
             Parts {
                 bytes: Some(bytes),
                 immediate: immediate(number),

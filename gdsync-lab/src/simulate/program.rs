@@ -19,18 +19,29 @@ pub(super) enum Kind {
     Rc,
     Uc,
     Ud,
+    /// Datagrams of the first end to a multicast group that both ends are in.
+    Group,
     Xrc,
     Dc,
 }
 
 impl Kind {
     pub(super) fn is_reliable(self) -> bool {
-        !matches!(self, Kind::Uc | Kind::Ud)
+        !matches!(self, Kind::Uc) && !self.is_of_datagrams()
+    }
+
+    pub(super) fn is_of_datagrams(self) -> bool {
+        matches!(self, Kind::Ud | Kind::Group)
+    }
+
+    /// Returns whether the second end is a target, which has no send queue.
+    pub(super) fn has_target(self) -> bool {
+        matches!(self, Kind::Xrc | Kind::Dc)
     }
 
     /// Returns whether only the first end sends.
     pub(super) fn is_one_way(self) -> bool {
-        matches!(self, Kind::Xrc | Kind::Dc)
+        self.has_target() || self == Kind::Group
     }
 }
 
@@ -64,6 +75,8 @@ pub(super) struct LinkPlan {
     pub(super) kind: Kind,
     /// The card of each end.
     pub(super) cards: [usize; 2],
+    /// Its number in the episode.
+    pub(super) number: u8,
     /// True if receives come from the card's shared queue.
     pub(super) shared: bool,
     /// True if regions have relaxed ordering.
@@ -206,7 +219,8 @@ impl Episode {
         let random = &mut Random::new(seed);
         let cards = 2 + random.below(3) as usize;
         let library = random.below(3) == 0;
-        let links: Vec<LinkPlan> = (0..2 + random.below(5)).map(|_| link(cards, library, random)).collect();
+        let links: Vec<LinkPlan> =
+            (0..2 + random.below(5) as u8).map(|number| link(number, cards, library, random)).collect();
         let faults = match &wishes.faults {
             Some(plan) => Some(FaultPlan::new(plan.seed ^ seed, plan.rules.clone())),
             None => faults(random)?,
@@ -239,8 +253,9 @@ fn is_survived(action: &Action) -> bool {
     )
 }
 
-fn link(cards: usize, library: bool, random: &mut Random) -> LinkPlan {
-    let kinds = [Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Ud, Kind::Xrc, Kind::Dc, Kind::Dc];
+fn link(number: u8, cards: usize, library: bool, random: &mut Random) -> LinkPlan {
+    use Kind::{Dc, Group, Rc, Uc, Ud, Xrc};
+    let kinds = [Rc, Rc, Rc, Rc, Uc, Ud, Group, Xrc, Dc, Dc];
     let kind = match kinds[random.below(kinds.len() as u64) as usize] {
         _ if library && random.below(2) == 0 => Kind::Rc,
         kind => kind,
@@ -254,10 +269,11 @@ fn link(cards: usize, library: bool, random: &mut Random) -> LinkPlan {
         .then(|| [by(random), by(random)]);
     LinkPlan {
         kind,
+        number,
         library,
         cards: [0; 2].map(|_| random.below(cards as u64) as usize),
         // One of UC keeps a receive that a lost message has begun to fill.
-        shared: kind.is_one_way() || random.below(3) == 0 && kind != Kind::Uc && library.is_none(),
+        shared: kind.has_target() || random.below(3) == 0 && kind != Kind::Uc && library.is_none(),
         relaxed: random.below(4) == 0,
         timeout: [10, 11, 14, 14][random.below(4) as usize],
         rnr_timer: [1, 6, 12, 14][random.below(4) as usize],
@@ -316,7 +332,10 @@ fn step(links: &[LinkPlan], (cards, library): (usize, bool), kills: bool, random
             seed: random.next(),
         },
         0..500 => Step::Post { link, side, work: work(plan.kind, random) },
-        500..650 => Step::Receives { link, side: 1 - side, count: 1 + random.below(8) as usize },
+        500..650 => {
+            let side = if plan.kind.has_target() { 1 } else { random.below(2) as usize };
+            Step::Receives { link, side, count: 1 + random.below(8) as usize }
+        }
         650..950 => Step::Run { steps: 1 + random.below(24) as usize, seed: random.next() },
         950..980 => Step::Skip,
         980..988 => Step::Settle { seed: random.next() },
@@ -330,13 +349,13 @@ fn step(links: &[LinkPlan], (cards, library): (usize, bool), kills: bool, random
 fn work(kind: Kind, random: &mut Random) -> Work {
     use What::{Add, Nop, Read, Send, SendImm, Swap, Write, WriteImm};
     let all: &[What] = match kind {
-        Kind::Ud => &[SendImm],
+        Kind::Ud | Kind::Group => &[SendImm],
         Kind::Uc => &[SendImm, WriteImm, Nop],
         _ => &[Send, Send, SendImm, Write, Write, WriteImm, Read, Read, Add, Swap, Nop],
     };
     let what = all[random.below(all.len() as u64) as usize];
     let longest = [0, 8, 28, 64, 200, 1024, 1025, LONGEST as u64][random.below(8) as usize];
-    let longest = if kind == Kind::Ud { longest.min(PACKET_BYTES.into()) } else { longest };
+    let longest = if kind.is_of_datagrams() { longest.min(PACKET_BYTES.into()) } else { longest };
     Work {
         what,
         length: random.below(longest + 1) as usize,

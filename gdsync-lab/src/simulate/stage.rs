@@ -1,12 +1,13 @@
-//! The interpreter of an episode: it performs the steps, polls completions, and ends with nothing outstanding.
+//! The interpreter of an episode: it performs the steps, and polls completions.
 
 use super::bench::Driving;
 use super::cards::CardBed;
 use super::check::Checked;
 use super::library::{await_some, check_marks, words};
 use super::link::{End, Link, Queues};
-use super::program::{DEPTH, Episode, Kind, STREAMS, Step, What, Work};
+use super::program::{DEPTH, Episode, Kind, STREAMS, Step};
 use super::rings::{ReceiveQueue, SendQueue};
+use super::totals::Totals;
 use crate::soak::plan::Random;
 use gdsync::stream::Simulation;
 use gdsync_cli::failure::Failure;
@@ -14,59 +15,18 @@ use softhca::card::simulation::World;
 use softhca::card::{QpChange, QpState};
 use std::time::Duration;
 
-/// Maximum number of rounds in which an episode comes to rest, without an end that this is taken for a hang.
-const ROUNDS: usize = 50_000;
-/// Steps without work that the library may need until it acts, of a millisecond each.
-const PATIENCE: u32 = 20;
 /// Longest time that passes between two steps of cards, in nanoseconds.
 const PAUSE: u64 = 2000;
-
-/// The end of an episode, or of all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Totals {
-    pub(super) steps: u64,
-    pub(super) requests: u64,
-    pub(super) completions: u64,
-    /// Completions that streams have waited for.
-    pub(super) waits: u64,
-    pub(super) packets: u64,
-    pub(super) faults: u64,
-    pub(super) time: Duration,
-    /// Made of all completions, and of all memory whenever everything was at rest.
-    pub(super) hash: u64,
-}
-
-impl Totals {
-    fn mix(&mut self, bytes: &[u8]) {
-        for word in bytes.chunks(8) {
-            let mut padded = [0; 8];
-            padded[..word.len()].copy_from_slice(word);
-            let mixed = (self.hash ^ u64::from_le_bytes(padded)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            self.hash = mixed ^ mixed >> 29;
-        }
-    }
-
-    pub(super) fn add(&mut self, other: &Totals) {
-        self.steps += other.steps;
-        self.requests += other.requests;
-        self.completions += other.completions;
-        self.waits += other.waits;
-        self.packets += other.packets;
-        self.faults += other.faults;
-        self.time += other.time;
-        self.mix(&other.hash.to_le_bytes());
-    }
-}
 
 pub(super) struct Stage<'a> {
     episode: &'a Episode,
     // Before the links, whose memory the cards use.
-    cards: Vec<CardBed>,
-    links: Vec<Link>,
+    pub(super) cards: Vec<CardBed>,
+    pub(super) links: Vec<Link>,
     world: World,
-    totals: Totals,
+    pub(super) totals: Totals,
     /// The library's, if it has a part. Last: its tasks hold objects of the cards and links.
-    simulation: Option<Simulation>,
+    pub(super) simulation: Option<Simulation>,
 }
 
 /// Performs an episode.
@@ -81,7 +41,7 @@ pub(super) fn perform(episode: &Episode) -> Result<Totals, String> {
     let Stage { cards, world, totals, .. } = &mut stage;
     let faults = cards.iter().flat_map(|bed| bed.card.fault_counts()).map(|rule| rule.injected).sum::<u64>();
     totals.faults += faults;
-    (totals.packets, totals.time) = (world.packets(), world.elapsed());
+    (totals.episodes, totals.packets, totals.time) = (1, world.packets(), world.elapsed());
     Ok(*totals)
 }
 
@@ -151,7 +111,7 @@ impl<'a> Stage<'a> {
         self.pass(random.below(PAUSE));
     }
 
-    fn pass(&self, nanoseconds: u64) {
+    pub(super) fn pass(&self, nanoseconds: u64) {
         self.advance_to(self.world.elapsed() + Duration::from_nanos(nanoseconds));
     }
 
@@ -161,13 +121,13 @@ impl<'a> Stage<'a> {
     }
 
     /// Moves the time to the next timer of a card.
-    fn skip(&self) -> bool {
+    pub(super) fn skip(&self) -> bool {
         let next = self.cards.iter().filter_map(|bed| bed.card.next_timer()).min();
         next.inspect(|next| self.advance_to(*next)).is_some()
     }
 
     /// Steps all cards, in random order. Returns whether one has worked.
-    fn step_all(&mut self, random: &mut Random) -> bool {
+    pub(super) fn step_all(&mut self, random: &mut Random) -> bool {
         let first = random.below(self.cards.len() as u64) as usize;
         let (before, after) = self.cards.split_at(first);
         let mut worked =
@@ -183,7 +143,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Takes all completions, and checks them.
-    fn poll(&mut self) -> Checked {
+    pub(super) fn poll(&mut self) -> Checked {
         let passed = if self.simulation.is_some() { words(&self.cards) } else { Vec::new() };
         for card in 0..self.cards.len() {
             while let Some(cqe) = self.cards[card].sends.poll() {
@@ -223,129 +183,13 @@ impl<'a> Stage<'a> {
         found.ok_or_else(|| format!("card {card}: a completion of queue pair {qpn:#x}, which is gone"))
     }
 
-    fn at(&self, link: usize, side: usize, error: &str) -> String {
+    pub(super) fn at(&self, link: usize, side: usize, error: &str) -> String {
         let plan = &self.links[link].plan;
         format!("link {link} ({:?} between cards {:?}), end {side}: {error}", plan.kind, plan.cards)
     }
 
-    /// Runs until nothing is outstanding, makes failed links anew, and checks all memory.
-    fn settle(&mut self, random: &mut Random) -> Checked {
-        let mut idle = 0;
-        for round in 0.. {
-            for link in 0..self.links.len() {
-                for side in 0..2 {
-                    self.links[link].post_receives(side, DEPTH, &mut self.cards);
-                    self.end_row(link, side, random)?;
-                }
-                // Nothing else tells the other end, for whose messages streams may wait.
-                let Link { is_dead, ends, .. } = &self.links[link];
-                let is_over = *is_dead || ends.iter().any(End::has_failed);
-                let others =
-                    ends.iter().position(|end| end.queues.library.is_some() && !end.queues.has_failed());
-                if let Some(side) = others.filter(|_| is_over) {
-                    self.fail(link, side).map_err(|error| error.to_string())?;
-                }
-            }
-            let worked = self.step_all(random);
-            idle = if worked { 0 } else { idle + 1 };
-            self.poll()?;
-            if let Some(what) = self.unfinished() {
-                let goes_on = worked || self.skip() || self.has_patience(idle);
-                if !goes_on || round > ROUNDS {
-                    let why = if goes_on { "does not come to its end" } else { "hangs" };
-                    return Err(format!("{what} {why}"));
-                }
-            } else if !worked && !self.skip() {
-                break;
-            }
-        }
-        for link in 0..self.links.len() {
-            if self.links[link].is_dead || self.links[link].ends.iter().any(End::has_failed) {
-                self.remake(link, true, random)?;
-            }
-        }
-        for (number, bed) in self.cards.iter_mut().enumerate() {
-            for pool in &mut bed.pools {
-                let left = bed.card.query_srq(pool.srqn).map_err(|error| error.to_string())?.posted;
-                pool.take_back(left as usize).map_err(|error| format!("card {number}: {error}"))?;
-            }
-        }
-        for link in 0..self.links.len() {
-            self.links[link].check().map_err(|error| self.at(link, 0, &error))?;
-            for side in 0..2 {
-                self.totals.mix(&self.links[link].ends[side].region.shadow);
-            }
-        }
-        Ok(())
-    }
-
-    /// Posts a request with a completion, if the last one has none.
-    fn end_row(&mut self, link: usize, side: usize, random: &mut Random) -> Checked {
-        let end = &self.links[link].ends[side];
-        if end.ledger.ends_silently() && !end.failed {
-            let seed = random.next();
-            let nop = Work {
-                what: What::Nop,
-                length: 0,
-                offset: 0,
-                signaled: true,
-                fenced: false,
-                rung: true,
-                seed,
-            };
-            self.links[link].post(side, &nop, &self.cards)?;
-        }
-        let End { queues, card, .. } = &mut self.links[link].ends[side];
-        queues.send.iter_mut().for_each(SendQueue::ring);
-        match (&mut queues.library, &self.cards[*card].bench) {
-            (Some(driven), Some(bench)) => driven.ring(bench),
-            _ => Ok(()),
-        }
-    }
-
-    /// Lets time pass in which the library, which has no timer that shows, may act.
-    fn has_patience(&self, idle: u32) -> bool {
-        let is_patient = self.simulation.is_some() && idle < PATIENCE;
-        if is_patient {
-            self.pass(1_000_000);
-            // A stream tells how far it is only now and then, unless it is asked.
-            let benches = self.cards.iter().filter_map(|bed| bed.bench.as_ref());
-            benches.flat_map(|bench| &bench.streams).for_each(|driving| drop(driving.unfinished()));
-        }
-        is_patient
-    }
-
-    /// Describes an end with something outstanding, or a stream that waits.
-    fn unfinished(&self) -> Option<String> {
-        let is = |link: &Link, end: &End| match end.qpn != 0 && !end.has_failed() {
-            true => end.ledger.len() > 0 || link.is_whole() && !end.coming.is_empty(),
-            false => !end.ledger.is_silent(),
-        };
-        let mut links = self.links.iter().enumerate();
-        let end =
-            links.find_map(|(number, link)| Some((number, link.ends.iter().position(|end| is(link, end))?)));
-        if let Some((link, side)) = end {
-            return Some(self.at(link, side, &format!("({}) it", self.state(link, side))));
-        }
-        let benches =
-            self.cards.iter().enumerate().filter_map(|(card, bed)| Some((card, bed.bench.as_ref()?)));
-        let mut streams = benches.flat_map(|(card, bench)| {
-            bench.streams.iter().enumerate().map(move |(stream, driving)| (card, stream, driving))
-        });
-        streams.find_map(|(card, stream, driving)| {
-            Some(format!("stream {stream} of card {card} ({}) it", driving.unfinished()?))
-        })
-    }
-
-    fn state(&self, link: usize, side: usize) -> String {
-        let end = &self.links[link].ends[side];
-        let state = self.cards[end.card].card.query_qp(end.qpn).map(|attributes| attributes.state);
-        let (sends, receives, coming) = (end.ledger.len(), end.posted.len(), end.coming.len());
-        format!("{state:?}, {sends} sends outstanding, {receives} receives posted, {coming} messages to come")
-    }
-
     /// Moves a queue pair to ERR.
-    fn fail(&mut self, link: usize, side: usize) -> Result<(), Failure> {
+    pub(super) fn fail(&mut self, link: usize, side: usize) -> Result<(), Failure> {
         let link = &mut self.links[link];
         let end = &link.ends[side];
         if let Some(driven) = &end.queues.library {
@@ -362,7 +206,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Resets a link's queue pairs, or destroys them, and connects it again.
-    fn remake(&mut self, link: usize, destroy: bool, random: &mut Random) -> Checked {
+    pub(super) fn remake(&mut self, link: usize, destroy: bool, random: &mut Random) -> Checked {
         let words = |error: Failure| error.to_string();
         (0..2).try_for_each(|side| self.fail(link, side)).map_err(words)?;
         self.poll()?;
@@ -405,6 +249,7 @@ impl<'a> Stage<'a> {
 
     /// Resets or destroys the queue pair of an end.
     fn end(&mut self, link: usize, side: usize, destroy: bool) -> Result<(), Failure> {
+        let (kind, group) = (self.links[link].plan.kind, self.links[link].group());
         let end = &mut self.links[link].ends[side];
         let card = &self.cards[end.card].card;
         if end.qpn == 0 {
@@ -417,6 +262,9 @@ impl<'a> Stage<'a> {
         }
         if destroy {
             return Ok(card.destroy_qp(end.qpn)?);
+        }
+        if kind == Kind::Group {
+            card.detach_multicast(end.qpn, &group)?;
         }
         card.modify_qp(end.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() })?;
         end.queues.send.iter_mut().for_each(SendQueue::reset);
@@ -441,12 +289,5 @@ impl<'a> Stage<'a> {
             }
         }
         Ok(())
-    }
-}
-
-impl Link {
-    /// Returns whether everything that is sent reliably must come.
-    fn is_whole(&self) -> bool {
-        self.plan.kind.is_reliable() && !self.is_dead && self.ends.iter().all(|end| !end.has_failed())
     }
 }

@@ -4,7 +4,7 @@ use gdsync_test_support::command::{error_in, gdsync, object, rows_in, run, text}
 use gdsync_test_support::skipped_on_system;
 
 /// A command line, and the begin of its error, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 47] = [
+const WRONG_USAGE: [(&[&str], &str); 48] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -91,6 +91,7 @@ const WRONG_USAGE: [(&[&str], &str); 47] = [
         &["simulate", "--seeds", "9..3"],
         "invalid value '9..3' for '--seeds <A..B>': 9..3 is no range of seeds such as 1..100",
     ),
+    (&["simulate", "--jobs", "0"], "invalid value '0' for '--jobs <N>': 0 is not in 1..=1024"),
     (&["soak", "--procs", "65"], "invalid value '65' for '--procs <N>': 65 is not in 2..=64"),
     (
         &["soak", "--faults", "drop nth=0"],
