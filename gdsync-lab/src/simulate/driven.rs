@@ -28,6 +28,8 @@ pub(super) struct Driven {
     /// Indices of the completions that come next, of sends and of receives, and those after the last successes.
     pub(super) next: [u32; 2],
     pub(super) good: [u32; 2],
+    /// True if streams wait for sends that other streams are given later. Two may wait for each other.
+    pub(super) is_awaited_ahead: bool,
 }
 
 impl Driven {
@@ -56,7 +58,13 @@ impl Driven {
             refused: Vec::new(),
             next: [0; 2],
             good: [0; 2],
+            is_awaited_ahead: false,
         })
+    }
+
+    /// Returns the stream of its sends.
+    pub(super) fn stream(&self) -> Option<usize> {
+        self.by.stream()
     }
 
     /// Resets it. Returns false if streams have not passed its work.
@@ -65,6 +73,7 @@ impl Driven {
         self.messages = 0;
         self.life = life;
         self.refused.clear();
+        self.is_awaited_ahead = false;
         self.queue_pair.reset().is_ok()
     }
 
@@ -106,15 +115,22 @@ impl Driven {
         Ok(())
     }
 
+    /// Posts the prepared sends before a wait for them, but for one of that other stream, which may wait for them ahead.
+    pub(super) fn get_ready(&mut self, ahead_on: Option<usize>, bench: &Bench) -> Result<(), String> {
+        let is_of_other = self.by.stream().is_some_and(|own| ahead_on.is_some_and(|on| on != own));
+        self.is_awaited_ahead |= is_of_other && !self.pending.is_empty();
+        if is_of_other { Ok(()) } else { self.ring(bench) }
+    }
+
     /// Returns whether the card has a send only after its stream has reached it.
     pub(super) fn has_begun(&self, serial: u64) -> bool {
         self.by == By::Cpu || (self.begun.load().wrapping_sub(serial as u32) as i32) > 0
     }
 
-    /// Prepares a wait for the next completion of sends (queue 0) or receives, if all of its work is given to the card.
+    /// Prepares a wait for the next completion of sends (queue 0), or of receives for which messages are coming.
     pub(super) fn prepare_wait(&self, queue: usize, coming: usize) -> Result<Option<PreparedWait>, String> {
         let queues = [self.queue_pair.send_cq(), self.queue_pair.recv_cq()];
-        if !self.pending.is_empty() || self.queue_pair.failure().is_some() {
+        if self.queue_pair.failure().is_some() {
             return Ok(None);
         }
         match queues[queue].prepare_wait() {

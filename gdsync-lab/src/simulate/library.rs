@@ -99,10 +99,10 @@ impl Link {
     }
 }
 
-/// Makes a stream wait for up to four completions of its card's queue pairs.
+/// Makes a stream wait for up to four completions of its card's queue pairs; with `ahead`, also of sends that another stream
+/// will be given later.
 pub(super) fn await_some(
-    card: usize,
-    stream: usize,
+    (card, stream, ahead): (usize, usize, bool),
     links: &mut [Link],
     cards: &mut [CardBed],
     random: &mut Random,
@@ -112,11 +112,16 @@ pub(super) fn await_some(
     let is_here = |end: &End| end.card == card && end.queues.library.is_some();
     let here: Vec<_> = places.into_iter().filter(|(link, side)| is_here(&links[*link].ends[*side])).collect();
     let mut waits = Vec::new();
-    for _ in 0..(1 + random.below(4)).min(2 * here.len() as u64) {
+    let most = 1 + random.below(4) as usize;
+    for _ in 0..4 * here.len() {
+        if waits.len() == most {
+            break;
+        }
         let (link, side) = here[random.below(here.len() as u64) as usize];
         let (ends, queue) = (&mut links[link].ends, random.below(2) as usize);
+        let ahead = ahead && queue == 0;
         if let Some(driven) = &mut ends[side].queues.library {
-            driven.ring(bench)?;
+            driven.get_ready(ahead.then_some(stream), bench)?;
         }
         let Some(driven) = &ends[side].queues.library else { continue };
         // Lost messages of an unreliable link never come.

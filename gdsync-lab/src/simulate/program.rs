@@ -160,6 +160,8 @@ pub(super) enum Step {
     Await {
         card: usize,
         stream: usize,
+        /// True if it may wait for sends that another stream will be given later.
+        ahead: bool,
         seed: u64,
     },
     /// Drops a card, and starts another in its place.
@@ -184,7 +186,10 @@ impl fmt::Display for Step {
             Step::Break { link, side } => write!(f, "link {link} end {side}: to ERR"),
             Step::Remake { link, destroy: false, .. } => write!(f, "link {link}: reset and connected again"),
             Step::Remake { link, .. } => write!(f, "link {link}: destroyed and made again"),
-            Step::Await { card, stream, .. } => write!(f, "stream {stream} of card {card} waits"),
+            Step::Await { card, stream, ahead, .. } => {
+                let for_what = if *ahead { ", also for sends that are not posted" } else { "" };
+                write!(f, "stream {stream} of card {card} waits{for_what}")
+            }
             Step::Kill { card } => write!(f, "card {card} ends, and another starts"),
         }
     }
@@ -236,10 +241,10 @@ impl Episode {
             }
             None => None,
         };
-        let kills = random.below(4) == 0;
+        let (kills, wild) = (random.below(4) == 0, random.below(2) == 0);
         let count = 64 << random.below(5);
         let mut steps: Vec<Step> =
-            (0..count).map(|_| step(&links, (cards, library), kills, random)).collect();
+            (0..count).map(|_| step(&links, (cards, library), (kills, wild), random)).collect();
         steps.push(Step::Settle { seed: random.next() });
         Ok(Episode { seed, cards, library, links, faults, may_fail, schedule, steps })
     }
@@ -321,7 +326,12 @@ fn faults(random: &mut Random) -> Result<Option<FaultPlan>, String> {
     Ok(Some(plan).filter(|plan| !plan.rules.is_empty()))
 }
 
-fn step(links: &[LinkPlan], (cards, library): (usize, bool), kills: bool, random: &mut Random) -> Step {
+fn step(
+    links: &[LinkPlan],
+    (cards, library): (usize, bool),
+    (kills, wild): (bool, bool),
+    random: &mut Random,
+) -> Step {
     let link = random.below(links.len() as u64) as usize;
     let plan = links[link];
     let side = if plan.kind.is_one_way() { 0 } else { random.below(2) as usize };
@@ -329,6 +339,7 @@ fn step(links: &[LinkPlan], (cards, library): (usize, bool), kills: bool, random
         360..500 if library => Step::Await {
             card: random.below(cards as u64) as usize,
             stream: random.below(STREAMS as u64) as usize,
+            ahead: wild && random.below(4) != 0,
             seed: random.next(),
         },
         0..500 => Step::Post { link, side, work: work(plan.kind, random) },

@@ -89,8 +89,13 @@ impl<'a> Stage<'a> {
             Step::Settle { seed } => self.settle(&mut Random::new(*seed))?,
             Step::Break { link, side } => self.fail(*link, *side).map_err(|error| error.to_string())?,
             Step::Remake { link, destroy, seed } => self.remake(*link, *destroy, &mut Random::new(*seed))?,
-            Step::Await { card, stream, seed } => {
-                await_some(*card, *stream, &mut self.links, &mut self.cards, &mut Random::new(*seed))?;
+            Step::Await { card, stream, ahead, seed } => {
+                await_some(
+                    (*card, *stream, *ahead),
+                    &mut self.links,
+                    &mut self.cards,
+                    &mut Random::new(*seed),
+                )?;
             }
             Step::Kill { card } => self.kill(*card).map_err(|error| error.to_string())?,
         }

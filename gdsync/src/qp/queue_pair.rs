@@ -199,6 +199,10 @@ impl QueuePair {
     /// rung yet end earlier, once all queue pairs that complete there have failed, unless the completion queue or
     /// its doorbell record is in GPU memory.
     ///
+    /// Prepared work behind sends that a stream was given completes once the library knows that the stream has rung
+    /// for these: a stream without waits reports its position only now and then, unless
+    /// [`Stream::synchronize_timeout`](crate::Stream::synchronize_timeout) asks for it.
+    ///
     /// May be called from any thread, and more than once.
     ///
     /// # Errors
