@@ -83,7 +83,10 @@ pub fn main(
         },
         Err(error) => return usage(&error),
     };
-    match log::own_filter() {
+    // What simulated cards refuse is a simulation's work.
+    let default =
+        if matches!(invocation, Invocation::Command(Command::Simulate(_))) { "off" } else { "warn" };
+    match log::own_filter(default) {
         Ok(filter) => {
             // The layer would report a failed write by `eprintln!`, which panics.
             let written = tracing_subscriber::fmt::layer().with_writer(io::stderr).log_internal_errors(false);

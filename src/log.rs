@@ -5,15 +5,14 @@ use tracing_subscriber::filter::Targets;
 
 /// The environment variable of the command's log filter.
 pub const VARIABLE: &str = "GDSYNC_LOG";
-const DEFAULT: &str = "warn";
 
-/// Returns the filter of the command's log.
+/// Returns the filter of the command's log, with its default.
 ///
 /// # Errors
 /// The variable is malformed.
-pub fn own_filter() -> Result<Targets, Failure> {
+pub fn own_filter(default: &str) -> Result<Targets, Failure> {
     let value = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
-    filter(VARIABLE, &value.unwrap_or_else(|| DEFAULT.into()).to_string_lossy())
+    filter(VARIABLE, &value.unwrap_or_else(|| default.into()).to_string_lossy())
 }
 
 /// Parses the filter `value` of the variable `variable`.

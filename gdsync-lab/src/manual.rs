@@ -54,7 +54,7 @@ others | soft trace
 
 const ENVIRONMENT: &str = "\
 GDSYNC_LOG
-What is logged to standard error: a level (error, warn, info, debug, trace), or `target=level` with `,` between. Without it, `warn`.
+What is logged to standard error: a level (error, warn, info, debug, trace), or `target=level` with `,` between. Without it, `warn`; for `simulate`, `off`.
 GDSYNC_TRACE
 A file for the timeline of the process, `%p` in its name being the number of the process; or a folder with `/` behind it, for parts that `gdsync trace --merge` makes one trace of (docs/trace.md).
 GDSYNC_TRACE_GPU

@@ -2,8 +2,9 @@
 
 use super::program::STREAMS;
 use gdsync::memop::Word32;
+use gdsync::persistent::{ListError, PersistentError, Request, start_all, start_all_by_trigger, wait_all};
 use gdsync::queue::Status;
-use gdsync::stream::{PostError, PostFailure, StreamOptions, StreamSteps};
+use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions, StreamSteps};
 use gdsync::{
     Batch, Collector, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream, Trigger,
 };
@@ -25,9 +26,11 @@ pub(super) struct Driving {
     /// `None` at the end of its process.
     steps: Option<StreamSteps>,
     stream: Stream<SoftStream>,
-    /// The number of the last mark that the stream has passed.
     /// Releases sends of several queue pairs.
     pub(super) trigger: Trigger,
+    /// Starts lists of persistent requests.
+    starter: Trigger,
+    /// The number of the last mark that the stream has passed.
     pub(super) word: Word32,
     pub(super) marks: VecDeque<Vec<Awaited>>,
     /// Number of the first of `marks`.
@@ -42,6 +45,8 @@ pub(super) struct Awaited {
     /// Number of the queue pair among those of its end.
     pub(super) life: u32,
     pub(super) index: u32,
+    /// For a start of a persistent request: its key.
+    pub(super) start: Option<u64>,
     pub(super) status: Option<Status>,
 }
 
@@ -71,6 +76,7 @@ impl Driving {
             steps: Some(steps),
             stream,
             trigger: Trigger::new(pd)?,
+            starter: Trigger::new(pd)?,
             word,
             marks: VecDeque::new(),
             first: 1,
@@ -97,6 +103,47 @@ impl Driving {
             Err(PostError { batch, source: PostFailure::Queue(QueueError::State(_)), .. }) => Ok(Some(batch)),
             Err(error) => Err(format!("a stream refuses a batch: {error}")),
         }
+    }
+
+    /// Starts a list. Returns false if nothing was started, as there is no room, another stream is before this one, or a queue
+    /// pair has failed.
+    pub(super) fn start(&self, list: &mut [&mut dyn Request], by_trigger: bool) -> Result<bool, String> {
+        let started = match by_trigger {
+            true => start_all_by_trigger(list, &self.stream, &self.starter, Duration::ZERO),
+            false => start_all(list, &self.stream, Duration::ZERO),
+        };
+        accepted(started)
+    }
+
+    /// Waits for a list. Returns false if the stream has no room, or the list is empty.
+    pub(super) fn wait_for(&self, list: &mut [&mut dyn Request]) -> Result<bool, String> {
+        if list.is_empty() { Ok(false) } else { accepted(wait_all(list, &self.stream, Duration::ZERO)) }
+    }
+
+    /// Posts a batch, and then a mark: when the stream has passed it, these completions have come.
+    pub(super) fn mark(&mut self, awaited: Vec<Awaited>, batch: Batch) -> Result<(), String> {
+        let number = self.first.wrapping_add(self.marks.len() as u32);
+        self.marks.push_back(awaited);
+        match self.post(batch.write_value32(&self.word, number))? {
+            None => Ok(()),
+            Some(_) => Err("a stream refuses waits".to_owned()),
+        }
+    }
+}
+
+/// Tells whether a list was accepted. Only some refusals may be.
+fn accepted(result: Result<Posted, ListError>) -> Result<bool, String> {
+    use PersistentError::{Post, Queue};
+    use QueueError::{Full, Order, State};
+    match result {
+        Ok(_) => Ok(true),
+        Err(ListError {
+            source:
+                Queue(Full(_) | Order(_) | State(_))
+                | Post(PostFailure::Queue(Full(_) | Order(_) | State(_)) | PostFailure::WouldBlock { .. }),
+            ..
+        }) => Ok(false),
+        Err(error) => Err(format!("a stream refuses persistent requests: {error}")),
     }
 }
 

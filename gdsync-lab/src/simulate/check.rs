@@ -1,8 +1,9 @@
 //! Checks: each completion, and each byte, against what was posted.
 
 use super::cards::{CardBed, SLOT};
-use super::link::{Effect, End, IN, LENGTH, Link, Message, Posted, WINDOW, WINDOWS, WORD};
-use super::post::immediate;
+use super::link::{
+    Effect, End, IN, KEPT_IN, KEPT_WINDOW, LENGTH, Link, Message, Posted, WINDOW, WINDOWS, WORD,
+};
 use super::program::{DEPTH, Kind};
 use crate::soak::ledger::Ended;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
@@ -32,8 +33,9 @@ pub(super) struct Told<'a> {
     pub(super) index: u64,
     /// `Some` for an error: whether it is a flush.
     pub(super) flush: Option<bool>,
-    pub(super) bytes: u32,
-    pub(super) immediate: [u8; 4],
+    /// Unknown for starts of persistent requests, as the next one.
+    pub(super) bytes: Option<u32>,
+    pub(super) immediate: Option<[u8; 4]>,
     /// Compares its kind with the opcode of a request, or of a message.
     pub(super) is_of: &'a dyn Fn(Opcode) -> bool,
     pub(super) text: &'a dyn fmt::Display,
@@ -83,8 +85,8 @@ impl Link {
             let Posted { opcode, result, effect, out } = work;
             if is_own && is_good {
                 ensure!((told.is_of)(opcode), "{opcode:?} completes as another: {text}");
-                let expected = result.unwrap_or(told.bytes);
-                ensure!(told.bytes == expected, "{opcode:?} of {expected} bytes: {text}");
+                let is_other = result.zip(told.bytes).is_some_and(|(expected, is)| is != expected);
+                ensure!(!is_other, "{opcode:?} with a result of {result:?} bytes: {text}");
             }
             if is_good {
                 done(&effect, end, peer).map_err(|error| format!("{opcode:?} completes, and {error}"))?;
@@ -116,6 +118,8 @@ impl Link {
                 (None, place)
             }
         };
+        // Of the same persistent request.
+        let has_later = region.is_none() && end.posted.iter().any(|(_, later)| *later == place);
         if told.flush.is_some() {
             ensure!(self.may_fail, "a receive fails without a reason: {text}");
             end.failed |= !plan.kind.has_target();
@@ -125,21 +129,21 @@ impl Link {
             return Ok(());
         }
         let message = next_message(end, plan.kind, told)?;
-        let Message { number, opcode, bytes, at, writes } = message;
+        let Message { number, opcode, bytes, immediate, at, writes } = message;
         ensure!((told.is_of)(opcode), "message {number} completes as another: {text}");
         ensure!(
-            opcode == Opcode::Send || told.immediate == immediate(number),
+            opcode == Opcode::Send || told.immediate.is_none_or(|is| is == immediate),
             "message {number} has another immediate"
         );
         let lead = if plan.kind.is_of_datagrams() { HEADER } else { 0 };
         ensure!(
-            told.bytes as usize == bytes.len() + lead,
+            told.bytes.is_none_or(|is| is as usize == bytes.len() + lead),
             "message {number} of {} bytes: {text}",
             bytes.len()
         );
         end.received = number + 1;
         // Later writes may be for the same place.
-        if let Some(at) = at.filter(|_| end.writes - writes < WINDOWS) {
+        if let Some(at) = at.filter(|_| end.writes.wrapping_sub(writes) < WINDOWS) {
             let is_there = end.region.bytes(at, bytes.len()) == bytes;
             ensure!(
                 is_there,
@@ -148,6 +152,12 @@ impl Link {
             );
         }
         let region = region.unwrap_or(&mut end.region);
+        if has_later {
+            // The next message may be there already, and is checked.
+            let is = region.bytes(place, SLOT);
+            region.expect(place, &is);
+            return Ok(());
+        }
         if plan.kind == Kind::Group {
             let header = region.bytes(place, lead);
             ensure!(header[GID..] == group, "message {number} is of another group: {header:02x?}");
@@ -200,6 +210,8 @@ impl Link {
         end.posted.clear();
         let is = end.region.bytes(IN, DEPTH * SLOT);
         end.region.expect(IN, &is);
+        let is = end.region.bytes(KEPT_IN, KEPT_WINDOW - KEPT_IN);
+        end.region.expect(KEPT_IN, &is);
         if !self.plan.kind.is_reliable() {
             let is = peer.region.bytes(WINDOW, WORD - WINDOW);
             peer.region.expect(WINDOW, &is);
@@ -260,7 +272,7 @@ fn done(effect: &Effect, end: &mut End, peer: &mut End) -> Checked {
 /// Returns the message that a receive completes. Messages of unreliable transports may be missing before it.
 fn next_message(end: &mut End, kind: Kind, told: &Told<'_>) -> Result<Message, String> {
     while let Some(message) = end.coming.pop_front() {
-        if kind.is_reliable() || told.immediate == immediate(message.number) {
+        if kind.is_reliable() || told.immediate == Some(message.immediate) {
             return Ok(message);
         }
     }
@@ -272,8 +284,8 @@ fn told<'a>(cqe: &'a Cqe64, is_of: &'a dyn Fn(Opcode) -> bool) -> Told<'a> {
     Told {
         index: cqe.wqe_counter().into(),
         flush: cqe.is_error().then(|| cqe.syndrome() == Ok(Syndrome::WrFlush)),
-        bytes: cqe.byte_count(),
-        immediate: cqe.imm(),
+        bytes: Some(cqe.byte_count()),
+        immediate: Some(cqe.imm()),
         is_of,
         text: cqe,
     }

@@ -1,20 +1,33 @@
 //! Queue pairs of the library.
 
 use super::bench::Bench;
-use super::program::{By, DEPTH, Kind, LinkPlan};
+use super::lists::{Kept, Start};
+use super::program::{By, DEPTH, KEEP, Kind, LinkPlan};
 use gdsync::memop::Word32;
+use gdsync::queue::WorkError;
 use gdsync::verbs::Transport;
 use gdsync::{
-    Access, Batch, MemoryRegion, PinnedMemory, PreparedSend, PreparedWait, QueueError, QueuePair,
+    Access, Batch, Completion, MemoryRegion, PinnedMemory, PreparedSend, PreparedWait, QueueError, QueuePair,
     QueuePairConfig, Trigger, WorkRequest,
 };
 use gdsync_cli::failure::Failure;
+use std::collections::VecDeque;
+
+/// What has ended.
+pub(super) enum Next {
+    Polled(Completion),
+    /// A start of a persistent request.
+    Start {
+        key: u64,
+        outcome: Result<(), WorkError>,
+    },
+}
 
 /// A queue pair of the library.
 pub(super) struct Driven {
     pub(super) queue_pair: QueuePair,
     pub(super) region: MemoryRegion,
-    by: By,
+    pub(super) by: By,
     /// Its number among those of its end.
     pub(super) life: u32,
     /// Prepared sends, and how many of them are messages.
@@ -28,8 +41,16 @@ pub(super) struct Driven {
     /// Indices of the completions that come next, of sends and of receives, and those after the last successes.
     pub(super) next: [u32; 2],
     pub(super) good: [u32; 2],
+    /// True after a failed start of a persistent request, which does not tell whether it had an entry, until a completion with
+    /// an index: the above lag.
+    pub(super) lags: [bool; 2],
     /// True if streams wait for sends that other streams are given later. Two may wait for each other.
     pub(super) is_awaited_ahead: bool,
+    /// Persistent requests, and their starts whose outcome is not known, of sends and of receives.
+    pub(super) kept: [Option<Kept>; 2 * KEEP],
+    pub(super) starts: [VecDeque<Start>; 2],
+    /// Completions that were polled while starts before them were open.
+    polled: [VecDeque<Completion>; 2],
 }
 
 impl Driven {
@@ -58,7 +79,11 @@ impl Driven {
             refused: Vec::new(),
             next: [0; 2],
             good: [0; 2],
+            lags: [false; 2],
             is_awaited_ahead: false,
+            kept: [const { None }; 2 * KEEP],
+            starts: Default::default(),
+            polled: Default::default(),
         })
     }
 
@@ -74,6 +99,8 @@ impl Driven {
         self.life = life;
         self.refused.clear();
         self.is_awaited_ahead = false;
+        self.kept = [const { None }; 2 * KEEP];
+        (self.starts, self.polled) = Default::default();
         self.queue_pair.reset().is_ok()
     }
 
@@ -120,6 +147,45 @@ impl Driven {
         let is_of_other = self.by.stream().is_some_and(|own| ahead_on.is_some_and(|on| on != own));
         self.is_awaited_ahead |= is_of_other && !self.pending.is_empty();
         if is_of_other { Ok(()) } else { self.ring(bench) }
+    }
+
+    /// Adds to a batch that the stream comes to the sends before this serial number.
+    pub(super) fn begin(&mut self, batch: Batch, sends: u32) -> Batch {
+        self.sends = sends;
+        batch.write_value32(&self.begun, sends)
+    }
+
+    /// Takes the next completion of a queue, in the order of the work. `oldest` is the index of the oldest receive.
+    pub(super) fn next_ended(&mut self, queue: usize, oldest: Option<u16>) -> Result<Option<Next>, String> {
+        // Before the poll: what it takes from the queue comes to the program's next poll.
+        let first = self.starts[queue].front();
+        let outcome = first.map(|start| (start.key, start.status.get()));
+        let queues = [self.queue_pair.send_cq(), self.queue_pair.recv_cq()];
+        while let Some(completion) =
+            queues[queue].poll().map_err(|error| format!("polling fails: {error}"))?
+        {
+            self.polled[queue].push_back(completion);
+        }
+        let polled = self.polled[queue].front();
+        let is_next = |key: u64| match queue {
+            0 => polled.is_none_or(|completion| completion.wr_id > key),
+            _ => oldest.map(u64::from) == Some(key),
+        };
+        let Some((key, outcome)) = outcome.filter(|(key, _)| is_next(*key)) else {
+            return Ok(self.polled[queue].pop_front().map(Next::Polled));
+        };
+        let Some(outcome) = outcome else { return Ok(None) };
+        let place = self.starts[queue].pop_front().map_or(0, |start| start.place);
+        if let Some(kept) = &mut self.kept[place] {
+            kept.open -= 1;
+            kept.has_failed |= outcome.is_err();
+        }
+        Ok(Some(Next::Start { key, outcome }))
+    }
+
+    /// Returns whether the outcome of a persistent request's start is not known.
+    pub(super) fn has_open_starts(&self) -> bool {
+        self.starts.iter().any(|starts| !starts.is_empty())
     }
 
     /// Returns whether the card has a send only after its stream has reached it.

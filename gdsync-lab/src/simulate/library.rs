@@ -3,11 +3,12 @@
 use super::bench::Awaited;
 use super::cards::CardBed;
 use super::check::{Checked, Told, ensure};
+use super::driven::Next;
 use super::link::{End, Link};
 use super::program::{Kind, LinkPlan};
 use crate::soak::plan::Random;
 use gdsync::memop::Condition;
-use gdsync::queue::WorkKind;
+use gdsync::queue::{WorkError, WorkKind};
 use gdsync::verbs::Mtu;
 use gdsync::{Batch, Completion, ConnectOptions};
 use gdsync_cli::failure::Failure;
@@ -47,41 +48,91 @@ impl Link {
     ) -> Result<u64, String> {
         let mut count = 0;
         for queue in 0..2 {
-            while let Some(driven) = &mut self.ends[side].queues.library {
-                let queues = [driven.queue_pair.send_cq(), driven.queue_pair.recv_cq()];
-                let polled = queues[queue].poll().map_err(|error| format!("polling fails: {error}"))?;
-                let Some(completion) = polled else { break };
+            while let Some(next) = self.next_ended(side, queue)? {
                 count += 1;
-                if let Some(index) = completion.index {
-                    let next = driven.next[queue];
-                    ensure!(index >= next, "completion {next} is next, and another comes: {completion:?}");
-                    driven.next[queue] = index + 1;
-                    if completion.status.is_ok() {
-                        driven.good[queue] = index + 1;
+                match next {
+                    Next::Polled(completion) => self.polled((side, queue), &completion, cards, mix)?,
+                    Next::Start { key, outcome } => {
+                        self.start_ended((side, queue), (key, outcome), cards, mix)?
                     }
-                }
-                for number in
-                    [completion.wr_id, completion.byte_len.into(), completion.index.unwrap_or(9).into()]
-                {
-                    mix(&number.to_le_bytes());
-                }
-                let is_early = queue == 0 && completion.status.is_ok() && !driven.has_begun(completion.wr_id);
-                ensure!(!is_early, "a send has completed before its stream has reached it: {completion:?}");
-                let told = Told {
-                    index: completion.wr_id,
-                    flush: completion.status.err().map(|error| error.is_flush()),
-                    bytes: completion.byte_len,
-                    immediate: completion.immediate.unwrap_or_default().to_be_bytes(),
-                    is_of: &|opcode| is_of(&completion, opcode, queue == 1),
-                    text: &format_args!("{completion:?}"),
-                };
-                match queue {
-                    0 => self.sent(side, &told)?,
-                    _ => self.received(side, &told, cards)?,
                 }
             }
         }
         Ok(count)
+    }
+
+    fn next_ended(&mut self, side: usize, queue: usize) -> Result<Option<Next>, String> {
+        let end = &mut self.ends[side];
+        let oldest = end.posted.front().map(|(index, _)| *index);
+        end.queues.library.as_mut().map_or(Ok(None), |driven| driven.next_ended(queue, oldest))
+    }
+
+    fn polled(
+        &mut self,
+        (side, queue): (usize, usize),
+        completion: &Completion,
+        cards: &mut [CardBed],
+        mix: &mut dyn FnMut(&[u8]),
+    ) -> Checked {
+        let Some(driven) = &mut self.ends[side].queues.library else { return Ok(()) };
+        if let Some(index) = completion.index {
+            let next = driven.next[queue];
+            ensure!(index >= next, "completion {next} is next, and another comes: {completion:?}");
+            (driven.next[queue], driven.lags[queue]) = (index + 1, false);
+            if completion.status.is_ok() {
+                driven.good[queue] = index + 1;
+            }
+        }
+        for number in [completion.wr_id, completion.byte_len.into(), completion.index.unwrap_or(9).into()] {
+            mix(&number.to_le_bytes());
+        }
+        let told = Told {
+            index: completion.wr_id,
+            flush: completion.status.err().map(|error| error.is_flush()),
+            bytes: Some(completion.byte_len),
+            immediate: Some(completion.immediate.unwrap_or_default().to_be_bytes()),
+            is_of: &|opcode| is_of(completion, opcode, queue == 1),
+            text: &format_args!("{completion:?}"),
+        };
+        self.ended((side, queue), &told, cards)
+    }
+
+    fn start_ended(
+        &mut self,
+        (side, queue): (usize, usize),
+        (key, outcome): (u64, Result<(), WorkError>),
+        cards: &mut [CardBed],
+        mix: &mut dyn FnMut(&[u8]),
+    ) -> Checked {
+        mix(&[key, u64::from(outcome.is_ok())].map(u64::to_le_bytes).concat());
+        if let Some(driven) = &mut self.ends[side].queues.library {
+            match outcome {
+                Ok(()) => {
+                    driven.next[queue] += 1;
+                    driven.good[queue] = driven.next[queue];
+                }
+                Err(_) => driven.lags[queue] = true,
+            }
+        }
+        let told = Told {
+            index: key,
+            flush: outcome.err().map(|error| error.is_flush()),
+            bytes: None,
+            immediate: None,
+            is_of: &|_| true,
+            text: &format_args!("start {key} of a persistent request: {outcome:?}"),
+        };
+        self.ended((side, queue), &told, cards)
+    }
+
+    fn ended(&mut self, (side, queue): (usize, usize), told: &Told<'_>, cards: &mut [CardBed]) -> Checked {
+        if queue == 1 {
+            return self.received(side, told, cards);
+        }
+        let driven = self.ends[side].queues.library.as_ref();
+        let is_early = told.flush.is_none() && driven.is_some_and(|driven| !driven.has_begun(told.index));
+        ensure!(!is_early, "a send has completed before its stream has reached it: {}", told.text);
+        self.sent(side, told)
     }
 
     /// Connects the queue pairs that the library drives.
@@ -102,7 +153,8 @@ impl Link {
 /// Makes a stream wait for up to four completions of its card's queue pairs; with `ahead`, also of sends that another stream
 /// will be given later.
 pub(super) fn await_some(
-    (card, stream, ahead): (usize, usize, bool),
+    (card, stream): (usize, usize),
+    (ahead, lists): (bool, bool),
     links: &mut [Link],
     cards: &mut [CardBed],
     random: &mut Random,
@@ -130,9 +182,13 @@ pub(super) fn await_some(
         }
         let unrung = ends[1 - side].queues.library.as_ref().map_or(0, |peer| peer.messages);
         let coming = ends[side].coming.len().saturating_sub(unrung);
+        // Receives that a stream announces later cannot be posted by the CPU before.
+        if queue == 0 && lists && !ends[1 - side].has_receives() {
+            continue;
+        }
         let Some(wait) = driven.prepare_wait(queue, coming)? else { continue };
         let (life, index) = (driven.life, wait.index());
-        waits.push((Awaited { link, side, queue, life, index, status: None }, wait));
+        waits.push((Awaited { link, side, queue, life, index, start: None, status: None }, wait));
     }
     let by_collector = random.below(4) == 0;
     let driving = &mut bench.streams[stream];
@@ -158,11 +214,7 @@ pub(super) fn await_some(
             }
         }
     }
-    let number = driving.first.wrapping_add(driving.marks.len() as u32);
-    driving.marks.push_back(awaited);
-    let rest = driving.post(batch.write_value32(&driving.word, number))?;
-    ensure!(rest.is_none(), "a stream refuses waits");
-    Ok(())
+    driving.mark(awaited, batch)
 }
 
 /// Checks that the completions have come for which streams have waited: `passed` are the words of all streams before the last polls. Returns for
@@ -176,16 +228,24 @@ pub(super) fn check_marks(links: &[Link], cards: &mut [CardBed], passed: &[u32])
             for awaited in driving.marks.pop_front().ok_or("a stream writes a mark that it was not given")? {
                 let Awaited { link, side, queue, index, .. } = awaited;
                 let end = &links[link].ends[side];
-                let what = || format!("completion {index} of queue {queue} of link {link} end {side}");
+                let what = || {
+                    let of = awaited
+                        .start
+                        .map_or("completion", |_| "the start of a persistent request, completion");
+                    format!("{of} {index} of queue {queue} of link {link} end {side}")
+                };
                 let Some(driven) = end.queues.library.as_ref().filter(|driven| driven.life == awaited.life)
                 else {
                     continue;
                 };
-                let has_come =
-                    driven.next[queue] > index || end.failed || driven.queue_pair.failure().is_some();
+                let is_done = match awaited.start {
+                    None => driven.next[queue] > index || driven.lags[queue],
+                    Some(key) => driven.starts[queue].iter().all(|start| start.key != key),
+                };
+                let has_come = is_done || end.failed || driven.queue_pair.failure().is_some();
                 count += 1;
                 ensure!(has_come, "a stream passes its wait for {}, which has not come", what());
-                if let Some(status) = &awaited.status {
+                if let Some(status) = awaited.status.as_ref().filter(|_| !driven.lags[queue]) {
                     // Some errors have no completion: of WAITs, and of work that the card never gets.
                     let is_good = index < driven.good[queue];
                     let is = status.get();

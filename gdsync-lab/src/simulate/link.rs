@@ -2,7 +2,7 @@
 
 use super::cards::{CardBed, Region, SLOT};
 use super::driven::Driven;
-use super::program::{DEPTH, Kind, LinkPlan};
+use super::program::{DEPTH, KEEP, Kind, LinkPlan};
 use super::rings::{ReceiveQueue, SendQueue};
 use crate::soak::ledger::Ledger;
 use crate::soak::plan::Random;
@@ -11,7 +11,7 @@ use gdsync_sys::prm::wqe::Opcode;
 use softhca::card::{Access, Address, Card, QpChange, QpConfig, QpState, Transport};
 use std::collections::VecDeque;
 
-pub(super) const QKEY: u32 = 0x1111_1111;
+const QKEY: u32 = 0x1111_1111;
 pub(super) const DC_KEY: u64 = 0x1122_3344_5566_7788;
 
 /// The parts of an end's memory, each of places of [`SLOT`] bytes: what is sent, what is received, results of reads and
@@ -22,7 +22,11 @@ pub(super) const LANDING: usize = IN + DEPTH * SLOT;
 pub(super) const WINDOW: usize = LANDING + DEPTH * SLOT;
 pub(super) const WINDOWS: usize = 2 * DEPTH;
 pub(super) const WORD: usize = WINDOW + WINDOWS * SLOT;
-pub(super) const LENGTH: usize = WORD + 64;
+/// Of persistent requests, by their places: what is sent, what is received, and what the peer writes.
+pub(super) const KEPT: usize = WORD + 64;
+pub(super) const KEPT_IN: usize = KEPT + KEEP * SLOT;
+pub(super) const KEPT_WINDOW: usize = KEPT_IN + KEEP * SLOT;
+pub(super) const LENGTH: usize = KEPT_WINDOW + KEEP * SLOT;
 
 /// The effect of a send work request that succeeds.
 #[derive(Clone, Debug)]
@@ -64,6 +68,7 @@ pub(super) struct Message {
     pub(super) number: u32,
     pub(super) opcode: Opcode,
     pub(super) bytes: Vec<u8>,
+    pub(super) immediate: [u8; 4],
     /// Where a write with an immediate puts them.
     pub(super) at: Option<usize>,
     /// Number of the peer's next write when it was posted.
@@ -254,6 +259,12 @@ impl Link {
         Ok(())
     }
 
+    /// Returns the Q_Key of its datagrams. Each connection has another: the card drops a datagram of a former one that
+    /// faults have held back.
+    pub(super) fn qkey(&self) -> u32 {
+        QKEY + u32::from(self.connections)
+    }
+
     /// Returns the GID of its multicast group. Each connection has another: a datagram of a former one may still be on its
     /// way, and finds no member.
     pub(super) fn group(&self) -> [u8; 16] {
@@ -290,7 +301,7 @@ impl Link {
                 (allows, connected(rtr), Some(QpChange { sq_psn, ..to(QpState::Rts) }))
             }
             Transport::Ud => {
-                let init = QpChange { qkey: Some(QKEY), ..init };
+                let init = QpChange { qkey: Some(self.qkey()), ..init };
                 (init, to(QpState::Rtr), Some(QpChange { sq_psn, ..to(QpState::Rts) }))
             }
             Transport::XrcInitiator => (allows, connected(rtr), Some(patient)),

@@ -11,6 +11,7 @@ mod driven;
 mod jobs;
 mod library;
 mod link;
+mod lists;
 mod post;
 mod program;
 mod rings;
@@ -139,10 +140,11 @@ fn explain(episode: &Episode, error: &str, before: u64) -> String {
 
 /// Returns the result of a run in words.
 fn describe(totals: &Totals, first: u64) -> String {
-    let Totals { episodes, steps, requests, completions, waits, packets, faults, time, hash } = totals;
+    let Totals { episodes, steps, requests, starts, completions, waits, packets, faults, time, hash } =
+        totals;
     format!(
-        "{steps} operations in {episodes} episodes (seeds {first}..{}): {requests} work requests, {completions} completions, \
-         {waits} awaited by streams, {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}\n",
+        "{steps} operations in {episodes} episodes (seeds {first}..{}): {requests} work requests, {starts} of them persistent, \
+         {completions} completions, {waits} awaited by streams, {packets} packets, {faults} faults, {:.3} s of the cards' time; hash {hash:016x}\n",
         first + episodes,
         time.as_secs_f64()
     )
@@ -161,11 +163,11 @@ mod tests {
             }
             totals
         };
-        let first = run(1..17);
-        assert_eq!(run(1..17), first);
-        assert_ne!(run(2..18).hash, first.hash);
+        let first = run(1..25);
+        assert_eq!(run(1..25), first);
+        assert_ne!(run(2..26).hash, first.hash);
         assert!(first.completions > 100 && first.packets > 100 && first.faults > 0, "{first:?}");
-        assert!(first.waits > 20, "the library: {first:?}");
+        assert!(first.waits > 20 && first.starts > 10, "the library: {first:?}");
     }
 
     #[test]

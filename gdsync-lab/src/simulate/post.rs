@@ -1,9 +1,7 @@
 //! Posting: the work requests of a link, and their expected effects.
 
 use super::cards::{CardBed, SLOT};
-use super::link::{
-    DC_KEY, Effect, End, IN, LANDING, Link, Message, OUT, Posted, QKEY, WINDOW, WINDOWS, WORD,
-};
+use super::link::{DC_KEY, Effect, End, IN, LANDING, Link, Message, OUT, Posted, WINDOW, WINDOWS, WORD};
 use super::program::{DEPTH, INLINE, Kind, What, Work};
 use crate::soak::plan::Random;
 use gdsync::{RemoteMemory, Slice, WorkRequest};
@@ -25,7 +23,7 @@ pub(super) fn content(random: &mut Random, len: usize) -> Vec<u8> {
 }
 
 /// Returns the immediate of a message.
-pub(super) fn immediate(number: u32) -> [u8; 4] {
+fn immediate(number: u32) -> [u8; 4] {
     (number ^ 0x5a5a_0000).to_be_bytes()
 }
 
@@ -91,7 +89,7 @@ impl Parts {
 impl Link {
     /// Posts a work request. Returns false if the end cannot take it.
     pub(super) fn post(&mut self, side: usize, work: &Work, cards: &[CardBed]) -> Result<bool, String> {
-        let group = self.group();
+        let (group, qkey) = (self.group(), self.qkey());
         let [one, other] = &mut self.ends;
         let (end, peer) = if side == 0 { (one, other) } else { (other, one) };
         if end.qpn == 0 || end.failed || end.ledger.len() >= DEPTH || !end.queues.can_send() {
@@ -138,7 +136,7 @@ impl Link {
             let mut body = Vec::new();
             if parts.opcode != Opcode::Nop {
                 let mut fields = AddressFields {
-                    qkey: QKEY,
+                    qkey,
                     qpn: peer.qpn,
                     dlid: cards[peer.card].card.lid(),
                     ..AddressFields::default()
@@ -304,6 +302,7 @@ fn message(to: &mut End, opcode: Opcode, bytes: &[u8], at: Option<usize>) -> u32
     let number = to.sent;
     to.sent += 1;
     let writes = to.writes;
-    to.coming.push_back(Message { number, opcode, bytes: bytes.to_vec(), at, writes });
+    let (bytes, immediate) = (bytes.to_vec(), immediate(number));
+    to.coming.push_back(Message { number, opcode, bytes, immediate, at, writes });
     number
 }

@@ -13,6 +13,8 @@ pub(super) const LONGEST: usize = 3200;
 pub(super) const INLINE: usize = 28;
 /// Work requests of a queue that may be outstanding.
 pub(super) const DEPTH: usize = 16;
+/// Persistent sends of an end, and persistent receives.
+pub(super) const KEEP: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -164,6 +166,12 @@ pub(super) enum Step {
         ahead: bool,
         seed: u64,
     },
+    /// Starts persistent requests of a card's queue pairs on a stream, which waits for them, mostly.
+    Start {
+        card: usize,
+        stream: usize,
+        seed: u64,
+    },
     /// Drops a card, and starts another in its place.
     Kill {
         card: usize,
@@ -190,6 +198,7 @@ impl fmt::Display for Step {
                 let for_what = if *ahead { ", also for sends that are not posted" } else { "" };
                 write!(f, "stream {stream} of card {card} waits{for_what}")
             }
+            Step::Start { card, stream, .. } => write!(f, "stream {stream} of card {card} starts a list"),
             Step::Kill { card } => write!(f, "card {card} ends, and another starts"),
         }
     }
@@ -211,6 +220,8 @@ pub(super) struct Episode {
     pub(super) cards: usize,
     /// True if the library drives some of the links.
     pub(super) library: bool,
+    /// True if streams start persistent requests.
+    pub(super) lists: bool,
     pub(super) links: Vec<LinkPlan>,
     pub(super) faults: Option<FaultPlan>,
     /// True if faults may fail work requests.
@@ -230,10 +241,6 @@ impl Episode {
             Some(plan) => Some(FaultPlan::new(plan.seed ^ seed, plan.rules.clone())),
             None => faults(random)?,
         };
-        let fails = |action: &Action| !is_survived(action);
-        let mut rules = faults.iter().flat_map(|plan| &plan.rules);
-        // A plan of the command line may use up all retries.
-        let may_fail = rules.any(|rule| wishes.faults.is_some() || fails(&rule.action));
         let schedule = match &wishes.schedule {
             Some(schedule) => Some(schedule.clone()),
             None if random.below(2) == 0 => {
@@ -241,12 +248,22 @@ impl Episode {
             }
             None => None,
         };
-        let (kills, wild) = (random.below(4) == 0, random.below(2) == 0);
+        let habits = Habits {
+            library,
+            kills: random.below(4) == 0,
+            ahead: random.below(2) == 0,
+            lists: random.below(2) == 0,
+        };
+        // Losses use up the retries of a message whose receive waits for its stream: only what is acknowledged restores them.
+        let uses_up = |action: &Action| library && habits.lists && matches!(action, Action::Drop);
+        let fails = |action: &Action| !is_survived(action) || uses_up(action);
+        let mut rules = faults.iter().flat_map(|plan| &plan.rules);
+        // A plan of the command line may use up all retries, too.
+        let may_fail = rules.any(|rule| wishes.faults.is_some() || fails(&rule.action));
         let count = 64 << random.below(5);
-        let mut steps: Vec<Step> =
-            (0..count).map(|_| step(&links, (cards, library), (kills, wild), random)).collect();
+        let mut steps: Vec<Step> = (0..count).map(|_| step(&links, cards, habits, random)).collect();
         steps.push(Step::Settle { seed: random.next() });
-        Ok(Episode { seed, cards, library, links, faults, may_fail, schedule, steps })
+        Ok(Episode { seed, cards, library, lists: habits.lists, links, faults, may_fail, schedule, steps })
     }
 }
 
@@ -326,20 +343,33 @@ fn faults(random: &mut Random) -> Result<Option<FaultPlan>, String> {
     Ok(Some(plan).filter(|plan| !plan.rules.is_empty()))
 }
 
-fn step(
-    links: &[LinkPlan],
-    (cards, library): (usize, bool),
-    (kills, wild): (bool, bool),
-    random: &mut Random,
-) -> Step {
+/// What the steps of an episode may be.
+#[derive(Clone, Copy)]
+struct Habits {
+    library: bool,
+    /// Cards end.
+    kills: bool,
+    /// Streams wait ahead.
+    ahead: bool,
+    /// Streams start persistent requests.
+    lists: bool,
+}
+
+fn step(links: &[LinkPlan], cards: usize, habits: Habits, random: &mut Random) -> Step {
+    let Habits { library, kills, ahead, lists } = habits;
     let link = random.below(links.len() as u64) as usize;
     let plan = links[link];
     let side = if plan.kind.is_one_way() { 0 } else { random.below(2) as usize };
     match random.below(1000) {
+        360..400 if library && lists => Step::Start {
+            card: random.below(cards as u64) as usize,
+            stream: random.below(STREAMS as u64) as usize,
+            seed: random.next(),
+        },
         360..500 if library => Step::Await {
             card: random.below(cards as u64) as usize,
             stream: random.below(STREAMS as u64) as usize,
-            ahead: wild && random.below(4) != 0,
+            ahead: ahead && random.below(4) != 0,
             seed: random.next(),
         },
         0..500 => Step::Post { link, side, work: work(plan.kind, random) },

@@ -132,7 +132,9 @@ impl Stage<'_> {
     fn unfinished(&self) -> Option<String> {
         let is = |link: &Link, end: &End| match end.qpn != 0 && !end.has_failed() {
             true => end.ledger.len() > 0 || link.is_whole() && !end.coming.is_empty(),
-            false => !end.ledger.is_silent(),
+            false => {
+                !end.ledger.is_silent() || end.queues.library.as_ref().is_some_and(Driven::has_open_starts)
+            }
         };
         let mut links = self.links.iter().enumerate();
         let end =

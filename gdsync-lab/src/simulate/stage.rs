@@ -5,6 +5,7 @@ use super::cards::CardBed;
 use super::check::Checked;
 use super::library::{await_some, check_marks, words};
 use super::link::{End, Link, Queues};
+use super::lists::start_some;
 use super::program::{DEPTH, Episode, Kind, STREAMS, Step};
 use super::rings::{ReceiveQueue, SendQueue};
 use super::totals::Totals;
@@ -91,11 +92,18 @@ impl<'a> Stage<'a> {
             Step::Remake { link, destroy, seed } => self.remake(*link, *destroy, &mut Random::new(*seed))?,
             Step::Await { card, stream, ahead, seed } => {
                 await_some(
-                    (*card, *stream, *ahead),
+                    (*card, *stream),
+                    (*ahead, self.episode.lists),
                     &mut self.links,
                     &mut self.cards,
                     &mut Random::new(*seed),
                 )?;
+            }
+            Step::Start { card, stream, seed } => {
+                let random = &mut Random::new(*seed);
+                let count = start_some((*card, *stream), &mut self.links, &mut self.cards, random)?;
+                self.totals.requests += count;
+                self.totals.starts += count;
             }
             Step::Kill { card } => self.kill(*card).map_err(|error| error.to_string())?,
         }

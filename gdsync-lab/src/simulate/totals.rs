@@ -11,6 +11,8 @@ pub(super) struct Totals {
     pub(super) episodes: u64,
     pub(super) steps: u64,
     pub(super) requests: u64,
+    /// Starts of persistent requests among them.
+    pub(super) starts: u64,
     pub(super) completions: u64,
     /// Completions that streams have waited for.
     pub(super) waits: u64,
@@ -46,6 +48,7 @@ impl Totals {
         self.episodes += other.episodes;
         self.steps += other.steps;
         self.requests += other.requests;
+        self.starts += other.starts;
         self.completions += other.completions;
         self.waits += other.waits;
         self.packets += other.packets;
