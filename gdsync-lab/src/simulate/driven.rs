@@ -1,7 +1,7 @@
 //! Queue pairs of the library.
 
 use super::bench::Bench;
-use super::lists::{Kept, Start};
+use super::kept::{Places, Start};
 use super::program::{By, DEPTH, KEEP, Kind, LinkPlan};
 use gdsync::memop::Word32;
 use gdsync::queue::WorkError;
@@ -47,7 +47,7 @@ pub(super) struct Driven {
     /// True if streams wait for sends that other streams are given later. Two may wait for each other.
     pub(super) is_awaited_ahead: bool,
     /// Persistent requests, and their starts whose outcome is not known, of sends and of receives.
-    pub(super) kept: [Option<Kept>; 2 * KEEP],
+    pub(super) kept: Places,
     pub(super) starts: [VecDeque<Start>; 2],
     /// Completions that were polled while starts before them were open.
     polled: [VecDeque<Completion>; 2],

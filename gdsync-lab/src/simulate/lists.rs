@@ -2,63 +2,16 @@
 
 use super::bench::Awaited;
 use super::cards::{CardBed, SLOT};
-use super::check::{Checked, ensure};
+use super::check::Checked;
 use super::driven::Driven;
+use super::kept::{Held, Kept, Start};
 use super::link::{Effect, End, KEPT, KEPT_WINDOW, Link, Message, Posted};
 use super::post::content;
 use super::program::{By, DEPTH, KEEP, Kind, LONGEST};
 use crate::soak::plan::Random;
 use gdsync::persistent::{PersistentRecv, PersistentSend, Request};
-use gdsync::queue::Status;
 use gdsync::{Batch, RemoteMemory};
 use gdsync_sys::prm::wqe::Opcode;
-use std::time::Duration;
-
-/// A persistent request of an end, in one of its places: the first [`KEEP`] are for sends, the others for receives.
-pub(super) struct Kept {
-    request: Held,
-    opcode: Opcode,
-    bytes: Vec<u8>,
-    /// Where a write puts them.
-    at: usize,
-    immediate: [u8; 4],
-    /// Starts whose outcome is not known.
-    pub(super) open: usize,
-    /// True if one has failed since the last completion.
-    pub(super) has_failed: bool,
-    was_started: bool,
-    /// The stream that waits for the newest start.
-    awaited_on: Option<usize>,
-}
-
-enum Held {
-    Send(PersistentSend),
-    Receive(PersistentRecv),
-}
-
-impl Held {
-    fn request(&mut self) -> &mut dyn Request {
-        match self {
-            Held::Send(send) => send,
-            Held::Receive(receive) => receive,
-        }
-    }
-
-    fn status(&self) -> Option<Status> {
-        match self {
-            Held::Send(send) => send.status(),
-            Held::Receive(receive) => receive.status(),
-        }
-    }
-}
-
-/// A start whose outcome is not known.
-pub(super) struct Start {
-    /// Serial number of a send, index of a receive.
-    pub(super) key: u64,
-    pub(super) place: usize,
-    pub(super) status: Status,
-}
 
 /// A request of a list: its link, end and place.
 type Chosen = (usize, usize, usize);
@@ -68,90 +21,71 @@ fn slot(place: usize) -> usize {
     KEPT + place * SLOT
 }
 
-impl Kept {
-    /// Makes the request of a place.
-    fn new(end: &mut End, peer: &End, place: usize, random: &mut Random) -> Result<Self, String> {
-        let words = |error: &dyn std::fmt::Display| format!("a persistent request is refused: {error}");
-        let (mut opcode, mut bytes, mut at, immediate) = (Opcode::Nop, Vec::new(), 0, random.next() as u32);
-        if place < KEEP {
-            let all = [Opcode::Send, Opcode::SendImm, Opcode::RdmaWrite, Opcode::RdmaWriteImm];
-            opcode = all[random.below(4) as usize];
-            let longest = [0, 64, LONGEST as u64][random.below(3) as usize];
-            bytes = content(random, random.clone().below(longest + 1) as usize);
-            at = KEPT_WINDOW + place * SLOT + random.below(64) as usize;
-            end.region.fill(slot(place), &bytes);
-        }
-        let Some(driven) = &end.queues.library else { return Err("there is no queue pair".to_owned()) };
-        let len = if place < KEEP { bytes.len() } else { SLOT };
-        let slices = [driven.region.slice(slot(place)..slot(place) + len).map_err(|error| words(&error))?];
-        let slices = if len == 0 { &[][..] } else { &slices };
-        let remote = RemoteMemory {
-            addr: peer.region.address(0),
-            len: peer.region.memory.len() as u64,
-            rkey: peer.region.key,
-        };
-        let queue_pair = &driven.queue_pair;
-        let request = match opcode {
-            Opcode::Nop => PersistentRecv::new(queue_pair, slices).map(Held::Receive),
-            Opcode::Send | Opcode::SendImm => PersistentSend::send(queue_pair, slices).map(Held::Send),
-            _ => {
-                let to = remote.slice(at..at + len).map_err(|error| words(&error))?;
-                PersistentSend::write(queue_pair, slices, to).map(Held::Send)
-            }
-        };
-        let request = match request.map_err(|error| words(&error))? {
-            Held::Send(send) if matches!(opcode, Opcode::SendImm | Opcode::RdmaWriteImm) => {
-                Held::Send(send.immediate(immediate))
-            }
-            request => request,
-        };
-        Ok(Kept {
-            request,
-            opcode,
-            bytes,
-            at,
-            immediate: immediate.to_be_bytes(),
-            open: 0,
-            has_failed: false,
-            was_started: false,
-            awaited_on: None,
-        })
+/// Makes the request of a place.
+fn make(end: &mut End, peer: &End, place: usize, random: &mut Random) -> Result<Kept, String> {
+    let words = |error: &dyn std::fmt::Display| format!("a persistent request is refused: {error}");
+    let (mut opcode, mut bytes, mut at, immediate) = (Opcode::Nop, Vec::new(), 0, random.next() as u32);
+    if place < KEEP {
+        let all = [Opcode::Send, Opcode::SendImm, Opcode::RdmaWrite, Opcode::RdmaWriteImm];
+        opcode = all[random.below(4) as usize];
+        let longest = [0, 64, LONGEST as u64][random.below(3) as usize];
+        bytes = content(random, random.clone().below(longest + 1) as usize);
+        at = KEPT_WINDOW + place * SLOT + random.below(64) as usize;
+        end.region.fill(slot(place), &bytes);
     }
-
-    /// Completes a request whose starts have all completed.
-    fn complete(&mut self) -> Checked {
-        let completion = match &mut self.request {
-            Held::Send(send) => send.complete(Duration::ZERO),
-            Held::Receive(receive) => receive.complete(Duration::ZERO),
-        };
-        let completion =
-            completion.map_err(|error| format!("a persistent request that was started: {error}"))?;
-        let Some(completion) = completion else {
-            return Err("a persistent request has all its statuses, and does not complete".to_owned());
-        };
-        let is_told = completion.status.is_err() == self.has_failed;
-        ensure!(is_told, "the statuses of a persistent request tell another outcome: {completion:?}");
-        (self.was_started, self.has_failed) = (false, false);
-        Ok(())
-    }
-
-    /// Notes what the next start of a send is expected to do.
-    fn expect(&self, peer: &mut End) -> Effect {
-        let is_message = self.opcode != Opcode::RdmaWrite;
-        let message = is_message.then(|| {
-            let number = peer.sent;
-            peer.sent += 1;
-            // A later start may write the same place before the message is polled.
-            let writes = peer.writes.wrapping_sub(DEPTH * DEPTH);
-            let at = (self.opcode == Opcode::RdmaWriteImm).then_some(self.at);
-            let (opcode, bytes, immediate) = (self.opcode, self.bytes.clone(), self.immediate);
-            peer.coming.push_back(Message { number, opcode, bytes, immediate, at, writes });
-            number
-        });
-        match (self.opcode, message) {
-            (Opcode::Send | Opcode::SendImm, Some(number)) => Effect::Message(number),
-            _ => Effect::Write { at: self.at, bytes: self.bytes.clone(), message },
+    let Some(driven) = &end.queues.library else { return Err("there is no queue pair".to_owned()) };
+    let len = if place < KEEP { bytes.len() } else { SLOT };
+    let slices = [driven.region.slice(slot(place)..slot(place) + len).map_err(|error| words(&error))?];
+    let slices = if len == 0 { &[][..] } else { &slices };
+    let remote = RemoteMemory {
+        addr: peer.region.address(0),
+        len: peer.region.memory.len() as u64,
+        rkey: peer.region.key,
+    };
+    let queue_pair = &driven.queue_pair;
+    let request = match opcode {
+        Opcode::Nop => PersistentRecv::new(queue_pair, slices).map(Held::Receive),
+        Opcode::Send | Opcode::SendImm => PersistentSend::send(queue_pair, slices).map(Held::Send),
+        _ => {
+            let to = remote.slice(at..at + len).map_err(|error| words(&error))?;
+            PersistentSend::write(queue_pair, slices, to).map(Held::Send)
         }
+    };
+    let request = match request.map_err(|error| words(&error))? {
+        Held::Send(send) if matches!(opcode, Opcode::SendImm | Opcode::RdmaWriteImm) => {
+            Held::Send(send.immediate(immediate))
+        }
+        request => request,
+    };
+    Ok(Kept {
+        request,
+        opcode,
+        bytes,
+        at,
+        immediate: immediate.to_be_bytes(),
+        open: 0,
+        has_failed: false,
+        was_started: false,
+        awaited_on: None,
+    })
+}
+
+/// Notes what the next start of a send is expected to do.
+fn expect(kept: &Kept, peer: &mut End) -> Effect {
+    let is_message = kept.opcode != Opcode::RdmaWrite;
+    let message = is_message.then(|| {
+        let number = peer.sent;
+        peer.sent += 1;
+        // A later start may write the same place before the message is polled.
+        let writes = peer.writes.wrapping_sub(DEPTH * DEPTH);
+        let at = (kept.opcode == Opcode::RdmaWriteImm).then_some(kept.at);
+        let (opcode, bytes, immediate) = (kept.opcode, kept.bytes.clone(), kept.immediate);
+        peer.coming.push_back(Message { number, opcode, bytes, immediate, at, writes });
+        number
+    });
+    match (kept.opcode, message) {
+        (Opcode::Send | Opcode::SendImm, Some(number)) => Effect::Message(number),
+        _ => Effect::Write { at: kept.at, bytes: kept.bytes.clone(), message },
     }
 }
 
@@ -200,7 +134,7 @@ pub(super) fn start_some(
                 work.push(kept.map(|kept| Posted {
                     opcode: kept.opcode,
                     result: None,
-                    effect: kept.expect(peer),
+                    effect: expect(kept, peer),
                     out: (slot(place), 0),
                 }));
                 sends += usize::from(place < KEEP);
@@ -293,7 +227,7 @@ impl End {
             renews = random.below(2) == 0;
         }
         if renews {
-            let kept = Kept::new(self, peer, place, random)?;
+            let kept = make(self, peer, place, random)?;
             self.queues.library.iter_mut().for_each(|driven| driven.kept[place] = None);
             if let Some(driven) = &mut self.queues.library {
                 driven.kept[place] = Some(kept);

@@ -9,6 +9,7 @@ mod cards;
 mod check;
 mod driven;
 mod jobs;
+mod kept;
 mod library;
 mod link;
 mod lists;
