@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Longest time that passes between two steps of cards, in nanoseconds.
 const PAUSE: u64 = 2000;
+/// Longest time for which faults hold a packet back (`hold=N` in docs/liberties.md).
+const LONGEST_HOLD: Duration = Duration::from_millis(10);
 
 pub(super) struct Stage<'a> {
     episode: &'a Episode,
@@ -135,8 +137,11 @@ impl<'a> Stage<'a> {
 
     /// Moves the time to the next timer of a card.
     pub(super) fn skip(&self) -> bool {
-        let next = self.cards.iter().filter_map(|bed| bed.card.next_timer()).min();
-        next.inspect(|next| self.advance_to(*next)).is_some()
+        self.next_timer().inspect(|next| self.advance_to(*next)).is_some()
+    }
+
+    fn next_timer(&self) -> Option<Duration> {
+        self.cards.iter().filter_map(|bed| bed.card.next_timer()).min()
     }
 
     /// Steps all cards, in random order. Returns whether one has worked.
@@ -252,9 +257,14 @@ impl<'a> Stage<'a> {
         it.connect(&self.cards, random).map_err(words)
     }
 
-    /// Runs until nothing happens: packets of a former connection must not reach the new one.
+    /// Runs until nothing happens: packets of a former connection must not reach the new one, which would take a message
+    /// of UC whatever its PSN. Faults hold a packet back for at most [`LONGEST_HOLD`].
     fn calm(&mut self, random: &mut Random) -> Checked {
-        while self.step_all(random) || self.world.in_flight() > 0 && self.skip() {
+        let hold = if self.episode.faults.is_some() { LONGEST_HOLD } else { Duration::ZERO };
+        let end = self.world.elapsed() + hold;
+        while self.step_all(random)
+            || (self.world.in_flight() > 0 || self.next_timer().is_some_and(|next| next < end)) && self.skip()
+        {
             self.poll()?;
         }
         Ok(())
