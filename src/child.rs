@@ -4,6 +4,7 @@ use crate::cli::{self, Process};
 use crate::failure::{AlreadySaid, Failure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::ffi::OsStr;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -56,13 +57,41 @@ pub fn failure(what: fmt::Arguments<'_>, status: ExitStatus) -> Failure {
     }
 }
 
+/// Starts a process that outlives a kill of this one, to clean up after it: it ends when its standard input does, and
+/// holds nothing else open. It has its own process group, which the terminal's signals do not reach.
+pub fn watcher(process: Process, argument: &OsStr, output: Stdio) -> io::Result<Child> {
+    Command::new(env::current_exe()?)
+        .arg(cli::word(&process))
+        .arg(argument)
+        .stdin(Stdio::piped())
+        .stdout(output)
+        .stderr(Stdio::null())
+        .current_dir("/")
+        .process_group(0)
+        .spawn()
+}
+
+/// As [`is_killed_with_this_process`]. The child also ignores SIGINT, which a terminal sends to both: this process
+/// decides how an interrupted run ends.
+pub fn dies_with_this_process(command: &mut Command) {
+    is_killed_with_this_process(command);
+    let ignore = || {
+        // SAFETY: the call changes what a signal does to the calling process, and involves no handler.
+        match unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) } {
+            libc::SIG_ERR => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: between fork and exec, `ignore` makes one system call.
+    unsafe { command.pre_exec(ignore) };
+}
+
 /// Makes the kernel kill the process that `command` starts as soon as this one ends, however it ends, even if the child
-/// is stopped. The child ignores SIGINT, which a terminal sends to both: this process decides how an interrupted run
-/// ends.
+/// is stopped.
 ///
 /// The thread that starts the process must live as long as this process, as the main thread does: the kernel takes the
 /// end of that thread for the parent's.
-pub fn dies_with_this_process(command: &mut Command) {
+pub fn is_killed_with_this_process(command: &mut Command) {
     let parent = std::process::id();
     let ask = move || {
         let signal = libc::SIGKILL as libc::c_ulong;
@@ -76,13 +105,9 @@ pub fn dies_with_this_process(command: &mut Command) {
         if unsafe { libc::getppid() } as u32 != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        // SAFETY: the call changes what a signal does to the calling process, and involves no handler.
-        match unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) } {
-            libc::SIG_ERR => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        }
+        Ok(())
     };
-    // SAFETY: between fork and exec, `ask` makes three system calls, allocates nothing and takes no lock.
+    // SAFETY: between fork and exec, `ask` makes two system calls, allocates nothing and takes no lock.
     unsafe { command.pre_exec(ask) };
 }
 

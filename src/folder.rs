@@ -1,15 +1,15 @@
 //! The private folder of a run, removed when the run ends, even by a kill. If the process that removes it was killed, too,
 //! the next run does.
 
-use crate::cli::{self, Process};
+use crate::child;
+use crate::cli::Process;
 use crate::failure::Failure;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 /// Prefix of the folders' names: the watcher removes no others.
 const PREFIX: &str = "gdsync-run-";
@@ -28,18 +28,7 @@ impl Folder {
         let parent = std::env::temp_dir();
         remove_abandoned(&parent);
         let (path, lock) = make(&parent)?;
-        // The watcher holds nothing open but the pipe. It has its own process group, which the terminal's signals do
-        // not reach.
-        let watcher = Command::new(std::env::current_exe()?)
-            .arg(cli::word(&Process::SoftWatch))
-            .arg(&path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .current_dir("/")
-            .process_group(0)
-            .spawn();
-        match watcher {
+        match child::watcher(Process::SoftWatch, path.as_os_str(), Stdio::null()) {
             Ok(watcher) => Ok(Folder { path, watcher, _lock: lock }),
             Err(error) => {
                 let _ = fs::remove_dir_all(&path);

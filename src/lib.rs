@@ -28,6 +28,7 @@ pub mod pattern;
 mod pingpong;
 pub mod plot;
 pub mod progress;
+mod run;
 #[allow(unsafe_code)]
 mod sides;
 #[allow(unsafe_code)]
@@ -151,6 +152,7 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
             sides::run(&*options).map(done)
         }
         Command::Explain(options) => explain::run(&options),
+        Command::Run(options) => run::run(&options),
         Command::Trace(options) => trace::run(&options),
         Command::Completions(options) => {
             Ok(done(io::stdout().lock().write_all(&Cli::completions(&options))?))
@@ -177,6 +179,7 @@ pub fn run_process(process: Process) -> Result<(), Failure> {
         Process::SoftWatch => {
             folder::watch(&std::env::args_os().nth(2).map(PathBuf::from).unwrap_or_default())
         }
+        Process::RunWatch => run::watch(),
         other => Err(format!("{other:?} is a process of another program of gdsync's").into()),
     }
 }

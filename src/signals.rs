@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 /// Forwarded signals. Others keep their effect: SIGTSTP stops this process and the command together, as the terminal
 /// sends it.
@@ -92,15 +93,19 @@ impl Held {
     /// Runs a user's command, which gets the signals. Returns its exit status, or 128 plus the number of the signal
     /// that ended it.
     pub fn run(&self, command: &mut Command) -> Result<u8, Failure> {
+        match self.spawn(command) {
+            Ok(mut child) => Ok(code_of(self.pass_on_until_it_ends(&mut child)?)),
+            Err(status) => Ok(status),
+        }
+    }
+
+    /// Starts a user's command. If the system refuses, reports why, and returns a shell's exit status for that.
+    pub fn spawn(&self, command: &mut Command) -> Result<Child, u8> {
         self.release_in(command);
-        let mut child = match command.spawn() {
-            Ok(child) => child,
-            Err(error) => {
-                text::complain(format_args!("{}: {error}", command.get_program().to_string_lossy()));
-                return Ok(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE });
-            }
-        };
-        Ok(code_of(self.pass_on_until_it_ends(&mut child)?))
+        command.spawn().map_err(|error| {
+            text::complain(format_args!("{}: {error}", command.get_program().to_string_lossy()));
+            if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUNNABLE }
+        })
     }
 
     /// Makes the command start with the original signal mask.
@@ -123,20 +128,45 @@ impl Held {
             if let Some(status) = child.try_wait()? {
                 return Ok(status);
             }
-            // SAFETY: all-zero bytes are a valid value of this plain C structure.
-            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-            // SAFETY: valid places.
-            let signal = unsafe { libc::sigwaitinfo(&self.set, &mut info) };
             // The terminal sends its signals to the command as well.
-            if PASSED_ON.contains(&signal) && info.si_code != libc::SI_KERNEL {
+            if let Some(taken) = self.take(None)
+                && PASSED_ON.contains(&taken.si_signo)
+                && taken.si_code != libc::SI_KERNEL
+            {
                 // SAFETY: no memory is involved; the child has not been waited for, so the number is still its own.
-                unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+                unsafe { libc::kill(child.id() as libc::pid_t, taken.si_signo) };
             }
         }
     }
+
+    /// Waits for a signal, SIGCHLD among them, up to `limit`. `None`: none has come.
+    pub fn next(&self, limit: Option<Duration>) -> Option<libc::c_int> {
+        self.take(limit).map(|taken| taken.si_signo)
+    }
+
+    fn take(&self, limit: Option<Duration>) -> Option<libc::siginfo_t> {
+        let limit = limit.map(|limit| libc::timespec {
+            tv_sec: limit.as_secs() as libc::time_t,
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: all-zero bytes are a valid value of this plain C structure.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: valid places; without a limit, the pointer is null.
+        let signal = unsafe { libc::sigtimedwait(&self.set, &mut info, limit) };
+        (signal > 0).then_some(info)
+    }
 }
 
-fn code_of(status: ExitStatus) -> u8 {
+/// Sends a signal to the processes of the group that the child `leader` has begun. The group's number is in use as long as
+/// one of its processes is there; if none is, nothing happens.
+pub fn send_to_group(leader: u32, signal: libc::c_int) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::kill(-(leader as libc::pid_t), signal) };
+}
+
+/// Returns a command's exit status, or 128 plus the number of the signal that ended it.
+pub fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }

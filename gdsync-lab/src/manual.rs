@@ -45,10 +45,12 @@ The command line, GDSYNC_LOG, or the batch given to `explain` cannot be used: st
 It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.
 128 and the number of a signal | top
 SIGINT, SIGTERM or SIGHUP has ended the live view. The terminal is as it was before.
-126 | soft trace
-COMMAND cannot be run.
-127 | soft trace
-COMMAND was not found.
+126 | run soft trace
+The command cannot be run.
+127 | run soft trace
+The command was not found.
+others | run
+`run` ends with the exit status of the rank that failed first, or with 128 and the number of the signal that ended it. 143 is SIGTERM, 130 SIGINT.
 others | soft trace
 `soft` and `trace` end with the exit status of COMMAND, or with 128 and the number of the signal that ended it.";
 
@@ -93,6 +95,8 @@ GDSYNC_KEY, GDSYNC_KEY_FILE | pingpong bench-net
 The key that the server and the client of two hosts share, or the file that has it (docs/clusters.md).
 GDSYNC_RANK, GDSYNC_SIZE, GDSYNC_JOB, GDSYNC_ROOT | pingpong bench-net
 A job of two processes, if no launcher such as mpirun or srun describes it: rank 0 is the server, rank 1 the client.
+GDSYNC_RANK, GDSYNC_SIZE, GDSYNC_JOB | run
+Set for each rank: its number, from 0, the number of ranks, and the name of the job. GDSYNC_ROOT is not passed on: the ranks meet on this host.
 SOFTHCA_LOG | soft
 The filter of the card's log under `soft`; as GDSYNC_LOG.
 SOFTHCA_UVERBS_LIBRARY | soft
@@ -161,6 +165,12 @@ gdsync soft -- ibv_devinfo | soft
 An unmodified program sees the software card.
 gdsync soft --devices ib,roce --faults 'seed=7; drop p=0.01' -- ib_write_bw | soft
 Two cards, which lose one packet of a hundred.
+gdsync run -n 4 -- ./program | run
+Four ranks of a team, each line of their output behind the number of its rank.
+gdsync run -n 2 -- gdsync pingpong --iters 100 | run
+The two sides of a pingpong as ranks of a job.
+gdsync soft -- gdsync run -n 2 -- ./program | run
+A program of libibverbs, on the software card.
 gdsync trace -- gdsync pingpong --iters 100 | trace
 The timeline of both processes, in gdsync-trace.json.
 gdsync trace --gpu -- gdsync pingpong --gpu 0 | trace

@@ -5,6 +5,7 @@
 mod accept;
 mod bench;
 mod measurements;
+mod run;
 mod sides;
 mod soft;
 mod values;
@@ -12,6 +13,7 @@ mod values;
 pub use accept::AcceptOptions;
 pub use bench::{BenchOptions, Benchmark, Between, Memory};
 pub use measurements::{NetMode, NetOperation, NetOptions, PingpongOptions};
+pub use run::RunOptions;
 pub use sides::{Address, Hosts, Layout, SideOptions, SidesOptions, Where};
 pub use soft::SoftOptions;
 pub use values::{
@@ -44,6 +46,7 @@ gdsync: RDMA driven from CUDA streams, on a real card or on a software one.
   gdsync pingpong                 messages between two streams, every byte checked
   gdsync bench                    measurements, each beside a reference; `bench net`: between hosts
   gdsync explain --example halo   what a batch becomes on a stream
+  gdsync run -n 4 -- PROGRAM      start the ranks of a team
   gdsync soft -- COMMAND          run a program on the software card
 All commands: gdsync help. One of them: gdsync help COMMAND.
 ";
@@ -93,6 +96,8 @@ pub enum Command {
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
+    /// Start the ranks of a job on this host, and end all of them when one fails
+    Run(RunOptions),
     /// Show what runs on this host: software cards, queue pairs, rates, faults, and who waits for whom
     Top(TopOptions),
     /// Run a command and write the timeline of all its processes, which https://ui.perfetto.dev opens
@@ -398,6 +403,8 @@ pub enum Process {
     Draw,
     /// Removes the private folder of a killed run: the folder is the second word
     SoftWatch,
+    /// Leads the process group of a job's ranks, and kills it when the launcher has ended
+    RunWatch,
 }
 
 impl Process {

@@ -233,7 +233,7 @@ fn a_run_on_a_server_is_the_clients_with_what_is_the_servers_own() {
 #[test]
 fn a_program_without_words_is_no_mistake() {
     assert!(matches!(Cli::parse_words(["gdsync"]), Ok(Invocation::Bare)));
-    assert_eq!(BRIEF.lines().count(), 8);
+    assert_eq!(BRIEF.lines().count(), 9);
     for line in BRIEF.lines().filter(|line| line.starts_with("  gdsync ")) {
         let words = line.split("  ").nth(1).unwrap().split_whitespace();
         assert!(matches!(Cli::parse_words(words), Ok(Invocation::Command(_))), "{line}");

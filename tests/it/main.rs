@@ -11,6 +11,7 @@ mod hangs;
 mod hosts;
 mod interrupts;
 mod kernels;
+mod run;
 mod settings;
 mod traces;
 mod verbs;

@@ -1,16 +1,15 @@
 """Shared by the examples: ranks as processes, and arrays on the CPU or on a GPU.
 
-``python pipeline.py`` starts its ranks itself, as ``torchrun --nproc-per-node 4 pipeline.py`` does.
+``python pipeline.py`` starts its ranks itself, as ``gdsync run -n 4 -- python pipeline.py`` and
+``torchrun --nproc-per-node 4 pipeline.py`` do.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import socket
-import subprocess
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import gdsync
 
@@ -23,8 +22,8 @@ def main(run: Callable[[Machine, gdsync.Team, argparse.Namespace], None], ranks:
     for name, value in options.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
-    if "RANK" not in os.environ:
-        sys.exit(start(arguments.ranks))
+    if not os.environ.keys() & {"RANK", "GDSYNC_RANK"}:
+        start(arguments.ranks)
     machine = Machine(arguments.on)
     team = gdsync.Team.from_env(machine.pd, queues=2)
     run(machine, team, arguments)
@@ -36,18 +35,14 @@ def leave(team: gdsync.Team) -> None:
     team.barrier()
 
 
-def start(ranks: int) -> int:
-    """Starts this program once for each rank, with torchrun's variables. Returns the worst exit status."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def start(ranks: int) -> NoReturn:
+    """Becomes ``gdsync run``, which starts this program once for each rank and ends all of them when one fails."""
     # For GPUs without a card: the software card copies while streams wait, so kernels are loaded ahead, and streams
     # share no channel.
-    common = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", **os.environ}
-    common |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    each = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    processes = [subprocess.Popen([sys.executable, *sys.argv], env=environment) for environment in each]
-    return max(abs(process.wait()) for process in processes)
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    command = gdsync.command()
+    os.execv(command, [command, "run", "-n", str(ranks), "--", sys.executable, *sys.argv])
 
 
 class Machine:
@@ -65,7 +60,7 @@ class Machine:
 
             self.arrays, self.stream = numpy, gdsync.Stream()
             return
-        local = int(os.environ.get("LOCAL_RANK", "0"))
+        local = int(os.environ.get("LOCAL_RANK") or os.environ.get("GDSYNC_RANK", "0"))
         if on == "torch":
             import torch
 

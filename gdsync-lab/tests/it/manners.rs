@@ -4,9 +4,17 @@ use gdsync_test_support::command::{gdsync, run, succeeds, text};
 use gdsync_test_support::folder::Folder;
 
 /// Child processes of commands, hidden from users.
-const INTERNAL: [&str; 7] =
-    ["pingpong-peer", "net-peer", "bench-first", "bench-scale", "soak-worker", "exchange-peer", "soft-watch"];
-const COMMANDS: [&str; 16] = [
+const INTERNAL: [&str; 8] = [
+    "pingpong-peer",
+    "net-peer",
+    "bench-first",
+    "bench-scale",
+    "soak-worker",
+    "exchange-peer",
+    "soft-watch",
+    "run-watch",
+];
+const COMMANDS: [&str; 17] = [
     "pingpong",
     "devices",
     "doctor",
@@ -19,6 +27,7 @@ const COMMANDS: [&str; 16] = [
     "sanity",
     "explain",
     "soft",
+    "run",
     "top",
     "trace",
     "completions",
@@ -28,7 +37,7 @@ const COMMANDS: [&str; 16] = [
 #[test]
 fn the_name_alone_prints_the_commands_that_matter() {
     let brief = succeeds(&[]);
-    assert_eq!(brief.lines().count(), 8, "{brief}");
+    assert_eq!(brief.lines().count(), 9, "{brief}");
     assert!(brief.contains("gdsync doctor") && brief.contains("gdsync help"), "{brief}");
 }
 

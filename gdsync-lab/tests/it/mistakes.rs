@@ -4,7 +4,7 @@ use gdsync_test_support::command::{error_in, gdsync, object, rows_in, run, text}
 use gdsync_test_support::skipped_on_system;
 
 /// A command line, and the begin of its error, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 48] = [
+const WRONG_USAGE: [(&[&str], &str); 50] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -117,6 +117,9 @@ const WRONG_USAGE: [(&[&str], &str); 48] = [
     ),
     (&["explain", "--collect-from", "0"], "invalid value '0' for '--collect-from <N>': 0 is not in 1.."),
     (&["soft"], "the following required arguments were not provided:\n  <COMMAND>..."),
+    (&["run", "-n", "2"], "the following required arguments were not provided:\n  <PROGRAM>..."),
+    (&["run", "--", "true"], "the following required arguments were not provided:\n  --ranks <N>"),
+    (&["run", "-n", "257", "--", "true"], "invalid value '257' for '--ranks <N>': 257 is not in 1..=256"),
     (&["trace"], "the following required arguments were not provided:\n  <COMMAND>..."),
     (
         &["trace", "--merge", "x", "--", "true"],
@@ -203,7 +206,7 @@ fn what_a_failed_sweep_has_measured_stands_beside_its_error() {
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, accept, bench, bench-net, soak, simulate, copybw, copylat, sanity, explain, soft, top, trace, completions, man\n";
+    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, accept, bench, bench-net, soak, simulate, copybw, copylat, sanity, explain, soft, run, top, trace, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub enum BootstrapError {
     /// No launcher has started this process.
     #[error(
-        "none of GDSYNC_RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID, RANK is set: start the program under mpirun, srun or torchrun, or set GDSYNC_RANK and GDSYNC_SIZE"
+        "none of GDSYNC_RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID, RANK is set: start the program by `gdsync run -n 4 -- PROGRAM`, mpirun, srun or torchrun, or set for each process GDSYNC_RANK, GDSYNC_SIZE, and GDSYNC_JOB (a name that only this job has) or, on several hosts, GDSYNC_ROOT (host:port of rank 0) and GDSYNC_KEY_FILE"
     )]
     NoLauncher,
     /// The launcher gave a rank, but no number of processes.
@@ -46,7 +46,7 @@ pub enum BootstrapError {
     },
     /// No name distinguishes this job from others on this host.
     #[error(
-        "the launcher names no job (PMIX_NAMESPACE, SLURM_JOB_ID): set GDSYNC_JOB to a name that only this job has, or GDSYNC_ROOT to host:port of rank 0"
+        "the launcher names no job (PMIX_NAMESPACE, SLURM_JOB_ID): start the program by `gdsync run`, or set GDSYNC_JOB to a name that only this job has, or GDSYNC_ROOT to host:port of rank 0"
     )]
     NoJobName,
     /// The job runs on several hosts.

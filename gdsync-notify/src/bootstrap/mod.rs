@@ -1,8 +1,8 @@
 //! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP or a local socket.
 //!
-//! Programs that run under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but without MPI, must
-//! exchange a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of memory.
-//! This module exchanges such small strings among all ranks ([`Bootstrap::all_gather`], [`Bootstrap::all_to_all`]), and
+//! Programs that run under `gdsync run`, `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but without
+//! MPI, must exchange a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of
+//! memory. This module exchanges such small strings among all ranks ([`Bootstrap::all_gather`], [`Bootstrap::all_to_all`]), and
 //! has barriers. All messages pass through rank 0, so it is not meant for data.
 //!
 //! ```no_run

@@ -112,9 +112,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // SAFETY: only a signal is sent, to the group that the command began. Its number is in use as long as one of its
-        // processes is there; if none is, the call fails.
-        unsafe { libc::kill(-(self.0.0.id() as libc::pid_t), libc::SIGKILL) };
+        signals::send_to_group(self.0.0.id(), libc::SIGKILL);
     }
 }
 

@@ -307,7 +307,7 @@ class Bootstrap:
 
     @staticmethod
     def from_env(timeout: Optional[float] = 30.0) -> Bootstrap:
-        """Meets the others as described by torchrun, mpirun or srun, or by ``GDSYNC_RANK`` and ``GDSYNC_SIZE``.
+        """Meets the others as described by gdsync run, torchrun, mpirun or srun, or by ``GDSYNC_RANK`` and ``GDSYNC_SIZE``.
 
         ``GDSYNC_ROOT=host:port`` is the meeting point, which processes of one host do not need.
         """
