@@ -152,6 +152,8 @@ def test_the_others_go_on_without_a_dead_rank():
         array = numpy.full(4, team.rank, dtype="i4")
         team.all_reduce(array, timeout=30)
         assert array.tolist() == [3] * 4
+        # Until all have looked at their result.
+        team.barrier()
         if team.rank == 2:
             return None
         with pytest.raises(gdsync.PeerDead):

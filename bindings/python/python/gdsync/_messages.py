@@ -82,13 +82,12 @@ class Messages:
         self._slot = -(-nbytes // 64) * 64
         self._rank, self._size = team.rank, team.size
         slots = self._size * SLOTS
-        self._segment = team.allocate(2 * slots * self._slot, notifications=2 * slots + self._size)
+        self._segment = team.allocate(2 * slots * self._slot, notifications=2 * slots)
         self._queue = team.queue()
         self._base: int = self._segment.__array_interface__["data"][0]
         for rank in range(self._size):
             for of in (0, slots):
                 self._segment.expect_from(range(of + rank * SLOTS, of + (rank + 1) * SLOTS), rank)
-            self._segment.expect_from(2 * slots + rank, rank)
         # For each rank, the chunks so far, and who sends or receives now.
         self._sent, self._received = [0] * self._size, [0] * self._size
         self._sending = [threading.Lock() for _ in range(self._size)]
@@ -158,18 +157,6 @@ class Messages:
                 self._segment.wait(range(min(ids), max(ids) + 1), left)
             except TimedOut:
                 pass
-
-    def confirm(self, members: Sequence[int], what: str, timeout: Optional[float]) -> None:
-        """Returns when all members have called it. Each tells each other one, so none hears of a dead rank's part from others."""
-        first = 2 * self._size * SLOTS
-        others = [rank for rank in members if rank != self._rank]
-        for rank in others:
-            self._queue.notify(self._segment, rank, first + self._rank)
-        self.run([self._confirmed(first + rank) for rank in others], what, timeout)
-
-    def _confirmed(self, id: int) -> Transfer:
-        yield from self._notified(id)
-        self._segment.reset(id)
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self._size:

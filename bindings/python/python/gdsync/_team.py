@@ -127,7 +127,7 @@ class Team(_gdsync.Team):
         messages.run(transfers, "the all-to-all", timeout)
 
     def all_reduce(self, array: Any, operation: str = "sum", timeout: Optional[float] = None) -> None:
-        messages, memory, element = self._opened(), Memory(array), _element_of(array)
+        memory, element = Memory(array), _element_of(array)
         if not memory.nbytes:
             return
         members = tuple(self.members)
@@ -143,8 +143,6 @@ class Team(_gdsync.Team):
             stream.synchronize(timeout)
         finally:
             plan.check()
-        # A rank that has not yet found another one dead may have got numbers without that one's.
-        messages.confirm(members, "the all-reduce", timeout)
         memory.copy_from(base + start)
 
     def _own_stream(self) -> Stream:
