@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 const NAME: &str = "gdsync-ranks";
 /// Longest time between two polls of the control connections.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time between two polls while notifications are released: a stream may wait for one that it has just cleared.
+/// Time between two polls while notifications are released, since a stream may wait for one that it has just cleared, or
+/// wait for other ranks to be told of a death.
 const HOLD: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -160,11 +161,12 @@ impl Connections {
         let unflushed = |control: &Control| control.unflushed(&self.liveness);
         let flush = |control: &mut Control| {
             control.poll(&self.liveness);
-            Ok(unflushed(control).is_empty().then_some(()))
+            Ok(unflushed(control).is_empty().then(|| self.liveness.set_told()))
         };
         let told = self.wait_for_all(flush, unflushed);
         if let Err(error) = told {
             tracing::warn!(%error, "a rank has not taken the message that the team has dropped ranks");
+            self.liveness.set_told();
         }
         // Another rank may have found some of them dead, which `poll` has recorded here.
         self.apply_deaths();
@@ -256,8 +258,10 @@ impl Connections {
             })
         });
         bootstrap.share_step(renewed)?;
-        self.control.lock().begin_epoch(all.epoch + 1);
+        let mut control = self.control.lock();
+        control.begin_epoch(all.epoch + 1);
         self.liveness.revive(&all.new);
+        drop(control);
         self.apply_deaths();
         Ok(all.new.into_iter().collect())
     }
@@ -320,11 +324,12 @@ fn run(watched: &Weak<Connections>, liveness: &Liveness) {
         let mut control = connections.control.lock();
         control.poll(liveness);
         let cut_by = control.exchange_cut(&newly_cut, liveness);
+        let is_told = control.release(liveness);
         period = control.poll_period().min(LOOK);
         drop(control);
         // A connection is of no use that has failed on the other side.
         cut_by.into_iter().flat_map(|rank| connections.initiators(rank)).for_each(Initiator::abort);
-        if (is_cut || !liveness.not_alive().is_empty()) && connections.apply_deaths() {
+        if (is_cut || !liveness.not_alive().is_empty()) && connections.apply_deaths() || !is_told {
             period = period.min(HOLD);
         }
     }

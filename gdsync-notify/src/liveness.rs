@@ -53,7 +53,9 @@ struct RankStates {
     ranks: Vec<RankState>,
     /// Living ranks that have withdrawn: see [`Liveness::set_withdrawn`].
     withdrawn: RankSet,
-    /// Living ranks that cannot write here: see [`Liveness::set_cut`].
+    /// Dead ranks that end no waits before [`Liveness::set_told`].
+    untold: RankSet,
+    /// Living ranks, and those in `untold`, that cannot write here: see [`Liveness::set_cut`].
     cut: BTreeMap<u32, FailureCause>,
     is_due: bool,
 }
@@ -130,7 +132,12 @@ impl Liveness {
     /// Returns the ranks that end waits for notifications: see [`WaitEnders`].
     pub(crate) fn wait_enders(&self) -> WaitEnders {
         let states = self.states.lock();
-        let all = || (0..).zip(states.ranks.iter().copied());
+        let all = || {
+            (0..).zip(states.ranks.iter().copied()).map(|(rank, state)| match states.untold.contains(&rank) {
+                true => (rank, RankState::Alive),
+                false => (rank, state),
+            })
+        };
         let first_dead = all().find(|(_, state)| matches!(state, RankState::Dead(_)));
         let first_cut = states.cut.keys().next().map(|rank| (*rank, RankState::Alive));
         let end = self.ended.get().map(|own| (*own, RankState::Alive));
@@ -150,7 +157,11 @@ impl Liveness {
     /// to wait again.
     pub(crate) fn set_cut(&self, mut cut: BTreeMap<u32, FailureCause>) -> (RankSet, bool) {
         let mut states = self.states.lock();
-        cut.retain(|rank, _| states.ranks[*rank as usize] == RankState::Alive);
+        cut.retain(|rank, _| match states.ranks[*rank as usize] {
+            RankState::Alive => true,
+            // Its released waits stay released.
+            _ => states.untold.contains(rank) && states.cut.contains_key(rank),
+        });
         let new = cut.keys().copied().filter(|rank| !states.cut.contains_key(rank)).collect();
         let is_due = states.cut != cut || !cut.is_empty();
         states.cut = cut;
@@ -187,7 +198,7 @@ impl Liveness {
         self.ranks_in(|state| state != RankState::Alive)
     }
 
-    /// Marks a living rank dead. Returns false if it was not alive.
+    /// Marks a living rank dead. Returns false if it was not alive. It ends waits after [`Self::set_told`].
     pub(crate) fn mark_dead(&self, rank: u32, cause: DeathCause) -> bool {
         let mut states = self.states.lock();
         let state = &mut states.ranks[rank as usize];
@@ -195,13 +206,24 @@ impl Liveness {
             return false;
         }
         *state = RankState::Dead(cause);
-        states.cut.remove(&rank);
+        states.untold.insert(rank);
         self.dead.fetch_add(1, Ordering::Release);
         states.is_due = true;
         drop(states);
         tracing::warn!(rank, %cause, "a rank of the team is dead");
         self.changed.notify_all();
         true
+    }
+
+    /// Returns true if all ranks that are marked dead end waits.
+    pub(crate) fn is_told(&self) -> bool {
+        self.states.lock().untold.is_empty()
+    }
+
+    /// Lets the ranks that are marked dead end waits: the others have been told of them.
+    pub(crate) fn set_told(&self) {
+        let states = &mut *self.states.lock();
+        std::mem::take(&mut states.untold).iter().for_each(|rank| _ = states.cut.remove(rank));
     }
 
     /// Drops dead ranks. Returns those that were not dropped before.
@@ -277,6 +299,8 @@ mod tests {
         liveness.set_withdrawn([0].into_iter().collect());
         assert_eq!(liveness.wait_enders().of_rank, [None; 3]);
         liveness.mark_dead(2, cause);
+        assert_eq!(liveness.wait_enders().of_rank, [None; 3], "the others have not been told");
+        liveness.set_told();
         let dead = Some((2, RankState::Dead(cause)));
         assert_eq!(
             liveness.wait_enders(),

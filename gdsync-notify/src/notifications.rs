@@ -198,6 +198,7 @@ mod tests {
         let notifications = Notifications::new(words, 1).unwrap();
         let liveness = Liveness::new(2);
         liveness.mark_dead(1, DeathCause::Reported { by: 0 });
+        liveness.set_told();
         std::thread::scope(|scope| {
             let (asked, is_asked) = std::sync::mpsc::channel();
             let (liveness, notifications) = (&liveness, &notifications);

@@ -17,10 +17,9 @@ use gdsync::qp::DcTarget;
 use gdsync::verbs::DcAddress;
 use gdsync::{Access, Endpoint, ProtectionDomain, QueuePairConfig};
 use message::{Contribution, MAX_CONTRIBUTION, Message};
-use probe::ProbeTurn;
 use rc::{Encoded, RcTransport};
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The contributions to an exchange; `None` for ranks that were dropped.
 pub(crate) type Contributions = Vec<Option<Vec<u8>>>;
@@ -49,8 +48,12 @@ pub(crate) struct Control {
     agreement: Agreement,
     /// For each rank, its contributions that have arrived.
     contributions: Vec<VecDeque<Contribution>>,
+    /// The epoch in which processes have last joined.
+    joined: u32,
+    /// The latest time at which deaths that this rank has told of end waits.
+    told_at: Instant,
     /// Reported deaths: the reporting rank, its epoch, and the dead ranks.
-    reports: VecDeque<(u32, u32, RankSet)>,
+    reports: Vec<(u32, u32, RankSet)>,
     /// For each rank, the newest epoch from whose exchanges it has withdrawn.
     withdrawn: Vec<Option<u32>>,
     /// Ranks whose connections with this one have failed on their side.
@@ -90,7 +93,9 @@ impl Control {
             options,
             agreement: Agreement::new(rank, size, 0),
             contributions: vec![VecDeque::new(); size as usize],
-            reports: VecDeque::new(),
+            joined: 0,
+            told_at: Instant::now(),
+            reports: Vec::new(),
             withdrawn: vec![None; size as usize],
             cut_by: RankSet::new(),
             number: 0,
@@ -154,6 +159,7 @@ impl Control {
     /// Begins an epoch after new processes have joined and both sides have connected.
     pub(crate) fn begin_epoch(&mut self, epoch: u32) {
         self.agreement.begin(epoch);
+        self.joined = epoch;
         (self.number, self.is_broken, self.has_heard) = (0, false, true);
         if let Transport::Rc(rc) = &mut self.transport {
             let arrived = rc.begin();
@@ -171,12 +177,9 @@ impl Control {
         let Events { arrived, dead, has_sent } = self.transport.poll(self.options.period, liveness);
         self.has_progress |= has_sent;
         let died = |(rank, cause)| liveness.mark_dead(rank, cause).then_some(rank);
-        let found: RankSet = dead.into_iter().filter_map(died).collect();
+        let mut found: RankSet = dead.into_iter().filter_map(died).collect();
         self.handle(arrived);
-        if !found.is_empty() {
-            self.has_heard = true;
-            self.report(found, liveness);
-        }
+        self.has_heard |= !found.is_empty();
         if liveness.first_dead().is_some() {
             for rank in liveness.ranks_in(|state| matches!(state, RankState::Dead(_))) {
                 self.cut_off(rank);
@@ -188,34 +191,59 @@ impl Control {
         self.has_progress = true;
         while let Some((rank, by)) = self.next_reported(liveness) {
             liveness.mark_dead(rank, DeathCause::Reported { by });
+            found.insert(rank);
             self.cut_off(rank);
         }
+        self.tell(found, liveness);
         let epoch = self.agreement.epoch();
         let withdrawn = (0..).zip(&self.withdrawn).filter(|(_, of)| of.is_some_and(|of| of >= epoch));
         liveness.set_withdrawn(withdrawn.map(|(rank, _)| rank).collect());
     }
 
-    /// Reports deaths that this rank has found, in teams where not every rank probes every other.
-    fn report(&mut self, dead: RankSet, liveness: &Liveness) {
-        if ProbeTurn::reports(self.contributions.len() as u32) {
+    /// Tells the living ranks of deaths. A death that another rank has reported is passed on: the report may not have
+    /// reached all ranks.
+    fn tell(&mut self, dead: RankSet, liveness: &Liveness) {
+        if !dead.is_empty() {
             let epoch = self.agreement.epoch();
             self.send_to_all(&Message::Dead { epoch, dead }, &liveness.not_alive());
+            self.told_at = Instant::now() + self.options.patience();
         }
+    }
+
+    /// Lets deaths end waits once the message of them is in the memory of every living rank. Returns false before.
+    ///
+    /// A released stream goes on and may send incomplete data, which other ranks may forward. No stream is released before
+    /// the message is in every living rank's memory, so each rank has the message before such data. A rank that polls
+    /// messages after the data therefore finds the death ([`Plan::check`]). If a process is stopped and its card has no
+    /// receives left, the message cannot arrive: then the release is delayed until `told_at`, and that rank may find the
+    /// death later than the data.
+    ///
+    /// [`Plan::check`]: crate::collective::Plan::check
+    pub(crate) fn release(&mut self, liveness: &Liveness) -> bool {
+        if liveness.is_told() {
+            return true;
+        }
+        self.poll(liveness);
+        let is_told = Instant::now() >= self.told_at || self.unflushed(liveness).is_empty();
+        if is_told {
+            liveness.set_told();
+        }
+        is_told
     }
 
     /// Returns the next rank that is alive as far as this one knows but reported dead, and the reporting rank.
     fn next_reported(&mut self, liveness: &Liveness) -> Option<(u32, u32)> {
-        let epoch = self.agreement.epoch();
-        let is_news = |rank: u32| rank != self.rank && liveness.is_alive(rank);
-        while let Some((by, of, dead)) = self.reports.front() {
-            // A report of an earlier epoch may concern a process that has been replaced.
-            let rank = dead.iter().copied().find(|rank| *of >= epoch && is_news(*rank));
-            if let Some(rank) = rank {
-                return Some((rank, *by));
-            }
-            self.reports.pop_front();
+        let (epoch, joined, own) = (self.agreement.epoch(), self.joined, self.rank);
+        let is_news = |rank: u32| rank != own && liveness.is_alive(rank);
+        // A report from before may concern a process that has been replaced.
+        let valid = self.reports.iter().filter(|(_, of, _)| *of >= joined);
+        let mut named = valid.flat_map(|(by, _, dead)| dead.iter().map(|rank| (*rank, *by)));
+        let found = named.find(|(rank, _)| is_news(*rank));
+        if found.is_none() {
+            // A later one may concern a process that joins only then.
+            self.reports.retain(|(_, of, _)| *of > epoch);
         }
-        self.agreement.reported(is_news)
+        found.or_else(|| self.agreement.reported(is_news))
     }
 
     fn cut_off(&mut self, rank: u32) {
@@ -237,7 +265,7 @@ impl Control {
                 Message::Cut { epoch } if epoch >= self.agreement.epoch() => _ = self.cut_by.insert(rank),
                 // It concerns a process that has been replaced.
                 Message::Cut { .. } => {}
-                Message::Dead { epoch, dead } => self.reports.push_back((rank, epoch, dead)),
+                Message::Dead { epoch, dead } => self.reports.push((rank, epoch, dead)),
             }
         }
     }
@@ -415,3 +443,6 @@ impl Transport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,12 @@ use gdsync::ConnectOptions;
 use std::time::{Duration, SystemTime};
 
 const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
+
+/// The time-out of an attempt.
+fn attempt(code: u8) -> Duration {
+    TIMEOUT_UNIT * (1 << code.min(31))
+}
+
 /// Shortest time after which a control connection fails: busy machines answer late.
 const SHORTEST: Duration = Duration::from_secs(1);
 /// Ranks of the largest team in which each rank probes all others at a time.
@@ -20,7 +26,6 @@ pub(crate) struct ControlOptions {
 
 impl ControlOptions {
     pub(crate) fn of(team: ConnectOptions) -> Self {
-        let attempt = |code: u8| TIMEOUT_UNIT * (1 << code.min(31));
         // A receiver without posted receives is not dead.
         let team = team.rnr_retry(7);
         let (timeout, retries) = (team.timeout, team.retry_count);
@@ -40,12 +45,20 @@ impl ControlOptions {
         let code = (shortest..31).take_while(|code| attempt(*code) * 9 <= limit).last().unwrap_or(shortest);
         ControlOptions { connect: team.timeout(code).retry_count(7), period: attempt(code) * 3 / 4 }
     }
+
+    /// Returns the time within which a message arrives, unless the rank is dead or takes none.
+    pub(super) fn patience(self) -> Duration {
+        match self.connect.timeout {
+            0 => SHORTEST,
+            timeout => attempt(timeout) * (u32::from(self.connect.retry_count) + 1) + self.period,
+        }
+    }
 }
 
 ///
 /// In a team of up to 64 ranks these are all others. In a larger one they are eight, evenly spaced, and the next eight
 /// in the next period. Periods follow the clock, so each rank is probed by eight others in every period as far as the
-/// hosts' clocks agree. A rank that finds a death reports it ([`ProbeTurn::reports`]).
+/// hosts' clocks agree. A rank that finds a death tells the others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbeTurn {
     own: u32,
@@ -70,11 +83,6 @@ impl ProbeTurn {
 
     fn stride(size: u32) -> u32 {
         if size <= MOST_WITH_ALL { 1 } else { (size - 1).div_ceil(PROBED) }
-    }
-
-    /// Returns true if ranks report deaths, because not every rank probes every other.
-    pub(super) fn reports(size: u32) -> bool {
-        Self::stride(size) > 1
     }
 
     pub(super) fn probes(self, rank: u32) -> bool {
@@ -132,7 +140,6 @@ mod tests {
     fn every_rank_probes_every_other_in_turn() {
         for size in [2, 64, 65, 200] {
             let periods = u128::from(ProbeTurn::stride(size));
-            assert_eq!(periods > 1, ProbeTurn::reports(size));
             for rank in (0..size).filter(|rank| *rank != 7 % size) {
                 let own = (7 % size, size);
                 let times = (1000..1000 + periods).filter(|number| ProbeTurn::at(own, *number).probes(rank));

@@ -1,8 +1,10 @@
 //! Collectives on software streams, between ranks as threads and as processes.
 
 use crate::death::{be_killed, team};
-use crate::ranks::{LONG, Ranks, config, domain, ended_well, on_threads, places_out_of_order};
-use gdsync::{SoftStream, Stream};
+use crate::ranks::{
+    LONG, Ranks, config, domain, each_on_a_thread, ended_well, on_threads, places_out_of_order,
+};
+use gdsync::{ConnectOptions, SoftStream, Stream};
 use gdsync_notify::collective::{
     Collective, CollectiveError, Collectives, Element, Operation, Plan, combine,
 };
@@ -415,6 +417,33 @@ fn a_segment_of_another_team_is_refused() {
     });
     let error = Collectives::new(&one.queue(0).unwrap(), &other.allocate(64, 2).unwrap()).unwrap_err();
     assert!(matches!(error, CollectiveError::OtherTeam), "{error}");
+}
+
+#[test]
+fn a_check_finds_a_death_whose_gap_another_rank_has_passed_on() {
+    let pd = domain();
+    each_on_a_thread(4, |bootstrap| {
+        // In the tree, rank 2 forwards the root's data to rank 3. A time-out of 0 finds no dead rank.
+        let timeout = if bootstrap.rank() == 3 { 0 } else { 14 };
+        let config = config().connect(ConnectOptions::default().timeout(timeout));
+        let team = Team::new(&pd, bootstrap, config).unwrap();
+        let plan = plans(&team, 0, &[Collective::Broadcast { root: 0, len: 64 }]).remove(0);
+        let stream = soft();
+        if team.rank() != 0 {
+            plan.post(&stream).unwrap();
+        }
+        team.barrier().unwrap();
+        if team.rank() == 0 {
+            return;
+        }
+        synchronize(&stream);
+        let found = plan.check();
+        let is_dead = matches!(&found, Err(CollectiveError::Notify(NotifyError::PeerDead { rank: 0, .. })));
+        assert!(is_dead, "rank {}: {found:?}", team.rank());
+        assert_eq!(team.shrink().unwrap(), [0]);
+        // Rank 3 would wait in `shrink` for ranks that have left.
+        team.barrier().unwrap();
+    });
 }
 
 /// Time until a member is dead: the transport's time-out is 2.1 s, the rest is for a busy machine.
