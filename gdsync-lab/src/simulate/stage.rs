@@ -232,7 +232,7 @@ impl<'a> Stage<'a> {
         // A target of DC knows its initiators as long as it exists.
         let mut destroy = destroy || self.links[link].is_dead || plan.kind == Kind::Dc;
         if plan.library.is_some() && !destroy {
-            self.calm(random)?;
+            self.calm(plan.kind, random)?;
             destroy = !self.links[link].ends.iter_mut().all(End::reset_library);
         }
         for side in 0..2 {
@@ -246,7 +246,7 @@ impl<'a> Stage<'a> {
                 self.links[link].ends[side].qpn = 0;
             }
         }
-        self.calm(random)?;
+        self.calm(plan.kind, random)?;
         // The library returns no completions of a queue pair that is dropped.
         self.links[link].is_dead |= destroy && plan.library.is_some();
         for side in 0..2 {
@@ -257,10 +257,10 @@ impl<'a> Stage<'a> {
         it.connect(&self.cards, random).map_err(words)
     }
 
-    /// Runs until nothing happens: packets of a former connection must not reach the new one, which would take a message
-    /// of UC whatever its PSN. Faults hold a packet back for at most [`LONGEST_HOLD`].
-    fn calm(&mut self, random: &mut Random) -> Checked {
-        let hold = if self.episode.faults.is_some() { LONGEST_HOLD } else { Duration::ZERO };
+    /// Runs until nothing happens: packets of a former connection must not reach the new one. UC takes a new message
+    /// whatever its PSN, so there what faults hold back has to come first.
+    fn calm(&mut self, kind: Kind, random: &mut Random) -> Checked {
+        let hold = if kind == Kind::Uc { LONGEST_HOLD } else { Duration::ZERO };
         let end = self.world.elapsed() + hold;
         while self.step_all(random)
             || (self.world.in_flight() > 0 || self.next_timer().is_some_and(|next| next < end)) && self.skip()
