@@ -4,7 +4,7 @@ use gdsync_test_support::command::{error_in, gdsync, object, rows_in, run, text}
 use gdsync_test_support::skipped_on_system;
 
 /// A command line, and the begin of its error, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 50] = [
+const WRONG_USAGE: [(&[&str], &str); 51] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
