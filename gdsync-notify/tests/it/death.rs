@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 /// The transport's time-out, 4.096 µs * 2^16 * 8, is 2.1 s on hardware and 0.1 s at the speed of the ranks' cards. The
 /// rest is for a busy machine.
-const WITHIN: Duration = Duration::from_secs(15);
-const VICTIM: u32 = 2;
+pub(crate) const WITHIN: Duration = Duration::from_secs(15);
+pub(crate) const VICTIM: u32 = 2;
 
 pub(crate) fn team(queues: u32) -> Team {
     joined(config().queues(queues))

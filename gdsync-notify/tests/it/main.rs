@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 mod bootstrap;
+mod collective_deaths;
 mod collectives;
 mod death;
 mod dynamic;
