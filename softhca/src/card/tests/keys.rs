@@ -68,9 +68,9 @@ fn change(qp: &mut TestQp, key: u32, flags: UmrFlags, mask: KeyMask, fields: &Ke
     qp.post_wqe(&wqe);
 }
 
-/// Writes 8 bytes through a key to `offset` of the target.
+/// Writes 8 bytes through a key to `offset` of the target; memory below it has an offset that wraps.
 fn write(pair: &mut Pair, key: u32, offset: u64) {
-    let remote = RemoteAddrSeg::new(pair.target.at as u64 + offset, key);
+    let remote = RemoteAddrSeg::new((pair.target.at as u64).wrapping_add(offset), key);
     let data = pair.source.data(0..8);
     pair.left.post(Opcode::RdmaWrite, &[remote.as_bytes(), data.as_bytes()]);
     pair.run();

@@ -52,7 +52,7 @@ fn on_demand_regions_need_their_memory_only_when_it_is_accessed() {
         // SAFETY: an on-demand region need not be mapped; the memory below is never unmapped.
         let key = unsafe { pair.card.register_memory(&config) }.unwrap();
         map(at, PAGE, readable);
-        let offset = at as u64 - pair.target.at as u64 + 8 * first as u64;
+        let offset = (at as u64 + 8 * first as u64).wrapping_sub(pair.target.at as u64);
         write(&mut pair, key, offset);
         success(pair.left.cq.poll());
     }
@@ -60,7 +60,7 @@ fn on_demand_regions_need_their_memory_only_when_it_is_accessed() {
     assert_eq!((&target[..8], &target[8..16]), (&[0; 8][..], &pair.source.bytes()[..8]), "mapped anew");
     // SAFETY: as above.
     let key = unsafe { pair.card.register_memory(&implicit) }.unwrap();
-    let offset = at as u64 + PAGE as u64 - pair.target.at as u64;
+    let offset = (at as u64 + PAGE as u64).wrapping_sub(pair.target.at as u64);
     write(&mut pair, key, offset);
     assert_eq!(error(pair.left.cq.poll()).1, Syndrome::RemoteAccess, "not mapped");
 }
