@@ -2,7 +2,7 @@
 
 use gdsync_test_support::command::{gdsync, text};
 use gdsync_test_support::on_system;
-use gdsync_test_support::settings::WRONG;
+use gdsync_test_support::settings::{WRONG, set};
 
 #[test]
 fn the_command_refuses_them() {
@@ -10,12 +10,12 @@ fn the_command_refuses_them() {
         return;
     }
     for (name, value, said) in WRONG {
-        let output =
-            gdsync(&["pingpong", "--iters", "10", "--procs", "1"]).env(name, value).output().unwrap();
+        let with = |arguments: &[&str]| set(&mut gdsync(arguments), name, value).output().unwrap();
+        let output = with(&["pingpong", "--iters", "10", "--procs", "1"]);
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{message}");
         assert!(message.contains(said) && message.lines().count() == 1, "{message}");
-        let output = gdsync(&["devices"]).env(name, value).output().unwrap();
+        let output = with(&["devices"]);
         let listing = text(&output.stdout);
         assert!(listing.contains(said) && !listing.contains("softhca0"), "{listing}");
     }

@@ -2,7 +2,7 @@
 
 use gdsync_test_support::command::{gdsync, text};
 use gdsync_test_support::on_system;
-use gdsync_test_support::settings::WRONG;
+use gdsync_test_support::settings::{WRONG, set};
 
 #[test]
 fn measurements_refuse_settings_that_are_not_understood() {
@@ -11,7 +11,7 @@ fn measurements_refuse_settings_that_are_not_understood() {
     }
     for (name, value, said) in WRONG {
         for arguments in [&["soak", "--minutes", "0.01"][..], &["bench", "card"]] {
-            let output = gdsync(arguments).env(name, value).output().unwrap();
+            let output = set(&mut gdsync(arguments), name, value).output().unwrap();
             let message = text(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
             assert!(message.contains(said) && message.lines().count() == 1, "{arguments:?}: {message}");

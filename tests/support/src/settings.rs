@@ -1,5 +1,7 @@
 //! Invalid settings in the environment.
 
+use std::process::Command;
+
 /// Settings, and their errors.
 pub const WRONG: [(&str, &str, &str); 16] = [
     (
@@ -68,3 +70,9 @@ pub const WRONG: [(&str, &str, &str); 16] = [
     ("SOFTHCA_KEY", "too short", "SOFTHCA_KEY: the key has 9 bytes, and must have 16 to 4096"),
     ("SOFTHCA_KEY_FILE", "/nowhere/key", "SOFTHCA_KEY_FILE: the key file /nowhere/key cannot be read"),
 ];
+
+/// Sets one of these settings. Runs of the tests with liberties set those for all commands: a schedule beside them would
+/// have another error.
+pub fn set<'a>(command: &'a mut Command, name: &str, value: &str) -> &'a mut Command {
+    command.env_remove("SOFTHCA_LIBERTIES").env(name, value)
+}
