@@ -122,7 +122,9 @@ fn shared(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<Shar
         (false, _) => None,
     };
     let sharing = roles.iter().filter(|role| role.shares_queues()).count() as u32;
-    let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(CompletionDemux::new);
+    let queue = |depth: u32| -> Result<_, Failure> {
+        Ok(CompletionDemux::new(CompletionQueue::new(device, sharing * 2 * depth)?, true))
+    };
     let queues = (sharing > 0).then(|| Ok::<_, Failure>((queue(DEPTH)?, queue(RECEIVES as u32)?)));
     Ok(SharedResources { trigger, queues: queues.transpose()? })
 }

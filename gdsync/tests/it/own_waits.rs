@@ -355,3 +355,44 @@ fn an_abort_ends_no_wait_that_the_work_of_another_queue_pair_may_end() {
     assert_eq!((first.wr_id, first.status), (5, Ok(())));
     assert!(poll(&shared).status.unwrap_err().is_flush());
 }
+
+#[test]
+fn a_wait_that_an_abort_ended_keeps_its_place_when_a_queue_pair_that_shares_the_queue_starts_again() {
+    let name =
+        "a_wait_that_an_abort_ended_keeps_its_place_when_a_queue_pair_that_shares_the_queue_starts_again";
+    if !waits_can_be_ended(name) {
+        return;
+    }
+    let pair = Pair::new();
+    let shared = pair::completion_queue(&pair.device, 64).unwrap();
+    let [late, early] = [(); 2].map(|()| {
+        let queue_pair = pair::sharing(&pair.pd, QueuePairConfig::default(), &shared, &shared).unwrap();
+        queue_pair.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        queue_pair
+    });
+    let target = pair.region(8);
+    let write = || WorkRequest::write_inline(b"x", target.remote());
+    let send = late.prepare(write()).unwrap();
+    let wait = shared.prepare_wait().unwrap().checked().unwrap();
+    let status = wait.status();
+    let crossed = Crossed::new(send, |batch| batch.wait_checked(wait));
+    late.abort().unwrap();
+    early.abort().unwrap();
+    synchronize(&crossed.waiting);
+    assert!(status.get().unwrap().unwrap_err().is_flush());
+    early.reset().unwrap();
+    early.connect(&early.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    early.post_send(write().wr_id(5)).unwrap();
+    // A wait at the first entry would end with the flush, if that came before the success.
+    let next = shared.prepare_wait().unwrap();
+    assert_eq!(next.index(), 1);
+    crossed.waiting.post(Batch::new().wait(next)).unwrap();
+    let first = poll(&shared);
+    assert_eq!((first.index, first.wr_id, first.status), (Some(0), 5, Ok(())));
+    stands(&crossed.waiting);
+    crossed.word.store(1);
+    synchronize(&crossed.waiting);
+    let second = poll(&shared);
+    assert_eq!((second.index, second.qp_num), (Some(1), late.number()));
+    assert!(second.status.unwrap_err().is_flush());
+}

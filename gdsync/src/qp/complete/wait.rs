@@ -20,7 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The right to make a stream wait for one completion: the next of a completion queue that no other wait is for.
 ///
 /// If several queue pairs share the queue, the card decides which completion that is: the entry that it writes
-/// next. So a wait ends when as many completions have arrived, of any of the queue pairs, as were waited for.
+/// next. So a wait ends when as many completions have arrived, of any of the queue pairs, as were waited for. After all
+/// of them have failed, the library ends waits for which the card has no entry yet. Such a wait keeps its place: if one
+/// of the queue pairs starts again first, the entry at [`Self::index`] may be its success, and the flush a later entry.
 ///
 /// Add it to a [`crate::Batch`] and post that. The awaited send is posted before the wait, by another stream or by
 /// the CPU: after the wait on the same stream, the send is refused
