@@ -33,7 +33,8 @@ impl KeptAlive {
     }
 }
 
-/// Submissions that a stream has passed, to be dropped without the stream's lock. Their vector is reused.
+/// Submissions that a stream has passed, to be dropped without the stream's lock. Then prepared work behind that of failed
+/// queue pairs is flushed. Their vector is reused.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     submissions: Vec<InFlight>,
@@ -69,7 +70,7 @@ impl Past {
 impl Drop for Past {
     fn drop(&mut self) {
         let Some(spare) = &self.spare else { return };
-        self.submissions.clear();
+        self.submissions.drain(..).for_each(|submission| submission.flush_failed());
         let mut room = spare.lock();
         if room.capacity() < self.submissions.capacity() {
             std::mem::swap(&mut *room, &mut self.submissions);
@@ -150,8 +151,8 @@ pub(super) fn reap_orphans() {
     let Some(mut orphans) = ORPHANS.try_lock() else { return };
     let past = take_past(&mut orphans);
     drop(orphans);
-    // Outside the lock: dropping may take other locks.
-    drop(past);
+    // Outside the lock: flushing and dropping take other locks.
+    past.into_iter().for_each(|(_, submission)| submission.flush_failed());
 }
 
 fn take_past(orphans: &mut MutexGuard<'_, Vec<(Arc<Timeline>, InFlight)>>) -> Vec<(Arc<Timeline>, InFlight)> {

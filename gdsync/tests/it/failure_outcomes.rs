@@ -1,15 +1,18 @@
 //! The effects of each failure on a stream's program: the rows of `docs/failure-model.md`.
 
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, Word32};
 use gdsync::queue::{FailureCause, Status, Syndrome, WorkError};
 use gdsync::verbs::AsyncEventKind;
-use gdsync::{Batch, ConnectOptions, Endpoint, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest};
+use gdsync::{
+    Batch, ConnectOptions, Endpoint, PinnedMemory, QueuePair, QueuePairConfig, RemoteMemory, SoftStream,
+    Stream, WorkRequest,
+};
 use gdsync_test_support::pair::{self, LONG, Pair, poll, soft, synchronize};
 use gdsync_test_support::process::{again, role};
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Posts a request with a checked wait, and returns its outcome after the stream has continued.
 fn outcome(queue_pair: &QueuePair, request: WorkRequest<'_>) -> Option<Syndrome> {
@@ -156,4 +159,51 @@ fn a_dead_peer_is_given_up() {
     synchronize(&stream);
     assert!(poll(&own.recv_cq()).status.unwrap_err().is_flush());
     own.reset().unwrap();
+}
+
+/// Fails the left side by a request of the right one while a stream is behind its doorbell, with a prepared send that no
+/// stream has. `pass` opens the gate at which the stream stands.
+fn prepared_work_is_flushed_after(pass: impl FnOnce(Stream<SoftStream>, Word32)) {
+    let pair = Pair::new();
+    let target = pair.region(8);
+    let gate = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    let write = |wr_id| WorkRequest::write_inline(b"x", target.remote()).wr_id(wr_id);
+    let first = pair.left.prepare(write(1).unsignaled()).unwrap();
+    let second = pair.left.prepare(write(2)).unwrap();
+    let stream = soft();
+    stream.post(Batch::new().send(first).wait_value32(&gate, Condition::Eq, 1)).unwrap();
+    pair.left.post_recv(&[], 9).unwrap();
+    let bad = RemoteMemory { addr: 0, len: 8, rkey: 1 };
+    pair.right.post_send(WorkRequest::write_inline(b"x", bad)).unwrap();
+    assert!(poll(&pair.left.recv_cq()).status.unwrap_err().is_flush());
+    pass(stream, gate);
+    // A call of any stream looks after those that were dropped.
+    let (other, deadline) = (soft(), Instant::now() + LONG);
+    let flushed = loop {
+        synchronize(&other);
+        match pair.left.send_cq().poll().unwrap() {
+            // The first fails, too, if the failure was before its acknowledgement.
+            Some(completion) if completion.wr_id == 2 => break completion,
+            _ => assert!(Instant::now() < deadline, "what was only prepared is not flushed"),
+        }
+    };
+    assert_eq!((flushed.wr_id, flushed.was_posted), (2, false));
+    assert!(flushed.status.unwrap_err().is_flush());
+    drop(second);
+}
+
+#[test]
+fn prepared_work_is_flushed_when_its_stream_has_passed_everything() {
+    prepared_work_is_flushed_after(|stream, gate| {
+        gate.store(1);
+        synchronize(&stream);
+    });
+}
+
+#[test]
+fn prepared_work_is_flushed_when_its_dropped_stream_has_passed_everything() {
+    prepared_work_is_flushed_after(|stream, gate| {
+        drop(stream);
+        gate.store(1);
+    });
 }
