@@ -2,7 +2,7 @@
 
 use crate::notify_device::{Kernels, LIBRARY, SOURCE, kernels};
 use crate::notify_rig::Rank;
-use crate::ranks::{LONG, Prepare, Ranks, SendAll, config, ended_well, joined};
+use crate::ranks::{LONG, Prepare, Ranks, SendAll, config, joined};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
@@ -230,49 +230,6 @@ fn a_death_is_found_over_tcp() {
     ended_by_death(|| segment.notify_waitsome(0..1, LONG).map(drop));
     is_dead(team.barrier());
     assert_eq!(team.shrink().unwrap(), [VICTIM]);
-    team.barrier().unwrap();
-}
-
-/// The state of a process: `T` if stopped.
-fn state_of(process: u32) -> char {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
-}
-
-#[test]
-fn a_rank_that_is_stopped_is_not_dead() {
-    const TEST: &str = "a_rank_that_is_stopped_is_not_dead";
-    let Some(role) = role() else {
-        let ranks = Ranks::new(module_path!(), TEST, 3);
-        let children = [ranks.spawn(0, "live"), ranks.spawn(1, "live"), ranks.spawn(VICTIM, "stop")];
-        let stopped = children[VICTIM as usize].id();
-        let started = Instant::now();
-        while state_of(stopped) != 'T' {
-            assert!(started.elapsed() < LONG, "it does not stop");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // Longer than the transport's time-out and the probe period.
-        std::thread::sleep(Duration::from_millis(600));
-        // SAFETY: a signal to a child that was not waited for.
-        assert_eq!(unsafe { libc::kill(stopped as libc::pid_t, libc::SIGCONT) }, 0);
-        return children.into_iter().for_each(|child| _ = ended_well(child));
-    };
-    let team = team(1);
-    let segment = team.allocate(64, 3).unwrap();
-    segment.expect_from(2..3, VICTIM).unwrap();
-    team.barrier().unwrap();
-    let queue = team.queue(0).unwrap();
-    if role == "stop" {
-        // SAFETY: a signal to this process.
-        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
-        (0..2).for_each(|to| queue.notify(to, &segment, 2, 1).unwrap());
-    } else {
-        queue.notify(VICTIM, &segment, team.rank(), 1).unwrap();
-        assert_eq!(segment.notify_waitsome(0..3, LONG).unwrap(), Some(2));
-    }
-    queue.flush(LONG).unwrap();
-    // Before the barrier: a rank that has passed it may leave and then counts as dead.
-    assert_eq!(team.dead(), []);
     team.barrier().unwrap();
 }
 

@@ -21,4 +21,5 @@ mod notify_model;
 mod notify_rig;
 mod ranks;
 mod registered;
+mod stopped;
 mod survivors;

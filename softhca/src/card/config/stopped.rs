@@ -4,12 +4,12 @@ use crate::setting::{self, SettingError};
 use std::str::FromStr;
 
 /// Environment variable that says how the time-outs of all cards of this process treat a peer of this host whose process
-/// is stopped by a signal (SIGSTOP, SIGTSTP): `wait` (default) or `expire`.
+/// is stopped by a signal (SIGSTOP, SIGTSTP): `expire` (default) or `wait`.
 ///
 /// | word | a time-out while the peer is stopped |
 /// |---|---|
-/// | `wait` | does not count: a real card answers without its host's CPU, and a software card does so as soon as it can |
 /// | `expire` | counts, as if the peer's card had failed |
+/// | `wait` | does not count: a real card answers without its host's CPU, and a software card does so as soon as it can |
 ///
 /// A peer that runs, though it is busy or gets no processor, is waited for in either case, as is one in a debugger.
 pub const STOPPED_VARIABLE: &str = "SOFTHCA_STOPPED";
@@ -17,11 +17,11 @@ pub const STOPPED_VARIABLE: &str = "SOFTHCA_STOPPED";
 /// How time-outs treat a peer of this host whose process is stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StoppedPeers {
-    /// They do not count.
-    #[default]
-    Wait,
     /// They count.
+    #[default]
     Expire,
+    /// They do not count.
+    Wait,
 }
 
 const WORDS: [(&str, StoppedPeers); 2] = [("expire", StoppedPeers::Expire), ("wait", StoppedPeers::Wait)];

@@ -1,7 +1,6 @@
 //! Peers whose process ends or is stopped: how queue pairs notice, and when they do not. A card that is not stepped
 //! behaves like that of a stopped process.
 
-use super::super::config::StoppedPeers;
 use super::datagrams::{QKEY, datagram_qp};
 use super::*;
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
@@ -83,8 +82,7 @@ pub(super) fn write(to: &Region) -> [Vec<u8>; 2] {
 #[test]
 fn a_stopped_peer_is_waited_for() {
     let (alive, stopped) = (card(), card());
-    // No signal has stopped its process.
-    alive.set_stopped_peers(StoppedPeers::Expire);
+    // Its thread does not run, and no signal has stopped its process.
     let (mut sender, target) = impatient(&alive, &stopped);
     for _ in 0..3 {
         let [remote, data] = write(&target);

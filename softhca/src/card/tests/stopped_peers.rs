@@ -396,12 +396,11 @@ impl ToProcess {
 }
 
 #[test]
-fn a_process_that_is_stopped_is_given_up_if_time_outs_expire_as_configured() {
-    let test = "a_process_that_is_stopped_is_given_up_if_time_outs_expire_as_configured";
+fn a_process_that_is_stopped_is_given_up_when_its_peers_retries_are_exhausted() {
+    let test = "a_process_that_is_stopped_is_given_up_when_its_peers_retries_are_exhausted";
     // Each transmission has 8 ms.
     let quick = QpChange { timeout: Some(11), retry_cnt: Some(2), ..QpChange::default() };
     let Some(mut pair) = ToProcess::start(test, quick) else { return };
-    pair.card.set_stopped_peers(StoppedPeers::Expire);
     // One fills the link, and the other finds no room then.
     let mut others = [(); 2].map(|()| TestQp::new(&pair.card, pair.pdn, &SIZES));
     let slow = QpChange { timeout: Some(17), ..quick };
@@ -430,7 +429,6 @@ fn a_process_that_goes_on_before_the_last_time_out_is_served() {
     // Each transmission has a second.
     let patient = QpChange { timeout: Some(18), retry_cnt: Some(7), ..QpChange::default() };
     let Some(mut pair) = ToProcess::start(test, patient) else { return };
-    pair.card.set_stopped_peers(StoppedPeers::Expire);
     pair.peer.stop();
     pair.post_write();
     pair.post_read();
@@ -444,13 +442,14 @@ fn a_process_that_goes_on_before_the_last_time_out_is_served() {
 }
 
 #[test]
-fn a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed() {
-    let test = "a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed";
-    let Some(ToProcess { mut qp, local, remote, peer, card: _card, .. }) =
-        ToProcess::start(test, first_counts())
+fn a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed_where_that_is_asked_for() {
+    let test =
+        "a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed_where_that_is_asked_for";
+    let Some(ToProcess { mut qp, local, remote, peer, card, .. }) = ToProcess::start(test, first_counts())
     else {
         return;
     };
+    card.set_stopped_peers(StoppedPeers::Wait);
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
