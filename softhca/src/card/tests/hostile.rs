@@ -1,7 +1,7 @@
 //! Programs and peers that write arbitrary bytes: the card may refuse them, and must stay intact.
 
 use super::*;
-use crate::packet::PacketKind;
+use crate::packet::{NakCode, PacketKind};
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
 use proptest::prelude::*;
 use zerocopy::byteorder::big_endian::U32;
@@ -171,4 +171,36 @@ fn reads_that_come_again_are_not_too_many() {
     pair.right.post(Opcode::Nop, &[]);
     pair.run();
     success(pair.right.cq.poll());
+}
+
+#[test]
+fn answers_to_packets_that_were_not_sent_are_lost() {
+    let mut pair = Pair::new(4096);
+    pair.left.post(Opcode::RdmaWrite, &[pair.target.remote(0).as_bytes(), &inline(b"hello")]);
+    let answer = |kind, psn, code| {
+        let mut header = Header::new(kind, pair.right.qpn, pair.left.qpn, psn);
+        header.imm[0] = code;
+        header
+    };
+    {
+        let mut engine = pair.card.shared.engine.lock();
+        engine.take_doorbells(Instant::now());
+        // The packet is lost.
+        let left = engine.with_qp(pair.left.qpn, Instant::now(), |qp, context| {
+            let request = qp.next_packet(context).unwrap();
+            context.payload.clear();
+            qp.packet_sent(&request, context);
+        });
+        assert!(left.is_some());
+        for psn in [1, 2, 1000, 0x7f_ffff] {
+            inject(&mut engine, &answer(PacketKind::Ack, psn, 0), &[]);
+            for code in [NakCode::Sequence, NakCode::RemoteAccess, NakCode::ReceiverNotReady] {
+                inject(&mut engine, &answer(PacketKind::Nak, psn, code as u8), &[]);
+            }
+        }
+    }
+    assert!(pair.left.cq.peek().is_none(), "the write was not performed");
+    assert_eq!(pair.state(&pair.left), QpState::Rts);
+    inject(&mut pair.card.shared.engine.lock(), &answer(PacketKind::Ack, 0, 0), &[]);
+    success(pair.left.cq.poll());
 }

@@ -362,6 +362,9 @@ impl Qp {
             _ if is_request => responder.request(packet, step),
             PacketKind::ReadResponse => requester.read_response(packet, step),
             PacketKind::AtomicResponse => requester.atomic_response(packet, step),
+            _ if !requester.may_be_answered(psn) => {
+                tracing::debug!(packet.source, qpn, psn, "an answer to a packet that was not sent");
+            }
             PacketKind::Ack => requester.acknowledge(psn, step),
             _ => match NakCode::try_from(header.imm[0]) {
                 Ok(code) => requester.refused(psn, code, header.imm[1], step),

@@ -20,6 +20,13 @@ const CHECKS: u32 = 16;
 const NEXT_STEP: Duration = Duration::from_nanos(1);
 
 impl Requester {
+    /// Returns whether a packet of this number has left and may be outstanding, or was acknowledged. Others come from a
+    /// former connection, and count as lost (IB specification, 9.7.5.1: acknowledge messages of invalid PSN).
+    pub(crate) fn may_be_answered(&self, psn: u32) -> bool {
+        let newest = self.requests.iter().rev().find(|request| request.left > 0);
+        newest.is_some_and(|request| psn_distance(psn, request.first_psn) < request.left as i32)
+    }
+
     /// Handles an acknowledgement of everything up to packet `psn`. It may cover packets that are about to be sent
     /// again: because the peer was not ready for a packet and has taken its duplicate, or because the acknowledgement
     /// comes after the time-out. If the peer's process then ends, it is the last acknowledgement.
