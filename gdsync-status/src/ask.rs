@@ -2,15 +2,19 @@
 
 use crate::name::{self, NameOwner};
 use crate::status::Status;
-use crate::wire::{LONGEST, WireError, decode};
+use crate::wire::{LONGEST, WireError, decode, printable};
 use gdsync_sys::local;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-const SOCKET_TABLE: &str = "/proc/net/unix";
+/// Longest name of a process, in characters.
+const MAX_LENGTH: usize = 32;
+/// Most bytes read of a command line, which may be very long.
+const MAX_COMMAND_LINE: u64 = 4096;
 /// Processes queried at the same time: fewer than the files that a process may have open.
 const MAX_CONCURRENT: usize = 256;
 /// Bytes read from one process before the others have their turn.
@@ -39,6 +43,8 @@ pub enum AskError {
 pub struct Process {
     /// Its process id; 0 for a process of an invisible PID namespace.
     pub pid: u32,
+    /// Its shortened command line, without the program's folder; `?` if unknown.
+    pub name: String,
     /// Its status, merged from all copies of the library in the process.
     pub status: Result<Status, AskError>,
 }
@@ -51,12 +57,16 @@ type Answer = (u32, Result<Status, AskError>);
 /// # Errors
 /// The list of names cannot be read.
 pub fn ask_all(within: Duration) -> io::Result<Vec<Process>> {
-    let names = name::listed(&String::from_utf8_lossy(&std::fs::read(SOCKET_TABLE)?));
+    Ok(ask_listed(&name::listed(&name::table()?), within))
+}
+
+/// Queries the processes with these names, as [`ask_all`] does.
+pub(crate) fn ask_listed(names: &[String], within: Duration) -> Vec<Process> {
     let mut found: BTreeMap<u32, Process> = BTreeMap::new();
     for part in names.chunks(MAX_CONCURRENT) {
         for (pid, status) in ask(part, within) {
             match (found.get_mut(&pid).map(|known| &mut known.status), status) {
-                (None, status) => _ = found.insert(pid, Process { pid, status }),
+                (None, status) => _ = found.insert(pid, Process { pid, name: name_of(pid), status }),
                 (Some(Ok(known)), Ok(more)) => join(known, more),
                 // A part of the status is better than none.
                 (Some(known @ Err(_)), more) => *known = more,
@@ -64,7 +74,30 @@ pub fn ask_all(within: Duration) -> io::Result<Vec<Process>> {
             }
         }
     }
-    Ok(found.into_values().collect())
+    found.into_values().collect()
+}
+
+fn name_of(pid: u32) -> String {
+    let mut words = Vec::new();
+    if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
+        // A process that ends meanwhile has no command line any more.
+        let _ = file.take(MAX_COMMAND_LINE).read_to_end(&mut words);
+    }
+    shorten(&String::from_utf8_lossy(&words))
+}
+
+/// Shortens a command line of zero-terminated words.
+fn shorten(words: &str) -> String {
+    let mut words = words.split('\0').filter(|word| !word.is_empty());
+    let Some(program) = words.next() else { return "?".to_owned() };
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let text = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
+    // Processes choose their names, which are shown on a terminal.
+    let mut name: String = text.chars().map(printable).take(MAX_LENGTH + 1).collect();
+    if name.chars().count() > MAX_LENGTH {
+        name = name.chars().take(MAX_LENGTH - 1).chain(['…']).collect();
+    }
+    name
 }
 
 fn join(known: &mut Status, more: Status) {
@@ -174,5 +207,19 @@ impl Query {
             }
         }
         Ok(self.bytes.len() > LONGEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_short_and_steers_no_terminal() {
+        assert_eq!(shorten("/usr/bin/gdsync\0pingpong\0--json\0"), "gdsync pingpong --json");
+        assert_eq!(shorten("a\x1b[2J\0"), "a\u{fffd}[2J");
+        assert_eq!(shorten(&"x".repeat(100)), "x".repeat(31) + "…");
+        assert_eq!(shorten(&"x".repeat(32)), "x".repeat(32));
+        assert_eq!([shorten(""), name_of(u32::MAX)], ["?", "?"]);
     }
 }

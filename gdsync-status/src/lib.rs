@@ -3,6 +3,7 @@
 //!
 //! - [`publish`] registers a [`Source`]: a card or a stream.
 //! - [`ask_all`] queries every process of this user on this host.
+//! - [`Survey`] derives the cause of a wait from the answers, for `gdsync top` and for the errors of time-outs.
 //!
 //! # Cost
 //! A process with a source has an additional thread and an additional open file. The thread blocks on a socket and
@@ -27,18 +28,22 @@ mod publish;
 mod server;
 #[deny(unsafe_code)]
 mod status;
+#[cfg_attr(not(test), deny(unsafe_code))]
+mod survey;
 #[cfg(test)]
 mod tests;
 #[deny(unsafe_code)]
 mod wire;
 
 pub use ask::{AskError, Process, ask_all};
+pub use name::{ProcessState, card_name};
 pub use publish::{Kept, Published, STATUS_VARIABLE, Source, own, publish};
 pub use status::{
     Card, MOST_CARDS, MOST_NAMED, MOST_QUEUE_PAIRS, MOST_STREAMS, Peer, QueuePair, Status, Stream, Traffic,
     Wait, ipv4,
 };
-pub use wire::{LONGEST, WireError, decode, encode, printable};
+pub use survey::{PeerProcess, Survey, since};
+pub use wire::{LONGEST, WireError, decode, encode};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,8 +1,11 @@
-//! The abstract names of a user's processes: user, process id, start time of the process, and an index. A forked
+//! The abstract names of a user's processes and cards, as the kernel lists them, and the states of processes.
+//!
+//! A process's name has four parts: user, process id, start time of the process, and an index. A forked
 //! child keeps its parent's socket, even after the parent's end, when another process may have the parent's id: the
 //! start time differs.
 
 use gdsync_sys::local::own_user;
+use std::collections::HashSet;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +14,23 @@ use std::os::unix::net::SocketAddr;
 /// Most names with one process id: copies of the library in a process, and processes of several PID namespaces. Each
 /// takes the first free name.
 pub(crate) const MAX_NAMES: u32 = 64;
+
+const SOCKET_TABLE: &str = "/proc/net/unix";
+
+/// Returns the kernel's list of Unix sockets.
+pub(crate) fn table() -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(SOCKET_TABLE)?).into_owned())
+}
+
+/// Returns the name under which a software card of this user holds its number on the fabric of this host. A card that
+/// finds it taken adds a part.
+pub fn card_name(number: u16) -> String {
+    format!("{}{number}", card_prefix())
+}
+
+fn card_prefix() -> String {
+    format!("gdsync-softhca/{}/", own_user())
+}
 
 fn prefix() -> String {
     format!("gdsync-status/{}/", own_user())
@@ -52,20 +72,59 @@ impl NameOwner {
     }
 }
 
-/// Returns a process's start time from `/proc/PID/stat`. `None` if it does not exist.
+/// Returns a process's start time. `None` if it does not exist.
 fn start_of(pid: u32) -> Option<u64> {
-    /// Index of the start time after the name, which is in parentheses and may contain any characters.
+    /// Index of the start time after the name.
     const START: usize = 19;
+    stat(pid)?.split_whitespace().nth(START)?.parse().ok()
+}
+
+/// Returns what `/proc/PID/stat` has after the name, which is in parentheses and may contain any characters.
+fn stat(pid: u32) -> Option<String> {
     let status = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let status = String::from_utf8_lossy(&status);
-    status.rsplit(')').next()?.split_whitespace().nth(START)?.parse().ok()
+    String::from_utf8_lossy(&status).rsplit(')').next().map(str::to_owned)
+}
+
+/// Returns whether a process runs, as the kernel knows it.
+pub(crate) fn state_of(pid: u32) -> ProcessState {
+    match stat(pid).as_deref().map(|stat| stat.trim_start().as_bytes().first()) {
+        None | Some(Some(b'Z' | b'X')) => ProcessState::Ended,
+        Some(Some(b'T' | b't')) => ProcessState::Stopped,
+        _ => ProcessState::Runs,
+    }
+}
+
+/// The state of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProcessState {
+    /// It is not known.
+    #[default]
+    Unknown,
+    /// It runs, or can.
+    Runs,
+    /// A signal or a debugger has stopped it.
+    Stopped,
+    /// It has ended.
+    Ended,
+}
+
+/// Returns this user's abstract names with a prefix.
+fn with_prefix<'a>(table: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+    let names = table.lines().filter_map(|line| line.split_once('@').map(|(_, name)| name));
+    names.filter(move |name| name.starts_with(prefix))
+}
+
+/// Returns the numbers of this user's cards on the fabric of this host.
+pub(crate) fn cards(table: &str) -> HashSet<u16> {
+    let prefix = card_prefix();
+    let number = |name: &str| name[prefix.len()..].split('/').next()?.parse().ok();
+    with_prefix(table, &prefix).filter_map(number).collect()
 }
 
 /// Returns this user's names in the text of `/proc/net/unix`, without duplicates.
 pub(crate) fn listed(text: &str) -> Vec<String> {
-    let prefix = prefix();
-    let names = text.lines().filter_map(|line| line.split_once('@').map(|(_, name)| name));
-    let mut names: Vec<String> = names.filter(|name| name.starts_with(&prefix)).map(str::to_owned).collect();
+    let mut names: Vec<String> = with_prefix(text, &prefix()).map(str::to_owned).collect();
     names.sort_unstable();
     names.dedup();
     names

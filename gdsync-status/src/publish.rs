@@ -4,7 +4,7 @@ use crate::server::Server;
 use crate::status::{MOST_CARDS, MOST_STREAMS, Status};
 use crate::wire::encode;
 use gdsync_sys::contain::contain;
-use gdsync_sys::host::monotonic;
+use gdsync_sys::host::{launcher_rank, monotonic};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -152,7 +152,7 @@ impl Drop for Published {
 /// Returns this process's current status.
 pub fn own() -> Status {
     let mut kept = Kept::new();
-    let mut status = Status { at_ns: monotonic(), ..Status::default() };
+    let mut status = Status { at_ns: monotonic(), rank: launcher_rank(), ..Status::default() };
     let mut panics = Vec::new();
     if let Some(registry) = registered() {
         let publisher = registry.lock();

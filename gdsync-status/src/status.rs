@@ -18,6 +18,8 @@ pub const MOST_NAMED: usize = 16;
 pub struct Status {
     /// Its time: nanoseconds of `CLOCK_MONOTONIC`, one clock for all processes of a host.
     pub at_ns: u64,
+    /// The rank that a launcher has given it.
+    pub rank: Option<u32>,
     /// Software cards, at most [`MOST_CARDS`].
     pub cards: Vec<Card>,
     /// Number of software cards, including omitted ones.
@@ -97,6 +99,8 @@ pub struct Peer {
     pub node: u64,
     /// The number of its queue pair.
     pub queue_pair: u32,
+    /// The process of that card, as this process's card knows it by their link; 0 if unknown.
+    pub pid: u32,
 }
 
 impl fmt::Display for Peer {

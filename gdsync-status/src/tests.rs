@@ -31,13 +31,13 @@ fn wait() -> impl Strategy<Value = Wait> {
 }
 
 fn queue_pair() -> impl Strategy<Value = QueuePair> {
-    let peer = option::of((any::<u64>(), any::<u32>()));
+    let peer = option::of((any::<u64>(), any::<u32>(), any::<u32>()));
     (any::<[u32; 3]>(), any::<u64>(), "[A-Z][a-z]{0,8}", peer, option::of(wait())).prop_map(
         |([number, outstanding, blocks], resends, state, peer, wait)| QueuePair {
             number,
             transport: state.to_uppercase(),
             state,
-            peer: peer.map(|(node, queue_pair)| Peer { node, queue_pair }),
+            peer: peer.map(|(node, queue_pair, pid)| Peer { node, queue_pair, pid }),
             outstanding,
             blocks,
             resends,
@@ -71,8 +71,10 @@ fn stream() -> impl Strategy<Value = Stream> {
 }
 
 fn status() -> impl Strategy<Value = Status> {
-    (any::<u64>(), vec(card(), 0..4), vec(stream(), 0..4)).prop_map(|(at_ns, cards, streams)| Status {
+    let times = (any::<u64>(), option::of(any::<u32>()));
+    (times, vec(card(), 0..4), vec(stream(), 0..4)).prop_map(|((at_ns, rank), cards, streams)| Status {
         at_ns,
+        rank,
         card_count: cards.len() as u32,
         cards,
         stream_count: streams.len() as u32,
@@ -129,13 +131,13 @@ fn what_is_over_a_limit_is_left_out_or_refused() {
     assert_eq!(read.streams[0].wait.what, "\u{fffd}[2J\u{fffd}");
 
     let mut bytes = encode(&Status::default());
-    // The number of cards, after magic, version and time.
-    bytes[20..24].copy_from_slice(&u32::MAX.to_le_bytes());
+    // The number of cards, after magic, version, time and no rank.
+    bytes[21..25].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(decode(&bytes), Err(WireError::Broken { what: "a list is longer than it may be" }));
     bytes[8] = 9;
     let refused = decode(&bytes).unwrap_err();
     assert_eq!(refused, WireError::Version { found: 9 });
-    assert!(refused.to_string().contains("version 9, and this is version 2"), "{refused}");
+    assert!(refused.to_string().contains("version 9, and this is version 3"), "{refused}");
     assert_eq!(decode(b"HTTP/1.1 200 OK"), Err(WireError::Other));
     assert!(decode(&vec![0; LONGEST + 1]).is_err());
 }

@@ -14,7 +14,7 @@ pub const LONGEST: usize = 8 << 20;
 pub(crate) const MAX_TEXT: usize = 400;
 
 const MAGIC: [u8; 8] = *b"gdstatus";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Reasons why bytes are not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum WireError {
 
 /// Returns the character, or a replacement if it would control a terminal: control characters, and invisible ones
 /// that change the direction of surrounding text.
-pub fn printable(character: char) -> char {
+pub(crate) fn printable(character: char) -> char {
     match character {
         '\u{ad}'
         | '\u{61c}'
@@ -124,14 +124,14 @@ macro_rules! structures {
 }
 
 structures! {
-    Status { at_ns cards card_count streams stream_count }
+    Status { at_ns rank cards card_count streams stream_count }
     Card {
         lid node is_ethernet gid is_busy sent received not_ready out_of_sequence faults findings queue_pairs
         queue_pair_count
     }
     Traffic { packets bytes }
     QueuePair { number transport state peer outstanding blocks resends wait }
-    Peer { node queue_pair }
+    Peer { node queue_pair pid }
     Stream { number waits wait }
     Wait { what mark time queue_pairs }
 }

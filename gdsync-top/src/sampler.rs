@@ -2,19 +2,13 @@
 
 use crate::view::{self, View};
 use gdsync_cli::failure::Failure;
-use gdsync_status::{Card, Process, QueuePair, Status, Traffic, Wait, ask_all, ipv4, printable};
+use gdsync_status::{Card, ProcessState, QueuePair, Status, Survey, Traffic, Wait, ipv4};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// Time limit of an answer. A stopped process costs this in every sample.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
-
-const MAX_LENGTH: usize = 32;
-/// Most bytes read of a command line, which may be very long.
-const MAX_COMMAND_LINE: u64 = 4096;
 
 /// Key of a card: process and address.
 type CardName = (u32, u64);
@@ -29,51 +23,40 @@ pub(crate) struct Sampler {
     /// Time at which each wait was first seen.
     waits: HashMap<WaitName, u64>,
     last_ns: Option<u64>,
-    /// Process of the card at each address.
-    owners: HashMap<u64, (u32, String)>,
 }
 
 impl Sampler {
     pub(crate) fn sample(&mut self) -> Result<View, Failure> {
-        let found = ask_all(ANSWER_LIMIT).map_err(|error| format!("processes cannot be listed: {error}"))?;
-        let named = found.into_iter().map(|process| (name_of(process.pid), process)).collect();
-        Ok(self.view(named))
+        let found =
+            Survey::take(ANSWER_LIMIT).map_err(|error| format!("processes cannot be listed: {error}"))?;
+        Ok(self.view(&found))
     }
 
-    /// Converts answers, each with the name of its process, to a view.
-    pub(crate) fn view(&mut self, found: Vec<(String, Process)>) -> View {
-        // A process that does not answer keeps its cards.
-        let mut owners = std::mem::take(&mut self.owners);
-        owners.retain(|_, (pid, _)| {
-            found.iter().any(|(_, process)| process.pid == *pid && process.status.is_err())
-        });
-        for (name, process) in &found {
-            for card in process.status.iter().flat_map(|status| &status.cards) {
-                owners.insert(card.node, (process.pid, name.clone()));
-            }
-        }
-        let now_ns = found.iter().filter_map(|(_, process)| Some(process.status.as_ref().ok()?.at_ns)).max();
+    /// Converts answers to a view.
+    pub(crate) fn view(&mut self, found: &Survey) -> View {
+        let times = found.processes.iter().filter_map(|process| Some(process.status.as_ref().ok()?.at_ns));
+        let now_ns = times.max();
         let interval = now_ns.zip(self.last_ns).map_or(0, |(now, last)| now.saturating_sub(last));
         let mut next = Sampler { last_ns: now_ns, ..Sampler::default() };
-        let processes = found
-            .into_iter()
-            .map(|(name, Process { pid, status })| {
-                let named = view::Process { pid, name, ..view::Process::default() };
-                match status {
-                    Ok(status) => ProcessSampler { pid, owners: &owners, last: self, next: &mut next }
-                        .process(named, &status),
-                    Err(error) => view::Process { error: Some(error.to_string()), ..named },
+        let process = |process: &gdsync_status::Process| {
+            let (pid, name) = (process.pid, process.name.clone());
+            let named = view::Process { pid, name, ..view::Process::default() };
+            match &process.status {
+                Ok(status) => {
+                    ProcessSampler { pid, found, last: self, next: &mut next }.process(named, status)
                 }
-            })
-            .collect();
-        *self = Sampler { owners, ..next };
+                Err(error) => view::Process { error: Some(error.to_string()), ..named },
+            }
+        };
+        let processes = found.processes.iter().map(process).collect();
+        *self = next;
         View { interval_s: interval as f64 / 1e9, processes }
     }
 }
 
 struct ProcessSampler<'a> {
     pid: u32,
-    owners: &'a HashMap<u64, (u32, String)>,
+    found: &'a Survey,
     last: &'a Sampler,
     next: &'a mut Sampler,
 }
@@ -156,12 +139,19 @@ impl ProcessSampler<'_> {
     }
 
     fn peer(&self, pair: &QueuePair) -> Option<view::Peer> {
-        let peer = pair.peer?;
-        let owner = self.owners.get(&peer.node).filter(|_| peer.node != 0);
+        let peer = self.found.peer(pair)?;
+        let known = |pid| self.found.processes.iter().find(|process| process.pid == pid);
         Some(view::Peer {
-            address: peer.to_string(),
-            pid: owner.map(|(pid, _)| *pid),
-            process: owner.map(|(_, name)| name.clone()),
+            text: peer.to_string(),
+            address: peer.address,
+            pid: peer.pid,
+            process: peer.pid.and_then(known).map(|process| process.name.clone()),
+            rank: peer.rank,
+            state: match peer.state {
+                ProcessState::Stopped => Some("stopped"),
+                ProcessState::Ended => Some("ended"),
+                _ => None,
+            },
         })
     }
 
@@ -192,6 +182,7 @@ impl ProcessSampler<'_> {
             is_at_least: wait.time.is_none(),
             queue_pairs: wait.queue_pairs.clone(),
             peers,
+            description: self.found.describe(self.pid, wait, own),
         }
     }
 }
@@ -200,43 +191,5 @@ fn address(card: &Card) -> String {
     match card.lid {
         0 => ipv4(card.node).unwrap_or(Ipv4Addr::UNSPECIFIED).to_string(),
         lid => format!("LID {lid:#x}"),
-    }
-}
-
-/// Returns a process's shortened command line: the program without its folder, and its arguments. `?` if unknown.
-fn name_of(pid: u32) -> String {
-    let mut words = Vec::new();
-    if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
-        // A process that ends meanwhile has no command line any more.
-        let _ = file.take(MAX_COMMAND_LINE).read_to_end(&mut words);
-    }
-    shorten(&String::from_utf8_lossy(&words))
-}
-
-/// Does the same for zero-terminated words.
-fn shorten(words: &str) -> String {
-    let mut words = words.split('\0').filter(|word| !word.is_empty());
-    let Some(program) = words.next() else { return "?".to_owned() };
-    let program = program.rsplit('/').next().unwrap_or(program);
-    let to_text = std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ");
-    // Processes choose their names, which are shown on a terminal.
-    let mut name: String = to_text.chars().map(printable).take(MAX_LENGTH + 1).collect();
-    if name.chars().count() > MAX_LENGTH {
-        name = name.chars().take(MAX_LENGTH - 1).chain(['…']).collect();
-    }
-    name
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_short_and_steers_no_terminal() {
-        assert_eq!(shorten("/usr/bin/gdsync\0pingpong\0--json\0"), "gdsync pingpong --json");
-        assert_eq!(shorten("a\x1b[2J\0"), "a\u{fffd}[2J");
-        assert_eq!(shorten(&"x".repeat(100)), "x".repeat(31) + "…");
-        assert_eq!(shorten(&"x".repeat(32)), "x".repeat(32));
-        assert_eq!([shorten(""), name_of(u32::MAX)], ["?", "?"]);
     }
 }

@@ -1,6 +1,6 @@
 //! Views as tables.
 
-use crate::view::{Card, Peer, Process, QueuePair, Traffic, View, Wait};
+use crate::view::{Card, Process, QueuePair, Traffic, View, Wait};
 use gdsync_cli::text;
 
 /// Duration from which a wait is an alarm.
@@ -162,14 +162,14 @@ fn queue_pair_row(process: &Process, pair: &QueuePair) -> Row {
         pair.state.to_uppercase(),
         pair.outstanding_requests.to_string(),
         pair.resends.to_string(),
-        pair.peer.as_ref().map_or_else(|| "-".to_owned(), peer),
+        pair.peer.as_ref().map_or_else(|| "-".to_owned(), |peer| peer.text.clone()),
     ];
     waiting_row(cells, pair.outstanding_blocks.into(), pair.wait.as_ref())
 }
 
 fn waiting_row(mut cells: Vec<String>, rate: f64, wait: Option<&Wait>) -> Row {
     cells.push(wait.map_or_else(String::new, waited));
-    cells.push(wait.map_or_else(String::new, awaited));
+    cells.push(wait.map_or_else(String::new, |wait| wait.description.clone()));
     let waited_ms = wait.map_or(0.0, |wait| wait.waited_ms);
     Row { cells, rate, waited_ms, is_alarm: waited_ms >= LONG_MS }
 }
@@ -180,25 +180,5 @@ fn waited(wait: &Wait) -> String {
         ms if ms >= 60_000.0 => format!("{at_least}{:.0} min", ms / 60_000.0),
         ms if ms >= LONG_MS => format!("{at_least}{:.1} s", ms / 1e3),
         ms => format!("{at_least}{ms:.0} ms"),
-    }
-}
-
-fn awaited(wait: &Wait) -> String {
-    let mut text = wait.what.clone();
-    if let [first, others @ ..] = &wait.queue_pairs[..] {
-        text += &format!(" of queue pair {first:#x}");
-        others.iter().for_each(|number| text += &format!(", {number:#x}"));
-    }
-    for (place, one) in wait.peers.iter().enumerate() {
-        text += if place == 0 { ", peer " } else { "; " };
-        text += &peer(one);
-    }
-    text
-}
-
-fn peer(peer: &Peer) -> String {
-    match peer.pid {
-        Some(pid) => format!("{} (pid {pid})", peer.address),
-        None => peer.address.clone(),
     }
 }

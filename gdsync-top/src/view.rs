@@ -74,6 +74,13 @@ pub(crate) struct Peer {
     /// The card's process, if it belongs to this user on this host.
     pub(crate) pid: Option<u32>,
     pub(crate) process: Option<String>,
+    /// The rank that a launcher has given it.
+    pub(crate) rank: Option<u32>,
+    /// `stopped` or `ended`; `null` if it runs, or if that is not known.
+    pub(crate) state: Option<&'static str>,
+    /// All of it, in words.
+    #[serde(skip)]
+    pub(crate) text: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -95,4 +102,6 @@ pub(crate) struct Wait {
     pub(crate) queue_pairs: Vec<u32>,
     /// The sides that must act.
     pub(crate) peers: Vec<Peer>,
+    /// The event and its cause, in words.
+    pub(crate) description: String,
 }

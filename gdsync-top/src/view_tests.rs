@@ -5,14 +5,14 @@ use crate::sampler::Sampler;
 use crate::screen::{KeyAction, Screen};
 use crate::table::{LineStyle, Order, lines, to_text};
 use crate::view::View;
-use gdsync_status::{Card, Peer, Process, QueuePair, Status, Traffic, Wait, WireError};
+use gdsync_status::{Card, Peer, Process, QueuePair, Status, Survey, Traffic, Wait, WireError};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
 use std::time::Duration;
 
 fn pair(number: u32, peer: (u64, u32), wait: Option<Wait>) -> QueuePair {
-    let peer = Some(Peer { node: peer.0, queue_pair: peer.1 });
+    let peer = Some(Peer { node: peer.0, queue_pair: peer.1, pid: 0 });
     QueuePair {
         number,
         transport: "Rc".to_owned(),
@@ -29,10 +29,10 @@ fn card(node: u16, packets: u64, queue_pairs: Vec<QueuePair>) -> Card {
     Card { lid: node, node: node.into(), sent, queue_pairs, queue_pair_count, ..Card::default() }
 }
 
-fn answer(pid: u32, at_s: u64, cards: Vec<Card>) -> (String, Process) {
+fn answer(pid: u32, at_s: u64, cards: Vec<Card>) -> Process {
     let status =
         Status { at_ns: at_s * 1_000_000_000, card_count: cards.len() as u32, cards, ..Status::default() };
-    (format!("program {pid}"), Process { pid, status: Ok(status) })
+    Process { pid, name: format!("program {pid}"), status: Ok(status) }
 }
 
 fn wait(what: &str, mark: u64, time: Option<Duration>, queue_pairs: Vec<u32>) -> Wait {
@@ -46,12 +46,12 @@ fn view(sampler: &mut Sampler, mark: u64) -> View {
     for (at, packets) in [(10, 100), (12, 2100)] {
         let held = wait("WAIT for entry 7", 7, Some(Duration::from_secs(90)), Vec::new());
         let mut first = answer(1, at, vec![card(5, packets, vec![pair(0x40, (6, 0x41), Some(held))])]);
-        if let Ok(status) = &mut first.1.status {
+        if let Ok(status) = &mut first.status {
             status.add_wait(3, wait("completion 9 of queue 0x44", at.min(11) * mark, None, vec![0x40]));
             status.stream_count = 2;
         }
         let second = answer(2, at, vec![card(6, 100, vec![pair(0x41, (5, 0x40), None)])]);
-        last = sampler.view(vec![first, second]);
+        last = sampler.view(&Survey::of(vec![first, second]));
     }
     last
 }
@@ -72,7 +72,7 @@ fn two_looks_give_rates_and_the_time_of_waits_and_who_is_waited_for() {
     assert_eq!((stream.wait.peers[0].pid, first.streams_left_out), (Some(2), 1));
     let text = to_text(&view);
     assert!(text.contains("1.00 kpkt/s, 1.00 MB/s"), "{text}");
-    let expected = ">2.0 s  completion 9 of queue 0x44 of queue pair 0x40, peer queue pair 0x41 (pid 2)";
+    let expected = ">2.0 s  completion 9 of queue 0x44: queue pair 0x40 waits for WAIT for entry 7, for 90.0 s, peer queue pair 0x41 (pid 2)";
     assert!(text.contains(expected), "{text}");
     assert!(text.contains("2 min   WAIT for entry 7, peer queue pair 0x41 (pid 2)"), "{text}");
     assert!(text.contains("1 program 1: 1 waiting stream more"), "{text}");
@@ -86,24 +86,14 @@ fn a_wait_that_is_another_one_begins_anew() {
 }
 
 #[test]
-fn a_process_that_does_not_answer_any_more_still_has_its_card() {
-    let mut sampler = Sampler::default();
-    let first = || answer(1, 20, vec![card(5, 0, vec![pair(0x40, (6, 0x41), None)])]);
-    sampler.view(vec![first(), answer(2, 20, vec![card(6, 0, Vec::new())])]);
-    let silent = ("program 2".to_owned(), Process { pid: 2, status: Err(WireError::Other.into()) });
-    let view = sampler.view(vec![first(), silent]);
-    let peer = |view: &View| view.processes[0].cards[0].queue_pairs[0].peer.clone().unwrap();
-    assert_eq!(peer(&view).pid, Some(2));
+fn a_process_that_does_not_answer_is_said_with_its_reason() {
+    let first = answer(1, 20, vec![card(5, 0, vec![pair(0x40, (6, 0x41), None)])]);
+    let silent = Process { pid: 2, name: "program 2".to_owned(), status: Err(WireError::Other.into()) };
+    let view = Sampler::default().view(&Survey::of(vec![first, silent]));
+    assert_eq!(view.processes[0].cards[0].queue_pairs[0].peer.as_ref().unwrap().pid, None);
     let last = lines(&view, Order::Process).pop().unwrap();
-    assert_eq!(
-        last,
-        (
-            LineStyle::Alarm,
-            "2 program 2: it answers with something else than the status of gdsync".to_owned()
-        )
-    );
-    // It has ended.
-    assert_eq!(peer(&sampler.view(vec![first()])).pid, None);
+    let said = "2 program 2: it answers with something else than the status of gdsync";
+    assert_eq!(last, (LineStyle::Alarm, said.to_owned()));
 }
 
 #[test]

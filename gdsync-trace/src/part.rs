@@ -8,6 +8,7 @@ use crate::destination::{Destination, PART, with_path};
 use crate::record::{EventKind, Header, MAGIC, NO_RANK, PartError, RECORD, Record, padded, read};
 use crate::timeline;
 use gdsync_sys::file_limit::within_file_limit;
+use gdsync_sys::host::launcher_rank;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -84,23 +85,14 @@ impl PartWriter {
     }
 }
 
-/// Variables with a launcher's rank, gdsync's own first; `gdsync-notify` reads the same ones.
-const RANKS: [&str; 6] =
-    ["GDSYNC_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"];
-
 /// Returns the header of this process's part: process id, rank, command line.
 fn header() -> Header {
     Header {
         magic: MAGIC,
         pid: std::process::id(),
-        rank: rank(|name| std::env::var_os(name)),
+        rank: launcher_rank().unwrap_or(NO_RANK),
         name: padded(&command_line(std::env::args_os())),
     }
-}
-
-fn rank(get: impl Fn(&str) -> Option<OsString>) -> u32 {
-    let rank = RANKS.into_iter().find_map(get);
-    rank.and_then(|text| text.to_str()?.parse().ok()).unwrap_or(NO_RANK)
 }
 
 /// Returns the program's file name and its arguments.
@@ -227,16 +219,6 @@ mod tests {
         let error = part.finish(0).unwrap_err().to_string();
         assert!(error.contains("t.json: Is a directory") && folder.join("t.json.part").exists(), "{error}");
         std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn the_rank_is_the_launchers() {
-        let with = |names: &'static [(&str, &str)]| {
-            rank(move |name| names.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into()))
-        };
-        assert_eq!(with(&[]), NO_RANK);
-        assert_eq!(with(&[("SLURM_PROCID", "5"), ("OMPI_COMM_WORLD_RANK", "3")]), 3);
-        assert_eq!(with(&[("PMI_RANK", "three")]), NO_RANK);
     }
 
     #[test]

@@ -140,7 +140,7 @@ fn a_stalled_wait_is_shown_with_what_and_whom_it_waits_for() {
     table_until("the wait is in the table", |table| {
         let peer = format!("(pid {})", pids[1]);
         let waiting = table.lines().find(|line| line.contains(&peer) && line.contains("completion "));
-        waiting.is_some_and(|line| line.contains(" of queue pair 0x") && line.contains("peer queue pair 0x"))
+        waiting.is_some_and(|line| line.contains(": queue pair 0x") && line.contains("peer queue pair 0x"))
     });
 }
 
@@ -155,7 +155,8 @@ fn a_stopped_process_is_named_and_holds_up_no_other() {
     signal(pids[1], libc::SIGSTOP);
     let stopped = "it did not answer within 500 ms: it is stopped, or busy";
     until(pids, "one is stopped, and the other one is shown", |[first, second]| {
-        second["error"] == stopped && first["cards"][0]["link"] == "InfiniBand"
+        let peer = &first["cards"][0]["queue_pairs"][0]["peer"];
+        second["error"] == stopped && peer["pid"] == pids[1] && peer["state"] == "stopped"
     });
     table_until("it is said below the table", |table| {
         table.lines().any(|line| line.starts_with(&format!("{} ", pids[1])) && line.ends_with(stopped))

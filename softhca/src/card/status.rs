@@ -75,7 +75,7 @@ fn peer(engine: &Engine, qp: &Qp) -> Option<Peer> {
         _ => !matches!(qp.endpoint.state(), QpState::Reset | QpState::Init),
     };
     let (node, queue_pair) = (qp.endpoint.node(engine.resources.port), qp.endpoint.attributes.dest_qpn);
-    (is_connected && queue_pair != 0).then_some(Peer { node, queue_pair })
+    (is_connected && queue_pair != 0).then(|| Peer { node, queue_pair, pid: engine.fabric.process(node) })
 }
 
 /// Returns queue pairs that complete to a completion queue, lowest numbers first.

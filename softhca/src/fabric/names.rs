@@ -24,13 +24,13 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 /// The name of the card with a number, which anyone can compute.
 pub(super) fn plain(number: u16) -> Vec<u8> {
-    format!("gdsync-softhca/{}/{number}", own_user()).into_bytes()
+    gdsync_status::card_name(number).into_bytes()
 }
 
 /// The name of the card with a number, which only holders of the key can compute.
 fn secret(key: &Key, number: u16) -> Vec<u8> {
     let proof = key.number("the name of a card's number", &number.to_be_bytes());
-    format!("gdsync-softhca/{}/{number}/{proof:032x}", own_user()).into_bytes()
+    format!("{}/{proof:032x}", gdsync_status::card_name(number)).into_bytes()
 }
 
 /// A number, and the socket that holds it.

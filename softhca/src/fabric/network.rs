@@ -83,6 +83,11 @@ pub(crate) trait Network: Send {
         false
     }
 
+    /// Returns the process at a node that has a link; 0 if it is unknown.
+    fn process(&self, _: Node) -> u32 {
+        0
+    }
+
     /// Returns whether there is a link to that node, whose process has not ended.
     fn is_linked(&mut self, node: Node) -> bool;
 

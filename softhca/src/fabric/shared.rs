@@ -323,6 +323,13 @@ impl Network for Shared {
         self.outgoing.links.get(&node).is_some_and(Outgoing::is_stopped)
     }
 
+    fn process(&self, node: Node) -> u32 {
+        let incoming =
+            self.incoming.iter().flatten().filter(|link| link.source() == node).map(Incoming::process);
+        let outgoing = self.outgoing.links.get(&node).map(Outgoing::process);
+        outgoing.into_iter().chain(incoming).find(|pid| *pid != 0).unwrap_or(0)
+    }
+
     fn is_linked(&mut self, node: Node) -> bool {
         self.is_alive(node) && self.outgoing.links.contains_key(&node)
     }

@@ -78,6 +78,11 @@ impl Outgoing {
         socket::is_peer_stopped(&self.socket)
     }
 
+    /// Returns the receiving process; 0 if it is unknown.
+    pub(super) fn process(&self) -> u32 {
+        socket::peer_id(&self.socket)
+    }
+
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -106,6 +111,11 @@ impl Incoming {
     /// The source; 0 before the greeting.
     pub(super) fn source(&self) -> Node {
         self.greeted.as_ref().map_or(0, |(node, _)| *node)
+    }
+
+    /// Returns the sending process; 0 if it is unknown.
+    pub(super) fn process(&self) -> u32 {
+        socket::peer_id(&self.socket)
     }
 
     /// Handles the greeting, wake-up bytes, or the end of the connection. At the greeting, the link is closed

@@ -105,6 +105,12 @@ pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
     local::peer(socket).map(|peer| peer.uid)
 }
 
+/// Returns the process that listens at, or has connected to, a socket; 0 if this process's PID namespace does not
+/// contain it.
+pub(crate) fn peer_id(socket: &UnixStream) -> u32 {
+    local::peer(socket).ok().and_then(|peer| u32::try_from(peer.pid).ok()).unwrap_or(0)
+}
+
 /// Returns a descriptor of the process that listens at the peer of a socket. It becomes readable when the
 /// process ends, even if a forked child keeps the socket open. `None` where the kernel gives none: before
 /// Linux 5.3, under some filters of system calls, or for a process of another PID namespace.

@@ -160,6 +160,7 @@ impl Requester {
         if step.endpoint.attributes.rnr_retry != UNLIMITED {
             self.rnr_left -= 1;
         }
+        self.is_refused = true;
         self.rnr_until = Some(step.context.now + step.context.speed.of(rnr_timer(timer)));
         self.set_timer(None);
         self.rewind();

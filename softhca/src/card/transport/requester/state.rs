@@ -29,6 +29,8 @@ pub(crate) struct Requester {
     pub(super) deadline: Option<Instant>,
     /// End of the pause that the peer asked for.
     pub(super) rnr_until: Option<Instant>,
+    /// True if the peer had no receive for the oldest request, and has not accepted it since.
+    pub(super) is_refused: bool,
     /// Time before which no work request is fetched, and no packet leaves.
     pub(super) paused_until: Option<Instant>,
     /// Number of the next work request, as decisions name it.
@@ -106,6 +108,7 @@ impl Requester {
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
+            is_refused: false,
             paused_until: None,
             next_number: 0,
             decided: (None, None),
@@ -129,7 +132,7 @@ impl Requester {
         self.next_psn = psn;
         self.set_timer(None);
         (self.rnr_until, self.reached, self.paused_until) = (None, None, None);
-        self.answer_is_lost = false;
+        (self.answer_is_lost, self.is_refused) = (false, false);
         self.waits = Waits::default();
         (self.target, self.ahead) = (None, None);
         self.refill_retries(attributes);
@@ -235,6 +238,7 @@ impl Requester {
     /// Resets the retry counters and the timer after an acknowledgement has advanced.
     pub(super) fn progressed(&mut self, step: &Step<'_, '_>) {
         self.refill_retries(&step.endpoint.attributes);
+        self.is_refused = false;
         self.arm(step);
     }
 
@@ -296,7 +300,7 @@ impl Requester {
 
     fn answer(&self) -> Option<Pending> {
         let oldest = self.oldest()?;
-        let what = if self.rnr_until.is_some() {
+        let what = if self.is_refused {
             "a receive of the peer (RNR)"
         } else if oldest.sent <= oldest.acked && !oldest.awaits_result() || oldest.sent == 0 {
             return None;
