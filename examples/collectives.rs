@@ -126,7 +126,7 @@ fn contents(plan: &Plan, rank: u32, round: u64) -> (Vec<u8>, Vec<u8>) {
 
 fn synchronize<B: CollectiveStream>(stream: &Stream<B>, plan: &Plan) -> Result<(), Failure> {
     if !stream.synchronize_timeout(LONG)? {
-        return Err(format!("the stream hangs at {:?}", stream.oldest_wait()).into());
+        return Err(format!("the stream hangs at {:?}", stream.explain_wait()).into());
     }
     Ok(plan.check()?)
 }

@@ -171,7 +171,7 @@ impl Ring {
                 stream.post(Batch::new().send(send).wait(sent).wait(came))?;
             }
             if !stream.synchronize_timeout(LONG)? {
-                return Err(format!("the stream hangs at {:?}", stream.oldest_wait()).into());
+                return Err(format!("the stream hangs at {:?}", stream.explain_wait()).into());
             }
             for round in first..last {
                 self.check(round)?;

@@ -12,7 +12,7 @@ use crate::initiator::Initiator;
 use crate::liveness::{Liveness, RankSet, RankState};
 use crate::memory::{SegmentResources, SharedSegment};
 use gdsync::queue::FailureCause;
-use gdsync::{ConnectOptions, Error};
+use gdsync::{ConnectOptions, Error, QueuePair};
 use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -83,6 +83,11 @@ impl Connections {
         let Unconnected { rank, size, options, .. } = made;
         let liveness = Arc::new(Liveness::new(size));
         let (queues, control) = made.into_queues(&liveness);
+        let to = |rank: u32| {
+            let initiators = queues.iter().filter_map(|all: &Vec<Initiator>| all.get(rank as usize));
+            initiators.filter_map(|one| one.queue_pair(rank).ok()).map(QueuePair::number).collect()
+        };
+        liveness.set_queue_pairs((0..size).map(to).collect());
         Arc::new(Connections {
             rank,
             size,

@@ -75,6 +75,7 @@
 #![deny(unsafe_code)]
 
 pub mod bootstrap;
+mod cause;
 pub mod collective;
 mod config;
 mod connect;

@@ -44,6 +44,8 @@ pub(crate) struct Liveness {
     ended: OnceLock<u32>,
     /// True once waits of streams that outlive the team have been released.
     has_released: AtomicBool,
+    /// For each rank, the numbers of this rank's queue pairs that lead to it alone.
+    queue_pairs: OnceLock<Vec<Vec<u32>>>,
     /// Signaled when the monitor has work before its next poll.
     changed: Condvar,
 }
@@ -64,6 +66,15 @@ impl Liveness {
     pub(crate) fn new(size: u32) -> Self {
         let ranks = vec![RankState::Alive; size as usize];
         Liveness { states: Mutex::new(RankStates { ranks, ..RankStates::default() }), ..Liveness::default() }
+    }
+
+    pub(crate) fn set_queue_pairs(&self, of_ranks: Vec<Vec<u32>>) {
+        self.queue_pairs.get_or_init(|| of_ranks);
+    }
+
+    /// Returns, for each rank, the numbers of the queue pairs that lead to it alone; with dynamic connections, none.
+    pub(crate) fn queue_pairs(&self) -> &[Vec<u32>] {
+        self.queue_pairs.get().map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn state(&self, rank: u32) -> RankState {
@@ -166,6 +177,11 @@ impl Liveness {
         let is_due = states.cut != cut || !cut.is_empty();
         states.cut = cut;
         (new, is_due)
+    }
+
+    /// Returns the living ranks to which all connections have failed.
+    pub(crate) fn cut(&self) -> BTreeMap<u32, FailureCause> {
+        self.states.lock().cut.clone()
     }
 
     /// Sets the ranks that have seen a death and are in, or about to call, [`Team::shrink`](crate::Team::shrink):

@@ -76,11 +76,16 @@ impl Notifications {
     }
 
     pub(crate) fn sender(&self, id: u32) -> Option<u32> {
-        Some(self.senders[id as usize].load(Ordering::Relaxed)).filter(|sender| *sender < ALL)
+        Some(self.sender_or_any(id)).filter(|sender| *sender < ALL)
+    }
+
+    /// Returns the sender: a rank, [`ANY`] or [`ALL`].
+    pub(crate) fn sender_or_any(&self, id: u32) -> u32 {
+        self.senders[id as usize].load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_collective(&self, id: u32) -> bool {
-        self.senders[id as usize].load(Ordering::Relaxed) == ALL
+        self.sender_or_any(id) == ALL
     }
 
     /// Sets the rank that sets these notifications, or [`ANY`] or [`ALL`].

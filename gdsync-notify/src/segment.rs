@@ -1,5 +1,6 @@
 //! Segments: memory that other ranks write into, with notifications.
 
+use crate::cause::Unset;
 use crate::error::NotifyError;
 use crate::liveness::Liveness;
 use crate::memory::{LocalPart, RemoteSegment, SegmentMemory, SharedSegment, WORD, check_part};
@@ -7,7 +8,7 @@ use crate::notifications::{ALL, ANY, Lookup};
 use crate::word::NotificationWord;
 use gdsync::cuda::{Consistency, GpuCapabilities};
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::memop::{GpuWord32, Word32};
+use gdsync::memop::{GpuWord32, Word32, explain};
 use gdsync::{RemoteMemory, Slice};
 use gdsync_sys::pause::Pause;
 use std::ops::{Range, RangeBounds};
@@ -274,7 +275,7 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`] if there is no such notification; [`NotifyError::Ended`].
     pub fn notification(&self, id: u32) -> Result<NotificationWord, NotifyError> {
-        let word = self.word(id)?;
+        let word = self.word(id)?.written_by(Arc::new(Unset::of(&self.inner.shared, id..id + 1)));
         let waiter = self.inner.shared.waiter()?;
         Ok(match word {
             NotificationWord::Host(word) => {
@@ -301,8 +302,8 @@ impl Segment {
         })
     }
 
-    /// Waits until a notification of the range is set, and returns the lowest such number; `None` after `timeout`. A
-    /// timeout of 0 checks once. A caller that gets a number sees data written before that notification, which stays
+    /// Waits until a notification of the range is set, and returns the lowest such number; `None` after `timeout`
+    /// ([`Self::explain_wait`] then says why). A timeout of 0 checks once. A caller that gets a number sees data written before that notification, which stays
     /// set until [`Self::notify_reset`].
     ///
     /// In GPU memory each check is a copy by the driver, which takes some microseconds.
@@ -331,6 +332,17 @@ impl Segment {
             }
             pause.pause();
         }
+    }
+
+    /// Says why no notification of a range is set, as [`gdsync::Stream::explain_wait`] does: which rank has not set it, and
+    /// what the processes of this host know about that rank's. It asks them, which takes up to 250 ms if one of them does not
+    /// answer.
+    ///
+    /// # Errors
+    /// [`NotifyError::Notification`] if there is no such notification.
+    pub fn explain_wait(&self, ids: Range<u32>) -> Result<Option<String>, NotifyError> {
+        self.check_ids(&ids)?;
+        Ok(explain(&Unset::of(&self.inner.shared, ids)))
     }
 
     /// Refuses a reader that could see a notification without its data. `is_ordered` returns whether the segment's GPU

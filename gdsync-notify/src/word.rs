@@ -6,7 +6,7 @@ use gdsync::cudarc::driver::{
     CudaContext, CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg,
 };
 use gdsync::cudarc::nvrtc::Ptx;
-use gdsync::memop::{Condition, GpuWord32, StreamWord, Word32};
+use gdsync::memop::{Condition, GpuWord32, StreamWord, WaitCause, Word32};
 use gdsync::{Batch, PinnedMemory};
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -24,6 +24,14 @@ pub enum NotificationWord {
 }
 
 impl NotificationWord {
+    /// Sets what writes it, for [`gdsync::Stream::explain_wait`].
+    pub(crate) fn written_by(self, cause: Arc<dyn WaitCause>) -> Self {
+        match self {
+            NotificationWord::Host(word) => NotificationWord::Host(word.written_by(cause)),
+            NotificationWord::Gpu(word) => NotificationWord::Gpu(word.written_by(cause)),
+        }
+    }
+
     /// Sets the name that [`gdsync::Stream::oldest_wait`] reports.
     pub(crate) fn named(self, name: String) -> Self {
         match self {

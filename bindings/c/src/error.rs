@@ -16,6 +16,7 @@ use libc::c_int;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
@@ -29,12 +30,12 @@ pub(crate) enum CallError {
     Unsupported { what: &'static str, remedy: &'static str },
     #[error("{words} words are appended to this wait already: post another wait")]
     NoRoom { words: u32 },
-    #[error("the stream has not come to its end within {timeout_ms} ms{}", waits(.at))]
-    TimedOut { timeout_ms: u64, at: Option<String> },
+    #[error("the stream has not come to its end within {timeout_ms} ms{}", because(.cause))]
+    TimedOut { timeout_ms: u64, cause: Option<String> },
     #[error("the stream has {outstanding} submissions outstanding: call gdsync_stream_synchronize before")]
     InUse { outstanding: usize },
-    #[error("the request has not completed within {timeout_ms} ms")]
-    NotCompleted { timeout_ms: u64 },
+    #[error("the request has not completed within {timeout_ms} ms{}", because(.cause))]
+    NotCompleted { timeout_ms: u64, cause: Option<String> },
     #[error(
         "request {index} is used by another thread, or is in the list twice: use it in one call at a time"
     )]
@@ -67,8 +68,8 @@ pub(crate) enum CallError {
         "a stream has not passed work with the segment's memory within 2 s: keep the memory until it has, or call gdsync_stream_synchronize before"
     )]
     MemoryInUse,
-    #[error("no notification of those was set within {timeout_ms} ms")]
-    NotNotified { timeout_ms: u64 },
+    #[error("no notification of those was set within {timeout_ms} ms{}", because(.cause))]
+    NotNotified { timeout_ms: u64, cause: Option<String> },
     #[error("{call}: {source}")]
     Verbs { call: &'static str, source: std::io::Error },
     #[error("a panic inside gdsync, which is a defect: please report it ({message})")]
@@ -105,8 +106,17 @@ pub(crate) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, Cal
     }
 }
 
-fn waits(at: &Option<String>) -> String {
-    at.as_ref().map_or_else(String::new, |wait| format!(": {wait}"))
+fn because(cause: &Option<String>) -> String {
+    cause.as_ref().map_or_else(String::new, |cause| format!(": {cause}"))
+}
+
+/// The shortest time-out whose error says the cause. A program that waits for less polls, and does not wait for what other processes
+/// know.
+const EXPLAINED: Duration = Duration::from_millis(10);
+
+/// Asks for the cause of a time-out, unless the program polls.
+pub(crate) fn cause_of(timeout: Duration, explain: impl FnOnce() -> Option<String>) -> Option<String> {
+    if timeout >= EXPLAINED { explain() } else { None }
 }
 
 impl From<PostFailure> for CallError {

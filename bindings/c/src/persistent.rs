@@ -1,11 +1,12 @@
 //! Persistent requests of C programs.
 
 use crate::completion::translate;
-use crate::error::{CallError, bad};
+use crate::error::{CallError, bad, cause_of};
 use crate::handles::Named;
 use crate::types::{gds_qp, gdsync_request};
 use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
 use gdsync::qp::CardWord;
+use gdsync::queue::Status;
 use gdsync_sys::verbs::ibv_wc;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -95,7 +96,11 @@ pub(crate) unsafe fn complete(request: *mut gdsync_request, timeout: Duration) -
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
     let completion = on!(&mut *work, request => request.complete(timeout));
     let completion = completion.map_err(|source| ListError { index: None, source })?;
-    let completion = completion.ok_or(CallError::NotCompleted { timeout_ms: timeout.as_millis() as u64 })?;
+    let completion = completion.ok_or_else(|| {
+        let status = on!(&*work, request => request.status());
+        let cause = cause_of(timeout, || status.as_ref().and_then(Status::explain));
+        CallError::NotCompleted { timeout_ms: timeout.as_millis() as u64, cause }
+    })?;
     Ok(ibv_wc { wr_id: object.wr_id, ..translate(&completion) })
 }
 

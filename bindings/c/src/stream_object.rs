@@ -1,7 +1,7 @@
 //! Operations on a software or CUDA stream.
 
 use crate::batch::Target;
-use crate::error::CallError;
+use crate::error::{CallError, cause_of};
 use gdsync::memop::{MemOpStream, StreamError};
 use gdsync::persistent::{self, Request};
 use gdsync::stream::{PostFailure, Posted};
@@ -60,9 +60,12 @@ impl StreamObject {
 
     /// Waits until the stream has performed everything.
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<(), CallError> {
-        let (idle, at) = on!(self, stream => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()));
-        let timeout_ms = timeout.as_millis() as u64;
-        if idle { Ok(()) } else { Err(CallError::TimedOut { timeout_ms, at }) }
+        if on!(self, stream => stream.synchronize_timeout(timeout))? {
+            return Ok(());
+        }
+        let cause = cause_of(timeout, || on!(self, stream => stream.explain_wait()));
+        let cause = cause.or_else(|| on!(self, stream => stream.oldest_wait()));
+        Err(CallError::TimedOut { timeout_ms: timeout.as_millis() as u64, cause })
     }
 
     /// The properties of the stream that batches depend on.

@@ -262,7 +262,7 @@ pub(crate) fn finish() {
     for queue in all() {
         if matches!(queue.stream.synchronize(FINALIZE_TIMEOUT), Ok(false)) {
             tracing::warn!(
-                wait = queue.stream.oldest_wait(),
+                wait = queue.stream.explain_wait(),
                 "MPI is finalized, and a queue has work: it is aborted"
             );
             queue.requests().iter().for_each(|request| {

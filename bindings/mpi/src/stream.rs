@@ -91,8 +91,8 @@ impl AnyStream {
         Ok(with_stream!(self, stream => stream.synchronize_timeout(timeout))?)
     }
 
-    pub(crate) fn oldest_wait(&self) -> Option<String> {
-        with_stream!(self, stream => stream.oldest_wait())
+    pub(crate) fn explain_wait(&self) -> Option<String> {
+        with_stream!(self, stream => stream.explain_wait())
     }
 }
 

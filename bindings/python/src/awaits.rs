@@ -2,7 +2,7 @@
 
 use crate::errors::{ExceptionClass, Failure};
 use crate::interrupt::Limit;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -36,11 +36,14 @@ type Shown = (u64, Py<PyAny>, Option<PyErr>);
 /// Looks without waiting. It is called on the thread, and takes the interpreter's lock only to fail.
 type Look = Box<dyn FnMut() -> Result<Option<Outcome>, Failure> + Send>;
 
+/// Makes the error after a time-out. It is called without the lock of the waits: it may ask other processes.
+type Late = Arc<dyn Fn(Limit) -> Failure + Send + Sync>;
+
 struct Wait {
     look: Look,
     limit: Limit,
     /// The error after the time-out.
-    late: Box<dyn Fn(Limit) -> Failure + Send>,
+    late: Late,
 }
 
 /// A wait that no event loop has taken yet.
@@ -52,10 +55,10 @@ pub(crate) fn awaitable<'py>(
     py: Python<'py>,
     timeout: Option<f64>,
     look: impl FnMut() -> Result<Option<Outcome>, Failure> + Send + 'static,
-    late: impl Fn(Limit) -> Failure + Send + 'static,
+    late: impl Fn(Limit) -> Failure + Send + Sync + 'static,
 ) -> Result<Bound<'py, PyAny>, Failure> {
     static AWAITABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let wait = Wait { look: Box::new(look), limit: Limit::new(timeout)?, late: Box::new(late) };
+    let wait = Wait { look: Box::new(look), limit: Limit::new(timeout)?, late: Arc::new(late) };
     let wait = Bound::new(py, _Wait(Mutex::new(Some(wait))))?;
     Ok(AWAITABLE.import(py, "gdsync._asyncio", "awaitable")?.call1((wait,))?)
 }
@@ -105,12 +108,14 @@ impl Shared {
         let (mut state, mut pause) = (self.state.lock(), SHORTEST);
         while !state.is_stopped {
             let now = &mut *state;
-            let mut past = Vec::new();
+            let (mut past, mut late) = (Vec::new(), Vec::new());
             let mut at = 0;
-            while let Some((_, wait)) = now.waiting.get_mut(at) {
+            while let Some((token, wait)) = now.waiting.get_mut(at) {
                 let found = match (wait.look)() {
-                    Ok(None) if wait.limit.has_passed() => Err((wait.late)(wait.limit)),
                     Ok(None) => {
+                        if wait.limit.has_passed() {
+                            late.push((*token, wait.late.clone(), wait.limit));
+                        }
                         at += 1;
                         continue;
                     }
@@ -121,6 +126,18 @@ impl Shared {
                 now.ended.push((token, found));
                 past.push(wait);
             }
+            if !late.is_empty() {
+                let errors = late.into_iter().map(|(token, late, limit)| (token, late(limit)));
+                let errors: Vec<_> = MutexGuard::unlocked(&mut state, || errors.collect());
+                for (token, error) in errors {
+                    // It may have been given up meanwhile.
+                    if let Some(at) = state.waiting.iter().position(|(known, _)| *known == token) {
+                        past.push(state.waiting.swap_remove(at).1);
+                        state.ended.push((token, Err(error)));
+                    }
+                }
+            }
+            let now = &mut *state;
             if !now.ended.is_empty() && !mem::replace(&mut now.is_told, true) {
                 // One byte fits: the loop has read the last one.
                 _ = (&self.writer).write(&[1]);
@@ -128,7 +145,7 @@ impl Shared {
             pause = if past.is_empty() { (pause * 2).min(LONGEST) } else { SHORTEST };
             if !past.is_empty() {
                 // Without the lock: the last handle of a stream waits for the stream's functions, which need the interpreter.
-                parking_lot::MutexGuard::unlocked(&mut state, || drop(past));
+                MutexGuard::unlocked(&mut state, || drop(past));
             } else if state.waiting.is_empty() {
                 self.changed.wait(&mut state);
                 pause = SHORTEST;

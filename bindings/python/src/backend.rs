@@ -41,11 +41,9 @@ impl Backend {
         on!(self, stream => stream.post_timeout(batch, timeout))
     }
 
-    /// Returns the error of a wait for the stream that has timed out, with the wait that blocks the stream.
+    /// Returns the error of a wait for the stream that has timed out, with the wait that blocks the stream, and its cause.
     pub(crate) fn is_late(&self, limit: Limit) -> Failure {
-        let wait = on!(self, stream => stream.oldest_wait());
-        let at = wait.map_or(String::new(), |wait| format!(", at the {wait}"));
-        limit.passed(&format!("the stream{at}"))
+        limit.passed_because("the stream", || on!(self, stream => stream.explain_wait()))
     }
 
     /// Returns where a function that the stream runs leaves its exception. The function does not own the stream, which owns it.

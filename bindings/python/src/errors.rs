@@ -69,9 +69,10 @@ impl Failure {
         Failure::Of(ExceptionClass::InvalidArgument, text.into())
     }
 
-    pub(crate) fn timed_out(what: &str, seconds: f64) -> Self {
+    pub(crate) fn timed_out(what: &str, seconds: f64, cause: Option<String>) -> Self {
+        let cause = cause.map_or_else(String::new, |cause| format!(" ({cause})"));
         let text = format!(
-            "{what} took longer than {seconds} s: give a longer timeout, or None to wait without a limit"
+            "{what} took longer than {seconds} s{cause}: give a longer timeout, or None to wait without a limit"
         );
         Failure::Of(ExceptionClass::TimedOut, text)
     }

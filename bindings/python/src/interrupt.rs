@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// Longest time between two checks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
+/// The shortest time-out whose error says the cause, in seconds: the libraries of C and Python have the same.
+const EXPLAINED: f64 = 0.01;
+
 /// A time-out in seconds; `None` is unlimited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
@@ -45,7 +48,22 @@ impl Limit {
 
     /// Returns the error of a call that has timed out.
     pub(crate) fn passed(&self, what: &str) -> Failure {
-        Failure::timed_out(what, self.seconds)
+        Failure::timed_out(what, self.seconds, None)
+    }
+
+    /// Returns the error of a wait that has timed out, with its cause, unless the program polls. `explain` may ask other
+    /// processes, without the interpreter's lock.
+    pub(crate) fn passed_because(
+        &self,
+        what: &str,
+        explain: impl FnOnce() -> Option<String> + Send,
+    ) -> Failure {
+        let cause = if self.seconds < EXPLAINED {
+            None
+        } else {
+            Python::try_attach(|py| py.detach(explain)).flatten()
+        };
+        Failure::timed_out(what, self.seconds, cause)
     }
 
     /// Returns the time for calls that take one; a year if unlimited.

@@ -7,6 +7,7 @@ use crate::queue_pair::{Completion, QueuePair};
 use crate::region::{RemoteMemory, Slice};
 use crate::stream::Stream;
 use gdsync::persistent::{self, ListError, PersistentError, PersistentRecv, PersistentSend, Request};
+use gdsync::queue::Status;
 use gdsync::stream::PostFailure;
 use gdsync_python_stub::documented;
 use parking_lot::Mutex;
@@ -81,7 +82,14 @@ impl Persistent {
             };
             done.map_err(persistent_failure)
         })?;
-        Ok(Completion::new(found.ok_or_else(|| limit.passed(&format!("the {}", self.what)))?))
+        let found = found.ok_or_else(|| {
+            let status = match &*self.inner.lock() {
+                AnyRequest::Send(request) => request.status(),
+                AnyRequest::Recv(request) => request.status(),
+            };
+            limit.passed_because(&format!("the {}", self.what), || status.as_ref().and_then(Status::explain))
+        })?;
+        Ok(Completion::new(found))
     }
 
     #[getter]

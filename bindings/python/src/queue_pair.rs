@@ -46,15 +46,15 @@ impl CompletionQueue {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Completion, Failure> {
         let limit = Limit::new(timeout)?;
         let found = interrupt::wait(py, limit, |time| Ok(self.inner.wait(time)?))?;
-        let inner = found.ok_or_else(|| limit.passed(WAIT))?;
+        let inner = found.ok_or_else(|| limit.passed_because(WAIT, || self.inner.explain_wait()))?;
         Ok(Completion { inner })
     }
 
     #[pyo3(signature = (timeout=None))]
     fn wait_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> Result<Bound<'py, PyAny>, Failure> {
-        let queue = self.inner.clone();
+        let (queue, late) = (self.inner.clone(), self.inner.clone());
         let look = move || Ok(queue.poll()?.map(|inner| outcome(Completion { inner })));
-        awaits::awaitable(py, timeout, look, |limit| limit.passed(WAIT))
+        awaits::awaitable(py, timeout, look, move |limit| limit.passed_because(WAIT, || late.explain_wait()))
     }
 
     fn __repr__(&self) -> String {

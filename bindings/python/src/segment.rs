@@ -47,8 +47,10 @@ impl Segment {
     }
 }
 
-fn what_waits(ids: &Range<u32>) -> String {
-    format!("the wait for notifications {} to {}", ids.start, ids.end)
+/// Returns the error of a wait for notifications that has timed out.
+fn is_late(segment: &gdsync_notify::Segment, ids: &Range<u32>, limit: Limit) -> Failure {
+    let what = format!("the wait for notifications {} to {}", ids.start, ids.end);
+    limit.passed_because(&what, || segment.explain_wait(ids.clone()).ok().flatten())
 }
 
 #[documented]
@@ -113,7 +115,7 @@ impl Segment {
         let (ids, limit) = (self.ids(ids)?, Limit::new(timeout)?);
         let found =
             interrupt::wait(py, limit, |time| Ok(self.segment().notify_waitsome(ids.clone(), time)?))?;
-        found.ok_or_else(|| limit.passed(&what_waits(&ids)))
+        found.ok_or_else(|| is_late(self.segment(), &ids, limit))
     }
 
     #[pyo3(signature = (ids=None, timeout=None))]
@@ -124,8 +126,9 @@ impl Segment {
     ) -> Result<Bound<'py, PyAny>, Failure> {
         let (ids, segment) = (this.get().ids(ids.as_ref())?, this.get().segment().clone());
         let range = ids.clone();
-        let look = move || Ok(segment.notify_waitsome(ids.clone(), Duration::ZERO)?.map(outcome));
-        awaits::awaitable(this.py(), timeout, look, move |limit| limit.passed(&what_waits(&range)))
+        let (look_at, late) = (segment.clone(), segment);
+        let look = move || Ok(look_at.notify_waitsome(ids.clone(), Duration::ZERO)?.map(outcome));
+        awaits::awaitable(this.py(), timeout, look, move |limit| is_late(&late, &range, limit))
     }
 
     fn reset(&self, py: Python<'_>, id: u32) -> Result<u32, Failure> {

@@ -1,6 +1,7 @@
 """Signals end waits, the GIL is free meanwhile, and asyncio awaits them."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -150,7 +151,7 @@ def test_awaited_failures_have_their_causes(pd):
     async def main():
         with stream.batch() as b:
             b.wait_value(word, 1)
-        with pytest.raises(gdsync.TimedOut, match="the stream, at the wait until .* geq 0x1 took longer than 0.02 s"):
+        with pytest.raises(gdsync.TimedOut, match=r"the stream took longer than 0.02 s \(wait until .* geq 0x1, for "):
             await stream.synchronize_async(0.02)
         word.store(1)
         stream.launch(lambda: {}["missing"])
@@ -159,6 +160,46 @@ def test_awaited_failures_have_their_causes(pd):
         assert isinstance(told.value.__cause__, KeyError)
 
     asyncio.run(main())
+
+
+def says(wait, match):
+    """Waits until the error of the wait, which times out, says so."""
+    deadline = time.monotonic() + 60
+    while True:
+        with pytest.raises(gdsync.TimedOut) as told:
+            wait()
+        if re.search(match, str(told.value)):
+            return str(told.value)
+        assert time.monotonic() < deadline, told.value
+
+
+def test_a_time_out_says_its_cause(pd, pair):
+    left, right = pair
+    region, stream = pd.allocate(8), gdsync.Stream()
+    with stream.batch() as b:
+        b.send(left, gdsync.WorkRequest.send(region[:]))
+        b.wait(left.send_cq)
+    rnr = r"queue pair 0x[0-9a-f]+ waits for a receive of the peer \(RNR\), resent \d+ times, peer queue pair 0x"
+    said = says(lambda: stream.synchronize(0.05), rnr)
+    assert re.match(r"the stream took longer than 0.05 s \(wait for completion 0 of queue 0x.*, for \d+ ms: ", said)
+    says(lambda: asyncio.run(asyncio.wait_for(stream.synchronize_async(0.05), 60)), rnr)
+    # Who polls does not wait for what others know.
+    with pytest.raises(gdsync.TimedOut, match="took longer than 0 s: give"):
+        stream.synchronize(0)
+    says(lambda: right.recv_cq.wait(0.02), r"queue pair 0x[0-9a-f]+, peer queue pair 0x[0-9a-f]+ .*, which waits for a receive")
+    right.post_recv(region[:])
+    stream.synchronize(30)
+
+
+def test_a_rank_that_has_set_no_notification_is_named():
+    def rank(team):
+        segment = team.allocate(8, 4)
+        segment.expect_from(range(3), 1 - team.rank)
+        said = says(lambda: segment.wait(2, 0.02), "has not set notification 2; queue pair 0x")
+        team.barrier()
+        return said.split(" (")[1].split(" has")[0]
+
+    assert gdsync.run_ranks(2, rank) == ["rank 1", "rank 0"]
 
 
 def test_a_canceled_wait_loses_no_completion(pd, pair):

@@ -323,7 +323,7 @@ impl Rank {
         match self.stream.synchronize_timeout(PATIENCE)? {
             true => Ok(()),
             false => {
-                Err(format!("rank {}: {what} hangs at {:?}", self.number, self.stream.oldest_wait()).into())
+                Err(format!("rank {}: {what} hangs at {:?}", self.number, self.stream.explain_wait()).into())
             }
         }
     }

@@ -8,6 +8,7 @@ mod collectives;
 mod death;
 mod dynamic;
 mod ends;
+mod explained;
 mod fetches;
 mod gpu_collectives;
 mod gpu_notify;

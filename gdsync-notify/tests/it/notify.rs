@@ -16,7 +16,12 @@ use gdsync_test_support::process::role;
 use std::time::{Duration, Instant};
 
 /// All ranks, for one thread.
-fn in_one_hand(size: u32, config: &TeamConfig, len: usize, notifications: u32) -> Vec<(Team, Segment)> {
+pub(crate) fn in_one_hand(
+    size: u32,
+    config: &TeamConfig,
+    len: usize,
+    notifications: u32,
+) -> Vec<(Team, Segment)> {
     let pd = domain();
     each_on_a_thread(size, |bootstrap| {
         let team = Team::new(&pd, bootstrap, config.clone()).unwrap();

@@ -1,7 +1,7 @@
 //! The memory that a stream's operations can name: words and ranges of pinned host memory and of GPU memory.
 
 use crate::cuda::{CudaError, GpuMemory};
-use crate::memop::WordError;
+use crate::memop::{WaitCause, WordError};
 use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
 use gdsync_sys::shared::{SharedU32, SharedU64};
 use std::any::Any;
@@ -51,6 +51,8 @@ pub struct Location {
 struct Label {
     /// Descriptions use it instead of the address.
     name: Option<Arc<str>>,
+    /// What writes it.
+    cause: Option<Arc<dyn WaitCause>>,
     /// Lives as long as the word, and as the work that names it.
     _owner: Option<Owner>,
 }
@@ -68,6 +70,11 @@ impl Label {
     fn named(label: Option<Arc<Self>>, name: Arc<str>) -> Option<Arc<Self>> {
         let label = label.as_deref().cloned().unwrap_or_default();
         Some(Arc::new(Label { name: Some(name), ..label }))
+    }
+
+    fn written_by(label: Option<Arc<Self>>, cause: Arc<dyn WaitCause>) -> Option<Arc<Self>> {
+        let label = label.as_deref().cloned().unwrap_or_default();
+        Some(Arc::new(Label { cause: Some(cause), ..label }))
     }
 
     fn owned_by(label: Option<Arc<Self>>, owner: Arc<dyn Any + Send + Sync>) -> Option<Arc<Self>> {
@@ -124,6 +131,11 @@ impl Location {
             Memory::Host(_) => MemoryKind::Host,
             Memory::Gpu(_) | Memory::Stream { .. } => MemoryKind::Gpu,
         }
+    }
+
+    /// What writes the word, if the program has said it.
+    pub(crate) fn cause(&self) -> Option<&Arc<dyn WaitCause>> {
+        self.label.as_ref()?.cause.as_ref()
     }
 
     /// Exposes the bytes to operations.
@@ -249,6 +261,13 @@ macro_rules! word {
                 $name { label: Label::named(self.label, name.into()), ..self }
             }
 
+            /// Says what writes the word: explanations of a wait for it ([`crate::Stream::explain_wait`], the watchdog)
+            /// ask it.
+            #[must_use]
+            pub fn written_by(self, cause: Arc<dyn WaitCause>) -> Self {
+                $name { label: Label::written_by(self.label, cause), ..self }
+            }
+
             /// Keeps `owner` alive as long as the word, its clones, and the work of streams that names it: what gives the
             /// memory its meaning, such as its registration.
             #[must_use]
@@ -349,6 +368,13 @@ macro_rules! gpu_word {
             #[must_use]
             pub fn named(self, name: impl Into<Arc<str>>) -> Self {
                 $name { label: Label::named(self.label, name.into()), ..self }
+            }
+
+            /// Says what writes the word: explanations of a wait for it ([`crate::Stream::explain_wait`], the watchdog)
+            /// ask it.
+            #[must_use]
+            pub fn written_by(self, cause: Arc<dyn WaitCause>) -> Self {
+                $name { label: Label::written_by(self.label, cause), ..self }
             }
 
             /// Keeps `owner` alive as long as the word, its clones, and the work of streams that names it: what gives the

@@ -1,8 +1,11 @@
 //! Memory operations of streams, the memory that they can name, and the trait of the backends that perform them.
 
 #[deny(unsafe_code)]
+mod cause;
+#[deny(unsafe_code)]
 mod location;
 
+pub use cause::{WaitCause, explain};
 pub use location::{GpuWord32, GpuWord64, MemoryKind, StreamMemory, StreamWord, Word32, Word64};
 pub(crate) use location::{Location, Named, Site};
 

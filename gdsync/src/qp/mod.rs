@@ -28,6 +28,8 @@
 pub(crate) mod card;
 #[deny(unsafe_code)]
 pub(crate) mod card_word;
+#[deny(unsafe_code)]
+mod cause;
 pub(crate) mod complete;
 pub(crate) mod life;
 pub(crate) mod make;
@@ -42,6 +44,7 @@ pub(crate) mod testing;
 mod tests;
 
 pub(crate) use card::trigger::PreparedTicket;
+pub(crate) use cause::Completing;
 pub(crate) use complete::CompletionQueueInner;
 pub(crate) use life::state::QpState;
 pub(crate) use post::receives::PreparedReceives;

@@ -1,7 +1,7 @@
 //! Status words, by which streams wait for outcomes; and claims, the completions of persistent requests, which the
 //! program's polls do not return.
 
-use crate::memop::Word32;
+use crate::memop::{Named, WaitCause, Word32, explain};
 use crate::memory::PinnedMemory;
 use crate::queue::{Completion, PeerOp, WorkError, WorkKind};
 use crate::verbs::Error;
@@ -70,6 +70,19 @@ impl Status {
             .map_err(|error| Error::Memory { len: CHUNK, source: std::io::Error::other(error) })?;
         *current = Some((memory, offset + STRIDE));
         Ok(Status { word, writer: None })
+    }
+
+    /// Returns the same status, which says by `cause` why the work takes long.
+    pub(crate) fn written_after(self, cause: Arc<dyn WaitCause>) -> Self {
+        Status { word: self.word.written_by(cause), ..self }
+    }
+
+    /// Says why the work has not completed, with what is known of its queue pair and of the peer, as `gdsync top` does;
+    /// `None` if nothing is known, or if it has completed. It asks the processes of this host, which takes up to 250 ms if one of
+    /// them does not answer.
+    pub fn explain(&self) -> Option<String> {
+        let word = self.word.location();
+        word.cause().filter(|_| self.get().is_none()).and_then(|cause| explain(&**cause))
     }
 
     /// Allocates the memory for the next word now, for work that is posted later.

@@ -1,16 +1,16 @@
 //! A stream, and its calls.
 
-use crate::batch::{Batch, Descriptor};
+use crate::batch::Batch;
 use crate::cuda::arena_of;
 use crate::memop::{MemOpStream, StreamError};
-use crate::memory::{Timeline, TimelinePoint};
+use crate::memory::Timeline;
 use crate::qp::{PreparedSend, QueuePair};
 use crate::queue::WorkRequest;
 use crate::queue::send::PostMode;
 use crate::stream::fast_path::FastPath;
 use crate::stream::in_flight::{self, InFlight};
 use crate::stream::proxy;
-use crate::stream::state::{Engine, StreamState};
+use crate::stream::state::{Engine, StreamState, WaitPlace};
 use crate::stream::watchdog::{StalledWait, Watchdog, Watched};
 use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
 use crate::verbs::Error;
@@ -211,14 +211,15 @@ impl<B: MemOpStream> Stream<B> {
     /// As [`Self::synchronize_timeout`].
     pub fn synchronize(&self) -> Result<(), StreamError> {
         while !self.synchronize_timeout(STALL)? {
-            if let Some(wait) = self.oldest_wait() {
-                tracing::warn!(%wait, "a stream has not come further than this wait for {STALL:?}");
+            if let Some(wait) = self.explain_wait() {
+                tracing::warn!(wait, "a stream has not come further than this wait for {STALL:?}");
             }
         }
         Ok(())
     }
 
-    /// Waits until the stream has performed everything. Returns false after `timeout`.
+    /// Waits until the stream has performed everything. Returns false after `timeout`: [`Self::explain_wait`] then says
+    /// why.
     ///
     /// # Errors
     /// [`StreamError::Failed`] if the backend has failed; another [`StreamError`] if the backend cannot tell.
@@ -241,6 +242,8 @@ impl<B: MemOpStream> Stream<B> {
                     let past = self.engine.reap(&mut state);
                     if !idle {
                         state.given().for_each(InFlight::flush_failed);
+                        // From now on its time is known.
+                        state.stand(&self.engine.timeline);
                     }
                     drop((state, past));
                     if idle {
@@ -272,11 +275,39 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// Describes the oldest unsatisfied wait that the stream is not known to have passed: the wait at which it
-    /// hangs, if it does.
+    /// hangs, if it does. [`Self::explain_wait`] also says why.
     pub fn oldest_wait(&self) -> Option<String> {
-        let state = self.lock();
-        let oldest = state.given().find_map(|submission| submission.oldest_wait(&self.engine.timeline));
-        oldest.map(|(_, wait)| wait.to_string())
+        self.lock().stand(&self.engine.timeline).map(|(.., wait)| wait.to_string())
+    }
+
+    /// Says at which wait the stream stands, for how long at least, and why: that the peer has posted no receive, is
+    /// stopped or has ended, that a notification has not been set, that a trigger's ticket was never written. The words are
+    /// those of `gdsync top`. `None` if it stands at none.
+    ///
+    /// It asks the processes of this user on this host what they know, which takes up to 250 ms if one of them does not
+    /// answer. Of a real card and its peers only the library's part is known. The time counts from the first look at the
+    /// stream (this call, [`Self::synchronize_timeout`], the watchdog) that has found it at the wait.
+    ///
+    /// ```
+    /// use gdsync::{Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+    /// use std::time::Duration;
+    /// # let pd = ProtectionDomain::new(&Device::software()?)?;
+    /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+    /// # let forever = ConnectOptions::default().rnr_retry(7);
+    /// # left.connect(&right.endpoint()?, forever)?;
+    /// # right.connect(&left.endpoint()?, forever)?;
+    /// # let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+    /// let stream = Stream::new(SoftStream::new()?)?;
+    /// left.post_send(WorkRequest::send(&[region.slice(..8)?]))?; // the peer has posted no receive
+    /// stream.post(Batch::new().wait(left.send_cq().prepare_wait()?))?;
+    /// assert!(!stream.synchronize_timeout(Duration::from_millis(50))?);
+    /// println!("{}", stream.explain_wait().ok_or("the stream stands at no wait")?);
+    /// // wait for completion 0 of queue 0x44 (queue pair 0x45), for 30 ms: queue pair 0x45 waits for a receive of the peer (RNR), …
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn explain_wait(&self) -> Option<String> {
+        let (_, stood, wait) = self.stalled()?;
+        Some(wait.explained(stood))
     }
 
     /// Returns how the doorbells of a queue pair reach its card. Decides it if necessary, so that the first send
@@ -320,22 +351,13 @@ impl<B: MemOpStream + 'static> Stream<B> {
 }
 
 impl<B: MemOpStream> Watched for Stream<B> {
-    fn stalled(&self) -> Option<((TimelinePoint, usize), StalledWait)> {
+    fn stalled(&self) -> Option<(WaitPlace, Duration, StalledWait)> {
         if !matches!(self.engine.backend.wait_idle(Duration::ZERO), Ok(false)) {
             return None;
         }
-        let state = self.lock();
-        state.given().find_map(|submission| {
-            let (position, descriptor) = submission.oldest_wait(&self.engine.timeline)?;
-            let wait = if let Descriptor::WaitCq(wait) = descriptor { Some(wait) } else { None };
-            let stalled = StalledWait {
-                description: descriptor.to_string(),
-                completion_queue: wait.map(|wait| wait.entry().0.number()),
-                index: wait.map(|wait| wait.index()),
-                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number).collect(),
-            };
-            Some(((submission.end, position), stalled))
-        })
+        let mut state = self.lock();
+        let (place, stood, descriptor) = state.stand(&self.engine.timeline)?;
+        Some((place, stood, StalledWait::of(descriptor)))
     }
 }
 

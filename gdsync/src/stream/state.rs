@@ -1,6 +1,6 @@
 //! The parts of a stream: its backend with its timeline, and the state under its lock.
 
-use crate::batch::{Planner, Points};
+use crate::batch::{Descriptor, Planner, Points};
 use crate::memop::{Location, MemOp, MemOpCaps, MemOpStream, Site, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::stream::collector::StreamCollector;
@@ -12,7 +12,7 @@ use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::level_filters::LevelFilter;
 
 /// One in this many submissions without waits for completions writes the previous submissions' point.
@@ -53,7 +53,12 @@ pub(super) struct StreamState {
     pub(super) planner: Planner,
     pub(super) collector: StreamCollector,
     pub(super) spare: Arc<Spare>,
+    /// The oldest unsatisfied wait at the last look, and when it was first seen to be that.
+    pub(super) standing: Option<(WaitPlace, Instant)>,
 }
+
+/// A wait in the order of a stream: the end of its submission, and its position there.
+pub(super) type WaitPlace = (TimelinePoint, usize);
 
 impl<B: MemOpStream> Engine<B> {
     /// Waits until no other thread performs a submission.
@@ -164,12 +169,31 @@ impl StreamState {
             planner: Planner::default(),
             collector: StreamCollector::new(options.collect_from, options.collect_in),
             spare: Arc::default(),
+            standing: None,
         }
     }
 
     /// Returns submissions that the backend is not known to have passed, oldest first.
     pub(super) fn given(&self) -> impl Iterator<Item = &InFlight> {
         self.in_flight.iter().chain(&self.performing)
+    }
+
+    /// Returns the oldest unsatisfied wait, and how long it is known to be that.
+    pub(super) fn stand(&mut self, timeline: &Timeline) -> Option<(WaitPlace, Duration, &Descriptor)> {
+        let StreamState { in_flight, performing, standing, .. } = self;
+        let oldest = in_flight.iter().chain(&*performing).find_map(|submission| {
+            let (position, descriptor) = submission.oldest_wait(timeline)?;
+            Some(((submission.end, position), descriptor))
+        });
+        let Some((place, descriptor)) = oldest else {
+            *standing = None;
+            return None;
+        };
+        let since = match *standing {
+            Some((before, since)) if before == place => since,
+            _ => standing.insert((place, Instant::now())).1,
+        };
+        Some((place, since.elapsed(), descriptor))
     }
 
     /// Returns whether each submission writes its own end.

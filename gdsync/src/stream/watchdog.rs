@@ -3,19 +3,22 @@
 //! Its thread is not a [`crate::util::poller::Poller`]: it checks in a fixed period, calls the program back, and
 //! ends with its handle.
 
-use crate::memory::TimelinePoint;
+use crate::batch::Descriptor;
+use crate::memop::{WaitCause, explain};
+use crate::qp::Completing;
+use crate::stream::state::WaitPlace;
 use crate::util::contain::log;
 use crate::verbs::{Error, OutOfRange};
 use gdsync_sys::contain::contain;
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const NAME: &str = "gdsync-watchdog";
 
 /// The oldest unsatisfied wait that a stream is not known to have passed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StalledWait {
     /// Description of the wait.
@@ -26,6 +29,32 @@ pub struct StalledWait {
     pub index: Option<u32>,
     /// The queue pairs that complete there. [`crate::QueuePair::abort`] of the one with outstanding work ends the wait.
     pub queue_pairs: Vec<u32>,
+    cause: Option<Arc<dyn WaitCause>>,
+}
+
+impl StalledWait {
+    pub(super) fn of(descriptor: &Descriptor) -> Self {
+        let queue_pairs = descriptor.queue_pairs();
+        let (wait, cause): (_, Option<Arc<dyn WaitCause>>) = match descriptor {
+            Descriptor::WaitCq(wait) => (Some(wait), Some(Arc::new(Completing::of(queue_pairs)))),
+            Descriptor::Wait32(word, ..) | Descriptor::Wait64(word, ..) => (None, word.cause().cloned()),
+            _ => (None, None),
+        };
+        StalledWait {
+            description: descriptor.to_string(),
+            completion_queue: wait.map(|wait| wait.entry().0.number()),
+            index: wait.map(|wait| wait.index()),
+            queue_pairs: queue_pairs.iter().map(|one| one.number).collect(),
+            cause,
+        }
+    }
+
+    /// Describes the wait with its time and its cause. The caller holds no lock of the library.
+    pub(super) fn explained(&self, stood: Duration) -> String {
+        let cause = self.cause.as_ref().and_then(|cause| explain(&**cause));
+        let cause = cause.map_or(String::new(), |cause| format!(": {cause}"));
+        format!("{}{}{cause}", self.description, gdsync_status::since(stood))
+    }
 }
 
 impl fmt::Display for StalledWait {
@@ -48,9 +77,9 @@ struct Shared {
 
 /// What a watchdog watches.
 pub(super) trait Watched {
-    /// Returns the oldest unsatisfied wait, with its place in the stream's order. `None` if the stream is idle or
-    /// has failed.
-    fn stalled(&self) -> Option<((TimelinePoint, usize), StalledWait)>;
+    /// Returns the oldest unsatisfied wait, with its place in the stream's order, and how long it is known to be that.
+    /// `None` if the stream is idle or has failed.
+    fn stalled(&self) -> Option<(WaitPlace, Duration, StalledWait)>;
 }
 
 impl Watchdog {
@@ -87,7 +116,7 @@ impl Shared {
         mut callback: impl FnMut(&StalledWait, Duration),
     ) {
         let period = (after / 4).max(Duration::from_millis(1));
-        let mut standing: Option<(_, Instant, bool)> = None;
+        let mut told = None;
         loop {
             let mut ended = self.ended.lock();
             if !*ended {
@@ -100,25 +129,18 @@ impl Shared {
             // The thread keeps the stream only for this check. If this becomes the last handle, dropping it does
             // not wait.
             let Some(stream) = watched.upgrade() else { return };
-            let Some((place, wait)) = stream.stalled() else {
-                standing = None;
-                continue;
-            };
-            match &mut standing {
-                Some((at, since, told)) if *at == place => {
-                    let stood = since.elapsed();
-                    if !*told && stood >= after {
-                        *told = true;
-                        log(|| {
-                            tracing::warn!(%wait, completion_queue = wait.completion_queue, index = wait.index,
-                                queue_pairs = ?wait.queue_pairs, ?stood, "a stream does not come past this wait");
-                        });
-                        if let Err(panic) = contain(|| callback(&wait, stood)) {
-                            log(|| tracing::error!(panic, "the callback of a watchdog panicked"));
-                        }
-                    }
+            let stalled = stream.stalled();
+            drop(stream);
+            let Some((place, stood, wait)) = stalled else { continue };
+            if stood >= after && told != Some(place) {
+                told = Some(place);
+                log(|| {
+                    tracing::warn!(wait = wait.explained(stood), completion_queue = wait.completion_queue,
+                        index = wait.index, queue_pairs = ?wait.queue_pairs, "a stream does not come past this wait");
+                });
+                if let Err(panic) = contain(|| callback(&wait, stood)) {
+                    log(|| tracing::error!(panic, "the callback of a watchdog panicked"));
                 }
-                _ => standing = Some((place, Instant::now(), false)),
             }
         }
     }

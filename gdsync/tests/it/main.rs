@@ -21,6 +21,7 @@ mod device_triggers;
 mod devx_queues;
 mod dropping;
 mod exchange;
+mod explained;
 mod failure_cause;
 mod failure_checked;
 mod failure_dead_card;

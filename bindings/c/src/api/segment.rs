@@ -1,6 +1,6 @@
 //! `gdsync/team.h`: segments and the CPU's view of notifications.
 
-use crate::error::{self, CallError, bad, non_null_mut};
+use crate::error::{self, CallError, bad, cause_of, non_null_mut};
 use crate::teams::{self, LetGo, SEGMENTS, TEAMS};
 use crate::types::{gdsync_segment, gdsync_team};
 use gdsync::PinnedMemory;
@@ -160,8 +160,11 @@ pub unsafe extern "C" fn gdsync_notification_wait(
         // SAFETY: the caller lets no other thread free the object.
         let (found, id) = (unsafe { find(segment) }?, non_null_mut("id", id)?);
         let timeout = Duration::from_millis(timeout_ms.into());
-        let set = found.notify_waitsome(ids(first, count)?, timeout)?;
-        let set = set.ok_or(CallError::NotNotified { timeout_ms: timeout_ms.into() })?;
+        let ids = ids(first, count)?;
+        let set = found.notify_waitsome(ids.clone(), timeout)?.ok_or_else(|| {
+            let cause = cause_of(timeout, || found.explain_wait(ids).ok().flatten());
+            CallError::NotNotified { timeout_ms: timeout_ms.into(), cause }
+        })?;
         // SAFETY: the caller passes a place that is valid for a write.
         unsafe { id.write(set) };
         Ok(())

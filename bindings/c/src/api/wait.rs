@@ -2,7 +2,7 @@
 
 use super::send::post_requests;
 use crate::batch::check_word;
-use crate::error::{self, CallError, no_flags, non_null_mut};
+use crate::error::{self, CallError, cause_of, no_flags, non_null_mut};
 use crate::handles::Named;
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, GDS_INFO_MAX_OPS, gds_cq, gds_wait_request_t, gdsync_status};
@@ -204,7 +204,8 @@ pub unsafe extern "C" fn gdsync_status_wait(status: *mut gdsync_status, timeout_
             match status.get() {
                 Some(outcome) => return Ok(outcome?),
                 None if pause.elapsed() >= timeout => {
-                    return Err(CallError::NotCompleted { timeout_ms: timeout_ms.into() });
+                    let cause = cause_of(timeout, || status.explain());
+                    return Err(CallError::NotCompleted { timeout_ms: timeout_ms.into(), cause });
                 }
                 None => pause.pause(),
             }

@@ -71,6 +71,40 @@ static void fails(struct rig *rig, CUstream stream) {
     OK(gdsync_status_free(second));
 }
 
+/* The other side has posted no receive: the errors of a stream, of a status and of a request say so. */
+static void names_the_cause(struct rig *rig, CUstream stream) {
+    static const char RNR[] = " waits for a receive of the peer (RNR), resent ";
+    struct side *left = &rig->sides[0], *right = &rig->sides[1];
+    struct ibv_sge from = sge_of(left, 0, BYTES);
+    gds_send_wr wr = send_of(&from, 1), *bad = NULL;
+    gdsync_status_t *status;
+    int tries;
+
+    OK(gds_stream_queue_send(stream, left->qp, &wr, &bad));
+    status = gdsync_stream_wait_cq_checked(stream, &left->qp->send_cq);
+    CHECK(status != NULL);
+    /* Until the card has got the first refusal. */
+    for (tries = 0; tries < 1000; tries++) {
+        CHECK_STATUS(ETIMEDOUT, gdsync_status_wait(status, 20));
+        if (strstr(gdsync_error_text(), RNR) != NULL) {
+            break;
+        }
+    }
+    CHECK(tries < 1000);
+    CHECK_STATUS(ETIMEDOUT, gdsync_stream_synchronize(stream, 20));
+    CHECK(strstr(gdsync_error_text(), "within 20 ms: wait for completion ") != NULL);
+    CHECK(strstr(gdsync_error_text(), RNR) != NULL && strstr(gdsync_error_text(), ", peer queue pair 0x") != NULL);
+    /* A program that polls gets the wait alone. */
+    CHECK_STATUS(ETIMEDOUT, gdsync_stream_synchronize(stream, 0));
+    CHECK(strstr(gdsync_error_text(), ": wait for completion ") != NULL && strstr(gdsync_error_text(), RNR) == NULL);
+    receive(right, 128, BYTES, 2);
+    OK(gdsync_status_wait(status, PATIENCE_MS));
+    OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
+    OK(gdsync_status_free(status));
+    (void)poll_success(&left->qp->send_cq, 1);
+    (void)poll_success(&right->qp->recv_cq, 2);
+}
+
 /* The other side's queue pair is destroyed, so its card does not respond. */
 static void peer_is_gone(CUstream stream) {
     struct rig rig;
@@ -105,6 +139,7 @@ int main(void) {
     CHECK(stream != NULL);
     rig_open(&rig, IBV_QPT_RC);
     completes(&rig, stream);
+    names_the_cause(&rig, stream);
     fails(&rig, stream);
     rig_close(&rig);
     peer_is_gone(stream);

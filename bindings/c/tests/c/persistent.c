@@ -158,7 +158,9 @@ static void refusals(struct rig *rig, CUstream stream) {
     OK(gdsync_start_all(stream, 1, receives));
     CHECK_STATUS(EBUSY, gdsync_start_all(stream, 1, receives));
     CHECK_STATUS(EBUSY, gdsync_request_free(receives[0]));
-    CHECK_STATUS(ETIMEDOUT, gdsync_request_complete(receives[0], &wc, 1));
+    CHECK_STATUS(ETIMEDOUT, gdsync_request_complete(receives[0], &wc, 20));
+    CHECK(strstr(gdsync_error_text(), "within 20 ms: queue pair 0x") != NULL);
+    CHECK(strstr(gdsync_error_text(), ", which has no send outstanding") != NULL);
     OK(gdsync_start_all(stream, 1, &send));
     OK(gdsync_request_complete(receives[0], &wc, PATIENCE_MS));
     CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 31);

@@ -87,6 +87,9 @@ static void by_the_cpu(gdsync_team_t *team, gdsync_segment_t *segment) {
     OK(gdsync_notification_reset(segment, id, &value));
     CHECK(value == 0);
     CHECK_STATUS(ETIMEDOUT, gdsync_notification_wait(segment, 0, 4, &id, 1));
+    CHECK(strstr(gdsync_error_text(), "no rank has set") == NULL);
+    CHECK_STATUS(ETIMEDOUT, gdsync_notification_wait(segment, 0, 4, &id, 20));
+    CHECK(strstr(gdsync_error_text(), "within 20 ms: no rank has set one of the notifications 0 to 3") != NULL);
     OK(gdsync_team_flush(team, 0, PATIENCE_MS));
     OK(gdsync_team_barrier(team));
 }

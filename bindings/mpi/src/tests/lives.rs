@@ -42,7 +42,7 @@ fn live(seed: u64) -> usize {
     requests.iter().for_each(|request| request.abort());
     for queue in &queues {
         let has_ended = queue.stream.synchronize(LONG).unwrap();
-        assert!(has_ended, "life {seed} waits: {:?}", queue.stream.oldest_wait());
+        assert!(has_ended, "life {seed} waits: {:?}", queue.stream.explain_wait());
     }
     let requests = requests.into_iter().map(|one| Box::new(one) as Box<dyn Any>);
     let mut parts: Vec<_> = requests.chain(queues.into_iter().map(|one| Box::new(one) as _)).collect();

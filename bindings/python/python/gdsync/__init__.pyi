@@ -153,8 +153,9 @@ class Stream:
         """
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
-        """Returns when the stream has performed everything. Raises ``TimedOut`` with the wait that blocks the stream,
-        and ``StreamFailed``."""
+        """Returns when the stream has performed everything. Raises ``StreamFailed``, and ``TimedOut`` with the wait that
+        blocks the stream, for how long, and why: the peer has posted no receive, is stopped or has ended, or a rank has not
+        set a notification."""
 
     def synchronize_async(self, timeout: Optional[float] = None) -> Awaitable[None]:
         """``synchronize`` for asyncio."""
@@ -516,7 +517,7 @@ class Segment:
         """Waits until a notification of ``ids``, or any, is set, and returns the lowest such number. It stays set until
         ``reset``.
 
-        Raises ``TimedOut``; ``PeerDead`` if a rank that might set it is dead; ``Unsupported`` if a GPU does not order
+        Raises ``TimedOut`` with the rank that has not set it; ``PeerDead`` if a rank that might set it is dead; ``Unsupported`` if a GPU does not order
         writes for the CPU: let a stream wait.
         """
 
@@ -666,7 +667,7 @@ class CompletionQueue:
         """Returns the next completion, if there is one."""
 
     def wait(self, timeout: Optional[float] = None) -> Completion:
-        """Waits for the next completion."""
+        """Waits for the next completion. Raises ``TimedOut`` with the states of the queue pairs and of their peers."""
 
     def wait_async(self, timeout: Optional[float] = None) -> Awaitable[Completion]:
         """``wait`` for asyncio. A canceled wait loses no completion."""

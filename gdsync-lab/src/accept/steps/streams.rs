@@ -46,7 +46,7 @@ pub(super) fn exchange<B: MemOpStream>(probe: &Probe, stream: &Stream<B>) -> Res
     if !stream.synchronize_timeout(LONG)? {
         return Err(format!(
             "the stream still waits after 10 s: {}",
-            stream.oldest_wait().unwrap_or_default()
+            stream.explain_wait().unwrap_or_default()
         )
         .into());
     }

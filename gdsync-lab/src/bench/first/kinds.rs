@@ -70,7 +70,7 @@ fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<(), Failure>
 fn finish<B: MemOpStream>(stream: &Stream<B>) -> Result<(), Failure> {
     match stream.synchronize_timeout(TIMEOUT)? {
         true => Ok(()),
-        false => Err(format!("the stream is stuck: {:?}", stream.oldest_wait()).into()),
+        false => Err(format!("the stream is stuck: {:?}", stream.explain_wait()).into()),
     }
 }
 

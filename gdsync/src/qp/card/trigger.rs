@@ -223,6 +223,25 @@ impl TriggerInner {
         (ticket, self.wait_for(ticket))
     }
 
+    /// Says which ticket has to be written before the card goes on, and by what; `None` if the word has reached all.
+    pub(crate) fn missing(&self) -> Option<String> {
+        let state = self.state.lock();
+        let reached = self.word.peek().map(wait::word);
+        // Of a word in GPU memory it is not known.
+        let is_missing = |ticket: u64| ticket > reached.unwrap_or(0);
+        let (ticket, by) = match state.prepared.first() {
+            _ if is_missing(state.handed_out) => {
+                (state.handed_out, "the program has taken it to write it itself")
+            }
+            _ if is_missing(state.posted) => (state.posted, "its stream has not come to it"),
+            Some(first) if is_missing(*first) => (*first, "its send is prepared and not posted"),
+            _ => return None,
+        };
+        let reached =
+            reached.map_or("is in GPU memory".to_owned(), |reached| format!("has ticket {reached}"));
+        Some(format!("ticket {ticket} was never written to its trigger's word, which {reached}: {by}"))
+    }
+
     pub(crate) fn wait_for(&self, ticket: u64) -> CardWait {
         CardWait::Ticket { lkey: self.word.lkey(), addr: self.word.address(), ticket }
     }

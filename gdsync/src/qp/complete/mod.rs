@@ -14,8 +14,9 @@ use self::channel::{ArmFor, ChannelInner, CompletionChannel, CqEvents, deadline}
 pub use self::poll::WaitError;
 use self::wait::PreparedWait;
 use crate::cuda::QueuePlacement;
-use crate::qp::QueuePairInner;
+use crate::memop::explain;
 use crate::qp::make::{self, CqHandle, CqObject, NewCq, QueueDomain};
+use crate::qp::{Completing, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, StateError};
 use crate::util::options::options;
@@ -257,6 +258,13 @@ impl CompletionQueue {
                 return Ok(None);
             }
         }
+    }
+
+    /// Says why no completion comes, with what is known of the queue pairs that complete here and of their peers, as
+    /// [`crate::Stream::explain_wait`] does; `None` if nothing is known.
+    pub fn explain_wait(&self) -> Option<String> {
+        let (Ok(queue_pairs) | Err(queue_pairs)) = self.inner.attached();
+        explain(&Completing::of(&queue_pairs))
     }
 }
 

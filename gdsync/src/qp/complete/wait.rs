@@ -6,7 +6,7 @@
 
 use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::complete::CompletionQueueInner;
-use crate::qp::{CardWord, QueuePairInner};
+use crate::qp::{CardWord, Completing, QueuePairInner};
 use crate::queue::completion::{CompletionState, Slot};
 use crate::queue::outcome::outcome;
 use crate::queue::{Claim, PeerOp, QueueError, Status, Syndrome, WorkError};
@@ -254,7 +254,7 @@ impl PreparedWait {
     /// [`Error::Thread`] if the thread cannot be started, [`Error::Memory`] if there is none. The wait is dropped then.
     pub fn checked(mut self) -> Result<CheckedWait, Error> {
         start_checker()?;
-        let status = Status::new()?;
+        let status = Status::new()?.written_after(Arc::new(Completing::of(&self.queue_pairs)));
         self.checked = Some(Checked { status: status.clone(), is_cancelled: Arc::default() });
         Ok(CheckedWait { wait: self, status })
     }

@@ -72,7 +72,7 @@ pub use start::{start_all, start_all_by_trigger, wait_all};
 
 use crate::memop::MemOpStream;
 use crate::qp::post::receives;
-use crate::qp::{CardWord, QueuePair, Trigger};
+use crate::qp::{CardWord, Completing, QueuePair, Trigger};
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Completion, QueueError, Status};
 use crate::stream::{PostFailure, Stream};
@@ -214,7 +214,8 @@ impl<K: fmt::Debug> Persistent<K> {
         let core = &self.core;
         let of = |claim: &Arc<Claim>| {
             let progress = Progress::new(&core.queue, &core.queue_pair, claim);
-            claim.status.written_by(Arc::new(progress))
+            let cause = Completing::of(std::slice::from_ref(&core.queue_pair));
+            claim.status.written_by(Arc::new(progress)).written_after(Arc::new(cause))
         };
         core.active.back().map(of)
     }
