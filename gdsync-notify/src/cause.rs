@@ -1,10 +1,12 @@
 //! Why notifications do not come.
 
+use crate::error::NotifyError;
 use crate::liveness::RankSet;
 use crate::memory::SharedSegment;
 use crate::notifications::{ALL, ANY};
-use gdsync::memop::WaitCause;
+use gdsync::memop::{Gone, WaitCause};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 /// The ranks that may set some notifications of this rank's part of a segment. It does not keep the segment.
@@ -27,6 +29,9 @@ impl Unset {
 
 impl WaitCause for Unset {
     fn cause(&self) -> Option<String> {
+        if let Some(gone) = self.gone() {
+            return Some(gone.reason);
+        }
         let segment = self.segment.upgrade()?;
         let senders = self.senders(&segment);
         let (first, last) = (self.ids.start, self.ids.end.saturating_sub(1));
@@ -56,5 +61,19 @@ impl WaitCause for Unset {
         let any = senders.range(ALL..).next().is_some();
         let of_ranks = (0..).zip(segment.liveness.queue_pairs());
         of_ranks.filter(|(rank, _)| any || senders.contains(rank)).flat_map(|(_, all)| all.clone()).collect()
+    }
+
+    fn gone(&self) -> Option<Gone> {
+        let segment = self.segment.upgrade()?;
+        let (rank, _) = self.ids.clone().find_map(|id| segment.notifications.status(id))?;
+        let error = segment.liveness.check_released(rank).err()?;
+        let rank = matches!(error, NotifyError::PeerDead { .. }).then_some(rank);
+        Some(Gone { rank, reason: error.to_string() })
+    }
+
+    fn hold(&self, hold: &Arc<AtomicBool>) {
+        if let Some(segment) = self.segment.upgrade() {
+            self.ids.clone().for_each(|id| segment.notifications.hold(id, hold));
+        }
     }
 }

@@ -4,6 +4,9 @@
 //! A stream can wait for one word only, so a value in the word ends the wait. The value [`RELEASED`] is no notification
 //! while the notification's status is not 0; readers that find the value check the status. The status is written before
 //! the word is released, and cleared after the word is.
+//!
+//! A stream that stops at deaths ([`StreamOptions::stop_at_death`](gdsync::stream::StreamOptions)) *holds* the notifications that
+//! it waits for: their words are not released, and only the status shows that they do not come.
 
 use crate::error::{NotifyError, Result};
 use crate::liveness::{Liveness, RankState, WaitEnders};
@@ -11,8 +14,11 @@ use crate::word::NotificationWords;
 use gdsync::PinnedMemory;
 use gdsync::memop::Word32;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 /// The value of a released word: `GDSYNC_NOTIFY_RELEASED`.
 pub(crate) const RELEASED: u32 = 0x9d5d_ead1;
@@ -36,8 +42,26 @@ pub(crate) struct Notifications {
     words: NotificationWords,
     senders: Vec<AtomicU32>,
     statuses: PinnedMemory,
-    /// True once all are released for good. The lock orders releases.
-    is_over: Mutex<bool>,
+    /// The lock orders releases.
+    releases: Mutex<Releases>,
+}
+
+#[derive(Debug, Default)]
+struct Releases {
+    /// True once all are released for good.
+    is_over: bool,
+    /// The streams that hold notifications: each as long as it is alive and true.
+    holds: BTreeMap<u32, Vec<Weak<AtomicBool>>>,
+}
+
+impl Releases {
+    fn is_held(&self, id: u32) -> bool {
+        self.holds.get(&id).is_some_and(|holds| holds.iter().any(holds_on))
+    }
+}
+
+fn holds_on(hold: &Weak<AtomicBool>) -> bool {
+    hold.upgrade().is_some_and(|hold| hold.load(Ordering::Acquire))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +80,7 @@ impl Notifications {
             words,
             senders: (0..count).map(|_| AtomicU32::new(ANY)).collect(),
             statuses: PinnedMemory::allocate(bytes).map_err(NotifyError::Memory)?,
-            is_over: Mutex::default(),
+            releases: Mutex::default(),
         })
     }
 
@@ -103,20 +127,37 @@ impl Notifications {
 
     /// Asks for the enders under the lock: older ones would release again what a later call has reverted.
     fn update_with(&self, enders: impl FnOnce() -> WaitEnders) -> bool {
-        let is_over = self.is_over.lock();
-        !*is_over && self.apply(&enders())
+        let releases = self.releases.lock();
+        !releases.is_over && self.apply(&enders(), &releases)
+    }
+
+    /// Keeps a notification's word from being released while `hold` is alive and true, and reverts its release.
+    pub(crate) fn hold(&self, id: u32, hold: &Arc<AtomicBool>) {
+        let mut releases = self.releases.lock();
+        let holds = releases.holds.entry(id).or_default();
+        if holds.iter().any(|known| ptr::eq(known.as_ptr(), Arc::as_ptr(hold))) {
+            return;
+        }
+        holds.retain(holds_on);
+        holds.push(Arc::downgrade(hold));
+        if self.status(id).is_some()
+            && let Err(error) = self.words.exchange(&[id], RELEASED, 0)
+        {
+            tracing::error!(%error, "a wait for a notification that does not come could not be held");
+        }
     }
 
     /// Releases all notifications of a part whose last handle is dropped, for good.
     pub(crate) fn release_all(&self, own: u32) {
         let own = Some((own, RankState::Alive));
-        let mut is_over = self.is_over.lock();
-        *is_over = true;
-        self.apply(&WaitEnders { any: own, all: own, of_rank: Vec::new() });
+        let mut releases = self.releases.lock();
+        // After this, nothing could release the words of streams that go on.
+        *releases = Releases { is_over: true, holds: BTreeMap::new() };
+        self.apply(&WaitEnders { any: own, all: own, of_rank: Vec::new() }, &releases);
     }
 
     /// The caller holds the lock.
-    fn apply(&self, enders: &WaitEnders) -> bool {
+    fn apply(&self, enders: &WaitEnders, releases: &Releases) -> bool {
         let status_of = |ended: &Option<(u32, RankState)>| match ended {
             None => 0,
             Some((rank, RankState::Dropped(_))) => PEER_DEAD | DROPPED | rank,
@@ -125,6 +166,7 @@ impl Notifications {
         let (any, all) = (status_of(&enders.any), status_of(&enders.all));
         let of_senders: Vec<u32> = enders.of_rank.iter().map(status_of).collect();
         let (mut released, mut restored, mut of_all) = (Vec::new(), Vec::new(), Vec::new());
+        let mut is_any = false;
         for ((id, status), sender) in (0..).zip(self.statuses.words32()).zip(&self.senders) {
             let sender = sender.load(Ordering::Relaxed);
             let wanted = match (sender, status.load(Ordering::Relaxed)) {
@@ -136,6 +178,10 @@ impl Notifications {
             if wanted != 0 {
                 // Release: a reader that sees the word sees the status.
                 status.store(wanted, Ordering::Release);
+                is_any = true;
+                if releases.is_held(id) {
+                    continue;
+                }
                 released.push(id);
                 if sender == ALL {
                     of_all.push(id);
@@ -155,7 +201,7 @@ impl Notifications {
         for id in restored {
             self.statuses.words32()[id as usize].store(0, Ordering::Release);
         }
-        !released.is_empty()
+        is_any
     }
 
     /// Returns true if a value taken from a notification is a release.
@@ -169,15 +215,15 @@ impl Notifications {
         let mut of_dropped = 0;
         for id in ids {
             match value(id) {
-                0 => {}
-                RELEASED => match self.status(id) {
+                // A word that is held shows no release.
+                found @ (0 | RELEASED) => match self.status(id) {
                     Some((rank, false)) => dead = dead.or(Some(rank)),
                     Some((rank, true)) => {
                         dropped = dropped.or(Some(rank));
                         of_dropped += 1;
                     }
                     // The release may have been reverted between the two loads.
-                    None if value(id) == RELEASED => return Lookup::Set(id),
+                    None if found == RELEASED && value(id) == RELEASED => return Lookup::Set(id),
                     None => {}
                 },
                 _ => return Lookup::Set(id),

@@ -178,6 +178,7 @@ fn of_stream(error: &StreamError) -> c_int {
             libc::EFAULT
         }
         StreamError::Unsupported { .. } => libc::EOPNOTSUPP,
+        StreamError::Stopped { rank: Some(_), .. } => libc::EHOSTDOWN,
         StreamError::NoMemory { .. } => libc::ENOMEM,
         StreamError::NoThread { .. } => libc::EAGAIN,
         StreamError::Cuda(error) => of_cuda(error),

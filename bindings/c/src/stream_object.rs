@@ -68,6 +68,11 @@ impl StreamObject {
         Err(CallError::TimedOut { timeout_ms: timeout.as_millis() as u64, cause })
     }
 
+    /// Lets the stream go on at waits that a death has ended.
+    pub(crate) fn go_on(&self) {
+        on!(self, stream => stream.go_on());
+    }
+
     /// The properties of the stream that batches depend on.
     pub(crate) fn target(&self) -> Target {
         let has_flush = on!(self, stream => stream.caps().flush_remote);

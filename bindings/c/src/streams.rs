@@ -48,6 +48,11 @@ fn no_soft_stream(stream: CUstream) -> CallError {
     stale("the stream", stream.addr(), why, remedy)
 }
 
+/// The options of every stream: it stops where it would compute on a dead rank's data (`gdsync_stream_go_on`).
+fn options() -> StreamOptions {
+    StreamOptions::default().stop_at_death(true)
+}
+
 type Streams = HashMap<Name, Arc<StreamObject>, Addresses>;
 
 static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
@@ -160,7 +165,7 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallEr
     // SAFETY: the caller passes a stream that is alive.
     let number = unsafe { number_of(stream) };
     // The program may destroy the stream as soon as it is idle, and the driver must not be asked about a destroyed stream.
-    let options = StreamOptions::default().always_signal(true);
+    let options = options().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, Some(number)));
     // SAFETY: the caller passes a stream that is alive.
     Ok(first(name, made, |known| unsafe { known.is_still(stream) }))
@@ -203,7 +208,7 @@ pub(crate) unsafe fn keep(stream: CUstream, is_never_captured: bool) -> Result<(
         // SAFETY: the caller passes a stream that is alive.
         backend = unsafe { backend.never_captured() };
     }
-    let kept = Arc::new(StreamObject::Cuda(Stream::new(backend)?, None));
+    let kept = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options())?, None));
     let mut streams = STREAMS.write();
     if let Some(known) = streams.get(&name)
         // SAFETY: the caller passes a stream that is alive.
@@ -229,7 +234,7 @@ pub(crate) fn find_soft(stream: CUstream) -> Result<Arc<StreamObject>, CallError
 }
 
 pub(crate) fn create_soft() -> Result<CUstream, CallError> {
-    let made = Arc::new(StreamObject::Soft(Stream::new(SoftStream::new()?)?));
+    let made = Arc::new(StreamObject::Soft(Stream::with_options(SoftStream::new()?, options())?));
     let handle = soft_name();
     STREAMS.write().insert(Name { handle, scope: 0 }, made);
     Ok(std::ptr::without_provenance_mut(handle))

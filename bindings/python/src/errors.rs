@@ -124,13 +124,31 @@ classes! {
     WordError, _this => ExceptionClass::InvalidArgument;
     ParseError, _this => ExceptionClass::InvalidArgument;
     CudaError, this => class_of_cuda(&this);
-    StreamError, this => class_of_stream(&this);
     PollError, _this => ExceptionClass::DeviceError;
     StateError, this => class_of_state(&this);
     QueueError, this => class_of_queue(&this);
     Error, this => class_of_verbs(&this);
-    PostFailure, this => class_of_post(&this);
     BootstrapError, this => class_of_bootstrap(&this);
+}
+
+impl From<StreamError> for Failure {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Stopped { rank: Some(rank), ref reason } => {
+                Failure::PeerDead { text: error.to_string(), rank, cause: reason.clone() }
+            }
+            error => Failure::Of(class_of_stream(&error), error.to_string()),
+        }
+    }
+}
+
+impl From<PostFailure> for Failure {
+    fn from(failure: PostFailure) -> Self {
+        match failure {
+            PostFailure::Stream(error) => error.into(),
+            failure => Failure::Of(class_of_post(&failure), failure.to_string()),
+        }
+    }
 }
 
 impl From<WaitError> for Failure {
@@ -207,6 +225,7 @@ fn class_of_cuda(error: &CudaError) -> ExceptionClass {
 fn class_of_stream(error: &StreamError) -> ExceptionClass {
     match error {
         StreamError::Failed { .. } => ExceptionClass::StreamFailed,
+        StreamError::Stopped { .. } => ExceptionClass::ConnectionFailed,
         StreamError::Unsupported { .. } => ExceptionClass::Unsupported,
         StreamError::OtherGpu { .. } | StreamError::Unregistered { .. } => ExceptionClass::InvalidArgument,
         StreamError::Cuda(error) => class_of_cuda(error),

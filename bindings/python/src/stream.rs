@@ -62,9 +62,13 @@ fn handle_of(object: &Bound<'_, PyAny>) -> Result<Handle, Failure> {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (stream=None, *, always_signal=false))]
-    fn new(stream: Option<&Bound<'_, PyAny>>, always_signal: bool) -> Result<Self, Failure> {
-        let options = StreamOptions::default().always_signal(always_signal);
+    #[pyo3(signature = (stream=None, *, always_signal=false, stop_at_death=true))]
+    fn new(
+        stream: Option<&Bound<'_, PyAny>>,
+        always_signal: bool,
+        stop_at_death: bool,
+    ) -> Result<Self, Failure> {
+        let options = StreamOptions::default().always_signal(always_signal).stop_at_death(stop_at_death);
         let Some(object) = stream else {
             let stream = gdsync::Stream::with_options(SoftStream::new()?, options)?;
             return Ok(Stream { backend: Arc::new(Kind::Soft(stream).into()) });
@@ -137,6 +141,10 @@ impl Stream {
             }
         });
         launched.map_err(|error| self.backend.with_cause(py, error.into()))
+    }
+
+    fn go_on(&self) {
+        on!(self.backend, stream => stream.go_on());
     }
 
     #[getter]

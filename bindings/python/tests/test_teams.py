@@ -1,5 +1,6 @@
 """Teams: notified writes, reads, atomics and collectives among ranks; ranks that die."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -242,3 +243,32 @@ def test_bootstraps_exchange_bytes():
     with ThreadPoolExecutor(3) as threads:
         found = list(threads.map(lambda one: one.all_gather(bytes([one.rank])), ranks))
     assert found == [[b"\0", b"\1", b"\2"]] * 3 and "rank 1 of 3" in repr(ranks[1])
+
+
+def test_a_stream_stops_at_the_wait_for_a_dead_rank():
+    def rank(team):
+        segment = team.allocate(8, 2)
+        segment.expect_from(range(2), 1)
+        team.barrier()
+        if team.rank == 1:
+            return None
+        stops, goes_on = gdsync.Stream(), gdsync.Stream(stop_at_death=False)
+        ran = []
+        for notification, stream in enumerate([stops, goes_on]):
+            with stream.batch() as b:
+                b.wait_notification(segment, notification)
+            stream.launch(lambda stream=stream: ran.append(stream))
+        goes_on.synchronize(60)
+        with pytest.raises(gdsync.PeerDead, match="rank 1 is dead.*go_on") as told:
+            stops.synchronize(60)
+        with pytest.raises(gdsync.PeerDead):
+            segment.check(1)
+        assert ran == [goes_on]
+        with pytest.raises(gdsync.PeerDead):
+            asyncio.run(asyncio.wait_for(stops.synchronize_async(60), 60))
+        stops.go_on()
+        stops.synchronize(60)
+        assert ran == [goes_on, stops]
+        return told.value.rank
+
+    assert gdsync.run_ranks(2, rank) == [1, None]

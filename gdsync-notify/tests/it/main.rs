@@ -24,3 +24,4 @@ mod ranks;
 mod registered;
 mod stopped;
 mod survivors;
+mod suspended;

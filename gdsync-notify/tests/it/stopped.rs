@@ -1,91 +1,152 @@
-//! Ranks that a signal stops: given up by default, and waited for by cards that are asked to.
+//! Streams that stop at waits that a death would end.
 
-use crate::death::{VICTIM, WITHIN, team};
-use crate::ranks::{LONG, Ranks, ended_well};
-use gdsync_notify::NotifyError;
-use gdsync_test_support::process::role;
-use softhca::card::STOPPED_VARIABLE;
-use std::process::Child;
+use crate::notify::in_one_hand;
+use crate::ranks::{LONG, config};
+use gdsync::memop::StreamError;
+use gdsync::stream::{PostFailure, StreamOptions};
+use gdsync::{Batch, SoftStream, Stream};
+use gdsync_notify::{ConnectionKind, NotifyError, Operation, Segment, Team, WaitNotification};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The state of a process: `T` if stopped.
-fn state_of(process: u32) -> char {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
+fn stopping() -> Stream<SoftStream> {
+    let options = StreamOptions::default().stop_at_death(true);
+    Stream::with_options(SoftStream::new().unwrap(), options).unwrap()
 }
 
-fn signal(process: &Child, number: i32) {
-    // SAFETY: a signal to a child that was not waited for.
-    assert_eq!(unsafe { libc::kill(process.id() as libc::pid_t, number) }, 0);
+/// Two ranks, of which the second ends when its team is dropped.
+fn two() -> ((Team, Segment), Team) {
+    let mut teams = in_one_hand(2, &config().connections(ConnectionKind::Each), 64, 4).into_iter();
+    let (own, (other, _segment)) = (teams.next().unwrap(), teams.next().unwrap());
+    own.1.expect_from(0..3, 1).unwrap();
+    (own, other)
 }
 
-fn be_stopped() {
-    // SAFETY: a signal to this process.
-    unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+/// Makes the stream wait for a notification and then run a kernel. Returns whether that has run.
+fn kernel_behind(stream: &Stream<SoftStream>, segment: &Segment, id: u32) -> Arc<AtomicBool> {
+    let has_run = Arc::new(AtomicBool::new(false));
+    stream.post(Batch::new().wait_notification(&segment.notification(id).unwrap())).unwrap();
+    let kernel = has_run.clone();
+    stream.launch(move || kernel.store(true, Ordering::Release)).unwrap();
+    has_run
 }
 
-/// Starts three ranks, one of which stops itself, and returns them once it has.
-fn three(test: &'static str, stopped: &str) -> (Ranks, [Child; 3]) {
-    let ranks = Ranks::new(module_path!(), test, 3);
-    let children = [(0, "live"), (1, "live"), (VICTIM, "stop")]
-        .map(|(rank, role)| ranks.command(rank, role).env(STOPPED_VARIABLE, stopped).spawn().unwrap());
-    let started = Instant::now();
-    while state_of(children[VICTIM as usize].id()) != 'T' {
-        assert!(started.elapsed() < LONG, "it does not stop");
-        std::thread::sleep(Duration::from_millis(5));
+fn stops(stream: &Stream<SoftStream>) {
+    let error = stream.synchronize().unwrap_err();
+    let StreamError::Stopped { rank: Some(1), .. } = &error else { panic!("{error:?}") };
+    let said = error.to_string();
+    assert!(
+        said.contains("rank 1 is dead") && said.contains("does not perform what follows its wait"),
+        "{said}"
+    );
+    assert_eq!(stream.synchronize_timeout(Duration::ZERO).unwrap_err(), error);
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
-    (ranks, children)
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_given_up() {
-    const TEST: &str = "a_rank_that_is_stopped_is_given_up";
-    let Some(role) = role() else {
-        let (_ranks, [first, second, mut stopped]) = three(TEST, "expire");
-        [first, second].into_iter().for_each(|child| _ = ended_well(child));
-        signal(&stopped, libc::SIGKILL);
-        stopped.wait().unwrap();
-        return;
-    };
-    let team = team(1);
-    let segment = team.allocate(64, 3).unwrap();
-    segment.expect_from(2..3, VICTIM).unwrap();
-    team.barrier().unwrap();
-    if role == "stop" {
-        be_stopped();
+fn a_stream_stops_at_the_wait_for_a_dead_rank_until_it_is_told_to_go_on() {
+    let ((team, segment), other) = two();
+    let (stopping, plain) = (stopping(), Stream::new(SoftStream::new().unwrap()).unwrap());
+    // What came before the death counts.
+    let came = kernel_behind(&stopping, &segment, 0);
+    other.queue(0).unwrap().notify(0, &segment, 0, 1).unwrap();
+    stopping.synchronize().unwrap();
+    assert!(came.load(Ordering::Acquire));
+
+    let (stopped, goes_on) = (kernel_behind(&stopping, &segment, 0), kernel_behind(&plain, &segment, 1));
+    drop(other);
+    assert!(plain.synchronize_timeout(LONG).unwrap());
+    assert!(goes_on.load(Ordering::Acquire), "a stream without the option goes on");
+    stops(&stopping);
+    let said = stopping.explain_wait().unwrap();
+    assert!(said.contains("rank 1 is dead"), "{said}");
+    for id in [0, 1] {
+        assert!(matches!(segment.check_notification(id), Err(NotifyError::PeerDead { rank: 1, .. })));
+        let waited = segment.notify_waitsome(id..id + 1, LONG);
+        assert!(matches!(waited, Err(NotifyError::PeerDead { rank: 1, .. })), "{waited:?}");
     }
-    let started = Instant::now();
-    let waited = segment.notify_waitsome(2..3, LONG);
-    assert!(matches!(waited, Err(NotifyError::PeerDead { rank: VICTIM, .. })), "{waited:?}");
-    assert!(started.elapsed() < WITHIN, "{:?}", started.elapsed());
-    assert_eq!(team.shrink().unwrap(), [VICTIM]);
-    team.barrier().unwrap();
+    // Later waits, of this stream and of one that is made after the death.
+    let later = self::stopping();
+    let behind = [kernel_behind(&stopping, &segment, 1), kernel_behind(&later, &segment, 2)];
+    stops(&later);
+    assert!(!stopped.load(Ordering::Acquire) && behind.iter().all(|one| !one.load(Ordering::Acquire)));
+    // A full stream says why.
+    let full = loop {
+        if let Err(error) = stopping.post(Batch::new().barrier()) {
+            break error.source;
+        }
+    };
+    assert!(matches!(full, PostFailure::Stream(StreamError::Stopped { rank: Some(1), .. })), "{full}");
+
+    stopping.go_on();
+    assert!(stopping.synchronize_timeout(LONG).unwrap());
+    assert!(stopped.load(Ordering::Acquire) && behind[0].load(Ordering::Acquire));
+    assert!(!behind[1].load(Ordering::Acquire), "the other one stands still");
+    drop(team);
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_waited_for_where_cards_are_asked_to() {
-    const TEST: &str = "a_rank_that_is_stopped_is_waited_for_where_cards_are_asked_to";
-    let Some(role) = role() else {
-        let (_ranks, children) = three(TEST, "wait");
-        // Longer than the transport's time-out and the probe period.
-        std::thread::sleep(Duration::from_millis(600));
-        signal(&children[VICTIM as usize], libc::SIGCONT);
-        return children.into_iter().for_each(|child| _ = ended_well(child));
-    };
-    let team = team(1);
-    let segment = team.allocate(64, 3).unwrap();
-    segment.expect_from(2..3, VICTIM).unwrap();
-    team.barrier().unwrap();
+fn a_stopped_stream_that_is_dropped_performs_nothing_and_keeps_nothing() {
+    let ((team, segment), other) = two();
+    let stream = stopping();
+    let word = segment.notification(0).unwrap();
     let queue = team.queue(0).unwrap();
-    if role == "stop" {
-        be_stopped();
-        (0..2).for_each(|to| queue.notify(to, &segment, 2, 1).unwrap());
-    } else {
-        queue.notify(VICTIM, &segment, team.rank(), 1).unwrap();
-        assert_eq!(segment.notify_waitsome(0..3, LONG).unwrap(), Some(2));
-    }
-    queue.flush(LONG).unwrap();
-    // Before the barrier: a rank that has passed it may leave and then counts as dead.
-    assert_eq!(team.dead(), []);
-    team.barrier().unwrap();
+    // To itself: the send is prepared, and must not leave.
+    let notify = Operation::Notify { rank: 0, to: &segment, id: 2, value: 1 };
+    let sends = queue.prepare(notify).unwrap();
+    stream.post(sends.fold(Batch::new().wait_notification(&word), Batch::send)).unwrap();
+    let has_run = kernel_behind(&stream, &segment, 1);
+    drop(other);
+    stops(&stream);
+    drop(stream);
+    until("the kernel is dropped", || Arc::strong_count(&has_run) == 1);
+    assert!(!has_run.load(Ordering::Acquire));
+    assert!(queue.queue_pair(0).unwrap().failure().is_some(), "nothing may ring for the send");
+    // The thread of the stream has ended, and what it held is let go with the next stream that looks.
+    drop((word, queue));
+    let last = Stream::new(SoftStream::new().unwrap()).unwrap();
+    until("the waits are let go", || {
+        last.synchronize().unwrap();
+        last.outstanding();
+        segment.notify_reset(2).unwrap() == 0 && team.dead().len() == 1
+    });
+    assert!(team.close(LONG));
+}
+
+#[test]
+fn a_stream_that_waits_for_any_rank_waits_again_after_the_team_has_dropped_the_dead_one() {
+    let ((team, segment), other) = two();
+    let stream = stopping();
+    let has_run = kernel_behind(&stream, &segment, 3);
+    drop(other);
+    stops(&stream);
+    assert_eq!(team.shrink().unwrap(), [1]);
+    assert!(!stream.synchronize_timeout(Duration::from_millis(50)).unwrap());
+    assert!(!has_run.load(Ordering::Acquire));
+    team.queue(0).unwrap().notify(0, &segment, 3, 1).unwrap();
+    assert!(stream.synchronize_timeout(LONG).unwrap());
+    assert!(has_run.load(Ordering::Acquire));
+}
+
+#[test]
+fn the_end_of_the_own_team_stops_a_stream_too() {
+    let ((team, segment), other) = two();
+    let stream = stopping();
+    let has_run = kernel_behind(&stream, &segment, 3);
+    drop((team, segment));
+    let error = stream.synchronize().unwrap_err();
+    assert!(
+        matches!(&error, StreamError::Stopped { rank: None, reason } if reason.contains("the team has ended")),
+        "{error}"
+    );
+    assert!(!has_run.load(Ordering::Acquire));
+    drop(other);
 }

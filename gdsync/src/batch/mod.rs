@@ -19,7 +19,7 @@ pub(crate) use lower::{Driver, Lowering, Points};
 pub(crate) use merge::{Chunk, Collecting, Fate, Keyed, LastPoint, Planner, SendKey, WaitKey};
 pub use shape::BatchShape;
 
-use crate::memop::{Condition, Location, MemOpCaps, StreamWord};
+use crate::memop::{Condition, Location, MemOpCaps, StreamWord, WaitCause};
 use crate::qp::{CheckedWait, PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner};
 use std::fmt;
 use std::sync::Arc;
@@ -211,6 +211,14 @@ impl Descriptor {
             Descriptor::Receives(receives) => receives.undo(),
             Descriptor::Ticket(ticket) => ticket.undo(),
             _ => {}
+        }
+    }
+
+    /// Returns what writes the awaited word, if the program or the library has said it.
+    pub(crate) fn word_cause(&self) -> Option<&Arc<dyn WaitCause>> {
+        match self {
+            Descriptor::Wait32(word, ..) | Descriptor::Wait64(word, ..) => word.cause(),
+            _ => None,
         }
     }
 

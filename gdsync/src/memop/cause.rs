@@ -2,6 +2,8 @@
 
 use gdsync_status::Survey;
 use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// How long all processes of the host together may take to say what they know.
@@ -14,6 +16,26 @@ pub trait WaitCause: Debug + Send + Sync {
 
     /// Returns the numbers of this process's queue pairs whose completions, or whose peers' requests, end it.
     fn queue_pairs(&self) -> Vec<u32>;
+
+    /// Returns the end of what would have ended the wait, such as the death of a rank, if nothing does any more.
+    fn gone(&self) -> Option<Gone> {
+        None
+    }
+
+    /// Keeps the wait from ending without the awaited event while `hold` is alive and true. A stream with
+    /// [`StreamOptions::stop_at_death`](crate::stream::StreamOptions) calls this before it waits.
+    fn hold(&self, hold: &Arc<AtomicBool>) {
+        let _ = hold;
+    }
+}
+
+/// The end of what would have ended a wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// The rank of a team that is dead; none if it is cut off, or if the team has ended.
+    pub rank: Option<u32>,
+    /// The reason.
+    pub reason: String,
 }
 
 /// Says why a wait takes long: what this process knows, and then, as `gdsync top` does, what the processes of this user

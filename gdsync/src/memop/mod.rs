@@ -5,7 +5,7 @@ mod cause;
 #[deny(unsafe_code)]
 mod location;
 
-pub use cause::{WaitCause, explain};
+pub use cause::{Gone, WaitCause, explain};
 pub use location::{GpuWord32, GpuWord64, MemoryKind, StreamMemory, StreamWord, Word32, Word64};
 pub(crate) use location::{Location, Named, Site};
 
@@ -177,6 +177,7 @@ pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 /// - Operations are performed in the order of their submission, each once, and not at all after an error, as
 ///   [`Self::submit`] says.
 /// - After [`Self::wait_idle`] has returned true, nothing that was submitted before is performed.
+/// - After [`Self::stop`] has returned true and called `then`, it accesses no memory any more.
 /// - It fences as [`Self::caps`] says.
 pub unsafe trait MemOpStream: Send + Sync {
     /// The capabilities, constant for a backend.
@@ -265,6 +266,13 @@ pub unsafe trait MemOpStream: Send + Sync {
         Err(StreamError::Unsupported { what: "copying bytes" })
     }
 
+    /// Ends the backend: it performs nothing further, leaves an unsatisfied wait, and calls `then` when it accesses no
+    /// memory any more, possibly later and on another thread. Returns false, and does nothing, if it cannot.
+    fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {
+        let _ = (reason, then);
+        false
+    }
+
     /// Waits until everything submitted has been performed. Returns false if that takes longer than `timeout`.
     ///
     /// # Errors
@@ -313,6 +321,16 @@ pub enum StreamError {
     Unsupported {
         /// The capability.
         what: &'static str,
+    },
+    /// The stream stands at a wait that nothing ends any more ([`crate::stream::StreamOptions::stop_at_death`]).
+    #[error(
+        "the stream has stopped, and does not perform what follows its wait: {reason} (go_on of the stream lets it go on without the data)"
+    )]
+    Stopped {
+        /// The rank of a team that is dead; none if it is cut off, or if the team has ended.
+        rank: Option<u32>,
+        /// The reason.
+        reason: String,
     },
     /// The stream has failed permanently.
     #[error("the stream has failed: {reason}")]
@@ -384,6 +402,7 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
         fn device() -> u64;
         fn reaches(memory: &GpuMemory) -> Result<(), StreamError>;
         fn check_same_gpu(memory: &GpuMemory) -> Result<(), StreamError>;
+        fn stop(reason: &str, then: Box<dyn FnOnce() + Send>) -> bool;
         fn wait_idle(timeout: Duration) -> Result<bool, StreamError>;
     }
 

@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Delay until a waiting CPU thread first checks for failed queue pairs. The delay doubles each time, up to
@@ -31,7 +32,9 @@ const STALL: Duration = Duration::from_secs(10);
 /// A stream that performs batches in order. It dereferences to its backend, such as [`SoftStream`](crate::SoftStream)
 /// or [`CudaStream`](crate::CudaStream).
 ///
-/// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed it.
+/// Dropping it does not wait for accepted work. The objects that the work names live until the stream has passed it. A stream
+/// that has stopped ([`StreamOptions::stop_at_death`]) performs no more of it if it is in software; the queue pairs of that work
+/// fail.
 ///
 /// ```
 /// use gdsync::memop::{Condition, MemOpStream, Word32};
@@ -78,7 +81,9 @@ impl<B: MemOpStream> Stream<B> {
             backend.idle_probe(Arc::new(move || timeline.is_quiet()));
         }
         let (caps, path, turn) = (backend.caps(), options.doorbells, Condvar::new());
-        Ok(Stream { engine: Engine { backend, caps, path, timeline, turn }, state: Mutex::new(state) })
+        let stops = options.stop_at_death && !backend.is_synchronous();
+        let hold = stops.then(|| Arc::new(AtomicBool::new(true)));
+        Ok(Stream { engine: Engine { backend, caps, path, timeline, turn, hold }, state: Mutex::new(state) })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, StreamState> {
@@ -222,7 +227,8 @@ impl<B: MemOpStream> Stream<B> {
     /// why.
     ///
     /// # Errors
-    /// [`StreamError::Failed`] if the backend has failed; another [`StreamError`] if the backend cannot tell.
+    /// [`StreamError::Failed`] if the backend has failed; [`StreamError::Stopped`] if the stream stands at a wait that
+    /// nothing ends any more; another [`StreamError`] if the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
         let _waiting = gdsync_trace::span(gdsync_trace::EventKind::Synchronize, || [0; 3]);
         let deadline = Instant::now().checked_add(timeout);
@@ -245,9 +251,12 @@ impl<B: MemOpStream> Stream<B> {
                         // From now on its time is known.
                         state.stand(&self.engine.timeline);
                     }
+                    let stopped = if idle { None } else { self.engine.stopped(&state) };
                     drop((state, past));
-                    if idle {
-                        return Ok(true);
+                    match stopped {
+                        Some(error) => return Err(error),
+                        None if idle => return Ok(true),
+                        None => {}
                     }
                 }
                 Err(error) => {
@@ -260,6 +269,14 @@ impl<B: MemOpStream> Stream<B> {
             if left.is_zero() {
                 return Ok(false);
             }
+        }
+    }
+
+    /// Lets the stream go on at waits that a death has ended, now and from now on, as one without
+    /// [`StreamOptions::stop_at_death`] does: it performs what follows them, without the awaited data.
+    pub fn go_on(&self) {
+        if let Some(hold) = &self.engine.hold {
+            hold.store(false, Ordering::Release);
         }
     }
 
@@ -389,6 +406,19 @@ impl<B: MemOpStream> Drop for Stream<B> {
         let past = self.engine.reap(&mut state);
         if state.in_flight.is_empty() {
             return drop((state, past));
+        }
+        if let Some(stopped) = self.engine.stopped(&state) {
+            // No send of the rest leaves, and a backend that can end performs nothing of it.
+            state.in_flight.iter().for_each(InFlight::abort);
+            let timeline = self.engine.timeline.clone();
+            let queue_pairs: Vec<_> =
+                state.in_flight.iter().flat_map(InFlight::queue_pairs).cloned().collect();
+            let then = move || in_flight::end_orphans(&timeline, &queue_pairs);
+            if self.engine.backend.stop(&stopped.to_string(), Box::new(then)) {
+                let in_flight = std::mem::take(&mut state.in_flight);
+                drop((state, past));
+                return in_flight::orphan(&self.engine.timeline, in_flight);
+            }
         }
         let closed = self.engine.backend.wait_idle(Duration::ZERO).and_then(|idle| match idle {
             true => {

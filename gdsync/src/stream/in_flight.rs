@@ -1,6 +1,7 @@
 //! Submissions in flight: accepted by a stream, and kept alive until it has passed them.
 
 use crate::batch::Descriptor;
+use crate::memop::Gone;
 use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use parking_lot::{Mutex, MutexGuard};
@@ -90,7 +91,7 @@ impl InFlight {
         }
     }
 
-    fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
+    pub(super) fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
         let sent = match &self.kept {
             KeptAlive::Send(queue_pair) => Some(queue_pair),
             KeptAlive::Many(_) | KeptAlive::Graph(_) => None,
@@ -110,21 +111,31 @@ impl InFlight {
         abort(self.queue_pairs());
     }
 
-    /// Returns the first unsatisfied wait that the stream has not passed, with its position. Words in GPU memory
-    /// cannot be read here, and count as unsatisfied.
+    /// Returns the first unsatisfied wait that the stream has not passed, with its position.
     pub(super) fn oldest_wait(&self, timeline: &Timeline) -> Option<(usize, &Descriptor)> {
-        let waits = self.descriptors().iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
-        let mut open = waits.filter(|(_, descriptor)| match descriptor {
-            Descriptor::WaitCq(wait) => !wait.is_passed(timeline) && !wait.is_satisfied(),
-            Descriptor::Wait32(word, condition, value) => {
-                word.load32().is_none_or(|now| !condition.holds32(now, *value))
-            }
-            Descriptor::Wait64(word, condition, value) => {
-                word.load64().is_none_or(|now| !condition.holds64(now, *value))
-            }
-            _ => true,
-        });
-        open.next()
+        let mut waits = self.descriptors().iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
+        waits.find(|(_, wait)| is_open(wait, timeline))
+    }
+
+    /// Returns the end of what would have ended one of the unsatisfied waits, if nothing does any more.
+    pub(super) fn gone(&self, timeline: &Timeline) -> Option<Gone> {
+        let mut waits = self.descriptors().iter().filter_map(|wait| Some((wait, wait.word_cause()?)));
+        waits.find_map(|(wait, cause)| if is_open(wait, timeline) { cause.gone() } else { None })
+    }
+}
+
+/// Returns whether a wait is unsatisfied. Words in GPU memory cannot be read here, and count as unsatisfied; so do words
+/// that the stream has cleared after a wait that it is not known to have passed.
+fn is_open(wait: &Descriptor, timeline: &Timeline) -> bool {
+    match wait {
+        Descriptor::WaitCq(wait) => !wait.is_passed(timeline) && !wait.is_satisfied(),
+        Descriptor::Wait32(word, condition, value) => {
+            word.load32().is_none_or(|now| !condition.holds32(now, *value))
+        }
+        Descriptor::Wait64(word, condition, value) => {
+            word.load64().is_none_or(|now| !condition.holds64(now, *value))
+        }
+        _ => true,
     }
 }
 
@@ -143,6 +154,14 @@ pub(super) fn orphan(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
     }
     let orphans = in_flight.into_iter().map(|submission| (timeline.clone(), submission));
     ORPHANS.lock().extend(orphans);
+    reap_orphans();
+}
+
+/// Ends the submissions of a dropped stream whose backend performs nothing any more. The queue pairs have failed.
+pub(super) fn end_orphans(timeline: &Timeline, queue_pairs: &[Arc<QueuePairInner>]) {
+    timeline.kill();
+    // Their sends wait for no stream any more.
+    queue_pairs.iter().for_each(|queue_pair| queue_pair.flush_unposted());
     reap_orphans();
 }
 

@@ -199,8 +199,8 @@ pub(super) fn lower_submission<B: MemOpStream>(
     let mut lowering = lowering(engine, state, points, merged, &mut ops);
     // The last submission with room always writes a point, so that a full stream drains without another one.
     let last = state.weight + 1 >= engine.caps.max_outstanding;
-    let is_due = points.open && (state.unwritten + 1 >= state.progress_every || last);
-    let at_end = state.signals_always();
+    let at_end = state.signals_always() || state.reports;
+    let is_due = points.open && (at_end || state.unwritten + 1 >= state.progress_every || last);
     let mut result = Ok(());
     if is_due && !at_end && !points.has_own && state.unwritten > 0 {
         // Before: the program may ask whether the stream is idle as soon as it sees its last write.

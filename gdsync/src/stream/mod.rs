@@ -185,5 +185,11 @@ options! {
         /// operation for each batch that does not end with waits, but progress is then known without asking the
         /// driver, even of a stream that is gone. (The next batch reports copies of bytes.)
         always_signal: bool = false,
+        /// Stops the stream at a wait that only a death would end: a notification of a rank of a team that is dead or cut
+        /// off, or whose team has ended (`gdsync-notify`). What follows the wait is not performed, and
+        /// [`crate::Stream::synchronize`] returns [`StreamError::Stopped`], which names the rank. By default such a
+        /// stream goes on without the data, and the program checks the notification. [`crate::Stream::go_on`] turns it
+        /// off. docs/failure-model.md has the guarantee. Streams of the CPU ([`Cpu`]) do not stop.
+        stop_at_death: bool = false,
     }
 }

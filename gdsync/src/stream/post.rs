@@ -29,11 +29,13 @@ impl<B: MemOpStream> Engine<B> {
         whole: bool,
     ) -> Result<(), PostError> {
         let Batch { descriptors, unmerged } = batch;
+        let is_held = self.hold_waits(&descriptors);
         let mut rest = descriptors.into_iter();
         // Bound before the lock, and so dropped after it is released: the drops may take other locks.
         let mut past = Past::default();
         let mut state = state;
         self.await_turn(&mut state);
+        state.reports = is_held;
         let mut posted = 0;
         if whole {
             let submissions = self.submissions(&mut state, rest.as_slice(), unmerged);
@@ -116,6 +118,7 @@ impl<B: MemOpStream> Engine<B> {
         mut send: PreparedSend,
     ) -> Result<Posted, PostError> {
         self.await_turn(&mut state);
+        state.reports = false;
         // Dropped after the lock is released: the drops may take other locks.
         let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Past::default() };
         let points = Points::next(state.issued);

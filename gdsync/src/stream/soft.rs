@@ -14,8 +14,8 @@ use gdsync_trace::EventKind;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// A stream in software, for programs and tests without a GPU.
@@ -49,6 +49,8 @@ struct Shared {
     work: Condvar,
     /// Signalled when the queue is empty, and when the stream fails.
     idle: Condvar,
+    /// Set once the stream performs nothing further.
+    stopped: OnceLock<String>,
 }
 
 #[derive(Default)]
@@ -57,6 +59,10 @@ struct SoftState {
     busy: bool,
     closed: bool,
     failed: Option<String>,
+    /// True once no thread performs anything any more.
+    ended: bool,
+    /// Called then.
+    at_end: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 enum Item {
@@ -158,6 +164,21 @@ unsafe impl MemOpStream for SoftStream {
         self.shared.push(Item::Bytes(to, bytes.to_vec())).map(|()| None)
     }
 
+    fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {
+        self.shared.stopped.get_or_init(|| reason.to_owned());
+        let mut state = self.shared.lock();
+        if state.ended {
+            drop(state);
+            then();
+            return true;
+        }
+        state.at_end.push(then);
+        drop(state);
+        self.shared.fail(reason);
+        self.shared.work.notify_one();
+        true
+    }
+
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.shared.lock();
@@ -212,8 +233,11 @@ impl StreamSteps {
             drop(state);
             match item {
                 Item::Ops(ops) => self.ops = ops.into(),
-                item => perform(item)?,
+                item => perform(item, &self.shared.stopped)?,
             }
+        }
+        if let Some(reason) = self.shared.stopped.get() {
+            return Err(reason.clone());
         }
         if let Some(op) = self.ops.front() {
             // SAFETY: the caller of `submit` vouched for the addresses, as for those that the thread performs.
@@ -236,13 +260,15 @@ impl fmt::Debug for StreamSteps {
 impl Drop for StreamSteps {
     fn drop(&mut self) {
         self.shared.fail("its steps have ended");
+        self.shared.end();
     }
 }
 
 impl Shared {
     fn new() -> Arc<Self> {
         let (work, idle) = (Condvar::new(), Condvar::new());
-        Arc::new(Shared { number: trace::next_stream(), state: Mutex::default(), work, idle })
+        let (number, stopped) = (trace::next_stream(), OnceLock::new());
+        Arc::new(Shared { number, state: Mutex::default(), work, idle, stopped })
     }
 
     fn lock(&self) -> MutexGuard<'_, SoftState> {
@@ -268,16 +294,26 @@ impl Shared {
             self.fail(&reason);
             log(|| tracing::error!(reason, "a software stream failed"));
         }
+        self.end();
+    }
+
+    /// Records that nothing is performed any more.
+    fn end(&self) {
+        let mut state = self.lock();
+        state.ended = true;
+        let at_end = std::mem::take(&mut state.at_end);
+        drop(state);
+        at_end.into_iter().for_each(|then| then());
     }
 
     fn run(&self) -> Result<(), String> {
         while let Some(item) = self.next() {
-            perform(item)?;
+            perform(item, &self.stopped)?;
         }
         Ok(())
     }
 
-    /// Returns the next item; `None` once the stream is closed and the queue is empty.
+    /// Returns the next item; `None` once the stream is closed or stopped and the queue is empty.
     fn next(&self) -> Option<Item> {
         let mut state = self.lock();
         state.busy = false;
@@ -287,7 +323,7 @@ impl Shared {
                 return Some(item);
             }
             self.idle.notify_all();
-            if state.closed {
+            if state.closed || self.stopped.get().is_some() {
                 return None;
             }
             self.work.wait(&mut state);
@@ -296,7 +332,7 @@ impl Shared {
 
     fn fail(&self, reason: &str) {
         let mut state = self.lock();
-        state.failed = Some(reason.to_owned());
+        state.failed.get_or_insert_with(|| reason.to_owned());
         state.busy = false;
         // The drop of captured values may take any lock: not under this one.
         let abandoned = std::mem::take(&mut state.queue);
@@ -312,10 +348,13 @@ impl Shared {
     }
 }
 
-fn perform(item: Item) -> Result<(), String> {
+/// Performs an item, up to the reason in `stopped`.
+fn perform(item: Item, stopped: &OnceLock<String>) -> Result<(), String> {
+    let check = || stopped.get().map_or(Ok(()), |reason| Err(reason.clone()));
     match item {
         Item::Ops(ops) => {
             for op in &ops {
+                check()?;
                 let _waiting = trace::waiting(op);
                 let (mut pause, mut helper) = (Pause::new(), Helper::default());
                 // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid until the
@@ -323,12 +362,18 @@ fn perform(item: Item) -> Result<(), String> {
                 // holds no lock, so it may do the card's work.
                 while !unsafe {
                     try_perform(op, true) || pause_before_retry(op, &mut pause, Some(&mut helper))
-                } {}
+                } {
+                    check()?;
+                }
             }
         }
-        // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes have been written.
-        Item::Bytes(to, bytes) => unsafe { write_bytes(to, &bytes) },
+        Item::Bytes(to, bytes) => {
+            check()?;
+            // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes have been written.
+            unsafe { write_bytes(to, &bytes) }
+        }
         Item::Kernel(kernel) => {
+            check()?;
             let _kernel = gdsync_trace::span(EventKind::Kernel, || [0; 3]);
             contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?;
         }

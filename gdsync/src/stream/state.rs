@@ -1,7 +1,7 @@
 //! The parts of a stream: its backend with its timeline, and the state under its lock.
 
 use crate::batch::{Descriptor, Planner, Points};
-use crate::memop::{Location, MemOp, MemOpCaps, MemOpStream, Site, StreamError};
+use crate::memop::{Gone, Location, MemOp, MemOpCaps, MemOpStream, Site, StreamError};
 use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::stream::collector::StreamCollector;
 use crate::stream::in_flight::{self, InFlight, KeptAlive, Past, Spare};
@@ -12,6 +12,7 @@ use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tracing::level_filters::LevelFilter;
 
@@ -28,6 +29,8 @@ pub(super) struct Engine<B: MemOpStream> {
     pub(super) timeline: Arc<Timeline>,
     /// Signalled when a thread has performed a submission.
     pub(super) turn: Condvar,
+    /// True while the stream stops at waits that nothing ends any more; none if it never did.
+    pub(super) hold: Option<Arc<AtomicBool>>,
 }
 
 #[derive(Debug)]
@@ -53,6 +56,9 @@ pub(super) struct StreamState {
     pub(super) planner: Planner,
     pub(super) collector: StreamCollector,
     pub(super) spare: Arc<Spare>,
+    /// True while a batch with held waits is posted: its submissions write their ends, which tell whether the stream has
+    /// passed the waits.
+    pub(super) reports: bool,
     /// The oldest unsatisfied wait at the last look, and when it was first seen to be that.
     pub(super) standing: Option<(WaitPlace, Instant)>,
 }
@@ -88,14 +94,33 @@ impl<B: MemOpStream> Engine<B> {
     pub(super) fn check_room(&self, state: &mut StreamState, weight: usize) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
         match state.in_flight.front() {
-            Some(oldest) if state.weight + weight > limit => Err(self.would_block(state.weight, oldest.end)),
+            Some(oldest) if state.weight + weight > limit => Err(self.would_block(state, oldest.end)),
             _ => Ok(()),
         }
     }
 
+    /// Keeps the words' waits from ending without the awaited writes, if the stream stops at such waits. Returns whether
+    /// there are any.
+    pub(super) fn hold_waits(&self, descriptors: &[Descriptor]) -> bool {
+        let Some(hold) = self.hold.as_ref().filter(|hold| hold.load(Ordering::Acquire)) else { return false };
+        let causes = descriptors.iter().filter_map(Descriptor::word_cause);
+        causes.map(|cause| cause.hold(hold)).count() > 0
+    }
+
+    /// Returns the error of a stream that has stopped at a wait that nothing ends any more.
+    pub(super) fn stopped(&self, state: &StreamState) -> Option<StreamError> {
+        self.hold.as_ref().filter(|hold| hold.load(Ordering::Acquire))?;
+        let Gone { rank, reason } = state.given().find_map(|submission| submission.gone(&self.timeline))?;
+        Some(StreamError::Stopped { rank, reason })
+    }
+
     #[cold]
     #[inline(never)]
-    fn would_block(&self, outstanding: usize, oldest: TimelinePoint) -> PostFailure {
+    fn would_block(&self, state: &StreamState, oldest: TimelinePoint) -> PostFailure {
+        if let Some(stopped) = self.stopped(state) {
+            return PostFailure::Stream(stopped);
+        }
+        let outstanding = state.weight;
         let (limit, blocked) = (self.caps.max_outstanding, self.timeline.blocked_on(oldest));
         PostFailure::WouldBlock { outstanding, limit, blocked }
     }
@@ -169,6 +194,7 @@ impl StreamState {
             planner: Planner::default(),
             collector: StreamCollector::new(options.collect_from, options.collect_in),
             spare: Arc::default(),
+            reports: false,
             standing: None,
         }
     }

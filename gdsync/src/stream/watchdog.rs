@@ -37,8 +37,7 @@ impl StalledWait {
         let queue_pairs = descriptor.queue_pairs();
         let (wait, cause): (_, Option<Arc<dyn WaitCause>>) = match descriptor {
             Descriptor::WaitCq(wait) => (Some(wait), Some(Arc::new(Completing::of(queue_pairs)))),
-            Descriptor::Wait32(word, ..) | Descriptor::Wait64(word, ..) => (None, word.cause().cloned()),
-            _ => (None, None),
+            other => (None, other.word_cause().cloned()),
         };
         StalledWait {
             description: descriptor.to_string(),

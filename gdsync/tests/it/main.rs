@@ -68,6 +68,7 @@ mod registration_peer;
 mod shared_memory;
 mod shared_queues;
 mod shared_receives;
+mod stopped;
 mod transports;
 mod triggers;
 mod words;

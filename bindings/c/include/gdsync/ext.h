@@ -47,8 +47,12 @@ CUstream gdsync_soft_stream_create(void);
 int gdsync_soft_stream_destroy(CUstream stream);
 /* Runs a function in the order of a software stream, as a kernel runs on a CUDA stream. It must not call gdsync. */
 int gdsync_soft_stream_launch(CUstream stream, void (*function)(void *), void *argument);
-/* Waits until a CUDA or software stream has performed everything. ETIMEDOUT after that many milliseconds. */
+/* Waits until a CUDA or software stream has performed everything. ETIMEDOUT after that many milliseconds; EHOSTDOWN: it has stopped at a wait
+ * for a notification of a dead rank (<gdsync/team.h>), and does not perform what follows; gdsync_error_text names the rank. */
 int gdsync_stream_synchronize(CUstream stream, unsigned timeout_ms);
+/* Lets a stream go on at waits for notifications of dead ranks, now and from now on: it performs what follows them, without the data. The
+ * program then calls gdsync_notification_check. */
+int gdsync_stream_go_on(CUstream stream);
 /* Makes gdsync forget an idle CUDA stream, which no other thread uses, before the program destroys it. Necessary only if the last post was a
  * gds_prepare_write_memory. */
 int gdsync_stream_forget(CUstream stream);

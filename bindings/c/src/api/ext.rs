@@ -121,6 +121,16 @@ pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms:
     })
 }
 
+/// `gdsync_stream_go_on`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_go_on(stream: CUstream) -> c_int {
+    error::status("gdsync_stream_go_on", || {
+        // SAFETY: the caller passes a stream that is alive.
+        unsafe { streams::find(stream) }?.go_on();
+        Ok(())
+    })
+}
+
 /// `gdsync_stream_keep`.
 ///
 /// # Safety

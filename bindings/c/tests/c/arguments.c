@@ -301,6 +301,7 @@ static void the_rest(void) {
     BAD(EINVAL, gdsync_stream_forget, stream);
     BAD(EINVAL, gdsync_stream_keep, stream, 2);
     BAD(EINVAL, gdsync_stream_keep, (CUstream)(uintptr_t)0x7fffff7, 0);
+    BAD(EINVAL, gdsync_stream_go_on, (CUstream)(uintptr_t)0x7fffff7);
     OK(gdsync_stream_keep(stream, GDSYNC_STREAM_NEVER_CAPTURED));
     BAD(EINVAL, gdsync_abort_qp, NULL);
     BAD(EINVAL, gdsync_forget_memory, NULL, 1);

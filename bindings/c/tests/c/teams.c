@@ -289,6 +289,8 @@ static void threads(void) {
     CHECK(pthread_barrier_destroy(&table.barrier) == 0);
 }
 
+static void note(void *argument) { __atomic_store_n((int *)argument, 1, __ATOMIC_SEQ_CST); }
+
 /* One of two processes exits without a message. */
 static void process(uint32_t rank, const char *name) {
     gdsync_bootstrap_t *bootstrap = gdsync_bootstrap_join(rank, 2, name, PATIENCE_MS);
@@ -298,6 +300,7 @@ static void process(uint32_t rank, const char *name) {
     CUstream stream;
     gdsync_put_t put;
     uint32_t id = 0;
+    int noted = 0;
 
     CHECK(bootstrap != NULL);
     team = gdsync_team_create(bootstrap, card.pd, card.context, NULL);
@@ -312,10 +315,16 @@ static void process(uint32_t rank, const char *name) {
     stream = gdsync_soft_stream_create();
     id = 1;
     OK(gdsync_stream_wait_notifications(stream, team, segment, 1, &id));
+    OK(gdsync_soft_stream_launch(stream, note, &noted));
     CHECK_STATUS(EHOSTDOWN, gdsync_notification_wait(segment, 0, 1, &id, PATIENCE_MS));
     CHECK(strstr(gdsync_error_text(), "rank 1 is dead") != NULL);
-    /* The stream goes on, and the check returns the reason. */
+    /* The stream stops, and goes on when it is told to. The check returns the reason. */
+    CHECK_STATUS(EHOSTDOWN, gdsync_stream_synchronize(stream, PATIENCE_MS));
+    CHECK(strstr(gdsync_error_text(), "the stream has stopped") != NULL && strstr(gdsync_error_text(), "rank 1 is dead") != NULL);
+    CHECK(__atomic_load_n(&noted, __ATOMIC_SEQ_CST) == 0);
+    OK(gdsync_stream_go_on(stream));
     OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
+    CHECK(__atomic_load_n(&noted, __ATOMIC_SEQ_CST) == 1);
     CHECK_STATUS(EHOSTDOWN, gdsync_notification_check(segment, 1));
     CHECK(gdsync_team_is_dead(team, 1) == 1);
     put = put_to(0, segment, 0, 8, 8);

@@ -137,12 +137,16 @@ class Word:
 class Stream:
     """A stream on which batches are posted: a software one, or a CUDA stream of another library."""
 
-    def __init__(self, stream: Any = None, *, always_signal: bool = False) -> None:
+    def __init__(self, stream: Any = None, *, always_signal: bool = False, stop_at_death: bool = True) -> None:
         """Wraps a stream of torch or CuPy, an object with ``cuda_stream``, ``ptr`` or ``__cuda_stream__``, or a raw
         handle; without one, starts a software stream.
 
         The object is kept as long as this one. ``always_signal`` makes every batch report when the stream has passed
         it, which takes one more operation and permits queries after the stream's library has destroyed it.
+
+        With ``stop_at_death`` the stream stops at a wait for a notification of a rank that is dead: it does not perform
+        what follows, and ``synchronize`` raises ``PeerDead``. Without, it goes on without the data, and
+        ``Segment.check`` raises ``PeerDead``.
         """
 
     def batch(self, *, queue: int = 0, merged: bool = True, timeout: Optional[float] = 30.0) -> Batch:
@@ -153,12 +157,15 @@ class Stream:
         """
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
-        """Returns when the stream has performed everything. Raises ``StreamFailed``, and ``TimedOut`` with the wait that
+        """Returns when the stream has performed everything. Raises ``StreamFailed``, ``PeerDead`` if it has stopped, and ``TimedOut`` with the wait that
         blocks the stream, for how long, and why: the peer has posted no receive, is stopped or has ended, or a rank has not
         set a notification."""
 
     def synchronize_async(self, timeout: Optional[float] = None) -> Awaitable[None]:
         """``synchronize`` for asyncio."""
+
+    def go_on(self) -> None:
+        """Lets the stream go on at waits for notifications of dead ranks, now and from now on, without the data."""
 
     def launch(self, kernel: Callable[[], Any]) -> None:
         """Runs a callable in the order of a software stream, like a kernel. An exception fails the stream, and is the

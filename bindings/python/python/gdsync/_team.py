@@ -147,7 +147,8 @@ class Team(_gdsync.Team):
 
     def _own_stream(self) -> Stream:
         if self._stream is None:
-            self._stream = Stream()
+            # The check of the plan raises PeerDead, and the stream serves the rest of the team.
+            self._stream = Stream(stop_at_death=False)
         return self._stream
 
     def _opened(self) -> Messages:

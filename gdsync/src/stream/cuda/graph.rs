@@ -180,6 +180,7 @@ impl Stream<CudaStream> {
             return Ok(Posted { operations: 0, submissions: 1 });
         }
         self.engine.check_room(&mut state, graph.nodes.len())?;
+        self.engine.hold_waits(descriptors);
         // A node's operations keep their kinds, whatever queues they name: nothing is merged.
         let waits = descriptors.iter().filter(|descriptor| matches!(descriptor, Descriptor::WaitCq(_)));
         let waits = waits.count() as u32;

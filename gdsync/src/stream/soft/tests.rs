@@ -2,6 +2,7 @@ use super::*;
 use crate::memop::{Condition, Word32};
 use crate::memory::PinnedMemory;
 use crate::util::contain::tests::Bomb;
+use std::sync::atomic::AtomicBool;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -151,4 +152,44 @@ fn steps_perform_one_operation_each_and_fail_the_stream_at_their_end() {
     drop(steps);
     assert!(stream.wait_idle(SOON).unwrap_err().to_string().contains("its steps have ended"));
     assert_eq!(words[0].load(), 2);
+}
+
+#[test]
+fn a_stopped_stream_leaves_its_wait_performs_nothing_further_and_tells_when_it_has_ended() {
+    let memory = PinnedMemory::allocate(8).unwrap();
+    let wait = Word32::new(&memory, 0).unwrap();
+    let has_run = Arc::new(AtomicBool::new(false));
+    let stop = |stream: &SoftStream| {
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        assert!(stream.stop("it is given up", Box::new(move || ended.send(()).unwrap())));
+        has_ended
+    };
+    let stream = SoftStream::new().unwrap();
+    let op = MemOp::Wait32 { addr: StreamAddr::new(wait.addr().get()), condition: Condition::Eq, value: 1 };
+    let done = MemOp::Write32 { addr: StreamAddr::new(wait.addr().get() + 4), value: 7 };
+    // SAFETY: the memory is alive until the stream has ended.
+    unsafe { stream.submit(&[op, done]) }.unwrap();
+    let kernel = has_run.clone();
+    stream.launch(move || kernel.store(true, Ordering::Relaxed)).unwrap();
+    let event = stream.record().unwrap();
+    stop(&stream).recv_timeout(SOON).unwrap();
+    event.synchronize();
+    assert!(!has_run.load(Ordering::Relaxed));
+    assert_eq!(memory.words32()[1].load(Ordering::Relaxed), 0);
+    let failed = StreamError::Failed { reason: "it is given up".to_owned() };
+    assert_eq!((stream.launch(|| ()), stream.query()), (Err(failed.clone()), Err(failed.clone())));
+    // It has ended before.
+    stop(&stream).try_recv().unwrap();
+
+    let (stream, mut steps) = SoftStream::stepped();
+    // SAFETY: as above.
+    unsafe { stream.submit(&[op, done]) }.unwrap();
+    assert!(!steps.step());
+    let ended = stop(&stream);
+    wait.store(1);
+    assert!(!steps.step() && stream.query() == Err(failed));
+    assert!(ended.try_recv().is_err(), "the steps may still be taken");
+    drop(steps);
+    ended.try_recv().unwrap();
+    assert_eq!(memory.words32()[1].load(Ordering::Relaxed), 0);
 }
