@@ -1,10 +1,12 @@
 //! Streams that stop at waits that a death would end.
 
+use crate::collectives::plans;
 use crate::notify::in_one_hand;
-use crate::ranks::{LONG, config};
+use crate::ranks::{LONG, config, domain, each_on_a_thread};
 use gdsync::memop::StreamError;
 use gdsync::stream::{PostFailure, StreamOptions};
 use gdsync::{Batch, SoftStream, Stream};
+use gdsync_notify::collective::{Collective, CollectiveError};
 use gdsync_notify::{ConnectionKind, NotifyError, Operation, Segment, Team, WaitNotification};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +43,11 @@ fn stops(stream: &Stream<SoftStream>) {
         "{said}"
     );
     assert_eq!(stream.synchronize_timeout(Duration::ZERO).unwrap_err(), error);
+}
+
+fn stops_still(stream: &Stream<SoftStream>) {
+    let error = stream.synchronize().unwrap_err();
+    assert!(matches!(error, StreamError::Stopped { rank: Some(1), .. }), "{error}");
 }
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
@@ -149,4 +156,33 @@ fn the_end_of_the_own_team_stops_a_stream_too() {
     );
     assert!(!has_run.load(Ordering::Acquire));
     drop(other);
+}
+
+#[test]
+fn a_stream_stops_in_a_collective_whose_member_is_dead() {
+    let pd = domain();
+    each_on_a_thread(3, |bootstrap| {
+        let team = Team::new(&pd, bootstrap, config()).unwrap();
+        let plan = plans(&team, 0, &[Collective::AllGather { block: 64 }]).remove(0);
+        team.barrier().unwrap();
+        if team.rank() == 1 {
+            // It takes no part, and ends.
+            return;
+        }
+        let (stream, has_run) = (stopping(), Arc::new(AtomicBool::new(false)));
+        plan.post(&stream).unwrap();
+        let kernel = has_run.clone();
+        stream.launch(move || kernel.store(true, Ordering::Release)).unwrap();
+        stops(&stream);
+        let found = plan.check();
+        let is_dead = matches!(&found, Err(CollectiveError::Notify(NotifyError::PeerDead { rank: 1, .. })));
+        assert!(is_dead, "rank {}: {found:?}", team.rank());
+        // The collective cannot go on without it, so the stream stays.
+        assert_eq!(team.shrink().unwrap(), [1]);
+        stops_still(&stream);
+        assert!(!has_run.load(Ordering::Acquire));
+        stream.go_on();
+        assert!(stream.synchronize_timeout(LONG).unwrap() && has_run.load(Ordering::Acquire));
+        team.barrier().unwrap();
+    });
 }
