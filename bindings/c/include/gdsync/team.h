@@ -119,7 +119,8 @@ int gdsync_put(gdsync_team_t *team, unsigned queue, size_t number, const gdsync_
  * change after gdsync_stream_quiet or gdsync_team_flush. */
 int gdsync_stream_put(CUstream stream, gdsync_team_t *team, unsigned queue, size_t number, const gdsync_put_t puts[]);
 /* Makes a stream wait for notifications of this rank's part, and clear them, in one batch. A second notification of the same number that arrives
- * before the first is cleared is lost: let the receiver confirm, or use numbers in turn. */
+ * before the first is cleared is lost: let the receiver confirm, or use numbers in turn. If the rank that sets one is dead, the stream stops there,
+ * and gdsync_stream_synchronize returns EHOSTDOWN, until gdsync_stream_go_on. */
 int gdsync_stream_wait_notifications(CUstream stream, gdsync_team_t *team, gdsync_segment_t *segment, size_t number,
                                      const uint32_t ids[]);
 /* Both in one batch: the puts, then the waits. */
@@ -136,7 +137,8 @@ int gdsync_notification_expect_from(gdsync_segment_t *segment, uint32_t first, u
 int gdsync_notification_wait(gdsync_segment_t *segment, uint32_t first, uint32_t count, uint32_t *id, unsigned timeout_ms);
 /* Clears a notification atomically, and writes its old value, or 0, to *value, which may be NULL. */
 int gdsync_notification_reset(gdsync_segment_t *segment, uint32_t id, uint32_t *value);
-/* Returns whether a stream that has passed the wait for a notification got it. EHOSTDOWN: the wait was released because the rank is dead. */
+/* Returns whether a stream that has passed the wait for a notification got it. EHOSTDOWN: the rank is dead, and a stream that goes on
+ * (gdsync_stream_go_on) has no data. */
 int gdsync_notification_check(gdsync_segment_t *segment, uint32_t id);
 
 GDS_END_DECLS
