@@ -3,6 +3,7 @@
 
 use crate::ask::{Process, ask_listed};
 use crate::name::{self, ProcessState, state_of};
+use crate::publish;
 use crate::status::{Card, Peer, QueuePair, Wait, ipv4};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -53,13 +54,17 @@ impl fmt::Display for PeerProcess {
 }
 
 impl Survey {
-    /// Queries all processes of this user, as [`ask_all`](crate::ask_all) does.
+    /// Queries all processes of this user, as [`ask_all`](crate::ask_all) does. The caller holds no lock of a source of this
+    /// process.
     ///
     /// # Errors
     /// The list of names cannot be read.
     pub fn take(within: Duration) -> io::Result<Self> {
         let table = name::table()?;
-        let processes = ask_listed(&name::listed(&table), within);
+        let mut processes = ask_listed(&name::listed(&table), within);
+        // This process's own part needs no thread that has no CPU.
+        let own = processes.iter_mut().find(|one| one.pid == std::process::id() && one.status.is_err());
+        own.into_iter().for_each(|own| own.status = Ok(publish::own()));
         Ok(Survey { cards: Some(name::cards(&table)), ..Self::of(processes) })
     }
 
