@@ -2,7 +2,7 @@
 
 use crate::cli::DevicesOptions;
 use crate::failure::Failure;
-use crate::text;
+use crate::{table, text};
 use gdsync::Device;
 use gdsync::verbs::{GidEntry, provider};
 use gdsync_sys::VerbsApi;
@@ -75,9 +75,9 @@ impl Listing {
             })
             .collect();
         let header = ["DEVICE", "PROVIDER", "PORT", "STATE", "LINK", "LID", "FIRMWARE"];
-        let gids = text::table(&["DEVICE", "PORT", "INDEX", "KIND", "GID", ""], &gid_rows(self));
+        let gids = table::of(&["DEVICE", "PORT", "INDEX", "KIND", "GID", ""], &gid_rows(self), &[]);
         let notes = self.notes.iter().map(|note| format!("{note}\n")).collect::<String>();
-        format!("{}\n{gids}{notes}", text::table(&header, &rows))
+        format!("{}\n{gids}{notes}", table::of(&header, &rows, &["FIRMWARE", "LID"]))
     }
 }
 

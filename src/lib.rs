@@ -34,6 +34,9 @@ mod sides;
 #[allow(unsafe_code)]
 pub mod signals;
 pub mod size;
+pub mod table;
+#[allow(unsafe_code)]
+mod terminal;
 pub mod text;
 pub mod tools;
 mod trace;
@@ -72,6 +75,7 @@ pub fn main(
     run_process: impl FnOnce(Process) -> Result<(), Failure>,
 ) -> ExitCode {
     signals::survive_large_files();
+    terminal::fit_stdout();
     let words: Vec<_> = std::env::args_os().collect();
     let invocation = match Cli::parse_words(words.iter()) {
         Ok(invocation) => invocation,
@@ -186,8 +190,18 @@ pub fn run_process(process: Process) -> Result<(), Failure> {
 
 /// Prints clap's output: requested help on stdout, mistakes on stderr.
 fn usage(error: &clap::Error) -> ExitCode {
+    let text = error.render().ansi().to_string();
     // If the stream itself fails, there is no place to report it.
-    let _ = error.print();
+    let _ = match error.use_stderr() {
+        true => {
+            let text = terminal::wrapped(&text, terminal::columns_of(io::stderr()));
+            anstream::stderr().lock().write_all(text.as_bytes())
+        }
+        false => {
+            let text = terminal::wrapped(&text, terminal::columns());
+            anstream::stdout().lock().write_all(text.as_bytes())
+        }
+    };
     if error.use_stderr() {
         // Help follows the first empty line.
         let said = error.to_string();

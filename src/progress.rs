@@ -1,5 +1,6 @@
 //! Progress of a long run, on a terminal only, after the first second, and never with JSON.
 
+use crate::terminal;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Update interval without a number of steps.
 const TICK: Duration = Duration::from_millis(250);
-/// Columns that every terminal has, and the bar's share of them.
-const WIDTH: usize = 79;
+/// Columns of a terminal that tells no number, and the bar's share of them.
+const WIDTH: usize = 80;
 const BAR: u64 = 30;
 
 fn is_shown(json: bool) -> bool {
@@ -23,9 +24,10 @@ fn is_shown(json: bool) -> bool {
 struct Line;
 
 impl Line {
-    /// Writes the line, cut to the width of a narrow terminal.
+    /// Writes the line, cut to the width of the terminal.
     fn write(&self, what: impl fmt::Display) {
-        let what: String = what.to_string().chars().take(WIDTH).collect();
+        let columns = terminal::columns_of(io::stderr()).unwrap_or(WIDTH);
+        let what: String = what.to_string().chars().take(columns.saturating_sub(1)).collect();
         let _ = write!(io::stderr().lock(), "\r\x1b[2K{what}");
     }
 }

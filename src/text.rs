@@ -1,7 +1,7 @@
 //! Output of commands: JSON, or tables and units for people.
 
 use crate::failure::Failure;
-use crate::{json, progress};
+use crate::{json, progress, terminal};
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use std::fmt;
@@ -20,9 +20,10 @@ pub fn print(json: bool, result: &impl Serialize, text: impl FnOnce() -> String)
     if json { json::print(result) } else { print_text(&text()) }
 }
 
-/// Prints a text with colours under the conditions of [`print`].
+/// Prints a text with colours under the conditions of [`print`], wrapped at a terminal's width.
 pub fn print_text(text: &str) -> Result<(), Failure> {
     progress::clear();
+    let text = terminal::wrapped(text, terminal::columns());
     Ok(anstream::stdout().lock().write_all(text.as_bytes())?)
 }
 
@@ -35,26 +36,6 @@ pub fn styled(style: Style, text: impl fmt::Display) -> String {
 pub fn complain(what: impl fmt::Display) {
     progress::clear();
     let _ = writeln!(anstream::stderr().lock(), "{} {what}", styled(BAD, "gdsync:"));
-}
-
-/// Formats left-aligned columns below a header line.
-pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let cell = |row: &[String], column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
-    let widths: Vec<usize> = header
-        .iter()
-        .enumerate()
-        .map(|(column, title)| rows.iter().map(|row| cell(row, column)).max().unwrap_or(0).max(title.len()))
-        .collect();
-    let line = |cells: Vec<&str>| {
-        let padded: Vec<String> =
-            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        padded.join("  ").trim_end().to_owned() + "\n"
-    };
-    let mut text = line(header.to_vec());
-    for row in rows {
-        text += &line(row.iter().map(String::as_str).collect());
-    }
-    text
 }
 
 /// Escapes a text for XML and HTML, in content and quoted attributes. Control characters, which XML forbids, become
@@ -92,12 +73,6 @@ pub fn rate(per_second: f64, unit: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = vec![vec!["a".to_owned(), "b".to_owned()], vec!["longer".to_owned(), "c".to_owned()]];
-        assert_eq!(table(&["x", "why"], &rows), "x       why\na       b\nlonger  c\n");
-    }
 
     #[test]
     fn text_is_escaped_for_xml() {

@@ -11,6 +11,7 @@ pub(crate) enum Key {
     Quit,
     Pause,
     Sort,
+    Wide,
     Up,
     Down,
     Left,
@@ -88,6 +89,7 @@ fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
         [b'q' | CONTROL_C, ..] => Some((Some(Key::Quit), 1)),
         [b'p', ..] => Some((Some(Key::Pause), 1)),
         [b's', ..] => Some((Some(Key::Sort), 1)),
+        [b'w', ..] => Some((Some(Key::Wide), 1)),
         _ => Some((None, 1)),
     }
 }
@@ -125,13 +127,14 @@ mod tests {
     fn keys_are_known_by_their_bytes() {
         let (mut keys, mut terminal) = keys();
         terminal
-            .write_all(b"q\x03psx\x1b[A\x1bOB\x1b[1;5C\x1b[D\x1b[5~\x1b[6;2~\x1b[H\x1b[4~\x1b[8~\x1b[7~")
+            .write_all(b"q\x03pswx\x1b[A\x1bOB\x1b[1;5C\x1b[D\x1b[5~\x1b[6;2~\x1b[H\x1b[4~\x1b[8~\x1b[7~")
             .unwrap();
         let expected = [
             Key::Quit,
             Key::Quit,
             Key::Pause,
             Key::Sort,
+            Key::Wide,
             Key::Up,
             Key::Down,
             Key::Right,

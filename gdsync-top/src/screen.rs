@@ -21,7 +21,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-const KEYS: &str = "q quit   p pause   s sort   arrows, PgUp, PgDn, Home, End scroll";
+const KEYS: &str = "q quit   p pause   s sort   w all columns   arrows, PgUp, PgDn, Home, End scroll";
 /// Columns scrolled by an arrow key.
 const COLUMN_STEP: u16 = 8;
 
@@ -36,6 +36,8 @@ pub(crate) struct Screen {
     interval: Duration,
     has_colors: bool,
     is_paused: bool,
+    /// True if all columns are there, as wide as they are.
+    is_wide: bool,
     order: Order,
     /// First visible line and column.
     top: u16,
@@ -51,6 +53,7 @@ impl Screen {
             interval,
             has_colors,
             is_paused: false,
+            is_wide: false,
             order: Order::default(),
             top: 0,
             left: 0,
@@ -70,6 +73,7 @@ impl Screen {
         match key {
             Key::Quit => return KeyAction::Quit,
             Key::Pause => self.is_paused = !self.is_paused,
+            Key::Wide => self.is_wide = !self.is_wide,
             Key::Sort => self.order = self.order.next(),
             Key::Up => self.top = self.top.saturating_sub(1),
             Key::Down => self.top = self.top.saturating_add(1),
@@ -86,7 +90,7 @@ impl Screen {
     pub(crate) fn draw(&mut self, frame: &mut Frame<'_>) {
         let rows = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)];
         let [head, body, foot] = Layout::vertical(rows).areas(frame.area());
-        let lines = lines(&self.view, self.order);
+        let lines = lines(&self.view, self.order, (!self.is_wide).then_some(body.width.into()));
         self.room = body.height;
         // Scrolls at most to the last line and column.
         let height = u16::try_from(lines.len()).unwrap_or(u16::MAX);

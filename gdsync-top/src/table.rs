@@ -1,7 +1,7 @@
 //! Views as tables.
 
 use crate::view::{Card, Process, QueuePair, Traffic, View, Wait};
-use gdsync_cli::text;
+use gdsync_cli::{table, text};
 
 /// Duration from which a wait is an alarm.
 const LONG_MS: f64 = 1000.0;
@@ -46,6 +46,8 @@ const CARDS: [&str; 10] =
 const QUEUE_PAIRS: [&str; 9] =
     ["PID", "QUEUE PAIR", "TYPE", "STATE", "OPEN", "RESENT", "PEER", "WAITED", "WAITS FOR"];
 const STREAMS: [&str; 5] = ["PID", "STREAM", "WAITS", "WAITED", "WAITS FOR"];
+/// Columns that a narrow terminal lacks, the first one first: what is waited for names its peer, too.
+const OPTIONAL: [&str; 8] = ["PEER", "LINK", "CARD", "TYPE", "FINDINGS", "FAULTS", "NAK", "RESENT"];
 
 struct Row {
     cells: Vec<String>,
@@ -55,10 +57,11 @@ struct Row {
 }
 
 pub(crate) fn to_text(view: &View) -> String {
-    lines(view, Order::default()).into_iter().map(|(_, line)| line + "\n").collect()
+    lines(view, Order::default(), table::columns()).into_iter().map(|(_, line)| line + "\n").collect()
 }
 
-pub(crate) fn lines(view: &View, order: Order) -> Vec<(LineStyle, String)> {
+/// Returns the lines for this width, if any.
+pub(crate) fn lines(view: &View, order: Order, columns: Option<usize>) -> Vec<(LineStyle, String)> {
     if view.processes.is_empty() {
         let none =
             "no process of this user has a software card or uses the library, in this network namespace";
@@ -77,14 +80,20 @@ pub(crate) fn lines(view: &View, order: Order) -> Vec<(LineStyle, String)> {
         })
     });
     let mut lines = Vec::new();
-    table(&mut lines, &CARDS, cards.collect(), order);
-    table(&mut lines, &QUEUE_PAIRS, pairs.collect(), order);
-    table(&mut lines, &STREAMS, streams.collect(), order);
+    add_table(&mut lines, &CARDS, cards.collect(), order, columns);
+    add_table(&mut lines, &QUEUE_PAIRS, pairs.collect(), order, columns);
+    add_table(&mut lines, &STREAMS, streams.collect(), order, columns);
     notes(view, &mut lines);
     lines
 }
 
-fn table(lines: &mut Vec<(LineStyle, String)>, header: &[&str], mut rows: Vec<Row>, order: Order) {
+fn add_table(
+    lines: &mut Vec<(LineStyle, String)>,
+    header: &[&str],
+    mut rows: Vec<Row>,
+    order: Order,
+    columns: Option<usize>,
+) {
     if rows.is_empty() {
         return;
     }
@@ -97,11 +106,13 @@ fn table(lines: &mut Vec<(LineStyle, String)>, header: &[&str], mut rows: Vec<Ro
     if !lines.is_empty() {
         lines.push((LineStyle::Plain, String::new()));
     }
-    let looks = rows.iter().map(|row| if row.is_alarm { LineStyle::Alarm } else { LineStyle::Plain });
-    let looks: Vec<LineStyle> = std::iter::once(LineStyle::Header).chain(looks).collect();
+    let looks: Vec<LineStyle> =
+        rows.iter().map(|row| if row.is_alarm { LineStyle::Alarm } else { LineStyle::Plain }).collect();
     let cells: Vec<Vec<String>> = rows.into_iter().map(|row| row.cells).collect();
-    let text = text::table(header, &cells);
-    lines.extend(looks.into_iter().zip(text.lines().map(str::to_owned)));
+    let fitted = table::fit(header, &cells, &OPTIONAL, columns);
+    lines.extend(fitted.header.into_iter().map(|line| (LineStyle::Header, line)));
+    let looked = looks.into_iter().zip(fitted.rows);
+    lines.extend(looked.flat_map(|(look, of_row)| of_row.into_iter().map(move |line| (look, line))));
 }
 
 /// Adds errors and omissions below the tables.

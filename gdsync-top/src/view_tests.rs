@@ -91,7 +91,7 @@ fn a_process_that_does_not_answer_is_said_with_its_reason() {
     let silent = Process { pid: 2, name: "program 2".to_owned(), status: Err(WireError::Other.into()) };
     let view = Sampler::default().view(&Survey::of(vec![first, silent]));
     assert_eq!(view.processes[0].cards[0].queue_pairs[0].peer.as_ref().unwrap().pid, None);
-    let last = lines(&view, Order::Process).pop().unwrap();
+    let last = lines(&view, Order::Process, None).pop().unwrap();
     let said = "2 program 2: it answers with something else than the status of gdsync";
     assert_eq!(last, (LineStyle::Alarm, said.to_owned()));
 }
@@ -100,7 +100,7 @@ fn a_process_that_does_not_answer_is_said_with_its_reason() {
 fn rows_are_sorted_by_what_is_asked_for() {
     let view = view(&mut Sampler::default(), 0);
     let first = |order| {
-        let lines = lines(&view, order);
+        let lines = lines(&view, order, None);
         let header = lines.iter().position(|(_, line)| line.contains("QUEUE PAIR ")).unwrap();
         lines[header + 1].1.split_whitespace().next().unwrap().to_owned()
     };
@@ -108,7 +108,7 @@ fn rows_are_sorted_by_what_is_asked_for() {
     let mut other = view.clone();
     other.processes.reverse();
     let first = |order| {
-        let lines = lines(&other, order);
+        let lines = lines(&other, order, None);
         (lines[1].1.clone(), lines.iter().find(|(_, line)| line.contains("0x4")).unwrap().1.clone())
     };
     assert!(first(Order::Process).0.starts_with("2 "));
@@ -139,6 +139,9 @@ fn the_screen_scrolls_pauses_sorts_and_quits() {
         "{lines:?}"
     );
     assert!(lines[1].starts_with("PID") && lines[5].starts_with("q quit"), "{lines:?}");
+    let (narrow, _) = drawn(&mut screen, (60, 6));
+    assert!(!narrow[1].contains("FAULTS") && narrow[1].contains("SENT"), "{narrow:?}");
+    screen.press(Key::Wide);
     for (key, first) in [
         (Key::Down, "1    program 1"),
         (Key::PageDown, "PID  QUEUE PAIR"),

@@ -3,7 +3,7 @@
 use super::peers::Pair;
 use super::topology::Path;
 use super::{Check, Status};
-use crate::text;
+use crate::{table, text};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
@@ -137,5 +137,5 @@ fn grid(rows: &[&str], columns: &[&str], mark: impl Fn(&str, &str) -> String) ->
         std::iter::once((*row).to_owned()).chain(marks).collect()
     };
     let header: Vec<&str> = std::iter::once("").chain(columns.iter().copied()).collect();
-    text::table(&header, &rows.iter().map(row).collect::<Vec<_>>())
+    table::of(&header, &rows.iter().map(row).collect::<Vec<_>>(), &[])
 }

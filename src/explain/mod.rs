@@ -6,7 +6,7 @@ mod parse;
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
 use crate::failure::WRONG_USAGE;
-use crate::{json, text};
+use crate::{json, table, text};
 use gdsync::Trigger;
 use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
@@ -221,7 +221,7 @@ impl Compiled {
                 vec![operation.submission.to_string(), descriptor, operation.text.clone()]
             })
             .collect();
-        text::table(&["SUBMISSION", "DESCRIPTOR", title], &rows)
+        table::of(&["SUBMISSION", "DESCRIPTOR", title], &rows, &[])
     }
 
     fn summary(&self, name: &str) -> String {
@@ -248,7 +248,8 @@ impl Explanation {
                 vec![(i + 1).to_string(), descriptor.text.clone(), peer, fate.to_owned(), way]
             })
             .collect();
-        let mut text = text::table(&["", "DESCRIPTOR", "PEER OPERATIONS", "MERGED", "WAY"], &rows);
+        let mut text =
+            table::of(&["", "DESCRIPTOR", "PEER OPERATIONS", "MERGED", "WAY"], &rows, &["PEER OPERATIONS"]);
         text.push('\n');
         text += &self.plain.table("PLAIN");
         if let Some(merged) = &self.merged {

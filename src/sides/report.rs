@@ -4,7 +4,7 @@ use super::timing;
 use crate::cli::{self, Layout, QueueChoice, Trigger};
 use crate::failure::Failure;
 use crate::plot::{Axis, Chart, Content, Scale, Series};
-use crate::{size, text};
+use crate::{size, table, text};
 use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -122,7 +122,8 @@ pub(super) fn table<R: Report>(reports: &[R]) -> String {
         counts.into_iter().chain(times).chain(rates).chain(rest).collect()
     };
     let rows: Vec<Vec<String>> = all.iter().map(row).collect();
-    reports.last().map_or_else(String::new, R::heading) + &text::table(&header, &rows)
+    reports.last().map_or_else(String::new, R::heading)
+        + &table::of(&header, &rows, &[operations, count, "P99.9 µs", "CPU", "P90 µs"])
 }
 
 /// Formats a line of names, the JSON keys, and a line for each run.

@@ -2,7 +2,6 @@
 
 use super::MEDIAN_US;
 use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series, Values};
-use gdsync_cli::text;
 use serde_json::{Map, Value};
 
 /// A value for programs under its key, its text for people, or both.
@@ -228,7 +227,7 @@ impl Outcome {
     pub(super) fn text(&self) -> String {
         let table = |table: &Table| {
             let header: Vec<&str> = table.header.iter().map(String::as_str).collect();
-            text::table(&header, &table.rows)
+            gdsync_cli::table::of(&header, &table.rows, &[])
         };
         let notes = self.notes.iter().map(|note| format!("{note}\n"));
         self.tables.iter().map(table).chain(notes).collect::<Vec<_>>().join("\n")

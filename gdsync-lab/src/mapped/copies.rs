@@ -8,7 +8,7 @@ use gdsync_cli::cli::CopyOptions;
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series};
-use gdsync_cli::{progress, size, text};
+use gdsync_cli::{progress, size, table, text};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -234,7 +234,7 @@ fn table(mapping: &Mapping, unit: Unit) -> String {
     };
     let rows: Vec<Vec<String>> = mapping.rows.iter().map(row).collect();
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    text::table(&header, &rows)
+    table::of(&header, &rows, &[])
 }
 
 /// Returns a chart for each mapping and direction, with a line by size for each copy method.

@@ -2,6 +2,7 @@
 
 use gdsync_test_support::command::{gdsync, run, succeeds, text};
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::terminal::printed;
 
 /// Child processes of commands, hidden from users.
 const INTERNAL: [&str; 8] = [
@@ -115,6 +116,29 @@ fn colors_are_for_terminals() {
         assert!(!colored(&both, arguments), "{arguments:?} where it is forbidden");
     }
     assert!(!colored(&[("CLICOLOR_FORCE", "1")], &["doctor", "--json"]), "JSON has no colors");
+}
+
+#[test]
+fn a_terminal_of_80_columns_has_room_for_help_tables_and_mistakes() {
+    let pingpong = ["pingpong", "--procs", "1", "--iters", "20"];
+    for arguments in [
+        &["help"][..],
+        &["help", "bench", "net"],
+        &["soft", "--help"],
+        &["pingpong", "--size", "-1"],
+        &["doctor"],
+        &["devices"],
+        &["explain", "--example", "halo"],
+        &pingpong,
+    ] {
+        let seen = printed(80, arguments);
+        let wide: Vec<&str> = seen.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(wide.is_empty() && !seen.is_empty(), "{arguments:?}: {wide:#?}");
+    }
+    let seen = printed(80, &pingpong);
+    assert!(seen.contains("SIZE  MIN µs  P50 µs  P90 µs  P99 µs  MAX µs  MESSAGES"), "{seen}");
+    assert!(seen.contains("(80 columns leave out MEMOPS/ITER, ITERS, P99.9 µs"), "{seen}");
+    assert!(printed(200, &pingpong).contains("MEMOPS/ITER"));
 }
 
 #[test]

@@ -5,9 +5,11 @@ use gdsync_sys::local::readable;
 use gdsync_test_support::command::{gdsync, text};
 use gdsync_test_support::on_system;
 use gdsync_test_support::processes::{as_from_a_terminal, signal};
+use gdsync_test_support::terminal::{open, printed};
+use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -30,22 +32,6 @@ struct OnTerminal {
     reader: JoinHandle<()>,
 }
 
-/// Returns master and slave, which no process started by another test inherits.
-fn a_terminal() -> (File, OwnedFd) {
-    let master = File::options().read(true).write(true).open("/dev/ptmx").unwrap();
-    let (fd, locked) = (master.as_raw_fd(), 0);
-    let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: `locked` and `size` have the types that the calls read; the last call opens a file.
-    let slave = unsafe {
-        assert_eq!(libc::ioctl(fd, libc::TIOCSPTLCK, &raw const locked), 0);
-        assert_eq!(libc::ioctl(fd, libc::TIOCSWINSZ, &raw const size), 0);
-        libc::ioctl(fd, libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC)
-    };
-    assert!(slave >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened, and nothing else owns it.
-    (master, unsafe { OwnedFd::from_raw_fd(slave) })
-}
-
 fn settings(terminal: &OwnedFd) -> libc::termios {
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
     let mut settings: libc::termios = unsafe { std::mem::zeroed() };
@@ -61,7 +47,7 @@ impl OnTerminal {
 
     /// Starts the command with this disposition of SIGHUP.
     fn start_with(arguments: &[&str], environment: &[(&str, &str)], hang_up: libc::sighandler_t) -> Self {
-        let (master, slave) = a_terminal();
+        let (master, slave) = open(100, 30);
         let end = || Stdio::from(slave.try_clone().unwrap());
         let mut command = gdsync(arguments);
         command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm").env_remove("NO_COLOR");
@@ -227,4 +213,19 @@ fn a_process_that_ends_while_it_is_shown_ends_nothing() {
     top.shows("PAUSED");
     top.press("q");
     assert_eq!(top.ends().0, Some(0));
+}
+
+#[test]
+fn a_table_at_80_columns_says_what_is_waited_for() {
+    if on_system() {
+        return;
+    }
+    let pingpong = Pingpong::start(Some("late=60s dir=in nth=200"));
+    let waits =
+        |process: &Value| process["streams"][0]["wait"]["waited_ms"].as_f64().is_some_and(|ms| ms > 100.0);
+    until(pingpong.pids(), "both streams stand still", |both| both.iter().all(waits));
+    let table = printed(80, &["top", "--once", "--interval", "100ms"]);
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    let streams = table.lines().skip_while(|line| !line.contains("STREAM")).collect::<Vec<_>>().join("\n");
+    assert!(streams.contains("WAITS FOR") && streams.contains("completion "), "{table}");
 }

@@ -30,6 +30,8 @@ pub mod processes;
 pub mod programs;
 #[cfg(feature = "command")]
 pub mod settings;
+#[cfg(feature = "command")]
+pub mod terminal;
 
 #[cfg(feature = "softhca")]
 use softhca::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
