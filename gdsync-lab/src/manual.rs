@@ -109,6 +109,8 @@ What maps GPU memory for the CPU: `gdrdrv`, `dma-buf` or `nvrm`. Without it, wha
 const EXAMPLES: &str = "\
 gdsync doctor | doctor
 What of this machine works, and what to do about the rest.
+gdsync doctor --problems | doctor
+Only what fails or could be better, and the verdict.
 gdsync doctor --fix | doctor
 The commands that would mend what is found; nothing is run.
 gdsync accept --hca mlx5_0 --gpu 0 | accept

@@ -234,6 +234,9 @@ pub struct DoctorOptions {
     /// Print the commands that would mend what is found, as a script, in place of the report; nothing is run
     #[arg(long, conflicts_with = "json")]
     pub fix: bool,
+    /// Only what fails or could be better, and the verdict
+    #[arg(long, conflicts_with = "fix")]
+    pub problems: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,

@@ -50,7 +50,7 @@ fn kernel_module(machine: &Machine<'_>) -> Check {
             "install the NVIDIA driver, then `modprobe nvidia`; `dmesg | grep NVRM` says why it does not load",
         ).fixed_by(["modprobe nvidia"]),
         Err(unread) if machine.pci_unread.is_some() => question.skip(unread),
-        Err(_) => question.warn(
+        Err(_) => question.absent(
             "no GPU and no driver",
             "nothing to do without a GPU: streams are software ones (`gdsync pingpong`); with one, install the NVIDIA driver",
         ),
@@ -64,7 +64,11 @@ fn cuda(machine: &Machine<'_>) -> Check {
         Answer::NotAsked => question.skip("not recorded with this tree"),
         Answer::Absent(reason) => {
             let remedy = "on a machine with a GPU, install the NVIDIA driver; in a container, let its runtime pass the GPU (`--gpus all`)";
-            question.warn(super::without_remedy(reason), remedy)
+            let seen = super::without_remedy(reason);
+            match machine.gpus_on_bus.is_empty() {
+                true => question.absent(seen, remedy),
+                false => question.warn(seen, remedy),
+            }
         }
         Answer::Broken(reason) => question.fail(
             super::without_remedy(reason),

@@ -41,7 +41,10 @@ pub fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
         }
         None => (Tree::new(Path::new("/")), Libraries::ask()),
     };
-    let report = examine(&tree, &libraries);
+    let mut report = examine(&tree, &libraries);
+    if options.problems {
+        report.keep_problems();
+    }
     text::print(options.json, &report, || if options.fix { report.script() } else { report.text() })?;
     Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -100,7 +103,9 @@ pub enum Status {
     Pass,
     /// Unknown, or nothing to check.
     Skip,
-    /// Works, but could work better; or does not exist.
+    /// Is not on this machine.
+    Absent,
+    /// Works, but could work better.
     Warn,
     /// Exists, and does not work.
     Fail,
@@ -111,6 +116,7 @@ impl Status {
         match self {
             Status::Pass => "pass",
             Status::Skip => "skip",
+            Status::Absent => "absent",
             Status::Warn => "warn",
             Status::Fail => "fail",
         }
@@ -119,7 +125,7 @@ impl Status {
     pub(super) fn style(self) -> Style {
         match self {
             Status::Pass => GOOD,
-            Status::Skip => Style::new(),
+            Status::Skip | Status::Absent => Style::new(),
             Status::Warn => POOR,
             Status::Fail => BAD,
         }
@@ -131,6 +137,7 @@ impl fmt::Display for Status {
         f.pad(match self {
             Status::Pass => "pass",
             Status::Skip => "skip",
+            Status::Absent => "absent",
             Status::Warn => "WARN",
             Status::Fail => "FAIL",
         })
@@ -184,6 +191,11 @@ impl Question {
     /// Like [`Self::skip`], with a remedy that lets the check find the answer.
     pub(super) fn unknown(self, reason: impl fmt::Display, remedy: impl Into<String>) -> Check {
         self.answer(Status::Skip, reason.to_string(), Some(remedy.into()))
+    }
+
+    /// `remedy`: what to do if it should be there.
+    pub(super) fn absent(self, seen: impl Into<String>, remedy: impl Into<String>) -> Check {
+        self.answer(Status::Absent, seen.into(), Some(remedy.into()))
     }
 
     pub(super) fn warn(self, seen: impl Into<String>, remedy: impl Into<String>) -> Check {

@@ -47,7 +47,7 @@ fn rdma_core(machine: &Machine<'_>) -> Check {
     match &machine.libraries.verbs {
         Answer::NotAsked => question.skip("not recorded with this tree"),
         Answer::Absent(reason) if machine.cards.is_empty() => {
-            question.warn(super::without_remedy(reason), format!("only with a real card: {install}"))
+            question.absent(super::without_remedy(reason), format!("only with a real card: {install}"))
         }
         Answer::Absent(reason) => question.fail(super::without_remedy(reason), install).fixed_by([INSTALL]),
         Answer::Broken(reason) => question
@@ -93,7 +93,7 @@ fn devices(machine: &Machine<'_>) -> Check {
         }
         let remedy =
             "nothing to do without a card: use the software one (no --hca); with one, `modprobe mlx5_ib`";
-        return question.warn("none", remedy);
+        return question.absent("none", remedy);
     }
     let names: Vec<String> = machine
         .cards

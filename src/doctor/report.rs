@@ -18,6 +18,8 @@ pub(super) struct Report {
     paths: Vec<Path>,
     pairs: Vec<Pair>,
     summary: Summary,
+    /// What works here, what does not, and what is not there, in one line.
+    verdict: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -25,6 +27,7 @@ struct Summary {
     pass: usize,
     warn: usize,
     fail: usize,
+    absent: usize,
     skip: usize,
 }
 
@@ -35,11 +38,22 @@ impl Report {
             *match check.status {
                 Status::Pass => &mut summary.pass,
                 Status::Skip => &mut summary.skip,
+                Status::Absent => &mut summary.absent,
                 Status::Warn => &mut summary.warn,
                 Status::Fail => &mut summary.fail,
             } += 1;
         }
-        Report { families, paths, pairs, summary }
+        let verdict = verdict(&families);
+        Report { families, paths, pairs, summary, verdict }
+    }
+
+    /// Leaves only what could be mended, beside the summary and the verdict.
+    pub(super) fn keep_problems(&mut self) {
+        for family in &mut self.families {
+            family.checks.retain(|check| check.status >= Status::Warn);
+        }
+        self.families.retain(|family| !family.checks.is_empty());
+        (self.paths, self.pairs) = (Vec::new(), Vec::new());
     }
 
     /// True if something exists that does not work.
@@ -55,12 +69,14 @@ impl Report {
         for family in &self.families {
             line(family.family.to_owned());
             for check in &family.checks {
-                let status = text::styled(check.status.style(), check.status);
+                let status = text::styled(check.status.style(), format_args!("{:6}", check.status));
                 line(format!("  {status}  {:width$}  {}", check.name, check.seen));
                 let Some(remedy) = &check.remedy else { continue };
                 // Aligns with the finding.
-                let indent = " ".repeat(width + 10);
-                line(format!("{indent}why: {}", check.why));
+                let indent = " ".repeat(width + 12);
+                if check.status != Status::Absent {
+                    line(format!("{indent}why: {}", check.why));
+                }
                 line(format!("{indent}do:  {remedy}"));
             }
         }
@@ -72,8 +88,10 @@ impl Report {
             line("\nAccess between GPUs".to_owned());
             line(self.access().trim_end().to_owned());
         }
-        let Summary { pass, warn, fail, skip } = self.summary;
-        line(format!("\n{pass} pass, {warn} warn, {fail} fail, {skip} skipped"));
+        let Summary { pass, warn, fail, absent, skip } = self.summary;
+        let begin = if self.families.is_empty() { "" } else { "\n" };
+        line(format!("{begin}{pass} pass, {warn} warn, {fail} fail, {absent} absent, {skip} skipped"));
+        line(self.verdict.clone());
         out
     }
 
@@ -83,7 +101,7 @@ impl Report {
         let mut out =
             "# What `gdsync doctor` would have you do. Nothing of it has been done; most of it wants root.\n"
                 .to_owned();
-        let found = checks.filter(|check| matches!(check.status, Status::Warn | Status::Fail));
+        let found = checks.filter(|check| check.status >= Status::Warn);
         let mut count = 0;
         for check in found {
             count += 1;
@@ -118,6 +136,28 @@ impl Report {
             path.and_then(|path| path.class).map_or_else(|| "?".to_owned(), |class| class.to_string())
         })
     }
+}
+
+fn verdict(families: &[Family]) -> String {
+    let checks = || families.iter().flat_map(|family| &family.checks);
+    let named = |status: Status| {
+        let of_status = checks().filter(|check| check.status == status);
+        of_status.map(|check| check.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let [failed, warned, absent] = [Status::Fail, Status::Warn, Status::Absent].map(named);
+    let works = |name: &str| checks().any(|check| check.name == name && check.status == Status::Pass);
+    let streams = if works("CUDA") { "streams of GPUs" } else { "software streams" };
+    let cards = if works("RDMA devices") { "RDMA cards" } else { "the software card" };
+    let mut text = match failed.as_str() {
+        "" => format!("Verdict: {streams} and {cards} work here"),
+        failed => format!("Verdict: does not work here: {failed}"),
+    };
+    for (what, names) in [("could be better", warned), ("absent", absent)] {
+        if !names.is_empty() {
+            text += &format!("; {what}: {names}");
+        }
+    }
+    text
 }
 
 /// Returns each name once, in order of first appearance.

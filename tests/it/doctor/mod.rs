@@ -306,28 +306,52 @@ fn a_bridge_that_cannot_be_read_is_unknown_rather_than_good() {
 }
 
 #[test]
-fn a_machine_with_nothing_gets_warnings_and_the_software_card() {
+fn a_machine_with_nothing_has_absent_parts_and_the_software_card() {
     let recorded = tree(topologies::NOTHING, topologies::NOTHING_LIBRARIES);
     let said = Said::of(&recorded);
     assert_eq!((said.code, said.paths().len()), (Some(0), 0));
-    said.has("NVIDIA driver", "warn", "no GPU and no driver", "gdsync pingpong");
-    said.has("CUDA", "warn", "libcuda.so.1 cannot be loaded", "");
+    said.has("NVIDIA driver", "absent", "no GPU and no driver", "gdsync pingpong");
+    said.has("CUDA", "absent", "libcuda.so.1 cannot be loaded", "");
     said.has("software card", "pass", "softhca0 port 1 ACTIVE, InfiniBand: works here", "");
-    said.has("rdma-core", "warn", "libibverbs.so.1 cannot be loaded", "apt-get install");
-    said.has("RDMA devices", "warn", "none", "the software one");
+    said.has("rdma-core", "absent", "libibverbs.so.1 cannot be loaded", "apt-get install");
+    said.has("RDMA devices", "absent", "none", "the software one");
     said.has("GPU nearest card", "skip", "neither GPU nor card", "");
     said.has("IOMMU", "pass", "none in use", "");
     let text = doctor(&["--root", recorded.root().to_str().unwrap()]);
     let text = String::from_utf8(text.stdout).unwrap();
     let summary = &said.report["summary"];
-    assert!(text.ends_with(&format!(
-        "{} pass, {} warn, 0 fail, {} skipped\n",
-        summary["pass"], summary["warn"], summary["skip"]
-    )));
+    let expected = format!(
+        "\n{} pass, 0 warn, 0 fail, 4 absent, {} skipped\nVerdict: software streams and the software card work here; absent: NVIDIA driver, CUDA, rdma-core, RDMA devices\n",
+        summary["pass"], summary["skip"]
+    );
+    assert!(text.ends_with(&expected), "{text}");
+    assert_eq!(said.report["verdict"], expected.lines().last().unwrap());
     // Observations begin in one column.
     let column = |seen: &str| text.lines().find_map(|line| line.find(seen)).unwrap();
     assert_eq!(column("no GPU and no driver"), column("softhca0 port 1"));
-    assert_eq!(column("no GPU and no driver"), column("why: "));
+    assert_eq!(column("no GPU and no driver"), column("do:  "));
+    assert!(!text.contains("why: "), "{text}");
+    let problems = doctor(&["--problems", "--root", recorded.root().to_str().unwrap()]);
+    assert_eq!(String::from_utf8(problems.stdout).unwrap(), expected.trim_start());
+}
+
+#[test]
+fn problems_alone_are_shown_with_the_verdict() {
+    let slow = topologies::DGX_LIBRARIES
+        .replace("\"mlx5_0\": {\"says\": {\"data\": true", "\"mlx5_0\": {\"says\": {\"data\": false");
+    let machine = tree(topologies::DGX, &slow);
+    let root = machine.root().to_str().unwrap();
+    let text = String::from_utf8(doctor(&["--problems", "--root", root]).stdout).unwrap();
+    let statuses = text.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let statuses: Vec<&str> = statuses.collect();
+    assert!(statuses.len() == 1 && statuses[0].starts_with("  WARN    mlx5_0 waits"), "{text}");
+    let verdict = "Verdict: streams of GPUs and RDMA cards work here; could be better: mlx5_0 waits";
+    assert_eq!(text.lines().last(), Some(verdict));
+    let report = doctor(&["--problems", "--json", "--root", root]);
+    let report = gdsync_test_support::command::row(&report.stdout);
+    let families = report["families"].as_array().unwrap();
+    assert!(families.len() == 1 && families[0]["checks"].as_array().unwrap().len() == 1, "{report:#}");
+    assert!(report["summary"]["pass"].as_u64().unwrap() > 10, "{report:#}");
 }
 
 #[test]
@@ -342,6 +366,8 @@ fn drivers_that_are_missing_are_failures_where_their_hardware_is() {
     said.has("NVIDIA driver", "fail", "not loaded, with a GPU at 0000:00:05.0", "modprobe nvidia");
     said.has("RDMA devices", "fail", "network functions of NVIDIA at 0000:00:06.0", "modprobe mlx5_ib");
     assert_eq!(said.code, Some(1));
+    let verdict = said.report["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("Verdict: does not work here: NVIDIA driver, RDMA devices"), "{verdict}");
 }
 
 #[test]
