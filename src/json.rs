@@ -41,9 +41,17 @@ pub fn reason(message: impl ToString) -> Value {
     json!({ "message": message.to_string() })
 }
 
-/// Returns whether a command line asks for JSON. Words after `--` belong to another command.
+/// Returns whether a command line asks for JSON. Words after `--` belong to another command, as do those of the verbs
+/// that run one, but for a search.
 pub fn is_wanted(words: impl Iterator<Item = OsString>) -> bool {
-    words.take_while(|word| word != "--").any(|word| word == "--json")
+    let words: Vec<OsString> = words.take_while(|word| word != "--").collect();
+    let has = |wanted: &str| words.iter().any(|word| word == wanted);
+    let is_anothers = match words.get(1).and_then(|verb| verb.to_str()) {
+        Some("run" | "trace") => true,
+        Some("soft") => !has("--explore"),
+        _ => false,
+    };
+    has("--json") && !is_anothers
 }
 
 /// Prints results: each element of a list is a row; any other value is one row.
@@ -154,6 +162,7 @@ mod tests {
     fn what_another_command_is_asked_for_does_not_count() {
         let wanted = |words: &str| is_wanted(words.split(' ').map(OsString::from));
         assert!(wanted("gdsync pingpong --json") && wanted("gdsync doctor --json --fix"));
+        assert!(wanted("gdsync soft --explore --json x") && !wanted("gdsync soft x --json"));
         assert!(!wanted("gdsync soft -- gdsync pingpong --json") && !wanted("gdsync pingpong --jso"));
     }
 

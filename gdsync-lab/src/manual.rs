@@ -41,6 +41,8 @@ Everything was done. Help, and `gdsync` alone, end so, too.
 It failed: standard error says why, once. `doctor` and `sanity` end so where a check fails, and `accept` where a step fails or a difference has no known reason.
 2
 The command line, GDSYNC_LOG, or the batch given to `explain` cannot be used: standard error says what is wrong.
+3 | soft
+With --strict: the command has succeeded, but did what a card would not accept. Standard error names it, and ends with a line of how much it was.
 130 | accept pingpong bench bench-net soak
 It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.
 128 and the number of a signal | top
@@ -163,17 +165,19 @@ gdsync explain --example alltoall | explain
 A step among 64 peers: its memory operations, plain and merged.
 gdsync explain batch.txt | explain
 The same of a batch in a file (docs/merging.md).
-gdsync soft -- ibv_devinfo | soft
+gdsync soft ibv_devinfo | soft
 An unmodified program sees the software card.
+gdsync soft --strict ./program | soft
+The exit status is 3 if the program succeeds, but does what a real card would not accept.
 gdsync soft --devices ib,roce --faults 'seed=7; drop p=0.01' -- ib_write_bw | soft
 Two cards, which lose one packet of a hundred.
-gdsync run -n 4 -- ./program | run
+gdsync run -n 4 ./program | run
 Four ranks of a team, each line of their output behind the number of its rank.
 gdsync run -n 2 -- gdsync pingpong --iters 100 | run
 The two sides of a pingpong as ranks of a job.
 gdsync soft -- gdsync run -n 2 -- ./program | run
 A program of libibverbs, on the software card.
-gdsync trace -- gdsync pingpong --iters 100 | trace
+gdsync trace gdsync pingpong --iters 100 | trace
 The timeline of both processes, in gdsync-trace.json.
 gdsync trace --gpu -- gdsync pingpong --gpu 0 | trace
 With the times at which the GPU has performed what its streams were given.

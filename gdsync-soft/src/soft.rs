@@ -15,7 +15,7 @@ use softhca::card::{CHECKS_VARIABLE, LinkLayer, PkeyTable};
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
 use softhca::liberties::journal::JOURNALS;
-use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, SCHEDULE_VARIABLE, Schedule};
+use softhca::liberties::{JOB_VARIABLE, LIBERTIES_VARIABLE, REFUSALS, SCHEDULE_VARIABLE, Schedule};
 use softhca::program;
 use std::ffi::OsString;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     let files = folder.path().canonicalize()?;
     softhca::sysfs::write(&files, &devices, &PkeyTable::of_devices(&devices)?)?;
     let Some((name, _)) = options.command.split_first() else {
-        return Err("no command is given: gdsync soft -- COMMAND".into());
+        return Err("no command is given: gdsync soft COMMAND".into());
     };
     let folders = std::env::var_os("PATH").unwrap_or_default();
     if let Some((program, obstacle)) = program::find(name, &folders).and_then(|path| program::obstacle(&path))
@@ -57,18 +57,25 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     }
     let job = folder.path().join("job");
     let is_checked = checks(options).is_some();
-    if is_checked || options.schedule.is_some() || std::env::var_os(SCHEDULE_VARIABLE).is_some() {
+    if is_checked
+        || options.strict
+        || options.schedule.is_some()
+        || std::env::var_os(SCHEDULE_VARIABLE).is_some()
+    {
         std::fs::create_dir(&job)?;
         command.env(JOB_VARIABLE, &job);
     }
     if is_checked {
         std::fs::create_dir(job.join(JOURNALS))?;
     }
+    if options.strict {
+        std::fs::create_dir(job.join(REFUSALS))?;
+    }
     let status = signals.run(&mut command)?;
     if is_checked {
         sights::complain(&job.join(JOURNALS))?;
     }
-    Ok(ExitCode::from(status))
+    Ok(ExitCode::from(if options.strict { sights::verdict(&job.join(REFUSALS), status)? } else { status }))
 }
 
 /// Returns the command with the environment of the software card, whose stand-ins for system files are in `files`.

@@ -46,8 +46,8 @@ gdsync: RDMA driven from CUDA streams, on a real card or on a software one.
   gdsync pingpong                 messages between two streams, every byte checked
   gdsync bench                    measurements, each beside a reference; `bench net`: between hosts
   gdsync explain --example halo   what a batch becomes on a stream
-  gdsync run -n 4 -- PROGRAM      start the ranks of a team
-  gdsync soft -- COMMAND          run a program on the software card
+  gdsync run -n 4 PROGRAM         start the ranks of a team
+  gdsync soft COMMAND             run a program on the software card
 All commands: gdsync help. One of them: gdsync help COMMAND.
 ";
 
@@ -218,7 +218,7 @@ pub struct TraceOptions {
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with = "command")]
     pub merge: Vec<PathBuf>,
     /// The command and its arguments
-    #[arg(last = true, required_unless_present = "merge", value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required_unless_present = "merge", value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 

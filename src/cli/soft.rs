@@ -36,6 +36,10 @@ pub struct SoftOptions {
     /// named (docs/missing-order.md). It stops threads; SOFTHCA_CHECKS=watch does the same
     #[arg(long)]
     pub watch: bool,
+    /// Tell at the end what the command did that a card would not accept; if it did and has succeeded, the exit status
+    /// is 3
+    #[arg(long, conflicts_with = "explore")]
+    pub strict: bool,
     /// With --explore: number of runs
     #[arg(long, value_name = "N", requires = "explore")]
     pub runs: Option<u64>,
@@ -58,6 +62,6 @@ pub struct SoftOptions {
     #[arg(long)]
     pub log: bool,
     /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -22,3 +22,4 @@ mod pingpong;
 mod seen;
 mod settings;
 mod soft;
+mod strict;

@@ -29,14 +29,19 @@ pub(crate) fn build(test: &str, options: &[&str]) -> Option<Vec<Program>> {
 
 /// Builds some of the programs.
 pub(crate) fn build_some(test: &str, options: &[&str], names: &[&str]) -> Option<Vec<Program>> {
+    let compiler = compiler_of_verbs(test, options)?;
+    let source = |name| root().join("gdsync-soft/tests/orders").join(name).with_extension("c");
+    Some(names.iter().map(|name| compiler.build(&source(name))).collect())
+}
+
+/// Returns a compiler for programs of libibverbs. `None` without one, or without the headers: the test is skipped.
+pub(crate) fn compiler_of_verbs(test: &str, options: &[&str]) -> Option<Compiler> {
     let compiler = Compiler::c("gnu11").options(options);
     if let Err(why) = compiler.probe("#include <infiniband/verbs.h>") {
         lacks(test, &format!("{why} (packages gcc, libibverbs-dev)"));
         return None;
     }
-    let compiler = compiler.libraries(["-libverbs"]);
-    let source = |name| root().join("gdsync-soft/tests/orders").join(name).with_extension("c");
-    Some(names.iter().map(|name| compiler.build(&source(name))).collect())
+    Some(compiler.libraries(["-libverbs"]))
 }
 
 /// Returns whether `GDSYNC_TEST_ALL_ORDERS` asks for all programs, and for more runs.

@@ -1,5 +1,6 @@
 //! `gdsync soft` itself.
 
+use gdsync_test_support::command::{gdsync, text};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::processes::{children_of, signal};
 use gdsync_test_support::programs::{Running, run, soft};
@@ -171,5 +172,21 @@ fn a_fork_starts_a_card_of_its_own_at_the_same_address() {
             assert_eq!(lines.len(), 2 * count, "{}", ended.text);
             assert!(lines.chunks(2).all(|two| two[0] == two[1]), "{lines:?}");
         }
+    }
+}
+
+#[test]
+fn a_command_needs_no_dashes_before_it_and_keeps_its_own() {
+    let folder = Folder::new("dashes");
+    let trace = folder.path().join("trace.json");
+    let trace = trace.to_str().unwrap();
+    for (words, said) in [
+        (&["soft", "printf", "%s.", "--json", "--", "-h"][..], "--json.--.-h."),
+        (&["soft", "--devices", "2", "--", "printf", "%s.", "--", "x"], "--.x."),
+        (&["run", "-n", "1", "printf", "%s.", "-n", "2"], "[0] -n.2.\n"),
+        (&["trace", "-o", trace, "printf", "%s.", "--gpu"], "--gpu."),
+    ] {
+        let output = gdsync(words).output().unwrap();
+        assert_eq!(text(&output.stdout), said, "{words:?}: {}", text(&output.stderr));
     }
 }

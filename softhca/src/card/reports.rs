@@ -1,5 +1,6 @@
 //! Reports of a card to its program: asynchronous events, and findings of the strict checker.
 
+use crate::liberties::note_refusal;
 use std::collections::VecDeque;
 use std::fmt;
 
@@ -106,7 +107,10 @@ pub(crate) struct Diagnostics {
 impl Diagnostics {
     pub(crate) fn report(&mut self, diagnostic: Diagnostic) {
         match diagnostic.verdict {
-            Verdict::Refused => tracing::warn!(%diagnostic, "a card would not accept this"),
+            Verdict::Refused => {
+                tracing::warn!(%diagnostic, "a card would not accept this");
+                note_refusal(diagnostic.to_string());
+            }
             Verdict::Accepted => tracing::info!(%diagnostic, "advice: a card would accept this"),
         }
         self.keep(diagnostic);

@@ -13,11 +13,14 @@ pub(crate) mod decision;
 mod decisions;
 pub mod journal;
 mod names;
+mod refusals;
 mod schedule;
 
 pub use decision::{Decision, Subject, Work};
 pub(crate) use decisions::{Decisions, Draw, reads_ahead};
 pub use names::{JOB_VARIABLE, name_process};
+pub use refusals::REFUSALS;
+pub(crate) use refusals::note as note_refusal;
 pub use schedule::{Rule, Schedule};
 
 use crate::setting::{self, SettingError};

@@ -48,7 +48,8 @@ pub(super) fn job() -> Option<PathBuf> {
     std::env::var_os(JOB_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
-fn base_name() -> String {
+/// The name of this process without a number: its rank's, or that of its command.
+pub(super) fn base_name() -> String {
     let rank = RANKS.iter().find_map(|name| std::env::var(name).ok()?.parse::<u32>().ok());
     match rank {
         Some(rank) => format!("rank{rank}"),
