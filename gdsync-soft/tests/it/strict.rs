@@ -1,4 +1,4 @@
-//! `gdsync soft --strict`: what a card would not accept is told at the end, and in the exit status.
+//! `gdsync soft --strict` names acts that a card would not accept, and ends with another status.
 
 use crate::orders::compiler_of_verbs;
 use gdsync_test_support::folder::Folder;

@@ -1,4 +1,4 @@
-//! What the cards of a process have refused, for `gdsync soft --strict`: lines of a file in the job's folder.
+//! Refusals of the cards of a process, for `gdsync soft --strict`: lines of a file in the job's folder.
 
 use super::journal::Entry;
 use super::names;
