@@ -3,33 +3,27 @@
 
 use crate::signals;
 use std::fmt;
-use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The exit status of an interrupted run: 128 plus the signal's number, as in shells.
 pub const STATUS: u8 = 130;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
-/// True if stderr is a terminal.
-static ON_TERMINAL: AtomicBool = AtomicBool::new(false);
 
 const NOTE: &[u8] =
     b"gdsync: interrupted: the run ends after what is under way; interrupt again to end it at once\n";
 
 extern "C" fn note(_: libc::c_int) {
     REQUESTED.store(true, Ordering::Relaxed);
-    if ON_TERMINAL.load(Ordering::Relaxed) {
-        // SAFETY: the bytes are a static's, and signal handlers may call write. A failure has no remedy here.
-        let _ = unsafe { libc::write(libc::STDERR_FILENO, NOTE.as_ptr().cast(), NOTE.len()) };
-    }
+    // SAFETY: the bytes are a static's, and signal handlers may call write. A failure has no remedy here.
+    let _ = unsafe { libc::write(libc::STDERR_FILENO, NOTE.as_ptr().cast(), NOTE.len()) };
 }
 
-/// From now on the first SIGINT only makes [`requested`] true, unless the process was started with SIGINT ignored.
+/// From now on the first SIGINT only makes [`requested`] true, and says so at once, unless the process was started with SIGINT ignored.
 ///
 /// # Errors
 /// The system's.
 pub fn catch() -> std::io::Result<()> {
-    ON_TERMINAL.store(std::io::stderr().is_terminal(), Ordering::Relaxed);
     // Interrupted system calls are restarted.
     signals::take_next(libc::SIGINT, note, libc::SA_RESTART)
 }

@@ -38,9 +38,18 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             interrupt::catch()?;
             soak::run(&options).map(done)
         }
-        Command::Simulate(options) => simulate::run(&options).map(done),
-        Command::Copybw(options) => mapped::bandwidth(&options).map(done),
-        Command::Copylat(options) => mapped::latency(&options).map(done),
+        Command::Simulate(options) => {
+            interrupt::catch()?;
+            simulate::run(&options).map(done)
+        }
+        Command::Copybw(options) => {
+            interrupt::catch()?;
+            mapped::bandwidth(&options).map(done)
+        }
+        Command::Copylat(options) => {
+            interrupt::catch()?;
+            mapped::latency(&options).map(done)
+        }
         Command::Sanity(options) => mapped::sanity(&options),
         Command::Man(options) => manual::man(&options),
         other => gdsync_cli::run(other),

@@ -43,8 +43,8 @@ It failed: standard error says why, once. `doctor` and `sanity` end so where a c
 The command line, GDSYNC_LOG, or the batch given to `explain` cannot be used: standard error says what is wrong.
 3 | soft
 With --strict: the command has succeeded, but did what a card would not accept. Standard error names it, and ends with a line of how much it was.
-130 | accept pingpong bench bench-net soak
-It was interrupted (SIGINT): what was measured until then has been printed. A second SIGINT ends the process at once.
+130 | accept pingpong bench bench-net soak simulate copybw copylat
+It was interrupted (SIGINT), which it says at once: it ends what is under way, and prints what was measured until then. A second SIGINT ends the process at once.
 128 and the number of a signal | top
 SIGINT, SIGTERM or SIGHUP has ended the live view. The terminal is as it was before.
 126 | run soft trace
@@ -151,15 +151,15 @@ gdsync bench net --hca mlx5_0 --server | bench-net
 One side: waits for a client at port 18515.
 gdsync bench net node7 --hca mlx5_1 --sizes 8..64M --plot bandwidth.svg | bench-net
 The other side: bandwidth of RDMA writes to node7 by size, drawn.
-gdsync bench net node7 --mode rate --operation send --qps 4 --bidirectional --duration 10s | bench-net
+gdsync bench net node7 --mode rate --op send --qps 4 --bidirectional --duration 10s | bench-net
 Messages per second in both directions, over four queue pairs, for ten seconds.
-gdsync bench net --mode latency --operation fetch-add --json | bench-net
+gdsync bench net --mode latency --op fetch-add --json | bench-net
 Percentiles of an atomic operation between two processes of this host, as one JSON object.
 gdsync bench net | bench
 Bandwidth of RDMA writes between two processes; between hosts as `gdsync help bench net` says.
 gdsync soak --minutes 10 --seed 7 | soak
 Ten minutes of random work with random faults; the same again with the same seed.
-gdsync simulate --operations 1e6 --seed 7 | simulate
+gdsync simulate --iters 1e6 --seed 7 | simulate
 A million operations on simulated cards, from seed 7 on; the same hash each time.
 gdsync explain --example alltoall | explain
 A step among 64 peers: its memory operations, plain and merged.

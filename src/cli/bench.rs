@@ -6,6 +6,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use gdsync::cuda::GpuList;
 use std::path::PathBuf;
 
+const POSTS: u64 = 100_000;
+const ROUNDS: u64 = 100;
+
 #[derive(Clone, Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct BenchOptions {
@@ -17,9 +20,16 @@ pub struct BenchOptions {
     /// The card: softhca0 is software, others the system's [default: the software one; for `post`, the system's first]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub hca: Option<Hca>,
-    /// Posts of each kind; for `fanout` at most, as it has 200 rounds at most
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = values::posts, allow_hyphen_values = true)]
-    pub posts: u64,
+    /// Posts of each kind, for `fanout` at most, as it has 200 rounds at most [default: 100000]; of `alltoall`, `scale` and
+    /// each of the ten runs of `persistent` and `exchange` the rounds, but of large teams fewer [default: 100]
+    #[arg(long, value_name = "N", value_parser = values::posts, allow_hyphen_values = true)]
+    pub iters: Option<u64>,
+    /// As `--iters`, for benchmarks that count posts
+    #[arg(long, value_name = "N", hide = true, conflicts_with = "iters", value_parser = values::posts, allow_hyphen_values = true)]
+    pub posts: Option<u64>,
+    /// As `--iters`, for benchmarks that count rounds
+    #[arg(long, value_name = "N", hide = true, conflicts_with = "iters", value_parser = values::positive, allow_hyphen_values = true)]
+    pub rounds: Option<u64>,
     /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams]; for `exchange` and
     /// `turnaround` also several, such as `0,1` or `all`: between every two of them
     #[arg(long, value_name = "N[,N...]", allow_hyphen_values = true)]
@@ -33,13 +43,9 @@ pub struct BenchOptions {
     /// Connections of the teams of `scale`
     #[arg(long, value_enum, default_value_t = Connections::Size)]
     pub connections: Connections,
-    /// Rounds of `alltoall`, of each of the ten runs of `persistent` and `exchange`, and of each team of `scale`, but
-    /// of large ones fewer
-    #[arg(long, value_name = "N", default_value = "100", value_parser = values::positive, allow_hyphen_values = true)]
-    pub rounds: u64,
     /// Processes of `exchange`: 2, or 1 for both sides in one [default: both]
-    #[arg(long, value_name = "N", value_parser = values::procs, allow_hyphen_values = true)]
-    pub processes: Option<u64>,
+    #[arg(long, alias = "processes", value_name = "N", value_parser = values::procs, allow_hyphen_values = true)]
+    pub procs: Option<u64>,
     /// Draw what was measured into a file, as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -53,6 +59,16 @@ pub struct BenchOptions {
 }
 
 impl BenchOptions {
+    /// Returns the number of posts of each kind.
+    pub fn posts(&self) -> u64 {
+        self.posts.or(self.iters).unwrap_or(POSTS)
+    }
+
+    /// Returns the number of rounds.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.or(self.iters).unwrap_or(ROUNDS)
+    }
+
     /// Returns the GPU of a benchmark that uses a single one.
     pub fn gpu(&self) -> u32 {
         self.gpu.as_ref().and_then(GpuList::single).unwrap_or(0)

@@ -13,6 +13,8 @@ const MAX_QPS: u64 = 256;
 const WINDOW: u64 = 64;
 /// Default of the messages posted at a time.
 const BATCH: u64 = 16;
+/// Most bytes of the messages that are under way by default, so that a run can end soon.
+const UNDER_WAY: u64 = 64 << 20;
 /// Bytes of an atomic operation's operand.
 const WORD: u64 = 8;
 /// Default message size, in bytes, of a bandwidth measurement.
@@ -29,7 +31,7 @@ pub struct NetOptions {
     #[arg(long, value_enum, default_value_t = NetMode::Bandwidth)]
     pub mode: NetMode,
     /// The operation that moves the messages
-    #[arg(long, visible_alias = "op", value_enum, default_value_t = NetOperation::Write)]
+    #[arg(long = "op", alias = "operation", value_enum, default_value_t = NetOperation::Write)]
     pub operation: NetOperation,
     /// Bytes of a message: a number, or one with K, KiB, M, MiB, G or GiB (1024 each), or kB, MB or GB (1000 each)
     /// [default: 64K for bandwidth, else 8]
@@ -38,7 +40,7 @@ pub struct NetOptions {
     /// Queue pairs of each side, 1 to 256, which have messages under way at the same time
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=MAX_QPS), allow_hyphen_values = true)]
     pub qps: u64,
-    /// Messages that each queue pair has under way, 1 to 1024 [default: 64]
+    /// Messages that each queue pair has under way, 1 to 1024 [default: 64, or fewer of messages above 1 MiB]
     #[arg(long, value_name = "N", value_parser = values::batch, allow_hyphen_values = true)]
     pub window: Option<u64>,
     /// Messages that are posted at a time, by one doorbell; for latency, that are enqueued at a time, one after the other
@@ -83,9 +85,14 @@ impl NetOperation {
     }
 }
 
+/// Returns this number of messages, or fewer if they are large.
+fn by_size(most: u64, size: u64) -> u64 {
+    most.min(UNDER_WAY / size.max(1)).max(1)
+}
+
 impl NetOptions {
     pub fn window(&self) -> u64 {
-        self.window.unwrap_or_else(|| WINDOW.max(self.batch.unwrap_or(0)))
+        self.window.unwrap_or_else(|| by_size(WINDOW, self.size()).max(self.batch.unwrap_or(0)))
     }
 
     pub fn batch(&self) -> u64 {
@@ -94,10 +101,11 @@ impl NetOptions {
 
     pub(super) fn conflict(&self) -> Option<String> {
         let (operation, sides) = (word(&self.operation), &self.sides);
-        if sides.warmup.checked_add(sides.iters).is_none_or(|all| all > MAX_EXCHANGES) {
+        if sides.warmup().checked_add(sides.iters).is_none_or(|all| all > MAX_EXCHANGES) {
             return Some(format!(
                 "--warmup {} and --iters {} are together more than the {MAX_EXCHANGES} messages that are counted: give fewer",
-                sides.warmup, sides.iters
+                sides.warmup(),
+                sides.iters
             ));
         }
         if let Some(option) = self.not_for_latency() {
@@ -107,7 +115,7 @@ impl NetOptions {
         }
         if self.operation.is_atomic() && (sides.swept().is_some() || self.size() != WORD) {
             return Some(format!(
-                "--operation {operation} changes {WORD} bytes and has no other size: leave out --size, --sizes and -a"
+                "--op {operation} changes {WORD} bytes and has no other size: leave out --size, --sizes and -a"
             ));
         }
         if let (Some(batch), Some(window)) = (self.batch, self.window)
@@ -164,7 +172,9 @@ impl SidesOptions for NetOptions {
     }
 
     fn of_size(&self, size: u64) -> Self {
-        NetOptions { size: Some(size), ..self.clone() }
+        let mut one = NetOptions { size: Some(size), ..self.clone() };
+        one.sides.warmup = one.sides.warmup_of(size);
+        one
     }
 
     fn refusal(&self) -> Option<String> {
@@ -199,28 +209,34 @@ pub struct PingpongOptions {
     /// How a message travels
     #[arg(long, value_enum, default_value_t = Operation::Send)]
     pub op: Operation,
-    /// Exchanges that are enqueued at a time, without the CPU looking at any of them
-    #[arg(long, value_name = "K", default_value = "16", value_parser = values::batch, allow_hyphen_values = true)]
-    pub batch: u64,
+    /// Exchanges that are enqueued at a time, without the CPU looking at any of them [default: 16, or fewer of messages
+    /// above 4 MiB]
+    #[arg(long, value_name = "K", value_parser = values::batch, allow_hyphen_values = true)]
+    pub batch: Option<u64>,
 }
 
 impl PingpongOptions {
+    pub fn batch(&self) -> u64 {
+        self.batch.unwrap_or_else(|| by_size(BATCH, self.size))
+    }
+
     /// All exchanges: warm-up and measurement. `None` if the sum exceeds 64 bits, which the parser refuses.
     pub fn exchanges(&self) -> Option<u64> {
-        self.sides.warmup.checked_add(self.sides.iters)
+        self.sides.warmup().checked_add(self.sides.iters)
     }
 
     pub(super) fn conflict(&self) -> Option<String> {
         if self.exchanges().is_none_or(|all| all > MAX_EXCHANGES) {
             return Some(format!(
                 "--warmup {} and --iters {} are together more than the {MAX_EXCHANGES} exchanges that are counted: give fewer",
-                self.sides.warmup, self.sides.iters
+                self.sides.warmup(),
+                self.sides.iters
             ));
         }
         if self.transport == Service::Ud && self.op != Operation::Send {
             return Some(format!("--op {} is not for --transport ud, which only sends", word(&self.op)));
         }
-        self.sides.conflict(self.batch)
+        self.sides.conflict(self.batch())
     }
 }
 
@@ -240,8 +256,9 @@ impl SidesOptions for PingpongOptions {
     /// With a duration, the number of exchanges is the maximum: time ends the run.
     fn of_size(&self, size: u64) -> Self {
         let mut one = PingpongOptions { size, ..self.clone() };
+        one.sides.warmup = one.sides.warmup_of(size);
         if one.sides.duration.is_some() {
-            one.sides.iters = MAX_EXCHANGES - one.sides.warmup;
+            one.sides.iters = MAX_EXCHANGES - one.sides.warmup();
         }
         one
     }
@@ -253,8 +270,8 @@ impl SidesOptions for PingpongOptions {
                 self.size
             ));
         }
-        if self.batch == 0 || self.batch > MAX_BATCH {
-            return Some(format!("{} exchanges at a time are not from 1 to {MAX_BATCH}", self.batch));
+        if !(1..=MAX_BATCH).contains(&self.batch()) {
+            return Some(format!("{} exchanges at a time are not from 1 to {MAX_BATCH}", self.batch()));
         }
         self.conflict()
     }
@@ -289,6 +306,11 @@ mod tests {
         assert_eq!(of(&["--window", "4"]), (LARGE, 4, 4));
         assert_eq!(of(&["--batch", "100"]), (LARGE, 100, 100));
         assert_eq!(of(&["--size", "1k", "--window", "8", "--batch", "2"]), (1024, 8, 2));
+        assert_eq!(of(&["--size", "8M"]), (8 << 20, 8, 8));
+        let warmup = |arguments: &[&str], size| parse(arguments).unwrap().of_size(size).sides.warmup();
+        assert_eq!([2 << 20, 8 << 20, 1 << 30].map(|size| warmup(&[], size)), [100, 32, 1]);
+        assert_eq!([8, 1 << 30].map(|size| warmup(&["--warmup", "7"], size)), [7, 7]);
+        assert_eq!(of(&["--size", "1G", "--batch", "3"]), (1 << 30, 3, 3));
     }
 
     #[test]
@@ -297,8 +319,8 @@ mod tests {
             (&["--mode", "latency", "--qps", "2"][..], "--qps 2 is not for --mode latency"),
             (&["--mode", "latency", "--window", "8"], "--window 8 is not for --mode latency"),
             (&["--mode", "latency", "--bidirectional"], "--bidirectional is not for --mode latency"),
-            (&["--operation", "fetch-add", "--size", "16"], "--operation fetch-add changes 8 bytes"),
-            (&["--operation", "compare-swap", "-a"], "--operation compare-swap changes 8 bytes"),
+            (&["--op", "fetch-add", "--size", "16"], "--op fetch-add changes 8 bytes"),
+            (&["--operation", "compare-swap", "-a"], "--op compare-swap changes 8 bytes"),
             (&["--batch", "9", "--window", "8"], "--batch 9 is more than the --window 8"),
             (&["--qps", "256", "--size", "32M"], "--qps 256 with messages of 32 MiB need more than 4 GiB"),
             (&["--qps", "8", "--sizes", "8,1G"], "--qps 8 with messages of 1 GiB need more than 4 GiB"),

@@ -284,7 +284,7 @@ pub struct SoakOptions {
 #[derive(Clone, Debug, Args)]
 pub struct SimulateOptions {
     /// How many operations, such as 1e6
-    #[arg(long, value_name = "N", default_value = "1e5", value_parser = values::operations, allow_hyphen_values = true)]
+    #[arg(long = "iters", alias = "operations", value_name = "N", default_value = "1e5", value_parser = values::operations, allow_hyphen_values = true)]
     pub operations: u64,
     /// Seed of the first episode; the next ones have the seeds after it
     #[arg(long, default_value = "1", allow_hyphen_values = true)]

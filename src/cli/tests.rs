@@ -88,8 +88,8 @@ fn options_that_do_not_go_together_are_refused() {
 
 #[test]
 fn posts_have_a_limit() {
-    let posts = |text: &str| match Cli::parse_words(["gdsync", "bench", "post", "--posts", text]) {
-        Ok(Invocation::Command(Command::Bench(options))) => Ok(options.posts),
+    let posts = |text: &str| match Cli::parse_words(["gdsync", "bench", "post", "--iters", text]) {
+        Ok(Invocation::Command(Command::Bench(options))) => Ok(options.posts()),
         Ok(other) => Err(format!("{other:?}")),
         Err(error) => Err(error.to_string()),
     };
@@ -97,6 +97,39 @@ fn posts_have_a_limit() {
     for text in ["281474976710657", "18446744073709551615"] {
         let message = posts(text).unwrap_err();
         assert!(message.contains(&format!("{text} is more than the 281474976710656 posts")), "{message}");
+    }
+}
+
+#[test]
+fn old_spellings_of_options_are_hidden_but_known() {
+    for (old, new) in [
+        ("bench post --posts 7", "bench post --iters 7"),
+        ("bench alltoall --rounds 7", "bench alltoall --iters 7"),
+        ("bench exchange --processes 1", "bench exchange --procs 1"),
+        ("bench net --operation send", "bench net --op send"),
+        ("simulate --operations 1e3", "simulate --iters 1e3"),
+    ] {
+        let parsed = |line: &str| match Cli::parse_words(["gdsync"].into_iter().chain(line.split(' '))) {
+            Ok(Invocation::Command(Command::Bench(options))) => match &options.between {
+                Some(Between::Net(net)) => format!("{:?}", net.operation),
+                None => format!("{} {} {:?}", options.posts(), options.rounds(), options.procs),
+            },
+            Ok(Invocation::Command(Command::Simulate(options))) => options.operations.to_string(),
+            other => panic!("{line}: {other:?}"),
+        };
+        let counts = |line: &str| parsed(line).split(' ').next().map(str::to_owned);
+        match old.contains("--rounds") {
+            true => assert!(parsed(old).contains(" 7 ") && parsed(new).contains(" 7 "), "{old}"),
+            false => assert_eq!(counts(old), counts(new), "{old}"),
+        }
+        let words: Vec<&str> = old.split(' ').collect();
+        let verbs: Vec<&str> = words.iter().copied().take_while(|word| !word.starts_with('-')).collect();
+        let verbs = if verbs.ends_with(&["net"]) { &verbs[..] } else { &verbs[..1] };
+        let help = Cli::parse_words(["gdsync", "help"].iter().chain(verbs)).unwrap_err().to_string();
+        let option = |line: &str| {
+            line.split(' ').find(|word| word.starts_with("--")).map(|word| word.to_owned() + " ")
+        };
+        assert!(!help.contains(&option(old).unwrap()) && help.contains(&option(new).unwrap()), "{help}");
     }
 }
 

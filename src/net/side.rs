@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 const WARM_UP: u64 = 0;
 pub(super) const MEASURED: u64 = 1;
 
+/// The longest warm-up of a bandwidth or a rate.
+const WARM_UP_TIME: Duration = Duration::from_secs(1);
+
 pub(super) struct Net {
     pub(super) options: NetOptions,
     pub(super) side: Side,
@@ -113,7 +116,10 @@ impl SideRun for Net {
         } else {
             self.fill(WARM_UP)?;
             self.side.meet(channel, Some(SETUP))?;
-            self.exchange(channel, Phase { total: self.options.sides.warmup, duration: None, least: 0 })?;
+            self.exchange(
+                channel,
+                Phase { total: self.options.sides.warmup(), duration: Some(WARM_UP_TIME), least: 0 },
+            )?;
             // The other side must have finished before the memory that it may still read changes.
             self.side.meet(channel, None)?;
             self.fill(MEASURED)?;
@@ -123,7 +129,7 @@ impl SideRun for Net {
         let before = Usage::now()?;
         self.moved = match self.options.mode {
             NetMode::Latency if self.sends() => self.one_by_one(channel)?,
-            NetMode::Latency => self.exchange(channel, self.measured())?.without(self.options.sides.warmup),
+            NetMode::Latency => self.exchange(channel, self.measured())?.without(self.options.sides.warmup()),
             _ => self.exchange(channel, self.measured())?,
         };
         self.usage = Usage::now()?.since(&before);
@@ -237,7 +243,7 @@ impl Net {
     /// Sends the messages of warm-up and measurement one at a time: the stream posts each, waits for its completion and
     /// takes the time. The CPU enqueues a chunk ahead, and polls completions once the stream has passed them.
     fn one_by_one(&mut self, channel: &mut Channel) -> Result<Moved, Failure> {
-        let (warmup, duration) = (self.options.sides.warmup, self.options.sides.duration);
+        let (warmup, duration) = (self.options.sides.warmup(), self.options.sides.duration);
         let iters = if duration.is_some() { u64::MAX / 2 } else { self.options.sides.iters };
         let mut end = warmup + iters;
         let hidden = self.side.hides_progress(duration);

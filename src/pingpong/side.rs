@@ -67,14 +67,14 @@ impl Pingpong {
         other: Peer,
         channel: &mut Channel,
     ) -> Result<Self, Failure> {
-        let window = u32::try_from(options.batch * CHUNKS)?;
+        let window = u32::try_from(options.batch() * CHUNKS)?;
         // A write is two work requests, and one chunk's sends may be unacknowledged when the next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
         let needs = Requirements {
             queue_pairs: 1,
             config: config.transport(options.transport.into()),
             words: (4, Access::LOCAL_WRITE | Access::REMOTE_WRITE),
-            work: Work { size: options.size, batch: options.batch, source: Access::empty() },
+            work: Work { size: options.size, batch: options.batch(), source: Access::empty() },
             divisor: 2,
         };
         let (side, remote) = Side::new(&options.sides, (rank, other), needs, channel)?;
@@ -106,9 +106,9 @@ impl Pingpong {
     /// Returns the exchanges of the chunk that begins with exchange `next`; a chunk does not span warm-up and
     /// measurement.
     fn chunk(&self, next: u64, total: u64) -> u64 {
-        let warmup = self.options.sides.warmup;
+        let warmup = self.options.sides.warmup();
         let end = if next < warmup { warmup } else { total };
-        self.options.batch.min(end - next)
+        self.options.batch().min(end - next)
     }
 
     /// Enqueues one exchange: the first side sends and waits, the second waits and sends.
@@ -256,7 +256,7 @@ impl SideRun for Pingpong {
                 if count == 0 {
                     continue;
                 }
-                if next == self.options.sides.warmup {
+                if next == self.options.sides.warmup() {
                     before = Usage::now()?;
                     ends = self.options.sides.duration.map(|duration| Instant::now() + duration);
                 }
@@ -279,13 +279,13 @@ impl SideRun for Pingpong {
     fn report(&self) -> Result<Report, Failure> {
         let (sides, exchanges) = (&self.options.sides, self.exchanges);
         let usage = self.usage.ok_or("nothing was measured")?;
-        if self.side.rank == 0 && exchanges <= sides.warmup {
+        if self.side.rank == 0 && exchanges <= sides.warmup() {
             return Err(NothingYet.into());
         }
-        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup), self.side.results.timing());
+        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup()), self.side.results.timing());
         let messages_per_s = 2.0 * iterations as f64 / timing.elapsed().as_secs_f64().max(1e-9);
         let interrupted_of = (iterations < sides.iters).then_some(sides.iters);
-        let sizes = (self.options.batch, self.options.size);
+        let sizes = (self.options.batch(), self.options.size);
         let setting = self.side.setting(sizes, interrupted_of, usage)?;
         Ok(Report {
             transport: self.options.transport,

@@ -81,7 +81,7 @@ impl Side {
         let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
         let queue_pairs: Vec<QueuePair> =
             (0..needs.queue_pairs).map(|_| QueuePair::new(&pd, config)).collect::<Result<_, _>>()?;
-        let results = SideResults::new(Timing::new(options.warmup, needs.divisor));
+        let results = SideResults::new(Timing::new(options.warmup(), needs.divisor));
         let driver = driver(options, needs.work, (rank, gpu), &pd, &results)?;
         let words = MemoryRegion::allocate(&pd, needs.words.0, needs.words.1)?;
         let endpoints = queue_pairs.iter().map(|queue_pair| Ok(queue_pair.endpoint()?.to_string()));

@@ -7,6 +7,10 @@ use gdsync_test_support::processes::{
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
 
+/// What an interrupted run says as soon as it has the signal.
+const AT_ONCE: &str =
+    "gdsync: interrupted: the run ends after what is under way; interrupt again to end it at once\n";
+
 #[test]
 fn a_pingpong_prints_what_it_has() {
     for op in ["send", "write"] {
@@ -15,7 +19,10 @@ fn a_pingpong_prints_what_it_has() {
             let output = interrupted(&[&arguments[..], &["--json"]].concat());
             let said = text(&output.stderr);
             assert_eq!(output.status.code(), Some(130), "{said}");
-            assert_eq!(said, "gdsync: interrupted: what was measured until then has been printed\n");
+            assert_eq!(
+                said,
+                [AT_ONCE, "gdsync: interrupted: what was measured until then has been printed\n"].concat()
+            );
             let report: Value = row(&output.stdout);
             assert_eq!(
                 (&report["interrupted_of"], &report["verified"]),
@@ -37,7 +44,8 @@ fn a_pingpong_prints_what_it_has() {
 fn a_pingpong_that_has_measured_nothing_says_so() {
     let output = interrupted_at_work(&["pingpong", "--warmup", "1000000000"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(130), 0));
-    assert_eq!(text(&output.stderr), "gdsync: interrupted before anything was measured\n");
+    let expected = [AT_ONCE, "gdsync: interrupted before anything was measured\n"].concat();
+    assert_eq!(text(&output.stderr), expected);
 }
 
 #[test]

@@ -25,7 +25,7 @@ const RECEIVES: u32 = AHEAD as u32 + 2;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let cards = Arc::new(cards(options)?);
-    let (ranks, rounds) = (options.ranks.unwrap_or(RANKS), options.rounds);
+    let (ranks, rounds) = (options.ranks.unwrap_or(RANKS), options.rounds());
     if ranks > MOST_RANKS {
         return Err(format!("--ranks {ranks} is more than the {MOST_RANKS} of alltoall: give fewer").into());
     }

@@ -113,7 +113,7 @@ impl<B: Clocked> FanOut<B> {
             by_word: Vec::new(),
             by_doorbells: Vec::new(),
             streams: Streams::new(backends, arrivals)?,
-            posts: options.posts,
+            posts: options.posts(),
         })
     }
 

@@ -32,7 +32,7 @@ const CARD_WAITS: usize = 2;
 const NOTIFIED: usize = 3;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let (rounds, mut runs, mut bytes_checked) = (options.rounds, RUNS, 0);
+    let (rounds, mut runs, mut bytes_checked) = (options.rounds(), RUNS, 0);
     let mut rows = Vec::new();
     for ranks in RANKS {
         let hca = options.hca.clone();

@@ -73,7 +73,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
 /// Returns the results of a size's process: see [`run_one`].
 fn measured(options: &BenchOptions, ranks: u32) -> Result<Value, Failure> {
     let messages = u64::from(ranks) * u64::from(ranks - 1);
-    let rounds = options.rounds.min((MESSAGES / messages).max(LEAST_ROUNDS));
+    let rounds = options.rounds().min((MESSAGES / messages).max(LEAST_ROUNDS));
     let (connections, hca) = (options.connections, options.hca.clone());
     let options = Options { ranks, rounds, connections, hca };
     in_a_process(&format!("the process of {ranks} ranks"), Process::BenchScale, &options)

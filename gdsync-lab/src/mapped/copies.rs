@@ -7,6 +7,7 @@ use gdsync::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use gdsync_cli::cli::CopyOptions;
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;
+use gdsync_cli::interrupt::{self, NothingYet};
 use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series};
 use gdsync_cli::{progress, size, table, text};
 use serde::Serialize;
@@ -153,6 +154,9 @@ fn row(
 ) -> Result<Row, Failure> {
     let mut cells = Vec::with_capacity(sizes.len());
     for size in sizes {
+        if interrupt::requested() {
+            return Err(NothingYet.into());
+        }
         cells.push(Cell { size: *size, us: time(|| copy(*size), *size)? });
     }
     Ok(Row { direction, kernel, cells, over_memcpy: None, over_cuda: None })
@@ -169,7 +173,7 @@ fn time(mut copy: impl FnMut() -> Result<(), Failure>, size: usize) -> Result<f6
         }
         times.push(begin.elapsed().as_secs_f64() * 1e6 / bunch as f64);
         // One measurement suffices for a copy that takes seconds.
-        if start.elapsed() > 20 * SPAN {
+        if start.elapsed() > 20 * SPAN || interrupt::requested() {
             break;
         }
     }

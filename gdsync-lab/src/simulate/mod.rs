@@ -22,6 +22,7 @@ mod totals;
 
 use gdsync_cli::cli::{NO_FAULTS, SimulateOptions};
 use gdsync_cli::failure::Failure;
+use gdsync_cli::interrupt;
 use gdsync_cli::text;
 use gdsync_sys::contain::contain;
 use jobs::{Outcome, perform_all};
@@ -49,7 +50,7 @@ pub(crate) fn run(options: &SimulateOptions) -> Result<(), Failure> {
     let (mut operations, mut refused) = (0, None);
     // Which episodes there are depends on nothing that is performed.
     let episodes = (first..last).map_while(|seed| {
-        if operations >= most {
+        if operations >= most || interrupt::requested() {
             return None;
         }
         let made = Episode::new(seed, &wishes).map_err(|error| refused = Some(error)).ok()?;

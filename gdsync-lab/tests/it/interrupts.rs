@@ -55,3 +55,24 @@ fn a_benchmark_of_one_process_prints_the_rounds_that_it_has() {
     let report = row(&output.stdout);
     assert!(report["what"] == "a software stream" && report["gdsync_us"].as_f64().unwrap() > 0.0, "{report}");
 }
+
+#[test]
+fn a_simulation_says_what_it_has_performed() {
+    let run = start(&["simulate", "--iters", "1e15", "--jobs", "1"]);
+    let catches = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", run.id())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0").trim();
+        u64::from_str_radix(caught, 16).unwrap() & 1 << (2 - 1) != 0
+    };
+    while !catches() {
+        std::thread::yield_now();
+    }
+    interrupt(&run);
+    let output = run.wait_with_output().unwrap();
+    let (out, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(out.contains(" operations in ") && out.contains("; hash "), "{out}");
+    let [first, last] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    assert!(first.starts_with("gdsync: interrupted: the run ends after what is under way"), "{said}");
+    assert_eq!(last, "gdsync: interrupted: what was measured until then has been printed");
+}

@@ -68,7 +68,7 @@ const WRONG_USAGE: [(&[&str], &str); 51] = [
         &["bench", "net", "--plot", "x.svg"],
         "--plot draws a bandwidth by size, and there is one size: give --sizes or -a",
     ),
-    (&["bench", "--posts", "5", "net"], "invalid value 'net' for '[WHAT]'\n  [possible values: card,"),
+    (&["bench", "--iters", "5", "net"], "invalid value 'net' for '[WHAT]'\n  [possible values: card,"),
     (
         &["bench", "all", "--plot", "x.svg"],
         "--plot is for one benchmark: for `all`, --html FILE has the pictures of each",
@@ -81,7 +81,7 @@ const WRONG_USAGE: [(&[&str], &str); 51] = [
         &["bench", "flood"],
         "invalid value 'flood' for '[WHAT]'\n  [possible values: card, checked, cq, post, first, memops,",
     ),
-    (&["bench", "--posts", "0"], "invalid value '0' for '--posts <N>': 0 is not a whole number of 1 or more"),
+    (&["bench", "--iters", "0"], "invalid value '0' for '--iters <N>': 0 is not a whole number of 1 or more"),
     (&["bench", "alltoall", "--ranks", "1"], "invalid value '1' for '--ranks <N>': 1 is not in 2..=1024"),
     (
         &["soak", "--minutes", "0"],

@@ -15,7 +15,8 @@ use std::time::Duration;
 /// Status of a command that fails under a schedule, or of which a check has found something.
 const FOUND: u8 = 1;
 
-/// Explores the command. The status is 0 if nothing was found, 1 if something was, and 2 if the command cannot be explored.
+/// Explores the command. The status is 0 if nothing was found, 1 if something was, 2 if the command cannot be explored, and
+/// 128 plus the number of a signal that ended the search before it found something.
 pub(crate) fn run(options: &SoftOptions, command: Command<'_>) -> Result<ExitCode, Failure> {
     signals::note_ends()?;
     let mut job = CommandJob::new(command, options.expect.clone());
@@ -45,7 +46,11 @@ pub(crate) fn run(options: &SoftOptions, command: Command<'_>) -> Result<ExitCod
     // After the result, which took time.
     written.map_err(|error| format!("cannot write {}: {error}", options.output.display()))?;
     let is_found = outcome.finding.is_some() || !outcome.sights.is_empty();
-    Ok(ExitCode::from(if is_found { FOUND } else { 0 }))
+    Ok(ExitCode::from(match signals::ended_by() {
+        _ if is_found => FOUND,
+        Some(signal) => 128u8.saturating_add(signal as u8),
+        None => 0,
+    }))
 }
 
 /// Shows what the search does, on a terminal. Returns false once a signal has asked for the end.

@@ -239,10 +239,10 @@ impl<'a> DevicePosts<'a> {
         let (mut latency, mut rate) = (Vec::new(), Vec::new());
         for (what, shape) in shapes {
             let threads = u64::from(shape.iter().product::<u32>());
-            let each = (options.posts / 100 / threads).max(10);
+            let each = (options.posts() / 100 / threads).max(10);
             let time = self.drive(shape, each, true)?;
             latency.push((what, time / 1e3 / each as f64));
-            let each = (options.posts / threads).max(10);
+            let each = (options.posts() / threads).max(10);
             let time = self.drive(shape, each, false)?;
             rate.push((what, (each * threads) as f64 * 1e3 / time));
         }

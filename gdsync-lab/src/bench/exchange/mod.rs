@@ -46,7 +46,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     drop(hca::open(options.hca.as_ref())?);
     let (mut rows, mut whole, mut parts, mut runs) = (Vec::new(), Vec::new(), Vec::new(), RUNS);
     for gpus in pairs {
-        for processes in options.processes.map_or(vec![1, 2], |processes| vec![processes]) {
+        for processes in options.procs.map_or(vec![1, 2], |processes| vec![processes]) {
             let place = (gpus, processes);
             let figures = measure(options, place)?;
             runs = runs.min(figures[0][BY_RUST].times.len());
@@ -61,13 +61,13 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
             }
         }
     }
-    let heading = format!("{on}, {runs} RUNS OF {} EXCHANGES, VERIFIED", options.rounds);
+    let heading = format!("{on}, {runs} RUNS OF {} EXCHANGES, VERIFIED", options.rounds());
     let header = [&*heading, "RUST µs", "BY HAND µs", "RUST : BY HAND", "OPERATIONS: RUST", "BY HAND"];
     let parts_header =
         ["OF AN EXCHANGE", "POSTING: RUST µs", "BY HAND µs", "THE CARD LATE AFTER: RUST µs", "BY HAND µs"];
     let tables = [Table::new(&header, &whole), Table::new(&parts_header, &parts)];
     // Every message was checked.
-    let all = Row::default().key("mps", mps).key("runs", runs).key("rounds", options.rounds);
+    let all = Row::default().key("mps", mps).key("runs", runs).key("rounds", options.rounds());
     let all = all.key("verified", true).key("on", &*on).key("rows", rows);
     let sharing = match mps {
         Some(true) => Some("MPS is on: streams of both processes run side by side"),
@@ -91,7 +91,7 @@ fn measure(options: &BenchOptions, (gpus, processes): (Option<[u32; 2]>, u64)) -
         name: format!("exchange-{}", std::process::id()),
         hca: options.hca.clone(),
         gpus,
-        rounds: options.rounds,
+        rounds: options.rounds(),
     };
     let (mut peer, _input) = child::start(child::of(Process::ExchangePeer)?, "the other process", &plan)?;
     let figures = plan.play(0)?;
@@ -106,7 +106,7 @@ fn with_thread(options: &BenchOptions, gpus: Option<[u32; 2]>) -> Result<Figures
     let (Some(first), Some(second)) = (sides.next(), sides.next()) else {
         return Err("a job of two has not two ranks".into());
     };
-    let (hca, rounds) = (options.hca.clone(), options.rounds);
+    let (hca, rounds) = (options.hca.clone(), options.rounds());
     let gpu = |side: usize| gpus.map(|gpus| gpus[side]);
     let (own, other) = (gpu(0), gpu(1));
     let thread = std::thread::Builder::new().name("exchange-peer".to_owned()).spawn(move || {

@@ -21,7 +21,7 @@ const RUNS: u64 = 10;
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let opened = Opened::new(options.hca.as_ref())?;
-    let rows = PostCost::new(&opened)?.measure(options.posts.div_ceil(BURST * RUNS))?;
+    let rows = PostCost::new(&opened)?.measure(options.posts().div_ceil(BURST * RUNS))?;
     let header = ["RDMA WRITE", "gdsync ns", "ibv_post_send ns", "ibv_wr_* ns", "gdsync : ibv_wr_*"];
     let series = [("gdsync", "gdsync_ns"), ("ibv_post_send", "ibv_post_send_ns"), ("ibv_wr_*", "ibv_wr_ns")];
     let outcome = Outcome::of(Row::default(), &header, &rows);
