@@ -163,6 +163,7 @@ pub fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Accept(_)
         | Command::Bench(_)
+        | Command::Lab(_)
         | Command::Soak(_)
         | Command::Simulate(_)
         | Command::Man(_) => tools::start(LAB),

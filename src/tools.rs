@@ -17,7 +17,9 @@ pub const TOP: &str = "gdsync-top";
 /// Returns the program of a verb; none for those of `gdsync` itself.
 pub(crate) fn of_verb(verb: &str) -> Option<&'static str> {
     match verb {
-        "accept" | "bench" | "soak" | "simulate" | "copybw" | "copylat" | "sanity" | "man" => Some(LAB),
+        "accept" | "bench" | "lab" | "soak" | "simulate" | "copybw" | "copylat" | "sanity" | "man" => {
+            Some(LAB)
+        }
         "soft" => Some(SOFT),
         "top" => Some(TOP),
         _ => None,

@@ -43,7 +43,7 @@ It failed: standard error says why, once. `doctor` and `sanity` end so where a c
 The command line, GDSYNC_LOG, or the batch given to `explain` cannot be used: standard error says what is wrong.
 3 | soft
 With --strict: the command has succeeded, but did what a card would not accept. Standard error names it, and ends with a line of how much it was.
-130 | accept pingpong bench bench-net soak simulate copybw copylat
+130 | accept pingpong bench lab-bench bench-net lab-soak lab-simulate copybw copylat
 It was interrupted (SIGINT), which it says at once: it ends what is under way, and prints what was measured until then. A second SIGINT ends the process at once.
 128 and the number of a signal | top
 SIGINT, SIGTERM or SIGHUP has ended the live view. The terminal is as it was before.
@@ -69,29 +69,29 @@ NO_COLOR
 Nothing is colored. Without it, terminals are.
 CLICOLOR_FORCE
 Everything is colored, also in a pipe.
-SOFTHCA_CHECKS | pingpong devices bench bench-net soak soft
+SOFTHCA_CHECKS | pingpong devices bench lab-bench bench-net lab-soak soft
 What software cards check of their program beyond its requests: `use`, `watch` (docs/liberties.md).
-SOFTHCA_CLOCK | pingpong devices bench bench-net soak soft
+SOFTHCA_CLOCK | pingpong devices bench lab-bench bench-net lab-soak soft
 How many times as fast as hardware's the time-outs of software cards run, 1 to 20: the same in all processes of a job (docs/liberties.md).
-SOFTHCA_DEVICES | pingpong devices bench bench-net soak soft
+SOFTHCA_DEVICES | pingpong devices bench lab-bench bench-net lab-soak soft
 Software cards: how many, or their link layers, such as `ib,roce`.
-SOFTHCA_FAULTS | pingpong devices bench bench-net soak soft
+SOFTHCA_FAULTS | pingpong devices bench lab-bench bench-net lab-soak soft
 Faults that software cards inject: a plan as in docs/liberties.md.
-SOFTHCA_LIBERTIES | pingpong devices bench bench-net soak soft
+SOFTHCA_LIBERTIES | pingpong devices bench lab-bench bench-net lab-soak soft
 What software cards do at random that specifications allow: a seed, and words (docs/liberties.md).
-SOFTHCA_LISTEN | pingpong devices bench bench-net soak soft
+SOFTHCA_LISTEN | pingpong devices bench lab-bench bench-net lab-soak soft
 Addresses of this host's software devices, which talk over TCP, such as `192.0.2.1` (docs/clusters.md).
-SOFTHCA_KEY, SOFTHCA_KEY_FILE | pingpong devices bench bench-net soak soft
+SOFTHCA_KEY, SOFTHCA_KEY_FILE | pingpong devices bench lab-bench bench-net lab-soak soft
 The key that software cards of several hosts share, or the file that has it.
-SOFTHCA_OBJECTS | pingpong devices bench bench-net soak soft
+SOFTHCA_OBJECTS | pingpong devices bench lab-bench bench-net lab-soak soft
 The most queue pairs, memory regions and other objects of a kind that a software card has, from 16 on (docs/liberties.md).
-SOFTHCA_PKEYS | pingpong devices bench bench-net soak soft
+SOFTHCA_PKEYS | pingpong devices bench lab-bench bench-net lab-soak soft
 The partition keys of software cards' InfiniBand ports, such as `0xffff,0x8001` (docs/liberties.md).
-SOFTHCA_SCHEDULE | pingpong devices bench bench-net soak soft
+SOFTHCA_SCHEDULE | pingpong devices bench lab-bench bench-net lab-soak soft
 A file with a schedule, such as the one that `gdsync soft --explore` writes: the decisions in which the software card differs from a prompt and orderly one.
-SOFTHCA_STOPPED | pingpong devices bench bench-net soak soft
+SOFTHCA_STOPPED | pingpong devices bench lab-bench bench-net lab-soak soft
 How time-outs of software cards treat a peer of this host that a signal has stopped: `wait` for it, as without the setting, or `expire` (docs/clusters.md).
-SOFTHCA_WAITS | pingpong devices bench bench-net soak soft
+SOFTHCA_WAITS | pingpong devices bench lab-bench bench-net lab-soak soft
 What software cards wait for: `off`, `no-cd`, `errors-hold` (docs/card-trigger.md).
 GDSYNC_KEY, GDSYNC_KEY_FILE | pingpong bench-net
 The key that the server and the client of two hosts share, or the file that has it (docs/clusters.md).
@@ -103,7 +103,7 @@ SOFTHCA_LOG | soft
 The filter of the card's log under `soft`; as GDSYNC_LOG.
 SOFTHCA_UVERBS_LIBRARY | soft
 The library that `soft` preloads, in place of the one that is part of the command.
-CUDA_DEVICE_MAX_CONNECTIONS | pingpong bench bench-net soak soft
+CUDA_DEVICE_MAX_CONNECTIONS | pingpong bench lab-bench bench-net lab-soak soft
 Channels of a GPU for streams, 1 to 32. Commands set it to 32 where it is not set.
 GDSYNC_MAPPING | sanity copybw copylat
 What maps GPU memory for the CPU: `gdrdrv`, `dma-buf` or `nvrm`. Without it, what works.";
@@ -137,15 +137,17 @@ gdsync pingpong node7 --hca mlx5_1 --op write --sizes 8..1M | pingpong
 The other side, with the server on host node7, which does what the options here say.
 gdsync pingpong --sizes 8..1M --plot latency.svg | pingpong
 A sweep, drawn: latency percentiles and bandwidth by size. Without --sizes, a histogram.
-gdsync bench | bench
+gdsync lab bench first | lab
+The first post of each kind beside the hundredth.
+gdsync lab bench | lab-bench
 The software card beside memcpy.
-gdsync bench fanout --plot fanout.svg | bench
+gdsync lab bench fanout --plot fanout.svg | lab-bench
 Memory operations and times by peers, drawn.
-gdsync bench all --html report.html | bench
+gdsync lab bench all --html report.html | lab-bench
 All that this machine can measure, as one page with tables, pictures and what `doctor` sees.
-gdsync bench memops --gpu 0 | bench
+gdsync lab bench memops --gpu 0 | lab-bench
 What stream memory operations cost GPU 0.
-gdsync soft -- gdsync bench post | bench
+gdsync soft -- gdsync lab bench post | lab-bench
 Posting beside libmlx5's own functions, on the software card.
 gdsync bench net --hca mlx5_0 --server | bench-net
 One side: waits for a client at port 18515.
@@ -157,9 +159,9 @@ gdsync bench net --mode latency --op fetch-add --json | bench-net
 Percentiles of an atomic operation between two processes of this host, as one JSON object.
 gdsync bench net | bench
 Bandwidth of RDMA writes between two processes; between hosts as `gdsync help bench net` says.
-gdsync soak --minutes 10 --seed 7 | soak
+gdsync lab soak --minutes 10 --seed 7 | lab-soak
 Ten minutes of random work with random faults; the same again with the same seed.
-gdsync simulate --iters 1e6 --seed 7 | simulate
+gdsync lab simulate --iters 1e6 --seed 7 | lab-simulate
 A million operations on simulated cards, from seed 7 on; the same hash each time.
 gdsync explain --example alltoall | explain
 A step among 64 peers: its memory operations, plain and merged.
@@ -282,7 +284,8 @@ mod tests {
         let mut root =
             Cli::here().mut_subcommands(|command| command.hide(false)).disable_help_subcommand(true);
         root.build();
-        pages(&root).map(|command| page_name(command).to_owned()).collect()
+        let is_alias = |name: &String| ["soak", "simulate"].contains(&name.as_str());
+        pages(&root).map(|command| page_name(command).to_owned()).filter(|name| !is_alias(name)).collect()
     }
 
     #[test]

@@ -44,7 +44,7 @@ gdsync: RDMA driven from CUDA streams, on a real card or on a software one.
   gdsync doctor                   what of this machine works for GPUDirect, and how to mend the rest
   gdsync devices                  the cards, software ones and the system's
   gdsync pingpong                 messages between two streams, every byte checked
-  gdsync bench                    measurements, each beside a reference; `bench net`: between hosts
+  gdsync bench net                bandwidth, message rate and latency, on one host or two
   gdsync explain --example halo   what a batch becomes on a stream
   gdsync run -n 4 PROGRAM         start the ranks of a team
   gdsync soft COMMAND             run a program on the software card
@@ -71,41 +71,75 @@ pub enum Invocation {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Exchange messages between two sides, each send and each receive driven by a stream, and check every byte
-    Pingpong(PingpongOptions),
-    /// List cards, software and system
-    Devices(DevicesOptions),
     /// Say what of this machine works for GPUDirect, what does not, and what to do about it
     Doctor(DoctorOptions),
+    /// List cards, software and system
+    Devices(DevicesOptions),
+    /// Exchange messages between two sides, each send and each receive driven by a stream, and check every byte
+    Pingpong(PingpongOptions),
+    /// Measure between two sides (`net`), or by a benchmark that `gdsync lab bench --help` lists
+    Bench(BenchOptions),
+    /// Start the ranks of a job on this host, and end all of them when one fails
+    Run(RunOptions),
+    /// Run a command on the software card, through the machine's own libibverbs and libmlx5
+    Soft(SoftOptions),
+    /// Show what runs on this host: cards, queue pairs, rates, faults, and which process waits for which
+    Top(TopOptions),
+    /// Run a command and write the timeline of all its processes, which https://ui.perfetto.dev opens
+    Trace(TraceOptions),
+    /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time they take
+    Explain(ExplainOptions),
     /// Try a card step by step, compare it with the software card, and write one file to send back
     Accept(AcceptOptions),
-    /// Measure, beside a reference in the same run
-    Bench(BenchOptions),
-    /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
-    Soak(SoakOptions),
-    /// Random programs on simulated cards, each in one thread and at no time's cost: a seed repeats to the bit
-    Simulate(SimulateOptions),
+    /// Check that CPU mappings of GPU memory work as they should
+    Sanity(MappedOptions),
     /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
     Copybw(CopyOptions),
     /// How long the CPU takes to copy a little into and out of GPU memory that it has mapped,
     /// beside cuMemcpy and libc's memcpy
     Copylat(CopyOptions),
-    /// Check that CPU mappings of GPU memory work as they should
-    Sanity(MappedOptions),
-    /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time they take
-    Explain(ExplainOptions),
-    /// Run a command on the software card, through the machine's own libibverbs and libmlx5
-    Soft(SoftOptions),
-    /// Start the ranks of a job on this host, and end all of them when one fails
-    Run(RunOptions),
-    /// Show what runs on this host: software cards, queue pairs, rates, faults, and who waits for whom
-    Top(TopOptions),
-    /// Run a command and write the timeline of all its processes, which https://ui.perfetto.dev opens
-    Trace(TraceOptions),
+    /// What gdsync's maintainers measure and try: benchmarks, random work, simulations
+    Lab(LabOptions),
+    /// As `lab soak`
+    #[command(hide = true)]
+    Soak(SoakOptions),
+    /// As `lab simulate`
+    #[command(hide = true)]
+    Simulate(SimulateOptions),
     /// Print the completions of a shell; `scripts/install.sh` installs them
     Completions(CompletionsOptions),
     /// Print a manual page; `scripts/install.sh` installs them
     Man(ManOptions),
+}
+
+impl Command {
+    /// Returns the command itself, for one that is also known without `lab`.
+    fn without_lab(self) -> Self {
+        match self {
+            Command::Lab(LabOptions { what: Lab::Bench(options) }) => Command::Bench(options),
+            Command::Lab(LabOptions { what: Lab::Soak(options) }) => Command::Soak(options),
+            Command::Lab(LabOptions { what: Lab::Simulate(options) }) => Command::Simulate(options),
+            other => other,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+pub struct LabOptions {
+    #[command(subcommand)]
+    what: Lab,
+}
+
+#[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "a process makes one of them")]
+enum Lab {
+    /// Measure a part of gdsync, beside a reference in the same run
+    Bench(BenchOptions),
+    /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
+    Soak(SoakOptions),
+    /// Random programs on simulated cards, each in one thread and at no time's cost: a seed repeats to the bit
+    Simulate(SimulateOptions),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -139,7 +173,8 @@ impl Cli {
         if let Some(process) = Process::of(&words) {
             return Ok(Invocation::Process(process));
         }
-        let command = Self::from_arg_matches(&Self::here().try_get_matches_from(words)?)?.command;
+        let parsed = Self::from_arg_matches(&Self::here().try_get_matches_from(words)?)?;
+        let command = parsed.command.without_lab();
         let conflict = match &command {
             Command::Pingpong(options) => options.conflict().map(|text| (&["pingpong"][..], text)),
             Command::Bench(BenchOptions { between: Some(Between::Net(options)), .. }) => {
@@ -160,10 +195,19 @@ impl Cli {
             |verb: &str| tools::of_verb(verb).is_some_and(|tool| tools::installed(tool).is_none());
         Self::command().mut_subcommands(|verb| {
             // `bench net` works without the other benchmarks' program.
-            let hide = verb.get_name() != "bench" && is_absent(verb.get_name());
+            let hide = verb.is_hide_set() || verb.get_name() != "bench" && is_absent(verb.get_name());
             match verb.get_name() {
                 "pingpong" => sides::with_server(verb),
-                "bench" => verb.mut_subcommand("net", sides::with_server),
+                "bench" => verb
+                    .mut_arg("what", |what| {
+                        what.hide_possible_values(true)
+                            .help("The benchmark: `gdsync lab bench --help` lists them")
+                    })
+                    .mut_subcommand("net", sides::with_server),
+                "lab" => verb.mut_subcommands(|inner| match inner.get_name() {
+                    "bench" => inner.mut_subcommand("net", |net| sides::with_server(net).hide(true)),
+                    _ => inner,
+                }),
                 _ => verb,
             }
             .hide(hide)

@@ -7,7 +7,7 @@ use gdsync_test_support::processes::{
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
 
-/// What an interrupted run says as soon as it has the signal.
+/// The first line of an interrupted run.
 const AT_ONCE: &str =
     "gdsync: interrupted: the run ends after what is under way; interrupt again to end it at once\n";
 

@@ -122,7 +122,7 @@ fn explain(episode: &Episode, error: &str, before: u64) -> String {
     let (steps, last) = shortest(episode, error);
     let mut text = format!(
         "seed {seed}, after {before} operations of earlier seeds: {error}\n\
-         Repeat it with `gdsync simulate --seeds {seed}..{}`. The shortest of its programs that fails has {} of {} \
+         Repeat it with `gdsync lab simulate --seeds {seed}..{}`. The shortest of its programs that fails has {} of {} \
          operations, on {cards} cards:\n",
         seed + 1,
         steps.len(),

@@ -15,25 +15,26 @@ const INTERNAL: [&str; 8] = [
     "soft-watch",
     "run-watch",
 ];
-const COMMANDS: [&str; 17] = [
-    "pingpong",
-    "devices",
+const COMMANDS: [&str; 16] = [
     "doctor",
-    "accept",
+    "devices",
+    "pingpong",
     "bench",
-    "soak",
-    "simulate",
-    "copybw",
-    "copylat",
-    "sanity",
-    "explain",
-    "soft",
     "run",
+    "soft",
     "top",
     "trace",
+    "explain",
+    "accept",
+    "sanity",
+    "copybw",
+    "copylat",
+    "lab",
     "completions",
     "man",
 ];
+/// Commands of commands.
+const INNER: [&str; 4] = ["bench-net", "lab-bench", "lab-soak", "lab-simulate"];
 
 #[test]
 fn the_name_alone_prints_the_commands_that_matter() {
@@ -53,6 +54,24 @@ fn completions_have_every_command_and_no_internal_one() {
 }
 
 #[test]
+fn help_lists_what_users_need_first_and_maintainers_work_under_lab() {
+    let help = succeeds(&["help"]);
+    let listed: Vec<&str> =
+        help.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    let listed: Vec<&str> =
+        listed.into_iter().filter(|word| !word.is_empty() && !word.starts_with('-')).collect();
+    assert_eq!(listed[..COMMANDS.len()], COMMANDS, "{help}");
+    let lab = succeeds(&["help", "lab"]);
+    assert!(["bench", "soak", "simulate"].iter().all(|verb| lab.contains(&format!("\n  {verb} "))), "{lab}");
+    assert!(succeeds(&["help", "lab", "bench"]).contains("overlap"));
+    assert!(!succeeds(&["help", "bench"]).contains("overlap"));
+    // As before, without `lab`.
+    let [short, long] = [&["simulate"][..], &["lab", "simulate"]]
+        .map(|verb| succeeds(&[verb, &["--iters", "100", "--seed", "3"]].concat()));
+    assert_eq!(short, long);
+}
+
+#[test]
 fn bash_completes_commands_and_values() {
     let folder = Folder::new("completions");
     let script = folder.path().join("gdsync");
@@ -60,7 +79,8 @@ fn bash_completes_commands_and_values() {
     for (words, expected) in [
         ("gdsync pi", "pingpong\n"),
         ("gdsync pingpong --op wr", "write\nwrite-imm\n"),
-        ("gdsync so", "soak\nsoft\n"),
+        ("gdsync so", "soft\n"),
+        ("gdsync lab s", "soak\nsimulate\n"),
         ("gdsync bench ne", "net\n"),
         ("gdsync bench net --mode la", "latency\n"),
     ] {
@@ -82,7 +102,7 @@ fn manual_pages_say_how_a_command_ends() {
     let folder = Folder::new("manual");
     succeeds(&["man", "--all", folder.path().to_str().unwrap()]);
     let pages: Vec<String> =
-        COMMANDS.iter().chain(&["bench-net"]).map(|command| format!("gdsync-{command}.1")).collect();
+        COMMANDS.iter().chain(&INNER).map(|command| format!("gdsync-{command}.1")).collect();
     for page in pages.iter().map(String::as_str).chain(["gdsync.1"]) {
         let said = std::fs::read_to_string(folder.path().join(page)).unwrap().replace("\\-", "-");
         for section in

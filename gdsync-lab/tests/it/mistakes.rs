@@ -206,7 +206,7 @@ fn what_a_failed_sweep_has_measured_stands_beside_its_error() {
 #[test]
 fn a_page_that_is_not_there_is_said_with_those_that_are() {
     let output = run(&["man", "flood"]);
-    let expected = "gdsync: flood is no command: there are pingpong, devices, doctor, accept, bench, bench-net, soak, simulate, copybw, copylat, sanity, explain, soft, run, top, trace, completions, man\n";
+    let expected = "gdsync: flood is no command: there are doctor, devices, pingpong, bench, bench-net, run, soft, top, trace, explain, accept, sanity, copybw, copylat, lab, lab-bench, lab-soak, lab-simulate, completions, man\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
     let output = run(&["man", "--all", "/nowhere/at/all"]);
     let expected =
