@@ -112,7 +112,7 @@ fn with(all: &Map<String, Value>, row: Value) -> Value {
 }
 
 /// Returns this host's name; empty if the system does not tell.
-fn host() -> String {
+pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim_end().to_owned()
 }

@@ -132,7 +132,6 @@ pub struct LabOptions {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "a process makes one of them")]
 enum Lab {
     /// Measure a part of gdsync, beside a reference in the same run
     Bench(BenchOptions),

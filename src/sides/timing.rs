@@ -123,8 +123,7 @@ const BINS: usize = 80;
 pub(crate) const TITLES: [&str; 6] = ["MIN µs", "P50 µs", "P90 µs", "P99 µs", "P99.9 µs", "MAX µs"];
 pub(crate) const NAMES: [&str; 6] = ["min_us", "p50_us", "p90_us", "p99_us", "p999_us", "max_us"];
 /// Lines of a picture, and the indices of their values. The percentiles are the marks of a histogram.
-const LINES: [(&str, usize); 6] =
-    [("P50", 1), ("P90", 2), ("P99", 3), ("P99.9", 4), ("least", 0), ("most", 5)];
+const LINES: [(&str, usize); 6] = [("P50", 1), ("P90", 2), ("P99", 3), ("P99.9", 4), ("MIN", 0), ("MAX", 5)];
 
 /// Minimum, maximum and percentiles, in µs.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! software stream.
 
 use super::gpu::Gpu;
-use super::table::{Outcome, Row};
+use super::table::{MEDIAN_RATIO, Outcome, Row};
 use super::{MEDIAN_US, in_turns, median, pair};
 use gdsync::cuda::Placement;
 use gdsync::cudarc::driver::CudaEvent;
@@ -56,7 +56,7 @@ fn measure<B: Clocked>(
     }
     let doorbells = bench.streams.plain.doorbells(&bench.by_doorbells[0])?.to_string();
     let heading = format!("{on}, DOORBELLS {doorbells}");
-    let header = [&*heading, "PEERS", "WORD µs", "DOORBELLS µs", "RATIO", "OPERATIONS", "BY DOORBELLS"];
+    let header = [&*heading, "PEERS", "WORD µs", "DOORBELLS µs", MEDIAN_RATIO, "OPERATIONS", "BY DOORBELLS"];
     let lines = |outcome: Outcome, what: &str, y: &str, keys: [&'static str; 2]| {
         outcome.lines(format!("{what} by peers, {on}"), ["Peers", y], "peers", &rows, |row| {
             let part = row.name();

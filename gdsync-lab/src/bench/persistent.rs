@@ -2,7 +2,7 @@
 //! stream or the card, and by notified writes.
 
 use super::ranks::{self, BLOCK, Measured, PLACES, RankId, TIMEOUT};
-use super::table::{Outcome, Row};
+use super::table::{MEDIAN_RATIO, Outcome, Row};
 use gdsync::persistent::{PersistentRecv, PersistentSend, Request, start_all, wait_all};
 use gdsync::stream::StreamOptions;
 use gdsync::{
@@ -58,7 +58,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         }
     }
     let heading = format!("{runs} RUNS OF {rounds} ROUNDS");
-    let header = [&*heading, "REQUESTS µs", "WRITES µs", "RATIO", "FROM", "TO", "OPERATIONS", "OF WRITES"];
+    let header =
+        [&*heading, "REQUESTS µs", "WRITES µs", MEDIAN_RATIO, "FROM", "TO", "OPERATIONS", "OF WRITES"];
     // Every byte of every message was checked.
     let all = Row::default().key("runs", runs).key("rounds", rounds).key("verified", true);
     let outcome = Outcome::of(all.key("bytes_checked", bytes_checked), &header, &rows);

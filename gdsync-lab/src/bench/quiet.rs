@@ -4,7 +4,7 @@
 use super::gpu::by_hand::Bare;
 use super::gpu::{END, Gpu, START};
 use super::pair::Pair;
-use super::table::{Outcome, Row};
+use super::table::{MEDIAN_RATIO, Outcome, Row};
 use super::{MEDIAN_US, in_turns, micros_since};
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{Condition, MemOpStream};
@@ -26,7 +26,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         "BY THE DRIVER ALONE",
         "IDLE AFTER µs",
         "BY THE DRIVER ALONE µs",
-        "RATIO",
+        MEDIAN_RATIO,
     ];
     let series = [("gdsync", "until_idle.gdsync_us"), ("the driver alone", "until_idle.reference_us")];
     let picture = "From the last write until the stream is idle";

@@ -4,6 +4,10 @@ use super::MEDIAN_US;
 use gdsync_cli::plot::{Axis, Chart, Content, Scale, Series, Values};
 use serde_json::{Map, Value};
 
+/// The title of a column of medians of ratios, each of a round or a run. They differ from the ratios of the medians beside
+/// them.
+pub(super) const MEDIAN_RATIO: &str = "MEDIAN RATIO";
+
 /// A value for programs under its key, its text for people, or both.
 #[derive(Clone, Debug)]
 struct Cell {
@@ -161,7 +165,11 @@ impl Outcome {
     /// reference's; `picture` is that of the picture.
     pub(super) fn compared(all: Row, titles: [&str; 3], picture: &str, rows: &[Row]) -> Self {
         let [what, ours, reference] = titles;
-        Outcome::of(all, &[what, ours, reference, "RATIO"], rows).comparison(picture, [ours, reference], rows)
+        Outcome::of(all, &[what, ours, reference, MEDIAN_RATIO], rows).comparison(
+            picture,
+            [ours, reference],
+            rows,
+        )
     }
 
     pub(super) fn note(mut self, note: impl Into<String>) -> Self {

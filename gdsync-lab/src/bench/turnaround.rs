@@ -4,7 +4,7 @@
 use super::gpu::by_hand::Bare;
 use super::gpu::{END, Gpu, START};
 use super::pair::Pair;
-use super::table::{Outcome, Row, Table};
+use super::table::{MEDIAN_RATIO, Outcome, Row, Table};
 use super::{in_turns, micros_since, timed};
 use gdsync::cuda::{self, GpuList, GpuMemory};
 use gdsync::memop::{Condition, GpuWord32, MemOpStream, StreamWord, Word32};
@@ -179,7 +179,7 @@ pub(super) fn run_between(options: &BenchOptions) -> Result<Outcome, Failure> {
         pairs.push(json!({ "gpus": pair, "rows": Value::from(all), "not_measured": not_measured }));
     }
     let heading = format!("{gpus}, A WAKE THERE AND BACK");
-    let table = Table::new(&[&heading, "GDSYNC µs", "BY HAND µs", "RATIO"], &lines);
+    let table = Table::new(&[&heading, "GDSYNC µs", "BY HAND µs", MEDIAN_RATIO], &lines);
     let outcome = Outcome::new(json!({ "on": gpus.to_string(), "pairs": pairs }), [table]);
     Ok(outcome.comparison("A wake there and back", ["GDSYNC", "BY HAND"], &rows))
 }

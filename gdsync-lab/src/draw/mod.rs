@@ -9,9 +9,10 @@ mod style;
 
 use gdsync_cli::failure::Failure;
 use gdsync_cli::plot::{Chart, Content, Series, Values};
-use gdsync_cli::text;
+use gdsync_cli::{json, text};
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
+use std::time::SystemTime;
 
 /// Draws the charts given as JSON on standard input, to standard output.
 ///
@@ -61,6 +62,25 @@ fn range(values: impl Iterator<Item = f64>) -> String {
     format!("from {} to {}", axis::number(least), axis::number(most))
 }
 
+/// Height of the line below the charts.
+const FOOT: u32 = 24;
+
+/// Returns where and when a picture is drawn, in a line: numbers of another machine are others.
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpu = model.map_or(std::env::consts::ARCH, |(_, model)| model.trim());
+    let time = json::time(SystemTime::now());
+    format!(
+        "{}, {cpu}, {}, gdsync {}, {time}",
+        json::host(),
+        text::count(cpus as u64, "CPU"),
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
 /// Draws the charts below each other, as one SVG document without an XML declaration, which can be embedded in HTML.
 ///
 /// # Errors
@@ -70,12 +90,15 @@ pub(crate) fn svg(charts: &[Chart]) -> Result<String, Failure> {
     // XML forbids other control characters.
     let drawn = drawn.replace(|c: char| c.is_control() && c != '\n', " ");
     let (_, content) = drawn.split_once('>').ok_or("the picture has no root element")?;
-    let (width, height) = panel::size(charts);
+    let content = content.trim_end().strip_suffix("</svg>").ok_or("the picture has no end")?;
+    let (width, below) = panel::size(charts);
+    let height = below + FOOT;
+    let foot = style::foot(width, below, FOOT, &machine());
     let title = charts.iter().map(|chart| chart.title.as_str()).collect::<Vec<_>>().join("; ");
     let description = charts.iter().map(description).collect::<Vec<_>>().join(" ");
     Ok(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\" role=\"img\">\n<title>{}</title>\n<desc>{}</desc>\n<style>{}</style>{content}",
+         viewBox=\"0 0 {width} {height}\" role=\"img\">\n<title>{}</title>\n<desc>{}</desc>\n<style>{}</style>{content}{foot}</svg>\n",
         text::escape(&title),
         text::escape(&description),
         style::sheet(),

@@ -3,6 +3,7 @@
 //! Shapes have the colours for light backgrounds as attributes, for programs without style sheets. The picture's style
 //! sheet replaces each colour if the reader prefers dark backgrounds.
 
+use gdsync_cli::text::escape;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::fmt::Write;
@@ -61,8 +62,23 @@ pub(super) fn width(text: &str, pixels: f64) -> i32 {
     (text.chars().count() as f64 * pixels * 0.62).ceil() as i32
 }
 
+fn hex(RGBColor(r, g, b): RGBColor) -> String {
+    format!("#{r:02X}{g:02X}{b:02X}")
+}
+
+/// Returns the elements of a line of small text at the bottom, `height` high from `top` on.
+pub(super) fn foot(width: u32, top: u32, height: u32, line: &str) -> String {
+    format!(
+        "<rect x=\"0\" y=\"{top}\" width=\"{width}\" height=\"{height}\" fill=\"{}\" stroke=\"none\"/>\n\
+         <text x=\"10\" y=\"{}\" font-family=\"sans-serif\" font-size=\"11\" fill=\"{}\">{}</text>\n",
+        hex(GROUND),
+        top + height / 2,
+        hex(FAINT),
+        escape(line),
+    )
+}
+
 pub(super) fn sheet() -> String {
-    let hex = |RGBColor(r, g, b): RGBColor| format!("#{r:02X}{g:02X}{b:02X}");
     let mut rules = "@media (prefers-color-scheme:dark){".to_owned();
     for (light, dark) in [GROUND_SHADE, INK_SHADE, FAINT_SHADE, GRID_SHADE].into_iter().chain(SERIES) {
         let (light, dark) = (hex(light), hex(dark));

@@ -217,7 +217,11 @@ fn tables(report: &Report, unit: Unit) -> String {
     let of = if unit == Unit::Bandwidth { "GB/s" } else { "µs" };
     let one = |mapping: &Mapping| {
         let Mapping { backend, caching, .. } = mapping;
-        format!("{}: mapped by {backend}, {caching}; {of}, medians\n{}\n", report.on, table(mapping, unit))
+        format!(
+            "{}: mapped by {backend}, {caching}; {of}, medians; x: ratios of medians\n{}\n",
+            report.on,
+            table(mapping, unit)
+        )
     };
     report.mappings.iter().map(one).collect::<String>() + &super::absent_lines(&report.absent)
 }

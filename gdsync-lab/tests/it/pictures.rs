@@ -44,11 +44,15 @@ fn a_sweep_is_a_line_for_each_percentile_by_size() {
     // Six of latency, and one of bandwidth.
     assert_eq!(lines(&picture, 7), 7);
     for expected in
-        ["P50", "P90", "P99", "P99.9", "least", "most", "8 B", "512 B", "Message", "Half round trip, µs"]
+        ["P50", "P90", "P99", "P99.9", "MIN", "MAX", "8 B", "512 B", "Message", "Half round trip, µs"]
     {
         assert!(has_text(&picture, expected), "{expected}");
     }
     assert!(has_text(&picture, "Both directions together, MB/s"));
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let foot = picture.descendants().filter(|node| node.has_tag_name("text")).last().unwrap();
+    let foot = foot.text().unwrap();
+    assert!(foot.starts_with(host.trim()) && foot.contains(" CPU") && foot.contains("gdsync "), "{foot}");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 mod kinds;
 
 use super::gpu::{Gpu, by_hand::Bare};
-use super::table::{Outcome, Row, Table};
+use super::table::{MEDIAN_RATIO, Outcome, Row, Table};
 use super::{MEDIAN_US, in_a_process, median, micros_since};
 use gdsync::{SoftStream, Stream, cuda};
 use gdsync_cli::cli::{BenchOptions, Process};
@@ -62,7 +62,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
             rows.push(row(name, posts().filter(|(what, _)| what == name)));
         }
         let heading = format!("{on}, {} RUNS; THE FIRST STREAM TAKES {first_stream:.0} µs", runs.len());
-        all.tables.push(Table::new(&[&heading, "FIRST µs", "HUNDREDTH µs", "RATIO", "FROM", "TO"], &rows));
+        all.tables
+            .push(Table::new(&[&heading, "FIRST µs", "HUNDREDTH µs", MEDIAN_RATIO, "FROM", "TO"], &rows));
         let series = [("first", "first_us"), ("hundredth", "hundredth_us")];
         all = all.bars(format!("The first post and the hundredth, {on}"), MEDIAN_US, &rows, &series);
         let checked: usize = posts().map(|(_, us)| us.len()).sum();
