@@ -50,7 +50,7 @@ fn a_sweep_is_a_line_for_each_percentile_by_size() {
     }
     assert!(has_text(&picture, "Both directions together, MB/s"));
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
-    let foot = picture.descendants().filter(|node| node.has_tag_name("text")).last().unwrap();
+    let foot = picture.descendants().rfind(|node| node.has_tag_name("text")).unwrap();
     let foot = foot.text().unwrap();
     assert!(foot.starts_with(host.trim()) && foot.contains(" CPU") && foot.contains("gdsync "), "{foot}");
 }
