@@ -73,12 +73,12 @@ fn help_completions_and_pages_list_the_verbs_that_are_installed() {
     for words in all {
         let said = listed(words);
         assert!(said.contains("pingpong") && said.contains("bench"), "{words:?}: {said}");
-        assert!(!said.contains("soak") && !said.contains("sanity"), "{words:?}: {said}");
+        assert!(!said.contains("copybw") && !said.contains("sanity"), "{words:?}: {said}");
     }
     Alone::add(alone.0.path(), "gdsync-lab");
     for words in all {
         let said = listed(words);
-        assert!(said.contains("soak") && said.contains("sanity"), "{words:?}: {said}");
+        assert!(said.contains("copybw") && said.contains("lab") && said.contains("sanity"), "{words:?}: {said}");
     }
 }
 
