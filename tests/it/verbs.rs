@@ -78,7 +78,10 @@ fn help_completions_and_pages_list_the_verbs_that_are_installed() {
     Alone::add(alone.0.path(), "gdsync-lab");
     for words in all {
         let said = listed(words);
-        assert!(said.contains("copybw") && said.contains("lab") && said.contains("sanity"), "{words:?}: {said}");
+        assert!(
+            said.contains("copybw") && said.contains("lab") && said.contains("sanity"),
+            "{words:?}: {said}"
+        );
     }
 }
 

@@ -42,5 +42,8 @@ pub fn printed(columns: u16, arguments: &[&str]) -> String {
         seen.extend_from_slice(&part[..count]);
     }
     child.wait().unwrap();
-    String::from_utf8_lossy(&seen).replace("\r\n", "\n")
+    // Progress, which a busy machine shows, erases itself.
+    let seen = String::from_utf8_lossy(&seen).replace("\r\n", "\n");
+    let kept = seen.split_inclusive('\n').map(|line| line.rsplit("\x1b[2K").next().unwrap_or_default());
+    kept.collect()
 }
