@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from . import _gdsync
+from ._gdsync import _docstrings
 
 T = TypeVar("T")
 
-DOCSTRINGS: dict[str, str] = dict(_gdsync._docstrings)
+DOCSTRINGS: dict[str, str] = dict(_docstrings)
 
 
 def documented(thing: T) -> T:

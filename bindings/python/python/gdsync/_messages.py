@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from typing import Any, Generator, Optional, Sequence
+from typing import Any, Awaitable, Generator, Optional, Sequence
 
-from ._errors import InvalidArgument, TimedOut, Unsupported
+from ._errors import InvalidArgument, PeerDead, TimedOut, Unsupported
 from ._tensors import describe
 
 # Slots of a pair of ranks in one direction: one is filled while the other is emptied.
@@ -129,7 +129,11 @@ class Messages:
                     ctypes.memmove(address + length, self._base + here * self._slot, chunk)
                 length += chunk
                 answer = (self._size + self._rank) * SLOTS + here % SLOTS
-                self._queue.notify(self._segment, rank, answer)
+                try:
+                    self._queue.notify(self._segment, rank, answer)
+                except PeerDead:
+                    # What it has sent is here: a rank that has left expects no answer.
+                    pass
         if length != room:
             raise InvalidArgument(f"rank {rank} has sent {length} bytes, and {room} are received: give both ranks the same length")
 
@@ -157,6 +161,11 @@ class Messages:
                 self._segment.wait(range(min(ids), max(ids) + 1), left)
             except TimedOut:
                 pass
+
+    def notified(self, awaited: int) -> Awaitable[int]:
+        """Waits as a coroutine for what a transfer waits for."""
+        found: Awaitable[int] = self._segment.wait_async(awaited)
+        return found
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self._size:

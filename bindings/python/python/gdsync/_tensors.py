@@ -6,8 +6,8 @@ import ctypes
 import re
 from typing import Any, Optional
 
-from . import _gdsync
 from ._errors import InvalidArgument, Unsupported
+from ._gdsync import _dlpack
 
 # DLPack's device types.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
@@ -96,7 +96,7 @@ def _from_dlpack(tensor: Any, kind: int) -> Memory:
             capsule = tensor.__dlpack__(**stream)
     except BufferError as error:
         raise InvalidArgument(f"{_name(tensor)} does not export its memory: {error}") from error
-    address, shape, strides, item, readonly, kind, index = _gdsync._dlpack(capsule)
+    address, shape, strides, item, readonly, kind, index = _dlpack(capsule)
     if strides is not None and not _is_contiguous(shape, strides, 1):
         raise _not_contiguous(tensor, shape, strides)
     count = item
