@@ -72,6 +72,11 @@ impl Bootstrap {
         // `host:port` is rank 0's address; other text is a name on this host.
         let rendezvous = match address.rsplit_once(':') {
             Some((_, port)) if port.parse::<u16>().is_ok() => Rendezvous::Root(address),
+            Some((_, port)) if !port.is_empty() && port.bytes().all(|digit| digit.is_ascii_digit()) => {
+                let text =
+                    format!("{address}: {port} is no port: give one from 1 to 65535, or a name without it");
+                return Err(Failure::invalid(text));
+            }
             _ => Rendezvous::Local(address),
         };
         let job = Job::new(rank, size, rendezvous)?;

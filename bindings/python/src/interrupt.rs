@@ -69,7 +69,7 @@ impl Limit {
     /// Returns the time for calls that take one; a year if unlimited.
     pub(crate) fn duration(&self) -> Duration {
         const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-        self.deadline.map_or(YEAR, |_| self.left()).min(YEAR)
+        Duration::try_from_secs_f64(self.seconds).map_or(YEAR, |time| time.min(YEAR))
     }
 }
 

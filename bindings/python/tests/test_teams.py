@@ -121,6 +121,10 @@ def test_what_a_team_refuses():
             bad()
     with pytest.raises(gdsync.InvalidArgument, match="each"):
         gdsync.Team(gdsync.Bootstrap.threads(1)[0], connections="all")
+    with pytest.raises(gdsync.InvalidArgument, match="99999 is no port"):
+        gdsync.Bootstrap.join(0, 2, "localhost:99999", timeout=0.1)
+    with pytest.raises(gdsync.TimedOut, match=r"ranks \[1\] did not arrive within 100ms"):
+        gdsync.Bootstrap.join(0, 2, f"job-{os.getpid()}", timeout=0.1)
 
 
 def test_a_registered_tensor_is_released_with_its_segment(collect):

@@ -217,7 +217,8 @@ class Batch:
         to: Optional[Segment] = None,
         queue: Optional[int] = None,
     ) -> None:
-        """``write``, then ``notify``: a reader that sees the notification sees the data."""
+        """``write``, then ``notify``: a reader that sees the notification sees the data. ``Segment.reset`` returns the
+        value, a number of 32 bits: this is a team's write with immediate."""
 
     def notify(
         self, segment: Segment, rank: int, id: int = 0, value: int = 1, *, queue: Optional[int] = None
@@ -570,7 +571,7 @@ class Queue:
         to: Optional[Segment] = None,
         timeout: Optional[float] = None,
     ) -> None:
-        """``write``, then ``notify``."""
+        """``write``, then ``notify``: the value arrives with the data, as the immediate number of a queue pair's write."""
 
     def notify(
         self, segment: Segment, rank: int, id: int = 0, value: int = 1, *, timeout: Optional[float] = None

@@ -245,8 +245,9 @@ class CudaLane(Lane):
         event = work.event = torch.cuda.Event()
         with torch.cuda.stream(self._own):
             event.record(self._own)
-            # The future's result is of this stream, too.
             work.finish()
+            # Made here, its result is this stream's.
+            work.get_future()
 
     def check(self) -> None:
         wrong = int(self._wrong.item())
