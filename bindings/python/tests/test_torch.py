@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gdsync
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -43,3 +44,25 @@ def test_ranks(what):
 def test_an_unchanged_program_has_the_results_of_gloo(ranks, start):
     found = {backend: run(ranks, *start, EXAMPLE, "--backend", backend) for backend in ("gloo", "gdsync")}
     assert found["gdsync"] == found["gloo"] and f"{ranks} ranks: " in found["gloo"]
+
+
+def test_an_exchange_of_more_ranks_than_a_batch_has():
+    from gdsync.distributed._lanes import RANKS, SoftLane, each
+    from gdsync.distributed._work import Work
+
+    size = RANKS + 4
+
+    def rank(team):
+        lane = SoftLane(team, 60.0)
+        for length in (1, 100_000):
+            sent = [torch.full((length,), float(100 * team.rank + other)) for other in range(size)]
+            arrived = [torch.empty(length) for _ in range(size)]
+            work = Work("the exchange", arrived, 60.0, lane.blocked)
+            lane.exchange(work, list(each(sent)), list(each(arrived)))
+            lane.finish(work)
+            work.wait()
+            assert [one.unique().tolist() for one in arrived] == [[100.0 * other + team.rank] for other in range(size)]
+        team.flush(60)
+        team.barrier()
+
+    gdsync.run_ranks(size, rank, queues=2)
