@@ -1,6 +1,6 @@
 //! A stream sends and waits for the arrival; the CPU only prepares. Needs no hardware, no GPU and no `unsafe`.
 //!
-//! `cargo run --example stream_send`
+//! `cargo run --example stream_send -p gdsync`; with a card, `cargo run --example stream_send -p gdsync mlx5_0`
 
 use gdsync::{
     Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
@@ -10,8 +10,11 @@ use std::error::Error;
 use std::io::Write;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Two connected queue pairs on the software card.
-    let device = Device::software()?;
+    // Two connected queue pairs on the software card, or on the one that is named.
+    let device = match std::env::args().nth(1) {
+        Some(name) => Device::named(&name)?,
+        None => Device::software()?,
+    };
     let pd = ProtectionDomain::new(&device)?;
     let (left, right) =
         (QueuePair::new(&pd, QueuePairConfig::default())?, QueuePair::new(&pd, QueuePairConfig::default())?);

@@ -268,6 +268,15 @@ impl Device {
         Device { inner: Arc::new(DeviceInner { raw, api, name, arena, queue_pairs, reader }) }
     }
 
+    /// Opens the device of the system's libibverbs that has this name, such as `mlx5_0`. Under `gdsync soft`, these are
+    /// software cards. `gdsync devices` lists them.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; [`OpenError::Load`] if libibverbs or libmlx5 is missing.
+    pub fn named(name: &str) -> Result<Self, Error> {
+        Self::open(provider::system()?, Some(name))
+    }
+
     /// Opens the first software card of this process.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ program=$GDSYNC_BOOK_COMMAND
 while [ $# -gt 0 ]; do
     case $1 in
     --release | --quiet) shift ;;
+    -p) shift 2 ;;
     --example) program=$GDSYNC_BOOK_EXAMPLES/$2; shift 2 ;;
     --) shift; break ;;
     *) echo "cargo run $*: not one of the forms that stand in here" >&2; exit 64 ;;

@@ -345,15 +345,19 @@ mod tests {
         let config = CompletionQueueConfig::from(8).channel(&channel);
         let (lost, other) =
             (CompletionQueue::new(&device, config).unwrap(), CompletionQueue::new(&device, config).unwrap());
+        let polled = CompletionQueue::new(&device, 8).unwrap();
         std::thread::scope(|scope| {
             // Two threads of the queue, of which one reads, or a third one does for both.
             let sleepers = [(); 2].map(|()| scope.spawn(|| lost.wait(LONG)));
+            let polling = scope.spawn(|| polled.wait(LONG));
             let bystander = scope.spawn(|| other.wait(Duration::from_millis(100)));
             std::thread::sleep(Duration::from_millis(10));
             lost.inner.lose();
-            for sleeper in sleepers {
+            polled.inner.lose();
+            for (sleeper, queue) in sleepers.into_iter().map(|one| (one, &lost)).chain([(polling, &polled)]) {
                 let ended = sleeper.join().unwrap();
-                let expected = WaitError::State(StateError::CompletionQueueLost { cqn: lost.inner.number() });
+                let expected =
+                    WaitError::State(StateError::CompletionQueueLost { cqn: queue.inner.number() });
                 assert_eq!(ended.unwrap_err().to_string(), expected.to_string());
             }
             assert_eq!(bystander.join().unwrap().unwrap(), None);

@@ -22,6 +22,7 @@ use crate::queue::{Completion, PollError, QueueError, StateError};
 use crate::util::options::options;
 use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueueApi, QueuePairError, Transport};
 use gdsync_status::Published;
+use gdsync_sys::pause::Pause;
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::verbs::ibv_cq;
 use parking_lot::Mutex;
@@ -30,7 +31,7 @@ use spin::relax::Yield;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A queue to which the card reports completed work, of one [`crate::QueuePair`] or of several that share it. The CPU
 /// polls it, streams wait for its entries, or both.
@@ -218,8 +219,9 @@ impl CompletionQueue {
         self.inner.arm(what)
     }
 
-    /// Takes the next completion, and sleeps up to `timeout` until there is one. The queue needs a channel. Any
-    /// number of threads may wait, for one queue or for several of a channel; each completion is returned once.
+    /// Takes the next completion, and waits up to `timeout` until there is one. With a channel, the thread sleeps
+    /// meanwhile; without one, it polls, and sleeps for short times between polls if the wait is long. Any number of
+    /// threads may wait, for one queue or for several of a channel; each completion is returned once.
     ///
     /// Completions of persistent requests go to these, and end no wait.
     ///
@@ -241,9 +243,13 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// [`WaitError`] if [`Self::poll`] or [`Self::arm`] fails, or the channel cannot be read.
+    /// [`WaitError`] if [`Self::poll`] or [`Self::arm`] fails, or the channel cannot be read;
+    /// [`StateError::CompletionQueueLost`] after an overrun.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
         let deadline = deadline(timeout);
+        if self.inner.events.is_none() {
+            return self.poll_until(deadline);
+        }
         loop {
             // Before it is armed: a later event ends the sleep.
             let (events, seen) = self.inner.events()?;
@@ -257,6 +263,22 @@ impl CompletionQueue {
             if !events.sleep(seen, deadline)? {
                 return Ok(None);
             }
+        }
+    }
+
+    fn poll_until(&self, deadline: Option<Instant>) -> Result<Option<Completion>, WaitError> {
+        let mut pause = Pause::new();
+        loop {
+            if let Some(completion) = self.poll()? {
+                return Ok(Some(completion));
+            }
+            if self.inner.lock().is_lost() {
+                return Err(StateError::CompletionQueueLost { cqn: self.inner.number() }.into());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(None);
+            }
+            pause.pause();
         }
     }
 
