@@ -186,28 +186,12 @@ fn restore() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
-    use std::io::{Error, Read};
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use gdsync_test_support::terminal;
+    use std::io::Read;
+    use std::os::fd::{AsRawFd, OwnedFd};
     use std::process::{Command, Stdio};
 
     const ROLE: &str = "GDSYNC_TEST_ROLE";
-
-    /// Returns master and slave, which no process started by another test inherits.
-    fn open() -> (File, OwnedFd) {
-        let master = File::options().read(true).write(true).open("/dev/ptmx").unwrap();
-        let (fd, locked) = (master.as_raw_fd(), 0);
-        let size = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: `locked` and `size` have the types that the calls read; the last call opens a file.
-        let slave = unsafe {
-            assert_eq!(libc::ioctl(fd, libc::TIOCSPTLCK, &raw const locked), 0);
-            assert_eq!(libc::ioctl(fd, libc::TIOCSWINSZ, &raw const size), 0);
-            libc::ioctl(fd, libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC)
-        };
-        assert!(slave >= 0, "{}", Error::last_os_error());
-        // SAFETY: the descriptor was just opened, and nothing else owns it.
-        (master, unsafe { OwnedFd::from_raw_fd(slave) })
-    }
 
     fn modes(terminal: &OwnedFd) -> [libc::tcflag_t; 4] {
         // SAFETY: all-zero bytes are a valid value of this plain C structure.
@@ -223,7 +207,7 @@ mod tests {
             let mut terminal = Terminal::enter().unwrap();
             terminal.draw(|_| panic!("a view that panics")).unwrap();
         }
-        let (mut master, slave) = open();
+        let (mut master, slave) = terminal::open(100, 30);
         let before = modes(&slave);
         let end = || Stdio::from(slave.try_clone().unwrap());
         let test = "screen::tests::a_panic_leaves_the_terminal_as_it_was_and_is_said_there";
