@@ -4,7 +4,7 @@
 //! child keeps its parent's socket, even after the parent's end, when another process may have the parent's id: the
 //! start time differs.
 
-use gdsync_sys::local::own_user;
+use gdsync_sys::{host::process_stat, local::own_user};
 use std::collections::HashSet;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -76,18 +76,12 @@ impl NameOwner {
 fn start_of(pid: u32) -> Option<u64> {
     /// Index of the start time after the name.
     const START: usize = 19;
-    stat(pid)?.split_whitespace().nth(START)?.parse().ok()
-}
-
-/// Returns what `/proc/PID/stat` has after the name, which is in parentheses and may contain any characters.
-fn stat(pid: u32) -> Option<String> {
-    let status = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    String::from_utf8_lossy(&status).rsplit(')').next().map(str::to_owned)
+    process_stat(pid)?.split_whitespace().nth(START)?.parse().ok()
 }
 
 /// Returns whether a process runs, as the kernel knows it.
 pub(crate) fn state_of(pid: u32) -> ProcessState {
-    match stat(pid).as_deref().map(|stat| stat.trim_start().as_bytes().first()) {
+    match process_stat(pid).as_deref().map(|stat| stat.trim_start().as_bytes().first()) {
         None | Some(Some(b'Z' | b'X')) => ProcessState::Ended,
         Some(Some(b'T' | b't')) => ProcessState::Stopped,
         _ => ProcessState::Runs,

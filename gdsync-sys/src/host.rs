@@ -21,6 +21,12 @@ pub fn monotonic() -> u64 {
 const RANKS: [&str; 6] =
     ["GDSYNC_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"];
 
+/// Returns `/proc/PID/stat` behind the name, which may contain any characters: a space, the letter of the state, numbers.
+pub fn process_stat(pid: u32) -> Option<String> {
+    let status = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    String::from_utf8_lossy(&status).rsplit(')').next().map(str::to_owned)
+}
+
 /// Returns the rank that a launcher has given this process.
 pub fn launcher_rank() -> Option<u32> {
     rank(|name| std::env::var_os(name))

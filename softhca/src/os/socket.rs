@@ -1,6 +1,7 @@
 //! Sockets: non-blocking connections, gathered sends, descriptors in messages.
 
 use super::{check, owned};
+use gdsync_sys::host::process_stat;
 use gdsync_sys::local;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -135,10 +136,8 @@ pub(crate) fn peer_process(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 /// Returns whether a signal has stopped the process that listens at the peer of a socket, with all its threads. False if
 /// the process has ended, or if `/proc` does not show it.
 pub(crate) fn is_peer_stopped(socket: &UnixStream) -> bool {
-    let read = |pid| std::fs::read(format!("/proc/{pid}/stat")).ok();
-    let status = local::peer(socket).ok().and_then(|peer| read(peer.pid)).unwrap_or_default();
-    // The state follows the name, which is in parentheses and may contain any characters.
-    status.rsplit(|byte| *byte == b')').next().is_some_and(|fields| fields.starts_with(b" T"))
+    let stat = local::peer(socket).ok().and_then(|peer| process_stat(peer.pid as u32));
+    stat.is_some_and(|stat| stat.starts_with(" T"))
 }
 
 /// A control message buffer for one descriptor, aligned as `cmsghdr` asks.
