@@ -10,7 +10,7 @@ pub(super) mod tokio;
 #[deny(unsafe_code)]
 pub(crate) mod wait;
 
-use self::channel::{ArmFor, ChannelInner, CompletionChannel, CqEvents, deadline};
+use self::channel::{ArmFor, ChannelInner, CompletionChannel, CqEvents};
 pub use self::poll::WaitError;
 use self::wait::PreparedWait;
 use crate::cuda::QueuePlacement;
@@ -22,7 +22,6 @@ use crate::queue::{Completion, PollError, QueueError, StateError};
 use crate::util::options::options;
 use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueueApi, QueuePairError, Transport};
 use gdsync_status::Published;
-use gdsync_sys::pause::Pause;
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::verbs::ibv_cq;
 use parking_lot::Mutex;
@@ -31,7 +30,6 @@ use spin::relax::Yield;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 /// A queue to which the card reports completed work, of one [`crate::QueuePair`] or of several that share it. The CPU
 /// polls it, streams wait for its entries, or both.
@@ -217,69 +215,6 @@ impl CompletionQueue {
     /// [`StateError::DeviceAttached`] if kernels read the queue.
     pub fn arm(&self, what: ArmFor) -> Result<(), StateError> {
         self.inner.arm(what)
-    }
-
-    /// Takes the next completion, and waits up to `timeout` until there is one. With a channel, the thread sleeps
-    /// meanwhile; without one, it polls, and sleeps for short times between polls if the wait is long. Any number of
-    /// threads may wait, for one queue or for several of a channel; each completion is returned once.
-    ///
-    /// Completions of persistent requests go to these, and end no wait.
-    ///
-    /// ```
-    /// use gdsync::qp::CompletionChannel;
-    /// use gdsync::{CompletionQueue, CompletionQueueConfig, Device, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
-    /// use std::time::Duration;
-    /// # let device = Device::software()?;
-    /// # let pd = ProtectionDomain::new(&device)?;
-    /// let channel = CompletionChannel::new(&device)?;
-    /// let queue = CompletionQueue::new(&device, CompletionQueueConfig::from(64).channel(&channel))?;
-    /// let queue_pair = QueuePair::new(&pd, QueuePairConfig::default().completion_queues(&queue, &queue))?;
-    /// queue_pair.connect(&queue_pair.endpoint()?, Default::default())?; // to itself
-    /// assert_eq!(queue.wait(Duration::from_millis(1))?, None);
-    /// queue_pair.post_send(WorkRequest::nop().wr_id(5))?;
-    /// let done = queue.wait(Duration::from_secs(30))?;
-    /// assert_eq!(done.map(|done| done.wr_id), Some(5));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`WaitError`] if [`Self::poll`] or [`Self::arm`] fails, or the channel cannot be read;
-    /// [`StateError::CompletionQueueLost`] after an overrun.
-    pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
-        let deadline = deadline(timeout);
-        if self.inner.events.is_none() {
-            return self.poll_until(deadline);
-        }
-        loop {
-            // Before it is armed: a later event ends the sleep.
-            let (events, seen) = self.inner.events()?;
-            if let Some(completion) = self.poll()? {
-                return Ok(Some(completion));
-            }
-            self.inner.arm(ArmFor::Next)?;
-            if let Some(completion) = self.poll()? {
-                return Ok(Some(completion));
-            }
-            if !events.sleep(seen, deadline)? {
-                return Ok(None);
-            }
-        }
-    }
-
-    fn poll_until(&self, deadline: Option<Instant>) -> Result<Option<Completion>, WaitError> {
-        let mut pause = Pause::new();
-        loop {
-            if let Some(completion) = self.poll()? {
-                return Ok(Some(completion));
-            }
-            if self.inner.lock().is_lost() {
-                return Err(StateError::CompletionQueueLost { cqn: self.inner.number() }.into());
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(None);
-            }
-            pause.pause();
-        }
     }
 
     /// Says why no completion comes, with what is known of the queue pairs that complete here and of their peers, as

@@ -1,15 +1,80 @@
-//! Polling a completion queue, and matching entries with queue pairs and their work requests.
+//! Polling a completion queue, waiting for its next completion, and matching entries with queue pairs and their work requests.
 
-use crate::qp::QueuePairInner;
-use crate::qp::complete::CompletionQueueInner;
+use crate::qp::complete::channel::{ArmFor, deadline};
+use crate::qp::{CompletionQueue, CompletionQueueInner, QueuePairInner};
 use crate::queue::completion::{CompletionState, RawCompletion};
 use crate::queue::outcome::{bytes_of, requester_kind};
 use crate::queue::{Completion, DatagramSource, FailureCause, PollError, StateError, WorkError, WorkKind};
 use crate::verbs::{Error, Transport};
+use gdsync_sys::pause::Pause;
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_trace::{EventKind, event};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+impl CompletionQueue {
+    /// Takes the next completion, and waits up to `timeout` until there is one. The thread sleeps; without a channel, it
+    /// polls, ever less often. Any number of threads may wait, for several queues, too. Each gets another completion.
+    ///
+    /// Completions of persistent requests go to these, and end no wait.
+    ///
+    /// ```
+    /// use gdsync::qp::CompletionChannel;
+    /// use gdsync::{CompletionQueue, CompletionQueueConfig, Device, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+    /// use std::time::Duration;
+    /// # let device = Device::software()?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let channel = CompletionChannel::new(&device)?;
+    /// let queue = CompletionQueue::new(&device, CompletionQueueConfig::from(64).channel(&channel))?;
+    /// let queue_pair = QueuePair::new(&pd, QueuePairConfig::default().completion_queues(&queue, &queue))?;
+    /// queue_pair.connect(&queue_pair.endpoint()?, Default::default())?; // to itself
+    /// assert_eq!(queue.wait(Duration::from_millis(1))?, None);
+    /// queue_pair.post_send(WorkRequest::nop().wr_id(5))?;
+    /// let done = queue.wait(Duration::from_secs(30))?;
+    /// assert_eq!(done.map(|done| done.wr_id), Some(5));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`WaitError`] if [`Self::poll`] or [`Self::arm`] fails, the channel cannot be read, or the queue has overrun.
+    pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
+        let deadline = deadline(timeout);
+        if self.inner.events.is_none() {
+            return self.poll_until(deadline);
+        }
+        loop {
+            // Before it is armed: a later event ends the sleep.
+            let (events, seen) = self.inner.events()?;
+            if let Some(completion) = self.poll()? {
+                return Ok(Some(completion));
+            }
+            self.inner.arm(ArmFor::Next)?;
+            if let Some(completion) = self.poll()? {
+                return Ok(Some(completion));
+            }
+            if !events.sleep(seen, deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn poll_until(&self, deadline: Option<Instant>) -> Result<Option<Completion>, WaitError> {
+        let mut pause = Pause::new();
+        loop {
+            if let Some(completion) = self.poll()? {
+                return Ok(Some(completion));
+            }
+            if self.inner.lock().is_lost() {
+                return Err(StateError::CompletionQueueLost { cqn: self.inner.number() }.into());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(None);
+            }
+            pause.pause();
+        }
+    }
+}
 
 impl CompletionQueueInner {
     fn owner_of(&self, qpn: u32) -> Owner {
