@@ -72,7 +72,7 @@ fn a_death_in_the_middle_of_rounds_ends_the_waits_of_all_others() {
             ended = Some(error);
             break;
         }
-        assert!(at < 100_000, "nobody has died");
+        assert!(at < 100_000, "no rank has died");
     }
     assert!(stream.synchronize_timeout(WITHIN).unwrap(), "the stream is stuck: {:?}", stream.oldest_wait());
     let is_dead = |error: &CollectiveError| match error {
