@@ -75,6 +75,7 @@ pub fn main(
     run_process: impl FnOnce(Process) -> Result<(), Failure>,
 ) -> ExitCode {
     signals::survive_large_files();
+    signals::save_address_space();
     terminal::fit_stdout();
     let words: Vec<_> = std::env::args_os().collect();
     let invocation = match Cli::parse_words(words.iter()) {

@@ -46,6 +46,20 @@ pub(crate) fn take_next(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Makes all threads allocate from one arena where the address space has a limit. glibc reserves 64 MiB of it for each other
+/// arena, and leaves none for what is needed.
+pub(crate) fn save_address_space() {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the place is valid, and of the type that the call writes; there are no other threads yet.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_AS, &mut limit);
+        #[cfg(target_env = "gnu")]
+        if limit.rlim_cur != libc::RLIM_INFINITY {
+            libc::mallopt(libc::M_ARENA_MAX, 1);
+        }
+    }
+}
+
 /// A write beyond the limit on the size of files becomes an error, and no longer ends the program. Commands that it
 /// executes start with the signal's default action, as the system resets handlers.
 pub(crate) fn survive_large_files() {

@@ -413,7 +413,7 @@ fn a_small_address_space_is_an_error() {
         command.arg(&program).args(arguments).env_remove("GDSYNC_LOG").output().unwrap()
     };
     let mut refused = 0;
-    for kib in (4_000..100_000).step_by(4_000) {
+    for kib in (4_000..140_000).step_by(4_000) {
         // The system cannot start it with less.
         if !limited(kib, &["--version"]).status.success() {
             continue;
