@@ -15,10 +15,10 @@ use gdsync_test_support::pair::LONG;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-struct Rank {
+pub(crate) struct Rank {
     team: Team,
-    segment: Segment,
-    queue: Queue,
+    pub(crate) segment: Segment,
+    pub(crate) queue: Queue,
 }
 
 impl Rank {
@@ -45,7 +45,7 @@ impl Rank {
 const NOTIFICATIONS: u32 = 8;
 
 /// Ranks with their segments in GPU memory, or in host memory.
-fn ranks<const N: usize>(rig: &Rig, on_gpu: [bool; N], len: usize) -> [Rank; N] {
+pub(crate) fn ranks<const N: usize>(rig: &Rig, on_gpu: [bool; N], len: usize) -> [Rank; N] {
     let (pd, context) = (&rig.pair.pd, &rig.context);
     let made = each_on_a_thread(N as u32, |bootstrap| {
         let on_gpu = on_gpu[bootstrap.rank() as usize];

@@ -14,6 +14,7 @@ mod gpu_collectives;
 mod gpu_notify;
 mod gpu_registered;
 mod gpu_several;
+mod gpu_stopped;
 mod lives;
 mod many;
 mod notify;
