@@ -73,7 +73,8 @@ impl CardRegion {
     }
 
     /// Adds a copy of `len` bytes, which [`Self::finish`] performs. Returns false if the host memory is in none of
-    /// the card's buffers, or cannot be pinned.
+    /// the card's buffers, or cannot be pinned, or if the CPU stores to the GPU memory: then the card needs no call of the
+    /// driver, in which a thread of the program may wait for what the card is to store.
     ///
     /// # Safety
     /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
@@ -87,6 +88,9 @@ impl CardRegion {
         buffer: impl FnOnce(usize, usize) -> Option<B>,
     ) -> bool {
         let context = self.memory.context();
+        if !is_read && self.mapping.is_some() {
+            return false;
+        }
         let Some(range) = pinned(context, host, len, buffer) else { return false };
         context.peer_copies.lock().add(PeerCopy { region: self.number, gpu, range, host, len, is_read });
         true
