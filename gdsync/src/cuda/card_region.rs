@@ -23,10 +23,6 @@ pub(crate) unsafe trait CardBuffer: Send + Sync {
     fn is_in_use(&self) -> bool;
 }
 
-/// From here on, the driver reads GPU memory faster than the CPU does through a mapping: 780 bytes a microsecond,
-/// against six to begin with (docs/results.md). The CPU's stores are always faster.
-const READ_BY_DRIVER: usize = 4096;
-
 /// GPU memory that a card has registered. It is kept until the card drops this.
 #[derive(Debug)]
 pub(crate) struct CardRegion {
@@ -56,7 +52,7 @@ impl CardRegion {
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
         let at = self.offset(address);
         match &self.mapping {
-            Some(mapping) if into.len() < READ_BY_DRIVER => {
+            Some(mapping) if into.len() < Mapping::READ_BY_DRIVER => {
                 mapping.copy_from(at, into).map_err(|error| error.to_string())
             }
             _ => self.memory.read(at, into).map_err(|error| error.to_string()),
