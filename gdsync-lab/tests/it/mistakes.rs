@@ -64,7 +64,10 @@ const WRONG_USAGE: [(&[&str], &str); 53] = [
         &["bench", "exchange", "--gpu", "0", "--sizes", "8"],
         "--sizes is for `card --gpu`, whose writes it names",
     ),
-    (&["bench", "card", "--gpu", "0", "--sizes", "0,8"], "0,8 has a write of 0 bytes, which copies nothing:"),
+    (
+        &["bench", "card", "--gpu", "0", "--sizes", "0,8"],
+        "invalid value '0,8' for '--sizes <LIST>': 0,8 has a write of 0 bytes, which copies nothing:",
+    ),
     (
         &["bench", "net", "--mode", "latency", "--qps", "2"],
         "--qps 2 is not for --mode latency, which has one message under way: give --mode rate or bandwidth",
