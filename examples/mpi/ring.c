@@ -156,11 +156,11 @@ static void enqueue(struct ring *ring, long round) {
     wr.wr_id = (uint64_t)round;
     wr.sg_list = &sge;
     wr.num_sge = 1;
-    wr.exp_opcode = IBV_EXP_WR_SEND;
-    wr.exp_send_flags = IBV_EXP_SEND_SIGNALED;
+    wr.opcode = IBV_WR_SEND;
+    wr.send_flags = IBV_SEND_SIGNALED;
     OK(gds_stream_queue_send(ring->stream, ring->next, &wr, &bad));
-    OK(gds_stream_wait_cq(ring->stream, &ring->next->send_cq, 0));
-    OK(gds_stream_wait_cq(ring->stream, &ring->before->recv_cq, 0));
+    OK(gds_stream_wait_cq(ring->stream, ring->next->send_cq, 0));
+    OK(gds_stream_wait_cq(ring->stream, ring->before->recv_cq, 0));
 }
 
 static void completed(struct gds_cq *cq, long round) {
@@ -175,8 +175,8 @@ static void check_round(struct ring *ring, long round) {
     const uint8_t *bytes = ring->memory + received_at(ring, round);
     int from = (ring->rank + ring->ranks - 1) % ring->ranks;
     size_t i;
-    completed(&ring->next->send_cq, round);
-    completed(&ring->before->recv_cq, round);
+    completed(ring->next->send_cq, round);
+    completed(ring->before->recv_cq, round);
     for (i = 0; i < ring->size; i++) {
         if (bytes[i] != content(from, round, i)) {
             fail("a message", "it is not what was sent");

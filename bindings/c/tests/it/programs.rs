@@ -1,6 +1,6 @@
-//! C programs on the library, compiled as C11 and C++17, and run on the software card with software streams.
+//! C programs on the library, compiled as C11, and in the headers' old dialect as C++17, and run on the software card with software streams.
 
-use crate::support::{Language, build, root, works};
+use crate::support::{Language, OLD_DIALECT, build, root, works};
 use gdsync_test_support::{on_system, skipped};
 use std::collections::BTreeSet;
 
@@ -10,9 +10,9 @@ fn run(test: &str, source: &str) -> Option<String> {
 
 fn run_in(test: &str, source: &str, environment: &[(&str, &str)]) -> Option<String> {
     let mut said = None;
-    for language in [Language::C, Language::Cpp] {
+    for (language, dialect) in [(Language::C, None), (Language::Cpp, Some(OLD_DIALECT))] {
         if let Some(compiler) = works(test, language) {
-            said = Some(build(&compiler, source).succeed(environment));
+            said = Some(build(&compiler.options(dialect), source).succeed(environment));
         }
     }
     said
@@ -92,10 +92,19 @@ fn teams_write_and_notify_by_streams_and_survive() {
 }
 
 #[test]
-fn programs_of_the_upstream_dialect_are_served() {
-    if let Some(said) = run("programs_of_the_upstream_dialect_are_served", "upstream.c") {
-        assert_eq!(said, "upstream ok\n");
+fn lists_of_sends_keep_their_order_and_name_the_bad_one() {
+    if let Some(said) = run("lists_of_sends_keep_their_order_and_name_the_bad_one", "lists.c") {
+        assert_eq!(said, "lists ok\n");
     }
+}
+
+#[test]
+fn files_of_both_dialects_share_a_queue_pair() {
+    let test = "files_of_both_dialects_share_a_queue_pair";
+    let Some(compiler) = works(test, Language::C) else { return };
+    let old = compiler.clone().options([OLD_DIALECT, "-shared", "-fPIC"]);
+    let old = build(&old, "dialect.c");
+    assert_eq!(build(&compiler.libraries([old.path()]), "dialect.c").succeed(&[]), "dialects ok\n");
 }
 
 /// The example of docs/c-abi.md, with processes as ranks.
@@ -135,9 +144,9 @@ fn sends_wait_for_other_streams_and_for_room() {
 fn handles_of_what_is_gone_are_refused() {
     let test = "handles_of_what_is_gone_are_refused";
     let environment = [("GDSYNC_LOG", "off")];
-    for language in [Language::C, Language::Cpp] {
+    for (language, dialect) in [(Language::C, None), (Language::Cpp, Some(OLD_DIALECT))] {
         let Some(compiler) = works(test, language) else { continue };
-        let program = build(&compiler, "stale.c");
+        let program = build(&compiler.options(dialect), "stale.c");
         assert_eq!(program.succeed(&environment), "stale ok\n");
         match program.succeed_in_valgrind(&environment) {
             Some(said) => assert_eq!(said, "stale ok\n"),
@@ -175,9 +184,10 @@ fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
     if !on_system() {
         return skipped(test, "no card for libibverbs is promised here (scripts/test-system)");
     }
-    for language in [Language::C, Language::Cpp] {
+    for (language, dialect) in [(Language::C, None), (Language::Cpp, Some(OLD_DIALECT))] {
         if let Some(compiler) = works(test, language) {
-            assert_eq!(build(&compiler.libraries(["-libverbs"]), "verbs.c").succeed(&[]), "verbs ok\n");
+            let compiler = compiler.options(dialect).libraries(["-libverbs"]);
+            assert_eq!(build(&compiler, "verbs.c").succeed(&[]), "verbs ok\n");
         }
     }
 }
