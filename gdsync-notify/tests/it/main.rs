@@ -21,6 +21,7 @@ mod notify;
 mod notify_device;
 mod notify_model;
 mod notify_rig;
+mod pairs;
 mod ranks;
 mod registered;
 mod stopped;

@@ -6,7 +6,7 @@ use crate::objects::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
 use crate::{log, objects, streams, work};
 use gdsync::verbs::Transport;
-use gdsync::{Device, ProtectionDomain, QueuePairConfig, Trigger};
+use gdsync::{Access, Device, ProtectionDomain, QueuePairConfig, Trigger};
 use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
 use libc::c_int;
 
@@ -102,6 +102,10 @@ pub(super) unsafe fn create(
         // SAFETY: the caller keeps the domain and the context alive.
         None => unsafe { objects::domain(context, pd) }?,
     };
+    // For `gdsync_bootstrap_connect`; programs that move the queue pair themselves say what they allow.
+    if domain.0.attributes()?.atomics {
+        config = config.access(config.access | Access::REMOTE_ATOMIC);
+    }
     streams::prepare(gpu_id);
     let wishes = Wishes { flags, gpu: gpu_id };
     // SAFETY: the caller keeps the domain and the context alive.

@@ -422,6 +422,7 @@ static int no_gather(void *argument, const void *own, void *all, size_t bytes) {
 }
 
 static void teams(void) {
+    gdsync_connection_t connection;
     gdsync_bootstrap_t *alone = gdsync_bootstrap_with(0, 1, no_gather, NULL, 1000), *no_bootstrap = (gdsync_bootstrap_t *)&rig;
     gdsync_team_t *no_team = (gdsync_team_t *)&rig, *team;
     gdsync_segment_t *no_segment = (gdsync_segment_t *)&rig;
@@ -441,6 +442,11 @@ static void teams(void) {
     BAD(EINVAL, gdsync_bootstrap_all_gather, alone, &byte, 1, NULL);
     BAD(EINVAL, gdsync_bootstrap_barrier, NULL);
     BAD(EINVAL, gdsync_bootstrap_free, no_bootstrap);
+    memset(&connection, 0, sizeof(connection));
+    BAD(EINVAL, gdsync_bootstrap_connect, alone, 1, NULL);
+    BAD(EINVAL, gdsync_bootstrap_connect, alone, 1, &connection);
+    connection.qp = rig.sides[0].qp;
+    BAD(EINVAL, gdsync_bootstrap_connect, no_bootstrap, 1, &connection);
     BAD_POINTER(EINVAL, gdsync_team_create, NULL, rig.pd, rig.context, NULL);
     BAD_POINTER(EINVAL, gdsync_team_create, alone, NULL, rig.context, NULL);
     BAD_POINTER(EINVAL, gdsync_team_create, alone, rig.pd, NULL, NULL);

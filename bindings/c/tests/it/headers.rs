@@ -100,6 +100,7 @@ fn structs_and_numbers_are_the_headers() {
             "hits" = hits, "misses" = misses, "evictions" = evictions, "invalidations" = invalidations, "not_kept" = not_kept,
             "entries" = entries, "bytes" = bytes,
         }
+        "gdsync_connection_t" as gdsync_connection_t { "qp" = qp, "rank" = rank, "tag" = tag }
         "gdsync_team_attr_t" as gdsync_team_attr_t {
             "queues" = queues, "connections" = connections, "post_timeout_ms" = post_timeout_ms, "reserved" = reserved,
         }

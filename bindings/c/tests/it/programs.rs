@@ -1,8 +1,10 @@
 //! C programs on the library, compiled as C11, and in the headers' old dialect as C++17, and run on the software card with software streams.
 
 use crate::support::{Language, OLD_DIALECT, build, root, works};
+use gdsync_test_support::compiler::Program;
 use gdsync_test_support::{on_system, skipped};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn run(test: &str, source: &str) -> Option<String> {
     run_in(test, source, &[])
@@ -107,29 +109,51 @@ fn files_of_both_dialects_share_a_queue_pair() {
     assert_eq!(build(&compiler.libraries([old.path()]), "dialect.c").succeed(&[]), "dialects ok\n");
 }
 
-/// The example of docs/c-abi.md, with processes as ranks.
-#[test]
-fn a_transport_of_the_example_carries_every_byte() {
-    let test = "a_transport_of_the_example_carries_every_byte";
-    let example = root().join("../../examples/c/transport.c");
+/// Runs a program of `examples/c` as so many processes. Returns the first rank's output; the others print nothing.
+fn run_ranks(test: &str, program: &Program, size: usize) -> String {
+    static JOBS: AtomicUsize = AtomicUsize::new(0);
+    let job = format!("gdsync {test} {} {}", JOBS.fetch_add(1, Ordering::Relaxed), std::process::id());
+    let rank = |rank: usize| {
+        let (rank, size) = (rank.to_string(), size.to_string());
+        let environment = [("GDSYNC_RANK", rank), ("GDSYNC_SIZE", size), ("GDSYNC_JOB", job.clone())];
+        program.succeed(&environment.each_ref().map(|(name, value)| (*name, value.as_str())))
+    };
+    let mut said: Vec<String> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(said[1..].iter().all(String::is_empty), "{said:?}");
+    said.remove(0)
+}
+
+/// Runs a program of `examples/c` with several numbers of ranks, and checks the first rank's output.
+fn run_example(test: &str, source: &str, check: impl Fn(usize, &str)) {
+    let example = root().join("../../examples/c").join(source);
     for language in [Language::C, Language::Cpp] {
         let Some(compiler) = works(test, language) else { continue };
         let program = compiler.build(&example);
         for size in [1, 2, 4] {
-            let job = format!("gdsync {test} {language:?} {size} {}", std::process::id());
-            let rank = |rank: usize| {
-                let (rank, size) = (rank.to_string(), size.to_string());
-                let environment = [("GDSYNC_RANK", rank), ("GDSYNC_SIZE", size), ("GDSYNC_JOB", job.clone())];
-                program.succeed(&environment.each_ref().map(|(name, value)| (*name, value.as_str())))
-            };
-            let said: Vec<String> = std::thread::scope(|scope| {
-                let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
-                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-            });
-            assert!(said[0].contains(&format!("{size} ranks, ")) && said[0].contains("every byte as sent"));
-            assert!(said[1..].iter().all(String::is_empty), "{said:?}");
+            check(size, &run_ranks(test, &program, size));
         }
     }
+}
+
+/// The example of docs/c-abi.md.
+#[test]
+fn a_transport_of_the_example_carries_every_byte() {
+    run_example("a_transport_of_the_example_carries_every_byte", "transport.c", |size, said| {
+        assert!(said.contains(&format!("{size} ranks, ")) && said.contains("every byte as sent"), "{said}");
+    });
+}
+
+/// The example of docs/c.md, with the output that the page has.
+#[test]
+fn the_first_program_sends_in_the_order_of_its_stream() {
+    let page = std::fs::read_to_string(root().join("../../docs/c.md")).unwrap();
+    run_example("the_first_program_sends_in_the_order_of_its_stream", "ring.c", |size, said| {
+        assert_eq!(said, format!("{size} ranks, 32 rounds, the last number is 32\n"));
+        assert!(size != 2 || page.contains(said), "docs/c.md has another output");
+    });
 }
 
 #[test]
