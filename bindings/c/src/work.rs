@@ -1,6 +1,6 @@
 //! Translates work requests of C programs, and posts and prepares them.
 
-use crate::error::{self, CallError, bad, non_null, non_null_mut};
+use crate::error::{self, CallError, bad, bad_bits, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::providers::{self, ObjectKind};
 use crate::streams;
@@ -100,7 +100,8 @@ fn check_inline(qp: &QueuePairObject, list: &[ibv_sge]) -> Result<(), CallError>
     if length <= u64::from(qp.queue_pair.max_inline()) {
         return Ok(());
     }
-    let limit = "cap.max_inline_data of gds_create_qp is the most: leave IBV_SEND_INLINE out";
+    let most = qp.queue_pair.max_inline();
+    let limit = format!("the queue pair takes {most} (cap.max_inline_data): leave IBV_SEND_INLINE out");
     Err(bad("the length of the inline elements", length as i64, limit))
 }
 
@@ -192,7 +193,11 @@ fn finish<T>(
 ) -> Result<T, CallError> {
     let flags = wr.exp_send_flags;
     if flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
-        return Err(bad("send_flags", flags as i64, "fence, signaled, solicited and inline are possible"));
+        return Err(bad_bits(
+            "send_flags",
+            flags as i64,
+            "fence, signaled, solicited and inline are possible",
+        ));
     }
     let mut request = request.wr_id(wr.wr_id);
     if matches!(wr.exp_opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM) {
@@ -224,7 +229,7 @@ fn to_datagram<T>(
     let ud = unsafe { wr.wr.ud };
     let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
     if !ptr::eq(providers::of(ObjectKind::Path, ud.ah)?, qp.api) {
-        return Err(bad("wr.ud.ah", ud.ah.addr() as i64, "it must be of the queue pair's context"));
+        return Err(bad_bits("wr.ud.ah", ud.ah.addr() as i64, "it must be of the queue pair's context"));
     }
     // SAFETY: an address handle that is alive: a known one of the software card, or one of libibverbs, as the C function's caller
     // promises.
@@ -366,7 +371,7 @@ pub(crate) unsafe fn persistent_send(
     check_persistent(qp, wr.next.is_null())?;
     if wr.exp_send_flags & !SIGNALED != 0 {
         let limit = "a persistent request has its completion, and no other flag";
-        return Err(bad("send_flags", wr.exp_send_flags as i64, limit));
+        return Err(bad_bits("send_flags", wr.exp_send_flags as i64, limit));
     }
     let make = |slices: &[Slice]| {
         Ok(match wr.exp_opcode {

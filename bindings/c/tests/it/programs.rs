@@ -257,6 +257,14 @@ fn declared() -> BTreeSet<String> {
 }
 
 #[test]
+fn errors_name_limits_missing_attributes_and_objects_that_are_left() {
+    let test = "errors_name_limits_missing_attributes_and_objects_that_are_left";
+    if let Some(said) = run_in(test, "explained.c", &[("GDSYNC_LOG", "off")]) {
+        assert_eq!(said, "explained ok\n");
+    }
+}
+
+#[test]
 fn errors_are_said_on_stderr() {
     let Some(compiler) = works("errors_are_said_on_stderr", Language::C) else { return };
     let program = build(&compiler, "arguments.c");
