@@ -1,6 +1,8 @@
 //! Facts of the host's operating system, and of this process.
 
 use std::ffi::OsString;
+use std::fmt;
+use std::sync::OnceLock;
 
 /// Returns the bytes of a page of host memory.
 pub fn page_size() -> usize {
@@ -32,6 +34,27 @@ pub fn launcher_rank() -> Option<u32> {
     rank(|name| std::env::var_os(name))
 }
 
+/// This process, as logs of many processes name it: by its launcher's rank and its id, which a fork changes.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    rank: Option<u32>,
+}
+
+/// Returns this process's origin. The launcher's variables are read once.
+pub fn origin() -> Origin {
+    static RANK: OnceLock<Option<u32>> = OnceLock::new();
+    Origin { rank: *RANK.get_or_init(launcher_rank) }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(rank) = self.rank {
+            write!(f, "rank {rank}, ")?;
+        }
+        write!(f, "process {}", std::process::id())
+    }
+}
+
 fn rank(get: impl Fn(&str) -> Option<OsString>) -> Option<u32> {
     RANKS.into_iter().find_map(get)?.to_str()?.parse().ok()
 }
@@ -39,6 +62,13 @@ fn rank(get: impl Fn(&str) -> Option<OsString>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logs_name_rank_and_process() {
+        let pid = std::process::id();
+        assert_eq!(Origin { rank: Some(3) }.to_string(), format!("rank 3, process {pid}"));
+        assert_eq!(Origin { rank: None }.to_string(), format!("process {pid}"));
+    }
 
     #[test]
     fn the_rank_is_the_launchers() {
