@@ -28,7 +28,7 @@ static void check(int good, const char *what) {
 /* A number for each round, so that none is overwritten before it was read. */
 static struct { uint64_t in[ROUNDS + 1], out[ROUNDS]; } memory;
 
-/* What a kernel does on a GPU. */
+/* On a GPU, a kernel. */
 static void compute(void *argument) {
     const int *round = (const int *)argument;
     memory.out[*round] = memory.in[*round] + 1;
