@@ -16,3 +16,4 @@ mod run_hosts;
 mod settings;
 mod traces;
 mod verbs;
+mod warm_up;

@@ -81,7 +81,7 @@ fn ranks_of_two_hosts_are_a_team() {
         println!("at {}", std::env::var("SOFTHCA_LISTEN").unwrap());
         return;
     }
-    let cluster = Cluster::of_two("run-hosts-team", 216);
+    let cluster = Cluster::of_two("several-hosts-team", 216);
     let own = std::env::current_exe().unwrap().display().to_string();
     let words = arguments(module_path!(), "ranks_of_two_hosts_are_a_team");
     let words: Vec<&str> = std::iter::once(own.as_str()).chain(words.iter().map(String::as_str)).collect();
@@ -99,7 +99,7 @@ fn ranks_of_two_hosts_are_a_team() {
 
 #[test]
 fn the_first_failure_is_told_and_ends_all_hosts() {
-    let cluster = Cluster::of_two("run-hosts-failure", 217);
+    let cluster = Cluster::of_two("several-hosts-failure", 217);
     let script = "trap '' TERM; echo $$; : > $GDSYNC_RANK; [ $GDSYNC_RANK = 3 ] || exec sleep 1000; \
                   until [ -f 0 ] && [ -f 1 ] && [ -f 2 ]; do sleep 0.01; done; echo no memory >&2; exit 9";
     let (launcher, _output, pids) = cluster.started(script);
@@ -116,7 +116,7 @@ fn the_first_failure_is_told_and_ends_all_hosts() {
 
 #[test]
 fn signals_reach_all_hosts() {
-    let cluster = Cluster::of_two("run-hosts-signals", 218);
+    let cluster = Cluster::of_two("several-hosts-signals", 218);
     let (mut launcher, mut output, _) =
         cluster.started("trap 'echo caught; exit 0' INT; echo $$; while :; do sleep 0.01; done");
     signal(launcher.id(), libc::SIGINT);
@@ -138,7 +138,7 @@ fn signals_reach_all_hosts() {
 
 #[test]
 fn no_process_is_left_when_the_launcher_or_a_host_is_lost() {
-    let cluster = Cluster::of_two("run-hosts-lost", 219);
+    let cluster = Cluster::of_two("several-hosts-lost", 219);
     let (mut launcher, _output, pids) =
         cluster.started("trap '' TERM HUP INT; echo $$; sleep 1000; sleep 1000");
     launcher.kill().unwrap();
@@ -159,7 +159,7 @@ fn no_process_is_left_when_the_launcher_or_a_host_is_lost() {
 #[test]
 fn a_host_that_is_not_reached_is_told() {
     let shell = "#!/bin/sh\n[ $1 = 127.83.220.1 ] || { echo \"$1: no route\" >&2; exit 255; }\nshift\nexec sh -c \"$*\"\n";
-    let cluster = Cluster::new("run-hosts-unreached", "127.83.220.1\nb\n", shell);
+    let cluster = Cluster::new("several-hosts-unreached", "127.83.220.1\nb\n", shell);
     let output = cluster.command("2", &["sh", "-c", "echo began"]).output().unwrap();
     let told = "b: b: no route\ngdsync: host b was the first to fail (exit status: 255); its last line of standard error: b: no route\n";
     assert_eq!(
@@ -171,7 +171,7 @@ fn a_host_that_is_not_reached_is_told() {
     let told = "gdsync: /nowhere/shell: No such file or directory (os error 2)\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(127), told));
     // An address of one host alone cannot be the meeting point of several.
-    let cluster = Cluster::new("run-hosts-loopback", "127.83.220.1\n192.0.2.1\n", SHELL);
+    let cluster = Cluster::new("several-hosts-loopback", "127.83.220.1\n192.0.2.1\n", SHELL);
     let output = cluster.command("2", &["true"]).output().unwrap();
     let said = text(&output.stderr);
     assert!(said.contains("192.0.2.1 cannot be used as an address of this host"), "{said}");
@@ -179,7 +179,7 @@ fn a_host_that_is_not_reached_is_told() {
 
 #[test]
 fn variables_that_are_named_are_passed_on() {
-    let cluster = Cluster::of_two("run-hosts-variables", 221);
+    let cluster = Cluster::of_two("several-hosts-variables", 221);
     // The remote shell starts with little.
     let shell = SHELL.replace("exec sh", "exec env -i PATH=\"$PATH\" sh");
     std::fs::write(cluster.0.path().join("shell"), shell).unwrap();
@@ -213,7 +213,7 @@ fn variables_that_are_named_are_passed_on() {
 
 #[test]
 fn a_bad_file_is_told_with_its_line() {
-    let cluster = Cluster::new("run-hosts-file", "# hosts\nnode7 slots=two\n", SHELL);
+    let cluster = Cluster::new("several-hosts-file", "# hosts\nnode7 slots=two\n", SHELL);
     let told = |command: &mut Command| {
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
