@@ -140,7 +140,7 @@ impl DeviceQp {
             }
             if pause.elapsed() > timeout {
                 if progress.error == 0
-                    && let Some(WorkError { syndrome, vendor }) = failure
+                    && let Some(WorkError { syndrome, vendor, .. }) = failure
                 {
                     progress.error = super::ERROR_WORK | u64::from(vendor) << 8 | u64::from(syndrome);
                 }

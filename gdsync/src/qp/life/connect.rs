@@ -147,7 +147,7 @@ pub(crate) fn connect(
     match *status {
         QpState::Initialised => {}
         QpState::Connected => return refuse("connected"),
-        QpState::Failed(_) => return refuse("failed"),
+        QpState::Failed(..) => return refuse("failed"),
     }
     let device = &queue_pair.domain.pd.device;
     options.check(device.attributes()?.max_reads)?;
