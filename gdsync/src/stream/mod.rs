@@ -24,6 +24,8 @@ mod points_tests;
 mod post;
 #[deny(unsafe_code)]
 mod proxy;
+#[deny(unsafe_code)]
+mod shown;
 mod soft;
 #[deny(unsafe_code)]
 mod state;
