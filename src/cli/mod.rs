@@ -24,7 +24,7 @@ use crate::hca::{self, Hca};
 use crate::tools;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use gdsync::mapped::MappingBackend;
+use gdsync::advanced::mapped::MappingBackend;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::PathBuf;

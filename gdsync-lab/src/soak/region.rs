@@ -1,8 +1,8 @@
 //! Memory of messages: the host's, or separate memory such as a GPU's, which the CPU fills and reads by copies.
 
+use gdsync::advanced::mapped::MappedMemory;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::mapped::MappedMemory;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory, Slice};
 use gdsync_cli::failure::Failure;

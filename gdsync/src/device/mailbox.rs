@@ -1,7 +1,7 @@
 //! Mailboxes for kernels that cannot reach the card's doorbell register: the kernel writes its posted index into a
 //! word of pinned memory, and a thread of the process rings the card. Also detaches queue pairs from their devices.
 //!
-//! This is not the thread of `stream/proxy.rs`, which knows the number of doorbells to come, and sleeps once all of
+//! This is not the thread of the streams' proxy, which knows the number of doorbells to come, and sleeps once all of
 //! them have rung. A kernel may ring at any time, so this thread polls as long as a queue pair with a mailbox is
 //! attached.
 

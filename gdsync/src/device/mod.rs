@@ -6,7 +6,7 @@ mod layout;
 #[deny(unsafe_code)]
 mod mailbox;
 pub mod nvrtc;
-pub mod raw;
+pub(crate) mod raw;
 
 pub use headers::headers;
 pub use layout::{CollectorData, DeviceQpData, STATE_BYTES, TriggerData};
