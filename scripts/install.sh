@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds libgdsync and installs it with its headers and its pkg-config file, and the command gdsync with its manual pages and
+# Builds libgdsync and installs it with its headers and its files for pkg-config and CMake, and the command gdsync with its manual pages and
 # completions: scripts/install.sh PREFIX. Needs Rust and a C linker.
 # scripts/install.sh --mpi PREFIX: libgdsync-mpis and libgdsync-mpix instead (scripts/install-mpi).
 # DESTDIR, if set, goes before PREFIX. Builds target/release, unless GDSYNC_BUILD_PROFILE names another cargo profile.
@@ -12,7 +12,5 @@ fi
 source "$(dirname "$0")/install-library"
 begin "$0" "$@"
 build gdsync-c gdsync-cli gdsync-lab gdsync-soft gdsync-top
-install_libraries "$built/libgdsync_c" libgdsync 2.2.0
-headers bindings/c/include gdsync/include
-pkg_config gdsync 2.2.0 gdsync "GPUDirect Async: network work in the order of CUDA streams"
+c_library
 tool

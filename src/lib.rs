@@ -95,7 +95,10 @@ pub fn main(
     match log::own_filter(default) {
         Ok(filter) => {
             // The layer would report a failed write by `eprintln!`, which panics.
-            let written = tracing_subscriber::fmt::layer().with_writer(io::stderr).log_internal_errors(false);
+            let written = tracing_subscriber::fmt::layer()
+                .with_writer(io::stderr)
+                .with_timer(log::STAMP)
+                .log_internal_errors(false);
             tracing_subscriber::registry().with(written).with(filter).init();
         }
         Err(error) => {

@@ -1,10 +1,20 @@
-//! Log filters.
+//! Log filters, and what precedes each message.
 
 use crate::failure::Failure;
+use gdsync_sys::host::origin;
+use std::fmt;
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// The environment variable of the command's log filter.
 pub const VARIABLE: &str = "GDSYNC_LOG";
+
+/// Writes what precedes each message: the time, and the process.
+pub(crate) const STAMP: fn(&mut Writer<'_>) -> fmt::Result = |writer| {
+    SystemTime.format_time(writer)?;
+    write!(writer, " {}", origin())
+};
 
 /// Returns the filter of the command's log, with its default.
 ///

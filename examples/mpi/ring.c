@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * A ring of MPI processes on gdsync's C interface: each rank sends to the next one and receives from the previous one, for many rounds.
- * MPI exchanges only the endpoints. A stream rings the card and waits; every byte of every round is checked.
+ * MPI exchanges only the queue pairs' addresses. A stream rings the card and waits; every byte of every round is checked.
  *
  *     mpicc -o ring ring.c $(pkg-config --cflags --libs gdsync)
  *     mpirun -n 4 ./ring [--gpu N] [--rounds N] [--size BYTES]
@@ -13,6 +13,7 @@
 
 #include <gdsync.h>
 #include <gdsync/ext.h>
+#include <gdsync/team.h>
 
 #include <mpi.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@
 
 /* WINDOW rounds are enqueued before the CPU waits for one. There are twice as many receive buffers, so that the neighbour may be a window
  * ahead. */
-enum { WINDOW = 8, PORT = 1, PATIENCE_MS = 20000 };
+enum { WINDOW = 8, PATIENCE_MS = 20000 };
 
 static int own_rank;
 
@@ -39,17 +40,9 @@ static void check(int good, const char *what) {
 
 #define OK(call) check((call) == 0, #call)
 
-/* Endpoint of a queue pair, as bytes that MPI transfers between processes of the same architecture. */
-struct endpoint {
-    uint32_t number;
-    uint16_t lid;
-    union ibv_gid gid;
-};
-
 struct ring {
     struct ibv_context *context;
     struct ibv_pd *pd;
-    struct ibv_port_attr port;
     struct gds_qp *next, *before;
     uint8_t *memory;
     struct ibv_mr *region;
@@ -61,7 +54,6 @@ struct ring {
 
 static struct gds_qp *make_queue_pair(struct ring *ring) {
     gds_qp_init_attr_t attr;
-    struct ibv_qp_attr init;
     struct gds_qp *qp;
     memset(&attr, 0, sizeof(attr));
     attr.cap.max_send_wr = 2 * WINDOW;
@@ -71,46 +63,27 @@ static struct gds_qp *make_queue_pair(struct ring *ring) {
     attr.qp_type = IBV_QPT_RC;
     qp = gds_create_qp(ring->pd, ring->context, &attr, ring->gpu, GDS_CREATE_QP_DEFAULT);
     check(qp != NULL, "gds_create_qp");
-    memset(&init, 0, sizeof(init));
-    init.qp_state = IBV_QPS_INIT;
-    init.port_num = PORT;
-    OK(gds_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
     return qp;
 }
 
-static struct endpoint endpoint_of(struct ring *ring, struct gds_qp *qp) {
-    struct endpoint endpoint;
-    memset(&endpoint, 0, sizeof(endpoint));
-    endpoint.number = qp->qp->qp_num;
-    endpoint.lid = ring->port.lid;
-    OK(gdsync_query_gid(ring->context, PORT, 0, &endpoint.gid));
-    return endpoint;
+static int by_mpi(void *comm, const void *own, void *all, size_t bytes) {
+    return MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, *(MPI_Comm *)comm);
 }
 
-static void connect_to(struct ring *ring, struct gds_qp *qp, const struct endpoint *remote) {
-    struct ibv_qp_attr attr;
-    memset(&attr, 0, sizeof(attr));
-    attr.qp_state = IBV_QPS_RTR;
-    attr.path_mtu = ring->port.active_mtu;
-    attr.dest_qp_num = remote->number;
-    attr.max_dest_rd_atomic = 1;
-    attr.min_rnr_timer = 12;
-    attr.ah_attr.dlid = remote->lid;
-    attr.ah_attr.port_num = PORT;
-    attr.ah_attr.is_global = ring->port.link_layer == IBV_LINK_LAYER_ETHERNET;
-    attr.ah_attr.grh.dgid = remote->gid;
-    attr.ah_attr.grh.hop_limit = 64;
-    OK(gds_modify_qp(qp, &attr,
-                     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    attr.qp_state = IBV_QPS_RTS;
-    attr.timeout = 16;
-    attr.retry_cnt = 7;
-    attr.rnr_retry = 7; /* no limit: a neighbour may be slow */
-    attr.max_rd_atomic = 1;
-    OK(gds_modify_qp(qp, &attr,
-                     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                         IBV_QP_MAX_QP_RD_ATOMIC));
+/* Connects the queue pairs of all ranks. MPI exchanges their addresses. */
+static void connect_all(struct ring *ring) {
+    MPI_Comm world = MPI_COMM_WORLD;
+    gdsync_bootstrap_t *bootstrap =
+        gdsync_bootstrap_with((uint32_t)ring->rank, (uint32_t)ring->ranks, by_mpi, &world, PATIENCE_MS);
+    gdsync_connection_t connections[2];
+    check(bootstrap != NULL, "gdsync_bootstrap_with");
+    connections[0].qp = ring->next;
+    connections[0].rank = (uint32_t)((ring->rank + 1) % ring->ranks);
+    connections[0].tag = (uint32_t)ring->rank; /* the rank that sends */
+    connections[1].qp = ring->before;
+    connections[1].rank = connections[1].tag = (uint32_t)((ring->rank + ring->ranks - 1) % ring->ranks);
+    OK(gdsync_bootstrap_connect(bootstrap, 2, connections));
+    OK(gdsync_bootstrap_free(bootstrap));
 }
 
 static size_t sent_from(const struct ring *ring, long round) { return (size_t)(round % WINDOW) * ring->size; }
@@ -156,11 +129,11 @@ static void enqueue(struct ring *ring, long round) {
     wr.wr_id = (uint64_t)round;
     wr.sg_list = &sge;
     wr.num_sge = 1;
-    wr.exp_opcode = IBV_EXP_WR_SEND;
-    wr.exp_send_flags = IBV_EXP_SEND_SIGNALED;
+    wr.opcode = IBV_WR_SEND;
+    wr.send_flags = IBV_SEND_SIGNALED;
     OK(gds_stream_queue_send(ring->stream, ring->next, &wr, &bad));
-    OK(gds_stream_wait_cq(ring->stream, &ring->next->send_cq, 0));
-    OK(gds_stream_wait_cq(ring->stream, &ring->before->recv_cq, 0));
+    OK(gds_stream_wait_cq(ring->stream, ring->next->send_cq, 0));
+    OK(gds_stream_wait_cq(ring->stream, ring->before->recv_cq, 0));
 }
 
 static void completed(struct gds_cq *cq, long round) {
@@ -175,8 +148,8 @@ static void check_round(struct ring *ring, long round) {
     const uint8_t *bytes = ring->memory + received_at(ring, round);
     int from = (ring->rank + ring->ranks - 1) % ring->ranks;
     size_t i;
-    completed(&ring->next->send_cq, round);
-    completed(&ring->before->recv_cq, round);
+    completed(ring->next->send_cq, round);
+    completed(ring->before->recv_cq, round);
     for (i = 0; i < ring->size; i++) {
         if (bytes[i] != content(from, round, i)) {
             fail("a message", "it is not what was sent");
@@ -254,9 +227,7 @@ static void options(struct ring *ring, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     struct ring ring;
-    struct endpoint own, of_next, of_before;
     void *memory = NULL;
-    int next, before;
     double started, time;
 
     memset(&ring, 0, sizeof(ring));
@@ -268,15 +239,12 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &ring.ranks);
     own_rank = ring.rank;
     options(&ring, argc, argv);
-    next = (ring.rank + 1) % ring.ranks;
-    before = (ring.rank + ring.ranks - 1) % ring.ranks;
 
     open_stream(&ring);
     ring.context = gdsync_soft_open(NULL);
     check(ring.context != NULL, "gdsync_soft_open");
     ring.pd = gdsync_alloc_pd(ring.context);
     check(ring.pd != NULL, "gdsync_alloc_pd");
-    OK(gdsync_query_port(ring.context, PORT, &ring.port));
     check(posix_memalign(&memory, 4096, 3 * WINDOW * ring.size) == 0, "posix_memalign");
     ring.memory = (uint8_t *)memory;
     ring.region = gdsync_reg_mr(ring.pd, ring.memory, 3 * WINDOW * ring.size, IBV_ACCESS_LOCAL_WRITE);
@@ -284,15 +252,7 @@ int main(int argc, char **argv) {
     ring.next = make_queue_pair(&ring);
     ring.before = make_queue_pair(&ring);
 
-    /* Each of the two connections has one end here and one at a neighbour. */
-    own = endpoint_of(&ring, ring.next);
-    MPI_Sendrecv(&own, sizeof(own), MPI_BYTE, next, 0, &of_before, sizeof(of_before), MPI_BYTE, before, 0, MPI_COMM_WORLD,
-                 MPI_STATUS_IGNORE);
-    own = endpoint_of(&ring, ring.before);
-    MPI_Sendrecv(&own, sizeof(own), MPI_BYTE, before, 1, &of_next, sizeof(of_next), MPI_BYTE, next, 1, MPI_COMM_WORLD,
-                 MPI_STATUS_IGNORE);
-    connect_to(&ring, ring.next, &of_next);
-    connect_to(&ring, ring.before, &of_before);
+    connect_all(&ring);
     receive(&ring, 0, WINDOW < ring.rounds ? WINDOW : ring.rounds);
     /* No rank sends before all can receive. */
     MPI_Barrier(MPI_COMM_WORLD);

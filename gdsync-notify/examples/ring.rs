@@ -10,9 +10,10 @@ use gdsync::cuda::{self, GpuList, GpuMemory, Gpus};
 use gdsync::memop::MemOpStream;
 use gdsync::verbs::{GpuMemoryRegion, provider};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, CudaStream, Device, Endpoint, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, CudaStream, Device, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
 };
+use gdsync_notify::Connection;
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use std::error::Error;
 use std::io::Write;
@@ -124,15 +125,13 @@ impl Ring {
             QueuePair::new(&pd, QueuePairConfig::default())?,
         );
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
-        // Endpoints for the neighbours: the next rank connects to the first queue pair, the previous one to the second.
-        let own = format!("{} {}", next.endpoint()?, before.endpoint()?);
-        let all = bootstrap.all_gather(own.as_bytes())?;
-        let endpoint = |rank: u32, which: usize| -> Result<Endpoint, Failure> {
-            let text = std::str::from_utf8(&all[rank as usize])?;
-            Ok(text.split(' ').nth(which).ok_or("a rank told too little")?.parse()?)
-        };
-        next.connect(&endpoint((rank + 1) % size, 1)?, ConnectOptions::default())?;
-        before.connect(&endpoint((rank + size - 1) % size, 0)?, ConnectOptions::default())?;
+        // The tag of a connection is the rank that sends by it.
+        let previous = (rank + size - 1) % size;
+        let connections = [
+            Connection { queue_pair: &next, rank: (rank + 1) % size, tag: rank },
+            Connection { queue_pair: &before, rank: previous, tag: previous },
+        ];
+        bootstrap.connect(&connections, ConnectOptions::default())?;
         let memory = Memory::new(&pd, gpu_of(options, rank), 3 * WINDOW * options.size)?;
         let ring = Ring { memory, next, before, rank, size, bytes: options.size };
         ring.receive(0, WINDOW.min(options.rounds))?;

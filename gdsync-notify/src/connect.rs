@@ -8,7 +8,7 @@ use crate::handshake::{Endpoints, Introduction, QueueEndpoints};
 use crate::initiator::Initiator;
 use crate::liveness::Liveness;
 use crate::memory::access;
-use gdsync::verbs::{DcAddress, Transport};
+use gdsync::verbs::{DcAddress, OutOfRange, Transport};
 use gdsync::{ConnectOptions, ProtectionDomain, QueuePair, QueuePairConfig};
 use std::sync::Arc;
 
@@ -33,9 +33,15 @@ impl Unconnected {
         let of_control =
             QueuePairConfig::default().port(port).gid_index(gid_index).pkey_index(pkey_index).queues(api);
         let (options, position) = (ControlOptions::of(config.connect), (rank, size));
+        let limit = pd.device().attributes()?.max_queue_pairs;
         let make = |count: u32, of_queues: QueuePairConfig<'static>| {
+            if config.queues.saturating_mul(count) > limit {
+                let limit = format!("each takes {count} queue pairs, and the card has {limit}");
+                let (what, value, remedy) = ("queues", config.queues.into(), "ask for fewer");
+                return Err(gdsync::Error::OutOfRange(OutOfRange { what, value, limit, remedy }));
+            }
             let queue = |_| (0..count).map(|_| QueuePair::new(pd, of_queues)).collect();
-            (0..config.queues).map(queue).collect::<Result<Vec<Vec<_>>, _>>()
+            (0..config.queues).map(queue).collect::<Result<Vec<Vec<_>>, gdsync::Error>>()
         };
         let dynamic = || {
             let of_queues = of_queues.transport(Transport::Dc).connections(config.connect);

@@ -336,7 +336,7 @@ fn run(watched: &Weak<Connections>, liveness: &Liveness) {
         let (newly_cut, is_cut) = liveness.set_cut(connections.cut());
         let mut control = connections.control.lock();
         control.poll(liveness);
-        let cut_by = control.exchange_cut(&newly_cut, liveness);
+        let cut_by = control.exchange_cut(newly_cut, liveness);
         let is_told = control.release(liveness);
         period = control.poll_period().min(LOOK);
         drop(control);

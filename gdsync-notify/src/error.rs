@@ -151,6 +151,20 @@ pub enum NotifyError {
         /// This rank's value.
         ours: String,
     },
+    /// Two ranks do not have the same number of queue pairs to connect.
+    #[error(
+        "tag {tag}: rank {rank} has {theirs} queue pairs to connect with this rank, which has {ours}: pass one on each side"
+    )]
+    Unpaired {
+        /// The other rank.
+        rank: u32,
+        /// The tag of the queue pairs.
+        tag: u32,
+        /// Its number.
+        theirs: usize,
+        /// This rank's number.
+        ours: usize,
+    },
     /// A collective call failed on another rank.
     #[error("the call failed on rank {rank}: {reason}")]
     FailedOnRank {

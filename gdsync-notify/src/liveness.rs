@@ -57,6 +57,8 @@ struct RankStates {
     withdrawn: RankSet,
     /// Dead ranks that end no waits before [`Liveness::set_told`].
     untold: RankSet,
+    /// Ranks of `cut` that end no waits before that.
+    untold_cut: RankSet,
     /// Living ranks, and those in `untold`, that cannot write here: see [`Liveness::set_cut`].
     cut: BTreeMap<u32, FailureCause>,
     is_due: bool,
@@ -150,10 +152,11 @@ impl Liveness {
             })
         };
         let first_dead = all().find(|(_, state)| matches!(state, RankState::Dead(_)));
-        let first_cut = states.cut.keys().next().map(|rank| (*rank, RankState::Alive));
+        let ends = |rank: &u32| states.cut.contains_key(rank) && !states.untold_cut.contains(rank);
+        let first_cut = states.cut.keys().find(|rank| ends(rank)).map(|rank| (*rank, RankState::Alive));
         let end = self.ended.get().map(|own| (*own, RankState::Alive));
         let of = |(rank, state)| match state {
-            RankState::Alive if states.cut.contains_key(&rank) => Some((rank, state)),
+            RankState::Alive if ends(&rank) => Some((rank, state)),
             RankState::Alive => first_dead.filter(|_| states.withdrawn.contains(&rank)).or(end),
             state => Some((rank, state)),
         };
@@ -164,7 +167,7 @@ impl Liveness {
     }
 
     /// Sets the living ranks, of which this may be one, to which all of the team's connections have failed: no
-    /// notification arrives from them. Returns the new ones, and whether waits may have to be released, or released ones
+    /// notification arrives from them. New ones end waits after [`Self::set_told`]. Returns the new ones, and whether waits may have to be released, or released ones
     /// to wait again.
     pub(crate) fn set_cut(&self, mut cut: BTreeMap<u32, FailureCause>) -> (RankSet, bool) {
         let mut states = self.states.lock();
@@ -173,7 +176,9 @@ impl Liveness {
             // Its released waits stay released.
             _ => states.untold.contains(rank) && states.cut.contains_key(rank),
         });
-        let new = cut.keys().copied().filter(|rank| !states.cut.contains_key(rank)).collect();
+        let new: RankSet = cut.keys().copied().filter(|rank| !states.cut.contains_key(rank)).collect();
+        states.untold_cut.retain(|rank| cut.contains_key(rank));
+        states.untold_cut.extend(&new);
         let is_due = states.cut != cut || !cut.is_empty();
         states.cut = cut;
         (new, is_due)
@@ -231,14 +236,16 @@ impl Liveness {
         true
     }
 
-    /// Returns true if all ranks that are marked dead end waits.
+    /// Returns true if all ranks that are marked dead or cut off end waits.
     pub(crate) fn is_told(&self) -> bool {
-        self.states.lock().untold.is_empty()
+        let states = self.states.lock();
+        states.untold.is_empty() && states.untold_cut.is_empty()
     }
 
-    /// Lets the ranks that are marked dead end waits: the others have been told of them.
+    /// Lets the ranks that are marked dead or cut off end waits: the others have been told of them.
     pub(crate) fn set_told(&self) {
         let states = &mut *self.states.lock();
+        states.untold_cut.clear();
         std::mem::take(&mut states.untold).iter().for_each(|rank| _ = states.cut.remove(rank));
     }
 
@@ -332,16 +339,21 @@ mod tests {
         assert_eq!(liveness.set_cut(BTreeMap::new()), ([].into(), false));
         let aborted = |ranks: &[u32]| ranks.iter().map(|rank| (*rank, FailureCause::Aborted)).collect();
         assert_eq!(liveness.set_cut(aborted(&[1])), ([1].into(), true));
+        let none = WaitEnders { any: None, all: None, of_rank: vec![None; 2] };
+        assert!(liveness.wait_enders() == none && !liveness.is_told(), "the others have not been told");
+        liveness.set_told();
         let enders = WaitEnders { any: None, all: cut(1), of_rank: vec![None, cut(1)] };
         assert_eq!(liveness.wait_enders(), enders);
         assert!(matches!(liveness.check_released(1), Err(NotifyError::Failed { rank: 1, .. })));
         assert_eq!(liveness.set_cut(aborted(&[0, 1])), ([0].into(), true));
+        assert_eq!(liveness.wait_enders(), enders);
+        liveness.set_told();
         let enders = WaitEnders { any: cut(0), all: cut(0), of_rank: vec![cut(0), cut(1)] };
         assert_eq!(liveness.wait_enders(), enders);
         // Connected again.
         assert_eq!(liveness.set_cut(BTreeMap::new()), ([].into(), true));
         assert!(liveness.check_released(1).is_ok());
-        assert_eq!(liveness.wait_enders(), WaitEnders { any: None, all: None, of_rank: vec![None; 2] });
+        assert_eq!(liveness.wait_enders(), none);
         liveness.end(1);
         assert_eq!(liveness.wait_enders(), WaitEnders { any: cut(1), all: cut(1), of_rank: vec![cut(1); 2] });
         assert!(matches!(liveness.check_released(1), Err(NotifyError::Ended)));

@@ -178,8 +178,7 @@ impl SegmentSpec<'_> {
             let Some(context) = context else {
                 return Ok(SegmentMemory::Host(MemoryRegion::allocate(pd, bytes, access)?));
             };
-            let memory = GpuMemory::allocate(context, bytes)?;
-            Ok(SegmentMemory::Gpu(GpuMemoryRegion::register(pd, memory, access)?))
+            Ok(SegmentMemory::Gpu(GpuMemoryRegion::allocate(pd, context, bytes, access)?))
         };
         let (memory, len) = match *self {
             SegmentSpec::Host { len, .. } | SegmentSpec::Gpu { len, .. } => {

@@ -1,5 +1,9 @@
 //! Facts of the host's operating system, and of this process.
 
+use crate::launcher::launcher_rank;
+use std::fmt;
+use std::sync::OnceLock;
+
 /// Returns the bytes of a page of host memory.
 pub fn page_size() -> usize {
     // SAFETY: `sysconf` has no preconditions.
@@ -19,4 +23,37 @@ pub fn monotonic() -> u64 {
 pub fn process_stat(pid: u32) -> Option<String> {
     let status = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     String::from_utf8_lossy(&status).rsplit(')').next().map(str::to_owned)
+}
+
+/// This process, as logs of many processes name it: by its launcher's rank and its id, which a fork changes.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    rank: Option<u32>,
+}
+
+/// Returns this process's origin. The launcher's variables are read once.
+pub fn origin() -> Origin {
+    static RANK: OnceLock<Option<u32>> = OnceLock::new();
+    Origin { rank: *RANK.get_or_init(launcher_rank) }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(rank) = self.rank {
+            write!(f, "rank {rank}, ")?;
+        }
+        write!(f, "process {}", std::process::id())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_name_rank_and_process() {
+        let pid = std::process::id();
+        assert_eq!(Origin { rank: Some(3) }.to_string(), format!("rank 3, process {pid}"));
+        assert_eq!(Origin { rank: None }.to_string(), format!("process {pid}"));
+    }
 }

@@ -1,6 +1,7 @@
-// Puts, signals, waits and atomics of NVSHMEM between two GPUs over the software card, checked. scripts/gpu/field builds and starts it, once for each
+// Puts, signals, waits and atomics of NVSHMEM between two GPUs (with MPS, two processes on one) over the software card, checked. scripts/gpu/field builds and starts it, once for each
 // rank. Arguments: rank, ranks, a file through which the ranks find each other, and `fetching` or `adding`: whether atomics answer. (NVSHMEM's transport
 // ibrc has those only with GDRCopy's driver.)
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +23,8 @@
 constexpr int ROUNDS = 20;
 constexpr size_t WORDS = 1 << 16;
 constexpr int THREADS = 128;
+constexpr int TOKENS = 32;
+constexpr size_t TOKEN = 4096;
 
 __host__ __device__ unsigned long long said(unsigned long long rank, unsigned long long round, unsigned long long i) {
     return (rank * 1000003 + round) * 0x9e3779b97f4a7c15ull + i;
@@ -39,6 +42,19 @@ __global__ void exchange(unsigned long long *outgoing, unsigned long long *incom
         if (incoming[i] != said(peer, round, i)) atomicAdd(wrong, 1ull);
     __syncthreads();
     if (threadIdx.x == 0) nvshmem_quiet();
+}
+
+// The dispatch of experts: each block sends one token of TOKEN bytes; a rank that has all tokens of the peer sends them back.
+__global__ void dispatch(char *tokens, char *arrived, char *back, uint64_t *signals, int peer, uint64_t expected) {
+    char *own = arrived + blockIdx.x * TOKEN;
+    nvshmemx_putmem_signal_nbi_block(own, tokens + blockIdx.x * TOKEN, TOKEN, signals, 1, NVSHMEM_SIGNAL_ADD, peer);
+    if (threadIdx.x == 0) nvshmem_signal_wait_until(signals, NVSHMEM_CMP_GE, expected);
+    __syncthreads();
+    nvshmemx_putmem_signal_nbi_block(back + blockIdx.x * TOKEN, own, TOKEN, signals + 1, 1, NVSHMEM_SIGNAL_ADD, peer);
+    if (threadIdx.x == 0) {
+        nvshmem_signal_wait_until(signals + 1, NVSHMEM_CMP_GE, expected);
+        nvshmem_quiet();
+    }
 }
 
 // Every thread adds to the peer's counter; all get what the peer holds.
@@ -65,7 +81,9 @@ int main(int argc, char **argv) {
     if (argc != 5) return 2;
     bool fetching = !std::strcmp(argv[4], "fetching");
     int rank = std::atoi(argv[1]), ranks = std::atoi(argv[2]);
-    CUDA(cudaSetDevice(rank));
+    int gpus;
+    CUDA(cudaGetDeviceCount(&gpus));
+    CUDA(cudaSetDevice(rank % gpus));
     nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
     char part[4096];
     std::snprintf(part, sizeof part, "%s.part", argv[3]);
@@ -110,6 +128,33 @@ int main(int argc, char **argv) {
         nvshmem_barrier_all();
     }
     std::printf("rank %d: %d rounds of %zu bytes with a signal behind them: right\n", rank, ROUNDS, WORDS * 8);
+
+    auto *tokens = static_cast<char *>(nvshmem_malloc(3 * TOKENS * TOKEN));
+    auto *signals = static_cast<uint64_t *>(nvshmem_calloc(2, 8));
+    char sent[TOKENS * TOKEN], came[TOKENS * TOKEN];
+    float shortest = 1e9f;
+    cudaEvent_t begin, end;
+    CUDA(cudaEventCreate(&begin));
+    CUDA(cudaEventCreate(&end));
+    for (uint64_t round = 1; round <= ROUNDS; round++) {
+        std::memset(sent, static_cast<int>(round + 100 * rank), sizeof sent);
+        CUDA(cudaMemcpy(tokens, sent, sizeof sent, cudaMemcpyHostToDevice));
+        nvshmem_barrier_all();
+        CUDA(cudaEventRecord(begin, stream));
+        dispatch<<<TOKENS, THREADS, 0, stream>>>(tokens, tokens + sizeof sent, tokens + 2 * sizeof sent, signals, peer, round * TOKENS);
+        CUDA(cudaEventRecord(end, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        float time;
+        CUDA(cudaEventElapsedTime(&time, begin, end));
+        shortest = std::fmin(shortest, time);
+        nvshmem_barrier_all();
+        CUDA(cudaMemcpy(came, tokens + 2 * sizeof sent, sizeof came, cudaMemcpyDeviceToHost));
+        if (std::memcmp(came, sent, sizeof came)) {
+            std::fprintf(stderr, "rank %d, round %llu: tokens came back wrong\n", rank, static_cast<unsigned long long>(round));
+            return 1;
+        }
+    }
+    std::printf("rank %d: %d tokens of %zu bytes there and back, at least %.0f us: right\n", rank, TOKENS, TOKEN, 1000 * shortest);
 
     for (unsigned long long round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < THREADS; i++) values[i] = said(rank, round, i);

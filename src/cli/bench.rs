@@ -1,5 +1,6 @@
 //! The options of `gdsync bench`, and of the processes that it starts.
 
+use super::values::Sizes;
 use super::{Connections, NetOptions, values};
 use crate::hca::{self, Hca};
 use clap::{Args, Subcommand, ValueEnum};
@@ -30,10 +31,14 @@ pub struct BenchOptions {
     /// As `--iters`, for benchmarks that count rounds
     #[arg(long, value_name = "N", hide = true, conflicts_with = "iters", value_parser = values::positive, allow_hyphen_values = true)]
     pub rounds: Option<u64>,
-    /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams]; for `exchange` and
-    /// `turnaround` also several, such as `0,1` or `all`: between every two of them
+    /// The GPU to measure on [default: 0; for `exchange` none, which is on software streams, and for `card` none, which is in host
+    /// memory]; for `card`, `exchange` and `turnaround` also several, such as `0,1` or `all`: between every two of them
     #[arg(long, value_name = "N[,N...]", allow_hyphen_values = true)]
     pub gpu: Option<GpuList>,
+    /// Bytes of the writes of `card --gpu`: a list such as `64,4K,1M`, or powers of two, such as `64..16M`
+    /// [default: 64,1K,4K,8K,64K,1M,16M]
+    #[arg(long, value_name = "LIST", value_parser = values::card_sizes, requires = "gpu", allow_hyphen_values = true)]
+    pub sizes: Option<Sizes>,
     /// Where the word of `fanout` lies that the card writes for completions
     #[arg(long, value_enum, default_value_t = Memory::Host)]
     pub arrivals: Memory,
@@ -69,13 +74,22 @@ impl BenchOptions {
         self.rounds.or(self.iters).unwrap_or(ROUNDS)
     }
 
+    /// Returns the sizes of `card --gpu`.
+    pub fn card_sizes(&self) -> Vec<u64> {
+        let default = || [64, 1 << 10, 4 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20].to_vec();
+        self.sizes.as_ref().map_or_else(default, |sizes| sizes.0.clone())
+    }
+
     /// Returns the GPU of a benchmark that uses a single one.
     pub fn gpu(&self) -> u32 {
         self.gpu.as_ref().and_then(GpuList::single).unwrap_or(0)
     }
 
     pub(super) fn conflict(&self) -> Option<String> {
-        self.picture_conflict().or_else(|| self.gpu_conflict())
+        self.picture_conflict().or_else(|| self.gpu_conflict()).or_else(|| {
+            let is_unused = self.sizes.is_some() && self.what != Benchmark::Card;
+            is_unused.then(|| "--sizes is for `card --gpu`, whose writes it names".to_owned())
+        })
     }
 
     fn picture_conflict(&self) -> Option<String> {
@@ -94,10 +108,11 @@ impl BenchOptions {
 
     fn gpu_conflict(&self) -> Option<String> {
         let list = self.gpu.as_ref().filter(|list| list.single().is_none())?;
-        let takes_several = matches!(self.what, Benchmark::Exchange | Benchmark::Turnaround);
+        let takes_several =
+            matches!(self.what, Benchmark::Card | Benchmark::Exchange | Benchmark::Turnaround);
         (!takes_several).then(|| {
             format!(
-                "--gpu {list} is for `exchange` and `turnaround`, which measure between GPUs: for `{}`, name one GPU",
+                "--gpu {list} is for `card`, `exchange` and `turnaround`, which measure between GPUs: for `{}`, name one GPU",
                 super::word(&self.what)
             )
         })
@@ -123,7 +138,7 @@ pub enum Memory {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Benchmark {
-    /// The software card against memcpy
+    /// The software card against memcpy; with --gpu, its writes between GPU memory against the driver's copies
     Card,
     /// A software stream's wait that tells success from failure, against a plain one
     Checked,

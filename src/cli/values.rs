@@ -127,6 +127,17 @@ pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
     }
 }
 
+/// As [`sizes`], for copies, which have at least a byte.
+pub(super) fn card_sizes(text: &str) -> Result<Sizes, String> {
+    let sizes = sizes(text)?;
+    if sizes.0.contains(&0) {
+        return Err(format!(
+            "{text} has a write of 0 bytes, which copies nothing: begin with 1 byte or more"
+        ));
+    }
+    Ok(sizes)
+}
+
 /// Parses a time above 0 and up to a day.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

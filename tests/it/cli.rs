@@ -46,6 +46,14 @@ fn a_log_that_cannot_be_written_ends_nothing() {
 }
 
 #[test]
+fn the_log_names_the_rank_and_the_process() {
+    let mut command = gdsync(&["pingpong", "--procs", "1", "--iters", "10"]);
+    let output = command.env("GDSYNC_LOG", "trace").env("PMI_RANK", "5").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("Z rank 5, process "), "{said}");
+}
+
+#[test]
 fn batches_are_explained() {
     let report = json(&["explain", "--example", "alltoall", "--json"]);
     assert_eq!(report["merged"]["operations"].as_array().unwrap().len(), 193, "{report}");

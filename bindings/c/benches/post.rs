@@ -7,12 +7,13 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use gdsync::{Access, Batch, QueuePair, RemoteMemory, Slice, SoftStream, Stream, WorkRequest};
+use gdsync_c::api::upstream::{self, upstream_send_wr};
 use gdsync_c::api::{descriptors, ext, queue_pair as c_qp, send, verbs as c_verbs, wait};
 use gdsync_c::inside;
 use gdsync_c::types::{
     CUstream, GDS_MEMORY_HOST, GDS_TAG_SEND, GDS_TAG_WAIT, GDS_TAG_WAIT_VALUE32, GDS_WAIT_COND_EQ, gds_cq,
     gds_descriptor_body, gds_descriptor_t, gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands,
-    gds_send_request_t, gds_send_wr, gds_wait_request_t, gds_wait_value32_t, ibv_recv_wr,
+    gds_send_request_t, gds_wait_request_t, gds_wait_value32_t, ibv_recv_wr,
 };
 use gdsync_sys::verbs::{self, ibv_mr, ibv_port_attr, ibv_qp_attr, ibv_sge, ibv_wc};
 use std::cell::UnsafeCell;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 const POSTS: u32 = 64;
 const ROUNDS: usize = 4000;
-/// `IBV_EXP_WR_RDMA_WRITE`, `IBV_EXP_WR_SEND`.
+/// `IBV_WR_RDMA_WRITE`, `IBV_WR_SEND`.
 const WRITE: i32 = 0;
 const SEND: i32 = 2;
 
@@ -122,22 +123,21 @@ impl Pair {
     fn posts(
         &self,
         opcode: i32,
-        mut post: impl FnMut(*mut gds_send_wr, *mut *mut gds_send_wr) -> i32,
+        mut post: impl FnMut(*mut upstream_send_wr, *mut *mut upstream_send_wr) -> i32,
     ) -> Duration {
         // SAFETY: the region is alive.
         let (addr, lkey, rkey) = unsafe { ((*self.mr).addr as u64, (*self.mr).lkey, (*self.mr).rkey) };
         let mut sge = ibv_sge { addr, length: 8, lkey };
-        let mut wr = gds_send_wr {
+        let mut wr = upstream_send_wr {
             wr_id: 0,
             next: null_mut(),
             sg_list: &mut sge,
             num_sge: 1,
-            exp_opcode: opcode,
-            reserved: 0,
+            opcode,
+            send_flags: 1 << 1,
             imm_data: 0,
             wr: gds_send_operands { rdma: gds_rdma { remote_addr: addr, rkey } },
-            exp_send_flags: 1 << 1,
-            comp_mask: 0,
+            rest: [0; 7],
         };
         let mut bad = null_mut();
         let start = Instant::now();
@@ -171,7 +171,7 @@ impl Pair {
     fn cpu(&self, in_c: bool) -> Duration {
         let took = if in_c {
             // SAFETY: the queue pair and the request are valid, the memory registered.
-            self.posts(WRITE, |wr, bad| unsafe { send::gds_post_send(self.qp, wr, bad) })
+            self.posts(WRITE, |wr, bad| unsafe { upstream::gdsync_upstream_post_send(self.qp, wr, bad) })
         } else {
             self.rust_posts(|queue_pair, request| queue_pair.post_send(request).unwrap())
         };
@@ -206,7 +206,7 @@ impl Pair {
             if in_c {
                 // SAFETY: as in `cpu`, and the stream is alive.
                 self.posts(WRITE, |wr, bad| unsafe {
-                    send::gds_stream_queue_send(self.stream, self.qp, wr, bad)
+                    upstream::gdsync_upstream_stream_queue_send(self.stream, self.qp, wr, bad)
                 })
             } else {
                 self.on_stream(|stream, queue_pair, request| {
@@ -225,7 +225,7 @@ impl Pair {
                 let request = request.get();
                 // SAFETY: as in `queued`, and a valid place for the request.
                 self.posts(WRITE, |wr, bad| unsafe {
-                    send::gds_prepare_send(self.qp, wr, bad, request)
+                    upstream::gdsync_upstream_prepare_send(self.qp, wr, bad, request)
                         | send::gds_stream_post_send(self.stream, request)
                 })
             } else {
@@ -242,7 +242,7 @@ impl Pair {
             if in_c {
                 // SAFETY: as in `queued`.
                 self.posts(WRITE, |wr, bad| unsafe {
-                    send::gds_stream_queue_send(self.stream, self.qp, wr, bad)
+                    upstream::gdsync_upstream_stream_queue_send(self.stream, self.qp, wr, bad)
                         | wait::gds_stream_wait_cq(self.stream, &raw mut (*self.qp).send_cq, 0)
                 })
             } else {
@@ -270,7 +270,7 @@ impl Pair {
                 let [sent, arrived] = self.queues();
                 // SAFETY: queue pair, stream and memory are alive.
                 self.posts(SEND, |wr, bad| unsafe {
-                    send::gds_stream_queue_send(self.stream, self.qp, wr, bad)
+                    upstream::gdsync_upstream_stream_queue_send(self.stream, self.qp, wr, bad)
                         | wait::gds_stream_wait_cq(self.stream, sent, 0)
                         | wait::gds_stream_wait_cq(self.stream, arrived, 0)
                 })
@@ -293,7 +293,7 @@ impl Pair {
             let [on_sent, on_arrived] = self.queues();
             // SAFETY: queue pair and memory are alive, and the requests are valid places.
             unsafe {
-                send::gds_prepare_send(self.qp, wr, bad, send)
+                upstream::gdsync_upstream_prepare_send(self.qp, wr, bad, send)
                     | wait::gds_prepare_wait_cq(on_sent, sent, 0)
                     | wait::gds_prepare_wait_cq(on_arrived, arrived, 0)
             }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
-  * libgdsync's interface, version 2.2, on gdsync. Recompile programs that use libgdsync's header, and link them with -lgdsync. docs/c-abi.md has
-  * the whole list, and the differences.
+  * libgdsync's interface, version 2.2, on gdsync: link with -lgdsync. docs/c.md has a first program; docs/c-abi.md has the whole list, and the
+  * differences from libgdsync, whose programs are recompiled.
   *
   * Every function may be called from any thread. Functions that return an int return 0 or a positive errno; the reason is printed to stderr, and
   * returned by gdsync_error_text() of <gdsync/ext.h>.
   *
-  * libgdsync's sources have two dialects. Released versions take the types of the old OFED's "exp" verbs; the unreleased branch for upstream verbs
-  * (pull request 107) takes libibverbs' own. Define GDSYNC_UPSTREAM_VERBS before the first include for the second. Files of both dialects may be
-  * linked together, and pass queue pairs and requests to each other.
+  * Work requests and attributes of queue pairs are libibverbs' own structs, as in libgdsync's branch for upstream verbs (pull request 107). Released
+  * versions of libgdsync take the types of the old OFED's "exp" verbs: define GDSYNC_EXP_VERBS before the first include for sources of that dialect.
+  * Files of both dialects may be linked together, and pass queue pairs and requests to each other.
   *
   * Needs libibverbs' header. Uses the toolkit's cuda.h and gdrcopy's gdrapi.h if they are found, and otherwise declares their few types, as
   * software streams need neither.
@@ -16,8 +16,12 @@
 #ifndef __GDSYNC_H__
 #define __GDSYNC_H__
 
+#if defined(GDSYNC_EXP_VERBS) && defined(GDSYNC_UPSTREAM_VERBS)
+#error "GDSYNC_EXP_VERBS and GDSYNC_UPSTREAM_VERBS are both defined: the first is the old dialect, and the second the default"
+#endif
+
 #include <infiniband/verbs.h>
-#ifndef GDSYNC_UPSTREAM_VERBS
+#ifdef GDSYNC_EXP_VERBS
 #include <infiniband/verbs_exp.h>
 #include <infiniband/peer_ops.h>
 #endif

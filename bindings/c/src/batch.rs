@@ -1,6 +1,6 @@
 //! Translates descriptors of C programs to a batch.
 
-use crate::error::{CallError, bad, non_null, non_null_mut};
+use crate::error::{CallError, bad, bad_bits, non_null, non_null_mut};
 use crate::pages;
 use crate::requests::{self, Pending};
 use crate::types::{self, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t};
@@ -39,7 +39,7 @@ pub(crate) fn check_flags(flags: c_int, allowed: c_int) -> Result<c_int, CallErr
     let kind = flags & types::GDS_MEMORY_MASK;
     let known = [types::GDS_MEMORY_GPU, types::GDS_MEMORY_HOST, types::GDS_MEMORY_IO].contains(&kind);
     if !known || flags & !(allowed | types::GDS_MEMORY_MASK) != 0 {
-        return Err(bad("flags", flags, "one memory type and the descriptor's own flags are possible"));
+        return Err(bad_bits("flags", flags, "one memory type and the descriptor's own flags are possible"));
     }
     Ok(kind)
 }
@@ -257,7 +257,7 @@ pub(crate) fn check_word(ptr: *mut u32) -> Result<(), CallError> {
     if (ptr as usize).is_multiple_of(size_of::<u32>()) {
         return Ok(());
     }
-    Err(bad("the descriptor's ptr", ptr as i64, "a word is aligned to 4 bytes"))
+    Err(bad_bits("the descriptor's ptr", ptr as i64, "a word is aligned to 4 bytes"))
 }
 
 impl Drop for Builder {

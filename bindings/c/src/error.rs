@@ -1,6 +1,7 @@
 //! Translates errors and panics to errno values.
 
 use crate::log;
+use crate::words::of_c;
 use gdsync::batch::WriteError;
 use gdsync::cuda::{CudaError, DriverError};
 use gdsync::memop::{StreamError, WordError};
@@ -13,6 +14,7 @@ use gdsync_notify::NotifyError;
 use gdsync_notify::bootstrap::BootstrapError;
 use gdsync_sys::contain::contain;
 use libc::c_int;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,8 +24,12 @@ use std::time::Duration;
 pub(crate) enum CallError {
     #[error("{what} is a null pointer: pass a valid one")]
     Null { what: &'static str },
+    #[error("{what} is {value}, but {limit}")]
+    Bad { what: &'static str, value: i64, limit: Cow<'static, str> },
     #[error("{what} is {value:#x}, but {limit}")]
-    Bad { what: &'static str, value: i64, limit: &'static str },
+    BadBits { what: &'static str, value: i64, limit: Cow<'static, str> },
+    #[error("the {what} has objects left, {}", name_left(.left))]
+    Left { what: &'static str, left: String },
     #[error("{what} {value:#x} {why}: {remedy}")]
     Stale { what: &'static str, value: u64, why: &'static str, remedy: &'static str },
     #[error("{what}: {remedy}")]
@@ -74,13 +80,36 @@ pub(crate) enum CallError {
     NotNotified { timeout_ms: u64, cause: Option<String> },
     #[error("{call}: {source}")]
     Verbs { call: &'static str, source: std::io::Error },
+    #[error("{call}: {why}")]
+    Explained { call: &'static str, why: String, source: std::io::Error },
     #[error("a panic inside gdsync, which is a defect: please report it ({message})")]
     Panic { message: String },
 }
 
-/// An error for an argument that exceeds its limit.
-pub(crate) fn bad(what: &'static str, value: impl Into<i64>, limit: &'static str) -> CallError {
-    CallError::Bad { what, value: value.into(), limit }
+/// An error for a number that exceeds its limit.
+pub(crate) fn bad(
+    what: &'static str,
+    value: impl Into<i64>,
+    limit: impl Into<Cow<'static, str>>,
+) -> CallError {
+    CallError::Bad { what, value: value.into(), limit: limit.into() }
+}
+
+/// An error for flags, or an address, that cannot be.
+pub(crate) fn bad_bits(
+    what: &'static str,
+    value: impl Into<i64>,
+    limit: impl Into<Cow<'static, str>>,
+) -> CallError {
+    CallError::BadBits { what, value: value.into(), limit: limit.into() }
+}
+
+fn name_left(left: &str) -> String {
+    if left.is_empty() {
+        return "of libibverbs, or for work that a stream has not passed: destroy them, and synchronize streams, before"
+            .to_owned();
+    }
+    format!("which are to be destroyed before: {left}")
 }
 
 /// An error for a handle or a number that names no object.
@@ -106,6 +135,15 @@ pub(crate) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, Cal
     } else {
         Ok(pointer)
     }
+}
+
+/// As [`check`]; a refusal of an argument says why, if `explain` knows.
+pub(crate) fn check_explained(
+    call: &'static str,
+    code: c_int,
+    explain: impl FnOnce() -> Option<String>,
+) -> Result<(), CallError> {
+    check(call, code).map_err(|error| error.explained(explain))
 }
 
 fn because(cause: &Option<String>) -> String {
@@ -256,6 +294,7 @@ impl CallError {
         match self {
             CallError::Null { .. }
             | CallError::Bad { .. }
+            | CallError::BadBits { .. }
             | CallError::Stale { .. }
             | CallError::OtherLength { .. }
             | CallError::Word(_)
@@ -266,18 +305,31 @@ impl CallError {
             | CallError::NotCompleted { .. }
             | CallError::NotNotified { .. }
             | CallError::NotFlushed { .. } => libc::ETIMEDOUT,
-            CallError::RequestInUse { .. } | CallError::InUse { .. } | CallError::MemoryInUse => libc::EBUSY,
+            CallError::RequestInUse { .. }
+            | CallError::InUse { .. }
+            | CallError::MemoryInUse
+            | CallError::Left { .. } => libc::EBUSY,
             CallError::Queue(error) => of_queue(error),
             CallError::Post(failure) => of_post(failure),
             CallError::Work(error) => of_work(*error),
             CallError::Persistent(error) => of_persistent(&error.source),
             CallError::Stream(error) => of_stream(error),
             CallError::Cuda(error) => of_cuda(error),
-            CallError::Verbs { source, .. } => of_system(source),
+            CallError::Verbs { source, .. } | CallError::Explained { source, .. } => of_system(source),
             CallError::Gdsync(error) => of_gdsync(error),
             CallError::Notify(error) => of_notify(error),
             CallError::Bootstrap(error) => of_bootstrap(error),
             CallError::Panic { .. } => libc::EIO,
+        }
+    }
+
+    /// Adds the reason to a verbs call's refusal of an argument, if `explain` knows it.
+    pub(crate) fn explained(self, explain: impl FnOnce() -> Option<String>) -> Self {
+        let CallError::Verbs { call, source } = self else { return self };
+        let is_refusal = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EFAULT));
+        match is_refusal.then(explain).flatten() {
+            Some(why) => CallError::Explained { call, why, source },
+            None => CallError::Verbs { call, source },
         }
     }
 
@@ -302,12 +354,13 @@ pub(crate) fn text() -> *const c_char {
 fn report(call: &'static str, error: &CallError) -> c_int {
     log::start();
     let errno = error.errno();
+    let text = of_c(error.to_string());
     if error.is_fullness() {
-        tracing::debug!(call, errno, "{error}");
+        tracing::debug!(call, errno, "{text}");
     } else {
-        tracing::error!(call, errno, "{error}");
+        tracing::error!(call, errno, "{text}");
     }
-    let said = CString::new(format!("{call}: {error}").replace('\0', "?")).unwrap_or_default();
+    let said = CString::new(format!("{call}: {text}").replace('\0', "?")).unwrap_or_default();
     // The thread-local is gone while the thread ends.
     let _gone_while_the_thread_ends = TEXT.try_with(|text| *text.borrow_mut() = said);
     errno
@@ -386,5 +439,5 @@ pub(crate) unsafe fn list<'a, T>(
 }
 
 pub(crate) fn no_flags(flags: c_int) -> Result<(), CallError> {
-    if flags == 0 { Ok(()) } else { Err(bad("flags", flags, "must be 0")) }
+    if flags == 0 { Ok(()) } else { Err(bad_bits("flags", flags, "must be 0")) }
 }

@@ -11,6 +11,8 @@ pub mod api;
 mod batch;
 mod completion;
 mod error;
+#[deny(unsafe_code)]
+mod explain;
 mod handles;
 pub mod inside;
 #[deny(unsafe_code)]
@@ -28,4 +30,6 @@ mod streams;
 mod teams;
 #[deny(unsafe_code)]
 pub mod types;
+#[deny(unsafe_code)]
+mod words;
 mod work;

@@ -1,8 +1,11 @@
 //! The library's log on stderr, as libgdsync's: errors and warnings, and more if the environment asks for it.
 
-use std::io;
+use gdsync_sys::host::origin;
 use std::sync::Once;
+use std::{fmt, io};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::prelude::*;
 
 /// The variable with the filter, as `tracing_subscriber::filter::Targets` reads it.
@@ -26,12 +29,19 @@ fn filter() -> Targets {
     format!("{level}{memops}").parse().unwrap_or_default()
 }
 
+/// Writes what precedes each message: the time, and the process.
+const STAMP: fn(&mut Writer<'_>) -> fmt::Result = |writer| {
+    SystemTime.format_time(writer)?;
+    write!(writer, " {}", origin())
+};
+
 /// Starts the log, unless the process has one, such as a Rust program that links the static library.
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         let written = tracing_subscriber::fmt::layer()
             .with_writer(io::stderr)
+            .with_timer(STAMP)
             // The layer would report a failed write by `eprintln!`, which panics.
             .log_internal_errors(false)
             .with_ansi(false);

@@ -2,7 +2,7 @@
 
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
 
-use crate::types::gdsync_segment;
+use crate::types::{gds_qp, gdsync_segment};
 use libc::{c_int, c_uint, c_void, size_t};
 
 /// `GDSYNC_CONNECTIONS_BY_SIZE`.
@@ -14,6 +14,18 @@ pub const GDSYNC_CONNECTIONS_DYNAMIC: c_uint = 2;
 
 /// `gdsync_all_gather_t`: argument, own block, all blocks, bytes of a block.
 pub type gdsync_all_gather_t = unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, size_t) -> c_int;
+
+/// `gdsync_connection_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gdsync_connection_t {
+    /// The queue pair.
+    pub qp: *mut gds_qp,
+    /// The rank with the other side.
+    pub rank: u32,
+    /// The number that both sides have in common.
+    pub tag: u32,
+}
 
 /// `gdsync_team_attr_t`. Zeroes are the defaults.
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! Queue pairs and completion queues of C programs.
 
-use crate::error::{CallError, bad, non_null_mut, stale};
+use crate::error::{CallError, bad_bits, non_null_mut, stale};
 use crate::handles::{Addresses, Handles};
 use crate::providers::{self, ObjectKind};
 use crate::types::{
@@ -65,7 +65,7 @@ pub(crate) unsafe fn domain(
 ) -> Result<(Device, ProtectionDomain), CallError> {
     let api = providers::of(ObjectKind::Context, context)?;
     if !ptr::eq(api, providers::of(ObjectKind::Domain, pd)?) {
-        return Err(bad("the protection domain", pd.addr() as i64, "it must be one of the context"));
+        return Err(bad_bits("the protection domain", pd.addr() as i64, "it must be one of the context"));
     }
     let context_at = NonNull::new(context).ok_or(CallError::Null { what: "the context" })?;
     let pd = NonNull::new(pd).ok_or(CallError::Null { what: "the protection domain" })?;
@@ -85,7 +85,7 @@ pub(crate) unsafe fn domain(
 /// # Safety
 /// A context and domain of libibverbs are valid, and stay so until the queue pair is destroyed.
 pub(crate) unsafe fn create(
-    context: *mut ibv_context,
+    (context, pd): (*mut ibv_context, usize),
     (device, domain): (Device, ProtectionDomain),
     config: QueuePairConfig<'_>,
     wishes: Wishes,
@@ -126,7 +126,13 @@ pub(crate) unsafe fn create(
     }
     objects.queue_pairs.extend(made.map(|object| (raw as usize, object)));
     objects.devices.entry(key).or_insert((device, 0)).1 += 1;
+    providers::adopt(ObjectKind::QueuePair, handle.as_ptr(), pd);
     Ok(handle.as_ptr())
+}
+
+/// Returns the device of a queue pair.
+pub(crate) fn device(qp: &QueuePairObject) -> Option<Device> {
+    OBJECTS.read().devices.get(&qp.context).map(|(device, _)| device.clone())
 }
 
 /// Returns the first active port. gdsync needs a port at creation, but libgdsync's programs choose it only with INIT.
@@ -140,6 +146,7 @@ pub(crate) fn first_active_port(device: &Device) -> Result<u8, CallError> {
 pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     non_null_mut("the queue pair", qp)?;
     let object = QUEUE_PAIRS.remove(qp.addr()).ok_or_else(|| no_queue_pair(qp))?;
+    providers::forget(qp);
     let mut objects = OBJECTS.write();
     let known = objects.queue_pairs.remove(&(object.queue_pair.as_raw() as usize));
     let queues = [object.queue_pair.send_cq(), object.queue_pair.recv_cq()];

@@ -1,7 +1,7 @@
 //! Persistent requests of C programs.
 
 use crate::completion::translate;
-use crate::error::{CallError, bad, cause_of};
+use crate::error::{CallError, bad_bits, cause_of};
 use crate::handles::Named;
 use crate::types::{gds_qp, gdsync_request};
 use gdsync::persistent::{ListError, PersistentError, PersistentRecv, PersistentSend, Request};
@@ -78,7 +78,9 @@ pub(crate) unsafe fn set_behind(request: *mut gdsync_request, word: &CardWord) -
     let object = unsafe { REQUESTS.find(request) }?;
     let mut work = object.work.try_lock().ok_or(CallError::RequestInUse { index: 0 })?;
     match &mut *work {
-        Work::Receive(_) => Err(bad("the request", request.addr() as i64, "it is a receive: pass a send")),
+        Work::Receive(_) => {
+            Err(bad_bits("the request", request.addr() as i64, "it is a receive: pass a send"))
+        }
         Work::Send(send) if send.is_active() => {
             Err(ListError { index: None, source: PersistentError::Active }.into())
         }

@@ -1,6 +1,6 @@
 //! Streams of C programs: CUDA streams, wrapped at their first use, and software streams.
 
-use crate::error::{CallError, bad, stale};
+use crate::error::{CallError, bad_bits, stale};
 use crate::handles::Addresses;
 use crate::stream_object::{StreamObject, on, patience};
 use crate::types::CUstream;
@@ -119,7 +119,7 @@ fn name_of(stream: CUstream) -> Result<Name, CallError> {
     // SAFETY: the driver is initialised (`device_count`); `context` is valid for a write.
     let result = unsafe { sys::cuCtxGetCurrent(&mut context) };
     if result != sys::CUresult::CUDA_SUCCESS || context.is_null() {
-        return Err(bad("the stream", handle as i64, "no CUDA context is current"));
+        return Err(bad_bits("the stream", handle as i64, "no CUDA context is current"));
     }
     let thread =
         if handle == LAST_DEFAULT { THREAD.with(|place| std::ptr::from_ref(place) as usize) } else { 0 };
@@ -253,7 +253,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError>
         _ if soft_only => return Err(no_soft_stream(stream)),
         _ => {
             let limit = "that is a software stream: gdsync_soft_stream_destroy ends it";
-            return Err(bad("the stream", stream.addr() as i64, limit));
+            return Err(bad_bits("the stream", stream.addr() as i64, limit));
         }
     };
     FORGOTTEN.fetch_add(1, Ordering::Release);

@@ -1,8 +1,9 @@
 //! Bootstraps, teams and segments of C programs.
 
-use crate::error::{CallError, bad, stale};
+use crate::error::{CallError, bad, bad_bits, stale};
 use crate::handles::Named;
 use crate::notify_types::{gdsync_put_t, gdsync_team_attr_t};
+use crate::providers::{self, ObjectKind};
 use crate::stream_object::StreamObject;
 use crate::streams;
 use crate::types::{gdsync_bootstrap, gdsync_segment, gdsync_team};
@@ -97,7 +98,9 @@ pub(crate) unsafe fn create(
     let inner = object.inner.lock().take();
     let inner = inner.ok_or_else(|| taken(bootstrap))?;
     let team = Team::new(&domain, inner, config.queue_pair(queue_pair))?;
-    TEAMS.keep(team, gdsync_team::at)
+    let made = TEAMS.keep(team, gdsync_team::at)?;
+    providers::adopt(ObjectKind::Team, made, pd.addr());
+    Ok(made)
 }
 
 /// Frees a team. Waits for the team's thread and releases what streams have passed, as the program may deallocate its domain next.
@@ -107,6 +110,7 @@ pub(crate) fn free_team(team: *mut gdsync_team) -> Result<(), CallError> {
     {
         tracing::warn!("another thread uses the team, whose domain stays in use until then");
     }
+    providers::forget(team);
     streams::settle();
     Ok(())
 }
@@ -117,7 +121,9 @@ pub(crate) fn keep_segment(
     segment: Segment,
     given: Option<Arc<AtomicBool>>,
 ) -> Result<*mut gdsync_segment, CallError> {
-    SEGMENTS.keep(SegmentObject { team: team.addr(), segment, given }, gdsync_segment::at)
+    let made = SEGMENTS.keep(SegmentObject { team: team.addr(), segment, given }, gdsync_segment::at)?;
+    providers::adopt(ObjectKind::Segment, made, providers::parent(team).unwrap_or(0));
+    Ok(made)
 }
 
 /// The owner of a program's memory, which records that the library no longer uses it.
@@ -135,6 +141,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Frees a segment, and waits until the library no longer uses memory of the program.
 pub(crate) fn free_segment(segment: *mut gdsync_segment) -> Result<(), CallError> {
     let object = SEGMENTS.take(segment)?;
+    providers::forget(segment);
     let given = object.given.clone();
     drop(object);
     streams::settle();
@@ -161,7 +168,7 @@ pub(crate) unsafe fn segment_of<'a>(
     // SAFETY: the caller lets no other thread free the object.
     let object = unsafe { SEGMENTS.find(segment) }?;
     if object.team != team.addr() {
-        return Err(bad("the segment", segment.addr() as i64, "it is of another team: pass that one's"));
+        return Err(bad_bits("the segment", segment.addr() as i64, "it is of another team: pass that one's"));
     }
     Ok(&object.segment)
 }

@@ -1,6 +1,6 @@
 //! Translates work requests of C programs, and posts and prepares them.
 
-use crate::error::{self, CallError, bad, non_null, non_null_mut};
+use crate::error::{self, CallError, bad, bad_bits, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::providers::{self, ObjectKind};
 use crate::streams;
@@ -13,7 +13,7 @@ use gdsync_sys::verbs::ibv_sge;
 use libc::c_int;
 use std::ptr::{self, NonNull};
 
-/// `enum ibv_exp_wr_opcode`, whose numbers are libibverbs'.
+/// `enum ibv_wr_opcode`, whose numbers are those of `enum ibv_exp_wr_opcode`.
 pub(crate) mod opcode {
     use libc::c_int;
     pub(crate) const RDMA_WRITE: c_int = 0;
@@ -100,7 +100,8 @@ fn check_inline(qp: &QueuePairObject, list: &[ibv_sge]) -> Result<(), CallError>
     if length <= u64::from(qp.queue_pair.max_inline()) {
         return Ok(());
     }
-    let limit = "cap.max_inline_data of gds_create_qp is the most: leave IBV_EXP_SEND_INLINE out";
+    let most = qp.queue_pair.max_inline();
+    let limit = format!("the queue pair takes {most} (cap.max_inline_data): leave IBV_SEND_INLINE out");
     Err(bad("the length of the inline elements", length as i64, limit))
 }
 
@@ -170,7 +171,7 @@ fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkReques
             return Err(bad("num_sge", wr.num_sge, "an atomic operation has 1"));
         }
         (other, _) => {
-            return Err(bad("exp_opcode", other, "operations are 0 (RDMA write) to 6 (fetch and add)"));
+            return Err(bad("opcode", other, "operations are 0 (RDMA write) to 6 (fetch and add)"));
         }
     })
 }
@@ -192,8 +193,8 @@ fn finish<T>(
 ) -> Result<T, CallError> {
     let flags = wr.exp_send_flags;
     if flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
-        return Err(bad(
-            "exp_send_flags",
+        return Err(bad_bits(
+            "send_flags",
             flags as i64,
             "fence, signaled, solicited and inline are possible",
         ));
@@ -228,7 +229,7 @@ fn to_datagram<T>(
     let ud = unsafe { wr.wr.ud };
     let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
     if !ptr::eq(providers::of(ObjectKind::Path, ud.ah)?, qp.api) {
-        return Err(bad("wr.ud.ah", ud.ah.addr() as i64, "it must be of the queue pair's context"));
+        return Err(bad_bits("wr.ud.ah", ud.ah.addr() as i64, "it must be of the queue pair's context"));
     }
     // SAFETY: an address handle that is alive: a known one of the software card, or one of libibverbs, as the C function's caller
     // promises.
@@ -370,7 +371,7 @@ pub(crate) unsafe fn persistent_send(
     check_persistent(qp, wr.next.is_null())?;
     if wr.exp_send_flags & !SIGNALED != 0 {
         let limit = "a persistent request has its completion, and no other flag";
-        return Err(bad("exp_send_flags", wr.exp_send_flags as i64, limit));
+        return Err(bad_bits("send_flags", wr.exp_send_flags as i64, limit));
     }
     let make = |slices: &[Slice]| {
         Ok(match wr.exp_opcode {
@@ -379,7 +380,7 @@ pub(crate) unsafe fn persistent_send(
                 PersistentSend::write(&qp.queue_pair, slices, remote(wr))?
             }
             other => {
-                return Err(bad("exp_opcode", other, "persistent requests are 0 (RDMA write) to 3 (send)"));
+                return Err(bad("opcode", other, "persistent requests are 0 (RDMA write) to 3 (send)"));
             }
         })
     };

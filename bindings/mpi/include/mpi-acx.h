@@ -1,6 +1,6 @@
 /* Stream-triggered MPI: the interface of NVIDIA's mpi-acx, on gdsync (libgdsync-mpix).
  *
-  * Sends and receives that a CUDA stream starts and waits for, and partitioned transfers. docs/mpi.md of gdsync
+  * Sends and receives that a CUDA stream starts and waits for, and partitioned transfers. docs/mpi-reference.md of gdsync
   * describes every call. Calls return MPI_SUCCESS, or an error code of MPI, whose text MPI_Error_string returns, after they have
   * called the communicator's error handler. */
 #ifndef GDSYNC_MPI_ACX_H

@@ -1,7 +1,7 @@
 /* Stream-triggered MPI: the interface of mpi-advance/stream-triggering, on gdsync (libgdsync-mpis).
  *
   * A request is matched once with its other side, and then started and waited for on a queue's stream any number of times.
-  * docs/mpi.md of gdsync describes every call. Calls return MPI_SUCCESS, or an error code of MPI, whose text MPI_Error_string returns,
+  * docs/mpi-reference.md of gdsync describes every call. Calls return MPI_SUCCESS, or an error code of MPI, whose text MPI_Error_string returns,
   * after they have called the communicator's error handler. */
 #ifndef GDSYNC_STREAM_TRIGGERING_H
 #define GDSYNC_STREAM_TRIGGERING_H

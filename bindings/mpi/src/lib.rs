@@ -3,7 +3,7 @@
 //!
 //! The other part, `c/`, is compiled with the MPI at hand. It defines `MPIS_*` and `MPIX_*`, checks MPI's arguments, and sends this
 //! crate's connection info between ranks. It calls [`api`], which `c/engine.h` declares for C.
-//! [docs/mpi.md](https://github.com/gdsync/gdsync/blob/main/docs/mpi.md) describes the libraries.
+//! [docs/mpi.md](https://github.com/gdsync/gdsync/blob/main/docs/mpi.md) has a first program; docs/mpi-reference.md describes the libraries.
 //!
 //! A `request` has one or more *peers*, and a `connection` with each; a transfer has one, a collective several. Matching connects them.
 //! A `queue` starts matched requests and waits for them by batches of [`gdsync::persistent`]: the stream rings the doorbells and waits for

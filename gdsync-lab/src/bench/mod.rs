@@ -6,6 +6,7 @@ mod alltoall;
 mod batch;
 #[deny(unsafe_code)]
 mod card;
+mod card_gpu;
 pub(crate) mod device;
 mod exchange;
 #[deny(unsafe_code)]
@@ -77,7 +78,10 @@ fn measured(what: Benchmark, options: &BenchOptions) -> Result<Outcome, Failure>
     progress::show(options.json, format!("bench {}", cli::word(&what)));
     let outcome = match what {
         Benchmark::All => Err("all benchmarks are no benchmark of their own".into()),
-        Benchmark::Card => card::run(options),
+        Benchmark::Card => match &options.gpu {
+            Some(gpus) => card_gpu::run(options, gpus),
+            None => card::run(options),
+        },
         Benchmark::Checked => waits::run_checked(options),
         Benchmark::Cq => waits::run(options),
         Benchmark::Device => device::run(options),

@@ -1,7 +1,5 @@
 //! Memory of messages: the host's, or separate memory such as a GPU's, which the CPU fills and reads by copies.
 
-use gdsync::advanced::mapped::MappedMemory;
-use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, RemoteMemory, Slice};
@@ -39,13 +37,7 @@ impl Region {
             MemoryLocation::Host => Region::Near(MemoryRegion::allocate(pd, len, access)?),
             MemoryLocation::StandIn => Region::StandIn(MemoryRegion::allocate(pd, len, access)?, copy()?),
             MemoryLocation::Gpu(context) => {
-                // A software card copies through the mapping, which the region keeps alive, or else by the driver.
-                let mapped = MappedMemory::allocate(context, len);
-                let memory = match &mapped {
-                    Ok(mapped) => mapped.gpu().clone(),
-                    Err(_) => GpuMemory::allocate(context, len)?,
-                };
-                Region::Gpu(GpuMemoryRegion::register(pd, memory, access)?, copy()?)
+                Region::Gpu(GpuMemoryRegion::allocate(pd, context, len, access)?, copy()?)
             }
         })
     }

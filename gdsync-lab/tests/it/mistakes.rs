@@ -4,7 +4,7 @@ use gdsync_test_support::command::{error_in, gdsync, object, rows_in, run, text}
 use gdsync_test_support::skipped_on_system;
 
 /// A command line, and the begin of its error, which clap continues with the usage.
-const WRONG_USAGE: [(&[&str], &str); 51] = [
+const WRONG_USAGE: [(&[&str], &str); 53] = [
     (
         &["pingpong", "--size", "-1"],
         "invalid value '-1' for '--size <BYTES>': `-1` is not a size: give bytes, or a number with K, KiB,",
@@ -58,7 +58,15 @@ const WRONG_USAGE: [(&[&str], &str); 51] = [
     ),
     (
         &["bench", "memops", "--gpu", "0,1"],
-        "--gpu 0,1 is for `exchange` and `turnaround`, which measure between GPUs:",
+        "--gpu 0,1 is for `card`, `exchange` and `turnaround`, which measure between GPUs:",
+    ),
+    (
+        &["bench", "exchange", "--gpu", "0", "--sizes", "8"],
+        "--sizes is for `card --gpu`, whose writes it names",
+    ),
+    (
+        &["bench", "card", "--gpu", "0", "--sizes", "0,8"],
+        "invalid value '0,8' for '--sizes <LIST>': 0,8 has a write of 0 bytes, which copies nothing:",
     ),
     (
         &["bench", "net", "--mode", "latency", "--qps", "2"],

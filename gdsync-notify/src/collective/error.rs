@@ -118,6 +118,15 @@ pub enum CollectiveError {
         /// The rank.
         rank: u32,
     },
+    /// All connections between two other members have failed, so what they have passed on may be incomplete.
+    #[error(
+        "all connections between ranks {} and {}, which take part in this plan, have failed, so the data of its last rounds may be incomplete: end one of the two, and go on without it by Team::shrink",
+        .ranks.0, .ranks.1
+    )]
+    Cut {
+        /// The two.
+        ranks: (u32, u32),
+    },
     /// A round was posted in part.
     #[error("an earlier round of this plan was posted in part: make a new segment, and new plans on it")]
     Broken,

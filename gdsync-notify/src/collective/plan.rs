@@ -180,19 +180,23 @@ impl Plan {
     }
 
     /// Checks the rounds that streams have passed: `Ok`, once a stream is synchronized, means that its outputs are
-    /// complete. It also finds deaths that only other ranks have found, whose released streams may forward incomplete data.
-    ///
-    /// Two causes of incomplete data stay unknown here: connections that have failed between two other, living ranks, and
-    /// a death whose message could not arrive, because this process was stopped and its card had no receives left.
+    /// complete. It also finds deaths, and connections between other ranks that have failed, which only other ranks have found
+    /// and whose released streams may forward incomplete data. A cause of which the message could not arrive, because this
+    /// process was stopped and its card had no receives left, stays unknown here.
     ///
     /// # Errors
     /// [`NotifyError::PeerDead`] if a member is dead, or [`NotifyError::Failed`] if all connections with it have failed,
-    /// and the streams' waits were released; [`CollectiveError::Ended`] after the team has gone on without it; [`CollectiveError::Reduction`] if a reduction has failed.
+    /// and the streams' waits were released; [`CollectiveError::Cut`] if all connections between two other members have
+    /// failed; [`CollectiveError::Ended`] after the team has gone on without it; [`CollectiveError::Reduction`] if a reduction has failed.
     pub fn check(&self) -> Result<(), CollectiveError> {
         let team = &self.inner.queue.team;
         // A message of a death is here before incomplete data is: see `Control::release`.
-        team.control.lock().poll(&team.liveness);
-        self.inner.check_usable(*self.inner.is_broken.lock())
+        let mut control = team.control.lock();
+        control.poll(&team.liveness);
+        let cut = control.cut_among(&self.inner.members);
+        drop(control);
+        self.inner.check_usable(*self.inner.is_broken.lock())?;
+        cut.map_or(Ok(()), |ranks| Err(CollectiveError::Cut { ranks }))
     }
 }
 

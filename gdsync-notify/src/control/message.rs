@@ -23,8 +23,8 @@ pub(super) enum Message {
     Proposal(Proposal),
     /// The sender has seen a death and takes no part in exchanges of that epoch any more.
     Withdrawal { epoch: u32 },
-    /// All of the sender's connections with the receiver have failed: nothing more arrives over them.
-    Cut { epoch: u32 },
+    /// All of the sender's connections with these ranks, which may live, have failed: nothing more arrives over them.
+    Cut { epoch: u32, ranks: RankSet },
     /// The sender has found ranks dead.
     Dead { epoch: u32, dead: RankSet },
 }
@@ -48,7 +48,7 @@ impl Message {
             Message::Contribution(contribution) => (CONTRIBUTION, contribution.epoch, contribution.number),
             Message::Proposal(said) => (if said.is_decided { DECISION } else { PROPOSAL }, said.epoch, 0),
             Message::Withdrawal { epoch } => (WITHDRAWAL, *epoch, 0),
-            Message::Cut { epoch } => (CUT, *epoch, 0),
+            Message::Cut { epoch, .. } => (CUT, *epoch, 0),
             Message::Dead { epoch, .. } => (DEAD, *epoch, 0),
         };
         let mut bytes = vec![kind, 0, 0, 0];
@@ -57,7 +57,8 @@ impl Message {
         match self {
             Message::Contribution(contribution) => bytes.extend(&contribution.bytes),
             Message::Proposal(said) => bytes.extend(encode_set(&said.dead)),
-            Message::Withdrawal { .. } | Message::Cut { .. } => {}
+            Message::Withdrawal { .. } => {}
+            Message::Cut { ranks, .. } => bytes.extend(encode_set(ranks)),
             Message::Dead { dead, .. } => bytes.extend(encode_set(dead)),
         }
         bytes
@@ -78,7 +79,7 @@ impl Message {
             }
             (DEAD, 0) => Some(Message::Dead { epoch, dead: decode_set(payload, size)? }),
             (WITHDRAWAL, 0) if payload.is_empty() => Some(Message::Withdrawal { epoch }),
-            (CUT, 0) if payload.is_empty() => Some(Message::Cut { epoch }),
+            (CUT, 0) => Some(Message::Cut { epoch, ranks: decode_set(payload, size)? }),
             _ => None,
         }
     }
@@ -114,6 +115,7 @@ mod tests {
             (any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..=MAX_CONTRIBUTION));
         let said = (any::<u32>(), any::<bool>(), prop::collection::vec(0..SIZE, 0..10));
         let dead = (any::<u32>(), prop::collection::vec(0..SIZE, 0..10));
+        let cut = dead.clone();
         prop_oneof![
             dead.prop_map(|(epoch, dead)| Message::Dead { epoch, dead: dead.into_iter().collect() }),
             contribution.prop_map(|(epoch, number, bytes)| Message::Contribution(Contribution {
@@ -125,7 +127,7 @@ mod tests {
                 Message::Proposal(Proposal { epoch, is_decided, dead: dead.into_iter().collect() })
             }),
             any::<u32>().prop_map(|epoch| Message::Withdrawal { epoch }),
-            any::<u32>().prop_map(|epoch| Message::Cut { epoch }),
+            cut.prop_map(|(epoch, ranks)| Message::Cut { epoch, ranks: ranks.into_iter().collect() }),
         ]
     }
 

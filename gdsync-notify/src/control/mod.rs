@@ -18,7 +18,7 @@ use gdsync::verbs::DcAddress;
 use gdsync::{Access, Endpoint, ProtectionDomain, QueuePairConfig};
 use message::{Contribution, MAX_CONTRIBUTION, Message};
 use rc::{Encoded, RcTransport};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// The contributions to an exchange; `None` for ranks that were dropped.
@@ -58,6 +58,8 @@ pub(crate) struct Control {
     withdrawn: Vec<Option<u32>>,
     /// Ranks whose connections with this one have failed on their side.
     cut_by: RankSet,
+    /// Pairs of other ranks whose connections with each other have all failed.
+    cut_elsewhere: BTreeSet<(u32, u32)>,
     /// The number of the next exchange of this epoch.
     number: u32,
     /// True if an exchange of this epoch has failed, so that the ranks may disagree on the next.
@@ -98,6 +100,7 @@ impl Control {
             reports: Vec::new(),
             withdrawn: vec![None; size as usize],
             cut_by: RankSet::new(),
+            cut_elsewhere: BTreeSet::new(),
             number: 0,
             is_broken: false,
             has_heard: false,
@@ -146,6 +149,7 @@ impl Control {
     pub(crate) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<Option<Endpoint>> {
         self.contributions[rank as usize].clear();
         self.withdrawn[rank as usize] = None;
+        self.cut_elsewhere.retain(|(one, other)| ![*one, *other].contains(&rank));
         self.has_heard = true;
         let Transport::Rc(rc) = &mut self.transport else { return Ok(None) };
         rc.renew(pd, rank)?;
@@ -210,13 +214,19 @@ impl Control {
         }
     }
 
-    /// Lets deaths end waits once the message of them is in the memory of every living rank. Returns false before.
+    /// Returns two of these ranks, other than this one, whose connections with each other have all failed.
+    pub(crate) fn cut_among(&self, ranks: &[u32]) -> Option<(u32, u32)> {
+        self.cut_elsewhere.iter().find(|(one, other)| ranks.contains(one) && ranks.contains(other)).copied()
+    }
+
+    /// Lets deaths and lost connections end waits once the message of them is in the memory of every living rank. Returns
+    /// false before.
     ///
     /// A released stream goes on and may send incomplete data, which other ranks may forward. No stream is released before
     /// the message is in every living rank's memory, so each rank has the message before such data. A rank that polls
-    /// messages after the data therefore finds the death ([`Plan::check`]). If a process is stopped and its card has no
+    /// messages after the data therefore finds the cause ([`Plan::check`]). If a process is stopped and its card has no
     /// receives left, the message cannot arrive: then the release is delayed until `told_at`, and that rank may find the
-    /// death later than the data.
+    /// cause later than the data.
     ///
     /// [`Plan::check`]: crate::collective::Plan::check
     pub(crate) fn release(&mut self, liveness: &Liveness) -> bool {
@@ -262,7 +272,12 @@ impl Control {
                     self.agreement.hear(rank, said);
                 }
                 Message::Withdrawal { epoch } => self.withdrawn[rank as usize] = Some(epoch),
-                Message::Cut { epoch } if epoch >= self.agreement.epoch() => _ = self.cut_by.insert(rank),
+                Message::Cut { epoch, ranks } if epoch >= self.agreement.epoch() => {
+                    let is_here = ranks.contains(&self.rank) && self.cut_by.insert(rank);
+                    let others = ranks.into_iter().filter(|other| *other != self.rank);
+                    self.cut_elsewhere.extend(others.map(|other| (rank.min(other), rank.max(other))));
+                    tracing::debug!(rank, is_here, "a rank has lost its connections with others");
+                }
                 // It concerns a process that has been replaced.
                 Message::Cut { .. } => {}
                 Message::Dead { epoch, dead } => self.reports.push((rank, epoch, dead)),
@@ -270,12 +285,13 @@ impl Control {
         }
     }
 
-    /// Tells ranks that all of this rank's connections with them have failed. Returns and forgets those that have said
-    /// so themselves.
-    pub(crate) fn exchange_cut(&mut self, ranks: &RankSet, liveness: &Liveness) -> RankSet {
+    /// Tells the living ranks that all of this rank's connections with these `ranks` have failed: those, which have to end
+    /// theirs, and the others, for [`Self::release`]. Returns and forgets the ranks that have said so of this one.
+    pub(crate) fn exchange_cut(&mut self, ranks: RankSet, liveness: &Liveness) -> RankSet {
         if !ranks.is_empty() {
-            let outside = (0..self.contributions.len() as u32).filter(|rank| !ranks.contains(rank));
-            self.send_to_all(&Message::Cut { epoch: self.agreement.epoch() }, &outside.collect());
+            let epoch = self.agreement.epoch();
+            self.send_to_all(&Message::Cut { epoch, ranks }, &liveness.not_alive());
+            self.told_at = Instant::now() + self.options.patience();
             self.poll(liveness);
         }
         std::mem::take(&mut self.cut_by)

@@ -5,7 +5,7 @@ use crate::death::{VICTIM, WITHIN, be_killed, team};
 use crate::ranks::{LONG, Ranks, config, domain, each_on_a_thread, ended_well};
 use gdsync::ConnectOptions;
 use gdsync_notify::collective::{Collective, CollectiveError, Collectives, Element, Operation};
-use gdsync_notify::{NotifyError, Team};
+use gdsync_notify::{ConnectionKind, NotifyError, Team};
 use gdsync_test_support::process::role;
 
 #[test]
@@ -31,6 +31,35 @@ fn a_check_finds_a_death_whose_gap_another_rank_has_passed_on() {
         assert!(is_dead, "rank {}: {found:?}", team.rank());
         assert_eq!(team.shrink().unwrap(), [0]);
         // Rank 3 would wait in `shrink` for ranks that have left.
+        team.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_check_finds_connections_that_have_failed_between_two_other_ranks() {
+    let pd = domain();
+    each_on_a_thread(4, |bootstrap| {
+        let team = Team::new(&pd, bootstrap, config().connections(ConnectionKind::Each)).unwrap();
+        // In the tree, rank 2 forwards the root's data to rank 3.
+        let plan = plans(&team, 0, &[Collective::Broadcast { root: 0, len: 64 }]).remove(0);
+        let stream = soft();
+        if team.rank() > 1 {
+            plan.post(&stream).unwrap();
+        }
+        team.barrier().unwrap();
+        if team.rank() == 0 {
+            team.queue(0).unwrap().queue_pair(2).unwrap().abort().unwrap();
+        }
+        if team.rank() > 1 {
+            synchronize(&stream);
+            let found = plan.check();
+            let is_right = match &found {
+                Err(CollectiveError::Notify(NotifyError::Failed { rank: 0, .. })) => team.rank() == 2,
+                Err(CollectiveError::Cut { ranks: (0, 2) }) => team.rank() == 3,
+                _ => false,
+            };
+            assert!(is_right, "rank {}: {found:?}", team.rank());
+        }
         team.barrier().unwrap();
     });
 }

@@ -2,8 +2,9 @@
 
 use crate::notify_rig::{self, Job};
 use crate::ranks::{Prepare, each_on_a_thread};
+use gdsync::advanced::mapped::MappedMemory;
 use gdsync::cuda::{self, GpuMemory};
-use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
+use gdsync::cudarc::driver::{self, LaunchConfig, PushKernelArg};
 use gdsync::memop::Word32;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
@@ -12,13 +13,14 @@ use gdsync_notify::{
 };
 use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize, words};
 use gdsync_test_support::pair::LONG;
+use gdsync_test_support::skipped;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-struct Rank {
+pub(crate) struct Rank {
     team: Team,
-    segment: Segment,
-    queue: Queue,
+    pub(crate) segment: Segment,
+    pub(crate) queue: Queue,
 }
 
 impl Rank {
@@ -45,7 +47,7 @@ impl Rank {
 const NOTIFICATIONS: u32 = 8;
 
 /// Ranks with their segments in GPU memory, or in host memory.
-fn ranks<const N: usize>(rig: &Rig, on_gpu: [bool; N], len: usize) -> [Rank; N] {
+pub(crate) fn ranks<const N: usize>(rig: &Rig, on_gpu: [bool; N], len: usize) -> [Rank; N] {
     let (pd, context) = (&rig.pair.pd, &rig.context);
     let made = each_on_a_thread(N as u32, |bootstrap| {
         let on_gpu = on_gpu[bootstrap.rank() as usize];
@@ -315,4 +317,37 @@ fn kernels_write_to_each_other_and_notify() {
             assert_eq!(made[0].inbox.notify_reset(id).unwrap(), 5);
         }
     }
+}
+
+#[test]
+fn a_notification_arrives_while_a_call_of_the_driver_waits_for_the_gpu() {
+    const TEST: &str = "a_notification_arrives_while_a_call_of_the_driver_waits_for_the_gpu";
+    let Some(rig) = Rig::new(TEST) else { return };
+    // The other rank's data is in host memory: the card reads much GPU memory by the driver.
+    let [one, other] = ranks(&rig, [true, false], 1 << 20);
+    if MappedMemory::allocate(&rig.context, 8).is_err() {
+        return skipped(
+            TEST,
+            "the CPU maps no GPU memory here, so the card's stores are calls of the driver, too",
+        );
+    }
+    let stream = rig.stream();
+    rig.context.bind_to_thread().unwrap();
+    // SAFETY: the context is current.
+    let more = unsafe { driver::result::malloc_sync(1 << 20) }.unwrap();
+    stream.post(Batch::new().wait_notification(&one.segment.notification(3).unwrap())).unwrap();
+    std::thread::scope(|scope| {
+        // It frees the memory when the GPU is idle, and other calls of the driver wait for it.
+        let freed = scope.spawn(|| {
+            rig.context.bind_to_thread().unwrap();
+            // SAFETY: allocated above, and used by nothing else.
+            unsafe { driver::result::free_sync(more) }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let slice = other.segment.slice(0..1 << 20).unwrap();
+        other.queue.write_notify(&slice, 0, &one.segment, 0, 3, 1).unwrap();
+        freed.join().unwrap().unwrap();
+    });
+    synchronize(&stream);
+    other.queue.flush(LONG).unwrap();
 }

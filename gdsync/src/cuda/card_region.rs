@@ -23,10 +23,6 @@ pub(crate) unsafe trait CardBuffer: Send + Sync {
     fn is_in_use(&self) -> bool;
 }
 
-/// From here on, the driver reads GPU memory faster than the CPU does through a mapping: 780 bytes a microsecond,
-/// against six to begin with (docs/results.md). The CPU's stores are always faster.
-const READ_BY_DRIVER: usize = 4096;
-
 /// GPU memory that a card has registered. It is kept until the card drops this.
 #[derive(Debug)]
 pub(crate) struct CardRegion {
@@ -56,7 +52,7 @@ impl CardRegion {
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
         let at = self.offset(address);
         match &self.mapping {
-            Some(mapping) if into.len() < READ_BY_DRIVER => {
+            Some(mapping) if into.len() < Mapping::READ_BY_DRIVER => {
                 mapping.copy_from(at, into).map_err(|error| error.to_string())
             }
             _ => self.memory.read(at, into).map_err(|error| error.to_string()),
@@ -73,7 +69,8 @@ impl CardRegion {
     }
 
     /// Adds a copy of `len` bytes, which [`Self::finish`] performs. Returns false if the host memory is in none of
-    /// the card's buffers, or cannot be pinned.
+    /// the card's buffers, or cannot be pinned, or if the CPU stores to the GPU memory: then the card needs no call of the
+    /// driver, in which a thread of the program may wait for what the card is to store.
     ///
     /// # Safety
     /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
@@ -87,6 +84,9 @@ impl CardRegion {
         buffer: impl FnOnce(usize, usize) -> Option<B>,
     ) -> bool {
         let context = self.memory.context();
+        if !is_read && self.mapping.is_some() {
+            return false;
+        }
         let Some(range) = pinned(context, host, len, buffer) else { return false };
         context.peer_copies.lock().add(PeerCopy { region: self.number, gpu, range, host, len, is_read });
         true

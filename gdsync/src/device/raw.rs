@@ -5,7 +5,7 @@
 
 use crate::memop::{Condition, Location, Named, StreamMemory, StreamWord, WordError};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
-use crate::qp::life::create;
+use crate::qp::life::{connect, create};
 use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
 use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull, Release, StateError};
 use crate::verbs::{AddressHandle, Error, MemoryRegionInner, ProtectionDomain, Slice};
@@ -17,13 +17,12 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 impl QueuePair {
     /// Creates a queue pair in RESET, which the program moves through its states by calls of `ibv_modify_qp` on
-    /// [`Self::as_raw`]. After them, it calls [`Self::adopt_state`]. `access`, `qkey` and `pkey_index` of the
-    /// configuration are not used.
+    /// [`Self::as_raw`]. After them, it calls [`Self::adopt_state`]. Or it calls [`QueuePair::connect`], which moves it from
+    /// RESET on; otherwise, `access`, `qkey` and `pkey_index` of the configuration are not used.
     ///
     /// # Errors
     /// As [`QueuePair::new`].
@@ -37,12 +36,8 @@ impl QueuePair {
     /// a queue pair that DEVX commands created: nothing is read.
     pub fn adopt_state(&self) {
         let inner = &self.inner;
-        let Some(raw) = inner.object.verbs() else { return };
         let mut status = inner.life.lock();
-        // SAFETY: the queue pair is alive. The provider writes the field after each transition, perhaps on another
-        // thread that aborts it now, which an atomic tolerates.
-        let state = unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed);
-        if matches!(*status, QpState::Initialised) && state == verbs::IBV_QPS_RTS {
+        if matches!(*status, QpState::Initialised) && connect::state(inner) == Some(verbs::IBV_QPS_RTS) {
             inner.life.connected(&mut status);
         }
     }

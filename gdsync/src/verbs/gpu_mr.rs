@@ -1,10 +1,12 @@
 //! GPU memory registered with a card.
 
+use crate::cuda::mapped::MappedMemory;
 use crate::cuda::{Consistency, CudaError, GpuMemory};
 use crate::verbs::mr::Backing;
 use crate::verbs::{
     Access, Error, MemoryRegionInner, ProtectionDomain, Region, RegistrationError, RegistrationPath,
 };
+use cudarc::driver::CudaContext;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::ibv_mr;
 use std::io;
@@ -32,6 +34,30 @@ impl GpuMemoryRegion {
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(Self::of(inner, memory))
+    }
+
+    /// Allocates `len` zeroed bytes of a GPU, and registers them. For a software card they are mapped for the CPU if a backend
+    /// can do that ([`MappedMemory::allocate`], in pieces of typically 2 MiB): then the card's stores need no call of the driver,
+    /// which may stand behind a call of the program that waits for the GPU.
+    ///
+    /// # Errors
+    /// [`CudaError::OnGpu`] if the memory cannot be allocated; otherwise as [`Self::register`].
+    pub fn allocate(
+        pd: &ProtectionDomain,
+        context: &Arc<CudaContext>,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, Error> {
+        let is_software = pd.inner.device.api.provider == Provider::Software;
+        let mapped = is_software.then(|| MappedMemory::allocate(context, len));
+        let memory = match &mapped {
+            Some(Ok(mapped)) => mapped.gpu().clone(),
+            _ => GpuMemory::allocate(context, len)?,
+        };
+        if let Some(Err(error)) = &mapped {
+            tracing::debug!(%error, "GPU memory is not mapped for the card");
+        }
+        Self::register(pd, memory, access)
     }
 
     /// A region of `memory`, which the registration covers.

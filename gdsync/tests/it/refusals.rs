@@ -109,6 +109,22 @@ fn a_transport_that_the_device_lacks_is_named() {
 }
 
 #[test]
+fn a_size_beyond_the_devices_is_named_with_the_limit() {
+    let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
+    let config = QueuePairConfig::default;
+    for (config, said) in [
+        (config().send_depth(1 << 20), "send_depth is 1048576, but this device has at most 32768"),
+        (config().recv_depth(1 << 20), "recv_depth is 1048576, but this device has at most 32768"),
+        // The completion queue would be too long, too.
+        (config().send_depth(1 << 30), "send_depth is 1073741824, but this device has at most 32768"),
+        (config().inline(100_000), "inline is 100000, but this device has at most 972"),
+    ] {
+        let error = QueuePair::new(&pd, config).unwrap_err().to_string();
+        assert!(error.starts_with(said), "{error}");
+    }
+}
+
+#[test]
 fn a_device_without_atomics_is_not_asked_for_them() {
     unsafe extern "C" fn without(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         // SAFETY: the caller's arguments, passed on; the struct is valid.

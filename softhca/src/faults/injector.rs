@@ -40,6 +40,20 @@ pub(crate) struct Crossing {
     pub(crate) kind: Option<PacketKind>,
     pub(crate) is_reliable: bool,
     pub(crate) is_request: bool,
+    pub(crate) psn: u32,
+}
+
+impl fmt::Display for Crossing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Crossing { direction, qpn, kind, psn, .. } = self;
+        let named = PacketKind::ALL.iter().find(|(known, _)| Some(*known) == *kind);
+        let kind = named.map_or("packet", |(_, word)| word);
+        write!(
+            f,
+            "{kind} psn {psn:#x} {} qp {qpn:#x}",
+            if *direction == Direction::In { "to" } else { "from" }
+        )
+    }
 }
 
 /// A decision about a packet.
@@ -147,7 +161,7 @@ impl Faults {
         }
         let mut offered = Offered::of(decisions, work);
         let outgoing_request = packet.is_request && packet.direction == Direction::Out;
-        let action = state.decide(own_number(packet.qpn), |rule| {
+        let action = state.decide(own_number(packet.qpn), packet, |rule| {
             let concerns = match rule.action {
                 Action::Drop | Action::Delay(_) | Action::Hold(_) | Action::Die => true,
                 Action::Duplicate => packet.is_reliable,
@@ -185,7 +199,7 @@ impl Faults {
             return None;
         }
         let mut offered = Offered::of(decisions, Some(work));
-        let action = self.state.lock().decide(own_number(qpn), |rule| {
+        let action = self.state.lock().decide(own_number(qpn), &work, |rule| {
             matches!(rule.action, Action::Rnr | Action::Fail(_))
                 && rule.concerns(Direction::In, qpn, Some(kind))
                 && !offered.takes(rule, decisions)
@@ -203,17 +217,21 @@ impl Faults {
         qpn: u32,
         kind: Option<PacketKind>,
     ) -> Option<Duration> {
-        let action = self.state.lock().decide(own_number(qpn), |rule| {
-            let is_meant = rule.direction.is_none_or(|wanted| wanted == direction);
-            matches!(rule.action, Action::Late(_)) && is_meant && rule.is_about(qpn, kind)
-        })?;
+        let action = self.state.lock().decide(
+            own_number(qpn),
+            &format_args!("completion of qp {qpn:#x}"),
+            |rule| {
+                let is_meant = rule.direction.is_none_or(|wanted| wanted == direction);
+                matches!(rule.action, Action::Late(_)) && is_meant && rule.is_about(qpn, kind)
+            },
+        )?;
         if let Action::Late(time) = action { Some(time) } else { None }
     }
 
     /// Decides whether an access to memory finds no region with its key.
     pub(crate) fn is_gone(&self, key: u32, side: Side) -> bool {
         let mut state = self.state.lock();
-        let action = state.decide(key, |rule| {
+        let action = state.decide(key, &format_args!("key {key:#x}"), |rule| {
             let is_meant =
                 rule.key.is_none_or(|wanted| wanted == key) && rule.side.is_none_or(|wanted| wanted == side);
             rule.action == Action::Gone && is_meant
@@ -265,15 +283,21 @@ fn own_number(qpn: u32) -> u32 {
 
 impl InjectorState {
     /// Returns the action of the first rule that applies among those that `concerns` selects. All of these
-    /// count the event. `of`: the queue pair or key that it is about.
-    fn decide(&mut self, of: u32, mut concerns: impl FnMut(&Rule) -> bool) -> Option<Action> {
+    /// count the event. `of`: the queue pair or key that it is about. `event`: its
+    /// name in the log.
+    fn decide(
+        &mut self,
+        of: u32,
+        event: &dyn fmt::Display,
+        mut concerns: impl FnMut(&Rule) -> bool,
+    ) -> Option<Action> {
         let mut decided = None;
         for active in self.rules.iter_mut().filter(|active| concerns(&active.count.rule)) {
             let applies = active.count(of);
             if applies && decided.is_none() {
                 active.count.injected += 1;
                 let RuleCount { rule, matched, injected } = &active.count;
-                tracing::info!(card = self.card, %rule, matched, injected, "a fault is injected");
+                tracing::info!(card = self.card, %rule, %event, matched, injected, "a fault is injected");
                 decided = Some(rule.action);
             }
         }

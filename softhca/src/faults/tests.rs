@@ -9,7 +9,7 @@ fn plan(text: &str) -> FaultPlan {
 }
 
 fn packet(direction: Direction, qpn: u32, kind: PacketKind) -> Crossing {
-    Crossing { direction, qpn, kind: Some(kind), is_reliable: true, is_request: true }
+    Crossing { direction, qpn, kind: Some(kind), is_reliable: true, is_request: true, psn: 5 }
 }
 
 /// Decides about a packet without a schedule.
@@ -87,6 +87,14 @@ fn rules_count_what_meets_their_conditions() {
     let counts: Vec<(u64, u64)> = faults.counts().iter().map(|c| (c.matched, c.injected)).collect();
     assert_eq!(counts, [(3, 1), (6, 2), (4, 2)]);
     assert_eq!(faults.counts()[0].to_string(), "drop nth=2 kind=send: 1 of 3");
+}
+
+#[test]
+fn the_log_names_the_packet_that_meets_a_fault() {
+    let read = packet(Direction::In, 0x1804d, PacketKind::Read);
+    assert_eq!(read.to_string(), "read psn 0x5 to qp 0x1804d");
+    let answer = Crossing { direction: Direction::Out, kind: None, ..read };
+    assert_eq!(answer.to_string(), "packet psn 0x5 from qp 0x1804d");
 }
 
 #[test]

@@ -2,10 +2,14 @@
 
 use crate::errno::Errno;
 use gdsync_sys::file_limit::within_file_limit;
+use gdsync_sys::host::origin;
 use softhca::setting::SettingError;
+use std::fmt;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::prelude::*;
 
 /// True once this process, or an ancestor that forked it, has started the log.
@@ -29,6 +33,12 @@ impl Write for Stderr {
     }
 }
 
+/// Writes what precedes each message: the time, and the process.
+const STAMP: fn(&mut Writer<'_>) -> fmt::Result = |writer| {
+    SystemTime.format_time(writer)?;
+    write!(writer, " {}", origin())
+};
+
 /// The setting with the filter of the log.
 const VARIABLE: &str = "SOFTHCA_LOG";
 
@@ -48,7 +58,8 @@ pub(crate) fn start() -> Result<(), SettingError> {
         return Ok(());
     }
     // The layer would report a failed write by `eprintln!`, which panics.
-    let written = tracing_subscriber::fmt::layer().with_writer(|| Stderr).log_internal_errors(false);
+    let written =
+        tracing_subscriber::fmt::layer().with_writer(|| Stderr).with_timer(STAMP).log_internal_errors(false);
     let log = tracing_subscriber::registry().with(written).with(filter);
     // Fails if a program that links this library has installed a log, which then gets the messages.
     let _ = log.try_init();

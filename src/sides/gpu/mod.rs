@@ -6,10 +6,7 @@ use super::connection::SideResults;
 use super::driver::{self, Arrival, CHUNKS, Driver, Work};
 use crate::cli::SideOptions;
 use crate::failure::Failure;
-use crate::hca;
 use crate::pattern::Pattern;
-use gdsync::advanced::mapped::MappedMemory;
-use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaEvent;
 use gdsync::memop::StreamError;
 use gdsync::stream::{Doorbells, Posted};
@@ -64,16 +61,7 @@ impl GpuDriver {
         let size = usize::try_from(work.size)?;
         let window = CHUNKS * work.batch;
         let queue = context.new_stream().map_err(failed("cuStreamCreate"))?;
-        let memory = |access| {
-            // A software card of this process copies through the mapping, which the region keeps alive.
-            let mapped =
-                hca::is_software(options.hca.as_ref()).then(|| MappedMemory::allocate(&context, size));
-            let memory = match &mapped {
-                Some(Ok(mapped)) => mapped.gpu().clone(),
-                _ => GpuMemory::allocate(&context, size)?,
-            };
-            Ok::<_, Failure>(GpuMemoryRegion::register(pd, memory, access)?)
-        };
+        let memory = |access| Ok::<_, Failure>(GpuMemoryRegion::allocate(pd, &context, size, access)?);
         let source = memory(work.source)?;
         let target = memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let events = (0..CHUNKS).map(|_| context.new_event(None).map_err(failed("cuEventCreate")));

@@ -38,7 +38,10 @@ enum gds_create_qp_flags {
     GDS_CREATE_QP_WQ_DBREC_ON_GPU = 1 << 5
 };
 
-#ifdef GDSYNC_UPSTREAM_VERBS
+#ifdef GDSYNC_EXP_VERBS
+typedef struct ibv_exp_qp_init_attr gds_qp_init_attr_t;
+typedef struct ibv_exp_send_wr gds_send_wr;
+#else
 typedef struct ibv_qp_init_attr gds_qp_init_attr_t;
 typedef struct ibv_send_wr gds_send_wr;
 /* The functions for these structs. */
@@ -46,19 +49,25 @@ typedef struct ibv_send_wr gds_send_wr;
 #define gds_post_send gdsync_upstream_post_send
 #define gds_stream_queue_send gdsync_upstream_stream_queue_send
 #define gds_prepare_send gdsync_upstream_prepare_send
-#else
-typedef struct ibv_exp_qp_init_attr gds_qp_init_attr_t;
-typedef struct ibv_exp_send_wr gds_send_wr;
 #endif
 
-/* The handle of a queue pair is the pointer that gds_create_qp returned. The handle of a completion queue is the address of its send_cq or
- * recv_cq, or in the upstream dialect their value. Other values, such as copies of the structs, and handles of destroyed objects are EINVAL. */
+/* The handle of a queue pair is the pointer that gds_create_qp returned. The handle of a completion queue is its send_cq or recv_cq, or with
+ * GDSYNC_EXP_VERBS their address. Other values, such as copies of the structs, and handles of destroyed objects are EINVAL. */
 typedef struct gds_cq {
     struct ibv_cq *cq;
     uint32_t curr_offset; /* index of the completion for which the last wait was prepared, plus 1 */
 } gds_cq_t;
 
-#ifdef GDSYNC_UPSTREAM_VERBS
+#ifdef GDSYNC_EXP_VERBS
+typedef struct gds_qp {
+    struct ibv_qp *qp;
+    struct gds_cq send_cq;
+    struct gds_cq recv_cq;
+    struct ibv_exp_res_domain *res_domain; /* gdsync's own */
+    struct ibv_context *dev_context;
+    struct gds_cq *gdsync_queues[2]; /* of the other dialect */
+} gds_qp_t;
+#else
 typedef struct gds_qp {
     struct ibv_qp *qp;
     struct gds_cq gdsync_queues[2]; /* gdsync's own */
@@ -66,15 +75,6 @@ typedef struct gds_qp {
     struct ibv_context *dev_context;
     struct gds_cq *send_cq;
     struct gds_cq *recv_cq;
-} gds_qp_t;
-#else
-typedef struct gds_qp {
-    struct ibv_qp *qp;
-    struct gds_cq send_cq;
-    struct gds_cq recv_cq;
-    struct ibv_exp_res_domain *res_domain; /* gdsync's own */
-    struct ibv_context *dev_context;
-    struct gds_cq *gdsync_queues[2]; /* of the upstream dialect */
 } gds_qp_t;
 #endif
 
@@ -147,15 +147,15 @@ enum { GDS_SEND_INFO_MAX_OPS = 32, GDS_WAIT_INFO_MAX_OPS = 32 };
 
 /* A prepared send: a number of the library's object. Copies have the same number; posting one uses up all. A send that is discarded without
  * being posted keeps its slots of the send queue, and blocks later sends, until gdsync_cancel_send (<gdsync/ext.h>) or gds_destroy_qp. */
-#ifdef GDSYNC_UPSTREAM_VERBS
-typedef struct gds_send_request {
-    uint64_t gdsync_own[4 + 7 * GDS_SEND_INFO_MAX_OPS + 4];
-} gds_send_request_t;
-#else
+#ifdef GDSYNC_EXP_VERBS
 typedef struct gds_send_request {
     struct ibv_exp_peer_commit commit;
     struct peer_op_wr wr[GDS_SEND_INFO_MAX_OPS];
-    uint64_t gdsync_own[4]; /* of the upstream dialect */
+    uint64_t gdsync_own[4]; /* of the other dialect */
+} gds_send_request_t;
+#else
+typedef struct gds_send_request {
+    uint64_t gdsync_own[4 + 7 * GDS_SEND_INFO_MAX_OPS + 4];
 } gds_send_request_t;
 #endif
 
@@ -167,15 +167,15 @@ int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *req
 
 /* A prepared wait: a number, as above. If it is discarded, its completion cannot be polled until gds_post_wait_cq, gdsync_cancel_wait or
  * gds_destroy_qp. */
-#ifdef GDSYNC_UPSTREAM_VERBS
-typedef struct gds_wait_request {
-    uint64_t gdsync_own[5 + 7 * GDS_WAIT_INFO_MAX_OPS + 3];
-} gds_wait_request_t;
-#else
+#ifdef GDSYNC_EXP_VERBS
 typedef struct gds_wait_request {
     struct ibv_exp_peer_peek peek;
     struct peer_op_wr wr[GDS_WAIT_INFO_MAX_OPS];
-    uint64_t gdsync_own[3]; /* of the upstream dialect */
+    uint64_t gdsync_own[3]; /* of the other dialect */
+} gds_wait_request_t;
+#else
+typedef struct gds_wait_request {
+    uint64_t gdsync_own[5 + 7 * GDS_WAIT_INFO_MAX_OPS + 3];
 } gds_wait_request_t;
 #endif
 

@@ -10,7 +10,7 @@
 
 #include <gdsync.h>
 
-#ifdef GDSYNC_UPSTREAM_VERBS
+#ifndef GDSYNC_EXP_VERBS
 #define gdsync_send_init gdsync_upstream_send_init
 #define gdsync_trigger_create_qp gdsync_upstream_trigger_create_qp
 #endif
@@ -68,8 +68,8 @@ int gdsync_stream_keep(CUstream stream, unsigned flags);
 /* A send, an RDMA write or a receive, with its buffers. Only one call at a time may use it. */
 typedef struct gdsync_request gdsync_request_t;
 
-/* Makes a persistent request of a copy of a work request: a single one (next is NULL) of a connection (RC or UC), IBV_EXP_WR_SEND or
- * IBV_EXP_WR_RDMA_WRITE, with or without immediate data; its completions have its wr_id. Each start sends what the buffers hold when the
+/* Makes a persistent request of a copy of a work request: a single one (next is NULL) of a connection (RC or UC), IBV_WR_SEND or
+ * IBV_WR_RDMA_WRITE, with or without immediate data; its completions have its wr_id. Each start sends what the buffers hold when the
  * stream reaches it. The memory stays registered until the request is freed. */
 gdsync_request_t *gdsync_send_init(struct gds_qp *qp, const gds_send_wr *wr);
 /* Makes a persistent receive. It is posted when the stream reaches the start, so the other side's queue pair needs receiver-not-ready retries

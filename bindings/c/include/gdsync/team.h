@@ -40,6 +40,18 @@ int gdsync_bootstrap_all_gather(gdsync_bootstrap_t *bootstrap, const void *own, 
 int gdsync_bootstrap_barrier(gdsync_bootstrap_t *bootstrap);
 int gdsync_bootstrap_free(gdsync_bootstrap_t *bootstrap);
 
+/* A queue pair to connect: of gds_create_qp, RC or UC, in the state RESET or INIT. */
+typedef struct gdsync_connection {
+    struct gds_qp *qp;
+    uint32_t rank; /* the rank with the other side, perhaps this one */
+    uint32_t tag;  /* the sides of two ranks with the same tag are connected, in the order of their lists */
+} gdsync_connection_t;
+
+/* Connects queue pairs, so that they need no gds_modify_qp: exchanges their addresses and moves them to RTS. Returns once all ranks have done so, all of
+ * which call this, with any number of queue pairs. Remote access is what their memory regions allow; retries have no limit while the other side
+ * has no receive posted, and end after 2 s if it does not answer. EINVAL: a side is missing. If it fails on one rank, it fails on all. */
+int gdsync_bootstrap_connect(gdsync_bootstrap_t *bootstrap, size_t number, const gdsync_connection_t connections[]);
+
 /* ---- Teams ---- */
 
 /* Connected ranks. Every queue of a team reaches every rank, including this one. */

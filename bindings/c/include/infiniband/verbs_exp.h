@@ -9,6 +9,10 @@
 #ifndef GDSYNC_INFINIBAND_VERBS_EXP_H
 #define GDSYNC_INFINIBAND_VERBS_EXP_H
 
+#ifndef GDSYNC_EXP_VERBS
+#error "define GDSYNC_EXP_VERBS before the first include, or compile with -DGDSYNC_EXP_VERBS, for programs of the old exp verbs"
+#endif
+
 #include <infiniband/verbs.h>
 #include <stdint.h>
 

@@ -2,9 +2,12 @@
 
 use crate::error::{self, CallError, non_null, non_null_mut};
 use crate::log;
-use crate::notify_types::gdsync_all_gather_t;
+use crate::notify_types::{gdsync_all_gather_t, gdsync_connection_t};
+use crate::objects;
 use crate::teams::{BOOTSTRAPS, keep_bootstrap, taken};
 use crate::types::gdsync_bootstrap;
+use gdsync::ConnectOptions;
+use gdsync_notify::Connection;
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, KEY_VARIABLES, Rendezvous};
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
@@ -127,14 +130,41 @@ pub unsafe extern "C" fn gdsync_bootstrap_all_gather(
     })
 }
 
+/// `gdsync_bootstrap_connect`.
+///
+/// # Safety
+/// `connections` is null or an array of that number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_bootstrap_connect(
+    bootstrap: *mut gdsync_bootstrap,
+    number: size_t,
+    connections: *const gdsync_connection_t,
+) -> c_int {
+    error::status("gdsync_bootstrap_connect", || {
+        // SAFETY: the caller passes an array of that length.
+        let given = unsafe { error::list("connections", number, connections) }?;
+        let connection = |one: &gdsync_connection_t| {
+            // SAFETY: the caller lets no other thread destroy the object.
+            let queue_pair = &unsafe { objects::queue_pair(one.qp) }?.queue_pair;
+            Ok(Connection { queue_pair, rank: one.rank, tag: one.tag })
+        };
+        let connections = given.iter().map(connection).collect::<Result<Vec<_>, CallError>>()?;
+        // SAFETY: the caller lets no other thread free the object.
+        unsafe { with(bootstrap, |inner| inner.connect(&connections, ConnectOptions::default())) }
+    })
+}
+
 /// Calls a function with a bootstrap that no team has taken.
 ///
 /// # Safety
 /// No other thread frees it.
-unsafe fn with<T>(
+unsafe fn with<T, E>(
     bootstrap: *mut gdsync_bootstrap,
-    call: impl FnOnce(&mut Bootstrap) -> Result<T, BootstrapError>,
-) -> Result<T, CallError> {
+    call: impl FnOnce(&mut Bootstrap) -> Result<T, E>,
+) -> Result<T, CallError>
+where
+    CallError: From<E>,
+{
     // SAFETY: the caller lets no other thread free the object.
     let object = unsafe { BOOTSTRAPS.find(bootstrap) }?;
     let mut inner = object.inner.lock();

@@ -1,6 +1,6 @@
 //! `gdsync/ext.h`: the software card, streams, cancelling and aborting.
 
-use crate::error::{self, CallError, bad, non_null, non_null_mut};
+use crate::error::{self, CallError, bad_bits, non_null, non_null_mut};
 use crate::error::{check, made};
 use crate::providers::{self, ObjectKind};
 use crate::types::{CUstream, GDSYNC_STREAM_NEVER_CAPTURED, gds_qp, gds_send_request_t, gds_wait_request_t};
@@ -9,6 +9,7 @@ use gdsync::verbs::{OpenError, provider};
 use gdsync_sys::verbs::ibv_context;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
+use std::ptr;
 use std::time::Duration;
 
 /// `gdsync_error_text`.
@@ -41,7 +42,7 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         match context {
             Some(context) => {
                 let context = made("ibv_open_device", context)?;
-                Ok(providers::note(api, ObjectKind::Context, context))
+                Ok(providers::note(api, ObjectKind::Context, context, ptr::null::<c_void>()))
             }
             None => Err(gdsync::Error::Open(OpenError::NoDevice {
                 name: wanted.map(|name| name.to_string_lossy().into_owned()),
@@ -57,10 +58,11 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
     error::status("gdsync_soft_close", || {
-        providers::end_software(ObjectKind::Context, context, |api| {
+        let done = providers::end_software(ObjectKind::Context, context, |api| {
             // SAFETY: the context is known, and so open.
             check("ibv_close_device", unsafe { (api.close_device)(context) })
-        })
+        });
+        providers::name_left(ObjectKind::Context, context, done)
     })
 }
 
@@ -140,7 +142,7 @@ pub unsafe extern "C" fn gdsync_stream_go_on(stream: CUstream) -> c_int {
 pub unsafe extern "C" fn gdsync_stream_keep(stream: CUstream, flags: c_uint) -> c_int {
     error::status("gdsync_stream_keep", || {
         if flags & !GDSYNC_STREAM_NEVER_CAPTURED != 0 {
-            return Err(bad("flags", flags, "GDSYNC_STREAM_NEVER_CAPTURED (1) is the only flag"));
+            return Err(bad_bits("flags", flags, "GDSYNC_STREAM_NEVER_CAPTURED (1) is the only flag"));
         }
         // SAFETY: the caller passes a stream that is alive.
         unsafe { streams::keep(stream, flags & GDSYNC_STREAM_NEVER_CAPTURED != 0) }

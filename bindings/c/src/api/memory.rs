@@ -1,6 +1,6 @@
 //! `gdsync/tools.h`: memory that both streams and the CPU reach.
 
-use crate::error::{self, CallError, bad, non_null_mut, stale};
+use crate::error::{self, CallError, bad, bad_bits, non_null_mut, stale};
 use crate::pages::PAGE;
 use crate::streams;
 use crate::types::{self, gds_mem_desc_t};
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn gds_alloc_mapped_memory(
     error::status("gds_alloc_mapped_memory", || {
         let desc = non_null_mut("the descriptor", desc)?;
         if ![types::GDS_MEMORY_GPU, types::GDS_MEMORY_HOST].contains(&flags) {
-            return Err(bad("flags", flags, "GDS_MEMORY_GPU or GDS_MEMORY_HOST is possible"));
+            return Err(bad_bits("flags", flags, "GDS_MEMORY_GPU or GDS_MEMORY_HOST is possible"));
         }
         if size == 0 {
             return Err(bad("size", 0, "it must be at least 1"));

@@ -1,12 +1,13 @@
 //! `gdsync/core.h`: the version, and queue pairs.
 
 use crate::completion::poll_into;
-use crate::error::{self, CallError, bad, check, non_null_mut};
+use crate::error::{self, CallError, bad, bad_bits, check_explained, non_null_mut};
+use crate::explain::{self, DeviceLimits};
 use crate::objects::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
 use crate::{log, objects, streams, work};
-use gdsync::verbs::Transport;
-use gdsync::{Device, ProtectionDomain, QueuePairConfig, Trigger};
+use gdsync::verbs::{OutOfRange, Transport};
+use gdsync::{Access, Device, ProtectionDomain, QueuePairConfig, Trigger};
 use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
 use libc::c_int;
 
@@ -30,13 +31,17 @@ fn transport(code: c_int) -> Result<Transport, CallError> {
         2 => Ok(Transport::Rc),
         3 => Ok(Transport::Uc),
         4 => Ok(Transport::Ud),
-        _ => Err(bad("qp_type", code, "2 (RC), 3 (UC) and 4 (UD) are possible")),
+        _ => Err(bad(
+            if code == 0 { "qp_init_attr.qp_type (not set)" } else { "qp_init_attr.qp_type" },
+            code,
+            "2 (IBV_QPT_RC), 3 (IBV_QPT_UC) and 4 (IBV_QPT_UD) are possible",
+        )),
     }
 }
 
 fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), CallError> {
     if flags & !(types::GDS_CREATE_QP_WQ_ON_GPU | types::GDS_CREATE_QP_WISHES) != 0 {
-        return Err(bad("flags", flags, "only GDS_CREATE_QP_* flags are possible"));
+        return Err(bad_bits("flags", flags, "only GDS_CREATE_QP_* flags are possible"));
     }
     if flags & types::GDS_CREATE_QP_WQ_ON_GPU != 0 {
         let remedy = "leave GDS_CREATE_QP_WQ_ON_GPU out";
@@ -65,6 +70,20 @@ pub unsafe extern "C" fn gds_create_qp(
     log::start();
     // SAFETY: the caller keeps the domain and the context alive.
     error::pointer("gds_create_qp", || unsafe { create((pd, context), qp_init_attr, (gpu_id, flags), None) })
+}
+
+/// Has an error name an attribute as the struct of C does.
+fn with_names_of_c(error: CallError) -> CallError {
+    let CallError::Gdsync(gdsync::Error::OutOfRange(range)) = error else { return error };
+    let what = match range.what {
+        "send_depth" => "qp_init_attr.cap.max_send_wr",
+        "recv_depth" => "qp_init_attr.cap.max_recv_wr",
+        "send_segments" => "qp_init_attr.cap.max_send_sge",
+        "recv_segments" => "qp_init_attr.cap.max_recv_sge",
+        "inline" => "qp_init_attr.cap.max_inline_data",
+        other => other,
+    };
+    gdsync::Error::OutOfRange(OutOfRange { what, ..range }).into()
 }
 
 /// Makes a queue pair. If there is a trigger, it is in the trigger's domain, and the trigger releases its sends.
@@ -102,10 +121,15 @@ pub(super) unsafe fn create(
         // SAFETY: the caller keeps the domain and the context alive.
         None => unsafe { objects::domain(context, pd) }?,
     };
+    // For `gdsync_bootstrap_connect`; programs that move the queue pair themselves say what they allow.
+    if domain.0.attributes()?.atomics {
+        config = config.access(config.access | Access::REMOTE_ATOMIC);
+    }
     streams::prepare(gpu_id);
     let wishes = Wishes { flags, gpu: gpu_id };
     // SAFETY: the caller keeps the domain and the context alive.
-    let made = unsafe { objects::create(context, domain, config, wishes, attr.sq_sig_all != 0) }?;
+    let made = unsafe { objects::create((context, pd.addr()), domain, config, wishes, attr.sq_sig_all != 0) };
+    let made = made.map_err(with_names_of_c)?;
     // SAFETY: made above.
     unsafe {
         (attr.send_cq, attr.recv_cq) = ((*made).send_cq.cq, (*made).recv_cq.cq);
@@ -131,7 +155,13 @@ pub unsafe extern "C" fn gds_modify_qp(qp: *mut gds_qp, attr: *mut ibv_qp_attr, 
         let attr = non_null_mut("attr", attr)?;
         // SAFETY: the queue pair is alive, and the caller passes valid attributes.
         let code = unsafe { (qp.api.modify_qp)(qp.queue_pair.as_raw(), attr, attr_mask) };
-        check("ibv_modify_qp", code)?;
+        check_explained("ibv_modify_qp", code, || {
+            let device = objects::device(qp)?.attributes().ok()?;
+            let limits = DeviceLimits { ports: device.ports, reads: device.max_reads };
+            // SAFETY: the queue pair is alive, and the caller passes valid attributes.
+            let (state, attr) = unsafe { ((*qp.queue_pair.as_raw()).state, &*attr) };
+            explain::change(qp.queue_pair.transport(), state, attr, attr_mask as u32, limits)
+        })?;
         qp.queue_pair.adopt_state();
         Ok(())
     })

@@ -1,8 +1,9 @@
 //! `gdsync/ext.h`: registration caches.
 
 use super::segment::gpu;
-use crate::error::{self, CallError, bad, non_null_mut};
+use crate::error::{self, CallError, bad, bad_bits, non_null_mut};
 use crate::handles::Named;
+use crate::providers::{self, ObjectKind};
 use crate::types::{gdsync_cache, gdsync_cache_statistics_t, gdsync_region};
 use crate::{log, objects};
 use gdsync::verbs::{CacheLimits, CachedRegion, RegistrationCache};
@@ -18,6 +19,8 @@ struct CacheObject {
     cache: RegistrationCache,
     /// Host memory that was registered, by address. The cache forgets the memory when its handle here is dropped.
     host: Mutex<BTreeMap<usize, PinnedMemory>>,
+    /// The address of the program's domain.
+    pd: usize,
 }
 
 static CACHES: Named<gdsync_cache, CacheObject> =
@@ -28,8 +31,8 @@ static REGIONS: Named<gdsync_region, CachedRegion> =
     Named::new("the region", "pass what gdsync_cache_get returned, and no copy, until gdsync_cache_release");
 
 impl CacheObject {
-    fn new(cache: RegistrationCache) -> Self {
-        CacheObject { cache, host: Mutex::default() }
+    fn new(cache: RegistrationCache, pd: usize) -> Self {
+        CacheObject { cache, host: Mutex::default(), pd }
     }
 
     /// Registers host memory.
@@ -87,10 +90,13 @@ impl CacheObject {
     }
 }
 
-fn keep_region(region: CachedRegion) -> Result<*mut gdsync_region, CallError> {
+fn keep_region(region: CachedRegion, pd: usize) -> Result<*mut gdsync_region, CallError> {
     let (lkey, rkey) = (region.lkey(), region.rkey());
     let remote = region.remote();
-    REGIONS.keep(region, |_| gdsync_region { addr: remote.addr, length: remote.len as usize, lkey, rkey })
+    let public = |_| gdsync_region { addr: remote.addr, length: remote.len as usize, lkey, rkey };
+    let made = REGIONS.keep(region, public)?;
+    providers::adopt(ObjectKind::CachedRegion, made, pd);
+    Ok(made)
 }
 
 /// `gdsync_cache_create`.
@@ -116,13 +122,17 @@ pub unsafe extern "C" fn gdsync_cache_create(
             limits.bytes = bytes;
         }
         let cache = RegistrationCache::with_limits(&domain, limits);
-        CACHES.keep(CacheObject::new(cache), gdsync_cache::at)
+        let made = CACHES.keep(CacheObject::new(cache, pd.addr()), gdsync_cache::at)?;
+        providers::adopt(ObjectKind::Cache, made, pd.addr());
+        Ok(made)
     })
 }
 
 fn access_of(access: c_int) -> Result<Access, CallError> {
     let known = Access::from_bits(access as u32);
-    known.ok_or_else(|| bad("access", access, "IBV_ACCESS_LOCAL_WRITE, _REMOTE_* and _MW_BIND are possible"))
+    known.ok_or_else(|| {
+        bad_bits("access", access, "IBV_ACCESS_LOCAL_WRITE, _REMOTE_* and _MW_BIND are possible")
+    })
 }
 
 /// `gdsync_cache_get`.
@@ -142,7 +152,7 @@ pub unsafe extern "C" fn gdsync_cache_get(
         let base = NonNull::new(addr.cast::<u8>()).ok_or(CallError::Null { what: "the memory" })?;
         check_length(addr.addr() as u64, length)?;
         // SAFETY: the caller keeps the memory mapped.
-        keep_region(unsafe { object.get(base, length, access_of(access)?) }?)
+        keep_region(unsafe { object.get(base, length, access_of(access)?) }?, object.pd)
     })
 }
 
@@ -174,14 +184,18 @@ pub unsafe extern "C" fn gdsync_cache_get_gpu(
         let access = access_of(access)?;
         // SAFETY: the caller keeps the memory mapped.
         let region = unsafe { object.cache.gpu_raw(&gpu(gpu_id)?, addr, length, access) }?;
-        keep_region(region)
+        keep_region(region, object.pd)
     })
 }
 
 /// `gdsync_cache_release`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_release(region: *mut gdsync_region) -> c_int {
-    error::status("gdsync_cache_release", || REGIONS.take(region).map(drop))
+    error::status("gdsync_cache_release", || {
+        REGIONS.take(region)?;
+        providers::forget(region);
+        Ok(())
+    })
 }
 
 /// `gdsync_cache_invalidate`.
@@ -227,5 +241,9 @@ pub unsafe extern "C" fn gdsync_cache_statistics(
 /// `gdsync_cache_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cache_free(cache: *mut gdsync_cache) -> c_int {
-    error::status("gdsync_cache_free", || CACHES.take(cache).map(drop))
+    error::status("gdsync_cache_free", || {
+        CACHES.take(cache)?;
+        providers::forget(cache);
+        Ok(())
+    })
 }

@@ -4,6 +4,7 @@ use super::queue_pair::create;
 use crate::error::{self, non_null_mut};
 use crate::handles::Named;
 use crate::persistent::{self, Work};
+use crate::providers::{self, ObjectKind};
 use crate::types::{
     gds_qp, gds_qp_init_attr_t, gds_send_request_t, gdsync_ready_word, gdsync_request, gdsync_trigger,
 };
@@ -42,9 +43,11 @@ pub unsafe extern "C" fn gdsync_trigger_create(
         let trigger = Trigger::new(&domain.1)?;
         let word = trigger.address() as usize;
         let (context, pd) = (context.expose_provenance(), pd.expose_provenance());
-        TRIGGERS.keep(TriggerObject { trigger, domain, context, pd }, |_| gdsync_trigger {
+        let made = TRIGGERS.keep(TriggerObject { trigger, domain, context, pd }, |_| gdsync_trigger {
             word: with_exposed_provenance_mut(word),
-        })
+        })?;
+        providers::adopt(ObjectKind::Trigger, made, pd);
+        Ok(made)
     })
 }
 
@@ -103,7 +106,11 @@ pub extern "C" fn gdsync_trigger_word(ticket: u64) -> u64 {
 /// `gdsync_trigger_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_trigger_free(trigger: *mut gdsync_trigger) -> c_int {
-    error::status("gdsync_trigger_free", || TRIGGERS.take(trigger).map(drop))
+    error::status("gdsync_trigger_free", || {
+        TRIGGERS.take(trigger)?;
+        providers::forget(trigger);
+        Ok(())
+    })
 }
 
 /// The ready words of programs. Requests behind a word keep it alive, too.
@@ -128,15 +135,21 @@ pub unsafe extern "C" fn gdsync_ready_word_create(
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let word = CardWord::in_region(&MemoryRegion::allocate(&domain, size_of::<u64>(), access)?, 0)?;
         let (address, rkey) = (word.address() as usize, word.remote().rkey);
-        READY_WORDS
-            .keep(word, |_| gdsync_ready_word { word: std::ptr::with_exposed_provenance_mut(address), rkey })
+        let made = READY_WORDS
+            .keep(word, |_| gdsync_ready_word { word: with_exposed_provenance_mut(address), rkey })?;
+        providers::adopt(ObjectKind::ReadyWord, made, pd.addr());
+        Ok(made)
     })
 }
 
 /// `gdsync_ready_word_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_ready_word_free(word: *mut gdsync_ready_word) -> c_int {
-    error::status("gdsync_ready_word_free", || READY_WORDS.take(word).map(drop))
+    error::status("gdsync_ready_word_free", || {
+        READY_WORDS.take(word)?;
+        providers::forget(word);
+        Ok(())
+    })
 }
 
 /// `gdsync_send_behind`.

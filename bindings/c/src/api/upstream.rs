@@ -1,5 +1,4 @@
-//! The functions with libibverbs' own structs instead of the old OFED's: `gds_create_qp` and others with `GDSYNC_UPSTREAM_VERBS`
-//! defined. Error texts use the names of the headers.
+//! The functions with libibverbs' own structs instead of the old OFED's: `gds_create_qp` and others unless `GDSYNC_EXP_VERBS` is defined.
 
 use super::persistent::gdsync_send_init;
 use super::queue_pair::gds_create_qp;

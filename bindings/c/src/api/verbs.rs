@@ -1,14 +1,16 @@
 //! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on objects of either provider.
 
 use crate::completion::poll_into;
-use crate::error::{self, CallError, check, made, non_null_mut};
+use crate::error::{self, CallError, check, check_explained, made, non_null_mut};
+use crate::explain;
 use crate::objects;
 use crate::providers::{self, ObjectKind};
 use crate::types::ibv_recv_wr;
 use crate::work;
+use gdsync_sys::VerbsApi;
 use gdsync_sys::verbs::{
-    OPS_POLL_CQ, PollCq, ibv_ah, ibv_ah_attr, ibv_context, ibv_cq, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr,
-    ibv_qp, ibv_wc,
+    OPS_POLL_CQ, PollCq, ibv_ah, ibv_ah_attr, ibv_context, ibv_cq, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
+    ibv_port_attr, ibv_qp, ibv_wc,
 };
 use libc::{c_int, c_void, size_t};
 
@@ -80,7 +82,7 @@ pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_
         let api = providers::of(ObjectKind::Context, context)?;
         // SAFETY: the software card's object is known, or the caller passes a valid one.
         let pd = made("ibv_alloc_pd", unsafe { (api.alloc_pd)(context) })?;
-        Ok(providers::note(api, ObjectKind::Domain, pd))
+        Ok(providers::note(api, ObjectKind::Domain, pd, context))
     })
 }
 
@@ -89,7 +91,9 @@ pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_
 pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     error::status("gdsync_dealloc_pd", || {
         // SAFETY: the software card's object is known, or the caller passes a valid one.
-        providers::end(ObjectKind::Domain, pd, |api| check("ibv_dealloc_pd", unsafe { (api.dealloc_pd)(pd) }))
+        let dealloc = |api: &VerbsApi| check("ibv_dealloc_pd", unsafe { (api.dealloc_pd)(pd) });
+        let done = providers::end(ObjectKind::Domain, pd, dealloc);
+        providers::name_left(ObjectKind::Domain, pd, done)
     })
 }
 
@@ -108,8 +112,10 @@ pub unsafe extern "C" fn gdsync_reg_mr(
         let api = providers::of(ObjectKind::Domain, pd)?;
         non_null_mut("the memory", addr)?;
         // SAFETY: the software card's object is known, or the caller passes a valid one.
-        let mr = made("ibv_reg_mr", unsafe { (api.reg_mr)(pd, addr, length, access) })?;
-        Ok(providers::note(api, ObjectKind::Region, mr))
+        let mr = made("ibv_reg_mr", unsafe { (api.reg_mr)(pd, addr, length, access) });
+        let mr =
+            mr.map_err(|error| error.explained(|| explain::registration(addr.addr(), length, access)))?;
+        Ok(providers::note(api, ObjectKind::Region, mr, pd))
     })
 }
 
@@ -120,6 +126,28 @@ pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: the software card's object is known, or the caller passes a valid one.
         providers::end(ObjectKind::Region, mr, |api| check("ibv_dereg_mr", unsafe { (api.dereg_mr)(mr) }))
     })
+}
+
+/// Returns the attributes of a port, if the device has it.
+///
+/// # Safety
+/// The context is open.
+unsafe fn port_attributes(api: &VerbsApi, context: *mut ibv_context, port: u8) -> Option<ibv_port_attr> {
+    let mut attr = ibv_port_attr::default();
+    // SAFETY: the caller passes an open context, and the place is valid.
+    (unsafe { (api.query_port)(context, port, &mut attr) } == 0).then_some(attr)
+}
+
+/// Returns the number of the device's ports.
+///
+/// # Safety
+/// The context is open.
+unsafe fn ports(api: &VerbsApi, context: *mut ibv_context) -> u8 {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller passes an open context, and the place is valid.
+    unsafe { (api.query_device)(context, &mut attr) };
+    attr.phys_port_cnt
 }
 
 /// `gdsync_query_port`.
@@ -134,7 +162,12 @@ pub unsafe extern "C" fn gdsync_query_port(
         // SAFETY: the place is valid, and of plain numbers.
         unsafe { attr.write_bytes(0, 1) };
         // SAFETY: the caller passes valid pointers.
-        check("ibv_query_port", unsafe { (api.query_port)(context, port, attr) })
+        let code = unsafe { (api.query_port)(context, port, attr) };
+        check_explained("ibv_query_port", code, || {
+            // SAFETY: the context is known or valid, as above.
+            let ports = unsafe { ports(api, context) };
+            (!(1..=ports).contains(&port)).then(|| explain::no_port("port", port, ports))
+        })
     })
 }
 
@@ -149,7 +182,16 @@ pub unsafe extern "C" fn gdsync_query_gid(
     error::status("gdsync_query_gid", || {
         let (api, gid) = (providers::of(ObjectKind::Context, context)?, non_null_mut("gid", gid)?);
         // SAFETY: the caller passes valid pointers.
-        check("ibv_query_gid", unsafe { (api.query_gid)(context, port, index, gid) })
+        let code = unsafe { (api.query_gid)(context, port, index, gid) };
+        check_explained("ibv_query_gid", code, || {
+            // SAFETY: the context is known or valid, as above.
+            let Some(attr) = (unsafe { port_attributes(api, context, port) }) else {
+                // SAFETY: as above.
+                return Some(explain::no_port("port", port, unsafe { ports(api, context) }));
+            };
+            let all = attr.gid_tbl_len;
+            (!(0..all).contains(&index)).then(|| format!("index is {index}, but the port has {all} GIDs"))
+        })
     })
 }
 
@@ -159,8 +201,16 @@ pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     error::pointer("gdsync_create_ah", || {
         let (api, attr) = (providers::of(ObjectKind::Domain, pd)?, non_null_mut("attr", attr)?);
         // SAFETY: the software card's object is known, or the caller passes a valid one.
-        let ah = made("ibv_create_ah", unsafe { (api.create_ah)(pd, attr) })?;
-        Ok(providers::note(api, ObjectKind::Path, ah))
+        let ah = made("ibv_create_ah", unsafe { (api.create_ah)(pd, attr) });
+        let ah = ah.map_err(|error| {
+            // SAFETY: the domain is known or valid, and names its context; the caller passes valid attributes.
+            error.explained(|| unsafe {
+                let (context, attr) = ((*pd).context, &*attr);
+                let port = port_attributes(api, context, attr.port_num);
+                explain::address(attr, port.as_ref(), ports(api, context))
+            })
+        })?;
+        Ok(providers::note(api, ObjectKind::Path, ah, pd))
     })
 }
 

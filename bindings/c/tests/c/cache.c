@@ -80,16 +80,16 @@ static void is_used(struct rig *rig, uint8_t *memory) {
     sge.length = PART;
     sge.lkey = region->lkey;
     wr = send_of(&sge, 5);
-    wr.exp_opcode = IBV_EXP_WR_RDMA_WRITE;
+    set_opcode(&wr, IBV_WR_RDMA_WRITE);
     wr.wr.rdma.remote_addr = region->addr + PART;
     wr.wr.rdma.rkey = region->rkey;
     OK(gds_post_send(rig->sides[0].qp, &wr, &bad));
-    (void)poll_success(&rig->sides[0].qp->send_cq, 5);
+    (void)poll_success(SEND_CQ(rig->sides[0].qp), 5);
     CHECK(memory[PART] == 9 && memory[2 * PART - 1] == 9);
     /* A region in use outlives its cache. */
     OK(gdsync_cache_free(cache));
     OK(gds_post_send(rig->sides[0].qp, &wr, &bad));
-    (void)poll_success(&rig->sides[0].qp->send_cq, 5);
+    (void)poll_success(SEND_CQ(rig->sides[0].qp), 5);
     OK(gdsync_cache_release(region));
 }
 

@@ -8,7 +8,7 @@ enum { BYTES = 64 };
 
 static gds_send_wr write_of(struct rig *rig, struct ibv_sge *sge, uint32_t rkey) {
     gds_send_wr wr = send_of(sge, 1);
-    wr.exp_opcode = IBV_EXP_WR_RDMA_WRITE;
+    set_opcode(&wr, IBV_WR_RDMA_WRITE);
     wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)(rig->sides[1].buffer + 128);
     wr.wr.rdma.rkey = rkey;
     return wr;
@@ -29,7 +29,7 @@ static void completes(struct rig *rig, CUstream stream) {
     OK(gds_prepare_wait_value32(&desc.wait32, &gate, 1, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
     OK(gds_stream_post_descriptors(stream, 1, &desc, 0));
     OK(gds_stream_queue_send(stream, left->qp, &wr, &bad));
-    status = gdsync_stream_wait_cq_checked(stream, &left->qp->send_cq);
+    status = gdsync_stream_wait_cq_checked(stream, SEND_CQ(left->qp));
     CHECK(status != NULL && *(const volatile uint32_t *)status->word == GDSYNC_STATUS_PENDING);
     CHECK_STATUS(ETIMEDOUT, gdsync_status_wait(status, 0));
     OK(gds_prepare_wait_value32(&desc.wait32, (uint32_t *)(uintptr_t)status->word, GDSYNC_STATUS_OK, GDS_WAIT_COND_AND,
@@ -43,9 +43,9 @@ static void completes(struct rig *rig, CUstream stream) {
     OK(gdsync_status_free(status));
     CHECK_STATUS(EINVAL, gdsync_status_wait(gone, 0));
     CHECK_STATUS(EINVAL, gdsync_status_free(gone));
-    (void)poll_success(&left->qp->send_cq, 1);
+    (void)poll_success(SEND_CQ(left->qp), 1);
     /* No work is outstanding. */
-    CHECK(gdsync_stream_wait_cq_checked(stream, &left->qp->send_cq) == NULL && errno == EINVAL);
+    CHECK(gdsync_stream_wait_cq_checked(stream, SEND_CQ(left->qp)) == NULL && errno == EINVAL);
 }
 
 /* The first send fails, and the second is flushed: the stream passes both waits. */
@@ -58,8 +58,8 @@ static void fails(struct rig *rig, CUstream stream) {
 
     wrong.next = &right;
     OK(gds_stream_queue_send(stream, left->qp, &wrong, &bad));
-    first = gdsync_stream_wait_cq_checked(stream, &left->qp->send_cq);
-    second = gdsync_stream_wait_cq_checked(stream, &left->qp->send_cq);
+    first = gdsync_stream_wait_cq_checked(stream, SEND_CQ(left->qp));
+    second = gdsync_stream_wait_cq_checked(stream, SEND_CQ(left->qp));
     CHECK(first != NULL && second != NULL);
     OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
     CHECK_STATUS(EIO, gdsync_status_wait(first, PATIENCE_MS));
@@ -81,7 +81,7 @@ static void names_the_cause(struct rig *rig, CUstream stream) {
     int tries;
 
     OK(gds_stream_queue_send(stream, left->qp, &wr, &bad));
-    status = gdsync_stream_wait_cq_checked(stream, &left->qp->send_cq);
+    status = gdsync_stream_wait_cq_checked(stream, SEND_CQ(left->qp));
     CHECK(status != NULL);
     /* Until the card has got the first refusal. */
     for (tries = 0; tries < 1000; tries++) {
@@ -101,8 +101,8 @@ static void names_the_cause(struct rig *rig, CUstream stream) {
     OK(gdsync_status_wait(status, PATIENCE_MS));
     OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
     OK(gdsync_status_free(status));
-    (void)poll_success(&left->qp->send_cq, 1);
-    (void)poll_success(&right->qp->recv_cq, 2);
+    (void)poll_success(SEND_CQ(left->qp), 1);
+    (void)poll_success(RECV_CQ(right->qp), 2);
 }
 
 /* The other side's queue pair is destroyed, so its card does not respond. */
@@ -117,7 +117,7 @@ static void peer_is_gone(CUstream stream) {
     wr = write_of(&rig, &sge, rig.sides[1].mr->rkey);
     OK(gds_destroy_qp(rig.sides[1].qp));
     OK(gds_stream_queue_send(stream, rig.sides[0].qp, &wr, &bad));
-    status = gdsync_stream_wait_cq_checked(stream, &rig.sides[0].qp->send_cq);
+    status = gdsync_stream_wait_cq_checked(stream, SEND_CQ(rig.sides[0].qp));
     CHECK(status != NULL);
     CHECK_STATUS(EHOSTDOWN, gdsync_status_wait(status, PATIENCE_MS));
     CHECK(strstr(gdsync_error_text(), "does not answer") != NULL);

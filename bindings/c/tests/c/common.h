@@ -16,6 +16,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What the two dialects of the headers write differently. */
+#ifdef GDSYNC_EXP_VERBS
+#define SEND_CQ(pair) (&(pair)->send_cq)
+#define RECV_CQ(pair) (&(pair)->recv_cq)
+static inline void set_opcode(gds_send_wr *wr, int opcode) { wr->exp_opcode = (enum ibv_exp_wr_opcode)opcode; }
+static inline void set_flags(gds_send_wr *wr, unsigned flags) { wr->exp_send_flags = flags; }
+static inline void set_immediate(gds_send_wr *wr, uint32_t data) { wr->ex.imm_data = data; }
+#else
+#define SEND_CQ(pair) ((pair)->send_cq)
+#define RECV_CQ(pair) ((pair)->recv_cq)
+static inline void set_opcode(gds_send_wr *wr, int opcode) { wr->opcode = (enum ibv_wr_opcode)opcode; }
+static inline void set_flags(gds_send_wr *wr, unsigned flags) { wr->send_flags = flags; }
+static inline void set_immediate(gds_send_wr *wr, uint32_t data) { wr->imm_data = data; }
+#endif
+
 #define CHECK(condition)                                                                                                       \
     do {                                                                                                                       \
         if (!(condition)) {                                                                                                    \
@@ -72,7 +87,7 @@ static inline void make_side(struct rig *rig, struct side *side, enum ibv_qp_typ
     attr.qp_type = type;
     side->qp = gds_create_qp(rig->pd, rig->context, &attr, gpu_id, flags);
     CHECK(side->qp != NULL);
-    CHECK(attr.send_cq == side->qp->send_cq.cq && attr.cap.max_inline_data >= 16);
+    CHECK(attr.send_cq == SEND_CQ(side->qp)->cq && attr.cap.max_inline_data >= 16);
     CHECK(side->qp->dev_context == rig->context && side->qp->qp->qp_num != 0);
     make_memory(rig, side);
 }
@@ -159,8 +174,8 @@ static inline gds_send_wr send_of(struct ibv_sge *sge, uint64_t wr_id) {
     wr.wr_id = wr_id;
     wr.sg_list = sge;
     wr.num_sge = 1;
-    wr.exp_opcode = IBV_EXP_WR_SEND;
-    wr.exp_send_flags = IBV_EXP_SEND_SIGNALED;
+    set_opcode(&wr, IBV_WR_SEND);
+    set_flags(&wr, IBV_SEND_SIGNALED);
     return wr;
 }
 
@@ -178,7 +193,7 @@ static inline void receive(struct side *side, size_t offset, uint32_t length, ui
 static inline struct ibv_wc poll_one(struct gds_cq *cq) {
     struct ibv_wc wc;
     int n;
-    while ((n = ibv_poll_cq(cq->cq, 1, &wc)) == 0) {
+    while ((n = gds_poll_cq(cq, 1, &wc)) == 0) {
         sched_yield();
     }
     CHECK(n == 1);

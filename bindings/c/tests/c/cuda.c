@@ -62,8 +62,8 @@ static void round_of(struct rig *rig, CUstream stream, uint32_t *words, CUdevice
     memset(left->buffer, (int)number, 64);
     receive(right, 128, 64, number);
     OK(gds_prepare_send(left->qp, &wr, &bad, &send));
-    OK(gds_prepare_wait_cq(&left->qp->send_cq, &sent, 0));
-    OK(gds_prepare_wait_cq(&right->qp->recv_cq, &arrived, 0));
+    OK(gds_prepare_wait_cq(SEND_CQ(left->qp), &sent, 0));
+    OK(gds_prepare_wait_cq(RECV_CQ(right->qp), &arrived, 0));
     OK(gds_append_wait_cq(&arrived, &words[1], number));
     descs[0].tag = GDS_TAG_WAIT_VALUE32; /* the CPU opens it */
     OK(gds_prepare_wait_value32(&descs[0].wait32, &words[0], number, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST));
@@ -89,8 +89,8 @@ static void round_of(struct rig *rig, CUstream stream, uint32_t *words, CUdevice
     CHECK(words[1] == number && words[2] == number);
     CHECK(from_device(got, gpu, 8) == 0 && got[0] == number && got[1] == number);
     CHECK(memcmp(left->buffer, right->buffer + 128, 64) == 0);
-    poll_success(&left->qp->send_cq, number);
-    poll_success(&right->qp->recv_cq, number);
+    poll_success(SEND_CQ(left->qp), number);
+    poll_success(RECV_CQ(right->qp), number);
 }
 
 /* GPU memory if it can be mapped, otherwise host memory. */

@@ -64,10 +64,12 @@ static void mixed(struct rig *rig, CUstream stream, uint32_t *words) {
     memcpy(left->buffer, "message in the order of a stream", 32);
     receive(right, 256, 32, 9);
     OK(gds_prepare_send(left->qp, &wr, &bad, &send));
-    OK(gds_prepare_wait_cq(&left->qp->send_cq, &sent, 0));
-    OK(gds_prepare_wait_cq(&right->qp->recv_cq, &arrived, 0));
+    OK(gds_prepare_wait_cq(SEND_CQ(left->qp), &sent, 0));
+    OK(gds_prepare_wait_cq(RECV_CQ(right->qp), &arrived, 0));
     OK(gds_append_wait_cq(&arrived, &words[2], 77));
+#ifdef GDSYNC_EXP_VERBS
     CHECK(arrived.peek.entries == 1);
+#endif
 
     descs[0] = write32(&words[0], 1, GDS_MEMORY_GPU);
     descs[1].tag = GDS_TAG_SEND;
@@ -93,8 +95,8 @@ static void mixed(struct rig *rig, CUstream stream, uint32_t *words) {
     for (i = 0; i < sizeof(bytes); i++) {
         CHECK(target[i] == (uint8_t)(i * 7));
     }
-    poll_success(&left->qp->send_cq, 7);
-    poll_success(&right->qp->recv_cq, 9);
+    poll_success(SEND_CQ(left->qp), 7);
+    poll_success(RECV_CQ(right->qp), 9);
 }
 
 /* Each operation, posted by the CPU. */
@@ -111,61 +113,61 @@ static void operations(struct rig *rig) {
     sges[1] = sge_of(left, 4, 4);
     wr = send_of(sges, 1);
     wr.num_sge = 2;
-    wr.exp_opcode = IBV_EXP_WR_RDMA_WRITE;
-    wr.exp_send_flags = 0;
+    set_opcode(&wr, IBV_WR_RDMA_WRITE);
+    set_flags(&wr, 0);
     wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)(right->buffer + 2048);
     wr.wr.rdma.rkey = right->mr->rkey;
     second = wr;
     second.wr_id = 2;
-    second.exp_opcode = IBV_EXP_WR_RDMA_WRITE_WITH_IMM;
-    second.exp_send_flags = IBV_EXP_SEND_SIGNALED | IBV_EXP_SEND_INLINE | IBV_EXP_SEND_SOLICITED;
-    second.ex.imm_data = 0x01020304;
+    set_opcode(&second, IBV_WR_RDMA_WRITE_WITH_IMM);
+    set_flags(&second, IBV_SEND_SIGNALED | IBV_SEND_INLINE | IBV_SEND_SOLICITED);
+    set_immediate(&second, 0x01020304);
     second.wr.rdma.remote_addr += 8;
     wr.next = &second;
     receive(right, 0, 8, 3);
     OK(gds_post_send(left->qp, &wr, &bad));
-    CHECK(poll_success(&left->qp->send_cq, 2).opcode == IBV_WC_RDMA_WRITE);
-    wc = poll_success(&right->qp->recv_cq, 3);
+    CHECK(poll_success(SEND_CQ(left->qp), 2).opcode == IBV_WC_RDMA_WRITE);
+    wc = poll_success(RECV_CQ(right->qp), 3);
     CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.imm_data == 0x01020304 && wc.wc_flags == IBV_WC_WITH_IMM);
     CHECK(wc.byte_len == 8 && wc.qp_num == right->qp->qp->qp_num);
     CHECK(memcmp(right->buffer + 2048, "gatheredgathered", 16) == 0);
 
     /* A read, and a fenced send with immediate data. */
     wr = send_of(sges, 4);
-    wr.exp_opcode = IBV_EXP_WR_RDMA_READ;
+    set_opcode(&wr, IBV_WR_RDMA_READ);
     sges[0] = sge_of(left, 512, 16);
     wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)(right->buffer + 2048);
     wr.wr.rdma.rkey = right->mr->rkey;
     OK(gds_post_send(left->qp, &wr, &bad));
     sges[1] = sge_of(left, 512, 16);
     second = send_of(&sges[1], 5);
-    second.exp_opcode = IBV_EXP_WR_SEND_WITH_IMM;
-    second.exp_send_flags = IBV_EXP_SEND_SIGNALED | IBV_EXP_SEND_FENCE;
-    second.ex.imm_data = 9;
+    set_opcode(&second, IBV_WR_SEND_WITH_IMM);
+    set_flags(&second, IBV_SEND_SIGNALED | IBV_SEND_FENCE);
+    set_immediate(&second, 9);
     receive(right, 4096, 64, 6);
     OK(gds_post_send(left->qp, &second, &bad));
-    wc = poll_success(&left->qp->send_cq, 4);
+    wc = poll_success(SEND_CQ(left->qp), 4);
     CHECK(wc.opcode == IBV_WC_RDMA_READ && wc.byte_len == 16);
-    poll_success(&left->qp->send_cq, 5);
-    wc = poll_success(&right->qp->recv_cq, 6);
+    poll_success(SEND_CQ(left->qp), 5);
+    wc = poll_success(RECV_CQ(right->qp), 6);
     CHECK(wc.byte_len == 16 && wc.imm_data == 9 && memcmp(right->buffer + 4096, "gatheredgathered", 16) == 0);
 
     /* Atomics: 40 + 2, then 42 to 50. */
     memcpy(right->buffer + 3072, &number, 8);
     wr = send_of(&result, 7);
-    wr.exp_opcode = IBV_EXP_WR_ATOMIC_FETCH_AND_ADD;
+    set_opcode(&wr, IBV_WR_ATOMIC_FETCH_AND_ADD);
     wr.wr.atomic.remote_addr = (uint64_t)(uintptr_t)(right->buffer + 3072);
     wr.wr.atomic.rkey = right->mr->rkey;
     wr.wr.atomic.compare_add = 2;
     OK(gds_post_send(left->qp, &wr, &bad));
-    CHECK(poll_success(&left->qp->send_cq, 7).opcode == IBV_WC_FETCH_ADD);
+    CHECK(poll_success(SEND_CQ(left->qp), 7).opcode == IBV_WC_FETCH_ADD);
     memcpy(&number, left->buffer + 1024, 8);
     CHECK(number == 40);
-    wr.exp_opcode = IBV_EXP_WR_ATOMIC_CMP_AND_SWP;
+    set_opcode(&wr, IBV_WR_ATOMIC_CMP_AND_SWP);
     wr.wr.atomic.compare_add = 42;
     wr.wr.atomic.swap = 50;
     OK(gds_post_send(left->qp, &wr, &bad));
-    CHECK(poll_success(&left->qp->send_cq, 7).opcode == IBV_WC_COMP_SWAP);
+    CHECK(poll_success(SEND_CQ(left->qp), 7).opcode == IBV_WC_COMP_SWAP);
     memcpy(&number, right->buffer + 3072, 8);
     CHECK(number == 50);
 }
@@ -197,8 +199,8 @@ static void datagrams(void) {
     wr.wr.ud.remote_qkey = 0x1234;
     receive(right, 0, 48, 2);
     OK(gds_post_send(left->qp, &wr, &bad));
-    poll_success(&left->qp->send_cq, 1);
-    wc = poll_success(&right->qp->recv_cq, 2);
+    poll_success(SEND_CQ(left->qp), 1);
+    wc = poll_success(RECV_CQ(right->qp), 2);
     CHECK(wc.byte_len == 48 && wc.src_qp == left->qp->qp->qp_num);
     CHECK(memcmp(right->buffer + 40, "datagram", 8) == 0);
     wr.wr.ud.ah = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
-  * Includes every header, and uses it as programs of the old verbs and of libgdsync do.
+  * Includes every header, and uses it as programs of libgdsync do.
  */
 #include <gdsync.h>
 #include <gdsync/tools.h>

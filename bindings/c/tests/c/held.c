@@ -362,7 +362,7 @@ static void without_waits(void) {
     receive(&rig.sides[1], 0, BYTES, 5);
     OK(gdsync_start_all(stream, 1, &send));
     completes(send, 1, IBV_WC_SEND);
-    (void)poll_success(&rig.sides[1].qp->recv_cq, 5);
+    (void)poll_success(RECV_CQ(rig.sides[1].qp), 5);
     OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
     OK(gdsync_soft_stream_destroy(stream));
     OK(gdsync_ready_word_free(word));

@@ -84,7 +84,7 @@ static void rounds(struct rig *rig) {
     OK(gdsync_request_complete(there[0], &wc, PATIENCE_MS));
     CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 10 && wc.opcode == IBV_WC_SEND);
     CHECK_STATUS(EINVAL, gdsync_request_complete(there[0], &wc, 0));
-    CHECK(ibv_poll_cq(left->qp->recv_cq.cq, 1, &wc) == 0 && ibv_poll_cq(right->qp->send_cq.cq, 1, &wc) == 0);
+    CHECK(gds_poll_cq(RECV_CQ(left->qp), 1, &wc) == 0 && gds_poll_cq(SEND_CQ(right->qp), 1, &wc) == 0);
     /* A free of a request checks whether it has completed. */
     for (i = 0; i < 2; i++) {
         OK(gdsync_request_free(there[i]));
@@ -101,10 +101,10 @@ static void writes(struct rig *rig, CUstream stream) {
     gdsync_request_t *write;
     struct ibv_wc wc;
 
-    wr.exp_opcode = IBV_EXP_WR_RDMA_WRITE_WITH_IMM;
+    set_opcode(&wr, IBV_WR_RDMA_WRITE_WITH_IMM);
     wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)(right->buffer + 1000);
     wr.wr.rdma.rkey = right->mr->rkey;
-    wr.ex.imm_data = 0x01020304;
+    set_immediate(&wr, 0x01020304);
     write = gdsync_send_init(left->qp, &wr);
     CHECK(write != NULL);
     memset(left->buffer, 0x5a, BYTES);
@@ -112,7 +112,7 @@ static void writes(struct rig *rig, CUstream stream) {
     OK(gdsync_start_all(stream, 1, &write));
     OK(gdsync_request_complete(write, &wc, PATIENCE_MS));
     CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 20 && wc.opcode == IBV_WC_RDMA_WRITE);
-    wc = poll_success(&right->qp->recv_cq, 21);
+    wc = poll_success(RECV_CQ(right->qp), 21);
     CHECK(wc.imm_data == 0x01020304 && right->buffer[1000] == 0x5a && right->buffer[1000 + BYTES - 1] == 0x5a);
     OK(gdsync_request_free(write));
 }
@@ -131,12 +131,12 @@ static void refusals(struct rig *rig, CUstream stream) {
     wr.next = &next;
     CHECK(gdsync_send_init(left->qp, &wr) == NULL && errno == EOPNOTSUPP);
     wr.next = NULL;
-    wr.exp_opcode = IBV_EXP_WR_RDMA_READ;
+    set_opcode(&wr, IBV_WR_RDMA_READ);
     CHECK(gdsync_send_init(left->qp, &wr) == NULL && errno == EINVAL);
-    wr.exp_opcode = IBV_EXP_WR_SEND;
-    wr.exp_send_flags = IBV_EXP_SEND_SIGNALED | IBV_EXP_SEND_INLINE;
+    set_opcode(&wr, IBV_WR_SEND);
+    set_flags(&wr, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
     CHECK(gdsync_send_init(left->qp, &wr) == NULL && errno == EINVAL);
-    wr.exp_send_flags = IBV_EXP_SEND_SIGNALED;
+    set_flags(&wr, IBV_SEND_SIGNALED);
     wr.num_sge = 3;
     CHECK(gdsync_recv_init(left->qp, NULL) == NULL && errno == EINVAL);
     recv_wr.next = &recv_next;
@@ -181,7 +181,7 @@ static void failures(struct rig *rig, CUstream stream) {
     gdsync_request_t *write, *receive_of_it = recv_request(left, 0, 41);
     struct ibv_wc wc;
 
-    wr.exp_opcode = IBV_EXP_WR_RDMA_WRITE;
+    set_opcode(&wr, IBV_WR_RDMA_WRITE);
     wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)right->buffer;
     wr.wr.rdma.rkey = right->mr->rkey + 1;
     write = gdsync_send_init(left->qp, &wr);

@@ -42,10 +42,10 @@ static void play(int flags) {
             receive(side, SIZE, SIZE, (uint64_t)round);
             if (i == 0) {
                 OK(gds_stream_queue_send(streams[0], side->qp, &wr, &bad));
-                OK(gds_stream_wait_cq(streams[0], &side->qp->recv_cq, 0));
+                OK(gds_stream_wait_cq(streams[0], RECV_CQ(side->qp), 0));
                 OK(gdsync_soft_stream_launch(streams[0], increment, &steps[0]));
             } else {
-                OK(gds_stream_wait_cq(streams[1], &side->qp->recv_cq, 0));
+                OK(gds_stream_wait_cq(streams[1], RECV_CQ(side->qp), 0));
                 OK(gdsync_soft_stream_launch(streams[1], increment, &steps[1]));
                 OK(gds_stream_queue_send(streams[1], side->qp, &wr, &bad));
             }
@@ -55,8 +55,8 @@ static void play(int flags) {
             for (i = 0; i < 2; i++) {
                 for (k = 0; k < done; k++) {
                     uint64_t wr_id = (uint64_t)(round - done + 1 + k);
-                    CHECK(poll_success(&rig.sides[i].qp->send_cq, wr_id).opcode == IBV_WC_SEND);
-                    struct ibv_wc wc = poll_success(&rig.sides[i].qp->recv_cq, wr_id);
+                    CHECK(poll_success(SEND_CQ(rig.sides[i].qp), wr_id).opcode == IBV_WC_SEND);
+                    struct ibv_wc wc = poll_success(RECV_CQ(rig.sides[i].qp), wr_id);
                     CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE);
                 }
             }

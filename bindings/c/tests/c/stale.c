@@ -61,8 +61,13 @@ static void no_queue_pair(struct rig *rig, struct gds_qp *qp, CUstream stream, c
     STALE(qp, word, gds_modify_qp(qp, &attr, IBV_QP_STATE));
     STALE(qp, word, gdsync_abort_qp(qp));
     STALE(qp, word, gds_destroy_qp(qp));
+#ifdef GDSYNC_EXP_VERBS
     queues[0] = (struct gds_cq *)((uintptr_t)qp + offsetof(struct gds_qp, send_cq));
     queues[1] = (struct gds_cq *)((uintptr_t)qp + offsetof(struct gds_qp, recv_cq));
+#else
+    queues[0] = (struct gds_cq *)((uintptr_t)qp + offsetof(struct gds_qp, gdsync_queues));
+    queues[1] = queues[0] + 1;
+#endif
     for (i = 0; i < 2; i++) {
         STALE_COUNT(queues[i], word, gds_poll_cq(queues[i], 1, &wc));
         STALE(queues[i], word, gds_prepare_wait_cq(queues[i], &wait, 0));
@@ -75,17 +80,21 @@ static void no_queue_pair(struct rig *rig, struct gds_qp *qp, CUstream stream, c
 static void queue_pairs(CUstream stream) {
     struct rig rig;
     struct gds_qp *gone[2], *qp, copy;
+#ifdef GDSYNC_EXP_VERBS
     struct ibv_qp *raw;
     struct ibv_cq *queue;
     struct ibv_recv_wr recv, *bad = NULL;
     struct ibv_wc wc;
+#endif
     int i;
 
     rig_open(&rig, IBV_QPT_RC);
     copy = *rig.sides[0].qp;
+#ifdef GDSYNC_EXP_VERBS
     raw = copy.qp;
     queue = copy.send_cq.cq;
     memset(&recv, 0, sizeof(recv));
+#endif
     no_queue_pair(&rig, &copy, stream, "gdsync's");
     no_queue_pair(&rig, (struct gds_qp *)(uintptr_t)0x1000, stream, "gdsync's");
     /* Addresses inside a struct, and after the last one. */
@@ -94,13 +103,15 @@ static void queue_pairs(CUstream stream) {
     for (i = 0; i < 2; i++) {
         gone[i] = rig.sides[i].qp;
         OK(gds_destroy_qp(gone[i]));
-        CHECK(gone[i]->qp == NULL && gone[i]->send_cq.cq == NULL);
+        CHECK(gone[i]->qp == NULL && gone[i]->dev_context == NULL);
     }
     for (i = 0; i < 2; i++) {
         no_queue_pair(&rig, gone[i], stream, "destroyed");
     }
+#ifdef GDSYNC_EXP_VERBS
     STALE_COUNT(queue, "gone", gdsync_poll_cq(queue, 1, &wc));
     STALE(raw, "gone", gdsync_post_recv(raw, &recv, &bad));
+#endif
     /* New objects have new handles, and the old handles stay stale. */
     for (i = 0; i < 64; i++) {
         struct side side;
@@ -140,13 +151,13 @@ static void no_stream(struct rig *rig, CUstream stream) {
     OK(gds_prepare_send(left->qp, &send, &bad, &request));
     STALE(stream, "destroyed", gds_stream_post_send(stream, &request));
     STALE(stream, "destroyed", gds_stream_post_send_all(stream, 1, &request));
-    OK(gds_prepare_wait_cq(&left->qp->send_cq, &wait, 0));
+    OK(gds_prepare_wait_cq(SEND_CQ(left->qp), &wait, 0));
     STALE(stream, "destroyed", gds_stream_post_wait_cq(stream, &wait));
     STALE(stream, "destroyed", gds_stream_post_wait_cq_all(stream, 1, &wait));
     OK(gdsync_cancel_wait(&wait));
     OK(gdsync_cancel_send(&request));
     STALE(stream, "destroyed", gds_stream_queue_send(stream, left->qp, &send, &bad));
-    STALE(stream, "destroyed", gds_stream_wait_cq(stream, &left->qp->send_cq, 0));
+    STALE(stream, "destroyed", gds_stream_wait_cq(stream, SEND_CQ(left->qp), 0));
     STALE(stream, "destroyed", gds_stream_post_descriptors(stream, 1, &desc, 0));
     STALE(stream, "destroyed", gdsync_soft_stream_launch(stream, nothing, NULL));
     STALE(stream, "destroyed", gdsync_stream_synchronize(stream, 1));

@@ -40,8 +40,8 @@ static int send_on(CUstream stream, struct side *side, uint64_t wr_id, int calls
 }
 
 static void arrives(struct rig *rig, uint64_t wr_id) {
-    poll_success(&rig->sides[0].qp->send_cq, wr_id);
-    poll_success(&rig->sides[1].qp->recv_cq, wr_id);
+    poll_success(SEND_CQ(rig->sides[0].qp), wr_id);
+    poll_success(RECV_CQ(rig->sides[1].qp), wr_id);
 }
 
 /* Outstanding work of one stream keeps another from the queue pair until it has passed; the library notices that itself. */

@@ -24,9 +24,9 @@ static void *alone(void *argument) {
             receive(&rig.sides[1], 8, 8, 2);
             OK(gds_prepare_send(rig.sides[0].qp, &wr, &bad, &request));
             OK(gds_stream_post_send(stream, &request));
-            OK(gds_stream_wait_cq(stream, &rig.sides[1].qp->recv_cq, 0));
-            poll_success(&rig.sides[0].qp->send_cq, 1);
-            poll_success(&rig.sides[1].qp->recv_cq, 2);
+            OK(gds_stream_wait_cq(stream, RECV_CQ(rig.sides[1].qp), 0));
+            poll_success(SEND_CQ(rig.sides[0].qp), 1);
+            poll_success(RECV_CQ(rig.sides[1].qp), 2);
         }
         rig_close(&rig);
         OK(gdsync_soft_stream_destroy(stream));
@@ -49,7 +49,7 @@ static void *together(void *argument) {
         gds_send_wr wr = send_of(&sge, 5), *bad = NULL;
         struct ibv_wc wc[8];
         int n, i;
-        wr.exp_opcode = IBV_EXP_WR_RDMA_WRITE;
+        set_opcode(&wr, IBV_WR_RDMA_WRITE);
         wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)shared->rig.sides[1].buffer;
         wr.wr.rdma.rkey = shared->rig.sides[1].mr->rkey;
         if (sent < SHARED_SENDS) {
@@ -57,7 +57,7 @@ static void *together(void *argument) {
             CHECK(status == 0 || status == ENOMEM);
             sent += status == 0;
         }
-        n = gds_poll_cq(&left->qp->send_cq, 8, wc);
+        n = gds_poll_cq(SEND_CQ(left->qp), 8, wc);
         CHECK(n >= 0);
         for (i = 0; i < n; i++) {
             CHECK(wc[i].status == IBV_WC_SUCCESS && wc[i].wr_id == 5);

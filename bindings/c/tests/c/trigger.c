@@ -31,7 +31,7 @@ static void open_peers(struct peers *peers) {
         attr.cap.max_send_sge = attr.cap.max_recv_sge = 1;
         attr.qp_type = IBV_QPT_RC;
         rig->sides[0].qp = gdsync_trigger_create_qp(peers->trigger, &attr, -1, GDS_CREATE_QP_DEFAULT);
-        CHECK(rig->sides[0].qp != NULL && attr.send_cq == rig->sides[0].qp->send_cq.cq);
+        CHECK(rig->sides[0].qp != NULL && attr.send_cq == SEND_CQ(rig->sides[0].qp)->cq);
         make_memory(rig, &rig->sides[0]);
         make_side(rig, &rig->sides[1], IBV_QPT_RC, -1, GDS_CREATE_QP_DEFAULT);
         to_ready(rig, &rig->sides[0], &rig->sides[1], IBV_QPT_RC);
@@ -62,7 +62,7 @@ static void close_peers(struct peers *peers) {
 static void prepare(struct rig *rig, uint8_t value, gds_send_request_t *request) {
     struct ibv_sge sge = sge_of(&rig->sides[0], 0, BYTES);
     gds_send_wr wr = send_of(&sge, value), *bad = NULL;
-    wr.exp_opcode = IBV_EXP_WR_RDMA_WRITE;
+    set_opcode(&wr, IBV_WR_RDMA_WRITE);
     wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)rig->sides[1].buffer;
     wr.wr.rdma.rkey = rig->sides[1].mr->rkey;
     memset(rig->sides[0].buffer, value, BYTES);
@@ -72,7 +72,7 @@ static void prepare(struct rig *rig, uint8_t value, gds_send_request_t *request)
 static void has_arrived(struct peers *peers, uint8_t value) {
     int i;
     for (i = 0; i < PEERS; i++) {
-        (void)poll_success(&peers->rigs[i].sides[0].qp->send_cq, value);
+        (void)poll_success(SEND_CQ(peers->rigs[i].sides[0].qp), value);
         CHECK(peers->rigs[i].sides[1].buffer[0] == value);
     }
 }
@@ -111,7 +111,7 @@ static void by_the_program(struct peers *peers) {
         CHECK(ticket == (uint64_t)(PEERS + 1 + i));
     }
     CHECK_STATUS(EINVAL, gdsync_send_ticket(&requests[0], &ticket));
-    CHECK(ibv_poll_cq(peers->rigs[0].sides[0].qp->send_cq.cq, 1, &wc) == 0);
+    CHECK(gds_poll_cq(SEND_CQ(peers->rigs[0].sides[0].qp), 1, &wc) == 0);
     __atomic_store_n(peers->trigger->word, gdsync_trigger_word(ticket), __ATOMIC_RELEASE);
     has_arrived(peers, 22);
 
@@ -151,14 +151,14 @@ static void on_another_stream(struct peers *peers) {
     CHECK_STATUS(EBUSY, gds_stream_post_send(second, &request));
     CHECK(strstr(gdsync_error_text(), "trigger") != NULL);
     __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
-    (void)poll_success(&peers->rigs[0].sides[0].qp->send_cq, 55);
+    (void)poll_success(SEND_CQ(peers->rigs[0].sides[0].qp), 55);
     /* The library may not have noticed yet that the first stream has passed. */
     do {
         prepare(&peers->rigs[1], 66, &request);
         status = gds_stream_post_send(second, &request);
     } while (status == EBUSY);
     CHECK(status == 0);
-    (void)poll_success(&peers->rigs[1].sides[0].qp->send_cq, 66);
+    (void)poll_success(SEND_CQ(peers->rigs[1].sides[0].qp), 66);
     OK(gdsync_stream_synchronize(second, PATIENCE_MS));
     OK(gdsync_soft_stream_destroy(first));
     OK(gdsync_soft_stream_destroy(second));

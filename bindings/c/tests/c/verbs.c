@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
-  * A program of libibverbs with its own device, domain, memory, state transitions and queue beside gdsync's, which calls ibv_poll_cq and
-  * ibv_post_recv as old programs do.
+  * A program of libibverbs with its own device, domain, memory, state transitions and queue beside gdsync's, whose completions
+  * and receives go by libibverbs' names in the old dialect.
  */
 #include "common.h"
 
@@ -133,18 +133,22 @@ int main(void) {
         OK(ibv_post_recv(plain, &recv, &bad_recv));
         send = send_of(&from, (uint64_t)round + 7);
         OK(gds_stream_queue_send(stream, qp, &send, &bad));
-        OK(gds_stream_wait_cq(stream, &qp->send_cq, 0));
+        OK(gds_stream_wait_cq(stream, SEND_CQ(qp), 0));
         OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
-        wc = poll_success(&qp->send_cq, (uint64_t)round + 7);
+        wc = poll_success(SEND_CQ(qp), (uint64_t)round + 7);
         CHECK(wc.qp_num == qp->qp->qp_num && wc.opcode == IBV_WC_SEND);
         while (ibv_poll_cq(plain_cq, 1, &wc) == 0) {
             sched_yield();
         }
         CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)round && wc.byte_len == SIZE);
         CHECK(memcmp(memory[0], memory[1], SIZE) == 0);
-        /* A receive on gdsync's queue pair, posted and polled by libibverbs' names. */
+        /* A receive on gdsync's queue pair. */
         recv.wr_id = (uint64_t)round + 9;
+    #ifdef GDSYNC_EXP_VERBS
         OK(ibv_post_recv(qp->qp, &recv, &bad_recv));
+#else
+        OK(gds_post_recv(qp, &recv, &bad_recv));
+#endif
         {
             struct ibv_send_wr back, *bad_back;
             memset(&back, 0, sizeof(back));
@@ -154,7 +158,7 @@ int main(void) {
             back.send_flags = IBV_SEND_SIGNALED;
             OK(ibv_post_send(plain, &back, &bad_back));
         }
-        wc = poll_success(&qp->recv_cq, (uint64_t)round + 9);
+        wc = poll_success(RECV_CQ(qp), (uint64_t)round + 9);
         CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE);
         while (ibv_poll_cq(plain_cq, 1, &wc) == 0) {
             sched_yield();

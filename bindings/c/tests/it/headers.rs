@@ -1,6 +1,6 @@
 //! Compiles the headers as C and C++, with and without CUDA's, and compares their structs and numbers with the library's.
 
-use crate::support::{Language, build, root, works};
+use crate::support::{Language, OLD_DIALECT, build, root, works};
 use gdsync_c::api::upstream::upstream_send_wr;
 use gdsync_c::notify_types::*;
 use gdsync_c::types::*;
@@ -11,9 +11,21 @@ use std::mem::offset_of;
 fn headers_compile_without_warnings() {
     for (language, source) in [(Language::C, "headers.c"), (Language::Cpp, "headers.cpp")] {
         if let Some(compiler) = works("headers_compile_without_warnings", language) {
-            build(&compiler, source).succeed(&[]);
+            for dialect in [None, Some(OLD_DIALECT)] {
+                build(&compiler.clone().options(dialect), source).succeed(&[]);
+            }
         }
     }
+}
+
+#[test]
+fn sources_of_the_old_dialect_are_told_its_macro() {
+    let test = "sources_of_the_old_dialect_are_told_its_macro";
+    let Some(compiler) = works(test, Language::C) else { return };
+    let why = compiler.probe("#include <infiniband/verbs_exp.h>").unwrap_err();
+    assert!(why.contains("-DGDSYNC_EXP_VERBS"), "{why}");
+    let both = compiler.options([OLD_DIALECT, "-DGDSYNC_UPSTREAM_VERBS"]);
+    assert!(both.probe("#include <gdsync.h>").unwrap_err().contains("both defined"));
 }
 
 #[test]
@@ -36,6 +48,7 @@ macro_rules! layout {
 #[test]
 fn structs_and_numbers_are_the_headers() {
     let Some(compiler) = works("structs_and_numbers_are_the_headers", Language::C) else { return };
+    let compiler = compiler.options([OLD_DIALECT]);
     let mut expected: Vec<(String, usize)> = Vec::new();
     layout!(expected,
         "struct ibv_recv_wr" as ibv_recv_wr { "wr_id" = wr_id, "next" = next, "sg_list" = sg_list, "num_sge" = num_sge }
@@ -87,6 +100,7 @@ fn structs_and_numbers_are_the_headers() {
             "hits" = hits, "misses" = misses, "evictions" = evictions, "invalidations" = invalidations, "not_kept" = not_kept,
             "entries" = entries, "bytes" = bytes,
         }
+        "gdsync_connection_t" as gdsync_connection_t { "qp" = qp, "rank" = rank, "tag" = tag }
         "gdsync_team_attr_t" as gdsync_team_attr_t {
             "queues" = queues, "connections" = connections, "post_timeout_ms" = post_timeout_ms, "reserved" = reserved,
         }
@@ -149,8 +163,8 @@ fn structs_and_numbers_are_the_headers() {
 }
 
 #[test]
-fn structs_of_the_upstream_dialect_are_the_headers() {
-    let Some(compiler) = works("structs_of_the_upstream_dialect_are_the_headers", Language::C) else {
+fn structs_of_the_default_dialect_are_the_headers() {
+    let Some(compiler) = works("structs_of_the_default_dialect_are_the_headers", Language::C) else {
         return;
     };
     let mut expected: Vec<(String, usize)> = Vec::new();
@@ -172,7 +186,7 @@ fn structs_of_the_upstream_dialect_are_the_headers() {
         "gds_wait_request_t" as gds_wait_request_t {}
         "gds_descriptor_t" as gds_descriptor_t { "tag" = tag, "send" = body }
     );
-    let mut source = "#define GDSYNC_UPSTREAM_VERBS\n#include <gdsync.h>\n".to_owned();
+    let mut source = "#include <gdsync.h>\n".to_owned();
     for (what, value) in &expected {
         source += &format!("_Static_assert({what} == {value}, \"{value}\");\n");
     }
@@ -218,8 +232,8 @@ fn every_name_of_libgdsync_is_there() {
     if let Some(compiler) = works("every_name_of_libgdsync_is_there", Language::Cpp) {
         source += "int main() { return 0; }\n";
         let compiler = compiler.options(["-Wno-pedantic"]);
-        for dialect in ["", "#define GDSYNC_UPSTREAM_VERBS\n"] {
-            compiler.build_text(&format!("{dialect}{source}"));
+        for dialect in [None, Some(OLD_DIALECT)] {
+            compiler.clone().options(dialect).build_text(&source);
         }
     }
 }

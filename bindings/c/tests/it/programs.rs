@@ -1,8 +1,10 @@
-//! C programs on the library, compiled as C11 and C++17, and run on the software card with software streams.
+//! C programs on the library, compiled as C11, and in the headers' old dialect as C++17, and run on the software card with software streams.
 
-use crate::support::{Language, build, root, works};
+use crate::support::{Language, OLD_DIALECT, build, root, works};
+use gdsync_test_support::compiler::Program;
 use gdsync_test_support::{on_system, skipped};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn run(test: &str, source: &str) -> Option<String> {
     run_in(test, source, &[])
@@ -10,9 +12,9 @@ fn run(test: &str, source: &str) -> Option<String> {
 
 fn run_in(test: &str, source: &str, environment: &[(&str, &str)]) -> Option<String> {
     let mut said = None;
-    for language in [Language::C, Language::Cpp] {
+    for (language, dialect) in [(Language::C, None), (Language::Cpp, Some(OLD_DIALECT))] {
         if let Some(compiler) = works(test, language) {
-            said = Some(build(&compiler, source).succeed(environment));
+            said = Some(build(&compiler.options(dialect), source).succeed(environment));
         }
     }
     said
@@ -92,35 +94,66 @@ fn teams_write_and_notify_by_streams_and_survive() {
 }
 
 #[test]
-fn programs_of_the_upstream_dialect_are_served() {
-    if let Some(said) = run("programs_of_the_upstream_dialect_are_served", "upstream.c") {
-        assert_eq!(said, "upstream ok\n");
+fn lists_of_sends_keep_their_order_and_name_the_bad_one() {
+    if let Some(said) = run("lists_of_sends_keep_their_order_and_name_the_bad_one", "lists.c") {
+        assert_eq!(said, "lists ok\n");
     }
 }
 
-/// The example of docs/c-abi.md, with processes as ranks.
 #[test]
-fn a_transport_of_the_example_carries_every_byte() {
-    let test = "a_transport_of_the_example_carries_every_byte";
-    let example = root().join("../../examples/c/transport.c");
+fn files_of_both_dialects_share_a_queue_pair() {
+    let test = "files_of_both_dialects_share_a_queue_pair";
+    let Some(compiler) = works(test, Language::C) else { return };
+    let old = compiler.clone().options([OLD_DIALECT, "-shared", "-fPIC"]);
+    let old = build(&old, "dialect.c");
+    assert_eq!(build(&compiler.libraries([old.path()]), "dialect.c").succeed(&[]), "dialects ok\n");
+}
+
+/// Runs a program of `examples/c` as so many processes. Returns the first rank's output; the others print nothing.
+fn run_ranks(test: &str, program: &Program, size: usize) -> String {
+    static JOBS: AtomicUsize = AtomicUsize::new(0);
+    let job = format!("gdsync {test} {} {}", JOBS.fetch_add(1, Ordering::Relaxed), std::process::id());
+    let rank = |rank: usize| {
+        let (rank, size) = (rank.to_string(), size.to_string());
+        let environment = [("GDSYNC_RANK", rank), ("GDSYNC_SIZE", size), ("GDSYNC_JOB", job.clone())];
+        program.succeed(&environment.each_ref().map(|(name, value)| (*name, value.as_str())))
+    };
+    let mut said: Vec<String> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(said[1..].iter().all(String::is_empty), "{said:?}");
+    said.remove(0)
+}
+
+/// Runs a program of `examples/c` with several numbers of ranks, and checks the first rank's output.
+fn run_example(test: &str, source: &str, check: impl Fn(usize, &str)) {
+    let example = root().join("../../examples/c").join(source);
     for language in [Language::C, Language::Cpp] {
         let Some(compiler) = works(test, language) else { continue };
         let program = compiler.build(&example);
         for size in [1, 2, 4] {
-            let job = format!("gdsync {test} {language:?} {size} {}", std::process::id());
-            let rank = |rank: usize| {
-                let (rank, size) = (rank.to_string(), size.to_string());
-                let environment = [("GDSYNC_RANK", rank), ("GDSYNC_SIZE", size), ("GDSYNC_JOB", job.clone())];
-                program.succeed(&environment.each_ref().map(|(name, value)| (*name, value.as_str())))
-            };
-            let said: Vec<String> = std::thread::scope(|scope| {
-                let ranks: Vec<_> = (0..size).map(|number| scope.spawn(move || rank(number))).collect();
-                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-            });
-            assert!(said[0].contains(&format!("{size} ranks, ")) && said[0].contains("every byte as sent"));
-            assert!(said[1..].iter().all(String::is_empty), "{said:?}");
+            check(size, &run_ranks(test, &program, size));
         }
     }
+}
+
+/// The example of docs/c-abi.md.
+#[test]
+fn a_transport_of_the_example_carries_every_byte() {
+    run_example("a_transport_of_the_example_carries_every_byte", "transport.c", |size, said| {
+        assert!(said.contains(&format!("{size} ranks, ")) && said.contains("every byte as sent"), "{said}");
+    });
+}
+
+/// The example of docs/c.md, with the output that the page has.
+#[test]
+fn the_first_program_sends_in_the_order_of_its_stream() {
+    let page = std::fs::read_to_string(root().join("../../docs/c.md")).unwrap();
+    run_example("the_first_program_sends_in_the_order_of_its_stream", "ring.c", |size, said| {
+        assert_eq!(said, format!("{size} ranks, 32 rounds, the last number is 32\n"));
+        assert!(size != 2 || page.contains(said), "docs/c.md has another output");
+    });
 }
 
 #[test]
@@ -135,9 +168,9 @@ fn sends_wait_for_other_streams_and_for_room() {
 fn handles_of_what_is_gone_are_refused() {
     let test = "handles_of_what_is_gone_are_refused";
     let environment = [("GDSYNC_LOG", "off")];
-    for language in [Language::C, Language::Cpp] {
+    for (language, dialect) in [(Language::C, None), (Language::Cpp, Some(OLD_DIALECT))] {
         let Some(compiler) = works(test, language) else { continue };
-        let program = build(&compiler, "stale.c");
+        let program = build(&compiler.options(dialect), "stale.c");
         assert_eq!(program.succeed(&environment), "stale ok\n");
         match program.succeed_in_valgrind(&environment) {
             Some(said) => assert_eq!(said, "stale ok\n"),
@@ -175,9 +208,10 @@ fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
     if !on_system() {
         return skipped(test, "no card for libibverbs is promised here (scripts/test-system)");
     }
-    for language in [Language::C, Language::Cpp] {
+    for (language, dialect) in [(Language::C, None), (Language::Cpp, Some(OLD_DIALECT))] {
         if let Some(compiler) = works(test, language) {
-            assert_eq!(build(&compiler.libraries(["-libverbs"]), "verbs.c").succeed(&[]), "verbs ok\n");
+            let compiler = compiler.options(dialect).libraries(["-libverbs"]);
+            assert_eq!(build(&compiler, "verbs.c").succeed(&[]), "verbs ok\n");
         }
     }
 }
@@ -223,6 +257,14 @@ fn declared() -> BTreeSet<String> {
 }
 
 #[test]
+fn errors_name_limits_missing_attributes_and_objects_that_are_left() {
+    let test = "errors_name_limits_missing_attributes_and_objects_that_are_left";
+    if let Some(said) = run_in(test, "explained.c", &[("GDSYNC_LOG", "off")]) {
+        assert_eq!(said, "explained ok\n");
+    }
+}
+
+#[test]
 fn errors_are_said_on_stderr() {
     let Some(compiler) = works("errors_are_said_on_stderr", Language::C) else { return };
     let program = build(&compiler, "arguments.c");
@@ -234,6 +276,10 @@ fn errors_are_said_on_stderr() {
     let lines = said(&[]);
     assert!(lines.contains("gds_post_send") && lines.contains("the queue pair is a null pointer"), "{lines}");
     assert!(!lines.contains("within 1 ms"), "{lines}");
+    // Each line says from which process it is, and of which rank.
+    assert!(lines.lines().all(|line| line.contains("process ")), "{lines}");
+    let ranked = said(&[("GDSYNC_RANK", "3")]);
+    assert!(ranked.lines().all(|line| line.contains("Z rank 3, process ")), "{ranked}");
     assert!(said(&[("GDS_ENABLE_DEBUG", "1")]).contains("within 1 ms"));
     assert_eq!(said(&[("GDSYNC_LOG", "off")]), "");
     // libgdsync's switch that logs memory operations.

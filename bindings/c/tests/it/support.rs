@@ -3,6 +3,9 @@
 use gdsync_test_support::compiler::{Compiler, Program, library};
 use std::path::Path;
 
+/// The old OFED's dialect of the headers.
+pub(crate) const OLD_DIALECT: &str = "-DGDSYNC_EXP_VERBS";
+
 /// A language with its standard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Language {

@@ -23,6 +23,22 @@ fn a_ring_runs_ahead_and_its_work_is_counted() {
     }
 }
 
+/// The example of docs/mpi.md, with the output that the page has.
+#[test]
+fn the_first_program_computes_in_the_order_of_its_queue() {
+    let test = "the_first_program_computes_in_the_order_of_its_queue";
+    let Some(compiler) = compiler(test, Mpis) else { return };
+    let page = std::fs::read_to_string(root().join("../../docs/mpi.md")).unwrap();
+    let program = compiler.build(&root().join("../../examples/mpi/diffusion.c"));
+    for ranks in ["1", "2", "4"] {
+        let output = run(&program, ranks, &["--bind-to", "none"], &[]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, format!("{ranks} ranks, 200 steps: every cell is right\n"), "{errors}");
+        assert!(output.status.success() && (ranks != "4" || page.contains(&*said)), "{errors}");
+    }
+}
+
 #[test]
 fn requests_match_by_communicator_peer_and_tag() {
     let test = "requests_match_by_communicator_peer_and_tag";

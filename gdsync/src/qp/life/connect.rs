@@ -8,7 +8,7 @@ use crate::verbs::{
     Transport, call,
 };
 use gdsync_sys::verbs::{self, ibv_qp_attr};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Returns the path MTU: the one asked for, or the largest that both ports support.
 fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Error> {
@@ -129,6 +129,14 @@ pub(crate) fn own_endpoint(queue_pair: &QueuePairInner) -> Result<Endpoint, Erro
     endpoint(&port, &queue_pair.gid, queue_pair.number, queue_pair.life.psn.load(Ordering::Relaxed))
 }
 
+/// Returns the state into which the provider has moved the queue pair; none for one made by commands.
+pub(crate) fn state(queue_pair: &QueuePairInner) -> Option<i32> {
+    let raw = queue_pair.object.verbs()?;
+    // SAFETY: the queue pair is alive. The provider writes the field after each transition, perhaps on another thread that
+    // aborts it now, which an atomic tolerates.
+    Some(unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed))
+}
+
 pub(crate) fn connect(
     queue_pair: &QueuePairInner,
     remote: &Endpoint,
@@ -148,6 +156,9 @@ pub(crate) fn connect(
         QpState::Initialised => {}
         QpState::Connected => return refuse("connected"),
         QpState::Failed(..) => return refuse("failed"),
+    }
+    if state(queue_pair) == Some(verbs::IBV_QPS_RESET) {
+        to_init(queue_pair)?;
     }
     let device = &queue_pair.domain.pd.device;
     options.check(device.attributes()?.max_reads)?;

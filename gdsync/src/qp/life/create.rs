@@ -3,6 +3,7 @@
 use crate::memory::spans::{Span, SpanKind};
 use crate::qp::card::trigger::{Trigger, TriggerInner};
 use crate::qp::life::state::Life;
+use crate::qp::make::devx::check_sizes;
 use crate::qp::make::{self, Maker, QpObject, QueueDomain, Role};
 use crate::qp::post::shared::{SharedReceiveQueue, SrqAttachment};
 use crate::qp::{CompletionQueue, CompletionQueueInner, QueuePair, QueuePairConfig, QueuePairInner};
@@ -44,7 +45,18 @@ pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Re
     if let Some(trigger) = config.trigger {
         return triggered(pd, config, trigger);
     }
-    in_role(pd, config, Role::Plain)
+    in_role(pd, config, Role::Plain).map_err(|error| name_limit(error, device, &config))
+}
+
+/// Has the error of a provider that refuses a queue pair name the limit that is exceeded, if one is.
+fn name_limit(error: Error, device: &DeviceInner, config: &QueuePairConfig<'_>) -> Error {
+    match &error {
+        Error::Verbs { source, .. } if matches!(source.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM)) => {
+            let exceeded = device.attributes().and_then(|limits| check_sizes(config, &limits));
+            exceeded.err().filter(|named| matches!(named, Error::OutOfRange(_))).unwrap_or(error)
+        }
+        _ => error,
+    }
 }
 
 /// Makes a queue pair in the state RESET whose sends a trigger releases.

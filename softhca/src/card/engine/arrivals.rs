@@ -146,6 +146,7 @@ pub(super) fn crossing(Flow { direction, qpn, .. }: Flow, header: &Header) -> Cr
         kind,
         is_reliable: header.is_reliable(),
         is_request: kind.is_some_and(PacketKind::is_request),
+        psn: header.psn.get(),
     }
 }
 

@@ -1,8 +1,10 @@
 //! GPU memory, which programs register by its address (`ibv_reg_mr`): the part of nvidia-peermem.
 //!
 //! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded the driver.
-//! Copies go through pinned memory and a non-blocking stream per CUDA context, so a kernel or a stream that
-//! waits for the card does not block the card.
+//!
+//! Where the CPU can map the memory (`gdsync-gdr`: without a kernel module, memory that was allocated exportable, such as that of
+//! NVSHMEM and NCCL), the card stores to it, and loads little of it, by the mapping. Other copies go through pinned
+//! memory and a non-blocking stream per CUDA context, so a kernel or a stream that waits for the card does not block the card.
 //!
 //! A dma-buf of GPU memory is reached in the same way, by the address that this process has exported.
 
@@ -14,6 +16,7 @@ mod tests;
 pub(crate) use exports::{exported, note};
 
 use driver::{CuContext, CuStream, Driver, memory_type};
+use gdsync_gdr::{GpuRange, Mapping};
 use parking_lot::Mutex;
 use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
 use std::collections::HashMap;
@@ -84,7 +87,7 @@ impl PeerMemory for Client {
             context if context.is_null() => state.driver.primary_context(pointer.ordinal)?,
             context => context,
         };
-        let copier = state.driver.within(context, || {
+        let (copier, mapping) = state.driver.within(context, || {
             let (base, size) = state.driver.range(addr)?;
             // Programs round such memory to the GPU's pages, by which it is registered.
             let end_of_pages = base.saturating_add(size).next_multiple_of(GPU_PAGE);
@@ -93,17 +96,34 @@ impl PeerMemory for Client {
                     format!("{len} bytes at {addr:#x} leave the {size} bytes of GPU memory at {base:#x}");
                 return Err(PeerMemoryError::new(reason));
             }
+            let mapping = map(addr, len.min(base + size - addr));
             let key = (context.address(), state.driver.context_number(context));
             let mut copiers = state.copiers.lock();
             if let Some(copier) = copiers.get(&key) {
-                return Ok(copier.clone());
+                return Ok((copier.clone(), mapping));
             }
             let copier = Arc::new(Mutex::new(Copier::new(&state.driver)?));
             copiers.insert(key, copier.clone());
-            Ok(copier)
+            Ok((copier, mapping))
         })?;
-        Ok(Some(Arc::new(Region { state: state.clone(), context, copier })))
+        Ok(Some(Arc::new(Region {
+            state: state.clone(),
+            context,
+            copier,
+            mapping: mapping.map(|one| (addr, one)),
+        })))
     }
+}
+
+/// Maps memory of the current context for the CPU, if a backend can.
+fn map(addr: u64, len: u64) -> Option<Mapping> {
+    // SAFETY: the driver knows the address, and the context is current. A program keeps memory that it has registered.
+    let range = unsafe { GpuRange::from_current(addr, usize::try_from(len).ok()?) };
+    let mapping = range.map_err(|error| error.to_string());
+    let mapping = mapping.and_then(|range| Mapping::pin(&range).map_err(|error| error.to_string()));
+    mapping
+        .inspect_err(|error| tracing::debug!(addr, len, %error, "GPU memory is not mapped for the card"))
+        .ok()
 }
 
 /// A stream for copies, and their pinned buffer.
@@ -129,10 +149,27 @@ struct Region {
     state: Arc<ClientState>,
     context: CuContext,
     copier: Arc<Mutex<Copier>>,
+    /// A mapping, and the address of its first byte.
+    mapping: Option<(u64, Mapping)>,
+}
+
+impl Region {
+    /// Returns the mapping and the place in it, if it holds these bytes.
+    fn mapped(&self, addr: u64, len: usize) -> Option<(&Mapping, usize)> {
+        let (first, mapping) = self.mapping.as_ref()?;
+        let at = usize::try_from(addr.checked_sub(*first)?).ok()?;
+        at.checked_add(len).filter(|end| *end <= mapping.len())?;
+        Some((mapping, at))
+    }
 }
 
 impl PeerRegion for Region {
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
+        if into.len() < Mapping::READ_BY_DRIVER
+            && let Some((mapping, at)) = self.mapped(addr, into.len())
+        {
+            return mapping.copy_from(at, into).map_err(|error| PeerMemoryError::new(error.to_string()));
+        }
         let (driver, copier) = (&self.state.driver, self.copier.lock());
         driver.within(self.context, || {
             let mut at = addr;
@@ -148,6 +185,9 @@ impl PeerRegion for Region {
     }
 
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
+        if let Some((mapping, at)) = self.mapped(addr, from.len()) {
+            return mapping.copy_to(at, from).map_err(|error| PeerMemoryError::new(error.to_string()));
+        }
         let (driver, copier) = (&self.state.driver, self.copier.lock());
         driver.within(self.context, || {
             let mut at = addr;

@@ -17,6 +17,8 @@ const OWNERLESS: u64 = BASE + (3 << 40);
 const INVALID_VALUE: c_int = 1;
 
 static BYTES: Mutex<[u8; SIZE]> = Mutex::new([0; SIZE]);
+/// Serializes the tests that change the memory.
+static ONE: Mutex<()> = Mutex::new(());
 static COPIERS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -152,7 +154,7 @@ fn client() -> Client {
 
 #[test]
 fn gpu_memory_is_copied_by_the_driver_in_pieces_that_fit() {
-    let client = client();
+    let (_one, client) = (ONE.lock(), client());
     let region = client.acquire(BASE, SIZE as u64, true).unwrap().unwrap();
     let sent: Vec<u8> = (0..SIZE - 100).map(|i| (i * 7 + i / 251) as u8).collect();
     region.write(BASE + 33, &sent).unwrap();
@@ -169,6 +171,33 @@ fn gpu_memory_is_copied_by_the_driver_in_pieces_that_fit() {
     assert_eq!(refused.to_string(), "cuMemcpyDtoHAsync returned CUDA error 1");
     let refused = region.write(BASE + SIZE as u64, &[0]).unwrap_err();
     assert_eq!(refused.to_string(), "cuMemcpyHtoDAsync returned CUDA error 1");
+}
+
+#[test]
+fn a_mapping_takes_all_stores_and_small_loads_and_the_driver_the_rest() {
+    let (_one, client) = (ONE.lock(), client());
+    client.acquire(BASE, 64, true).unwrap().unwrap();
+    let state = client.state().unwrap().clone();
+    let copier = state.copiers.lock().values().next().unwrap().clone();
+    let mapping = Mapping::stand_in(2 * Mapping::READ_BY_DRIVER).unwrap();
+    let end = BASE + 64 + mapping.len() as u64;
+    let region = Region { state, context: context(), copier, mapping: Some((BASE + 64, mapping)) };
+    let sent: Vec<u8> = (0..2 * Mapping::READ_BY_DRIVER).map(|i| (i * 3 + 1) as u8).collect();
+    region.write(BASE + 64, &sent).unwrap();
+    let mut got = vec![0; Mapping::READ_BY_DRIVER - 1];
+    region.read(end - got.len() as u64, &mut got).unwrap();
+    assert!(got == sent[sent.len() - got.len()..]);
+    // The driver's memory is another one here, and has none of it.
+    let mut got = vec![0; sent.len()];
+    region.read(BASE + 64, &mut got).unwrap();
+    assert!(got != sent);
+    // What begins before the mapping, or ends behind it.
+    for at in [BASE + 60, end - 4] {
+        region.write(at, &[1; 8]).unwrap();
+        let mut got = [0; 8];
+        region.read(at, &mut got).unwrap();
+        assert_eq!((got, BYTES.lock()[(at - BASE) as usize]), ([1; 8], 1));
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::CreateAhResp;
 use crate::uapi::queues::QpDest;
 use crate::uapi::verbs::CreateAh;
-use softhca::card::{Address, Card, LinkLayer, is_multicast};
+use softhca::card::{Address, Card, LinkLayer, Transport, is_multicast};
 use std::mem::offset_of;
 use zerocopy::FromZeros;
 
@@ -43,9 +43,11 @@ fn check_rate(static_rate: u8) -> Result<()> {
     Err(Errno::INVALID)
 }
 
-/// Returns a queue pair's destination.
-pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
-    check_rate(dest.static_rate)?;
+/// Returns a queue pair's destination. `mlx5_ib_modify_dct` does not look at the rate, and NVSHMEM leaves it undefined.
+pub(crate) fn address_of(card: &Card, dest: &QpDest, transport: Transport) -> Result<Address> {
+    if transport != Transport::DcTarget {
+        check_rate(dest.static_rate)?;
+    }
     check_route(card, dest.is_global, dest.sgid_index)?;
     Ok(Address { dlid: dest.dlid, gid: (dest.is_global != 0).then_some(dest.dgid) })
 }

@@ -77,7 +77,7 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
     let change = QpChange {
         access: rights.change(&asked, transport),
         ordering: (is_asked && becomes_ready).then_some(DataOrdering::AnyOrder),
-        ..change_of(context, &asked)?
+        ..change_of(context, &asked, transport)?
     };
     context.card().modify_qp(qp.number, &change)?;
     qp.rights = rights;
@@ -121,7 +121,7 @@ fn check_states(asked: &ModifyQp, now: QpState, transport: Transport) -> Result<
     Ok(())
 }
 
-fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
+fn change_of(context: &Context, asked: &ModifyQp, transport: Transport) -> Result<QpChange> {
     let has = |bit| asked.attr_mask & bit != 0;
     if has(UNSUPPORTED) {
         let attr_mask = calls::of_bits(asked.attr_mask & UNSUPPORTED, calls::QP_ATTRIBUTES);
@@ -140,7 +140,9 @@ fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
         port: has(ibv::IBV_QP_PORT).then_some(asked.port_num),
         qkey: has(ibv::IBV_QP_QKEY).then_some(asked.qkey),
         access: None,
-        address: has(ibv::IBV_QP_AV).then(|| ah::address_of(context.card(), &asked.dest)).transpose()?,
+        address: has(ibv::IBV_QP_AV)
+            .then(|| ah::address_of(context.card(), &asked.dest, transport))
+            .transpose()?,
         path_mtu: has(ibv::IBV_QP_PATH_MTU).then_some(asked.path_mtu.into()),
         dest_qpn: has(ibv::IBV_QP_DEST_QPN).then_some(asked.dest_qp_num & BITS_24),
         rq_psn: has(ibv::IBV_QP_RQ_PSN).then_some(asked.rq_psn & BITS_24),

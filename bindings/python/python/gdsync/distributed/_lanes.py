@@ -53,7 +53,7 @@ class Lane:
             for of in (0, count // 2):
                 memory.expect_from(range(of + rank * SLOTS, of + (rank + 1) * SLOTS), rank)
         slots = self._view(memory).view(count, slot)
-        self._heads, self._data, self._slot = slots[:, :8].view(torch.int64), slots[:, HEADER:], slot
+        self._heads, self._data, self._slot = slots[:, :8].view(torch.int64)[:, 0], slots[:, HEADER:], slot
         # For each rank, the chunks so far.
         self._sent, self._received = [0] * self._size, [0] * self._size
 

@@ -5,8 +5,8 @@ use crate::cuda::QueuePlacement;
 use crate::memory::HostAddr;
 use crate::qp::QueuePairConfig;
 use crate::qp::make::devx::api_of;
+use crate::qp::make::devx::check_sizes;
 use crate::qp::make::devx::memory::{MemorySource, source_of};
-use crate::qp::make::devx::sizes::Sizes;
 use crate::verbs::devx::{check, failure};
 use crate::verbs::{DeviceInner, Error, Owned, ProtectionDomainInner, call};
 use gdsync_sys::api::DevxApi;
@@ -66,7 +66,7 @@ impl Domain {
 
     /// Checks that such queues can be made, before any is.
     pub(crate) fn check(&self, config: &QueuePairConfig<'_>) -> Result<(), Error> {
-        Sizes::new(config, &self.device.attributes()?).map(drop)
+        check_sizes(config, &self.device.attributes()?)
     }
 }
 

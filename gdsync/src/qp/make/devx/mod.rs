@@ -22,7 +22,9 @@ use self::sizes::Sizes;
 use crate::qp::QueuePairConfig;
 use crate::qp::make::Role;
 use crate::queue::{Ring, WorkQueues};
-use crate::verbs::{DeviceInner, DevxError, Error, LinkLayer, ProtectionDomainInner, Transport, ah};
+use crate::verbs::{
+    DeviceAttributes, DeviceInner, DevxError, Error, LinkLayer, ProtectionDomainInner, Transport, ah,
+};
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::prm::command::encode::{
     CreateCq, CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition,
@@ -32,6 +34,11 @@ use gdsync_sys::prm::doorbell::{DBR_CQ_CI, DBR_RECV, DBR_SEND};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::Arc;
+
+/// Names the first size of a queue pair that exceeds a limit of the device.
+pub(crate) fn check_sizes(config: &QueuePairConfig<'_>, device: &DeviceAttributes) -> Result<(), Error> {
+    Sizes::new(config, device).map(drop)
+}
 
 pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
     device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {

@@ -39,7 +39,7 @@ fn check(what: &'static str, value: u32, most: u32) -> Result<(), Error> {
     if value <= most {
         return Ok(());
     }
-    let limit = format!("queues made by commands have at most {most} on this device");
+    let limit = format!("this device has at most {most}");
     Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy: "ask for less" }))
 }
 

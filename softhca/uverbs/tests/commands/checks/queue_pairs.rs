@@ -234,11 +234,12 @@ fn query_and_open_qp() {
     let ask = |mask| errno_of(query(&device, target, mask));
     let early = ask(IBV_QP_STATE);
     assert_eq!(modify(&device, &good(target, 1)), 0);
-    let ready = ModifyQp {
+    let mut ready = ModifyQp {
         attr_mask: IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_MIN_RNR_TIMER,
         ..good(target, 2)
     };
-    assert_eq!(modify(&device, &ready), 0);
+    ready.dest.static_rate = 41;
+    let with_any_rate = modify(&device, &ready);
     let again = create_initiator(&device, &mut parts, None).unwrap();
     let xrcd = open_xrcd(&device, -1, 0).unwrap();
     let asked = a_qp(&mut parts);
@@ -250,6 +251,7 @@ fn query_and_open_qp() {
     let inval = libc::EINVAL;
     compare(&[
         ("mlx5_ib_dct_query_qp", "a target before RTR", inval, early),
+        ("mlx5_ib_modify_dct", "any rate", 0, with_any_rate),
         ("mlx5_ib_dct_query_qp", "a target in RTR", 0, ask(IBV_QP_STATE | IBV_QP_AV)),
         ("mlx5_ib_dct_query_qp", "what it does not have", inval, ask(IBV_QP_QKEY)),
         ("ib_uverbs_query_qp", "no such queue pair", inval, errno_of(query(&device, 999, 0))),
