@@ -189,6 +189,7 @@ pub fn run_process(process: Process) -> Result<(), Failure> {
             folder::watch(&std::env::args_os().nth(2).map(PathBuf::from).unwrap_or_default())
         }
         Process::RunWatch => run::watch(),
+        Process::RunHost => run::run_host(),
         other => Err(format!("{other:?} is a process of another program of gdsync's").into()),
     }
 }

@@ -179,6 +179,12 @@ pub fn send_to_group(leader: u32, signal: libc::c_int) {
     unsafe { libc::kill(-(leader as libc::pid_t), signal) };
 }
 
+/// Sends a signal to this process, in which [`Held`] has it wait for the main thread.
+pub fn send_to_self(signal: libc::c_int) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::kill(std::process::id() as libc::pid_t, signal) };
+}
+
 /// Returns a command's exit status, or 128 plus the number of the signal that ended it.
 pub fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));

@@ -2,11 +2,11 @@
 
 use crate::device::{self, Failure, Source};
 use crate::work::{Cut, Memory, SIDE, Service};
+use gdsync::advanced::mapped::MappedMemory;
 use gdsync::cuda::{self, GpuMemory, Placement, QueuePlacement, WritesOrdering};
 use gdsync::cudarc::driver::sys::CUdevice_attribute;
 use gdsync::cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::device::{DeviceQpData, DeviceQpOptions};
-use gdsync::mapped::MappedMemory;
 use gdsync::memop::MemOpStream;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, CudaStream, MemoryRegion, PinnedMemory, ProtectionDomain, SoftStream, Stream};

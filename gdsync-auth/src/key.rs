@@ -236,9 +236,7 @@ impl KeyVariables {
 /// Creates a key at a path, unless another process did meanwhile. The file is complete before it gets its name, so
 /// that no process reads a partial key.
 fn create_key_file(path: &Path) -> io::Result<()> {
-    let mut random = [0; RANDOM_BYTES];
-    fill_random(&mut random)?;
-    let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = new_key_text()?;
     let mut suffix = [0; 8];
     fill_random(&mut suffix)?;
     let unique = TemporaryFile(path.with_extension(format!("new-{:016x}", u64::from_ne_bytes(suffix))));
@@ -248,6 +246,16 @@ fn create_key_file(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Returns the text of a new key: random hexadecimal digits.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn new_key_text() -> io::Result<String> {
+    let mut random = [0; RANDOM_BYTES];
+    fill_random(&mut random)?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {

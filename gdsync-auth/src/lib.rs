@@ -21,7 +21,9 @@ mod key;
 mod unproven;
 
 pub use exchange::{Exchange, ExchangeError};
-pub use key::{FolderError, Key, KeyError, KeyVariables, base_folder, own_user, private_folder};
+pub use key::{
+    FolderError, Key, KeyError, KeyVariables, base_folder, new_key_text, own_user, private_folder,
+};
 pub use unproven::{Limits, Unproven};
 
 #[cfg(doctest)]

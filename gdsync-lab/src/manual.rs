@@ -98,7 +98,11 @@ The key that the server and the client of two hosts share, or the file that has 
 GDSYNC_RANK, GDSYNC_SIZE, GDSYNC_JOB, GDSYNC_ROOT | pingpong bench-net
 A job of two processes, if no launcher such as mpirun or srun describes it: rank 0 is the server, rank 1 the client.
 GDSYNC_RANK, GDSYNC_SIZE, GDSYNC_JOB | run
-Set for each rank: its number, from 0, the number of ranks, and the name of the job. GDSYNC_ROOT is not passed on: the ranks meet on this host.
+Set for each rank: its number, from 0, the number of ranks, and the name of the job. GDSYNC_ROOT is not passed on.
+GDSYNC_ROOT, GDSYNC_KEY, SOFTHCA_KEY, SOFTHCA_LISTEN | run
+Set for each rank with --hosts: where rank 0 listens, a key of this run, and the address of the host (docs/clusters.md).
+GDSYNC_RSH | run
+The remote shell of --hosts and its options, as words; a host and one command follow them. Without it, ssh.
 SOFTHCA_LOG | soft
 The filter of the card's log under `soft`; as GDSYNC_LOG.
 SOFTHCA_UVERBS_LIBRARY | soft
@@ -175,6 +179,8 @@ gdsync soft --devices ib,roce --faults 'seed=7; drop p=0.01' -- ib_write_bw | so
 Two cards, which lose one packet of a hundred.
 gdsync run -n 4 ./program | run
 Four ranks of a team, each line of their output behind the number of its rank.
+gdsync run -n 16 --hosts hosts -- ./program | run
+Sixteen ranks on the hosts of a file, whose lines are such as `node7 slots=8`.
 gdsync run -n 2 -- gdsync pingpong --iters 100 | run
 The two sides of a pingpong as ranks of a job.
 gdsync soft -- gdsync run -n 2 -- ./program | run

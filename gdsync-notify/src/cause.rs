@@ -1,4 +1,4 @@
-//! Why notifications do not come.
+//! Why notifications do not come, and requests do not complete.
 
 use crate::error::NotifyError;
 use crate::liveness::RankSet;
@@ -75,5 +75,34 @@ impl WaitCause for Unset {
         if let Some(segment) = self.segment.upgrade() {
             self.ids.clone().for_each(|id| segment.notifications.hold(id, hold));
         }
+    }
+}
+
+/// Requests of a queue that have not completed.
+#[derive(Debug)]
+pub(crate) struct Uncompleted {
+    ranks: Vec<u32>,
+    queue_pairs: Vec<u32>,
+}
+
+impl Uncompleted {
+    /// Takes the ranks, each with the queue pair that reaches it.
+    pub(crate) fn of(ranks: impl Iterator<Item = (u32, u32)>) -> Self {
+        let (ranks, mut queue_pairs): (Vec<u32>, Vec<u32>) = ranks.unzip();
+        // Those of DC reach several ranks.
+        queue_pairs.sort_unstable();
+        queue_pairs.dedup();
+        Uncompleted { ranks, queue_pairs }
+    }
+}
+
+impl WaitCause for Uncompleted {
+    fn cause(&self) -> Option<String> {
+        let ranks: Vec<String> = self.ranks.iter().map(u32::to_string).collect();
+        (!ranks.is_empty()).then(|| format!("requests to rank {} have not completed", ranks.join(", ")))
+    }
+
+    fn queue_pairs(&self) -> Vec<u32> {
+        self.queue_pairs.clone()
     }
 }

@@ -1,6 +1,7 @@
 //! The state that a team's handles and queues share, and the monitor thread.
 
 use crate::bootstrap::{Bootstrap, BootstrapError};
+use crate::cause::Uncompleted;
 use crate::connect::Unconnected;
 use crate::control::Control;
 use crate::control::agreement::Outcome;
@@ -210,6 +211,13 @@ impl Connections {
             (0..self.size).filter(|rank| !matches!(self.liveness.state(*rank), RankState::Dropped(_)));
         let left = || timeout.saturating_sub(started.elapsed());
         kept.try_for_each(|rank| self.initiator(queue, rank).flush(rank, left()))
+    }
+
+    /// Returns the ranks with requests that a flush of the queue would wait for.
+    pub(crate) fn uncompleted(&self, queue: usize) -> Uncompleted {
+        let all = (0..self.size).map(|rank| (rank, self.initiator(queue, rank)));
+        let all = all.filter(|(rank, initiator)| initiator.has_uncompleted(*rank));
+        Uncompleted::of(all.map(|(rank, initiator)| (rank, initiator.number())))
     }
 
     /// Recovers failed DC queue pairs, even if no caller polls them.

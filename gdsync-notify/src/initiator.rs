@@ -206,6 +206,17 @@ impl Initiator {
         }
     }
 
+    /// Returns whether requests to the rank have not completed, as far as polls have found.
+    pub(crate) fn has_uncompleted(&self, rank: u32) -> bool {
+        let mut requests = self.requests.lock();
+        let completed = requests.completed;
+        requests.route(rank).is_ok_and(|route| route.newest > completed)
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
     /// Returns when all earlier requests to the rank have completed, so that their data have arrived there.
     pub(crate) fn flush(&self, rank: u32, timeout: Duration) -> Result<()> {
         let mut pause = Pause::new();

@@ -5,6 +5,7 @@ use crate::error::NotifyError;
 use crate::initiator::{Initiator, Posting};
 use crate::requests::Request;
 use crate::segment::Segment;
+use gdsync::memop::explain;
 use gdsync::{PreparedSend, PreparedWait, QueuePair, Slice};
 use std::sync::Arc;
 use std::time::Duration;
@@ -366,6 +367,13 @@ impl Queue {
     /// As [`Self::flush`]; [`NotifyError::Rank`] if there is no such rank.
     pub fn flush_rank(&self, rank: u32, timeout: Duration) -> Result<(), NotifyError> {
         self.initiator(rank)?.flush(rank, timeout)
+    }
+
+    /// Says why a flush takes long, as [`gdsync::Stream::explain_wait`] does: the ranks whose requests have not completed, and
+    /// what the processes of this host know about the queue pairs and their peers. `None` if all have completed. It asks these
+    /// processes, which takes up to 250 ms if one of them does not answer.
+    pub fn explain_flush(&self) -> Option<String> {
+        explain(&self.team.uncompleted(self.index))
     }
 
     /// Checks whether a rank's card answers on this queue, by an empty write and a flush. The team probes each rank

@@ -24,7 +24,7 @@ pub struct Status {
     pub cards: Vec<Card>,
     /// Number of software cards, including omitted ones.
     pub card_count: u32,
-    /// Streams that wait for completions, at most [`MOST_STREAMS`].
+    /// Streams that wait for completions or words, at most [`MOST_STREAMS`].
     pub streams: Vec<Stream>,
     /// Number of such streams, including omitted ones.
     pub stream_count: u32,
@@ -119,12 +119,12 @@ pub fn ipv4(node: u64) -> Option<Ipv4Addr> {
     (address != 0).then(|| address.into())
 }
 
-/// A stream that waits for a completion. (Its waits for words of memory are not known.)
+/// A stream that waits for a completion, or, while a thread synchronizes it, for a word of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stream {
     /// Number of its timeline, unique in the process.
     pub number: u64,
-    /// Unmet waits for completions.
+    /// Unmet waits for completions, and the wait for a word at which it stands.
     pub waits: u32,
     /// The oldest of them, the one with the lowest mark.
     pub wait: Wait,

@@ -1,6 +1,6 @@
 //! Facts of the host's operating system, and of this process.
 
-use std::ffi::OsString;
+use crate::launcher::launcher_rank;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -19,19 +19,10 @@ pub fn monotonic() -> u64 {
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// Variables with a launcher's rank, gdsync's own first; `gdsync-notify` reads the same ones.
-const RANKS: [&str; 6] =
-    ["GDSYNC_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"];
-
 /// Returns `/proc/PID/stat` behind the name, which may contain any characters: a space, the letter of the state, numbers.
 pub fn process_stat(pid: u32) -> Option<String> {
     let status = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     String::from_utf8_lossy(&status).rsplit(')').next().map(str::to_owned)
-}
-
-/// Returns the rank that a launcher has given this process.
-pub fn launcher_rank() -> Option<u32> {
-    rank(|name| std::env::var_os(name))
 }
 
 /// This process, as logs of many processes name it: by its launcher's rank and its id, which a fork changes.
@@ -55,10 +46,6 @@ impl fmt::Display for Origin {
     }
 }
 
-fn rank(get: impl Fn(&str) -> Option<OsString>) -> Option<u32> {
-    RANKS.into_iter().find_map(get)?.to_str()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,15 +55,5 @@ mod tests {
         let pid = std::process::id();
         assert_eq!(Origin { rank: Some(3) }.to_string(), format!("rank 3, process {pid}"));
         assert_eq!(Origin { rank: None }.to_string(), format!("process {pid}"));
-    }
-
-    #[test]
-    fn the_rank_is_the_launchers() {
-        let with = |names: &'static [(&str, &str)]| {
-            rank(move |name| names.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into()))
-        };
-        assert_eq!(with(&[]), None);
-        assert_eq!(with(&[("SLURM_PROCID", "5"), ("OMPI_COMM_WORLD_RANK", "3")]), Some(3));
-        assert_eq!(with(&[("PMI_RANK", "three")]), None);
     }
 }

@@ -19,6 +19,8 @@ pub mod file_limit;
 pub mod gdrdrv;
 pub mod host;
 #[deny(unsafe_code)]
+pub mod launcher;
+#[deny(unsafe_code)]
 pub mod mlx5dv;
 #[deny(unsafe_code)]
 pub mod nvrm;

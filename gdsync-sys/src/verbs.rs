@@ -2,7 +2,7 @@
 //!
 //! Source of every layout: `libibverbs/verbs.h` of rdma-core, versions 39 to 65. The structs are part of the
 //! library's stable ABI and did not change in that range, except for fields added at the end of [`ibv_port_attr`].
-//! `tests/it/layout.rs` compares them with the installed header, if any, and with a recorded result.
+//! A test compares them with the installed header, if any, and with a recorded result.
 //!
 //! C enums are plain integers here: a library may return values that are newer than the header.
 //!

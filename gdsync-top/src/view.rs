@@ -86,7 +86,7 @@ pub(crate) struct Peer {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Stream {
     pub(crate) number: u64,
-    /// Unmet waits for completions.
+    /// Unmet waits for completions, and the wait for a word at which it stands.
     pub(crate) waits: u32,
     pub(crate) wait: Wait,
 }

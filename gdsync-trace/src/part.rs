@@ -8,7 +8,7 @@ use crate::destination::{Destination, PART, with_path};
 use crate::record::{EventKind, Header, MAGIC, NO_RANK, PartError, RECORD, Record, padded, read};
 use crate::timeline;
 use gdsync_sys::file_limit::within_file_limit;
-use gdsync_sys::host::launcher_rank;
+use gdsync_sys::launcher::launcher_rank;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Seek, Write};

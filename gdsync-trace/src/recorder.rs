@@ -5,7 +5,8 @@
 //!   process, and in the child of a `fork`.
 //! - A buffer is locked by its thread alone, except at the end of the process. A thread that finds its buffer locked
 //!   drops the event: it never waits, and functions that it calls may record, too.
-//! - Lock order: the list of buffers, a buffer, the part.
+
+// Lock order: the list of buffers, a buffer, the part.
 
 use crate::destination::Destination;
 use crate::part::PartWriter;

@@ -48,6 +48,8 @@
 //! live until the last operation that names them has passed.
 
 #[deny(unsafe_code)]
+pub mod advanced;
+#[deny(unsafe_code)]
 pub mod batch;
 pub mod cuda;
 pub mod device;
@@ -65,13 +67,10 @@ pub mod verbs;
 pub use batch::Batch;
 #[doc(hidden)]
 pub use batch::outline;
-pub use cuda::mapped;
 pub use cudarc;
-pub use device::raw;
 pub use memory::PinnedMemory;
 pub use qp::{
-    Collector, CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair,
-    QueuePairConfig, Trigger,
+    CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, Trigger,
 };
 pub use queue::{Completion, QueueError, WorkRequest};
 pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};

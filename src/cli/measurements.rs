@@ -172,9 +172,7 @@ impl SidesOptions for NetOptions {
     }
 
     fn of_size(&self, size: u64) -> Self {
-        let mut one = NetOptions { size: Some(size), ..self.clone() };
-        one.sides.warmup = one.sides.warmup_of(size);
-        one
+        NetOptions { size: Some(size), ..self.clone() }
     }
 
     fn refusal(&self) -> Option<String> {
@@ -256,7 +254,6 @@ impl SidesOptions for PingpongOptions {
     /// With a duration, the number of exchanges is the maximum: time ends the run.
     fn of_size(&self, size: u64) -> Self {
         let mut one = PingpongOptions { size, ..self.clone() };
-        one.sides.warmup = one.sides.warmup_of(size);
         if one.sides.duration.is_some() {
             one.sides.iters = MAX_EXCHANGES - one.sides.warmup();
         }
@@ -307,9 +304,11 @@ mod tests {
         assert_eq!(of(&["--batch", "100"]), (LARGE, 100, 100));
         assert_eq!(of(&["--size", "1k", "--window", "8", "--batch", "2"]), (1024, 8, 2));
         assert_eq!(of(&["--size", "8M"]), (8 << 20, 8, 8));
-        let warmup = |arguments: &[&str], size| parse(arguments).unwrap().of_size(size).sides.warmup();
-        assert_eq!([2 << 20, 8 << 20, 1 << 30].map(|size| warmup(&[], size)), [100, 32, 1]);
-        assert_eq!([8, 1 << 30].map(|size| warmup(&["--warmup", "7"], size)), [7, 7]);
+        let warm_up = |arguments: &[&str]| {
+            let sides = parse(arguments).unwrap().of_size(1 << 30).sides;
+            (sides.warmup(), sides.warm_up_time().is_some())
+        };
+        assert_eq!((warm_up(&[]), warm_up(&["--warmup", "7"])), ((100, true), (7, false)));
         assert_eq!(of(&["--size", "1G", "--batch", "3"]), (1 << 30, 3, 3));
     }
 

@@ -24,7 +24,7 @@ use crate::hca::{self, Hca};
 use crate::tools;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use gdsync::mapped::MappingBackend;
+use gdsync::advanced::mapped::MappingBackend;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -79,7 +79,7 @@ pub enum Command {
     Pingpong(PingpongOptions),
     /// Measure between two sides (`net`), or by a benchmark that `gdsync lab bench --help` lists
     Bench(BenchOptions),
-    /// Start the ranks of a job on this host, and end all of them when one fails
+    /// Start the ranks of a job, on this host or on several, and end all of them when one fails
     Run(RunOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
@@ -451,6 +451,8 @@ pub enum Process {
     SoftWatch,
     /// Leads the process group of a job's ranks, and kills it when the launcher has ended
     RunWatch,
+    /// Starts a job's ranks on another host, as its launcher tells it
+    RunHost,
 }
 
 impl Process {

@@ -37,8 +37,7 @@ pub struct SideOptions {
     /// Exchanges or messages that are measured, of each size and each side that begins them
     #[arg(long, default_value = "1000", value_parser = values::positive, allow_hyphen_values = true)]
     pub iters: u64,
-    /// As many before the measurement [default: 100, or fewer of messages above 2 MiB; for bandwidth and rate in at most
-    /// a second]
+    /// As many before the measurement [default: 100, or as many as fit a second]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub warmup: Option<u64>,
     /// Bytes of the messages of a sweep, a run for each: a list such as `8,4K,1M`, or by powers of two, such as `8..64M`
@@ -113,9 +112,9 @@ pub trait SidesOptions: Sized {
     fn refusal(&self) -> Option<String>;
 }
 
-/// Default of the exchanges or messages before a measurement, and the most bytes that they have.
+/// Default of the exchanges or messages before a measurement, and the longest time that they take then.
 const WARM_UP: u64 = 100;
-const WARM_UP_BYTES: u64 = 256 << 20;
+const WARM_UP_TIME: Duration = Duration::from_secs(1);
 
 impl SideOptions {
     /// Returns the number of exchanges or messages before the measurement.
@@ -123,9 +122,9 @@ impl SideOptions {
         self.warmup.unwrap_or(WARM_UP)
     }
 
-    /// Returns the same for messages of this size, so that those of large ones do not take long.
-    pub(super) fn warmup_of(&self, size: u64) -> Option<u64> {
-        self.warmup.or(Some(WARM_UP.min(WARM_UP_BYTES / size.max(1)).max(1)))
+    /// Returns the time after which the measurement begins, unless the user has chosen a number.
+    pub(crate) fn warm_up_time(&self) -> Option<Duration> {
+        self.warmup.is_none().then_some(WARM_UP_TIME)
     }
 
     /// Returns the sizes of a sweep. A list is a sweep even if it has one size.

@@ -2,9 +2,10 @@
 
 use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE};
 use clap::ValueEnum;
+use gdsync::advanced::QueueApi;
 use gdsync::cuda::GpuList;
 use gdsync::stream::DoorbellPath;
-use gdsync::verbs::{Mtu, QueueApi, Transport};
+use gdsync::verbs::{Mtu, Transport};
 use gdsync_notify::ConnectionKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use softhca::card::LinkLayer;

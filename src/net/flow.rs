@@ -40,7 +40,7 @@ impl Net {
                 progress.advance(done);
                 has_moved |= done > 0;
                 if self.lanes.iter().all(Lane::is_done) {
-                    own = Some(self.report_sent(channel, start)?);
+                    own = Some(self.report_sent(channel, start, 0)?);
                 }
             }
             if self.receives() {
@@ -136,20 +136,25 @@ impl Net {
         Ok(count)
     }
 
-    /// Reports what this side has sent since the phase began.
-    pub(super) fn report_sent(&self, channel: &mut Channel, start: Instant) -> Result<Direction, Failure> {
+    /// Reports what this side has sent since the phase began, and how much of that was its warm-up.
+    pub(super) fn report_sent(
+        &self,
+        channel: &mut Channel,
+        start: Instant,
+        warm_up: u64,
+    ) -> Result<Direction, Failure> {
         let took = start.elapsed();
         let counts: Vec<u64> = self.lanes.iter().map(|lane| lane.phase.end - lane.phase.start).collect();
         let ns = u64::try_from(took.as_nanos())?;
-        channel.send(&Message::Sent { counts: counts.clone(), ns })?;
-        Ok(Direction { counts, took })
+        channel.send(&Message::Sent { counts: counts.clone(), warm_up, ns })?;
+        Ok(Direction { counts, warm_up, took })
     }
 
     /// Returns what the other side has sent, if the message reports it.
     fn sent(&self, message: Message) -> Result<Option<Direction>, Failure> {
         match message {
-            Message::Sent { counts, ns } if counts.len() == self.lanes.len() => {
-                Ok(Some(Direction { counts, took: Duration::from_nanos(ns) }))
+            Message::Sent { counts, warm_up, ns } if counts.len() == self.lanes.len() => {
+                Ok(Some(Direction { counts, warm_up, took: Duration::from_nanos(ns) }))
             }
             Message::Until { .. } => Ok(None),
             other => {

@@ -181,13 +181,15 @@ pub(super) struct Phase {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Direction {
     pub(super) counts: Vec<u64>,
+    /// The first messages of each queue pair, which are not measured.
+    pub(super) warm_up: u64,
     pub(super) took: Duration,
 }
 
 impl Direction {
     /// Subtracts the warm-up messages of each queue pair.
-    pub(super) fn without(mut self, warmup: u64) -> Self {
-        self.counts.iter_mut().for_each(|count| *count = count.saturating_sub(warmup));
+    pub(super) fn measured(mut self) -> Self {
+        self.counts.iter_mut().for_each(|count| *count = count.saturating_sub(self.warm_up));
         self
     }
 
@@ -204,9 +206,9 @@ pub(super) struct Moved {
 }
 
 impl Moved {
-    /// Like [`Direction::without`], for both directions.
-    pub(super) fn without(self, warmup: u64) -> Self {
-        Moved { own: self.own.without(warmup), other: self.other.without(warmup) }
+    /// Like [`Direction::measured`], for both directions.
+    pub(super) fn measured(self) -> Self {
+        Moved { own: self.own.measured(), other: self.other.measured() }
     }
 
     pub(super) fn messages(&self) -> u64 {

@@ -48,6 +48,8 @@ pub(crate) struct Report {
     window: Option<u64>,
     /// Measured messages of all directions.
     messages: u64,
+    /// Messages before the measured ones.
+    warmup: u64,
     messages_per_s: f64,
     bytes_per_s: f64,
     /// Times from post until completion.
@@ -63,6 +65,7 @@ impl Report {
         options: &NetOptions,
         setting: Setting,
         moved: &Moved,
+        warmup: u64,
         times: Option<Times>,
         operations: f64,
     ) -> Self {
@@ -77,6 +80,7 @@ impl Report {
             qps: options.qps,
             window: (options.mode != NetMode::Latency).then(|| options.window()),
             messages: moved.messages(),
+            warmup,
             messages_per_s,
             times,
             memory_operations_per_message: operations,

@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 const WARM_UP: u64 = 0;
 pub(super) const MEASURED: u64 = 1;
 
-/// The longest warm-up of a bandwidth or a rate.
-const WARM_UP_TIME: Duration = Duration::from_secs(1);
-
 pub(super) struct Net {
     pub(super) options: NetOptions,
     pub(super) side: Side,
@@ -31,6 +28,7 @@ pub(super) struct Net {
     pub(super) results: MemoryRegion,
     pub(super) has_asked: bool,
     moved: Moved,
+    warm_up: u64,
     usage: (Duration, Duration),
 }
 
@@ -62,8 +60,8 @@ impl Net {
         let lane = |lane| Lane::new(lane, places, options.operation, driver, &results, &remote);
         let lanes = (0..options.qps).map(lane).collect::<Result<_, _>>()?;
         let (moved, usage) = (Moved::default(), Default::default());
-        let options = options.clone();
-        let mut net = Net { options, side, places, lanes, results, has_asked: false, moved, usage };
+        let (options, has_asked, warm_up) = (options.clone(), false, 0);
+        let mut net = Net { options, side, places, lanes, results, has_asked, moved, warm_up, usage };
         if net.receives() {
             net.post_receives(receives(&net.options))?;
         }
@@ -116,10 +114,8 @@ impl SideRun for Net {
         } else {
             self.fill(WARM_UP)?;
             self.side.meet(channel, Some(SETUP))?;
-            self.exchange(
-                channel,
-                Phase { total: self.options.sides.warmup(), duration: Some(WARM_UP_TIME), least: 0 },
-            )?;
+            let (total, duration) = (self.options.sides.warmup(), self.options.sides.warm_up_time());
+            self.warm_up = self.exchange(channel, Phase { total, duration, least: 0 })?.messages();
             // The other side must have finished before the memory that it may still read changes.
             self.side.meet(channel, None)?;
             self.fill(MEASURED)?;
@@ -129,9 +125,10 @@ impl SideRun for Net {
         let before = Usage::now()?;
         self.moved = match self.options.mode {
             NetMode::Latency if self.sends() => self.one_by_one(channel)?,
-            NetMode::Latency => self.exchange(channel, self.measured())?.without(self.options.sides.warmup()),
+            NetMode::Latency => self.exchange(channel, self.measured())?.measured(),
             _ => self.exchange(channel, self.measured())?,
         };
+        self.warm_up = self.warm_up.max(self.moved.own.warm_up).max(self.moved.other.warm_up);
         self.usage = Usage::now()?.since(&before);
         self.side.meet(channel, None)?;
         self.verify()
@@ -148,7 +145,7 @@ impl SideRun for Net {
         let has_times = options.mode == NetMode::Latency && self.moved.own.messages() > 0;
         let times = has_times.then(|| Times::new(&self.side.results.timing()));
         let operations = self.side.operations as f64 / self.begun().max(1) as f64;
-        Ok(Report::new(options, setting, &self.moved, times, operations))
+        Ok(Report::new(options, setting, &self.moved, self.warm_up, times, operations))
     }
 }
 
@@ -243,7 +240,7 @@ impl Net {
     /// Sends the messages of warm-up and measurement one at a time: the stream posts each, waits for its completion and
     /// takes the time. The CPU enqueues a chunk ahead, and polls completions once the stream has passed them.
     fn one_by_one(&mut self, channel: &mut Channel) -> Result<Moved, Failure> {
-        let (warmup, duration) = (self.options.sides.warmup(), self.options.sides.duration);
+        let (mut warmup, duration) = (self.options.sides.warmup(), self.options.sides.duration);
         let iters = if duration.is_some() { u64::MAX / 2 } else { self.options.sides.iters };
         let mut end = warmup + iters;
         let hidden = self.side.hides_progress(duration);
@@ -255,6 +252,11 @@ impl Net {
             if interrupt::requested() || ends.is_some_and(|at| Instant::now() >= at) {
                 // At least one, so that there is something to check.
                 end = next.max(1);
+            }
+            let is_warm = self.options.sides.warm_up_time().is_some_and(|time| start.elapsed() >= time);
+            if is_warm && (1..warmup).contains(&next) {
+                (end, warmup) = (end.min(next + iters), next);
+                self.side.results.timing().warm_up_ends_at(warmup);
             }
             if next < end && (chunks.len() as u64) < CHUNKS {
                 if next == warmup {
@@ -279,7 +281,7 @@ impl Net {
         }
         self.side.driver.synchronize()?;
         self.lanes[0].phase = 0..next;
-        let sent = self.report_sent(channel, start)?.without(warmup);
+        let sent = self.report_sent(channel, start, warmup)?.measured();
         let own = Direction { took: self.side.results.timing().elapsed(), ..sent };
         Ok(Moved { own, other: Direction::default() })
     }

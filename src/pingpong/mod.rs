@@ -37,6 +37,8 @@ pub(crate) struct Report {
     pub(super) mps: Option<bool>,
     /// Measured exchanges of two messages each.
     pub(super) iterations: u64,
+    /// Exchanges before the measured ones.
+    pub(super) warmup: u64,
     #[serde(flatten)]
     pub(super) times: Times,
     pub(super) messages_per_s: f64,

@@ -12,7 +12,7 @@ use crate::interrupt::{self, NothingYet};
 use crate::progress::Progress;
 use crate::sides::side::{Requirements, SETUP, Side, SideRun};
 use crate::sides::timing::Times;
-use crate::sides::{CHUNKS, Channel, Connection, Peer, Usage, Work, start_thread};
+use crate::sides::{CHUNKS, Channel, Connection, Peer, RunLength, Usage, Work, start_thread};
 use gdsync::memop::Condition;
 use gdsync::queue::GRH_BYTES;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
@@ -39,6 +39,8 @@ pub(super) struct Pingpong {
     remote_flag: RemoteMemory,
     /// Exchanges performed: all, unless the run was interrupted.
     exchanges: u64,
+    /// The first of them, which are not measured.
+    warm_up: u64,
     /// Elapsed and CPU time from the CPU's preparation of the first measured exchange until it has seen the last.
     usage: Option<(Duration, Duration)>,
 }
@@ -93,6 +95,7 @@ impl Pingpong {
             remote_data: remote.data,
             remote_flag: remote.words,
             exchanges: 0,
+            warm_up: 0,
             usage: None,
         };
         if options.op != Operation::Write {
@@ -105,10 +108,10 @@ impl Pingpong {
 
     /// Returns the exchanges of the chunk that begins with exchange `next`; a chunk does not span warm-up and
     /// measurement.
-    fn chunk(&self, next: u64, total: u64) -> u64 {
-        let warmup = self.options.sides.warmup();
-        let end = if next < warmup { warmup } else { total };
-        self.options.batch().min(end - next)
+    fn chunk(&self, next: u64, limit: &RunLength) -> u64 {
+        let (warm_up, end) = (limit.warm_up(), limit.end());
+        let end = if next < warm_up { warm_up.min(end) } else { end };
+        self.options.batch().min(end.saturating_sub(next))
     }
 
     /// Enqueues one exchange: the first side sends and waits, the second waits and sends.
@@ -231,13 +234,15 @@ impl SideRun for Pingpong {
     }
 
     fn run(&mut self, channel: &mut Channel) -> Result<(), Failure> {
+        let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
+        let limit = channel.run_length().clone();
+        limit.set(self.options.sides.warmup(), total);
         self.side.meet(channel, Some(SETUP))?;
         let lossy = (self.options.transport != Service::Rc).then_some(self.options.size);
         let _watch = Watch::start(Arc::clone(&self.side.connection), lossy)?;
-        let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
-        let limit = channel.run_length().clone();
-        limit.shorten(total);
         let (mut asked, mut ends) = (false, None);
+        let (mut is_measuring, mut warm_up_ends) =
+            (false, self.options.sides.warm_up_time().map(|time| Instant::now() + time));
         let mut chunks: VecDeque<u64> = VecDeque::new();
         let hidden = self.side.hides_progress(self.options.sides.duration);
         let mut progress = Progress::new(hidden, total, "exchanges");
@@ -251,12 +256,22 @@ impl SideRun for Pingpong {
                 asked = true;
                 limit.shorten(channel.agree_on_end(next)?);
             }
+            if self.side.rank == 0
+                && next > 0
+                && next < limit.warm_up()
+                && warm_up_ends.is_some_and(|at| Instant::now() >= at)
+            {
+                warm_up_ends = None;
+                let warm_up = channel.end_warm_up(next)?;
+                self.side.results.timing().warm_up_ends_at(warm_up);
+            }
             if next < limit.end() && (chunks.len() as u64) < CHUNKS {
-                let count = limit.claim(next, self.chunk(next, total));
+                let count = limit.claim(next, self.chunk(next, &limit));
                 if count == 0 {
                     continue;
                 }
-                if next == self.options.sides.warmup() {
+                if next >= limit.warm_up() && !is_measuring {
+                    is_measuring = true;
                     before = Usage::now()?;
                     ends = self.options.sides.duration.map(|duration| Instant::now() + duration);
                 }
@@ -272,17 +287,17 @@ impl SideRun for Pingpong {
         }
         self.side.driver.synchronize()?;
         self.usage = Some(Usage::now()?.since(&before));
-        self.exchanges = limit.end();
+        (self.exchanges, self.warm_up) = (limit.end(), limit.warm_up());
         self.settle(limit.end())
     }
 
     fn report(&self) -> Result<Report, Failure> {
         let (sides, exchanges) = (&self.options.sides, self.exchanges);
         let usage = self.usage.ok_or("nothing was measured")?;
-        if self.side.rank == 0 && exchanges <= sides.warmup() {
+        if self.side.rank == 0 && exchanges <= self.warm_up {
             return Err(NothingYet.into());
         }
-        let (iterations, timing) = (exchanges.saturating_sub(sides.warmup()), self.side.results.timing());
+        let (iterations, timing) = (exchanges.saturating_sub(self.warm_up), self.side.results.timing());
         let messages_per_s = 2.0 * iterations as f64 / timing.elapsed().as_secs_f64().max(1e-9);
         let interrupted_of = (iterations < sides.iters).then_some(sides.iters);
         let sizes = (self.options.batch(), self.options.size);
@@ -293,6 +308,7 @@ impl SideRun for Pingpong {
             mps: setting.shared_by_mps,
             setting,
             iterations,
+            warmup: self.warm_up,
             times: Times::new(&timing),
             messages_per_s,
             bytes_per_s: messages_per_s * self.options.size as f64,

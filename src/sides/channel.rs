@@ -17,11 +17,14 @@ pub(crate) enum Message {
     Hello { endpoints: Vec<String>, data: String, source: String, words: String },
     /// The sender is ready for the next step.
     Ready,
-    /// Messages that each of the sender's queue pairs has sent, all completed, and the time in nanoseconds.
-    Sent { counts: Vec<u64>, ns: u64 },
+    /// Messages that each of the sender's queue pairs has sent, all completed, and how many of them warmed up; the time in
+    /// nanoseconds.
+    Sent { counts: Vec<u64>, warm_up: u64, ns: u64 },
     /// The sender was interrupted after enqueuing `next` exchanges, and asks for the end of the run.
     Stop { next: u64 },
-    /// The answer to `Stop`: the exchanges of the run.
+    /// The sender has enqueued `next` exchanges, and the time of its warm-up is up.
+    WarmedUp { next: u64 },
+    /// The answer to `Stop`: the exchanges of the run; to `WarmedUp`: those of the warm-up.
     Until { end: u64 },
     /// The sender has finished. An error that is not the cause results from a failure that the receiver may know
     /// better.
@@ -169,8 +172,9 @@ impl Channel {
                     Ok(Message::Done { error: Some(error), is_cause }) => {
                         reader_end.report(End::Failed { error: reworded(&error), is_cause });
                     }
-                    Ok(Message::Stop { next }) => {
-                        let end = own_limit.stop(next);
+                    Ok(asked @ (Message::Stop { next } | Message::WarmedUp { next })) => {
+                        let is_stop = matches!(asked, Message::Stop { .. });
+                        let end = if is_stop { own_limit.stop(next) } else { own_limit.warmed_up(next) };
                         // A side that is gone needs no answer.
                         let _ = answers.upgrade().map(|writer| write(&writer, &Message::Until { end }));
                         continue;
@@ -202,7 +206,18 @@ impl Channel {
     /// Agrees with the other side on the last exchange of an interrupted run, of which this side has enqueued `next`.
     /// If the other side has already finished, the run has all its exchanges.
     pub(crate) fn agree_on_end(&mut self, next: u64) -> Result<u64, Failure> {
-        self.send(&Message::Stop { next })?;
+        self.agree(&Message::Stop { next })
+    }
+
+    /// Ends the warm-up, of which this side has enqueued `next` exchanges, by agreement with the other side, which may have
+    /// enqueued more. As many exchanges follow as would have otherwise. Returns those of the warm-up.
+    pub(crate) fn end_warm_up(&mut self, next: u64) -> Result<u64, Failure> {
+        let agreed = self.agree(&Message::WarmedUp { next })?;
+        Ok(self.limit.warmed_up(agreed))
+    }
+
+    fn agree(&mut self, message: &Message) -> Result<u64, Failure> {
+        self.send(message)?;
         match self.receive(None)? {
             Message::Until { end } => Ok(end),
             done @ Message::Done { .. } => {
@@ -269,16 +284,37 @@ pub(crate) struct RunLength(Arc<Mutex<RunState>>);
 struct RunState {
     /// Exchanges that this side has enqueued, or is about to.
     enqueued: u64,
+    /// Exchanges before the measurement, of all.
+    warm_up: u64,
     end: u64,
 }
 
 impl RunLength {
     pub(crate) fn new() -> Self {
-        RunLength(Arc::new(Mutex::new(RunState { enqueued: 0, end: u64::MAX })))
+        RunLength(Arc::new(Mutex::new(RunState { enqueued: 0, warm_up: 0, end: u64::MAX })))
     }
 
     fn lock(&self) -> MutexGuard<'_, RunState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the exchanges of the warm-up and of all, before the sides meet.
+    pub(crate) fn set(&self, warm_up: u64, end: u64) {
+        let mut state = self.lock();
+        (state.warm_up, state.end) = (warm_up, state.end.min(end));
+    }
+
+    pub(crate) fn warm_up(&self) -> u64 {
+        self.lock().warm_up
+    }
+
+    /// Ends the warm-up after `next` exchanges, or as soon as this side can. Returns its exchanges.
+    pub(crate) fn warmed_up(&self, next: u64) -> u64 {
+        let mut state = self.lock();
+        let left_out = state.warm_up.saturating_sub(state.enqueued.max(next));
+        state.warm_up -= left_out;
+        state.end = state.end.saturating_sub(left_out);
+        state.warm_up
     }
 
     pub(crate) fn shorten(&self, end: u64) {
@@ -362,7 +398,7 @@ mod tests {
     fn the_end_is_the_later_of_what_both_sides_have_enqueued() {
         for (own, other, expected) in [(32, 16, 32), (16, 32, 32), (0, 48, 48), (100, 100, 100), (0, 0, 0)] {
             let limit = RunLength::new();
-            limit.shorten(100);
+            limit.set(0, 100);
             assert_eq!(limit.claim(0, own), own);
             assert_eq!((limit.stop(other), limit.end()), (expected, expected), "{own} and {other}");
             assert_eq!(limit.claim(own, 1000), expected - own, "what is missing, and no more");
@@ -371,10 +407,27 @@ mod tests {
     }
 
     #[test]
+    fn a_shorter_warm_up_is_the_same_on_both_sides_and_leaves_the_measurement() {
+        for (own, other, expected) in [(20, 50, 50), (50, 20, 50), (30, 130, 100), (120, 30, 100)] {
+            let [first, second] = [own, other].map(|enqueued| {
+                let limit = RunLength::new();
+                limit.set(100, 1100);
+                assert_eq!(limit.claim(0, enqueued), enqueued);
+                limit
+            });
+            let agreed = second.warmed_up(own);
+            assert_eq!((first.warmed_up(agreed), agreed), (expected, expected), "{own} and {other}");
+            for limit in [first, second] {
+                assert_eq!((limit.warm_up(), limit.end()), (expected, expected + 1000));
+            }
+        }
+    }
+
+    #[test]
     fn a_side_that_is_asked_before_it_begins_ends_there_too() {
         let limit = RunLength::new();
         assert_eq!(limit.stop(16), 16);
-        limit.shorten(1000);
+        limit.set(0, 1000);
         assert_eq!((limit.end(), limit.claim(0, 64)), (16, 16));
     }
 }

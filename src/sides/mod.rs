@@ -27,7 +27,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use channel::{Channel, Message, start_thread};
+pub(crate) use channel::{Channel, Message, RunLength, start_thread};
 pub(crate) use connection::Connection;
 pub(crate) use driver::{Arrival, CHUNKS, Driver, Work};
 pub(crate) use side::Peer;

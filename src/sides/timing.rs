@@ -40,6 +40,14 @@ impl Timing {
         }
     }
 
+    /// Ends the warm-up after fewer exchanges, of which no later one has been seen.
+    pub(crate) fn warm_up_ends_at(&mut self, exchanges: u64) {
+        self.warmup = exchanges;
+        if self.seen == exchanges {
+            self.started = Some(self.last);
+        }
+    }
+
     fn now(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -178,6 +186,18 @@ mod tests {
         (0..5).for_each(|_| timing.exchanged());
         assert_eq!(timing.times.len(), 3);
         assert!(timing.shortest <= timing.longest && timing.elapsed() > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_warm_up_that_ends_early_does_so_before_later_exchanges() {
+        for (seen, ends) in [(2, 3), (3, 3)] {
+            let mut timing = Timing::new(100, 1);
+            timing.begin_at(0);
+            (1..=seen).for_each(|number| timing.exchanged_at(number * 10));
+            timing.warm_up_ends_at(ends);
+            (seen + 1..=5).for_each(|number| timing.exchanged_at(number * 10));
+            assert_eq!((timing.times.len(), timing.elapsed()), (2, Duration::from_nanos(20)), "{seen}");
+        }
     }
 
     #[test]

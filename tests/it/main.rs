@@ -12,6 +12,8 @@ mod hosts;
 mod interrupts;
 mod kernels;
 mod run;
+mod run_hosts;
 mod settings;
 mod traces;
 mod verbs;
+mod warm_up;

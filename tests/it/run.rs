@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout};
 use std::time::{Duration, Instant};
 
-const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// The arguments of a run of so many ranks of a shell's script.
 fn of_script<'a>(ranks: &'a str, script: &'a str) -> [&'a str; 7] {
@@ -33,7 +33,7 @@ fn started(script: &str) -> (Child, BufReader<ChildStdout>, [String; 2]) {
     (launcher, output, lines)
 }
 
-fn have_ended(processes: &[u32]) {
+pub(crate) fn have_ended(processes: &[u32]) {
     let deadline = Instant::now() + LONG;
     while let Some(left) = processes.iter().find(|process| is_running(**process)) {
         assert!(Instant::now() < deadline, "process {left} is left");
@@ -168,6 +168,11 @@ fn ranks_are_a_team() {
         }
         return;
     }
+    println!("\nnotified by rank {}", play_ring());
+}
+
+/// Notifies the next rank of a team on software cards, and returns the rank that has notified this one.
+pub(crate) fn play_ring() -> u32 {
     let job = Job::from_env().unwrap();
     let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
     let team = Team::new(&pd, Bootstrap::join(&job, LONG).unwrap(), TeamConfig::default()).unwrap();
@@ -176,9 +181,10 @@ fn ranks_are_a_team() {
     let next = (team.rank() + 1) % team.size();
     queue.write_notify(&segment.slice(..32).unwrap(), next, &segment, 32, 0, team.rank() + 1).unwrap();
     let id = segment.notify_waitsome(0..1, LONG).unwrap().unwrap();
-    println!("\nnotified by rank {}", segment.notify_reset(id).unwrap() - 1);
+    let notified_by = segment.notify_reset(id).unwrap() - 1;
     queue.flush(LONG).unwrap();
     team.barrier().unwrap();
+    notified_by
 }
 
 #[test]

@@ -4,9 +4,9 @@ use crate::error::{CallError, bad, bad_bits, non_null, non_null_mut};
 use crate::pages;
 use crate::requests::{self, Pending};
 use crate::types::{self, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t};
+use gdsync::advanced::raw::{DeviceRange, DeviceWord32};
 use gdsync::batch::MemoryWrite;
 use gdsync::memop::{Condition, WordError};
-use gdsync::raw::{DeviceRange, DeviceWord32};
 use gdsync::{Batch, QueueError};
 use libc::c_int;
 

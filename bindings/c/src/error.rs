@@ -66,6 +66,8 @@ pub(crate) enum CallError {
     Gdsync(#[from] Error),
     #[error(transparent)]
     Notify(#[from] NotifyError),
+    #[error("the queue was not flushed within {timeout_ms} ms{}", because(.cause))]
+    NotFlushed { timeout_ms: u64, cause: Option<String> },
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
     #[error("length is {length} here, but rank {rank} has given {theirs}: give all ranks the same")]
@@ -299,9 +301,10 @@ impl CallError {
             | CallError::Write(_) => libc::EINVAL,
             CallError::Unsupported { .. } => libc::EOPNOTSUPP,
             CallError::NoRoom { .. } => libc::ENOMEM,
-            CallError::TimedOut { .. } | CallError::NotCompleted { .. } | CallError::NotNotified { .. } => {
-                libc::ETIMEDOUT
-            }
+            CallError::TimedOut { .. }
+            | CallError::NotCompleted { .. }
+            | CallError::NotNotified { .. }
+            | CallError::NotFlushed { .. } => libc::ETIMEDOUT,
             CallError::RequestInUse { .. }
             | CallError::InUse { .. }
             | CallError::MemoryInUse

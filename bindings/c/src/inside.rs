@@ -4,7 +4,7 @@
 use crate::stream_object::StreamObject;
 use crate::types::{CUstream, gds_qp};
 use crate::{objects, streams};
-use gdsync::raw::RegisteredMemory;
+use gdsync::advanced::raw::RegisteredMemory;
 use gdsync::{QueuePair, SoftStream, Stream};
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@ use crate::types::{
     GDS_CREATE_QP_WQ_DBREC_ON_GPU, gds_cq, gds_qp,
 };
 use crate::{persistent, requests, streams};
+use gdsync::advanced::raw::RegisteredMemory;
 use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
-use gdsync::raw::RegisteredMemory;
 use gdsync::{
     CompletionQueue, CompletionQueueConfig, Device, Error, ProtectionDomain, QueuePair, QueuePairConfig,
 };

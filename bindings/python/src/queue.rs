@@ -20,18 +20,26 @@ pub(crate) fn target(slice: &Slice, named: Option<&Segment>) -> Result<SegmentHa
     }
 }
 
+/// Repeats a queue's short wait until it is done, or the time has passed.
+fn unless_timed_out<T: Send>(
+    py: Python<'_>,
+    limit: Limit,
+    mut call: impl FnMut(Duration) -> Result<T, NotifyError> + Send,
+) -> Result<Option<T>, Failure> {
+    interrupt::wait(py, limit, move |time| match call(time) {
+        Err(NotifyError::TimedOut { .. }) => Ok(None),
+        done => Ok(Some(done?)),
+    })
+}
+
 /// Repeats a queue's short wait until it is done.
 pub(crate) fn until_done<T: Send>(
     py: Python<'_>,
     limit: Limit,
     what: &str,
-    mut call: impl FnMut(Duration) -> Result<T, NotifyError> + Send,
+    call: impl FnMut(Duration) -> Result<T, NotifyError> + Send,
 ) -> Result<T, Failure> {
-    let done = interrupt::wait(py, limit, move |time| match call(time) {
-        Err(NotifyError::TimedOut { .. }) => Ok(None),
-        done => Ok(Some(done?)),
-    })?;
-    done.ok_or_else(|| limit.passed(what))
+    unless_timed_out(py, limit, call)?.ok_or_else(|| limit.passed(what))
 }
 
 /// The wait of a queue that takes a request.
@@ -134,10 +142,12 @@ pub(crate) const FLUSH: &str = "the flush";
 
 /// Waits until all posts have arrived, at one rank or at all.
 pub(crate) fn flush(py: Python<'_>, queue: &Inner, rank: Option<u32>, limit: Limit) -> Result<(), Failure> {
-    until_done(py, limit, FLUSH, |time| match rank {
+    let flush = |time| match rank {
         Some(rank) => queue.flush_rank(rank, time),
         None => queue.flush(time),
-    })
+    };
+    let done = unless_timed_out(py, limit, flush)?;
+    done.ok_or_else(|| limit.passed_because(FLUSH, || queue.explain_flush()))
 }
 
 methods_with_operations! { impl Queue with timeout: f64 {

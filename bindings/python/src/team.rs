@@ -144,7 +144,8 @@ impl Team {
                 while let Err(error) = queue.flush(limit.slice()) {
                     match error {
                         NotifyError::TimedOut { .. } if limit.has_passed() => {
-                            return Err(limit.passed(crate::queue::FLUSH));
+                            let cause = || queue.explain_flush();
+                            return Err(limit.passed_because(crate::queue::FLUSH, cause));
                         }
                         NotifyError::TimedOut { .. } if is_awaited() => {}
                         error => return Err(error.into()),

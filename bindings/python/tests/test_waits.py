@@ -1,6 +1,7 @@
 """Signals end waits, the GIL is free meanwhile, and asyncio awaits them."""
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -200,6 +201,32 @@ def test_a_rank_that_has_set_no_notification_is_named():
         return said.split(" (")[1].split(" has")[0]
 
     assert gdsync.run_ranks(2, rank) == ["rank 1", "rank 0"]
+
+
+FLUSH = """
+import asyncio, gdsync
+def rank(team):
+    segment = team.allocate(16, 0)
+    if team.rank == 0:
+        team.queue().fetch_add(segment[8:16], 1, 0, add=1)
+        for flush in [team.queue().flush, team.flush, lambda timeout: asyncio.run(team.flush_async(timeout))]:
+            try:
+                flush(timeout=0.05)
+            except gdsync.TimedOut as error:
+                print(error)
+        team.flush(60)
+    team.barrier()
+gdsync.run_ranks(2, rank)
+"""
+
+
+def test_a_flush_names_the_rank_that_holds_it_up():
+    # The answer is on its way for long.
+    env = {**os.environ, "SOFTHCA_FAULTS": "delay=4s kind=atomic-response times=1"}
+    said = subprocess.run([sys.executable, "-c", FLUSH], env=env, capture_output=True, text=True, timeout=120, check=True)
+    expected = r"the flush took longer than 0.05 s \(requests to rank 1 have not completed; queue pair 0x[0-9a-f]+ .*\): "
+    lines = said.stdout.splitlines()
+    assert len(lines) == 3 and all(re.match(expected, line) for line in lines), said.stdout
 
 
 def test_a_canceled_wait_loses_no_completion(pd, pair):

@@ -4,9 +4,9 @@
 use super::in_turns;
 use super::pair::{Pair, collect};
 use super::table::{Outcome, Row, Table, median};
+use gdsync::advanced::mapped::MappedMemory;
 use gdsync::cuda::{self, GpuList, GpuMemory};
 use gdsync::cudarc::driver::{CudaContext, CudaStream, sys};
-use gdsync::mapped::MappedMemory;
 use gdsync::stream::Cpu;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, Batch, QueuePairConfig, Stream, WorkRequest};

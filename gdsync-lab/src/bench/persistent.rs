@@ -40,8 +40,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
         let measured: [Measured; VARIANTS.len()] = ranks::measure(ranks, RUNS, rounds, make)?;
         let [ours @ .., notified] = &measured;
         runs = runs.min(notified.times.len());
-        let played: usize = measured.iter().map(|variant| variant.times.len()).sum();
-        bytes_checked += (ranks * (ranks - 1) * played * BLOCK) as u64 * rounds;
+        let played: u64 = measured.iter().map(|variant| variant.rounds).sum();
+        bytes_checked += (ranks * (ranks - 1) * BLOCK) as u64 * played;
         for (what, variant) in VARIANTS.into_iter().zip(ours).filter(|(_, variant)| !variant.times.is_empty())
         {
             let pairs = variant.times.iter().zip(&notified.times);

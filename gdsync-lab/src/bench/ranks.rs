@@ -18,6 +18,9 @@ pub(super) const BLOCK: usize = 256;
 /// Messages of one peer that may be in a rank's memory: a peer is at most a round ahead.
 pub(super) const PLACES: usize = 2;
 pub(super) const AHEAD: usize = 2;
+/// Rounds that follow an interrupt. A rank is at most `AHEAD + 1` rounds ahead of another: it has seen the messages of all
+/// others in the rounds before. So no rank has reached the new end, and all learn of it before they do.
+const LAST_ROUNDS: u64 = 4 * AHEAD as u64;
 /// Time limit for the ranks to meet, and for every wait.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -98,6 +101,8 @@ pub(super) trait Rank {
 pub(super) struct Measured {
     pub(super) times: Vec<f64>,
     pub(super) operations: f64,
+    /// Rounds of all runs.
+    pub(super) rounds: u64,
 }
 
 impl Measured {
@@ -133,16 +138,17 @@ pub(super) fn measure<R: Rank, const VARIANTS: usize>(
     rounds: u64,
     make: impl Fn(Bootstrap) -> Result<R, Failure> + Clone + Send + 'static,
 ) -> Result<[Measured; VARIANTS], Failure> {
-    let begin = Arc::new(Barrier::new(ranks));
-    let leaves = Arc::new(AtomicBool::new(false));
+    let (begin, leaves, end) = (Barrier::new(ranks), AtomicBool::new(false), AtomicU64::new(0));
+    let together = Arc::new(Together { begin, leaves, end });
     let all: Vec<[Measured; VARIANTS]> = on_threads(u32::try_from(ranks)?, TIMEOUT, move |bootstrap| {
         let id = RankId::of(&bootstrap);
-        make(bootstrap).and_then(|rank| play(rank, id, (&begin, &leaves), runs, rounds))
+        make(bootstrap).and_then(|rank| play(rank, id, &together, runs, rounds))
     })?;
     let mut measured: [Measured; VARIANTS] = std::array::from_fn(|_| Measured::default());
     for played in all {
         for (all, one) in measured.iter_mut().zip(played) {
             all.operations += one.operations / ranks as f64;
+            all.rounds = one.rounds;
             // All begin together, and the last one ends the round.
             all.times.resize(one.times.len(), 0.0);
             all.times.iter_mut().zip(one.times).for_each(|(most, time)| *most = most.max(time));
@@ -151,10 +157,19 @@ pub(super) fn measure<R: Rank, const VARIANTS: usize>(
     Ok(measured)
 }
 
+/// What the ranks share.
+struct Together {
+    begin: Barrier,
+    /// Whether they leave before the next run.
+    leaves: AtomicBool,
+    /// The round before which the present run ends.
+    end: AtomicU64,
+}
+
 fn play<R: Rank, const VARIANTS: usize>(
     mut rank: R,
     id: RankId,
-    (begin, leaves): (&Barrier, &AtomicBool),
+    together: &Together,
     runs: usize,
     rounds: u64,
 ) -> Result<[Measured; VARIANTS], Failure> {
@@ -163,45 +178,55 @@ fn play<R: Rank, const VARIANTS: usize>(
     let mut first = 0;
     for run in 0..runs {
         // After an interrupt, all ranks leave at the same run: one of them checks for it.
-        if begin.wait().is_leader() {
-            leaves.store(run > 0 && interrupt::requested(), Ordering::Relaxed);
+        if together.begin.wait().is_leader() {
+            together.leaves.store(run > 0 && interrupt::requested(), Ordering::Relaxed);
         }
-        begin.wait();
-        if leaves.load(Ordering::Relaxed) {
+        together.begin.wait();
+        if together.leaves.load(Ordering::Relaxed) {
             break;
         }
         for variant in (0..VARIANTS).map(|turn| (turn + run) % VARIANTS) {
             if rank.stream(variant).is_none() {
                 continue;
             }
-            let (time, operations) = play_run(&mut rank, id, variant, first..first + rounds, begin)?;
+            let (time, operations, end) = play_run(&mut rank, id, variant, first..first + rounds, together)?;
+            let played = end - first;
             // The parity stays the same: places are used in turn.
-            first = (first + rounds).next_multiple_of(PLACES as u64);
-            measured[variant].times.push(time / rounds as f64);
-            measured[variant].operations = operations as f64 / rounds as f64;
+            first = end.next_multiple_of(PLACES as u64);
+            let measured = &mut measured[variant];
+            measured.times.push(time / played as f64);
+            measured.operations = operations as f64 / played as f64;
+            measured.rounds += played;
         }
     }
     // A rank that ends takes its queue pairs along.
-    begin.wait();
+    together.begin.wait();
     Ok(measured)
 }
 
-/// Returns µs and memory operations of all rounds.
+/// Returns µs and memory operations of all rounds, and the round before which they have ended.
 fn play_run<R: Rank>(
     rank: &mut R,
     id: RankId,
     variant: usize,
     rounds: std::ops::Range<u64>,
-    begin: &Barrier,
-) -> Result<(f64, usize), Failure> {
+    Together { begin, end, .. }: &Together,
+) -> Result<(f64, usize, u64), Failure> {
     const NO_VARIANT: &str = "the card cannot go that way";
     rank.begin(variant, rounds.start)?;
+    end.store(rounds.end, Ordering::SeqCst);
     begin.wait();
     let (start, mut operations) = (Instant::now(), 0);
     let wrong = Arc::new(AtomicU64::new(0));
     let mut under_way: VecDeque<Event> = VecDeque::new();
-    let last = rounds.end;
     for round in rounds {
+        if interrupt::requested() {
+            end.fetch_min(round + LAST_ROUNDS, Ordering::SeqCst);
+        }
+        let last = end.load(Ordering::SeqCst);
+        if round == last {
+            break;
+        }
         let [source, target] = rank.memory(variant)?;
         let fill = move |peer| content(id.number, peer, round).fill(&source, id.offset(peer, round), BLOCK);
         rank.stream(variant).ok_or(NO_VARIANT)?.launch(move || id.peers().for_each(fill))?;
@@ -227,9 +252,10 @@ fn play_run<R: Rank>(
     }
     let time = micros_since(start);
     rank.finish(variant)?;
+    let end = end.load(Ordering::SeqCst);
     begin.wait();
     match wrong.load(Ordering::Relaxed) {
-        0 => Ok((time, operations)),
+        0 => Ok((time, operations, end)),
         wrong => Err(format!("rank {}: {wrong} messages are not as they were sent", id.number).into()),
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Absent, Memory, Source, pattern};
 use crate::draw;
+use gdsync::advanced::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use gdsync::cudarc::driver::sys;
-use gdsync::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use gdsync_cli::cli::CopyOptions;
 use gdsync_cli::destination::Destination;
 use gdsync_cli::failure::Failure;

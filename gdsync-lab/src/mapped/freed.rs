@@ -1,9 +1,9 @@
 //! The effect on a mapping of freeing its GPU memory: the mistake is made here on purpose.
 
 use super::{Outcome, pattern};
+use gdsync::advanced::mapped::{MappedMemory, MappingBackend, MappingError};
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaContext, sys};
-use gdsync::mapped::{MappedMemory, MappingBackend, MappingError};
 use gdsync_cli::failure::Failure;
 use std::sync::Arc;
 

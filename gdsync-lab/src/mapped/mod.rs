@@ -7,9 +7,9 @@ mod sanity;
 pub(crate) use copies::{bandwidth, latency};
 pub(crate) use sanity::run as sanity;
 
+use gdsync::advanced::mapped::{self, MappedMemory, Mapping, MappingBackend};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::mapped::{self, MappedMemory, Mapping, MappingBackend};
 use gdsync_cli::cli::MappedOptions;
 use gdsync_cli::failure::Failure;
 use std::ops::Deref;

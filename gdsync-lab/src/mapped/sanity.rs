@@ -1,8 +1,10 @@
 //! `gdsync sanity`: checks of mappings, with a line for each.
 
 use super::{Memory, Outcome, Source, freed, pattern};
+use gdsync::advanced::mapped::{
+    LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel,
+};
 use gdsync::cudarc::driver::CudaContext;
-use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};
 use gdsync::{Batch, CudaStream, Stream};
 use gdsync_cli::cli::MappedOptions;

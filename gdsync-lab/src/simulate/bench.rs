@@ -1,13 +1,12 @@
 //! The library on a card: its domain, and streams that are stepped.
 
 use super::program::STREAMS;
+use gdsync::advanced::Collector;
 use gdsync::memop::Word32;
 use gdsync::persistent::{ListError, PersistentError, Request, start_all, start_all_by_trigger, wait_all};
 use gdsync::queue::Status;
 use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions, StreamSteps};
-use gdsync::{
-    Batch, Collector, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream, Trigger,
-};
+use gdsync::{Batch, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream, Trigger};
 use gdsync_cli::failure::Failure;
 use softhca::card::simulation::{SimulatedCard, World};
 use softhca::liberties::Schedule;

@@ -14,7 +14,7 @@ use super::tally::Tally;
 use super::traffic::Traffic;
 use super::unreliable::Unreliable;
 use super::wire::{Taken, Wire};
-use gdsync::qp::MasterConfig;
+use gdsync::advanced::MasterConfig;
 use gdsync::verbs::Transport;
 use gdsync::{Device, Endpoint, PreparedWait, ProtectionDomain, Trigger};
 use gdsync_cli::failure::Failure;

@@ -102,7 +102,7 @@ enum Driver {
 }
 
 /// The result of a request that was not executed because an earlier one failed.
-const FLUSHED: WorkError = WorkError { syndrome: Syndrome::WrFlush as u8, vendor: 0 };
+const FLUSHED: WorkError = WorkError::new(Syndrome::WrFlush as u8, 0);
 
 impl Kernels {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, Failure> {

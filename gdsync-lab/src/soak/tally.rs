@@ -152,7 +152,7 @@ mod tests {
     fn what_is_posted_has_to_complete_once() {
         for (operations, missing) in [(7, 0), (6, 1), (9, 2)] {
             let mut tally = Tally { posted: 10, operations, ..Tally::default() };
-            (0..3).for_each(|_| tally.error(WorkError { syndrome: 5, vendor: 0 }));
+            (0..3).for_each(|_| tally.error(WorkError::new(5, 0)));
             tally.balance();
             assert_eq!((tally.unaccounted, tally.is_clean()), (missing, missing == 0), "{tally:?}");
             assert_eq!(tally.errors["WrFlush"], 3);
@@ -163,7 +163,7 @@ mod tests {
     fn sums_are_by_count_error_and_rule() {
         let rule = |injected| RuleTally { rule: "drop".to_owned(), matched: 9, injected };
         let mut one = Tally { lost: 1, rules: vec![rule(2)], ..Tally::default() };
-        one.error(WorkError { syndrome: 0x13, vendor: 0 });
+        one.error(WorkError::new(0x13, 0));
         let mut sum = Tally::default();
         sum.add(&one);
         sum.add(&one);

@@ -1,9 +1,11 @@
 //! Runs interrupted by the user: a terminal sends SIGINT to every process of the run.
 
 use gdsync_test_support::command::{gdsync, row, rows_in, text};
-use gdsync_test_support::processes::{AT_WORK, children_of, has_sent, interrupt, start, start_command};
+use gdsync_test_support::processes::{AT_WORK, children_of, ends, has_sent, interrupt, start, start_command};
 use serde_json::Value;
+use std::io::Read;
 use std::process::Output;
+use std::time::Duration;
 
 /// Interrupts a soak while its two workers are working.
 fn interrupted_soak(arguments: &[&str]) -> Output {
@@ -54,6 +56,32 @@ fn a_benchmark_of_one_process_prints_the_rounds_that_it_has() {
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     let report = row(&output.stdout);
     assert!(report["what"] == "a software stream" && report["gdsync_us"].as_f64().unwrap() > 0.0, "{report}");
+}
+
+/// Runs whose first round would take hours.
+#[test]
+fn a_round_under_way_ends_soon() {
+    for words in [
+        &["alltoall"][..],
+        &["alltoall", "--ranks", "3"],
+        &["persistent"],
+        &["exchange", "--procs", "1"],
+        &["exchange", "--procs", "2"],
+    ] {
+        let run = start(&[&["bench"], words, &["--iters", "1000000000", "--json"]].concat());
+        has_sent(run.id(), AT_WORK);
+        interrupt(&run);
+        let mut run = run;
+        let mut stdout = run.stdout.take().unwrap();
+        let (status, said) = ends(run, Duration::from_secs(120), &words.join(" "));
+        assert_eq!(status.code(), Some(130), "{words:?}: {said}");
+        let mut printed = Vec::new();
+        stdout.read_to_end(&mut printed).unwrap();
+        for row in rows_in(&printed) {
+            let ours = row["gdsync_us"].as_f64().or(row["rust_us"].as_f64());
+            assert!(ours.is_some_and(|time| time > 0.0), "{words:?}: {row}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Errors of the bootstrap.
 
 use gdsync_auth::KeyError;
+use gdsync_sys::launcher::LAUNCHERS;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use std::time::Duration;
 pub enum BootstrapError {
     /// No launcher has started this process.
     #[error(
-        "none of GDSYNC_RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID, RANK is set: start the program by `gdsync run -n 4 -- PROGRAM`, mpirun, srun or torchrun, or set for each process GDSYNC_RANK, GDSYNC_SIZE, and GDSYNC_JOB (a name that only this job has) or, on several hosts, GDSYNC_ROOT (host:port of rank 0) and GDSYNC_KEY_FILE"
+        "none of {} is set: start the program by `gdsync run -n 4 -- PROGRAM`, mpirun, srun or torchrun, or set for each process GDSYNC_RANK, GDSYNC_SIZE, and GDSYNC_JOB (a name that only this job has) or, on several hosts, GDSYNC_ROOT (host:port of rank 0) and GDSYNC_KEY_FILE",
+        LAUNCHERS.map(|launcher| launcher.rank).join(", ")
     )]
     NoLauncher,
     /// The launcher gave a rank, but no number of processes.

@@ -2,6 +2,7 @@
 
 use super::error::BootstrapError;
 use gdsync_auth::{Key, KeyVariables};
+use gdsync_sys::launcher::{LAUNCHERS, Launcher, TORCHRUN};
 use std::ffi::OsString;
 
 /// Environment variables with the key that processes prove at `GDSYNC_ROOT`: the key itself, or its file's path.
@@ -28,23 +29,6 @@ pub struct Job {
     name: String,
     key: Option<Key>,
 }
-
-/// The variable with the rank, and those with the number of processes in order of preference.
-type Launcher = (&'static str, &'static [&'static str]);
-
-/// gdsync's own first, so that they override the launcher's.
-const LAUNCHERS: [Launcher; 6] = [
-    ("GDSYNC_RANK", &["GDSYNC_SIZE"]),
-    ("OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"]),
-    // PMIx has the size in a call only; launchers that use it set their own variable.
-    ("PMIX_RANK", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "GDSYNC_SIZE"]),
-    ("PMI_RANK", &["PMI_SIZE"]),
-    ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]),
-    (TORCHRUN, &["WORLD_SIZE"]),
-];
-
-/// The variable of torchrun and torch.distributed programs; last, because its names are the least specific.
-const TORCHRUN: &str = "RANK";
 
 /// Variables with a launcher's number of hosts.
 const HOSTS: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
@@ -92,8 +76,8 @@ impl Job {
     /// # Errors
     /// As [`Self::from_env`].
     pub fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> Result<Self, BootstrapError> {
-        let launcher = LAUNCHERS.into_iter().find_map(|(rank, sizes)| Some((rank, get(rank)?, sizes)));
-        let (rank_name, rank, sizes) = launcher.ok_or(BootstrapError::NoLauncher)?;
+        let launcher = LAUNCHERS.into_iter().find_map(|launcher| Some((launcher, get(launcher.rank)?)));
+        let (Launcher { rank: rank_name, sizes }, rank) = launcher.ok_or(BootstrapError::NoLauncher)?;
         let rank = number(rank_name, &rank)?;
         let size = sizes.iter().find_map(|name| Some((*name, get(name)?)));
         let (size_name, size) = size.ok_or(BootstrapError::NoSize { rank: rank_name, size: sizes[0] })?;

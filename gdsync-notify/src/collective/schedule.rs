@@ -18,7 +18,7 @@
 //!   child forwarded in round `r - 1` has arrived, because it has waited for these confirmations. So the memory of round `r
 //!   - 1` is free there, and the parent's source of round `r` is free behind its round `r + 1`.
 //!
-//! `schedule_tests.rs` simulates this in random order, with messages that are read and arrive as late as allowed.
+//! The tests simulate this in random order, with messages that are read and arrive as late as allowed.
 
 use super::all_reduce;
 use super::step::{Area, Copy, Program, Step};

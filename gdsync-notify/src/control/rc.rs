@@ -9,9 +9,9 @@ use super::message::{Message, longest};
 use super::probe::{ControlOptions, ProbeTurn};
 use crate::error::{DeathCause, NotifyError, Result};
 use crate::requests::Request;
+use gdsync::advanced::QueueApi;
 use gdsync::qp::{SharedReceiveQueue, SharedReceiveQueueConfig};
 use gdsync::queue::{FailureCause, StateError};
-use gdsync::verbs::QueueApi;
 use gdsync::{
     Access, Completion, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain,
     QueueError, QueuePair, QueuePairConfig, Slice, WorkRequest,

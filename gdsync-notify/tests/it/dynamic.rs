@@ -1,9 +1,9 @@
 //! Teams whose queues reach their ranks by DC: other tests again, and the differences.
 
 use crate::ranks::{CONNECTIONS, LONG, Prepare, SendAll, config, domain, each_on_a_thread};
+use gdsync::advanced::DevxError;
 use gdsync::queue::{FailureCause, Syndrome};
 use gdsync::stream::Cpu;
-use gdsync::verbs::DevxError;
 use gdsync::{Batch, ConnectOptions, Error, QueuePair, QueuePairConfig, SoftStream, Stream};
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{ConnectionKind, NotifyError, Operation, Segment, Team, TeamConfig};
@@ -215,7 +215,7 @@ fn ranks_with_other_connections_are_told_on_all() {
             "rank 0 has separate connections, this one dynamic: give all ranks the same"
         ]
     );
-    let by_commands = QueuePairConfig::default().queues(gdsync::verbs::QueueApi::Devx);
+    let by_commands = QueuePairConfig::default().queues(gdsync::advanced::QueueApi::Devx);
     let alone = Bootstrap::threads(1, LONG).unwrap().remove(0);
     let error = Team::new(&pd, alone, dynamic().queue_pair(by_commands)).unwrap_err();
     assert!(

@@ -2,8 +2,9 @@
 
 use crate::notify::in_one_hand;
 use crate::ranks::{LONG, config};
-use gdsync::{Batch, SoftStream, Stream};
-use gdsync_notify::{ConnectionKind, WaitNotification};
+use gdsync::memop::{Condition, Word32};
+use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+use gdsync_notify::{ConnectionKind, Operation, WaitNotification};
 use std::time::Duration;
 
 #[test]
@@ -36,6 +37,31 @@ fn the_rank_that_has_not_set_a_notification_is_named_with_its_process() {
     teams[1].0.queue(0).unwrap().notify(0, segment, 3, 1).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap());
     assert_eq!(stream.explain_wait(), None);
+}
+
+#[test]
+fn the_ranks_whose_requests_hold_up_a_flush_are_named() {
+    for kind in [ConnectionKind::Each, ConnectionKind::Dynamic] {
+        let teams = in_one_hand(3, &config().connections(kind), 8, 1);
+        let (team, segment) = &teams[0];
+        let queue = team.queue(0).unwrap();
+        assert_eq!(queue.explain_flush(), None);
+        let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
+        let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+        stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
+        for rank in [1, 2] {
+            let sends = queue.prepare(Operation::Notify { rank, to: segment, id: 0, value: 1 }).unwrap();
+            stream.post(sends.fold(Batch::new(), Batch::send)).unwrap();
+        }
+        let said = queue.explain_flush().unwrap();
+        assert!(said.starts_with("requests to rank 1, 2 have not completed; queue pair 0x"), "{said}");
+        if let Ok(pair) = queue.queue_pair(1) {
+            assert!(said.contains(&format!("queue pair {:#x}", pair.number())), "{said}");
+        }
+        word.store(1);
+        queue.flush(LONG).unwrap();
+        assert_eq!(queue.explain_flush(), None);
+    }
 }
 
 #[test]

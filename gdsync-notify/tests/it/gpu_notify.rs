@@ -2,9 +2,9 @@
 
 use crate::notify_rig::{self, Job};
 use crate::ranks::{Prepare, each_on_a_thread};
+use gdsync::advanced::mapped::MappedMemory;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{self, LaunchConfig, PushKernelArg};
-use gdsync::mapped::MappedMemory;
 use gdsync::memop::Word32;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};

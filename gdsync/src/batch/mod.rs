@@ -256,6 +256,9 @@ impl fmt::Display for Batch {
     }
 }
 
+/// How the description of a wait for a word begins.
+pub(crate) const WORD: &str = "wait until ";
+
 impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -267,10 +270,10 @@ impl fmt::Display for Descriptor {
             Descriptor::Receives(receives) => write!(f, "{receives}"),
             Descriptor::Ticket(ticket) => write!(f, "{ticket}"),
             Descriptor::Wait32(word, condition, value) => {
-                write!(f, "wait until {word} {condition} {value:#x}")
+                write!(f, "{WORD}{word} {condition} {value:#x}")
             }
             Descriptor::Wait64(word, condition, value) => {
-                write!(f, "wait until {word} {condition} {value:#x}")
+                write!(f, "{WORD}{word} {condition} {value:#x}")
             }
             Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {word}"),

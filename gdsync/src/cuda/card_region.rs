@@ -1,4 +1,4 @@
-//! GPU memory as the payload of a card that is software in this process. The adapter is in `verbs/provider.rs`.
+//! GPU memory as the payload of a card that is software in this process. The module of providers has the adapter.
 
 use crate::cuda::peer_copies::PeerCopy;
 use crate::cuda::{CudaError, GpuContext, GpuMemory};

@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// # Example
 /// ```no_run
 /// use gdsync::cuda;
-/// use gdsync::mapped::MappedMemory;
+/// use gdsync::advanced::mapped::MappedMemory;
 ///
 /// let context = cuda::context(0)?;
 /// let memory = MappedMemory::allocate(&context, 4096)?;

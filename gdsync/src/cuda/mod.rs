@@ -79,7 +79,7 @@ mod handle;
 #[deny(unsafe_code)]
 mod list;
 #[deny(unsafe_code)]
-pub mod mapped;
+pub(crate) mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]
 #[deny(unsafe_code)]

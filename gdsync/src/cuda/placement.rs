@@ -20,7 +20,7 @@ pub enum Placement {
     /// Pinned memory of the host.
     #[default]
     Host,
-    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that GPU reach it, and
+    /// Memory of the GPU of that number, mapped for the CPU ([`crate::advanced::mapped`]). Streams of that GPU reach it, and
     /// those of a GPU with access ([`enable_peer_access`](super::enable_peer_access)).
     Gpu(u32),
     /// Host memory that is treated as a GPU's, with all the barriers that such memory needs: for tests without a GPU.

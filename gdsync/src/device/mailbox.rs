@@ -1,7 +1,7 @@
 //! Mailboxes for kernels that cannot reach the card's doorbell register: the kernel writes its posted index into a
 //! word of pinned memory, and a thread of the process rings the card. Also detaches queue pairs from their devices.
 //!
-//! This is not the thread of `stream/proxy.rs`, which knows the number of doorbells to come, and sleeps once all of
+//! This is not the thread of the streams' proxy, which knows the number of doorbells to come, and sleeps once all of
 //! them have rung. A kernel may ring at any time, so this thread polls as long as a queue pair with a mailbox is
 //! attached.
 
@@ -140,7 +140,7 @@ impl DeviceQp {
             }
             if pause.elapsed() > timeout {
                 if progress.error == 0
-                    && let Some(WorkError { syndrome, vendor }) = failure
+                    && let Some(WorkError { syndrome, vendor, .. }) = failure
                 {
                     progress.error = super::ERROR_WORK | u64::from(vendor) << 8 | u64::from(syndrome);
                 }

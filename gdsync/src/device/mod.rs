@@ -6,7 +6,7 @@ mod layout;
 #[deny(unsafe_code)]
 mod mailbox;
 pub mod nvrtc;
-pub mod raw;
+pub(crate) mod raw;
 
 pub use headers::headers;
 pub use layout::{CollectorData, DeviceQpData, STATE_BYTES, TriggerData};
@@ -222,7 +222,7 @@ impl DeviceQp {
 /// The failure in the error word of kernels, if the card reported one.
 fn work_error(error: u64) -> Option<WorkError> {
     let [syndrome, vendor, ..] = error.to_le_bytes();
-    (error & ERROR_WORK != 0).then_some(WorkError { syndrome, vendor })
+    (error & ERROR_WORK != 0).then_some(WorkError::new(syndrome, vendor))
 }
 
 /// All fields except the addresses.

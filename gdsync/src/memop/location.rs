@@ -26,7 +26,7 @@ pub enum MemoryKind {
 /// CPU can store to an mlx5 card's memory but not load from it, so that no stream could wait there.
 pub trait StreamWord<V>: sealed::Named {}
 
-/// Memory into which streams can write bytes: [`PinnedMemory`], [`GpuMemory`], [`crate::device::raw::DeviceRange`].
+/// Memory into which streams can write bytes: [`PinnedMemory`], [`GpuMemory`], [`crate::advanced::raw::DeviceRange`].
 pub trait StreamMemory: sealed::Named {}
 
 pub(super) mod sealed {

@@ -1,7 +1,7 @@
 //! Memory that a card and a stream may access: pinned pages, the arena of queues, and the progress of streams.
 //!
 //! Three kinds of addresses never mix: [`HostAddr`], [`StreamAddr`], and the remote addresses of
-//! [`crate::RemoteMemory`]. Owners and users of memory are counted separately (`use_count.rs`): regions hold
+//! [`crate::RemoteMemory`]. Owners and users of memory are counted separately: regions hold
 //! uncounted handles of their memory, everything else holds counted ones. When the last counted handle is dropped,
 //! caches drop the registration; the uncounted handle in a work request's region still keeps the memory.
 

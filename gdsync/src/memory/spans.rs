@@ -7,8 +7,8 @@
 //! granule when it is exposed, before an operation names it. The library's memory is exposed when it is announced.
 //! The program's memory, most of which is payload that no operation names, is exposed when a word in it is made
 //! ([`Span::expose`]). The first stream of an address space maps every exposed granule.
-//!
-//! Lock order: the list of address spaces in use, then an address space's locks; the list of spans is locked alone.
+
+// Lock order: the list of address spaces in use, then an address space's locks; the list of spans is locked alone.
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;

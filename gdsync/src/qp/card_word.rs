@@ -65,7 +65,7 @@ impl CardWord {
 
     /// Stores a number in the form that cards compare ([`Trigger::word_of`](crate::Trigger::word_of)), unless the
     /// word has reached it modulo 2^64. For words that cards wait for; only the card writes the word of a
-    /// [`Collector`](crate::Collector).
+    /// [`Collector`](crate::advanced::Collector).
     ///
     /// # Errors
     /// [`CudaError::Driver`](crate::cuda::CudaError::Driver) if the word is in GPU memory and the driver cannot

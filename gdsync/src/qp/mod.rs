@@ -1,29 +1,29 @@
 //! Queue pairs and completion queues.
-//!
-//! # Invariants
-//! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of every stream that
-//!   waits for it has reached the wait's point. Posting checks for room and returns an error; nothing spins, and
-//!   nothing overruns.
-//! - A wait is for an entry of a completion queue, not for a queue pair. A prepared wait holds every queue pair whose
-//!   completion may satisfy it, so the entries are written. Destroying a queue pair unreserves its entries, and marks
-//!   those in the ring, under the completion queue's lock, before its number can be reused (`life/create.rs`).
-//! - A failed send never hangs a stream: an error entry flips the owner bit, too, and all work of a failed queue
-//!   pair is flushed, including prepared work (`life/fail.rs`). A send is refused on a stream where it would follow
-//!   the wait for its own completion (`post/mod.rs`).
-//! - One driver at a time: while kernels drive a queue pair, `is_ready` is false, which every post checks under the
-//!   queues' locks, and all places of its completion queue are taken.
-//!
-//! # Lock order
-//! 1. A stream's state, then a completion queue, then a send or receive queue, then the master of a trigger, then the
-//!    master's own queues, then the tickets of a trigger. A queue pair with a master is reset under its queues' locks.
-//!    The reset may restart the master: its queue pair is failed, reset and connected under these locks, too.
-//! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
-//! 3. The state of an attached device queue pair, then its mailbox or the queues.
-//! 4. A send queue, then its known regions, then the queues that a region was posted to; and a send queue, then its
-//!    keeper's regions. Both are innermost.
-//!
-//! Two completion queues are locked in the order of their addresses. The lock of a peer map is innermost, except
-//! for calls of the CUDA driver. A software card has one lock, its engine's.
+
+// # Invariants
+// - A completion entry returns to the card only when the CPU has polled it *and* the timeline of every stream that
+//   waits for it has reached the wait's point. Posting checks for room and returns an error; nothing spins, and
+//   nothing overruns.
+// - A wait is for an entry of a completion queue, not for a queue pair. A prepared wait holds every queue pair whose
+//   completion may satisfy it, so the entries are written. Destroying a queue pair unreserves its entries, and marks
+//   those in the ring, under the completion queue's lock, before its number can be reused (`life/create.rs`).
+// - A failed send never hangs a stream: an error entry flips the owner bit, too, and all work of a failed queue
+//   pair is flushed, including prepared work (`life/fail.rs`). A send is refused on a stream where it would follow
+//   the wait for its own completion (`post/mod.rs`).
+// - One driver at a time: while kernels drive a queue pair, `is_ready` is false, which every post checks under the
+//   queues' locks, and all places of its completion queue are taken.
+//
+// # Lock order
+// 1. A stream's state, then a completion queue, then a send or receive queue, then the master of a trigger, then the
+//    master's own queues, then the tickets of a trigger. A queue pair with a master is reset under its queues' locks.
+//    The reset may restart the master: its queue pair is failed, reset and connected under these locks, too.
+// 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
+// 3. The state of an attached device queue pair, then its mailbox or the queues.
+// 4. A send queue, then its known regions, then the queues that a region was posted to; and a send queue, then its
+//    keeper's regions. Both are innermost.
+//
+// Two completion queues are locked in the order of their addresses. The lock of a peer map is innermost, except
+// for calls of the CUDA driver. A software card has one lock, its engine's.
 
 pub(crate) mod card;
 #[deny(unsafe_code)]
@@ -43,14 +43,14 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use card::collector::{Collector, CollectorConfig};
 pub(crate) use card::trigger::PreparedTicket;
 pub(crate) use cause::Completing;
 pub(crate) use complete::CompletionQueueInner;
 pub(crate) use life::state::QpState;
 pub(crate) use post::receives::PreparedReceives;
 
-pub use card::collector::{Collector, CollectorConfig};
-pub use card::trigger::{MasterConfig, Trigger};
+pub use card::trigger::Trigger;
 pub use card_word::CardWord;
 pub use complete::channel::{ArmFor, CompletionChannel};
 #[cfg(feature = "tokio")]

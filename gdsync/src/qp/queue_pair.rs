@@ -24,7 +24,7 @@ impl QueuePair {
     /// - DC: [`OutOfRange`](crate::verbs::OutOfRange) for [`QueuePairConfig::connections`], and
     ///   [`QueuePairError::DcInitiatorCannotReceive`](crate::verbs::QueuePairError),
     ///   [`QueuePairError::NotTriggered`](crate::verbs::QueuePairError) and
-    ///   [`DevxError::NoDc`](crate::verbs::DevxError) for options that exclude DC.
+    ///   [`DevxError::NoDc`](crate::advanced::DevxError) for options that exclude DC.
     /// - Queues made by commands ([`QueuePairConfig::queues`], and those of a trigger with a master): also
     ///   [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`].
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {

@@ -5,6 +5,8 @@ use crate::verbs::{AsyncEventKind, Endpoint, Error, Gid, LinkLayer, ParseError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, L3_IPV4, L3_IPV6, Syndrome};
 use gdsync_sys::prm::wqe::Opcode;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
 
 /// The kind of a completed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,16 +58,101 @@ pub struct Completion {
     pub status: Result<(), WorkError>,
 }
 
-/// Error of a work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Error of a work request. Two errors are equal if the card reports the same.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct WorkError {
     /// The card's syndrome byte (`mlx5dv.h`, `MLX5_CQE_SYNDROME_*`).
     pub syndrome: u8,
     /// The vendor's syndrome byte, which the vendor's support understands.
     pub vendor: u8,
+    /// The failure that a flush follows, if it is known.
+    earlier: Option<Earlier>,
+}
+
+/// A failure of a queue pair before it flushed a request.
+#[derive(Clone, Copy, Debug)]
+struct Earlier {
+    what: EarlierFailure,
+    milliseconds: u32,
+}
+
+/// A [`FailureCause`], with the bytes of a [`WorkError`] that is no flush.
+#[derive(Clone, Copy, Debug)]
+enum EarlierFailure {
+    Work { syndrome: u8, vendor: u8 },
+    Aborted,
+    Master,
+    Event(AsyncEventKind),
+}
+
+impl PartialEq for WorkError {
+    fn eq(&self, other: &Self) -> bool {
+        (self.syndrome, self.vendor) == (other.syndrome, other.vendor)
+    }
+}
+
+impl Eq for WorkError {}
+
+impl Hash for WorkError {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.syndrome, self.vendor).hash(state);
+    }
 }
 
 impl WorkError {
+    /// Makes an error of the card's syndrome and the vendor's.
+    pub const fn new(syndrome: u8, vendor: u8) -> Self {
+        WorkError { syndrome, vendor, earlier: None }
+    }
+
+    /// Returns the error with the failure of its queue pair that it follows after this time; the error itself if that is
+    /// another flush.
+    pub(crate) fn after(self, cause: FailureCause, time: Duration) -> Self {
+        let what = match cause {
+            FailureCause::Work(error) if error.is_flush() => return self,
+            FailureCause::Work(WorkError { syndrome, vendor, .. }) => {
+                EarlierFailure::Work { syndrome, vendor }
+            }
+            FailureCause::Aborted => EarlierFailure::Aborted,
+            FailureCause::Master => EarlierFailure::Master,
+            FailureCause::Event(kind) => EarlierFailure::Event(kind),
+        };
+        let milliseconds = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        WorkError { earlier: Some(Earlier { what, milliseconds }), ..self }
+    }
+
+    /// Returns the failure of the queue pair that a flush follows, and how long before the completion was polled it was
+    /// found, in whole milliseconds. `None` if that is not known, and for errors other than a flush.
+    ///
+    /// ```
+    /// # use gdsync::{ProtectionDomain, Device, QueuePair, QueuePairConfig};
+    /// # let pd = ProtectionDomain::new(&Device::software()?)?;
+    /// use gdsync::queue::FailureCause;
+    /// let queue_pair = QueuePair::new(&pd, QueuePairConfig::default())?;
+    /// queue_pair.connect(&queue_pair.endpoint()?, Default::default())?; // to itself
+    /// queue_pair.post_recv(&[], 1)?;
+    /// queue_pair.abort()?;
+    /// let flushed = loop {
+    ///     if let Some(completion) = queue_pair.recv_cq().poll()? {
+    ///         break completion.status.unwrap_err();
+    ///     }
+    /// };
+    /// assert!(matches!(flushed.flushed_after(), Some((FailureCause::Aborted, _))));
+    /// assert!(flushed.to_string().ends_with(" ms before: aborted"), "{flushed}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn flushed_after(self) -> Option<(FailureCause, Duration)> {
+        let Earlier { what, milliseconds } = self.earlier?;
+        let cause = match what {
+            EarlierFailure::Work { syndrome, vendor } => FailureCause::Work(WorkError::new(syndrome, vendor)),
+            EarlierFailure::Aborted => FailureCause::Aborted,
+            EarlierFailure::Master => FailureCause::Master,
+            EarlierFailure::Event(kind) => FailureCause::Event(kind),
+        };
+        Some((cause, Duration::from_millis(milliseconds.into())))
+    }
+
     /// Returns the syndrome, if it is a known one.
     pub fn kind(self) -> Option<Syndrome> {
         Syndrome::try_from(self.syndrome).ok()
@@ -105,7 +192,11 @@ impl fmt::Display for WorkError {
             Some(Syndrome::RemoteAborted) => "aborted by the remote side",
             _ => "unknown error",
         };
-        write!(f, "{text} (syndrome {:#04x}, vendor {:#04x})", self.syndrome, self.vendor)
+        write!(f, "{text} (syndrome {:#04x}, vendor {:#04x})", self.syndrome, self.vendor)?;
+        match self.flushed_after() {
+            Some((cause, time)) => write!(f, "; {} ms before: {cause}", time.as_millis()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -141,7 +232,7 @@ pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
 pub(crate) fn outcome(cqe: &Cqe64) -> Result<(), WorkError> {
     match cqe.opcode() {
         Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError) | Err(_) => {
-            Err(WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() })
+            Err(WorkError::new(cqe.raw_syndrome(), cqe.vendor_syndrome()))
         }
         Ok(_) => Ok(()),
     }

@@ -118,7 +118,7 @@ impl Status {
         match self.word.load() {
             Self::PENDING => None,
             Self::OK => Some(Ok(())),
-            value => Some(Err(WorkError { syndrome: value as u8, vendor: (value >> 16) as u8 })),
+            value => Some(Err(WorkError::new(value as u8, (value >> 16) as u8))),
         }
     }
 
@@ -167,7 +167,7 @@ impl Claim {
 
     /// Completes work that never reached the card. `syndrome` is the reason; 0 if the card has none for it.
     pub(crate) fn finish_unposted(&self, qp_num: u32, kind: WorkKind, syndrome: u8) {
-        let status = Err(WorkError { syndrome, vendor: 0 });
+        let status = Err(WorkError::new(syndrome, 0));
         self.finish(Completion {
             wr_id: 0,
             index: None,
@@ -234,11 +234,7 @@ mod tests {
     fn a_status_tells_each_outcome() {
         let status = Status::new().unwrap();
         assert_eq!(status.get(), None);
-        for outcome in [
-            Ok(()),
-            Err(WorkError { syndrome: 1, vendor: 0 }),
-            Err(WorkError { syndrome: 0x13, vendor: 0x88 }),
-        ] {
+        for outcome in [Ok(()), Err(WorkError::new(1, 0)), Err(WorkError::new(0x13, 0x88))] {
             status.set(outcome);
             assert_eq!(status.get(), Some(outcome));
             let PeerOp::PollAnd { value, .. } = status.wait_op() else { panic!("another condition") };

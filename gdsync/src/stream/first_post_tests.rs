@@ -12,10 +12,11 @@ use crate::memop::{
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::{BEGINS_USE, SpanKind};
 use crate::memory::{HostAddr, StreamAddr};
+use crate::qp::Collector;
 use crate::qp::testing::{LONG, poll};
 use crate::{
-    Access, Batch, Collector, ConnectOptions, Device, MemoryRegion, PinnedMemory, ProtectionDomain,
-    QueuePair, QueuePairConfig, Trigger, WorkRequest,
+    Access, Batch, ConnectOptions, Device, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair,
+    QueuePairConfig, Trigger, WorkRequest,
 };
 use std::cell::Cell;
 use std::sync::Arc;

@@ -10,6 +10,7 @@ use crate::queue::send::PostMode;
 use crate::stream::fast_path::FastPath;
 use crate::stream::in_flight::{self, InFlight};
 use crate::stream::proxy;
+use crate::stream::shown::{SHOWN_AFTER, Shown};
 use crate::stream::state::{Engine, StreamState, WaitPlace};
 use crate::stream::watchdog::{StalledWait, Watchdog, Watched};
 use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
@@ -246,13 +247,26 @@ impl<B: MemOpStream> Stream<B> {
                         state.unwritten = 0;
                     }
                     let past = self.engine.reap(&mut state);
+                    let mut standing = None;
                     if !idle {
                         state.given().for_each(InFlight::flush_failed);
                         // From now on its time is known.
-                        state.stand(&self.engine.timeline);
+                        standing = state.stand(&self.engine.timeline);
                     }
+                    let standing = standing.filter(|(_, stood, _)| *stood >= SHOWN_AFTER);
+                    let standing = standing.map(|(_, stood, wait)| (stood, StalledWait::of(wait)));
+                    let shown = match &standing {
+                        Some(_) => {
+                            let stream = self.engine.timeline.id();
+                            Some(state.shown.get_or_insert_with(|| Arc::new(Shown::new(stream))).clone())
+                        }
+                        None => state.shown.clone(),
+                    };
                     let stopped = if idle { None } else { self.engine.stopped(&state) };
                     drop((state, past));
+                    if let Some(shown) = shown {
+                        shown.set(standing.and_then(|(stood, wait)| Some((stood, wait.word()?))));
+                    }
                     match stopped {
                         Some(error) => return Err(error),
                         None if idle => return Ok(true),

@@ -24,6 +24,8 @@ mod points_tests;
 mod post;
 #[deny(unsafe_code)]
 mod proxy;
+#[deny(unsafe_code)]
+mod shown;
 mod soft;
 #[deny(unsafe_code)]
 mod state;
@@ -175,11 +177,11 @@ options! {
         doorbells: DoorbellPath = DoorbellPath::Auto,
         /// Memory of the stream's progress word, which the CPU reads often.
         timeline: Placement = Placement::Host,
-        /// Fewest queues of a run of waits for completions in a batch that a [`crate::Collector`] takes over; the
+        /// Fewest queues of a run of waits for completions in a batch that a [`crate::advanced::Collector`] takes over; the
         /// stream then waits for its word alone. Waits keep their guarantees. By default, or if the card cannot
         /// wait or waits for too much already, the stream waits for each queue itself.
         collect_from: Option<u32> = None,
-        /// Memory of that collector's word: [`crate::qp::CollectorConfig::word`].
+        /// Memory of that collector's word: [`crate::advanced::CollectorConfig::word`].
         collect_in: Placement = Placement::Host,
         /// Makes every batch report when the stream has passed it, instead of one in many. This is one more memory
         /// operation for each batch that does not end with waits, but progress is then known without asking the

@@ -6,6 +6,7 @@ use crate::memory::{StreamAddr, Timeline, TimelinePoint};
 use crate::stream::collector::StreamCollector;
 use crate::stream::in_flight::{self, InFlight, KeptAlive, Past, Spare};
 use crate::stream::proxy::ProxyQueue;
+use crate::stream::shown::Shown;
 use crate::stream::translations::Translations;
 use crate::stream::{DoorbellPath, Doorbells, PostFailure, StreamOptions};
 use parking_lot::{Condvar, MutexGuard};
@@ -61,6 +62,7 @@ pub(super) struct StreamState {
     pub(super) reports: bool,
     /// The oldest unsatisfied wait at the last look, and when it was first seen to be that.
     pub(super) standing: Option<(WaitPlace, Instant)>,
+    pub(super) shown: Option<Arc<Shown>>,
 }
 
 /// A wait in the order of a stream: the end of its submission, and its position there.
@@ -196,6 +198,7 @@ impl StreamState {
             spare: Arc::default(),
             reports: false,
             standing: None,
+            shown: None,
         }
     }
 

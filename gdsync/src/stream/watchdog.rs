@@ -3,7 +3,7 @@
 //! Its thread is not a [`crate::util::poller::Poller`]: it checks in a fixed period, calls the program back, and
 //! ends with its handle.
 
-use crate::batch::Descriptor;
+use crate::batch::{Descriptor, WORD};
 use crate::memop::{WaitCause, explain};
 use crate::qp::Completing;
 use crate::stream::state::WaitPlace;
@@ -46,6 +46,15 @@ impl StalledWait {
             queue_pairs: queue_pairs.iter().map(|one| one.number).collect(),
             cause,
         }
+    }
+
+    /// Returns the word that it waits for, with its cause, and the queue pairs on which it depends; `None` if it waits for a
+    /// completion.
+    pub(super) fn word(&self) -> Option<(String, Vec<u32>)> {
+        let word = self.description.strip_prefix(WORD).filter(|_| self.completion_queue.is_none())?;
+        let cause = self.cause.as_ref().and_then(|cause| cause.cause());
+        let queue_pairs = self.cause.as_ref().map_or_else(Vec::new, |cause| cause.queue_pairs());
+        Some((cause.map_or_else(|| word.to_owned(), |cause| format!("{word} ({cause})")), queue_pairs))
     }
 
     /// Describes the wait with its time and its cause. The caller holds no lock of the library.

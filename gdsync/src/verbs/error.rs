@@ -321,7 +321,7 @@ pub enum RegistrationError {
     },
 }
 
-/// The reason why DEVX commands could not create or change queues ([`crate::verbs::QueueApi::Devx`]).
+/// The reason why DEVX commands could not create or change queues ([`crate::advanced::QueueApi::Devx`]).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevxError {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// It is a cheap handle; clones name the same region. Work requests in flight hold it.
 ///
 /// A software card reaches it through a CPU mapping that exists when it is registered
-/// ([`crate::mapped::MappedMemory`]), or else by copies on gdsync's stream. A real card reaches it over PCIe: through
+/// ([`crate::advanced::mapped::MappedMemory`]), or else by copies on gdsync's stream. A real card reaches it over PCIe: through
 /// a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or, failing that, through the
 /// `nvidia-peermem` module.
 pub type GpuMemoryRegion = Region<GpuMemory>;

@@ -23,7 +23,7 @@ mod port;
 pub mod provider;
 pub(crate) mod registration;
 #[deny(unsafe_code)]
-mod transport;
+pub(crate) mod transport;
 
 pub(crate) use call::Owned;
 pub(crate) use device::DeviceInner;
@@ -34,10 +34,8 @@ pub use ah::{AddressHandle, DcAddress};
 pub use device::{Device, DeviceAttributes};
 pub use devx::CardWaits;
 pub use endpoint::{ConnectOptions, Endpoint, RemoteMemory};
-pub use error::{
-    DevxError, DevxStatus, Error, OpenError, OutOfRange, ParseError, PortError, QueuePairError,
-    RegistrationError,
-};
+pub(crate) use error::{DevxError, DevxStatus};
+pub use error::{Error, OpenError, OutOfRange, ParseError, PortError, QueuePairError, RegistrationError};
 pub use event_reader::EventWatch;
 pub use events::{AsyncEvent, AsyncEventKind};
 pub use gdsync_sys::api::Provider;
@@ -46,4 +44,5 @@ pub use mr::{Access, MemoryRegion, Region, RegistrationPath, Slice};
 pub use pd::ProtectionDomain;
 pub use port::{DEFAULT_PORT, Gid, GidEntry, GidKind, LinkLayer, Mtu, PortAttributes, PortState};
 pub use registration::{CacheLimits, CacheStatistics, CachedMemory, CachedRegion, RegistrationCache};
-pub use transport::{QueueApi, Transport};
+pub(crate) use transport::QueueApi;
+pub use transport::Transport;

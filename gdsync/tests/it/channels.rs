@@ -1,8 +1,9 @@
 //! Completion channels: sleeping until a queue has an entry.
 
+use gdsync::advanced::{DevxError, QueueApi};
 use gdsync::qp::{ArmFor, CompletionChannel};
 use gdsync::queue::{QueueError, StateError};
-use gdsync::verbs::{DevxError, QueueApi, QueuePairError};
+use gdsync::verbs::QueuePairError;
 use gdsync::{
     Batch, Completion, CompletionQueue, CompletionQueueConfig, ConnectOptions, Device, Error,
     ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,

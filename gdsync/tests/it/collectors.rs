@@ -1,15 +1,16 @@
 //! Collected waits: one word for the completions of any number of queues, and its release when work fails.
 
 use crate::fan::{Fan, connect};
+use gdsync::advanced::Collector;
+use gdsync::advanced::MasterConfig;
 use gdsync::cuda::Placement;
 use gdsync::memop::{Condition, Word32};
-use gdsync::qp::MasterConfig;
 use gdsync::queue::RequestError;
 use gdsync::stream::StreamOptions;
 use gdsync::verbs::QueuePairError;
 use gdsync::{
-    Batch, Collector, Device, Error, PinnedMemory, ProtectionDomain, QueueError, QueuePair, QueuePairConfig,
-    SoftStream, Stream, Trigger, WorkRequest,
+    Batch, Device, Error, PinnedMemory, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream,
+    Stream, Trigger, WorkRequest,
 };
 use gdsync_test_support::pair::{self, LONG, drain, poll, soft, synchronize};
 use gdsync_test_support::process::alone;

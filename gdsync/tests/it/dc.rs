@@ -2,10 +2,11 @@
 
 mod failures;
 
+use gdsync::advanced::{DevxError, QueueApi};
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend};
 use gdsync::qp::{DcTarget, DcTargetConfig, SharedReceiveQueue};
 use gdsync::queue::{RequestError, StateError, WorkKind};
-use gdsync::verbs::{DcAddress, DevxError, OutOfRange, QueueApi, QueuePairError, Transport};
+use gdsync::verbs::{DcAddress, OutOfRange, QueuePairError, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
     QueuePairConfig, Trigger, WorkRequest,

@@ -1,12 +1,13 @@
 //! Triggers and collectors through the device header, by threads of the CPU.
 
 use crate::device_calls::calls;
+use gdsync::advanced::Collector;
 use gdsync::device::{CollectorData, TriggerData};
 use gdsync::stream::Cpu;
 use gdsync::verbs::Provider;
 use gdsync::{
-    Access, Collector, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
-    Trigger, WorkRequest,
+    Access, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, Trigger,
+    WorkRequest,
 };
 use gdsync_test_support::device::{Ended, run_sanitized};
 use gdsync_test_support::pair::{self, LONG, poll};

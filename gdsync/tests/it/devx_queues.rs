@@ -1,10 +1,11 @@
 //! Queues made by DEVX commands, on the system's libmlx5 (`GDSYNC_TEST_PROVIDER=system`): operations, refusals, and
 //! leaks. `GDSYNC_TEST_QUEUES=devx` runs the traffic of the other files on such queues.
 
+use gdsync::advanced::QueueApi;
+use gdsync::advanced::{DevxError, DevxStatus};
 use gdsync::memop::Condition;
 use gdsync::queue::{StateError, Syndrome, WorkKind};
-use gdsync::verbs::{DevxError, DevxStatus};
-use gdsync::verbs::{OutOfRange, Provider, QueueApi, Transport};
+use gdsync::verbs::{OutOfRange, Provider, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, MemoryRegion,
     ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,

@@ -90,6 +90,38 @@ fn a_ticket_that_was_never_written_is_the_cause() {
     }
 }
 
+/// The word that a stream of this process waits for, and the time, as `gdsync top` reads it.
+fn shown_word(name: &str) -> Option<(String, Duration)> {
+    let processes = gdsync_status::Survey::take(LONG).unwrap().processes;
+    let own = processes.into_iter().find(|one| one.pid == std::process::id())?;
+    let waits = own.status.ok()?.streams.into_iter().map(|stream| stream.wait);
+    let mut named = waits.filter(|wait| wait.what.starts_with(name));
+    named.next().and_then(|wait| Some((wait.what, wait.time?)))
+}
+
+#[test]
+fn the_word_that_a_synchronized_stream_waits_for_is_shown_until_it_has_come() {
+    let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    let word = word.named("a shown word").written_by(Arc::new(Silent));
+    let stream = soft();
+    stream.post(Batch::new().wait_value32(&word, Condition::Geq, 7)).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| stream.synchronize());
+        let deadline = Instant::now() + 2 * LONG;
+        let (what, time) = loop {
+            if let Some(found) = shown_word("a shown word") {
+                break found;
+            }
+            assert!(Instant::now() < deadline, "it is not shown");
+        };
+        assert_eq!(what, "a shown word geq 0x7 (the program has not been asked to)");
+        assert!(time >= Duration::from_millis(100), "{time:?}");
+        word.store(7);
+        waiting.join().unwrap().unwrap();
+    });
+    assert_eq!(shown_word("a shown word"), None);
+}
+
 #[derive(Debug)]
 struct Silent;
 

@@ -44,6 +44,30 @@ fn a_failed_send_is_the_cause_though_flushed_receives_are_polled_first() {
 }
 
 #[test]
+fn a_flush_names_the_failure_that_it_follows() {
+    let pair = Pair::new();
+    pair.left.post_recv(&[], 1).unwrap();
+    ring(pair.left.prepare(WorkRequest::write_inline(&[1], BAD).wr_id(9)).unwrap());
+    ring(pair.left.prepare(WorkRequest::write_inline(&[1], BAD).wr_id(10)).unwrap());
+    let failed = poll(&pair.left.send_cq()).status.unwrap_err();
+    assert_eq!((failed.kind(), failed.flushed_after()), (Some(Syndrome::RemoteAccess), None));
+    for queue in [pair.left.send_cq(), pair.left.recv_cq()] {
+        let flushed = poll(&queue).status.unwrap_err();
+        let (cause, before) = flushed.flushed_after().unwrap();
+        assert!(flushed.is_flush() && cause == FailureCause::Work(failed) && before < 2 * LONG, "{flushed}");
+        let said = flushed.to_string();
+        let expected = format!(" ms before: {failed}");
+        assert!(said.starts_with("flushed: ") && said.ends_with(&expected), "{said}");
+    }
+    // A new connection has a history of its own.
+    drain_and_reconnect(&pair);
+    pair.left.post_recv(&[], 1).unwrap();
+    pair.left.abort().unwrap();
+    let flushed = poll(&pair.left.recv_cq()).status.unwrap_err();
+    assert_eq!(flushed.flushed_after().map(|(cause, _)| cause), Some(FailureCause::Aborted));
+}
+
+#[test]
 fn a_failed_receive_is_the_cause_though_flushed_sends_are_polled_first() {
     let pair = Pair::new();
     let region = pair.region(64);

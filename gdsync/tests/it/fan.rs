@@ -1,7 +1,7 @@
 //! Queue pairs that one trigger releases, shared by the tests of triggers and of their masters.
 
+use gdsync::advanced::MasterConfig;
 use gdsync::memop::{Condition, Word32};
-use gdsync::qp::MasterConfig;
 use gdsync::queue::QueueFull;
 use gdsync::{
     Access, Batch, ConnectOptions, Device, MemoryRegion, PinnedMemory, PreparedSend, ProtectionDomain,

@@ -2,15 +2,16 @@
 
 use crate::fan::{Fan, connect};
 use crate::gpu_trigger::grid;
+use gdsync::advanced::Collector;
+use gdsync::advanced::CollectorConfig;
 use gdsync::cuda::{CudaError, GpuMemory, Placement};
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{Condition, StreamError};
-use gdsync::qp::CollectorConfig;
 use gdsync::stream::StreamOptions;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{
-    Access, Batch, Collector, CudaStream, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
-    Stream, Trigger, WorkRequest,
+    Access, Batch, CudaStream, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, Stream,
+    Trigger, WorkRequest,
 };
 use gdsync_test_support::gpu::{Rig, synchronize};
 use gdsync_test_support::pair::{self, LONG, drain, poll};

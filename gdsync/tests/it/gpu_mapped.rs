@@ -1,7 +1,7 @@
 //! CPU mappings of a real GPU's memory. Skipped without a GPU, or if no backend works.
 
+use gdsync::advanced::mapped::{self, LoadKernel, MappedMemory, MappingBackend, MappingError, StoreKernel};
 use gdsync::cuda::GpuMemory;
-use gdsync::mapped::{self, LoadKernel, MappedMemory, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};
 use gdsync::{Access, Batch, CudaStream, Stream, WorkRequest};
 use gdsync_test_support::gpu::{Rig, synchronize};

@@ -1,10 +1,10 @@
 //! Streams, memory and queues of two GPUs in one process. With one GPU, the applicable tests run on two streams of
 //! it. Reported as skipped without a GPU.
 
+use gdsync::advanced::mapped::MappedMemory;
 use gdsync::batch::MemoryWrite;
 use gdsync::cuda::{self, CudaError, GpuMemory, Placement, QueuePlacement};
 use gdsync::cudarc::driver::{CudaFunction, LaunchConfig, sys};
-use gdsync::mapped::MappedMemory;
 use gdsync::memop::{Condition, GpuWord32, GpuWord64, StreamError, StreamWord, Word32};
 use gdsync::stream::PostFailure;
 use gdsync::verbs::GpuMemoryRegion;

@@ -1,12 +1,13 @@
 //! Sends that kernels of a real GPU release by triggers, and arrivals for which they wait. Reported as skipped
 //! without a GPU.
 
+use gdsync::advanced::Collector;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, CudaModule, DeviceRepr, LaunchConfig};
 use gdsync::device::TriggerData;
 use gdsync::{
-    Access, Collector, ConnectOptions, CudaStream, MemoryRegion, PinnedMemory, PreparedSend, QueuePair,
-    QueuePairConfig, Stream, Trigger, WorkRequest,
+    Access, ConnectOptions, CudaStream, MemoryRegion, PinnedMemory, PreparedSend, QueuePair, QueuePairConfig,
+    Stream, Trigger, WorkRequest,
 };
 use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize};
 use gdsync_test_support::pair::{poll, queue_pair};

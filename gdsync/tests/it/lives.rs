@@ -5,16 +5,18 @@
 
 #![cfg(feature = "software-card")]
 
+use gdsync::advanced::Collector;
+use gdsync::advanced::MasterConfig;
 use gdsync::memop::Condition;
 use gdsync::persistent::{
     PersistentRecv, PersistentSend, Request, start_all, start_all_by_trigger, wait_all,
 };
-use gdsync::qp::{CardWord, MasterConfig, SharedReceiveQueue};
+use gdsync::qp::{CardWord, SharedReceiveQueue};
 use gdsync::stream::StreamOptions;
 use gdsync::verbs::Transport;
 use gdsync::{
-    Access, Batch, Collector, CompletionQueue, ConnectOptions, Device, MemoryRegion, PreparedSend,
-    PreparedWait, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, Device, MemoryRegion, PreparedSend, PreparedWait,
+    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
 };
 use gdsync_test_support::lives::{self, Random, threads};
 use gdsync_test_support::pair::{self, LONG};

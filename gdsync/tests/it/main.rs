@@ -61,6 +61,7 @@ mod persistent_ready;
 mod placement;
 mod post_one;
 mod proxy;
+mod public_pages;
 mod quiet;
 mod refusals;
 mod registration;

@@ -1,8 +1,8 @@
 //! Sends that a trigger's master releases. `triggers` tests the common behaviour of triggers with and without a master.
 
 use crate::fan::{Fan, connect, gated};
+use gdsync::advanced::MasterConfig;
 use gdsync::memop::Condition;
-use gdsync::qp::MasterConfig;
 use gdsync::queue::{FailureCause, OrderError, QueueFull, StateError};
 use gdsync::verbs::{OutOfRange, QueuePairError};
 use gdsync::{

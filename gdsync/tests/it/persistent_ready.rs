@@ -1,8 +1,9 @@
 //! Sends that the card delays until the other side has posted their receives.
 
 use crate::persistent_lists::{gate, recv_of, send_of};
+use gdsync::advanced::MasterConfig;
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend, Request, start_all, wait_all};
-use gdsync::qp::{CardWord, MasterConfig};
+use gdsync::qp::CardWord;
 use gdsync::queue::Syndrome;
 use gdsync::verbs::QueuePairError;
 use gdsync::{

@@ -2,12 +2,13 @@
 
 mod model;
 
+use gdsync::advanced::{DevxError, QueueApi};
 use gdsync::persistent::PersistentRecv;
 use gdsync::qp::{ResetError, SharedReceiveQueue, SharedReceiveQueueConfig};
 use gdsync::queue::{
     GRH_BYTES, OrderError, QueueFull, RequestError, ResetBlocker, StateError, Syndrome, WorkKind,
 };
-use gdsync::verbs::{AsyncEventKind, DevxError, QueueApi, QueuePairError, Transport};
+use gdsync::verbs::{AsyncEventKind, QueuePairError, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain,
     QueueError, QueuePair, QueuePairConfig, WorkRequest,

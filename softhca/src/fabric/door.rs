@@ -2,7 +2,7 @@
 //!
 //! Every process with services listens at the base port of the host's addresses, and the kernel gives each question to one
 //! of them: so one that is stopped or has ended keeps none from being asked again. The process asks the holder of the
-//! port number (`services.rs`) for the other host. Both hosts prove the key first, as cards do. A process of another user
+//! port number for the other host. Both hosts prove the key first, as cards do. A process of another user
 //! that has the base port keeps other hosts from the services here, and learns nothing.
 
 use super::config;

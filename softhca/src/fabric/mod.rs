@@ -3,11 +3,11 @@
 //! All processes of a host share the addresses of its devices. Each card has a number, which tells it from the others at
 //! an address, and which the numbers of its queue pairs begin with: address and number are the card's [`Node`].
 //!
-//! On one host, the default, addresses are LIDs, and packets pass through shared memory (`shared.rs`). Between hosts they
-//! are IPv4 addresses, the last bytes of GIDs, and packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that
+//! On one host, the default, addresses are LIDs, and packets pass through shared memory. Between hosts they
+//! are IPv4 addresses, the last bytes of GIDs, and packets pass through TCP. [`LISTEN_VARIABLE`] selects that
 //! fabric and gives the addresses of the host's devices; [`KEY_VARIABLES`] give the key that all cards share.
 //!
-//! The cards of a simulation have a private fabric, in the memory of one process (`local.rs`).
+//! The cards of a simulation have a private fabric, in the memory of one process.
 
 mod config;
 mod door;

@@ -2,8 +2,8 @@
 //!
 //! The cards of a host share the host's IP addresses, so an address alone does not identify the card that
 //! serves a port. The process that binds a port holds an abstract socket name with the port's number, as
-//! cards hold their numbers (`names.rs`). A process that connects to it receives the nodes of its holder. Processes of
-//! other hosts ask at a TCP port (`door.rs`).
+//! cards hold their numbers. A process that connects to it receives the nodes of its holder. Processes of
+//! other hosts ask at a TCP port.
 
 use super::config;
 use super::names::{self, Name};

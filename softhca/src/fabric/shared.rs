@@ -1,6 +1,6 @@
 //! The fabric of one host: shared memory between processes.
 //!
-//! Every card has a number, claimed as an abstract Unix socket name (`names.rs`). The kernel keeps the name unique on the
+//! Every card has a number, claimed as an abstract Unix socket name. The kernel keeps the name unique on the
 //! host (in one network namespace) and frees it when the process ends. A link carries packets one way. The sending card
 //! makes it: shared memory with a ring, whose descriptor it sends to the receiving card over a socket. After that the
 //! socket only wakes sleepers, and its end shows that the other process has ended.

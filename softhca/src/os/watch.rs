@@ -1,8 +1,8 @@
 //! Memory that a program must not read yet: its pages are protected, so that a thread which touches them faults.
 //!
-//! The handler of `guard.rs` asks [`on_fault`] about faults that are not the card's. It opens the pages at once, tells the
+//! The handler that guards the card's accesses asks [`on_fault`] about faults that are not the card's. It opens the pages at once, tells the
 //! thread that has called [`next_touch`] who it was, and lets the faulting thread go on when that has been reported, or
-//! after a second. The card itself reaches protected pages by way of the kernel (`host.rs`).
+//! after a second. The card itself reaches protected pages by way of the kernel.
 //!
 //! Only private, writable memory is protected. Memory that may be a stack is left out: the system could not call the handler
 //! on it.

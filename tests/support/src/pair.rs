@@ -6,12 +6,13 @@
 //! link layers in one process).
 
 use crate::{on_system, skipped};
+use gdsync::advanced::QueueApi;
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::MemOpStream;
 use gdsync::qp::ResetError;
 use gdsync::queue::{FailureCause, ResetBlocker};
 use gdsync::stream::Cpu;
-use gdsync::verbs::{QueueApi, provider};
+use gdsync::verbs::provider;
 use gdsync::{
     Access, Batch, Completion, CompletionQueue, CompletionQueueConfig, ConnectOptions, Device, Error,
     MemoryRegion, PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream,

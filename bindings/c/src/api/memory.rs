@@ -4,7 +4,7 @@ use crate::error::{self, CallError, bad, bad_bits, non_null_mut, stale};
 use crate::pages::PAGE;
 use crate::streams;
 use crate::types::{self, gds_mem_desc_t};
-use gdsync::mapped::MappedMemory;
+use gdsync::advanced::mapped::MappedMemory;
 use gdsync::memop::Word32;
 use gdsync::{Error, PinnedMemory};
 use libc::{c_int, c_void, size_t};

@@ -12,9 +12,9 @@ use crate::types::{
     gds_wait_request_t,
 };
 use gdsync::PreparedSend;
+use gdsync::advanced::raw::KernelSend;
 use gdsync::memop::Condition;
 use gdsync::memory::HostAddr;
-use gdsync::raw::KernelSend;
 use libc::c_int;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
 use crate::work::{self, SIGNALED, opcode, remote};
 use crate::{objects, streams};
-use gdsync::raw::BorrowedSlice;
+use gdsync::advanced::raw::BorrowedSlice;
 use gdsync::{Batch, PreparedSend, WorkRequest};
 use libc::c_int;
 

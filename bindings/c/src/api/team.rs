@@ -1,10 +1,11 @@
 //! `gdsync/team.h`: teams.
 
-use crate::error;
+use crate::error::{self, CallError, cause_of};
 use crate::log;
 use crate::notify_types::gdsync_team_attr_t;
 use crate::teams::{self, TEAMS};
 use crate::types::{gdsync_bootstrap, gdsync_team};
+use gdsync_notify::NotifyError;
 use gdsync_sys::verbs::{ibv_context, ibv_pd};
 use libc::{c_int, c_uint};
 use std::time::Duration;
@@ -60,7 +61,14 @@ pub unsafe extern "C" fn gdsync_team_flush(
     error::status("gdsync_team_flush", || {
         // SAFETY: the caller lets no other thread free the object.
         let queue = unsafe { TEAMS.find(team) }?.queue(queue)?;
-        Ok(queue.flush(Duration::from_millis(timeout_ms.into()))?)
+        let timeout = Duration::from_millis(timeout_ms.into());
+        match queue.flush(timeout) {
+            Err(NotifyError::TimedOut { .. }) => {
+                let cause = cause_of(timeout, || queue.explain_flush());
+                Err(CallError::NotFlushed { timeout_ms: timeout_ms.into(), cause })
+            }
+            done => Ok(done?),
+        }
     })
 }
 
@@ -72,7 +80,7 @@ pub unsafe extern "C" fn gdsync_team_is_dead(team: *mut gdsync_team, rank: u32) 
         let team = unsafe { TEAMS.find(team) }?;
         let size = team.size();
         if rank >= size {
-            return Err(gdsync_notify::NotifyError::Rank { rank, size }.into());
+            return Err(NotifyError::Rank { rank, size }.into());
         }
         let is_dropped = !team.members().contains(&rank);
         Ok((is_dropped || team.dead().iter().any(|(dead, _)| *dead == rank)).into())

@@ -2,10 +2,11 @@
 
 use super::super::probe::{Probe, cannot_run};
 use super::Step;
+use gdsync::advanced::Collector;
+use gdsync::advanced::MasterConfig;
 use gdsync::memop::Condition;
-use gdsync::qp::MasterConfig;
 use gdsync::verbs::CardWaits;
-use gdsync::{Batch, Collector, SoftStream, Stream, Trigger, WorkRequest};
+use gdsync::{Batch, SoftStream, Stream, Trigger, WorkRequest};
 use gdsync_cli::failure::Failure;
 use std::time::Duration;
 

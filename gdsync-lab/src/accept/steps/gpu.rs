@@ -4,6 +4,7 @@ use super::super::probe::{Probe, REGION, SENT, UNTOUCHED, cannot_run, everything
 use super::Step;
 use super::streams::exchange;
 use crate::bench::device::once;
+use gdsync::advanced::mapped;
 use gdsync::batch::BatchShape;
 use gdsync::cuda::{self, GpuMemory, Placement, QueuePlacement};
 use gdsync::cudarc::driver::CudaContext;
@@ -11,7 +12,7 @@ use gdsync::device::{DeviceQpOptions, nvrtc};
 use gdsync::graph::CudaGraph;
 use gdsync::stream::{DoorbellPath, StreamOptions};
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Batch, CudaStream, Stream, Trigger, WorkRequest, mapped};
+use gdsync::{Batch, CudaStream, Stream, Trigger, WorkRequest};
 use gdsync_cli::failure::Failure;
 use std::sync::Arc;
 use std::time::Duration;

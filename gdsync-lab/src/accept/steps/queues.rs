@@ -2,8 +2,9 @@
 
 use super::super::probe::Probe;
 use super::Step;
+use gdsync::advanced::QueueApi;
 use gdsync::qp::SharedReceiveQueue;
-use gdsync::verbs::{QueueApi, Transport};
+use gdsync::verbs::Transport;
 use gdsync::{CompletionQueue, CompletionQueueConfig, QueuePair, QueuePairConfig};
 use gdsync_cli::failure::Failure;
 

@@ -13,7 +13,7 @@ use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES, nvrtc
 use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
-use gdsync_cli::hca;
+use gdsync_cli::{hca, interrupt};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ const STEPS: [&str; 6] = [
 ];
 const STEP_ROUNDS: u32 = 80;
 const QUEUES: usize = 30;
+/// Most posts of a thread in one kernel.
+const MOST_OF_KERNEL: u64 = 100_000;
 /// Time limit for everything posted to complete.
 const LONG: Duration = Duration::from_secs(20);
 /// Words of the results that kernels use themselves: failures, and the error.
@@ -240,10 +242,10 @@ impl<'a> DevicePosts<'a> {
         for (what, shape) in shapes {
             let threads = u64::from(shape.iter().product::<u32>());
             let each = (options.posts() / 100 / threads).max(10);
-            let time = self.drive(shape, each, true)?;
+            let (time, each) = self.drive_all(shape, each, true)?;
             latency.push((what, time / 1e3 / each as f64));
             let each = (options.posts() / threads).max(10);
-            let time = self.drive(shape, each, false)?;
+            let (time, each) = self.drive_all(shape, each, false)?;
             rate.push((what, (each * threads) as f64 * 1e3 / time));
         }
         let [_, by_doorbells, by_one, by_warp, ..] = posting[..] else {
@@ -264,6 +266,18 @@ impl<'a> DevicePosts<'a> {
             _ => Vec::new(),
         };
         Ok((doorbells, [posting, warp_speedup, triggers, trigger_ratios, latency, rate]))
+    }
+
+    /// Drives queue pairs by as many kernels as it takes until an interrupt, as a kernel cannot be interrupted. Returns the
+    /// nanoseconds of all of them together, and the posts of each thread.
+    fn drive_all(&self, shape: Shape, each: u64, wait_each: bool) -> Result<(f64, u64), Failure> {
+        let (mut time, mut done) = (0.0, 0);
+        for first in interrupt::rounds((0..each).step_by(MOST_OF_KERNEL as usize)) {
+            let count = (each - first).min(MOST_OF_KERNEL);
+            time += self.drive(shape, count, wait_each)?;
+            done += count;
+        }
+        Ok((time, done))
     }
 
     /// Returns the nanoseconds from the first thread's begin to the last one's end.

@@ -111,29 +111,33 @@ impl Side {
 
     fn run(&mut self, variant: usize, shape: Shape, rounds: u64, to: &mut Measured) -> Result<(), Failure> {
         let before = self.variants[variant].ends().operations;
-        let (mut all, mut left) = (Times::default(), rounds);
-        while left > 0 {
-            let count = left.min(CHUNK as u64);
-            let times = self.chunk(variant, shape, count as usize)?;
+        let (mut all, mut done, mut is_interrupted) = (Times::default(), 0, false);
+        while done < rounds && !is_interrupted {
+            let count = (rounds - done).min(CHUNK as u64);
+            let times;
+            (times, is_interrupted) = self.chunk(variant, shape, count as usize)?;
             all.iter_mut().zip(times).for_each(|(all, time)| *all += time);
-            left -= count;
+            done += count;
         }
-        let each = |all: f64| all / rounds as f64;
+        let each = |all: f64| all / done as f64;
         to.times.push(all.map(each));
         to.operations = each((self.variants[variant].ends().operations - before) as f64);
         Ok(())
     }
 
-    /// Performs some exchanges, whose messages are checked.
-    fn chunk(&mut self, variant: usize, shape: Shape, count: usize) -> Result<Times, Failure> {
+    /// Performs some exchanges, whose messages are checked. Returns their times, and whether they are to be the last.
+    fn chunk(&mut self, variant: usize, shape: Shape, count: usize) -> Result<(Times, bool), Failure> {
         let rank = u64::from(self.bootstrap.rank());
-        let (variant, first) = (&mut self.variants[variant], self.sequence);
+        let first = self.sequence;
         self.sequence += count as u64;
         let number = |place: usize, rank: u64| (first + place as u64) << 1 | rank;
-        variant.ends().receive(count)?;
-        (0..count).for_each(|place| variant.ends().write(place, number(place, rank)));
-        variant.prepare(shape, count)?;
-        self.bootstrap.barrier()?;
+        let ready = &mut self.variants[variant];
+        ready.ends().receive(count)?;
+        (0..count).for_each(|place| ready.ends().write(place, number(place, rank)));
+        ready.prepare(shape, count)?;
+        // Both sides are ready, too, once they have heard this of each other.
+        let is_last = self.is_interrupted()?;
+        let variant = &mut self.variants[variant];
         let (before, start) = (late_wakeups(), Instant::now());
         variant.post(shape, count)?;
         let posting = micros_since(start);
@@ -147,6 +151,6 @@ impl Side {
             }
         }
         let napped = (after.time - before.time).as_secs_f64() * 1e6;
-        Ok([whole, posting, (after.count - before.count) as f64, napped])
+        Ok(([whole, posting, (after.count - before.count) as f64, napped], is_last))
     }
 }

@@ -3,12 +3,13 @@
 use crate::bench::gpu::by_hand::Bare;
 use crate::bench::pair::{collect, connected};
 use crate::bench::timed;
+use gdsync::advanced::Collector;
 use gdsync::batch::MemoryWrite;
 use gdsync::memop::{Condition, MemOpStream, Word32, Word64};
 use gdsync::persistent::{PersistentRecv, PersistentSend, start_all, wait_all};
 use gdsync::{
-    Access, Batch, Collector, MemoryRegion, PinnedMemory, PreparedWait, ProtectionDomain, QueuePair,
-    QueuePairConfig, Stream, Trigger, WorkRequest,
+    Access, Batch, MemoryRegion, PinnedMemory, PreparedWait, ProtectionDomain, QueuePair, QueuePairConfig,
+    Stream, Trigger, WorkRequest,
 };
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};

@@ -56,22 +56,31 @@ impl<'a> PostCost<'a> {
         let shapes = [("inline, 8 B", Shape::Inline), ("1 element", Shape::One), ("4 elements", Shape::Four)];
         let mut rows = Vec::new();
         for (what, shape) in shapes {
-            let runs: Vec<[f64; 3]> = interrupt::rounds(0..RUNS)
-                .map(|_| self.measure_run(shape, &slices, bursts))
-                .collect::<Result<_, _>>()?;
+            let mut posts = 0;
+            let mut runs: Vec<[f64; 3]> = Vec::new();
+            for _ in interrupt::rounds(0..RUNS) {
+                let (run, played) = self.measure_run(shape, &slices, bursts)?;
+                posts += played * BURST;
+                runs.push(run);
+            }
             let ns = |variant: usize| median(runs.iter().map(|run| run[variant]));
             let ratios: Vec<f64> = runs.iter().map(|run| run[0] / run[2]).collect();
-            let row = Row::named(what).key("posts", bursts * BURST * runs.len() as u64);
+            let row = Row::named(what).key("posts", posts);
             let row = row.number("gdsync_ns", ns(0), 0).number("ibv_post_send_ns", ns(1), 0);
             rows.push(row.number("ibv_wr_ns", ns(2), 0).spread("gdsync_ratio", &ratios));
         }
         Ok(rows)
     }
 
-    /// Returns nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`.
-    fn measure_run(&mut self, shape: Shape, slices: &[Slice], bursts: u64) -> Result<[f64; 3], Failure> {
+    /// Returns nanoseconds of a post by gdsync, by `ibv_post_send` and by `ibv_wr_*`, and the bursts of each.
+    fn measure_run(
+        &mut self,
+        shape: Shape,
+        slices: &[Slice],
+        bursts: u64,
+    ) -> Result<([f64; 3], u64), Failure> {
         let remote = self.target.remote();
-        let times: Vec<[f64; 3]> = in_turns(0..bursts, |variant, _| {
+        let times: Vec<[f64; 3]> = in_turns(interrupt::rounds(0..bursts), |variant, _| {
             let time = match variant {
                 0 => {
                     let start = Instant::now();
@@ -89,7 +98,8 @@ impl<'a> PostCost<'a> {
             };
             Ok(time.as_secs_f64() * 1e9 / BURST as f64)
         })?;
-        Ok([0, 1, 2].map(|variant| median(times.iter().map(|all| all[variant]))))
+        let medians = [0, 1, 2].map(|variant| median(times.iter().map(|all| all[variant])));
+        Ok((medians, times.len() as u64))
     }
 }
 

@@ -41,7 +41,8 @@ const GRACE: Duration = Duration::from_millis(5);
 ///
 /// ```
 /// use gdsync::memop::Condition;
-/// use gdsync::{Access, Batch, Collector, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// use gdsync::advanced::Collector;
+/// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
 /// # let device = Device::software()?;
 /// # let pd = ProtectionDomain::new(&device)?;
 /// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);

@@ -153,7 +153,7 @@ impl Trigger {
     /// A library thread polls the master while sends are unreleased, and sleeps otherwise.
     ///
     /// ```
-    /// use gdsync::qp::MasterConfig;
+    /// use gdsync::advanced::MasterConfig;
     /// use gdsync::{Device, ProtectionDomain, QueuePair, QueuePairConfig, Trigger};
     /// let pd = ProtectionDomain::new(&Device::software()?)?;
     /// let trigger = Trigger::new(&pd)?.with_master(MasterConfig::default().sends(64))?;

@@ -134,7 +134,7 @@ impl CompletionQueue {
     /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by commands;
     /// [`PlacementError`](crate::cuda::PlacementError) for memory that it cannot have;
     /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a channel of another device,
-    /// [`DevxError::NoChannel`](crate::verbs::DevxError) if commands would make a queue with a channel.
+    /// [`DevxError::NoChannel`](crate::advanced::DevxError) if commands would make a queue with a channel.
     pub fn new<'a>(device: &Device, config: impl Into<CompletionQueueConfig<'a>>) -> Result<Self, Error> {
         let CompletionQueueConfig { entries, queues, placement, channel } = config.into();
         let channel = channel.map(|channel| &channel.inner);

@@ -202,11 +202,14 @@ fn complete(
     let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
     let status = match opcode {
         CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
-            let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
+            let mut error = WorkError::new(cqe.raw_syndrome(), cqe.vendor_syndrome());
             // For a target, the connection of one initiator has ended; it serves the others.
             if !queue_pair.is_target() {
                 queue_pair.life.fail(&mut queue_pair.life.lock(), FailureCause::Work(error));
                 queue_pair.life.is_flushed.store(true, Ordering::Release);
+            }
+            if error.is_flush() {
+                error = queue_pair.life.followed_by(error);
             }
             Err(error)
         }

@@ -324,7 +324,7 @@ impl Task for Check {
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
             if state.is_wait_ended(self.index) {
-                self.status.set(Err(WorkError { syndrome: Syndrome::WrFlush as u8, vendor: 0 }));
+                self.status.set(Err(WorkError::new(Syndrome::WrFlush as u8, 0)));
                 return Polled::Done;
             }
             drop(state);

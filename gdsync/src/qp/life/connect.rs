@@ -155,7 +155,7 @@ pub(crate) fn connect(
     match *status {
         QpState::Initialised => {}
         QpState::Connected => return refuse("connected"),
-        QpState::Failed(_) => return refuse("failed"),
+        QpState::Failed(..) => return refuse("failed"),
     }
     if state(queue_pair) == Some(verbs::IBV_QPS_RESET) {
         to_init(queue_pair)?;

@@ -213,7 +213,7 @@ impl QueuePairInner {
     fn flush_receives(&self) -> bool {
         let mut recv = self.recv.lock();
         // As in `flush_unposted`: it may have been reset.
-        let has_failed = matches!(*self.life.lock(), QpState::Failed(_));
+        let has_failed = matches!(*self.life.lock(), QpState::Failed(..));
         if !has_failed || recv.unannounced() == 0 {
             return false;
         }

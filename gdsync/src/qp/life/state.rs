@@ -1,8 +1,9 @@
 //! The state of a queue pair, and its first error.
 
-use crate::queue::{FailureCause, QueueError, StateError};
+use crate::queue::{FailureCause, QueueError, StateError, WorkError};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 
 /// The state of a queue pair, which every post reads without a lock.
 #[derive(Debug)]
@@ -25,7 +26,8 @@ pub(crate) struct Life {
 pub(crate) enum QpState {
     Initialised,
     Connected,
-    Failed(FailureCause),
+    /// With the first error, and the time at which it was found.
+    Failed(FailureCause, Instant),
 }
 
 /// Source of initial packet sequence numbers. Any value works, but one of an earlier connection should not recur soon.
@@ -66,7 +68,7 @@ impl Life {
             // A connected queue pair is not ready only while kernels drive it.
             QpState::Connected => Err(QueueError::State(StateError::DeviceAttached { qpn })),
             QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
-            QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
+            QpState::Failed(cause, _) => Err(QueueError::State(StateError::Failed { qpn, cause })),
         }
     }
 
@@ -83,27 +85,39 @@ impl Life {
             return None;
         }
         match *self.lock() {
-            QpState::Failed(cause) => Some(cause),
+            QpState::Failed(cause, _) => Some(cause),
             _ => None,
+        }
+    }
+
+    /// Returns a flush with the failure that it follows.
+    #[cold]
+    pub(crate) fn followed_by(&self, flush: WorkError) -> WorkError {
+        match *self.lock() {
+            QpState::Failed(cause, at) => flush.after(cause, at.elapsed()),
+            _ => flush,
         }
     }
 
     /// Records the first error. A later error report of the card replaces a flush.
     pub(crate) fn fail(&self, status: &mut QpState, cause: FailureCause) {
-        let is_news = match *status {
-            QpState::Failed(known) => known.is_flush() && !cause.is_flush() && cause != FailureCause::Aborted,
-            _ => true,
+        let at = match *status {
+            QpState::Failed(known, at) => {
+                let is_news = known.is_flush() && !cause.is_flush() && cause != FailureCause::Aborted;
+                if !is_news {
+                    return;
+                }
+                at
+            }
+            _ => Instant::now(),
         };
-        if !is_news {
-            return;
-        }
         match cause {
             FailureCause::Work(_) | FailureCause::Event(_) | FailureCause::Master => {
                 tracing::warn!(qpn = self.qpn, %cause, "queue pair failed")
             }
             FailureCause::Aborted => tracing::debug!(qpn = self.qpn, "queue pair aborted"),
         }
-        *status = QpState::Failed(cause);
+        *status = QpState::Failed(cause, at);
         self.is_ready.store(false, Ordering::Release);
     }
 }

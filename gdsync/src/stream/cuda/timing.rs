@@ -6,8 +6,8 @@
 //!
 //! Nothing here waits for a stream of the program. Passed events are read when one of the context's streams gets
 //! more work, is found idle, or is dropped.
-//!
-//! Lock order: the gate of submissions, the timers, the copier.
+
+// Lock order: the gate of submissions, the timers, the copier.
 
 use crate::cuda::{CudaError, GpuContext, RelaxedCapture, check};
 use cudarc::driver::sys;

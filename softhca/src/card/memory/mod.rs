@@ -1,9 +1,9 @@
 //! All accesses of the card to a program's memory: rings, records, payloads. (Doorbell registers are the card's own
-//! memory: `uar.rs`.)
+//! memory.)
 //!
 //! No other module of the card dereferences an address. The front ends (`verbs`, softhca-uverbs) guarantee that
 //! addresses of rings and records are valid until their object is destroyed; memory regions check that registered
-//! memory is mapped, and an access survives if it is not any more (`os/host.rs`). *Contents* are never trusted. The card never dereferences an address of a peer-memory client's
+//! memory is mapped, and an access survives if it is not any more. *Contents* are never trusted. The card never dereferences an address of a peer-memory client's
 //! memory: the bytes pass through the client's functions, and through a buffer of the card where the client does not
 //! copy to and from the fabric itself.
 

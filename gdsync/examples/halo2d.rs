@@ -2,7 +2,7 @@
 //! neighbours and computes, all enqueued on a stream. The grid is a torus of 2 by 2 ranks. It runs merged and
 //! unmerged; the result is bitwise equal to that of a single rank.
 //!
-//! `cargo run --example halo2d` uses software streams; `-- --gpu 0` uses CUDA streams that ring and wait, while the
+//! `cargo run --example halo2d -p gdsync` uses software streams; `-- --gpu 0` uses CUDA streams that ring and wait, while the
 //! CPU computes; `-- --gpu 0,1` or `--gpu all` distributes the ranks over these GPUs.
 
 use gdsync::cuda::{self, GpuList, Gpus};

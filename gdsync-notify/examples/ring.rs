@@ -1,8 +1,8 @@
 //! A ring under an MPI launcher, without MPI: each rank sends to the next one and receives from the previous one, for
 //! many rounds. A stream rings the card and waits; the CPU prepares rounds ahead, and checks every byte of every round.
 //!
-//! `mpirun -n 4 target/release/examples/ring`, or `srun`; `cargo run --release --example ring` starts four processes
-//! itself. The default are software streams and the software card. `--gpu N` uses CUDA streams and GPU memory;
+//! `mpirun -n 4 target/release/examples/ring`, or `srun`; `cargo run --release --example ring -p gdsync-notify`
+//! starts four processes itself. The default are software streams and the software card. `--gpu N` uses CUDA streams and GPU memory;
 //! `--gpu 0,1` and `--gpu all` use one rank per GPU (without a launcher as many processes; `mpirun`'s ranks take the
 //! GPUs in turn); `--system` uses the system's first mlx5 card; `--rounds N`, `--size BYTES`.
 

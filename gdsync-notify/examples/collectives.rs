@@ -1,6 +1,6 @@
 //! Collectives in stream order: every byte of each round is checked, then as many rounds are enqueued ahead and timed.
 //!
-//! `cargo run --release --example collectives` uses four threads as ranks (`--ranks N`); under `mpirun` or `srun`
+//! `cargo run --release --example collectives -p gdsync-notify` uses four threads as ranks (`--ranks N`); under `mpirun` or `srun`
 //! each process is one. The default are software streams and the software card. `--gpu N` uses CUDA streams and GPU
 //! memory, `--gpu 0,1` or `--gpu all` distributes ranks over these GPUs, `--system` uses the system's first mlx5
 //! card; `--rounds N` of each, `--size BYTES` of a block.
