@@ -290,6 +290,27 @@ fn what_finds_no_room_behind_the_faults_costs_no_retry() {
     full.waits();
 }
 
+#[test]
+fn the_time_before_a_packet_finds_room_does_not_count() {
+    let mut full = Full::new();
+    full.fill();
+    full.send();
+    let [mut sends, mut takes] = [0, 1].map(|at| full.cards[at].shared.engine.lock());
+    let timer = |engine: &Engine| engine.qps[&full.sender.qpn].requester.next_wake();
+    let has_left = |engine: &Engine| engine.qps[&full.sender.qpn].requester.reached_at().is_some();
+    // The peer may be the stopped one that makes no room.
+    let first = timer(&sends).unwrap();
+    assert!(!has_left(&sends));
+    let now = first - Duration::from_millis(1);
+    let steps = (0..1000).find(|_| {
+        takes.step(now);
+        sends.step(now);
+        has_left(&sends)
+    });
+    assert!(steps.is_some(), "the packet leaves");
+    assert!(timer(&sends).unwrap() > first + Duration::from_millis(10), "all of the 17 ms are left");
+}
+
 /// The bytes that the peer's process offers to reads.
 const OFFERED: usize = 40 * MTU as usize;
 const PEER: &str = "the peer is ";

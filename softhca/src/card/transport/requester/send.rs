@@ -341,7 +341,7 @@ impl Requester {
                 request.done = true;
                 self.complete_done(step);
             }
-        } else if self.deadline.is_none() {
+        } else if std::mem::take(&mut self.waits_for_room) || self.deadline.is_none() {
             self.arm(step);
         }
     }

@@ -43,6 +43,8 @@ pub(crate) struct Requester {
     pub(super) reached: Option<(u32, u64)>,
     /// Progress of the check of the current time-out.
     pub(crate) timeout_check: Option<TimeoutCheck>,
+    /// True if the oldest unanswered packet has found no room, so that the timer starts when it leaves.
+    pub(super) waits_for_room: bool,
     /// How often its failure has waited for the program ([`Requester::retry`]).
     pub(super) program_checks: u32,
     /// True if an answer was found missing and has not come since.
@@ -115,6 +117,7 @@ impl Requester {
             ahead: None,
             reached: None,
             timeout_check: None,
+            waits_for_room: false,
             program_checks: 0,
             answer_is_lost: false,
             resends: 0,
@@ -132,7 +135,7 @@ impl Requester {
         self.next_psn = psn;
         self.set_timer(None);
         (self.rnr_until, self.reached, self.paused_until) = (None, None, None);
-        (self.answer_is_lost, self.is_refused) = (false, false);
+        (self.answer_is_lost, self.is_refused, self.waits_for_room) = (false, false, false);
         self.waits = Waits::default();
         (self.target, self.ahead) = (None, None);
         self.refill_retries(attributes);
@@ -214,9 +217,10 @@ impl Requester {
         (self.deadline, self.timeout_check, self.program_checks) = (deadline, None, 0);
     }
 
-    /// Starts the retransmission timer for a packet that has not left, if a stopped peer is not waited for: it may be the
-    /// peer that makes no room.
+    /// Notes that a packet has not left. If it is the oldest unanswered one, no time before it leaves counts; but where a
+    /// stopped peer is not waited for, the timer starts, as it may be the peer that makes no room.
     pub(crate) fn found_no_room(&mut self, step: &Step<'_, '_>) {
+        self.waits_for_room |= !self.has_sent_oldest();
         let expires = step.context.stopped_peers == StoppedPeers::Expire;
         if expires && step.endpoint.config.transport.is_reliable() && self.deadline.is_none() {
             self.set_timer(step.ack_timeout().map(|timeout| step.context.now + timeout));
