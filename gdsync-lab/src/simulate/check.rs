@@ -31,8 +31,8 @@ pub(super) use ensure;
 pub(super) struct Told<'a> {
     /// Serial number of a send, index of a receive.
     pub(super) index: u64,
-    /// `Some` for an error: whether it is a flush.
-    pub(super) flush: Option<bool>,
+    /// Of an error.
+    pub(super) syndrome: Option<u8>,
     /// Unknown for starts of persistent requests, as the next one.
     pub(super) bytes: Option<u32>,
     pub(super) immediate: Option<[u8; 4]>,
@@ -73,14 +73,16 @@ impl Link {
         let Told { text, .. } = told;
         let [one, other] = &mut self.ends;
         let (end, peer) = if side == 0 { (one, other) } else { (other, one) };
-        if let Some(is_flush) = told.flush {
+        if let Some(syndrome) = told.syndrome {
+            let is_flush = syndrome == Syndrome::WrFlush as u8;
+            self.may_fail |= self.uses_up_retries && syndrome == Syndrome::RetryExceeded as u8;
             ensure!(is_flush || !end.flushes, "an error after the first is no flush: {text}");
             ensure!(self.may_fail, "a failure without a reason: {text}");
             (end.failed, end.flushes) = (true, true);
         } else {
             ensure!(!end.flushes, "a success after a failure: {text}");
         }
-        let ended = end.ledger.complete(told.index, told.flush.is_none())?;
+        let ended = end.ledger.complete(told.index, told.syndrome.is_none())?;
         for Ended { work, is_good, is_own } in ended {
             let Posted { opcode, result, effect, out } = work;
             if is_own && is_good {
@@ -120,7 +122,7 @@ impl Link {
         };
         // Of the same persistent request.
         let has_later = region.is_none() && end.posted.iter().any(|(_, later)| *later == place);
-        if told.flush.is_some() {
+        if told.syndrome.is_some() {
             ensure!(self.may_fail, "a receive fails without a reason: {text}");
             end.failed |= !plan.kind.has_target();
             let region = region.unwrap_or(&mut end.region);
@@ -283,7 +285,7 @@ fn next_message(end: &mut End, kind: Kind, told: &Told<'_>) -> Result<Message, S
 fn told<'a>(cqe: &'a Cqe64, is_of: &'a dyn Fn(Opcode) -> bool) -> Told<'a> {
     Told {
         index: cqe.wqe_counter().into(),
-        flush: cqe.is_error().then(|| cqe.syndrome() == Ok(Syndrome::WrFlush)),
+        syndrome: cqe.is_error().then(|| cqe.syndrome().map_or(u8::MAX, |syndrome| syndrome as u8)),
         bytes: Some(cqe.byte_count()),
         immediate: Some(cqe.imm()),
         is_of,

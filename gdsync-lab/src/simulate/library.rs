@@ -88,7 +88,7 @@ impl Link {
         }
         let told = Told {
             index: completion.wr_id,
-            flush: completion.status.err().map(|error| error.is_flush()),
+            syndrome: completion.status.err().map(|error| error.syndrome),
             bytes: Some(completion.byte_len),
             immediate: Some(completion.immediate.unwrap_or_default().to_be_bytes()),
             is_of: &|opcode| is_of(completion, opcode, queue == 1),
@@ -116,7 +116,7 @@ impl Link {
         }
         let told = Told {
             index: key,
-            flush: outcome.err().map(|error| error.is_flush()),
+            syndrome: outcome.err().map(|error| error.syndrome),
             bytes: None,
             immediate: None,
             is_of: &|_| true,
@@ -130,7 +130,7 @@ impl Link {
             return self.received(side, told, cards);
         }
         let driven = self.ends[side].queues.library.as_ref();
-        let is_early = told.flush.is_none() && driven.is_some_and(|driven| !driven.has_begun(told.index));
+        let is_early = told.syndrome.is_none() && driven.is_some_and(|driven| !driven.has_begun(told.index));
         ensure!(!is_early, "a send has completed before its stream has reached it: {}", told.text);
         self.sent(side, told)
     }

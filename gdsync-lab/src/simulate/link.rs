@@ -142,6 +142,8 @@ pub(super) struct Link {
     connections: u8,
     /// True if its failure needs no other reason.
     pub(super) may_fail: bool,
+    /// True if a failure for lack of retries needs none.
+    pub(super) uses_up_retries: bool,
     /// True after the end of one of its cards.
     pub(super) is_dead: bool,
 }
@@ -232,7 +234,8 @@ impl End {
 impl Link {
     pub(super) fn new(plan: LinkPlan) -> Result<Self, Failure> {
         let [one, other] = plan.cards.map(End::new);
-        Ok(Link { plan, ends: [one?, other?], connections: 0, may_fail: false, is_dead: false })
+        let ends = [one?, other?];
+        Ok(Link { plan, ends, connections: 0, may_fail: false, uses_up_retries: false, is_dead: false })
     }
 
     /// Makes the queue pairs that are missing, and connects them.

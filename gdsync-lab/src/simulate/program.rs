@@ -15,6 +15,9 @@ pub(super) const INLINE: usize = 28;
 pub(super) const DEPTH: usize = 16;
 /// Persistent sends of an end, and persistent receives.
 pub(super) const KEEP: usize = 2;
+/// Code of a time-out that does not expire while faults hold packets back: a request and its answer, each when it leaves and when
+/// it arrives, for 10 ms at most.
+const PATIENT: u8 = 14;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -83,7 +86,7 @@ pub(super) struct LinkPlan {
     pub(super) shared: bool,
     /// True if regions have relaxed ordering.
     pub(super) relaxed: bool,
-    /// Code of the time-out: longer than faults hold packets back.
+    /// Code of the time-out: 4, 8 or 67 ms.
     pub(super) timeout: u8,
     pub(super) rnr_timer: u8,
     /// For queue pairs of the library: the poster of each end.
@@ -264,6 +267,17 @@ impl Episode {
         let mut steps: Vec<Step> = (0..count).map(|_| step(&links, cards, habits, random)).collect();
         steps.push(Step::Settle { seed: random.next() });
         Ok(Episode { seed, cards, library, lists: habits.lists, links, faults, may_fail, schedule, steps })
+    }
+
+    /// Returns whether faults use up retries of a link, above all those of a message that waits for its receive: only an
+    /// acknowledgement restores them, and no RNR NAK. Losses do, and packets that are held longer than a short time-out.
+    pub(super) fn uses_up_retries(&self, link: &LinkPlan) -> bool {
+        let mut rules = self.faults.iter().flat_map(|plan| &plan.rules);
+        rules.any(|rule| match rule.action {
+            Action::Drop => true,
+            Action::Hold(_) => link.timeout < PATIENT,
+            _ => false,
+        })
     }
 }
 

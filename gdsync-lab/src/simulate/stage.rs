@@ -62,6 +62,7 @@ impl<'a> Stage<'a> {
         for plan in &episode.links {
             let mut link = Link::new(*plan)?;
             link.may_fail = episode.may_fail;
+            link.uses_up_retries = episode.uses_up_retries(plan);
             link.connect(&cards, random)?;
             links.push(link);
         }
