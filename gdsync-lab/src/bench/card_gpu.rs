@@ -40,7 +40,7 @@ struct Writes {
     stream: Stream<Cpu>,
     contexts: [Arc<CudaContext>; 2],
     copies: Arc<CudaStream>,
-    /// Of each way that there is.
+    /// The memory of both ways; none if no backend can map it.
     ways: [Option<Regions>; 2],
 }
 

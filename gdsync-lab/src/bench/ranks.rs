@@ -157,10 +157,10 @@ pub(super) fn measure<R: Rank, const VARIANTS: usize>(
     Ok(measured)
 }
 
-/// What the ranks share.
+/// State that the ranks share.
 struct Together {
     begin: Barrier,
-    /// Whether they leave before the next run.
+    /// True if they leave before the next run.
     leaves: AtomicBool,
     /// The round before which the present run ends.
     end: AtomicU64,
