@@ -183,6 +183,13 @@ mod tests {
     }
 
     #[test]
+    fn streams_that_wait_for_each_other_are_ended_while_a_message_waits_for_its_receive() {
+        // One of the streams is to announce that receive, and the card sends the message again and again.
+        let episode = Episode::new(166_684, &Wishes::default()).unwrap();
+        assert_eq!(attempt(&episode).map(drop), Ok(()));
+    }
+
+    #[test]
     fn both_members_of_a_group_get_its_datagrams() {
         let wishes = Wishes { faults: Some(FaultPlan::new(0, Vec::new())), ..Wishes::default() };
         let is_group = |link: &program::LinkPlan| link.kind == program::Kind::Group;

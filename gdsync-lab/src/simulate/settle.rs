@@ -10,14 +10,18 @@ use crate::soak::plan::Random;
 
 /// Maximum number of rounds in which an episode comes to rest, without an end that this is taken for a hang.
 const ROUNDS: usize = 50_000;
+/// Rounds without a completion after which streams are taken to wait for each other, although cards work: they may send a message
+/// again and again whose receive one of those streams is to announce.
+const STANDSTILL: usize = 5_000;
 /// Steps without work that the library may need until it acts, of a millisecond each.
 const PATIENCE: u32 = 20;
 
 impl Stage<'_> {
     /// Runs until nothing is outstanding, makes failed links anew, and checks all memory.
     pub(super) fn settle(&mut self, random: &mut Random) -> Checked {
-        let mut idle = 0;
+        let (mut idle, mut still) = (0, 0);
         for round in 0.. {
+            let ended = self.totals.completions;
             for link in 0..self.links.len() {
                 for side in 0..2 {
                     self.links[link].post_receives(side, DEPTH, &mut self.cards);
@@ -35,10 +39,11 @@ impl Stage<'_> {
             let worked = self.step_all(random);
             idle = if worked { 0 } else { idle + 1 };
             self.poll()?;
+            still = if self.totals.completions == ended { still + 1 } else { 0 };
             if let Some(what) = self.unfinished() {
                 let mut goes_on = worked || self.skip() || self.has_patience(idle);
-                if !goes_on && self.end_circles()? {
-                    (idle, goes_on) = (0, true);
+                if (!goes_on || still == STANDSTILL) && self.end_circles()? {
+                    (idle, still, goes_on) = (0, 0, true);
                 }
                 if !goes_on || round > ROUNDS {
                     let why = if goes_on { "does not come to its end" } else { "hangs" };
