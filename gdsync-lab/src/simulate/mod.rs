@@ -190,6 +190,13 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_message_does_not_write_to_its_receive_after_the_next_message() {
+        // On an unreliable connection, to a region of relaxed ordering.
+        let episode = Episode::new(238_903, &Wishes::default()).unwrap();
+        assert_eq!(attempt(&episode).map(drop), Ok(()));
+    }
+
+    #[test]
     fn both_members_of_a_group_get_its_datagrams() {
         let wishes = Wishes { faults: Some(FaultPlan::new(0, Vec::new())), ..Wishes::default() };
         let is_group = |link: &program::LinkPlan| link.kind == program::Kind::Group;

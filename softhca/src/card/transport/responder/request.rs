@@ -105,7 +105,7 @@ impl Responder {
 
     /// Handles a request of an unreliable connection. The rest of a message is dropped if one of its packets is
     /// missing, if it finds no receive, or if it may not write to its target. A receive that it had begun to fill is
-    /// used for the next message (IB specification, 9.8.2).
+    /// used for the next message (IB specification, 9.8.2), whose bytes come after those of the lost one.
     pub(crate) fn unreliable_request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
         let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
@@ -113,6 +113,9 @@ impl Responder {
         self.expected_psn = psn.wrapping_add(1) & PSN_MASK;
         if header.has(FIRST) {
             self.dropping = false;
+            if self.queue.current.is_some() {
+                step.endpoint.deferred.write_all();
+            }
         } else if !in_order {
             self.dropping = true;
         }
