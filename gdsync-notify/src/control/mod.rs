@@ -1,6 +1,7 @@
 //! A team's control connections: exchanges of short texts, the agreement on dead ranks, and the probes that find them.
 
 pub(crate) mod agreement;
+mod cut;
 mod dc;
 mod message;
 mod probe;
@@ -12,13 +13,14 @@ use crate::bootstrap::BootstrapError;
 use crate::error::{DeathCause, NotifyError, Result};
 use crate::liveness::{Liveness, RankSet, RankState};
 use agreement::{Agreement, Outcome};
+use cut::Cuts;
 use dc::DcTransport;
 use gdsync::qp::DcTarget;
 use gdsync::verbs::DcAddress;
 use gdsync::{Access, Endpoint, ProtectionDomain, QueuePairConfig};
 use message::{Contribution, MAX_CONTRIBUTION, Message};
 use rc::{Encoded, RcTransport};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// The contributions to an exchange; `None` for ranks that were dropped.
@@ -56,10 +58,7 @@ pub(crate) struct Control {
     reports: Vec<(u32, u32, RankSet)>,
     /// For each rank, the newest epoch from whose exchanges it has withdrawn.
     withdrawn: Vec<Option<u32>>,
-    /// Ranks whose connections with this one have failed on their side.
-    cut_by: RankSet,
-    /// Pairs of other ranks whose connections with each other have all failed.
-    cut_elsewhere: BTreeSet<(u32, u32)>,
+    cuts: Cuts,
     /// The number of the next exchange of this epoch.
     number: u32,
     /// True if an exchange of this epoch has failed, so that the ranks may disagree on the next.
@@ -99,8 +98,7 @@ impl Control {
             told_at: Instant::now(),
             reports: Vec::new(),
             withdrawn: vec![None; size as usize],
-            cut_by: RankSet::new(),
-            cut_elsewhere: BTreeSet::new(),
+            cuts: Cuts::default(),
             number: 0,
             is_broken: false,
             has_heard: false,
@@ -149,7 +147,7 @@ impl Control {
     pub(crate) fn renew(&mut self, pd: &ProtectionDomain, rank: u32) -> Result<Option<Endpoint>> {
         self.contributions[rank as usize].clear();
         self.withdrawn[rank as usize] = None;
-        self.cut_elsewhere.retain(|(one, other)| ![*one, *other].contains(&rank));
+        self.cuts.forget(rank);
         self.has_heard = true;
         let Transport::Rc(rc) = &mut self.transport else { return Ok(None) };
         rc.renew(pd, rank)?;
@@ -214,11 +212,6 @@ impl Control {
         }
     }
 
-    /// Returns two of these ranks, other than this one, whose connections with each other have all failed.
-    pub(crate) fn cut_among(&self, ranks: &[u32]) -> Option<(u32, u32)> {
-        self.cut_elsewhere.iter().find(|(one, other)| ranks.contains(one) && ranks.contains(other)).copied()
-    }
-
     /// Lets deaths and lost connections end waits once the message of them is in the memory of every living rank. Returns
     /// false before.
     ///
@@ -273,28 +266,13 @@ impl Control {
                 }
                 Message::Withdrawal { epoch } => self.withdrawn[rank as usize] = Some(epoch),
                 Message::Cut { epoch, ranks } if epoch >= self.agreement.epoch() => {
-                    let is_here = ranks.contains(&self.rank) && self.cut_by.insert(rank);
-                    let others = ranks.into_iter().filter(|other| *other != self.rank);
-                    self.cut_elsewhere.extend(others.map(|other| (rank.min(other), rank.max(other))));
-                    tracing::debug!(rank, is_here, "a rank has lost its connections with others");
+                    self.cuts.hear(rank, ranks, self.rank);
                 }
                 // It concerns a process that has been replaced.
                 Message::Cut { .. } => {}
                 Message::Dead { epoch, dead } => self.reports.push((rank, epoch, dead)),
             }
         }
-    }
-
-    /// Tells the living ranks that all of this rank's connections with these `ranks` have failed: those, which have to end
-    /// theirs, and the others, for [`Self::release`]. Returns and forgets the ranks that have said so of this one.
-    pub(crate) fn exchange_cut(&mut self, ranks: RankSet, liveness: &Liveness) -> RankSet {
-        if !ranks.is_empty() {
-            let epoch = self.agreement.epoch();
-            self.send_to_all(&Message::Cut { epoch, ranks }, &liveness.not_alive());
-            self.told_at = Instant::now() + self.options.patience();
-            self.poll(liveness);
-        }
-        std::mem::take(&mut self.cut_by)
     }
 
     fn send_to_all(&mut self, message: &Message, outside: &RankSet) {
