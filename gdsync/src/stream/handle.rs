@@ -10,7 +10,6 @@ use crate::queue::send::PostMode;
 use crate::stream::fast_path::FastPath;
 use crate::stream::in_flight::{self, InFlight};
 use crate::stream::proxy;
-use crate::stream::shown::{SHOWN_AFTER, Shown};
 use crate::stream::state::{Engine, StreamState, WaitPlace};
 use crate::stream::watchdog::{StalledWait, Watchdog, Watched};
 use crate::stream::{DoorbellPath, Doorbells, PostError, PostFailure, Posted, StreamOptions};
@@ -247,25 +246,14 @@ impl<B: MemOpStream> Stream<B> {
                         state.unwritten = 0;
                     }
                     let past = self.engine.reap(&mut state);
-                    let mut standing = None;
                     if !idle {
                         state.given().for_each(InFlight::flush_failed);
-                        // From now on its time is known.
-                        standing = state.stand(&self.engine.timeline);
                     }
-                    let standing = standing.filter(|(_, stood, _)| *stood >= SHOWN_AFTER);
-                    let standing = standing.map(|(_, stood, wait)| (stood, StalledWait::of(wait)));
-                    let shown = match &standing {
-                        Some(_) => {
-                            let stream = self.engine.timeline.id();
-                            Some(state.shown.get_or_insert_with(|| Arc::new(Shown::new(stream))).clone())
-                        }
-                        None => state.shown.clone(),
-                    };
+                    let long_wait = state.long_wait(idle, &self.engine.timeline);
                     let stopped = if idle { None } else { self.engine.stopped(&state) };
                     drop((state, past));
-                    if let Some(shown) = shown {
-                        shown.set(standing.and_then(|(stood, wait)| Some((stood, wait.word()?))));
+                    if let Some(long_wait) = long_wait {
+                        long_wait.show();
                     }
                     match stopped {
                         Some(error) => return Err(error),

@@ -5,8 +5,10 @@
 
 use crate::batch::{Descriptor, WORD};
 use crate::memop::{WaitCause, explain};
+use crate::memory::Timeline;
 use crate::qp::Completing;
-use crate::stream::state::WaitPlace;
+use crate::stream::shown::{SHOWN_AFTER, Shown};
+use crate::stream::state::{StreamState, WaitPlace};
 use crate::util::contain::log;
 use crate::verbs::{Error, OutOfRange};
 use gdsync_sys::contain::contain;
@@ -30,6 +32,33 @@ pub struct StalledWait {
     /// The queue pairs that complete there. [`crate::QueuePair::abort`] of the one with outstanding work ends the wait.
     pub queue_pairs: Vec<u32>,
     cause: Option<Arc<dyn WaitCause>>,
+}
+
+/// A stream's part of the process's status, and the long wait that it shows from now on, if any.
+pub(super) struct LongWait {
+    shown: Arc<Shown>,
+    wait: Option<(Duration, StalledWait)>,
+}
+
+impl LongWait {
+    /// Shows the wait for a word; completion queues show waits for completions. The caller holds no lock of the library.
+    pub(super) fn show(self) {
+        self.shown.set(self.wait.and_then(|(stood, wait)| Some((stood, wait.word()?))));
+    }
+}
+
+impl StreamState {
+    /// Returns the part of the status, if the stream has one or needs one now. From the first call during a wait on, the time
+    /// of that wait is known.
+    pub(super) fn long_wait(&mut self, is_idle: bool, timeline: &Timeline) -> Option<LongWait> {
+        let standing = if is_idle { None } else { self.stand(timeline) };
+        let long = standing.filter(|(_, stood, _)| *stood >= SHOWN_AFTER);
+        let wait = long.map(|(_, stood, wait)| (stood, StalledWait::of(wait)));
+        if wait.is_some() {
+            self.shown.get_or_insert_with(|| Arc::new(Shown::new(timeline.id())));
+        }
+        self.shown.clone().map(|shown| LongWait { shown, wait })
+    }
 }
 
 impl StalledWait {
