@@ -90,13 +90,14 @@ impl PeerMemory for Client {
         let (copier, mapping) = state.driver.within(context, || {
             let (base, size) = state.driver.range(addr)?;
             // Programs round such memory to the GPU's pages, by which it is registered.
-            let end_of_pages = base.saturating_add(size).next_multiple_of(GPU_PAGE);
+            let end = base.saturating_add(size);
+            let end_of_pages = end.next_multiple_of(GPU_PAGE);
             if addr.checked_add(len).is_none_or(|end| end > end_of_pages) {
                 let reason =
                     format!("{len} bytes at {addr:#x} leave the {size} bytes of GPU memory at {base:#x}");
                 return Err(PeerMemoryError::new(reason));
             }
-            let mapping = map(addr, len.min(base + size - addr));
+            let mapping = map(addr, len.min(end.saturating_sub(addr)));
             let key = (context.address(), state.driver.context_number(context));
             let mut copiers = state.copiers.lock();
             if let Some(copier) = copiers.get(&key) {
