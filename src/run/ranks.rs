@@ -19,7 +19,7 @@ use std::sync::mpsc::Sender;
 
 /// The ranks that run.
 pub(super) struct Ranks {
-    // Dropped before the group, which ends whatever is left.
+    // Dropped before the group, which kills the processes that remain.
     running: BTreeMap<u32, Guarded>,
     group: Group,
 }
@@ -120,7 +120,7 @@ fn copy(rank: u32, child: &mut Child, ended: &Sender<()>, last_lines: &LastLines
     Ok(())
 }
 
-/// The process group of the ranks. Dropped, it ends whatever is left in it.
+/// The process group of the ranks. Dropped, it kills the processes that remain in it.
 struct Group(Child);
 
 impl Group {
