@@ -1,7 +1,7 @@
 //! Programs of librdmacm, and others that connect through it: two processes, on both link layers.
 
 use gdsync_test_support::folder::Folder;
-use gdsync_test_support::programs::{Ended, Running, free_port, lacks, soft, wait_for_listener};
+use gdsync_test_support::programs::{ANY_CLOCK, Ended, Running, free_port, lacks, soft, wait_for_listener};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -287,7 +287,7 @@ fn perftest(name: &str, devices: &str, arguments: &str, environment: &[(&str, &s
     let test = format!("cm_{name}");
     let Some(program) = program(&test, name, "perftest") else { return };
     let port = free_port();
-    let server = words(&format!("-R -p {port} {arguments}"));
+    let server = words(&format!("-R {ANY_CLOCK} -p {port} {arguments}"));
     let client = [server.clone(), words("127.0.0.1")].concat();
     Pair { test: &test, program, devices, environment, server, client, done: &[] }
         .succeeds(|server| wait_for_service(TCP, port, server));
