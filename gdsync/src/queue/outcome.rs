@@ -122,8 +122,8 @@ impl WorkError {
         WorkError { earlier: Some(Earlier { what, milliseconds }), ..self }
     }
 
-    /// Returns the failure of the queue pair that a flush follows, and how long before the completion was polled it was
-    /// found, in whole milliseconds. `None` if that is not known, and for errors other than a flush.
+    /// Returns the failure of the queue pair that a flush follows, and how long before the flush that one was found, in
+    /// whole milliseconds. `None` if that is not known, and for errors other than a flush.
     ///
     /// ```
     /// # use gdsync::{ProtectionDomain, Device, QueuePair, QueuePairConfig};

@@ -28,6 +28,8 @@ const STRIDE: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Status {
     word: Word32,
+    /// The failure, with more than the word has room for. It is set before the word.
+    failure: Arc<OnceLock<WorkError>>,
     /// Writes the word; none if the word needs no query.
     writer: Option<Arc<dyn Writer>>,
 }
@@ -69,7 +71,7 @@ impl Status {
         let word = Word32::new(&memory, offset)
             .map_err(|error| Error::Memory { len: CHUNK, source: std::io::Error::other(error) })?;
         *current = Some((memory, offset + STRIDE));
-        Ok(Status { word, writer: None })
+        Ok(Status { word, failure: Arc::default(), writer: None })
     }
 
     /// Returns the same status, which says by `cause` why the work takes long.
@@ -94,7 +96,7 @@ impl Status {
 
     /// Returns the same status for queries, written by `writer`.
     pub(crate) fn written_by(&self, writer: Arc<dyn Writer>) -> Self {
-        Status { word: self.word.clone(), writer: Some(writer) }
+        Status { writer: Some(writer), ..self.clone() }
     }
 
     /// Returns the word, for descriptors of later batches; [`Self::address_on`] is for kernels. From now on, a
@@ -112,13 +114,17 @@ impl Status {
         (self.word.load() == Self::PENDING).then_some(writer)
     }
 
-    /// Returns the outcome; `None` while the work has not completed.
+    /// Returns the outcome; `None` while the work has not completed. A flush names the failure that it follows, if it is
+    /// known ([`WorkError::flushed_after`]).
     pub fn get(&self) -> Option<Result<(), WorkError>> {
         self.open();
         match self.word.load() {
             Self::PENDING => None,
             Self::OK => Some(Ok(())),
-            value => Some(Err(WorkError::new(value as u8, (value >> 16) as u8))),
+            value => {
+                let told = || WorkError::new(value as u8, (value >> 16) as u8);
+                Some(Err(self.failure.get().copied().unwrap_or_else(told)))
+            }
         }
     }
 
@@ -126,7 +132,11 @@ impl Status {
     pub(crate) fn set(&self, outcome: Result<(), WorkError>) {
         self.word.store(match outcome {
             Ok(()) => Self::OK,
-            Err(error) => Self::FAILED | u32::from(error.syndrome) | u32::from(error.vendor) << 16,
+            Err(error) => {
+                // The word is written once.
+                let _ = self.failure.set(error);
+                Self::FAILED | u32::from(error.syndrome) | u32::from(error.vendor) << 16
+            }
         });
     }
 
@@ -165,9 +175,8 @@ impl Claim {
         }
     }
 
-    /// Completes work that never reached the card. `syndrome` is the reason; 0 if the card has none for it.
-    pub(crate) fn finish_unposted(&self, qp_num: u32, kind: WorkKind, syndrome: u8) {
-        let status = Err(WorkError::new(syndrome, 0));
+    /// Completes work that never reached the card. The syndrome is 0 if the card has none for the reason.
+    pub(crate) fn finish_unposted(&self, qp_num: u32, kind: WorkKind, error: WorkError) {
         self.finish(Completion {
             wr_id: 0,
             index: None,
@@ -178,7 +187,7 @@ impl Claim {
             invalidated: None,
             source: None,
             was_posted: false,
-            status,
+            status: Err(error),
         });
     }
 
@@ -232,9 +241,9 @@ mod tests {
 
     #[test]
     fn a_status_tells_each_outcome() {
-        let status = Status::new().unwrap();
-        assert_eq!(status.get(), None);
         for outcome in [Ok(()), Err(WorkError::new(1, 0)), Err(WorkError::new(0x13, 0x88))] {
+            let status = Status::new().unwrap();
+            assert_eq!(status.get(), None);
             status.set(outcome);
             assert_eq!(status.get(), Some(outcome));
             let PeerOp::PollAnd { value, .. } = status.wait_op() else { panic!("another condition") };

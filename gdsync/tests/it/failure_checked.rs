@@ -2,6 +2,7 @@
 
 use gdsync::batch::BatchShape;
 use gdsync::memop::{Condition, Word32};
+use gdsync::persistent::PersistentRecv;
 use gdsync::queue::{FailureCause, Status, Syndrome};
 use gdsync::verbs::OutOfRange;
 use gdsync::{Batch, Error, PinnedMemory, RemoteMemory, Stream, WorkRequest};
@@ -107,10 +108,62 @@ fn an_abort_ends_checked_waits_as_flushed() {
     pair.left.abort().unwrap();
     synchronize(&stream);
     for status in statuses {
-        assert!(status.get().unwrap().unwrap_err().is_flush());
+        assert_eq!(followed(&status), Some(FailureCause::Aborted));
     }
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted), "the first cause stays");
     drop(unposted);
+}
+
+/// The failure that flushed work follows.
+fn followed(status: &Status) -> Option<FailureCause> {
+    let error = status.get().unwrap().unwrap_err();
+    assert!(error.is_flush());
+    error.flushed_after().map(|(cause, _)| cause)
+}
+
+#[test]
+fn a_checked_wait_for_flushed_work_names_the_failure_before() {
+    let pair = Pair::new();
+    let stream = soft();
+    pair.left.post_recv(&[], 1).unwrap();
+    let mut batch = Batch::new().send(pair.left.prepare(WorkRequest::write_inline(&[1], BAD)).unwrap());
+    batch = batch.send(pair.left.prepare(WorkRequest::write_inline(&[1], BAD)).unwrap());
+    let queues = [pair.left.send_cq(), pair.left.send_cq(), pair.left.recv_cq()];
+    let waits = queues.map(|queue| queue.prepare_wait().unwrap().checked().unwrap());
+    let [failed, send, receive] = [waits[0].status(), waits[1].status(), waits[2].status()];
+    stream.post(waits.into_iter().fold(batch, Batch::wait_checked)).unwrap();
+    synchronize(&stream);
+    let failed = failed.get().unwrap().unwrap_err();
+    assert_eq!((failed.kind(), failed.flushed_after()), (Some(Syndrome::RemoteAccess), None));
+    assert_eq!(followed(&send), Some(FailureCause::Work(failed)));
+    assert_eq!(followed(&receive), Some(FailureCause::Work(failed)));
+    let said = send.get().unwrap().unwrap_err().to_string();
+    assert!(said.ends_with(&format!(" ms before: {failed}")), "{said}");
+}
+
+#[test]
+fn work_that_no_card_has_flushed_names_the_failure_before() {
+    let pair = Pair::new();
+    let (gated, stream) = (soft(), soft());
+    let gate = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    gated.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
+    // The gated stream rings for the send after the other's wait was ended, and announces the receive then.
+    gated.post(Batch::new().send(pair.left.prepare(WorkRequest::send(&[])).unwrap())).unwrap();
+    let wait = pair.left.send_cq().prepare_wait().unwrap().checked().unwrap();
+    let sent = wait.status();
+    stream.post(Batch::new().wait_checked(wait)).unwrap();
+    let mut receive = PersistentRecv::new(&pair.right, &[]).unwrap();
+    receive.start(&gated).unwrap();
+    let received = receive.status().unwrap();
+    pair.left.abort().unwrap();
+    pair.right.abort().unwrap();
+    synchronize(&stream);
+    assert_eq!(followed(&sent), Some(FailureCause::Aborted));
+    let flushed = receive.complete(LONG).unwrap().unwrap();
+    assert_eq!((flushed.index, flushed.was_posted), (None, false));
+    assert_eq!(followed(&received), Some(FailureCause::Aborted));
+    gate.store(1);
+    synchronize(&gated);
 }
 
 #[test]
@@ -120,14 +173,22 @@ fn a_checked_wait_for_what_a_former_life_has_left_does_not_fail_the_new_one() {
     pair.left.post_recv(&[], 1).unwrap();
     let wait = pair.left.recv_cq().prepare_wait().unwrap().checked().unwrap();
     let status = wait.status();
+    pair.left.post_recv(&[], 3).unwrap();
+    let later = pair.left.recv_cq().prepare_wait().unwrap().checked().unwrap();
+    let later_status = later.status();
     drain_and_reconnect(&pair);
     stream.post(Batch::new().wait_checked(wait)).unwrap();
     synchronize(&stream);
-    assert!(status.get().unwrap().unwrap_err().is_flush(), "what has become of the receive of that time");
+    assert_eq!(followed(&status), None, "what has become of the receive of that time");
     assert_eq!(pair.left.failure(), None);
     pair.right.post_recv(&[], 2).unwrap();
     pair.left.post_send(WorkRequest::send(&[])).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+    // Nor does the failure of the new one explain the flush of the former.
+    pair.left.abort().unwrap();
+    stream.post(Batch::new().wait_checked(later)).unwrap();
+    synchronize(&stream);
+    assert_eq!(followed(&later_status), None);
 }
 
 #[test]

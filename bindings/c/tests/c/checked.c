@@ -66,6 +66,8 @@ static void fails(struct rig *rig, CUstream stream) {
     CHECK(strstr(gdsync_error_text(), "remote access error") != NULL);
     CHECK((*first->word & GDSYNC_STATUS_FAILED) != 0 && (*first->word & 0xff) == 0x13);
     CHECK_STATUS(ECANCELED, gdsync_status_wait(second, PATIENCE_MS));
+    CHECK(strstr(gdsync_error_text(), "flushed") != NULL);
+    CHECK(strstr(gdsync_error_text(), " ms before: remote access error") != NULL);
     CHECK_STATUS(EIO, gds_stream_queue_send(stream, left->qp, &right, &bad));
     OK(gdsync_status_free(first));
     OK(gdsync_status_free(second));

@@ -209,7 +209,8 @@ fn complete(
                 queue_pair.life.is_flushed.store(true, Ordering::Release);
             }
             if error.is_flush() {
-                error = queue_pair.life.followed_by(error);
+                let psn = queue_pair.life.psn.load(Ordering::Relaxed);
+                error = queue_pair.life.followed_by(psn, error);
             }
             Err(error)
         }

@@ -255,7 +255,8 @@ impl PreparedWait {
     pub fn checked(mut self) -> Result<CheckedWait, Error> {
         start_checker()?;
         let status = Status::new()?.written_after(Arc::new(Completing::of(&self.queue_pairs)));
-        self.checked = Some(Checked { status: status.clone(), is_cancelled: Arc::default() });
+        let psns = self.queue_pairs.iter().map(|one| one.life.psn.load(Ordering::Relaxed)).collect();
+        self.checked = Some(Checked { status: status.clone(), psns, is_cancelled: Arc::default() });
         Ok(CheckedWait { wait: self, status })
     }
 }
@@ -264,6 +265,8 @@ impl PreparedWait {
 #[derive(Debug)]
 pub(crate) struct Checked {
     status: Status,
+    /// Those of the wait's queue pairs when it was made.
+    psns: Arc<[u32]>,
     /// True if the wait was not posted after all: the thread has nothing to poll.
     is_cancelled: Arc<AtomicBool>,
 }
@@ -285,6 +288,7 @@ impl Checked {
             index,
             status: self.status.clone(),
             queue_pairs: queue_pairs.to_vec(),
+            psns: self.psns.clone(),
             timeline: timeline.clone(),
             point,
             is_cancelled: self.is_cancelled.clone(),
@@ -307,6 +311,7 @@ struct Check {
     index: u32,
     status: Status,
     queue_pairs: Vec<Arc<QueuePairInner>>,
+    psns: Arc<[u32]>,
     timeline: Arc<Timeline>,
     point: TimelinePoint,
     is_cancelled: Arc<AtomicBool>,
@@ -324,7 +329,8 @@ impl Task for Check {
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
             if state.is_wait_ended(self.index) {
-                self.status.set(Err(WorkError::new(Syndrome::WrFlush as u8, 0)));
+                drop(state);
+                self.status.set(Err(self.ended()));
                 return Polled::Done;
             }
             drop(state);
@@ -334,18 +340,36 @@ impl Task for Check {
             }
             return Polled::Nothing;
         };
-        let owner = self.queue_pairs.iter().find(|one| one.number == entry.cqe.qpn());
-        let psn = owner.map(|owner| owner.life.psn.load(Ordering::Relaxed));
+        let owner = self.owners().find(|(one, _)| one.number == entry.cqe.qpn());
+        let psn = owner.map(|(owner, _)| owner.life.psn.load(Ordering::Relaxed));
         drop(state);
-        let outcome = outcome(&entry.cqe);
-        if let (Err(error), Some(failed), Some(psn)) = (outcome, owner, psn)
-            && !is_history
-        {
-            failed.fail_with_work(psn, error);
-            failed.flush_unposted();
+        let mut outcome = outcome(&entry.cqe);
+        if let (Err(error), Some((failed, first_psn)), Some(psn)) = (&mut outcome, owner, psn) {
+            // A target serves other initiators.
+            if !is_history && !failed.is_target() {
+                failed.fail_with_work(psn, *error);
+                failed.flush_unposted();
+            }
+            if error.is_flush() {
+                *error = failed.life.followed_by(if is_history { first_psn } else { psn }, *error);
+            }
         }
         self.status.set(outcome);
         Polled::Done
+    }
+}
+
+impl Check {
+    /// Returns the queue pairs, each with its packet sequence number from when the wait was made.
+    fn owners(&self) -> impl Iterator<Item = (&Arc<QueuePairInner>, u32)> {
+        self.queue_pairs.iter().zip(self.psns.iter().copied())
+    }
+
+    /// Returns the outcome of a wait that [`CompletionState::end_waits`] has ended, with a failure of its queue pairs.
+    fn ended(&self) -> WorkError {
+        let flush = WorkError::new(Syndrome::WrFlush as u8, 0);
+        let mut named = self.owners().map(|(owner, psn)| owner.life.followed_by(psn, flush));
+        named.find(|error| error.flushed_after().is_some()).unwrap_or(flush)
     }
 }
 

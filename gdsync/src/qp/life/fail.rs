@@ -218,7 +218,8 @@ impl QueuePairInner {
             return false;
         }
         if self.life.is_flushed.load(Ordering::Acquire) {
-            let flush = Syndrome::WrFlush as u8;
+            let psn = self.life.psn.load(Ordering::Relaxed);
+            let flush = self.life.followed_by(psn, WorkError::new(Syndrome::WrFlush as u8, 0));
             recv.given_claims()
                 .for_each(|claim| claim.finish_unposted(self.number, WorkKind::Receive, flush));
         }

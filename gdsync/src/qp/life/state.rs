@@ -90,11 +90,13 @@ impl Life {
         }
     }
 
-    /// Returns a flush with the failure that it follows.
+    /// Returns a flush with the failure that it follows, unless the queue pair has been reset since it had `psn`.
     #[cold]
-    pub(crate) fn followed_by(&self, flush: WorkError) -> WorkError {
+    pub(crate) fn followed_by(&self, psn: u32, flush: WorkError) -> WorkError {
         match *self.lock() {
-            QpState::Failed(cause, at) => flush.after(cause, at.elapsed()),
+            QpState::Failed(cause, at) if self.psn.load(Ordering::Relaxed) == psn => {
+                flush.after(cause, at.elapsed())
+            }
             _ => flush,
         }
     }

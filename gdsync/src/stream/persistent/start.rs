@@ -5,7 +5,9 @@ use crate::memop::{Condition, MemOpStream, Named};
 use crate::memory::Timeline;
 use crate::qp::{PreparedReceives, PreparedSend, PreparedTicket, PreparedWait, QueuePairInner, Trigger};
 use crate::queue::send::{PostMode, WaitRequest};
-use crate::queue::{Claim, OrderError, QueueError, RequestError, StateError, Status, Syndrome, Writer};
+use crate::queue::{
+    Claim, OrderError, QueueError, RequestError, StateError, Status, Syndrome, WorkError, Writer,
+};
 use crate::stream::persistent::request::Progress;
 use crate::stream::persistent::request::sealed::Work;
 use crate::stream::persistent::{ListError, PersistentError, Request};
@@ -200,12 +202,16 @@ impl Prepared {
     /// Completes the claims of work that did not reach the card, while other work of the list did.
     fn give_up(&self, requests: &[&mut dyn Request], places: std::ops::Range<usize>, why: &PostFailure) {
         tracing::warn!(%why, "persistent requests were started and not handed over");
-        let is_flush = matches!(why, PostFailure::Queue(QueueError::State(StateError::Failed { .. })));
-        let syndrome = if is_flush { Syndrome::WrFlush as u8 } else { 0 };
+        let error = match why {
+            PostFailure::Queue(QueueError::State(StateError::Failed { cause, .. })) => {
+                WorkError::new(Syndrome::WrFlush as u8, 0).after(*cause, Duration::ZERO)
+            }
+            _ => WorkError::new(0, 0),
+        };
         for ((request, claim), place) in requests.iter().zip(&self.claims).zip(&self.places) {
             if places.contains(place) {
                 let core = request.core();
-                claim.finish_unposted(core.queue_pair.number, core.work_kind(), syndrome);
+                claim.finish_unposted(core.queue_pair.number, core.work_kind(), error);
             }
         }
     }

@@ -78,10 +78,16 @@ fn what_a_target_refuses_costs_it_nothing() {
     left.post_send(WorkRequest::write_inline(b"wrong", wrong).to_target(&address)).unwrap();
     assert_eq!(failed(&left), Some(Syndrome::RemoteAccess));
     carry_on(&left, &target);
-    // A receive that is too short completes with an error.
+    // A receive that is too short completes with an error, which a stream's wait sees first.
     target.receives.post_recv(&[target.region.slice(..4).unwrap()], 4).unwrap();
+    let (stream, wait) = (soft(), target.dct.recv_cq().prepare_wait().unwrap().checked().unwrap());
+    let status = wait.status();
+    stream.post(Batch::new().wait_checked(wait)).unwrap();
     left.post_send(WorkRequest::send_inline(b"too long").to_target(&address)).unwrap();
     assert_eq!(failed(&left), Some(Syndrome::RemoteInvalidRequest));
+    synchronize(&stream);
+    assert_eq!(status.get().unwrap().err().and_then(WorkError::kind), Some(Syndrome::LocalLength));
+    assert_eq!(target.dct.failure(), None);
     let refused = poll(&target.dct.recv_cq());
     assert_eq!((refused.wr_id, refused.qp_num), (4, target.dct.number()));
     assert_eq!(refused.status.err().and_then(WorkError::kind), Some(Syndrome::LocalLength));
