@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
-  * What errors name: the value and its limit, the missing attribute, and the objects that are left.
+  * What errors name: the value and its limit, the missing attribute, the cause of a late flush, and the objects that are left.
  */
 #include "common.h"
 
@@ -123,11 +123,43 @@ static void left(void) {
          "(gdsync_dereg_mr), 2 queue pairs (gds_destroy_qp)");
 }
 
+/* Acknowledgements of puts are on their way for longer than such a flush waits, unless the machine stands still meanwhile. */
+static void flush_late(gdsync_team_t *team, const gdsync_put_t *put, unsigned timeout_ms, const char *words) {
+    int tries, status = 0;
+
+    for (tries = 0; tries < 100 && (status == 0 || strstr(gdsync_error_text(), words) == NULL); tries++) {
+        OK(gdsync_put(team, 0, 1, put));
+        status = gdsync_team_flush(team, 0, timeout_ms);
+        CHECK(status == 0 || status == ETIMEDOUT);
+        OK(gdsync_team_flush(team, 0, PATIENCE_MS));
+    }
+    CHECK(status == ETIMEDOUT);
+    says(words);
+}
+
+static void flushes(void) {
+    gdsync_team_t *team = gdsync_team_create(gdsync_bootstrap_with(0, 1, alone, NULL, 1000), rig.pd, rig.context, NULL);
+    gdsync_segment_t *segment = gdsync_segment_allocate(team, 64, 1);
+    gdsync_put_t put;
+
+    CHECK(segment != NULL);
+    memset(&put, 0, sizeof(put));
+    put.to = segment;
+    put.value = 1;
+    flush_late(team, &put, 20, "within 20 ms: requests to rank 0 have not completed; queue pair 0x");
+    /* A program that polls gets no cause. */
+    flush_late(team, &put, 0, "within 0 ms");
+    CHECK(strcmp(gdsync_error_text(), "gdsync_team_flush: the queue was not flushed within 0 ms") == 0);
+    OK(gdsync_segment_free(segment));
+    OK(gdsync_team_free(team));
+}
+
 int main(void) {
     rig_open(&rig, IBV_QPT_RC);
     creation();
     changes();
     verbs();
+    flushes();
     left();
     rig_close(&rig);
     puts("explained ok");

@@ -318,6 +318,7 @@ static void process(uint32_t rank, const char *name) {
     OK(gdsync_soft_stream_launch(stream, note, &noted));
     CHECK_STATUS(EHOSTDOWN, gdsync_notification_wait(segment, 0, 1, &id, PATIENCE_MS));
     CHECK(strstr(gdsync_error_text(), "rank 1 is dead") != NULL);
+    CHECK(strstr(gdsync_error_text(), "go on without it (gdsync_team_shrink)") != NULL);
     /* The stream stops, and goes on when it is told to. The check returns the reason. */
     CHECK_STATUS(EHOSTDOWN, gdsync_stream_synchronize(stream, PATIENCE_MS));
     CHECK(strstr(gdsync_error_text(), "the stream has stopped") != NULL && strstr(gdsync_error_text(), "rank 1 is dead") != NULL);

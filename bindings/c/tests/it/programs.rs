@@ -259,8 +259,17 @@ fn declared() -> BTreeSet<String> {
 #[test]
 fn errors_name_limits_missing_attributes_and_objects_that_are_left() {
     let test = "errors_name_limits_missing_attributes_and_objects_that_are_left";
-    if let Some(said) = run_in(test, "explained.c", &[("GDSYNC_LOG", "off")]) {
+    // Less than eight time-outs of 67 ms.
+    let environment = [("GDSYNC_LOG", "off"), ("SOFTHCA_FAULTS", "delay=400ms kind=ack")];
+    if let Some(said) = run_in(test, "explained.c", &environment) {
         assert_eq!(said, "explained ok\n");
+    }
+}
+
+#[test]
+fn errors_name_calls_of_c() {
+    if let Some(said) = run_in("errors_name_calls_of_c", "words.c", &[("GDSYNC_LOG", "off")]) {
+        assert_eq!(said, "words ok\n");
     }
 }
 
