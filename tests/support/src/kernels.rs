@@ -6,9 +6,10 @@ macro_rules! sources {
     };
 }
 
-/// Every file of `kernels/`, then of `gdsync-lab/kernels/`: name and text.
+/// Every file of `kernels/`, then of the library's examples and of `gdsync-lab/kernels/`: name and text.
 pub const SOURCES: [(&str, &str); 8] = sources![
-    "kernels": "conditional.cu", "find_even.cu", "matvec.cu", "notify.cu", "pingpong.cu";
+    "kernels": "conditional.cu", "notify.cu", "pingpong.cu";
+    "gdsync/examples/kernels": "find_even.cu", "matvec.cu";
     "gdsync-lab/kernels": "bench.cu", "soak.cu", "trigger.cu";
 ];
 

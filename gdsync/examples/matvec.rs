@@ -3,7 +3,7 @@
 //! polls, launches, waits and posts; a stream waits and posts between kernels that are enqueued ahead; a persistent
 //! kernel's blocks poll, multiply and post.
 //!
-//! `cargo run --release --example matvec -- --gpu 0`. Without `--gpu`, software streams and CPU threads replace the
+//! `cargo run --release --example matvec -p gdsync -- --gpu 0`. Without `--gpu`, software streams and CPU threads replace the
 //! GPU, and the times say nothing about GPUs. `--pieces N` splits each batch into N messages in each direction (30,
 //! like GPUrdma's blocks; 4 without a GPU); `--rounds N` are measured for each size; `--results host` writes results
 //! to host memory, from which a software card sends them sooner.

@@ -1,7 +1,7 @@
 //! Sparse results, sent by the threads that find them: a kernel scans a million numbers, and each thread sends the
 //! even ones into the receiver's next free slot. The CPU does nothing meanwhile, and no thread collects.
 //!
-//! `cargo run --release --example find_even -- --gpu 0` compiles the kernel by NVRTC and runs it on a GPU. Without
+//! `cargo run --release --example find_even -p gdsync -- --gpu 0` compiles the kernel by NVRTC and runs it on a GPU. Without
 //! `--gpu`, a C++ compiler compiles the same source for CPU threads. The card is the software card.
 
 mod device;
@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const FIND_EVEN: Source = Source { name: "find_even.cu", text: include_str!("../kernels/find_even.cu") };
+const FIND_EVEN: Source = Source { name: "find_even.cu", text: include_str!("kernels/find_even.cu") };
 
 /// Number of inputs, of which one in 64 is even.
 const NUMBERS: usize = 1 << 20;

@@ -15,7 +15,7 @@ use libloading::Library;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const MATVEC: Source = Source { name: "matvec.cu", text: include_str!("../../kernels/matvec.cu") };
+const MATVEC: Source = Source { name: "matvec.cu", text: include_str!("../kernels/matvec.cu") };
 
 /// Addresses and number of vectors of a multiplication.
 pub(crate) struct Operands<'a> {
