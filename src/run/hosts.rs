@@ -19,7 +19,9 @@ use std::{env, thread};
 pub(super) const SHELL_VARIABLE: &str = "GDSYNC_RSH";
 const SHELL: &str = "ssh -x -T -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=5";
 /// Runs the program at the same path as here or, if there is none, the one of the host's search path.
-const START: &str = r#"p=$0; [ -x "$p" ] || p=gdsync; exec "$p""#;
+const START: &str = r#"p=$0; [ -x "$p" ] || p=$(command -v gdsync) || { echo "there is neither $0 nor gdsync in the search path $PATH: install it there" >&2; exit 127; }; exec "$p""#;
+/// The exit status of ssh if it has not connected.
+const NOT_CONNECTED: i32 = 255;
 
 /// Variables of the environment that are for all ranks, and those of them that each job has its own value for.
 const PASSED: [&str; 2] = ["GDSYNC_", "SOFTHCA_"];
@@ -38,6 +40,8 @@ const OWN: [&str; 9] = [
 /// A host, and the shell on it. Dropped, the shell's input ends, and so do the ranks.
 struct Shell {
     host: Host,
+    /// The remote shell and the host, as words.
+    way: String,
     orders: Sender<Order>,
     at: Option<SocketAddr>,
     /// It has said that its ranks have ended.
@@ -74,11 +78,12 @@ impl Hosts {
     ) -> Result<Result<Self, u8>, Failure> {
         let environment = environment(&options.env)?;
         let key = gdsync_auth::new_key_text()?;
-        let shell = env::var(SHELL_VARIABLE).unwrap_or_default();
+        let given = env::var(SHELL_VARIABLE).unwrap_or_default();
+        let shell = if given.trim().is_empty() { SHELL } else { &given };
         let (hear, heard) = mpsc::channel();
         let mut shells = Vec::new();
         for (index, host) in hosts.into_iter().enumerate() {
-            let mut command = shell_command(&shell, &host.name)?;
+            let mut command = shell_command(shell, &host.name)?;
             let mut process = match signals.spawn(&mut command) {
                 Ok(process) => Guarded(process),
                 Err(status) => return Ok(Err(status)),
@@ -99,8 +104,9 @@ impl Hosts {
                 write(input, to_write)?;
             }
             copy(index, &host.name, &mut process, &hear, ended, last_lines)?;
+            let way = format!("{shell} {}", host.name);
             let (at, is_done, is_closed, is_over) = (None, false, false, false);
-            shells.push(Shell { host, orders, at, is_done, is_closed, is_over, process });
+            shells.push(Shell { host, way, orders, at, is_done, is_closed, is_over, process });
         }
         Ok(Ok(Hosts { shells, heard, have_begun: false, were_killed: false }))
     }
@@ -145,6 +151,7 @@ impl Running for Hosts {
                     rank: Some(rank),
                     host: Some(shell.host.name.clone()),
                     status: ExitStatus::from_raw(status),
+                    remedy: None,
                 }),
                 Some(Said::Ended) => shell.is_done = true,
                 None => shell.is_closed = true,
@@ -158,7 +165,9 @@ impl Running for Hosts {
             if !shell.is_done {
                 // A shell that ends with success has cut its ranks off, too.
                 let status = if status.success() { ExitStatus::from_raw(1 << 8) } else { status };
-                failed.push(Failed { rank: None, host: Some(shell.host.name.clone()), status });
+                let is_cut_off = shell.at.is_none() && status.code() == Some(NOT_CONNECTED);
+                let remedy = is_cut_off.then(|| format!("the ranks need that `{} true` succeeds", shell.way));
+                failed.push(Failed { rank: None, host: Some(shell.host.name.clone()), status, remedy });
             }
         }
         Ok(failed)
@@ -210,7 +219,6 @@ fn environment(named: &[String]) -> Result<Vec<(String, String)>, Failure> {
 
 /// Returns the command that starts `gdsync run-host` on a host. The terminal's signals do not reach it.
 fn shell_command(shell: &str, host: &str) -> Result<Command, Failure> {
-    let shell = if shell.trim().is_empty() { SHELL } else { shell };
     let mut words = shell.split_whitespace();
     let mut command = Command::new(words.next().unwrap_or_default());
     let own = env::current_exe()?;
@@ -269,8 +277,10 @@ fn copy(
                 Some(line.to_vec())
             }
             None => {
+                // ssh ends its own lines as for a terminal in raw mode.
+                let line = line.trim_ascii_end();
                 last_lines.note(&host, line);
-                Some([of_host.as_bytes(), line].concat())
+                Some([of_host.as_bytes(), line, b"\n"].concat())
             }
         };
         output::copy(pipe, output::MAX_PREFIXED, io::stderr, ended, edit, || {})?;

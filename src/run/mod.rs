@@ -69,6 +69,9 @@ pub(crate) fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let after =
         passed_on.map_or(String::new(), |signal| format!("signal {signal} was passed on to all ranks; "));
     text::complain(format_args!("{after}{first} was the first to fail ({}); {last}", first.status));
+    if let Some(remedy) = &first.remedy {
+        text::complain(remedy);
+    }
     Ok(ExitCode::from(signals::code_of(first.status)))
 }
 
@@ -78,6 +81,7 @@ struct Failed {
     rank: Option<u32>,
     host: Option<String>,
     status: ExitStatus,
+    remedy: Option<String>,
 }
 
 impl fmt::Display for Failed {

@@ -82,7 +82,7 @@ impl Running for Ranks {
             if let Some(status) = child.try_wait()? {
                 ended.push(*rank);
                 if !status.success() {
-                    failed.push(Failed { rank: Some(*rank), host: None, status });
+                    failed.push(Failed { rank: Some(*rank), host: None, status, remedy: None });
                 }
             }
         }

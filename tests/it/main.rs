@@ -13,6 +13,7 @@ mod interrupts;
 mod kernels;
 mod run;
 mod run_hosts;
+mod run_ssh;
 mod settings;
 mod traces;
 mod verbs;

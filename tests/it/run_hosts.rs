@@ -49,16 +49,21 @@ impl Cluster {
     fn started(&self, script: &str) -> (Child, BufReader<ChildStdout>, Vec<u32>) {
         let mut command = self.command("4", &["sh", "-c", script]);
         command.current_dir(self.0.path());
-        let mut launcher = start_command(command);
-        let mut output = BufReader::new(launcher.stdout.take().unwrap());
-        let pids = (0..4).map(|_| {
-            let mut line = String::new();
-            output.read_line(&mut line).unwrap();
-            line.trim_end().split_once("] ").unwrap().1.parse().unwrap()
-        });
-        let pids = pids.collect();
-        (launcher, output, pids)
+        started(command, 4)
     }
+}
+
+/// Starts a launcher of so many ranks, each of which says its process first.
+pub(crate) fn started(command: Command, ranks: usize) -> (Child, BufReader<ChildStdout>, Vec<u32>) {
+    let mut launcher = start_command(command);
+    let mut output = BufReader::new(launcher.stdout.take().unwrap());
+    let pids = (0..ranks).map(|_| {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        line.trim_end().split_once("] ").unwrap().1.parse().unwrap()
+    });
+    let pids = pids.collect();
+    (launcher, output, pids)
 }
 
 /// Returns true if the command line of any process has this text.
@@ -162,14 +167,25 @@ fn a_host_that_is_not_reached_is_told() {
     let cluster = Cluster::new("several-hosts-unreached", "127.83.220.1\nb\n", shell);
     let output = cluster.command("2", &["sh", "-c", "echo began"]).output().unwrap();
     let told = "b: b: no route\ngdsync: host b was the first to fail (exit status: 255); its last line of standard error: b: no route\n";
+    let way = cluster.0.path().join("shell");
+    let told = format!("{told}gdsync: the ranks need that `{} b true` succeeds\n", way.display());
     assert_eq!(
-        (output.status.code(), text(&output.stderr).as_str(), text(&output.stdout).as_str()),
-        (Some(255), told, "")
+        (output.status.code(), text(&output.stderr), text(&output.stdout)),
+        (Some(255), told, String::new())
     );
     let mut absent = cluster.command("2", &["true"]);
     let output = absent.env("GDSYNC_RSH", "/nowhere/shell -q").output().unwrap();
     let told = "gdsync: /nowhere/shell: No such file or directory (os error 2)\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(127), told));
+    // A host without the program.
+    let cluster = Cluster::of_two("several-hosts-absent", 222);
+    let shell = "#!/bin/sh\nshift\nexec env PATH=/bin sh -c \"${*% *} '/no/gdsync'\"\n";
+    std::fs::write(cluster.0.path().join("shell"), shell).unwrap();
+    let output = cluster.command("1", &["true"]).output().unwrap();
+    let said = text(&output.stderr);
+    let told =
+        "127.83.222.1: there is neither /no/gdsync nor gdsync in the search path /bin: install it there\n";
+    assert!(output.status.code() == Some(127) && said.starts_with(told), "{said}");
     // An address of one host alone cannot be the meeting point of several.
     let cluster = Cluster::new("several-hosts-loopback", "127.83.220.1\n192.0.2.1\n", SHELL);
     let output = cluster.command("2", &["true"]).output().unwrap();
