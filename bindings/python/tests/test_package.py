@@ -76,6 +76,22 @@ def test_examples(example):
     assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_programs_of_the_page_run():
+    page = (HERE.parent.parent / "docs/python/README.md").read_text()
+    blocks = [block for block in page.split("```python\n")[1:] if block.startswith("import gdsync, numpy\n")]
+    assert len(blocks) == 1
+    done = run(sys.executable, "-c", blocks[0].split("```")[0])
+    written = "[ 0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15]"
+    expected = f"<gdsync.Completion of write 7: 0 bytes> 7 None {written}\n"
+    assert done.returncode == 0 and done.stdout.endswith(expected), done.stdout + done.stderr
+
+
+def test_tracebacks_name_exceptions_as_programs_do():
+    done = run(sys.executable, "-c", "import gdsync; gdsync.explain('nonsense left')")
+    assert done.stderr.splitlines()[-1].startswith("gdsync.InvalidArgument: "), done.stderr
+    assert repr(gdsync.Team) == "<class 'gdsync.Team'>"
+
+
 def members(tree):
     """Returns the stub's classes and functions with their arguments."""
     found = {}

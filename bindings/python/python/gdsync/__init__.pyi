@@ -111,10 +111,11 @@ class Slice:
 
 
 class RemoteMemory:
-    """Address, length and key of another side's memory: send ``str()`` of it over any channel."""
+    """Address, length and key of another side's memory: send ``str()`` of it over any channel. ``remote[8:16]`` is a part.
+    """
 
     def __init__(self, text: str) -> None:
-        """Parses ``str()`` of the other side's object."""
+        """Parses ``str()`` of the other side's object: address, length and key in hexadecimal, with a colon between them."""
 
     def __len__(self) -> int: ...
 

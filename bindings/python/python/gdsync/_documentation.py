@@ -12,8 +12,9 @@ DOCSTRINGS: dict[str, str] = dict(_docstrings)
 
 
 def documented(thing: T) -> T:
-    """Gives a function, or a class and its methods, their docstrings of the stub."""
+    """Gives a function, or a class and its methods, their docstrings of the stub. Tracebacks name it as programs do."""
     named: Any = thing
+    named.__module__ = __package__
     named.__doc__ = DOCSTRINGS[named.__name__]
     for name, member in vars(named).items():
         if not name.startswith("_"):
