@@ -1,8 +1,12 @@
 //! Programs of librdmacm, and others that connect through it: two processes, on both link layers.
 
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::networks::Namespaces;
 use gdsync_test_support::programs::{ANY_CLOCK, Ended, Running, free_port, lacks, soft, wait_for_listener};
+use gdsync_test_support::skipped;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -337,6 +341,35 @@ fn libfabric_connects_messages_and_datagrams() {
         fabric(devices, "-p verbs -e msg", &[]);
         fabric(devices, "-p verbs;ofi_rxm -e rdm", &[]);
         fabric(devices, "-p verbs -e dgram", &[]);
+    }
+}
+
+#[test]
+fn libfabric_connects_two_hosts_at_the_addresses_of_their_cards() {
+    let test = "libfabric_connects_two_hosts_at_the_addresses_of_their_cards";
+    let Some(program) = program(test, "fi_pingpong", "libfabric-bin") else { return };
+    let namespaces = match Namespaces::new() {
+        Ok(namespaces) => namespaces,
+        Err(why) => return skipped(test, &format!("{why} (needs root)")),
+    };
+    let temporary = Folder::new(test);
+    let at = |host: usize, arguments: &str| {
+        let inside = soft("roce", &program, temporary.path());
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &namespaces.names()[host]]).arg(inside.get_program());
+        command.args(inside.get_args()).args(words(arguments)).process_group(0);
+        command.env("TMPDIR", temporary.path());
+        command.envs([RARE_EVENTS, ("SOFTHCA_KEY", "the key of both hosts")]);
+        command.env("SOFTHCA_LISTEN", Namespaces::ADDRESSES.join(","));
+        Running::start(command)
+    };
+    for endpoint in ["-p verbs -e msg", "-p verbs;ofi_rxm -e rdm", "-p verbs -e dgram"] {
+        let port = free_port();
+        let mut server = at(0, &format!("{endpoint} -c -I 20 -B {port}"));
+        wait_for_listener(port, &mut server, true);
+        let client = at(1, &format!("{endpoint} -c -I 20 -P {port} {}", Namespaces::ADDRESSES[0]));
+        client.end().succeeded();
+        server.end().succeeded();
     }
 }
 

@@ -29,7 +29,9 @@ impl Namespaces {
         ip(&["link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b])?;
         for (name, address) in [a, b].into_iter().zip(Self::ADDRESSES) {
             ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "cable"])?;
-            ip(&["-n", name, "link", "set", "cable", "up"])?;
+            for link in ["lo", "cable"] {
+                ip(&["-n", name, "link", "set", link, "up"])?;
+            }
         }
         Ok(made)
     }

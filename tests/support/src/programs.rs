@@ -140,20 +140,22 @@ pub fn run(command: Command) -> Ended {
     Running::start(command).end()
 }
 
-/// Waits until a program listens on a TCP port, or none does any more, without connecting: the tools take the first
-/// connection for their client. An ended server changes nothing any more and ends the wait, too.
+/// Waits until a program of the server's network namespace listens on a TCP port, or none does any more, without connecting:
+/// the tools take the first connection for their client. An ended server changes nothing any more and ends the wait, too.
 pub fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
     let (place, end) = (format!(":{port:04X}"), Instant::now() + LIMIT);
+    let namespace = format!("/proc/{}/net", server.child.id());
     let listens = |table: &str| {
-        std::fs::read_to_string(table).unwrap_or_default().lines().any(|line| {
+        let table = std::fs::read_to_string(format!("{namespace}/{table}")).unwrap_or_default();
+        table.lines().any(|line| {
             let mut words = line.split_whitespace().skip(1);
             let local = words.next().is_some_and(|local| local.ends_with(&place));
             // 0A is TCP_LISTEN.
             local && words.nth(1) == Some("0A")
         })
     };
-    while (listens("/proc/net/tcp") || listens("/proc/net/tcp6")) != wanted {
-        assert!(Instant::now() < end, "port {port}: somebody listens is not {wanted}");
+    while (listens("tcp") || listens("tcp6")) != wanted {
+        assert!(Instant::now() < end, "port {port}: that a program listens is not {wanted}");
         if server.child.try_wait().unwrap().is_some() {
             return;
         }

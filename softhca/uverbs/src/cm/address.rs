@@ -1,6 +1,7 @@
 //! Socket addresses, as programs give them to the connection manager.
 
 use crate::uapi::ucm::Storage;
+use softhca::fabric::is_own;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 
 /// Family of [`Address::Ib`] (`AF_IB` of Linux).
@@ -105,12 +106,20 @@ impl Address {
         }
     }
 
-    /// Returns whether it names no interface.
-    pub(crate) fn is_any(&self) -> bool {
+    /// Returns the IP address that it is, or that its GID is.
+    pub(crate) fn ip_or_gid(&self) -> IpAddr {
         match self {
-            Address::Ib(address) => address.gid == [0; 16],
-            _ => self.ip().is_some_and(|ip| ip.is_unspecified()),
+            Address::Ib(address) => Ipv6Addr::from(address.gid).into(),
+            Address::V4(address) => (*address.ip()).into(),
+            Address::V6(address) => address.ip().to_canonical(),
         }
+    }
+
+    /// Returns whether it names no interface. Addresses of the loopback interface name none either (`cma_any_addr`), except
+    /// those that cards have.
+    pub(crate) fn is_any(&self) -> bool {
+        let ip = self.ip_or_gid();
+        ip.is_unspecified() || ip.is_loopback() && !matches!(ip, IpAddr::V4(ip) if is_own(ip))
     }
 
     pub(crate) fn is_same_interface(&self, other: &Address) -> bool {
@@ -193,8 +202,8 @@ mod tests {
             scope: 3,
         };
         [
-            Address::V4("127.0.0.1:8000".parse().unwrap()),
-            Address::V6(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 8000, 5, 6)),
+            Address::V4("192.0.2.1:8000".parse().unwrap()),
+            Address::V6(SocketAddrV6::new("2001:db8::1".parse().unwrap(), 8000, 5, 6)),
             Address::Ib(ib),
         ]
     }
@@ -214,8 +223,18 @@ mod tests {
         }
         assert_eq!(samples()[2].ib_space(), Some(0x0106_0000));
         // Octets as in the C structure: family, port, address.
-        assert_eq!(samples()[0].store().0[..8], [2, 0, 0x1f, 0x40, 127, 0, 0, 1]);
+        assert_eq!(samples()[0].store().0[..8], [2, 0, 0x1f, 0x40, 192, 0, 2, 1]);
         assert_eq!(Address::parse(&[1, 0, 0, 0]), None, "AF_UNIX");
         assert_eq!(Address::parse(&[2]), None);
+    }
+
+    #[test]
+    fn addresses_of_the_loopback_interface_name_no_interface() {
+        for ip in ["127.0.0.1", "127.0.0.5", "::1"] {
+            let address = Address::of(ip.parse().unwrap(), 8000);
+            assert!(address.is_any() && address != address.any_like(), "{ip}");
+        }
+        let Address::Ib(ib) = samples()[2] else { unreachable!() };
+        assert!(Address::Ib(IbAddress { gid: Ipv6Addr::LOCALHOST.octets(), ..ib }).is_any());
     }
 }

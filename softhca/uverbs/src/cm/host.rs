@@ -1,7 +1,7 @@
 //! The cards of IP addresses, of this process and of its peers.
 //!
-//! Each card has IP addresses among its GIDs. In addition, every local address of the host leads to the
-//! process's first card, and as a destination to the process that serves the port.
+//! Each card has IP addresses among its GIDs. In addition, on the fabric of one host, the addresses of its interfaces are those
+//! of the process's first card. As a destination, every local address leads to the process that serves the port.
 
 use super::address::Address;
 use super::id::Route;
@@ -11,7 +11,7 @@ use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
 use softhca::card::LinkLayer;
 use softhca::devices::devices_from_environment;
-use softhca::fabric::{ServiceCard, address_of, find_service, find_service_at, is_own};
+use softhca::fabric::{ServiceCard, address_of, find_service, find_service_at, is_own, is_tcp};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,31 +41,22 @@ fn is_local(ip: IpAddr) -> bool {
     !ip.is_multicast() && !ip.is_unspecified() && softhca::fabric::is_local(ip)
 }
 
-/// Returns the IP address that the address is, or in which its GID ends.
-fn ip_of(address: &Address) -> IpAddr {
-    match address {
-        Address::Ib(address) => Ipv6Addr::from(address.gid).into(),
-        Address::V4(address) => (*address.ip()).into(),
-        Address::V6(address) => address.ip().to_canonical(),
-    }
-}
-
-/// Returns the card of an address of this host; `None` for an address that names no interface.
+/// Returns the card of an address of this host; `None` for an address that names no interface. On the fabric of one host, the
+/// first card has the addresses of the host's interfaces, too: they lead to no other host's cards.
 ///
 /// # Errors
-/// EADDRNOTAVAIL for an address that this host does not have; ENODEV if there is no card, or for a GID that none has.
+/// EADDRNOTAVAIL for an address that this host does not have; ENODEV for one of its interfaces, or a GID, that no card has.
 pub(crate) fn own_card(cards: &[Arc<OpenCard>], address: &Address) -> Result<Option<Arc<OpenCard>>> {
     if address.is_any() {
         return Ok(None);
     }
-    let ip = ip_of(address);
-    let has_it = |open: &&Arc<OpenCard>| open.card.has_address(ip);
-    let own = cards.iter().find(has_it).cloned();
+    let ip = address.ip_or_gid();
+    let own = cards.iter().find(|open| open.card.has_address(ip)).cloned();
     match address {
         _ if own.is_some() => Ok(own),
         Address::Ib(_) => Err(Errno::NO_DEVICE),
-        _ if is_local(ip) => cards.first().cloned().map(Some).ok_or(Errno::NO_DEVICE),
-        _ => Err(Errno(libc::EADDRNOTAVAIL)),
+        _ if !is_local(ip) => Err(Errno(libc::EADDRNOTAVAIL)),
+        _ => cards.first().filter(|_| !is_tcp()).cloned().map(Some).ok_or(Errno::NO_DEVICE),
     }
 }
 
@@ -76,7 +67,7 @@ enum Target {
 }
 
 fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
-    let ip = ip_of(destination);
+    let ip = destination.ip_or_gid();
     let first = cards.first().ok_or(Errno::NO_DEVICE)?;
     if ip.is_multicast() {
         return Ok(Target::Group);
@@ -93,7 +84,7 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
 /// Returns whether a request that has arrived at a card is for its host: a host refuses its own requests to another one
 /// where no process serves the port.
 pub(crate) fn is_for(open: &OpenCard, destination: &Address) -> bool {
-    let ip = ip_of(destination);
+    let ip = destination.ip_or_gid();
     let address = open.card.ipv4_of(ip).filter(|address| *address != Ipv4Addr::LOCALHOST);
     address.is_none() || open.card.has_address(ip)
 }
@@ -175,7 +166,7 @@ pub(crate) fn source_for(route: &Route, destination: &Address) -> Address {
     let own: [u8; 16] = route.gids.source;
     match destination {
         Address::Ib(address) => Address::Ib(super::address::IbAddress { gid: own, ..*address }).with_port(0),
-        _ if destination.is_any() || is_local(ip_of(destination)) => destination.with_port(0),
+        _ if destination.is_any() || is_local(destination.ip_or_gid()) => destination.with_port(0),
         Address::V4(_) => {
             let [.., a, b, c, d] = own;
             Address::of(Ipv4Addr::new(a, b, c, d).into(), 0)

@@ -203,6 +203,9 @@ impl Cm {
     }
 }
 
+/// The IPv4 address of the first card.
+const CARD: [u8; 4] = [10, 83, 0, 1];
+
 /// `struct sockaddr_in`.
 fn ipv4(ip: [u8; 4], port: u16) -> Vec<u8> {
     let mut bytes = vec![libc::AF_INET as u8, 0];

@@ -1,6 +1,7 @@
 //! Addresses, ports, routes and options.
 
 use super::*;
+use gdsync_test_support::process::alone;
 
 /// `struct sockaddr_ib`.
 pub(super) fn ib(gid: [u8; 16], service_id: u64) -> Vec<u8> {
@@ -31,22 +32,24 @@ fn a_port_has_one_owner_unless_both_share_it() {
         (id, cm.bind(id, &address))
     };
     let (in_use, taken) = (Err(libc::EADDRINUSE), Err(libc::EADDRNOTAVAIL));
-    let (first, bound) = bind(ipv4([127, 0, 0, 1], port), 1);
+    let (first, bound) = bind(ipv4(CARD, port), 1);
     assert_eq!(bound, Ok(()));
     assert_eq!(cm.bind(first, &ipv4([0; 4], 0)), Err(libc::EINVAL), "it is bound");
-    assert_eq!(bind(ipv4([127, 0, 0, 1], port), 0).1, in_use);
+    assert_eq!(bind(ipv4(CARD, port), 0).1, in_use);
     assert_eq!(bind(ipv4([0; 4], port), 0).1, taken, "all addresses");
-    assert_eq!(bind(ipv4([127, 0, 0, 5], port), 0).1, Ok(()), "another address");
-    let (second, shared) = bind(ipv4([127, 0, 0, 1], port), 1);
+    let gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
+    let other = ib(gid, u64::from(space::TCP) << 16 | u64::from(port));
+    assert_eq!(cm.bind(cm.create_in(space::IB, 1), &other), Ok(()), "another address");
+    let (second, shared) = bind(ipv4(CARD, port), 1);
     assert_eq!(shared, Ok(()));
     assert_eq!(cm.listen(first, 1), in_use, "a listener shares with none");
     cm.destroy(second).unwrap();
     assert_eq!(cm.listen(first, 1), Ok(()));
-    assert_eq!(bind(ipv4([127, 0, 0, 1], port), 1).1, in_use, "from then on");
+    assert_eq!(bind(ipv4(CARD, port), 1).1, in_use, "from then on");
     let other_space = cm.create_in(space::UDP, 1);
-    assert_eq!(cm.bind(other_space, &ipv4([127, 0, 0, 1], port)), Ok(()));
+    assert_eq!(cm.bind(other_space, &ipv4(CARD, port)), Ok(()));
     cm.destroy(first).unwrap();
-    assert_eq!(bind(ipv4([127, 0, 0, 1], port), 0).1, Ok(()));
+    assert_eq!(bind(ipv4(CARD, port), 0).1, Ok(()));
     assert_eq!(bind(ipv4([192, 0, 2, 200], 0), 0).1, Err(libc::EADDRNOTAVAIL));
 }
 
@@ -57,7 +60,7 @@ fn a_port_of_another_process_is_in_use() {
     let _other = services.claim(space::TCP, port).unwrap().unwrap();
     let cm = Cm::open();
     let bind = |ip| cm.bind(cm.create(1), &ipv4(ip, port));
-    assert_eq!((bind([0; 4]), bind([127, 0, 0, 1])), (Err(libc::EADDRNOTAVAIL), Err(libc::EADDRINUSE)));
+    assert_eq!((bind([0; 4]), bind(CARD)), (Err(libc::EADDRNOTAVAIL), Err(libc::EADDRINUSE)));
 }
 
 #[test]
@@ -65,9 +68,9 @@ fn addresses_and_routes_are_told() {
     let cm = Cm::open();
     let id = cm.create(1);
     assert_eq!(cm.addresses(id).node_guid.get(), 0, "it has no device");
-    cm.bind(id, &ipv4([127, 0, 0, 1], 0)).unwrap();
+    cm.bind(id, &ipv4(CARD, 0)).unwrap();
     let bound = cm.addresses(id);
-    assert_eq!((bound.src_size, bound.dst_size, bound.src[4..8].to_vec()), (16, 0, vec![127, 0, 0, 1]));
+    assert_eq!((bound.src_size, bound.dst_size, bound.src[4..8].to_vec()), (16, 0, CARD.to_vec()));
     assert_eq!((bound.node_guid.get(), bound.port_num, bound.pkey.get()), (0x0200_00ff_fe80_0000, 1, 0xffff));
     assert_ne!(bound.src[2..4], [0, 0], "a port was chosen");
     let id = cm.routed(space::TCP, 1, next_port());
@@ -93,6 +96,49 @@ fn addresses_and_routes_are_told() {
         cm.ask(command::QUERY_ROUTE, |response| Query { response, id, option: 0 }).unwrap();
     assert_eq!((route.num_paths, route.dst[4..8].to_vec()), (1, vec![127, 0, 0, 1]));
     assert_eq!(route.routes[0].sgid[..], gids.src[8..24]);
+}
+
+#[test]
+fn a_listener_at_a_loopback_address_has_no_device_and_listens_at_all_addresses() {
+    let (near, far) = (Cm::open(), Cm::open());
+    let listener = far.create(7);
+    far.bind(listener, &ipv4([127, 0, 0, 1], 0)).unwrap();
+    far.listen(listener, 1).unwrap();
+    let bound = far.addresses(listener);
+    assert_eq!((bound.src[4..8].to_vec(), bound.node_guid.get()), (vec![127, 0, 0, 1], 0), "`cma_any_addr`");
+    let port = u16::from_be_bytes([bound.src[2], bound.src[3]]);
+    let id = near.create(8);
+    near.resolve(id, &ipv4(CARD, port)).unwrap();
+    near.expect(ADDR_RESOLVED);
+    near.resolve_route(id).unwrap();
+    near.expect(ROUTE_RESOLVED);
+    near.connect(id, param(1, b"")).unwrap();
+    let request = far.expect(CONNECT_REQUEST);
+    let asked = far.addresses(request.id);
+    assert_eq!((asked.src[4..8].to_vec(), asked.node_guid.get() != 0), (CARD.to_vec(), true));
+}
+
+#[test]
+fn a_card_of_several_hosts_has_its_address_only() {
+    let test = "a_card_of_several_hosts_has_its_address_only";
+    let environment = [("SOFTHCA_LISTEN", "127.83.222.1:32000"), ("SOFTHCA_KEY", "the key of this test")];
+    if !alone(module_path!(), test, &environment) {
+        return;
+    }
+    let cm = Cm::open();
+    let device = |ip| {
+        let id = cm.create(1);
+        cm.bind(id, &ipv4(ip, 0)).map(|()| cm.addresses(id).node_guid.get() != 0)
+    };
+    assert_eq!((device([127, 83, 222, 1]), device([127, 83, 222, 2])), (Ok(true), Ok(false)));
+    // Of the host, as its only other addresses are those of an interface.
+    let route = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    if route.connect("192.0.2.200:9").is_ok()
+        && let std::net::IpAddr::V4(own) = route.local_addr().unwrap().ip()
+        && !own.is_loopback()
+    {
+        assert_eq!(device(own.octets()), Err(libc::ENODEV));
+    }
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn addresses_and_ports() {
     let mut link_local = [0; 16];
     (link_local[0], link_local[1], link_local[15]) = (0xfe, 0x80, 9);
     let bound = cm.create(1);
-    cm.bind(bound, &ipv4([127, 0, 0, 1], port)).unwrap();
+    cm.bind(bound, &ipv4(CARD, port)).unwrap();
     let has_ipv6 = std::net::UdpSocket::bind("[::1]:0").is_ok();
     let in_use = libc::EADDRINUSE;
     let taken = libc::EADDRNOTAVAIL;
@@ -142,9 +142,10 @@ fn addresses_and_ports() {
         ),
         ("cma_use_port", "a privileged port", libc::EACCES, privileged),
         ("cma_use_port", "another port", 0, other),
-        ("cma_check_port", "the address of another", in_use, bind(&ipv4([127, 0, 0, 1], port))),
+        ("cma_check_port", "the address of another", in_use, bind(&ipv4(CARD, port))),
         ("cma_check_port", "all addresses", taken, bind(&ipv4([0; 4], port))),
-        ("cma_check_port", "one side shares", in_use, bind_shared(&ipv4([127, 0, 0, 1], port))),
+        ("cma_any_addr", "a loopback address is all addresses", taken, bind(&ipv4([127, 0, 0, 1], port))),
+        ("cma_check_port", "one side shares", in_use, bind_shared(&ipv4(CARD, port))),
         (
             "cma_check_port",
             "all addresses of all families",
@@ -169,7 +170,7 @@ fn options() {
     let (on, off) = (1i32.to_ne_bytes(), 0i32.to_ne_bytes());
     let set = |id, name, value: &[u8]| errno_of(option(&cm, id, name, value));
     let (bound, listener) = (cm.create(2), cm.listener(space::TCP, 3, 1).0);
-    cm.bind(bound, &ipv4([127, 0, 0, 1], 0)).unwrap();
+    cm.bind(bound, &ipv4(CARD, 0)).unwrap();
     let with_type = |space, qp_type| {
         let asked = |response| CreateId { uid: 1, response, space, qp_type, reserved: [0; 5] };
         cm.ask::<u32, _>(command::CREATE_ID, asked).unwrap()
@@ -202,7 +203,7 @@ fn options() {
 fn connections() {
     let (near, far) = (Cm::open(), Cm::open());
     let bound_listener = far.create(6);
-    far.bind(bound_listener, &ipv4([127, 0, 0, 1], 0)).unwrap();
+    far.bind(bound_listener, &ipv4(CARD, 0)).unwrap();
     far.listen(bound_listener, 1).unwrap();
     let (listener, port) = far.listener(space::TCP, 7, 0);
     let (datagram_listener, datagram_port) = far.listener(space::UDP, 8, 0);
