@@ -19,6 +19,7 @@ mod orders;
 mod partitions;
 mod perftest;
 mod pingpong;
+mod polling;
 mod seen;
 mod settings;
 mod soft;

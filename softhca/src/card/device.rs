@@ -160,6 +160,7 @@ impl Card {
             announced: engine.doorbells.announced.clone(),
             used: engine.resources.regions.used.clone(),
             wants_all_rings: AtomicBool::new(false),
+            assists: AtomicU32::new(0),
             engine: Mutex::new(engine),
             sleeper,
             sink,
@@ -358,6 +359,12 @@ impl Card {
     /// ended, or if this card has sent nothing there.
     pub fn is_linked(&self, node: Node) -> bool {
         node == self.port.node() || self.command(|engine| engine.fabric.is_linked(node))
+    }
+
+    /// Does a bounded amount of the card's work on the calling thread, which polls for completions, instead of waiting
+    /// for a core to run the card's own thread. Does nothing if another thread works. Returns whether there was work.
+    pub fn assist(&self) -> bool {
+        self.shared.assist()
     }
 
     /// Runs a command, and wakes the engine for the resulting work.

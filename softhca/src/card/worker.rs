@@ -1,5 +1,5 @@
 //! The thread that serves a card, and other threads of the process that do its work: a thread that has rung a doorbell,
-//! and threads that wait for the card. An idle card's thread polls for a while and then naps; a store of a GPU or
+//! threads that wait for the card, and threads that poll for completions. An idle card's thread polls for a while and then naps; a store of a GPU or
 //! libmlx5 to a register during a nap is noticed only at its end.
 
 use super::engine::{Engine, RungPages};
@@ -11,7 +11,7 @@ use crate::fabric::Sleeper;
 use gdsync_sys::contain::contain;
 use gdsync_sys::wake;
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,13 @@ pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 
 /// Time for which the card's thread sleeps while another thread does its work.
 const HELPED_NAP: Duration = Duration::from_micros(100);
+
+/// Least steps of polling threads between two looks of the card's thread for which it leaves the work to them: a program
+/// that polls now and then does fewer.
+const MANY_ASSISTS: u32 = 16;
+
+/// The shortest time slice of a thread (`sched_setattr(2)`).
+const SLICE: Duration = Duration::from_micros(100);
 
 /// Maximum number of steps by a thread that has rung.
 const STEPS: usize = 4;
@@ -52,6 +59,8 @@ pub(super) struct Shared {
     /// The engine's list of announced doorbell pages.
     pub(super) announced: Arc<RungPages>,
     pub(super) used: Arc<UsedPages>,
+    /// Steps of threads that poll for completions since the card's own thread looked last.
+    pub(super) assists: AtomicU32,
 }
 
 impl Shared {
@@ -91,12 +100,35 @@ impl Shared {
         }
     }
 
+    /// Does a step of the card's work on the calling thread, which polls for completions. Returns whether there was work.
+    pub(super) fn assist(&self) -> bool {
+        let Some(mut engine) = self.engine.try_lock() else {
+            // The thread that works may wait for this core.
+            std::thread::yield_now();
+            return false;
+        };
+        if !may_help(&engine) {
+            return false;
+        }
+        self.assists.fetch_add(1, Ordering::Relaxed);
+        let now = engine.now();
+        let worked = self.step(&mut engine, now);
+        self.deliver_events(engine);
+        worked
+    }
+
     pub(super) fn run(self: &Arc<Self>) {
         use_fine_timers();
+        use_short_slices();
         let mut spin = Spin::on_this_machine();
         let mut idle_since: Option<Instant> = None;
         let mut nap: Option<Duration> = None;
         while !self.stop.load(Ordering::Acquire) {
+            // Without the lock: this thread might have it and get no core, and those that poll would do nothing.
+            if self.assists.swap(0, Ordering::Relaxed) >= MANY_ASSISTS {
+                self.sleeper.sleep(HELPED_NAP);
+                continue;
+            }
             let now = Instant::now();
             let mut engine = self.engine.lock();
             if engine.workers.helpers > 0 {
@@ -261,6 +293,23 @@ impl Listener for Shared {
 fn use_fine_timers() {
     // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
+}
+
+/// Asks for the shortest time slice, so that the calling thread, once awake, soon preempts a thread that polls. Linux
+/// grants it from 6.12 on; before, the slice stays as it was.
+fn use_short_slices() {
+    // SAFETY: plain numbers, for which zeros are valid.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let size = size_of_val(&attributes) as u32;
+    // SAFETY: reads and sets attributes of the calling thread only, in a structure of the given size.
+    unsafe {
+        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) == 0
+            && attributes.sched_policy == libc::SCHED_OTHER as u32
+        {
+            attributes.sched_runtime = SLICE.as_nanos() as u64;
+            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
+        }
+    }
 }
 
 /// Returns the length of the next nap of an engine that has found no work for the time `idle`.

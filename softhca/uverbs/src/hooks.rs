@@ -29,6 +29,7 @@ pub mod files;
 mod live;
 pub mod mappings;
 pub mod place;
+pub mod polling;
 pub mod reads;
 pub mod sockets;
 mod stack;

@@ -45,6 +45,40 @@ fn a_thread_that_lends_itself_does_the_work_that_it_has_rung_for() {
 }
 
 #[test]
+fn a_thread_that_polls_does_the_work() {
+    let mut pair = Pair::new(64);
+    post(&mut pair);
+    let mut steps = 0;
+    while pair.left.cq.peek().is_none() {
+        assert!(pair.card.assist());
+        steps += 1;
+    }
+    while pair.card.assist() {
+        steps += 1;
+    }
+    assert_eq!(
+        pair.card.shared.assists.load(Ordering::Relaxed),
+        steps + 1,
+        "the card's own thread sees them"
+    );
+    check(&mut pair);
+}
+
+#[test]
+fn a_thread_that_polls_does_not_wait_for_one_that_works() {
+    let mut pair = Pair::new(64);
+    post(&mut pair);
+    let works = pair.card.shared.engine.lock();
+    assert!(!pair.card.assist());
+    drop(works);
+    pair.card.shared.engine.lock().workers.own_thread_only = true;
+    assert!(!pair.card.assist());
+    assert!(pair.left.cq.poll().is_none());
+    pair.run();
+    check(&mut pair);
+}
+
+#[test]
 fn a_thread_that_does_not_lend_itself_leaves_the_work() {
     let mut pair = Pair::new(64);
     post(&mut pair);
