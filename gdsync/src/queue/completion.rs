@@ -7,6 +7,7 @@ pub(crate) use waits::{BorrowedCompletions, Unread};
 use self::waits::Shared;
 
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
+use crate::queue::outcome::outcome;
 use crate::queue::{
     Completion, ENTRY_WORDS, OrderError, PeerOp, PollError, QueueError, QueueFull, Ring, StateError,
 };
@@ -67,6 +68,10 @@ pub(crate) struct CompletionState {
     sure_room: u32,
     /// The first entry that the card has not written, set once it writes nothing here any more.
     lost_from: Option<u32>,
+    /// True after an error entry.
+    pub(crate) has_errors: bool,
+    /// Number of ended waits that were opened again. Entries that were awaited before and are not written never come.
+    pub(crate) reopened: u32,
     /// The queue pair for which a kernel reads the queue.
     pub(crate) attached: Option<u32>,
     /// Completions read for persistent requests, which the next poll returns.
@@ -94,6 +99,8 @@ impl CompletionState {
             orphaned: VecDeque::new(),
             shared: Vec::new(),
             lost_from: None,
+            has_errors: false,
+            reopened: 0,
             attached: None,
             set_aside: VecDeque::new(),
         }
@@ -166,6 +173,7 @@ impl CompletionState {
                 if self.is_receive_of(&[qpn], &entry) {
                     receives.push(entry.cqe.wqe_counter());
                 }
+                self.has_errors |= outcome(&entry.cqe).is_err();
                 self.orphaned.push_back(index);
                 self.reserved += 1;
                 self.expected += 1;

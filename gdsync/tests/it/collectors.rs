@@ -382,3 +382,22 @@ fn entries_that_the_card_does_not_count_are_counted_by_the_cpu() {
         }
     }
 }
+
+#[test]
+fn after_an_error_entry_the_cpu_counts_those_of_the_next_connection() {
+    if !with_waits("after_an_error_entry_the_cpu_counts_those_of_the_next_connection", "errors-hold") {
+        return;
+    }
+    let pair = pair::Pair::new();
+    let collector = Collector::new(&pair.device).unwrap();
+    pair.right.post_recv(&[], 0).unwrap();
+    pair::drain_and_reconnect(&pair);
+    for number in 1..=3 {
+        pair.right.post_recv(&[], 0).unwrap();
+        let wait = pair.right.recv_cq().prepare_wait().unwrap();
+        assert_eq!(collector.collect([wait]).unwrap(), number);
+        pair.left.post_send(WorkRequest::send(&[])).unwrap();
+        reaches(&collector, number);
+        assert_eq!(poll(&pair.right.recv_cq()).status, Ok(()));
+    }
+}

@@ -15,7 +15,6 @@ use crate::verbs::{
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// 64-byte blocks of a collector's send queue: one for each awaited completion queue, and one for each write of the
@@ -97,12 +96,19 @@ enum Writer {
 #[derive(Debug)]
 struct Awaited {
     number: u64,
-    entries: Vec<(Arc<CompletionQueueInner>, u32)>,
-    /// The queue pairs that may complete there, kept until they have, with their packet sequence numbers, which a
-    /// reset changes.
-    queue_pairs: Vec<(Arc<QueuePairInner>, u32)>,
-    /// When the CPU first saw all entries, if a queue pair has failed.
+    entries: Vec<AwaitedEntry>,
+    /// When the CPU first saw all entries, if the card may not count one.
     overdue: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct AwaitedEntry {
+    queue: Arc<CompletionQueueInner>,
+    index: u32,
+    /// How many of the queue's ended waits had been opened again, as a reset does.
+    reopened: u32,
+    /// The queue pairs that may complete there, kept until they have.
+    queue_pairs: Vec<Arc<QueuePairInner>>,
 }
 
 options! {
@@ -241,13 +247,8 @@ impl CollectorInner {
             }
         }
         state.newest = number;
-        let numbered = |one: &Arc<QueuePairInner>| (one.clone(), one.life.psn.load(Ordering::Relaxed));
-        state.awaited.push_back(Awaited {
-            number,
-            entries: entries.iter().map(|(queue, index, _)| ((*queue).clone(), *index)).collect(),
-            queue_pairs: entries.iter().flat_map(|(.., queue_pairs)| *queue_pairs).map(numbered).collect(),
-            overdue: None,
-        });
+        let entries = entries.iter().map(AwaitedEntry::new).collect();
+        state.awaited.push_back(Awaited { number, entries, overdue: None });
         if !std::mem::replace(&mut state.watched, true) {
             CHECKER.add(Arc::new(Watch(self.clone())));
         }
@@ -304,11 +305,11 @@ impl CollectorState {
             self.watched = false;
             return Polled::Done;
         };
-        if front.overdue.is_none() && front.has_failed() {
+        if front.overdue.is_none() && front.entries.iter().any(AwaitedEntry::is_in_doubt) {
             // Flushes prepared work, so that its entries are written.
-            let failed =
-                front.queue_pairs.iter().filter(|(queue_pair, _)| queue_pair.life.failure().is_some());
-            failed.for_each(|(queue_pair, _)| queue_pair.flush_collected());
+            let queue_pairs = front.entries.iter().flat_map(|entry| &entry.queue_pairs);
+            let failed = queue_pairs.filter(|queue_pair| queue_pair.life.failure().is_some());
+            failed.for_each(|queue_pair| queue_pair.flush_collected());
             if front.has_come() {
                 front.overdue = Some(now());
             }
@@ -342,15 +343,29 @@ impl CollectorState {
 impl Awaited {
     /// Returns whether all entries have been written, or will never be, as the CPU sees it.
     fn has_come(&self) -> bool {
-        self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
+        self.entries.iter().all(AwaitedEntry::has_come)
+    }
+}
+
+impl AwaitedEntry {
+    fn new((queue, index, queue_pairs): &Entry<'_>) -> Self {
+        let reopened = queue.lock().reopened;
+        AwaitedEntry { queue: (*queue).clone(), index: *index, reopened, queue_pairs: queue_pairs.to_vec() }
     }
 
-    fn has_failed(&self) -> bool {
-        let lost = || self.entries.iter().any(|(queue, _)| queue.lock().is_lost());
-        let failed = |(queue_pair, psn): &(Arc<QueuePairInner>, u32)| {
-            queue_pair.life.failure().is_some() || queue_pair.life.psn.load(Ordering::Relaxed) != *psn
-        };
-        self.queue_pairs.iter().any(failed) || lost()
+    fn has_come(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.has_come(self.index) || queue.reopened != self.reopened
+    }
+
+    /// Returns whether the card may never count it.
+    fn is_in_doubt(&self) -> bool {
+        let has_failed = |queue_pair: &Arc<QueuePairInner>| queue_pair.life.failure().is_some();
+        if self.queue_pairs.iter().any(has_failed) {
+            return true;
+        }
+        let queue = self.queue.lock();
+        queue.may_hold_waits() || queue.reopened != self.reopened
     }
 }
 
@@ -373,6 +388,10 @@ impl Task for Watch {
 mod tests {
     use super::*;
     use crate::qp::testing::LONG;
+    use crate::qp::{ResetError, SharedReceiveQueue};
+    use crate::queue::ResetBlocker;
+    use crate::util::poller::Simulation;
+    use crate::{Batch, SoftStream, Stream};
 
     #[test]
     fn without_a_new_queue_the_cpu_counts() {
@@ -391,6 +410,64 @@ mod tests {
             assert_eq!(crate::qp::testing::poll(&peer.send_cq()).status, Ok(()));
             assert!(collector.inner.state.lock().writer != Writer::Card || number == 1);
         }
+    }
+
+    /// A collector that waits for a shared receive, which never comes, and the library's threads.
+    struct Waiting {
+        simulation: Simulation,
+        collector: Collector,
+        queue_pair: QueuePair,
+        _receives: SharedReceiveQueue,
+    }
+
+    impl Waiting {
+        /// Makes one. The first receive has another wait.
+        fn new(first: impl FnOnce(PreparedWait)) -> Self {
+            let simulation = Simulation::new().unwrap();
+            let device = Device::software().unwrap();
+            let pd = ProtectionDomain::new(&device).unwrap();
+            let receives = SharedReceiveQueue::new(&pd, 4).unwrap();
+            (0..2).for_each(|wr_id| receives.post_recv(&[], wr_id).unwrap());
+            let config = QueuePairConfig::default().shared_receive_queue(&receives);
+            let queue_pair = QueuePair::new(&pd, config).unwrap();
+            queue_pair.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+            let collector = Collector::new(&device).unwrap();
+            first(queue_pair.recv_cq().prepare_wait().unwrap());
+            assert_eq!(collector.collect([queue_pair.recv_cq().prepare_wait().unwrap()]).unwrap(), 1);
+            queue_pair.abort().unwrap();
+            Waiting { simulation, collector, queue_pair, _receives: receives }
+        }
+
+        fn is_released(&self) {
+            let start = Instant::now();
+            while self.collector.word().load().unwrap() < 1 {
+                assert!(start.elapsed() < LONG, "the wait is never released");
+                self.simulation.advance_to(start.elapsed());
+                self.simulation.step();
+            }
+        }
+    }
+
+    #[test]
+    fn a_reset_releases_the_word_and_its_entry_can_be_waited_for_again() {
+        let waiting = Waiting::new(drop);
+        // Before the library's thread has seen the failure.
+        waiting.queue_pair.reset().unwrap();
+        assert_eq!(waiting.queue_pair.recv_cq().prepare_wait().unwrap().index(), 0);
+        waiting.is_released();
+    }
+
+    #[test]
+    fn a_reset_that_a_stream_blocks_leaves_the_release_of_the_word() {
+        let (stream, _steps) = SoftStream::stepped();
+        let stream = Stream::new(stream).unwrap();
+        let waiting = Waiting::new(|wait| assert!(stream.post(Batch::new().wait(wait)).is_ok()));
+        let refused = waiting.queue_pair.reset().unwrap_err();
+        assert!(
+            matches!(refused, ResetError::Blocked { blocker: ResetBlocker::ReceiveWaits, .. }),
+            "{refused}"
+        );
+        waiting.is_released();
     }
 
     fn reaches(collector: &Collector, number: u64) {

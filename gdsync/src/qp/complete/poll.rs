@@ -202,6 +202,7 @@ fn complete(
     let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
     let status = match opcode {
         CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
+            state.has_errors = true;
             let mut error = WorkError::new(cqe.raw_syndrome(), cqe.vendor_syndrome());
             // For a target, the connection of one initiator has ended; it serves the others.
             if !queue_pair.is_target() {

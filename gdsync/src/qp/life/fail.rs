@@ -251,8 +251,8 @@ impl QueuePairInner {
     /// Implements [`QueuePair::reset`](crate::QueuePair::reset).
     pub(crate) fn reset(&self) -> Result<(), ResetError> {
         if self.life.failure().is_some() {
-            // Prepared work completes, too.
-            self.flush_unposted();
+            // Prepared work completes, too. Waits of the next connection count from the first entry that has not come.
+            self.flush_collected();
         }
         let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number, blocker });
         for queue in [&self.send_cq, &self.recv_cq] {
@@ -279,9 +279,10 @@ impl QueuePairInner {
             if unpolled > 0 {
                 return refuse(ResetBlocker::Receives(unpolled));
             }
-            if arrivals.reopen_ended_waits() {
+            if arrivals.has_ended_waits_to_pass() {
                 return refuse(ResetBlocker::ReceiveWaits);
             }
+            arrivals.reopen_ended_waits();
         }
         if let Some((trigger, master)) = self.master() {
             // Its blocks are counted from 0 again: no release with an old index may remain.

@@ -135,6 +135,11 @@ impl CompletionState {
         self.lost_from.is_some()
     }
 
+    /// Returns whether the card may count no more entries for WAITs: on some cards, none after an error entry.
+    pub(crate) fn may_hold_waits(&self) -> bool {
+        self.is_lost() || self.has_errors
+    }
+
     /// Returns true for entries that the card has not written and never will.
     pub(super) fn is_beyond(&self, index: u32) -> bool {
         self.lost_from.is_some_and(|first| index.wrapping_sub(first) <= i32::MAX as u32)
@@ -211,17 +216,21 @@ impl CompletionState {
         !is_send && queue_pairs.iter().any(|qpn| self.is_live_of(entry, *qpn))
     }
 
-    /// Reopens waits that were ended as all queue pairs had failed, for a new queue pair: the newest entries that
-    /// streams have passed and the card has not written can be waited for again. Returns whether streams have not
-    /// passed some.
-    pub(crate) fn reopen_ended_waits(&mut self) -> bool {
+    /// Returns whether streams have not passed some of the newest waits, which were ended as all queue pairs had failed.
+    pub(crate) fn has_ended_waits_to_pass(&self) -> bool {
+        let newest = (0..self.waits_ahead()).zip(self.slots.iter().rev());
+        let mut ended =
+            newest.take_while(|(back, _)| self.is_wait_ended(self.next_wait().wrapping_sub(back + 1)));
+        ended.any(|(_, slot)| slot.is_standing())
+    }
+
+    /// Reopens such waits for a new queue pair: the newest entries that streams have passed and the card has not
+    /// written can be waited for again.
+    pub(crate) fn reopen_ended_waits(&mut self) {
         while self.waits_ahead() > 0 {
             let last = self.next_wait().wrapping_sub(1);
-            if !self.is_wait_ended(last) {
-                return false;
-            }
-            if self.slots.back().is_some_and(Slot::is_standing) {
-                return true;
+            if !self.is_wait_ended(last) || self.slots.back().is_some_and(Slot::is_standing) {
+                return;
             }
             let word = self.ring.word(last, LAST_DWORD);
             let before = word.load(Ordering::Relaxed);
@@ -229,11 +238,11 @@ impl CompletionState {
             let after = u32::from_ne_bytes([low, high, signature, op_own ^ 1]);
             if word.compare_exchange(before, after, Ordering::Release, Ordering::Relaxed).is_err() {
                 // The card has just written it.
-                return false;
+                return;
             }
             self.slots.pop_back();
+            self.reopened = self.reopened.wrapping_add(1);
         }
-        false
     }
 }
 
