@@ -3,11 +3,12 @@
 use super::bench::Bench;
 use super::program::LONGEST;
 use super::rings::{CompletionQueue, SharedQueue};
-use gdsync::PinnedMemory;
+use gdsync::qp::SharedReceiveQueue;
+use gdsync::{MemoryRegion, PinnedMemory};
 use gdsync_cli::failure::Failure;
 use gdsync_sys::prm::wqe::DataSeg;
 use softhca::card::simulation::{SimulatedCard, World};
-use softhca::card::{Access, LinkLayer, RegionConfig, SrqConfig, XrcConfig};
+use softhca::card::{Access, LinkLayer, RegionConfig, SrqConfig, WaitRules, XrcConfig};
 use softhca::faults::FaultPlan;
 use softhca::liberties::Schedule;
 use std::cell::RefCell;
@@ -121,7 +122,7 @@ impl Drop for Region {
 /// A shared receive queue, and the places of its receives.
 pub(super) struct Pool {
     pub(super) srqn: u32,
-    queue: SharedQueue,
+    queue: Receives,
     pub(super) region: Region,
     /// Receives that are posted and not completed, in the order in which the card takes them.
     posted: VecDeque<u16>,
@@ -129,11 +130,58 @@ pub(super) struct Pool {
     pub(super) may_lose: usize,
 }
 
+enum Receives {
+    Card(SharedQueue),
+    /// The library's, with the places that are free.
+    Library(SharedReceiveQueue, MemoryRegion, VecDeque<u16>),
+}
+
+impl Receives {
+    fn release(&mut self, index: u16) {
+        match self {
+            Receives::Card(queue) => queue.release(index),
+            Receives::Library(.., free) => free.push_back(index),
+        }
+    }
+}
+
 impl Pool {
+    fn new(queue: Receives, srqn: u32, region: Region) -> Self {
+        Pool { srqn, queue, region, posted: VecDeque::new(), may_lose: 0 }
+    }
+
+    fn of_library(bench: &Bench) -> Result<Self, Failure> {
+        let region = Region::new(usize::from(SHARED) * SLOT)?;
+        let memory = MemoryRegion::register(&bench.pd, region.memory.clone(), gdsync::Access::all())?;
+        let queue = SharedReceiveQueue::new(&bench.pd, u32::from(SHARED))?;
+        let srqn = queue.number();
+        Ok(Pool::new(Receives::Library(queue, memory, (0..SHARED).collect()), srqn, region))
+    }
+
+    /// The queue, if it is the library's.
+    pub(super) fn library(&self) -> Option<&SharedReceiveQueue> {
+        match &self.queue {
+            Receives::Card(_) => None,
+            Receives::Library(queue, ..) => Some(queue),
+        }
+    }
+
     /// Posts a receive, if there is room.
     pub(super) fn post(&mut self) {
         let place = |index| self.region.data(usize::from(index) * SLOT, SLOT);
-        self.posted.extend(self.queue.post(place));
+        let posted = match &mut self.queue {
+            Receives::Card(queue) => queue.post(place),
+            Receives::Library(queue, region, free) => {
+                let index = free.pop_front();
+                let at = index.map_or(0, usize::from) * SLOT;
+                // There is room for all: links would wait for one that is refused.
+                index.filter(|index| {
+                    let slice = region.slice(at..at + SLOT);
+                    slice.is_ok_and(|slice| queue.post_recv(&[slice], (*index).into()).is_ok())
+                })
+            }
+        };
+        self.posted.extend(posted);
     }
 
     /// Notes that a receive has completed. Returns its place.
@@ -161,7 +209,13 @@ impl Pool {
             self.queue.release(index);
         });
         self.may_lose = 0;
-        Ok(())
+        let known = self.library().map(SharedReceiveQueue::posted);
+        match known.filter(|known| *known as usize != left) {
+            Some(known) => {
+                Err(format!("the card has {left} shared receives, and the library knows of {known}"))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -172,8 +226,8 @@ pub(super) struct CardBed {
     pub(super) xrcd: u32,
     pub(super) sends: CompletionQueue,
     pub(super) receives: CompletionQueue,
-    /// The shared queue, and that of the XRC domain.
-    pub(super) pools: [Pool; 2],
+    /// The shared queue, that of the XRC domain, and the library's.
+    pub(super) pools: Vec<Pool>,
     /// The library on the card.
     pub(super) bench: Option<Bench>,
 }
@@ -183,13 +237,14 @@ impl CardBed {
         world: &mut World,
         schedule: Option<&Schedule>,
         faults: Option<&FaultPlan>,
-        library: bool,
+        (library, waits): (bool, WaitRules),
     ) -> Result<Self, Failure> {
         let (card, bench) = match library {
             false => (world.start_card(LinkLayer::InfiniBand, schedule, Box::new(drop))?, None),
             true => Bench::new(world, schedule).map(|(card, bench)| (card, Some(bench)))?,
         };
         card.set_faults(faults);
+        card.set_wait_rules(waits);
         let pdn = card.alloc_pd()?;
         let xrcd = card.open_xrcd(None, true)?.ok_or("no XRC domain")?;
         let [sends, receives] = [(); 2].map(|()| CompletionQueue::new(&card, COMPLETIONS));
@@ -199,15 +254,17 @@ impl CardBed {
             let region = Region::new(usize::from(SHARED) * SLOT)?;
             // SAFETY: the card is dropped before the pools.
             let srqn = unsafe { card.create_srq(&SrqConfig { xrc, ..config }) }?;
-            Ok::<_, Failure>(Pool { srqn, queue, region, posted: VecDeque::new(), may_lose: 0 })
+            Ok::<_, Failure>(Pool::new(Receives::Card(queue), srqn, region))
         };
-        let pools = [pool(None)?, pool(Some(XrcConfig { xrcd, cqn: receives.cqn, user_index: 0 }))?];
+        let pools = vec![pool(None)?, pool(Some(XrcConfig { xrcd, cqn: receives.cqn, user_index: 0 }))?];
         let mut bed = CardBed { card, pdn, xrcd, sends, receives, pools, bench };
         for index in 0..2 {
             let mut region = std::mem::replace(&mut bed.pools[index].region, Region::new(1)?);
             region.register(&bed, false)?;
             bed.pools[index].region = region;
         }
+        let of_library = bed.bench.as_ref().map(Pool::of_library).transpose()?;
+        bed.pools.extend(of_library);
         Ok(bed)
     }
 }

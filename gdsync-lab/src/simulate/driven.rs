@@ -4,6 +4,7 @@ use super::bench::Bench;
 use super::kept::{Places, Start};
 use super::program::{By, DEPTH, KEEP, Kind, LinkPlan};
 use gdsync::memop::Word32;
+use gdsync::qp::SharedReceiveQueue;
 use gdsync::queue::WorkError;
 use gdsync::verbs::Transport;
 use gdsync::{
@@ -58,11 +59,12 @@ impl Driven {
         plan: &LinkPlan,
         by: By,
         (memory, life): (PinnedMemory, u32),
-        bench: &Bench,
+        (bench, receives): (&Bench, Option<&SharedReceiveQueue>),
     ) -> Result<Self, Failure> {
         let transport = if plan.kind == Kind::Uc { Transport::Uc } else { Transport::Rc };
         let config = QueuePairConfig::default().transport(transport).access(Access::all());
         let config = config.send_depth(2 * DEPTH as u32).recv_depth(DEPTH as u32);
+        let config = receives.map_or(config, |receives| config.shared_receive_queue(receives));
         let own = matches!(by, By::Trigger(_)).then(|| Trigger::new(&bench.pd)).transpose()?;
         let shared = by.stream().filter(|_| matches!(by, By::Shared(_)));
         let shared = shared.map(|stream| &bench.streams[stream].trigger);

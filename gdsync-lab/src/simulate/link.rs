@@ -1,6 +1,6 @@
 //! The two ends of a link: their queue pairs, and how they are made and connected.
 
-use super::cards::{CardBed, Region, SLOT};
+use super::cards::{CardBed, Pool, Region, SLOT};
 use super::driven::Driven;
 use super::program::{DEPTH, KEEP, Kind, LinkPlan};
 use super::rings::{ReceiveQueue, SendQueue};
@@ -195,7 +195,9 @@ impl End {
         self.life += 1;
         if let Some(by) = plan.library {
             let bench = bed.bench.as_ref().ok_or("the library has not opened this card")?;
-            let driven = Driven::new(plan, by[side], (self.region.memory.clone(), self.life), bench)?;
+            let receives = bed.pools.get(plan.pool()).and_then(Pool::library).filter(|_| plan.shared);
+            let memory = (self.region.memory.clone(), self.life);
+            let driven = Driven::new(plan, by[side], memory, (bench, receives))?;
             (self.qpn, self.region.key) = (driven.queue_pair.number(), driven.region.rkey());
             self.queues = Queues { library: Some(driven), ..Queues::default() };
             return Ok(());

@@ -117,7 +117,9 @@ pub(super) fn start_some(
                 continue;
             }
             let mut sends = 0;
-            for place in 0..2 * KEEP {
+            // A shared queue takes no persistent receives.
+            let places = if link.plan.shared { KEEP } else { 2 * KEEP };
+            for place in 0..places {
                 let Some(driven) = &end.queues.library else { break };
                 let full = if place < KEEP { end.ledger.len() + sends } else { end.posted.len() + KEEP };
                 let is_ours = place >= KEEP || driven.stream() == Some(stream);
@@ -184,10 +186,10 @@ fn list<'a>(links: &'a mut [Link], chosen: &[Chosen]) -> Vec<&'a mut dyn Request
 
 /// Returns whether everything is given to cards and streams that ends a request's newest start.
 fn may_wait(links: &[Link], (link, side, place): Chosen) -> bool {
-    let (end, peer) = (&links[link].ends[side], &links[link].ends[1 - side]);
     if place < KEEP {
-        return peer.has_receives();
+        return links[link].has_receives(1 - side);
     }
+    let (end, peer) = (&links[link].ends[side], &links[link].ends[1 - side]);
     let messages = |driven: &Driven| driven.messages;
     let unrung = peer.queues.library.as_ref().map_or(0, messages);
     // It is the newest receive of its end but for others of the list.
@@ -207,12 +209,15 @@ fn awaited(links: &mut [Link], (link, side, place): Chosen, stream: usize) -> Aw
     Awaited { link, side, queue, life, index: 0, start, status: None }
 }
 
-impl End {
-    /// Returns whether all messages to it have receives.
-    pub(super) fn has_receives(&self) -> bool {
-        self.posted.len() >= self.coming.len()
+impl Link {
+    /// Returns whether all messages to an end have receives.
+    pub(super) fn has_receives(&self, side: usize) -> bool {
+        let end = &self.ends[side];
+        self.plan.shared || end.posted.len() >= end.coming.len()
     }
+}
 
+impl End {
     /// Sees to a request in a place that the stream may start. Returns false if there is none.
     fn keep(&mut self, peer: &End, place: usize, stream: usize, random: &mut Random) -> Result<bool, String> {
         let Some(driven) = &mut self.queues.library else { return Ok(false) };

@@ -6,6 +6,7 @@ use softhca::card::simulation::PACKET_BYTES;
 use softhca::faults::{Action, FaultPlan};
 use softhca::liberties::{Liberties, LibertyKinds, Schedule};
 use std::fmt;
+use std::time::Duration;
 
 /// Maximum bytes of a message of a connection: several packets.
 pub(super) const LONGEST: usize = 3200;
@@ -15,6 +16,8 @@ pub(super) const INLINE: usize = 28;
 pub(super) const DEPTH: usize = 16;
 /// Persistent sends of an end, and persistent receives.
 pub(super) const KEEP: usize = 2;
+/// Longest time for which faults hold a packet back (`hold=N` in docs/liberties.md).
+pub(super) const LONGEST_HOLD: Duration = Duration::from_millis(10);
 /// Code of a time-out that does not expire while faults hold packets back: a request and its answer, each when it leaves and when
 /// it arrives, for 10 ms at most.
 const PATIENT: u8 = 14;
@@ -94,9 +97,15 @@ pub(super) struct LinkPlan {
 }
 
 impl LinkPlan {
+    /// Returns how long packets of a former connection must be waited for. UC takes a new message whatever its PSN, so there
+    /// what faults hold back has to come first.
+    pub(super) fn hold(&self) -> Duration {
+        if self.kind == Kind::Uc { LONGEST_HOLD } else { Duration::ZERO }
+    }
+
     /// Returns which of a card's shared queues it uses.
     pub(super) fn pool(&self) -> usize {
-        usize::from(self.kind == Kind::Xrc)
+        if self.library.is_some() { 2 } else { usize::from(self.kind == Kind::Xrc) }
     }
 }
 
@@ -225,6 +234,10 @@ pub(super) struct Episode {
     pub(super) library: bool,
     /// True if streams start persistent requests.
     pub(super) lists: bool,
+    /// True if error entries do not count for WAITs of the cards (`errors-hold`).
+    pub(super) errors_hold: bool,
+    /// True if the library's threads stand still while a link is reset.
+    pub(super) late: bool,
     pub(super) links: Vec<LinkPlan>,
     pub(super) faults: Option<FaultPlan>,
     /// True if faults may fail work requests.
@@ -235,6 +248,13 @@ pub(super) struct Episode {
 
 impl Episode {
     pub(super) fn new(seed: u64, wishes: &Wishes) -> Result<Episode, String> {
+        let mut episode = Episode::plain(seed, wishes)?;
+        episode.vary_library();
+        Ok(episode)
+    }
+
+    /// Makes one without shared receives of the library, cards whose error entries hold, and late threads.
+    pub(super) fn plain(seed: u64, wishes: &Wishes) -> Result<Episode, String> {
         let random = &mut Random::new(seed);
         let cards = 2 + random.below(3) as usize;
         let library = random.below(3) == 0;
@@ -266,7 +286,46 @@ impl Episode {
         let count = 64 << random.below(5);
         let mut steps: Vec<Step> = (0..count).map(|_| step(&links, cards, habits, random)).collect();
         steps.push(Step::Settle { seed: random.next() });
-        Ok(Episode { seed, cards, library, lists: habits.lists, links, faults, may_fail, schedule, steps })
+        Ok(Episode {
+            seed,
+            cards,
+            library,
+            lists: habits.lists,
+            errors_hold: false,
+            late: false,
+            links,
+            faults,
+            may_fail,
+            schedule,
+            steps,
+        })
+    }
+
+    /// Makes more choices about the library, with numbers of their own.
+    fn vary_library(&mut self) {
+        let random = &mut Random::new(!self.seed);
+        let Episode { links, steps, .. } = self;
+        let driven: Vec<usize> = (0..links.len()).filter(|link| links[*link].library.is_some()).collect();
+        if driven.is_empty() {
+            return;
+        }
+        (self.errors_hold, self.late) = (random.below(4) == 0, random.below(2) == 0);
+        for link in links.iter_mut().filter(|link| link.library.is_some() && link.kind == Kind::Rc) {
+            link.shared = random.below(3) == 0;
+        }
+        // Streams wait for what never comes, as its link is reset, and nothing else happens before they must go on.
+        for _ in 0..random.below(4) {
+            let link = driven[random.below(driven.len() as u64) as usize];
+            let card = links[link].cards[random.below(2) as usize];
+            let stream = random.below(STREAMS as u64) as usize;
+            let group = [
+                Step::Await { card, stream, ahead: false, seed: random.next() },
+                Step::Remake { link, destroy: false, seed: random.next() },
+                Step::Settle { seed: random.next() },
+            ];
+            let at = random.below(steps.len() as u64) as usize;
+            steps.splice(at..at, group);
+        }
     }
 
     /// Returns whether faults use up retries of a link, above all those of a message that waits for its receive: only an

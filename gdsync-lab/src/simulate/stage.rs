@@ -6,20 +6,18 @@ use super::check::Checked;
 use super::library::{await_some, check_marks, words};
 use super::link::{End, Link, Queues};
 use super::lists::start_some;
-use super::program::{DEPTH, Episode, Kind, STREAMS, Step};
+use super::program::{DEPTH, Episode, Kind, LONGEST_HOLD, STREAMS, Step};
 use super::rings::{ReceiveQueue, SendQueue};
 use super::totals::Totals;
 use crate::soak::plan::Random;
 use gdsync::stream::Simulation;
 use gdsync_cli::failure::Failure;
 use softhca::card::simulation::World;
-use softhca::card::{QpChange, QpState};
+use softhca::card::{QpChange, QpState, WaitRules};
 use std::time::Duration;
 
 /// Longest time that passes between two steps of cards, in nanoseconds.
 const PAUSE: u64 = 2000;
-/// Longest time for which faults hold a packet back (`hold=N` in docs/liberties.md).
-const LONGEST_HOLD: Duration = Duration::from_millis(10);
 
 pub(super) struct Stage<'a> {
     episode: &'a Episode,
@@ -28,8 +26,17 @@ pub(super) struct Stage<'a> {
     pub(super) links: Vec<Link>,
     world: World,
     pub(super) totals: Totals,
+    /// True while the library's threads stand still.
+    is_late: bool,
     /// The library's, if it has a part. Last: its tasks hold objects of the cards and links.
     pub(super) simulation: Option<Simulation>,
+}
+
+/// Starts a card of an episode.
+fn new_card(world: &mut World, episode: &Episode) -> Result<CardBed, Failure> {
+    let Episode { schedule, faults, library, errors_hold, .. } = episode;
+    let waits = WaitRules { errors_count: !errors_hold, ..WaitRules::default() };
+    CardBed::new(world, schedule.as_ref(), faults.as_ref(), (*library, waits))
 }
 
 /// Performs an episode.
@@ -55,8 +62,7 @@ impl<'a> Stage<'a> {
             true => Some(Simulation::new().ok_or("this thread simulates already")?),
             false => None,
         };
-        let Episode { schedule, faults, library, .. } = episode;
-        let bed = |_| CardBed::new(&mut world, schedule.as_ref(), faults.as_ref(), *library);
+        let bed = |_| new_card(&mut world, episode);
         let cards = (0..episode.cards).map(bed).collect::<Result<Vec<_>, _>>()?;
         let mut links = Vec::new();
         for plan in &episode.links {
@@ -66,7 +72,7 @@ impl<'a> Stage<'a> {
             link.connect(&cards, random)?;
             links.push(link);
         }
-        Ok(Stage { episode, cards, links, world, totals: Totals::default(), simulation })
+        Ok(Stage { episode, cards, links, world, totals: Totals::default(), is_late: false, simulation })
     }
 
     fn perform(&mut self, step: &Step) -> Checked {
@@ -155,7 +161,7 @@ impl<'a> Stage<'a> {
             let benches = self.cards.iter_mut().filter_map(|bed| bed.bench.as_mut());
             let streams = benches.flat_map(|bench| &mut bench.streams);
             worked = streams.map(Driving::step).fold(worked, |any, one| any | one);
-            worked |= simulation.step();
+            worked |= !self.is_late && simulation.step();
         }
         self.pass(random.below(PAUSE));
         worked
@@ -233,23 +239,28 @@ impl<'a> Stage<'a> {
         // A target of DC knows its initiators as long as it exists.
         let mut destroy = destroy || self.links[link].is_dead || plan.kind == Kind::Dc;
         if plan.library.is_some() && !destroy {
-            self.calm(plan.kind, random)?;
+            self.is_late = self.episode.late;
+            let calm = self.calm(plan.hold(), random).and_then(|()| self.check_receives(link, random));
+            self.is_late = false;
+            calm?;
             destroy = !self.links[link].ends.iter_mut().all(End::reset_library);
         }
         for side in 0..2 {
             self.end(link, side, destroy).map_err(words)?;
             self.poll()?;
-            // In ERR all receives complete; but a target of DC is destroyed as it is.
-            if (plan.kind, side) == (Kind::Dc, 1) {
+            // In ERR all receives complete; but a target of DC is destroyed as it is, and what the library drops or resets has no
+            // more completions.
+            if (plan.kind, side) == (Kind::Dc, 1) || plan.shared && plan.library.is_some() {
                 self.cards[plan.cards[side]].pools[plan.pool()].may_lose += DEPTH;
             }
             if destroy {
                 self.links[link].ends[side].qpn = 0;
             }
         }
-        self.calm(plan.kind, random)?;
-        // The library returns no completions of a queue pair that is dropped.
-        self.links[link].is_dead |= destroy && plan.library.is_some();
+        self.calm(plan.hold(), random)?;
+        // The library returns no completions of a queue pair that is dropped, nor those of shared receives that are seen
+        // only after a reset.
+        self.links[link].is_dead |= (destroy || plan.shared) && plan.library.is_some();
         for side in 0..2 {
             self.links[link].adopt(side).map_err(|error| self.at(link, side, &error))?;
         }
@@ -258,10 +269,22 @@ impl<'a> Stage<'a> {
         it.connect(&self.cards, random).map_err(words)
     }
 
-    /// Runs until nothing happens: packets of a former connection must not reach the new one. UC takes a new message
-    /// whatever its PSN, so there what faults hold back has to come first.
-    fn calm(&mut self, kind: Kind, random: &mut Random) -> Checked {
-        let hold = if kind == Kind::Uc { LONGEST_HOLD } else { Duration::ZERO };
+    /// Checks that starts of receives have an outcome, as both queue pairs have failed. No stream need announce them for that.
+    fn check_receives(&mut self, link: usize, random: &mut Random) -> Checked {
+        let open = |stage: &Self| stage.links[link].ends.iter().position(End::has_open_receives);
+        if open(self).is_some() {
+            // The card flushes a queue pair after what faults hold back. The polls take its completions, and then the outcomes.
+            self.calm(LONGEST_HOLD, random)?;
+            self.poll()?;
+            self.poll()?;
+        }
+        let what = "starts of receives have no outcome, though the queue pair has failed";
+        open(self).map_or(Ok(()), |side| Err(self.at(link, side, what)))
+    }
+
+    /// Runs until nothing happens, and nothing is due that `hold` delays: packets of a former connection must not reach the
+    /// new one.
+    fn calm(&mut self, hold: Duration, random: &mut Random) -> Checked {
         let end = self.world.elapsed() + hold;
         while self.step_all(random)
             || (self.world.in_flight() > 0 || self.next_timer().is_some_and(|next| next < end)) && self.skip()
@@ -298,8 +321,7 @@ impl<'a> Stage<'a> {
 
     /// Drops a card, as if its process had ended, and starts another in its place.
     fn kill(&mut self, card: usize) -> Result<(), Failure> {
-        let Episode { schedule, faults, library, .. } = self.episode;
-        let new = CardBed::new(&mut self.world, schedule.as_ref(), faults.as_ref(), *library)?;
+        let new = new_card(&mut self.world, self.episode)?;
         let former = std::mem::replace(&mut self.cards[card], new);
         self.totals.faults += former.card.fault_counts().iter().map(|rule| rule.injected).sum::<u64>();
         drop(former);

@@ -32,9 +32,9 @@ const GRACE: Duration = Duration::from_millis(5);
 ///
 /// # Failures
 /// An error entry is an entry: failed work counts, and so does work flushed because a peer has died. A library
-/// thread releases awaited work that never gets an entry. It watches while an awaited queue pair has failed, takes
-/// over the collector's queue, and writes the word instead of the card. The work's outcome is in its completion and
-/// in [`crate::QueuePair::failure`].
+/// thread releases awaited work that never gets an entry, or one that the card does not count. Where an awaited queue
+/// pair has failed, even if it was reset since, the thread takes over the collector's queue, and writes the word
+/// instead of the card. The work's outcome is in its completion and in [`crate::QueuePair::failure`].
 ///
 /// A collector is a cheap handle; clones name the same one.
 ///
