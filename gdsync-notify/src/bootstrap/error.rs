@@ -97,7 +97,7 @@ pub enum BootstrapError {
         source: io::Error,
     },
     /// Rank 0 cannot be reached.
-    #[error("rank 0 cannot be reached at {address} within {timeout:?}: {source}")]
+    #[error("rank 0 cannot be reached at {address} within {timeout:?}: {source}: check whether it runs")]
     Connect {
         /// The address.
         address: String,

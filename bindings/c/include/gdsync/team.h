@@ -18,9 +18,9 @@ GDS_BEGIN_DECLS
 /* A rank's connection to the ranks of its job. One thread at a time uses it; all ranks make the same calls in the same order. */
 typedef struct gdsync_bootstrap gdsync_bootstrap_t;
 
-/* Connects the job's processes as the launcher's environment says: gdsync run, mpirun, srun, torchrun, or GDSYNC_RANK and GDSYNC_SIZE. On several
- * hosts, GDSYNC_ROOT=host:port is where rank 0 listens, and all ranks prove that they have GDSYNC_KEY or GDSYNC_KEY_FILE. timeout_ms holds for this call
- * and for each later exchange. EINVAL: no launcher; ETIMEDOUT: ranks are missing. */
+/* Connects the job's processes as the launcher's environment says: gdsync run, mpirun, srun, torchrun, or GDSYNC_RANK, GDSYNC_SIZE and GDSYNC_JOB
+ * (a name that only this job has). On several hosts, GDSYNC_ROOT=host:port is where rank 0 listens, and all ranks prove that they have GDSYNC_KEY or
+ * GDSYNC_KEY_FILE. timeout_ms holds for this call and for each later exchange. EINVAL: no launcher; ETIMEDOUT: ranks are missing. */
 gdsync_bootstrap_t *gdsync_bootstrap_from_env(unsigned timeout_ms);
 /* The same without a launcher: the ranks connect at host:port of rank 0 or, on one host, under a name that only this job uses. */
 gdsync_bootstrap_t *gdsync_bootstrap_join(uint32_t rank, uint32_t size, const char *address, unsigned timeout_ms);
