@@ -1,7 +1,7 @@
 //! The library's texts in the words of C: they name calls of Rust, for programs in Rust.
 
 /// Names of Rust in messages, and their replacements.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
     ("PreparedSend::into_ticket", "gdsync_send_ticket"),
     ("QueuePairConfig::trigger", "gdsync_trigger_create_qp"),
     ("Team::allocate", "gdsync_segment_allocate"),
@@ -9,6 +9,7 @@ const NAMES: [(&str, &str); 8] = [
     ("TeamConfig::queues", "queues of gdsync_team_attr_t"),
     ("call connect() first", "call gdsync_bootstrap_connect, or gds_modify_qp, first"),
     ("complete() it", "call gdsync_request_complete"),
+    ("go_on of the stream", "gdsync_stream_go_on"),
     ("poll it dry and reset() it, or make a new one", "poll it until it is empty, and make another"),
 ];
 

@@ -187,7 +187,9 @@ impl fmt::Display for WorkError {
             Some(Syndrome::RemoteOperation) => {
                 "remote operation error: the remote side failed on its own memory"
             }
-            Some(Syndrome::RetryExceeded) => "transport retries exceeded: the remote side does not answer",
+            Some(Syndrome::RetryExceeded) => {
+                "transport retries exceeded: the remote side does not answer, or the address or the number of its queue pair is wrong"
+            }
             Some(Syndrome::RnrRetryExceeded) => "receiver-not-ready retries exceeded: no receive was posted",
             Some(Syndrome::RemoteAborted) => "aborted by the remote side",
             _ => "unknown error",

@@ -322,6 +322,7 @@ static void process(uint32_t rank, const char *name) {
     /* The stream stops, and goes on when it is told to. The check returns the reason. */
     CHECK_STATUS(EHOSTDOWN, gdsync_stream_synchronize(stream, PATIENCE_MS));
     CHECK(strstr(gdsync_error_text(), "the stream has stopped") != NULL && strstr(gdsync_error_text(), "rank 1 is dead") != NULL);
+    CHECK(strstr(gdsync_error_text(), "(gdsync_stream_go_on lets it go on") != NULL);
     CHECK(__atomic_load_n(&noted, __ATOMIC_SEQ_CST) == 0);
     OK(gdsync_stream_go_on(stream));
     OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
