@@ -2,7 +2,7 @@
 
 use super::host;
 use super::id::IdState;
-use super::manager::{File, Inner, Manager};
+use super::manager::{File, Inner, Link, Manager};
 use super::message::{Message, MessageKind};
 use crate::card::OpenCard;
 use crate::errno::Result;
@@ -101,6 +101,8 @@ fn next_timer(inner: &Inner) -> Option<Instant> {
 
 /// Does all work that is due.
 fn work(inner: &mut Inner, now: Instant) {
+    // Before receiving: the last messages of a process that has ended have arrived.
+    let ended = ended_peers(inner, now);
     let cards = host::as_services(&inner.cards);
     for (service, listens) in services(inner) {
         service.answer(if listens { &cards } else { &[] });
@@ -116,10 +118,10 @@ fn work(inner: &mut Inner, now: Instant) {
         let reaction = link.connection.expire(now);
         inner.react(local, reaction);
     }
-    if inner.last_peer_check.is_none_or(|last| now.duration_since(last) >= PEER_CHECK_INTERVAL) {
-        inner.last_peer_check = Some(now);
-        let all: Vec<u32> = inner.connections.keys().copied().collect();
-        all.into_iter().for_each(|local| check_peer(inner, local, now));
+    for local in ended {
+        let Some(link) = inner.connections.get_mut(&local) else { continue };
+        let reaction = link.connection.peer_ended(now);
+        inner.react(local, reaction);
     }
 }
 
@@ -151,13 +153,16 @@ fn receiver(inner: &Inner, open: &Arc<OpenCard>, source: Node, message: &Message
     inner.connection_to(open, source, message.local_id).unwrap_or_default()
 }
 
-/// Ends a connection whose peer's process has ended.
-fn check_peer(inner: &mut Inner, local: u32, now: Instant) {
-    let Some(link) = inner.connections.get_mut(&local) else { return };
-    let is_linked = link.card.card.is_linked(link.node);
-    if std::mem::replace(&mut link.was_linked, is_linked) && !is_linked {
-        tracing::debug!(node = link.node, "the process of a connection's peer has ended");
-        let reaction = link.connection.peer_ended(now);
-        inner.react(local, reaction);
+/// Returns the connections whose peer's process has ended since the last check; none if that was just now.
+fn ended_peers(inner: &mut Inner, now: Instant) -> Vec<u32> {
+    if inner.last_peer_check.is_some_and(|last| now.duration_since(last) < PEER_CHECK_INTERVAL) {
+        return Vec::new();
     }
+    inner.last_peer_check = Some(now);
+    let has_ended = |link: &mut Link| {
+        let is_linked = link.card.card.is_linked(link.node);
+        std::mem::replace(&mut link.was_linked, is_linked) && !is_linked
+    };
+    let ended = inner.connections.iter_mut().filter_map(|(local, link)| has_ended(link).then_some(*local));
+    ended.inspect(|local| tracing::debug!(local, "the process of a connection's peer has ended")).collect()
 }
