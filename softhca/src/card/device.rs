@@ -4,9 +4,10 @@ use super::config::{
     Checks, DataOrdering, InvalidValue, LIMITS, Limits, NUMBERS, PkeyTable, StoppedPeers, WaitRules,
 };
 use super::counters::Counters;
+use super::delayed::Flow;
 use super::engine::Engine;
 use super::error::CardError;
-use super::management::{MAX_MANAGEMENT, ManagementDatagram};
+use super::management::{MANAGEMENT_QPN, MAX_MANAGEMENT, ManagementDatagram};
 use super::memory::clock::Clock;
 use super::port::{GidEntry, LinkLayer, Port};
 use super::reports::Diagnostic;
@@ -347,6 +348,13 @@ impl Card {
         InvalidValue::unless(length <= MAX_MANAGEMENT, what, length as u32, "at most 1024")?;
         self.command(|engine| engine.send_management(to, pkey_index, bytes, engine.now()));
         Ok(())
+    }
+
+    /// Returns whether the management datagrams to a node have left. On the fabric of several hosts they may wait for its link,
+    /// and are lost if the process ends meanwhile. Always true on the fabric of one host.
+    pub fn has_sent_management(&self, to: Node) -> bool {
+        let flow = Flow::outgoing(MANAGEMENT_QPN, to);
+        self.port.ipv4.is_none() || self.command(|engine| !engine.delayed.holds(flow))
     }
 
     /// Takes the management datagrams that have arrived, in order.

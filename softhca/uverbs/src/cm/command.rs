@@ -4,7 +4,7 @@
 
 use super::address::Address;
 use super::answer;
-use super::manager::File;
+use super::manager::{File, Inner, wait_until_sent};
 use crate::attributes::{load, store};
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{
@@ -146,12 +146,16 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         }
         command::ACCEPT => {
             let asked: Accept = input.structure()?;
-            manager.lock().accept(file, asked.id, asked.uid, &asked.param, input.ece::<Accept>())
+            let ece = input.ece::<Accept>();
+            tell(caller.file, asked.id, |inner| inner.accept(file, asked.id, asked.uid, &asked.param, ece))
         }
-        command::REJECT => manager.lock().reject(file, &input.structure::<Reject>()?),
+        command::REJECT => {
+            let asked: Reject = input.structure()?;
+            tell(caller.file, asked.id, |inner| inner.reject(file, &asked))
+        }
         command::DISCONNECT => {
             let asked: Disconnect = input.structure()?;
-            manager.lock().disconnect(file, asked.id)
+            tell(caller.file, asked.id, |inner| inner.disconnect(file, asked.id))
         }
         command::INIT_QP_ATTR => {
             input.has_room::<QpAttr>()?;
@@ -226,9 +230,20 @@ fn destroy(file: &File, input: &Input) -> Result<()> {
     inner.id(file.number, asked.id)?;
     let gone = inner.destroy(asked.id, Instant::now());
     drop(inner);
-    // After the lock is released, because the identifier's claim of a port closes a file.
-    let reported = gone.map_or(0, |id| id.events_reported);
+    // After the lock is released, because this waits, and the identifier's claim of a port closes a file.
+    wait_until_sent(&gone);
+    let reported = gone.first().map_or(0, |id| id.events_reported);
     input.answer(asked.response, &reported)
+}
+
+/// Performs a command that answers an identifier's peer. Returns when the answer has left, as the program may end next.
+fn tell(file: &File, id: u32, perform: impl FnOnce(&mut Inner) -> Result<()>) -> Result<()> {
+    let mut inner = file.manager.lock();
+    let told = perform(&mut inner);
+    let id = inner.id(file.number, id).ok().cloned();
+    drop(inner);
+    wait_until_sent(&id);
+    told
 }
 
 fn resolve(file: &File, asked: &ResolveAddr) -> Result<()> {

@@ -5,7 +5,7 @@
 use super::connection::{Connection, Reaction};
 use super::event::{Event, EventKind};
 use super::host;
-use super::id::{Id, QpType};
+use super::id::{Id, QpType, Route};
 use super::message::Message;
 use crate::card::{Cards, OpenCard};
 use crate::errno::{Errno, Result};
@@ -18,7 +18,12 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time limit for messages to leave: a busy peer proves the key of its link late.
+const LEAVE_TIME: Duration = Duration::from_secs(2);
+/// Time between two checks whether they have left.
+const LEAVE_INTERVAL: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 pub(crate) struct Manager {
@@ -143,17 +148,14 @@ impl Manager {
         let now = Instant::now();
         let mut inner = self.lock();
         let ids: Vec<u32> = inner.ids.iter().filter(|(_, id)| id.file == file).map(|(id, _)| *id).collect();
-        for id in ids {
-            // A connection request's identifier goes with its listener.
-            if inner.ids.contains_key(&id) {
-                drop(inner.destroy(id, now));
-            }
-        }
+        // A connection request's identifier goes with its listener.
+        let gone: Vec<Id> = ids.into_iter().flat_map(|id| inner.destroy(id, now)).collect();
         let closed = inner.files.remove(&file);
         drop(inner);
-        // After the lock is released, because it closes files.
-        drop(closed);
         self.notice();
+        // After the lock is released, because it waits, and closes files.
+        wait_until_sent(&gone);
+        drop((gone, closed));
     }
 }
 
@@ -196,19 +198,18 @@ impl Inner {
         if id.file == file { Ok(id) } else { Err(Errno::INVALID) }
     }
 
-    /// Ends an identifier, drops its events, and returns it.
-    pub(crate) fn destroy(&mut self, number: u32, now: Instant) -> Option<Id> {
-        let id = self.ids.remove(&number)?;
+    /// Ends an identifier, drops its events, and returns it, and then those of its connection requests.
+    pub(crate) fn destroy(&mut self, number: u32, now: Instant) -> Vec<Id> {
+        let Some(id) = self.ids.remove(&number) else { return Vec::new() };
         if let Some(local) = id.connection {
             self.abandon(local, now);
         }
         self.memberships.retain(|_, membership| membership.id != number);
-        for request in
-            self.take_events(id.file, |event| event.owner == number).iter().filter_map(Event::request)
-        {
-            drop(self.destroy(request, now));
-        }
-        Some(id)
+        let events = self.take_events(id.file, |event| event.owner == number);
+        let requests =
+            events.iter().filter_map(Event::request).flat_map(|request| self.destroy(request, now));
+        let requests: Vec<Id> = requests.collect();
+        [id].into_iter().chain(requests).collect()
     }
 
     /// Takes back pending events of a file.
@@ -344,6 +345,17 @@ impl Inner {
             self.push(event);
         }
         Ok(reported)
+    }
+}
+
+/// Waits until the messages to the peers of these identifiers have left, as a kernel would send those of a process that ends.
+/// No lock is held.
+pub(crate) fn wait_until_sent<'a>(ids: impl IntoIterator<Item = &'a Id>) {
+    let routes: Vec<&Route> = ids.into_iter().filter_map(|id| id.route.as_ref()).collect();
+    let waits = |route: &&Route| !route.card.card.has_sent_management(route.node);
+    let end = Instant::now() + LEAVE_TIME;
+    while routes.iter().any(waits) && Instant::now() < end {
+        std::thread::sleep(LEAVE_INTERVAL);
     }
 }
 

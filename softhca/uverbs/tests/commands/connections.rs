@@ -194,8 +194,12 @@ impl Cm {
 
     /// Makes an identifier with a route to a port of this host.
     fn routed(&self, space: u16, uid: u64, port: u16) -> u32 {
+        self.routed_to(space, uid, &ipv4([127, 0, 0, 1], port))
+    }
+
+    fn routed_to(&self, space: u16, uid: u64, to: &[u8]) -> u32 {
         let id = self.create_in(space, uid);
-        self.resolve(id, &ipv4([127, 0, 0, 1], port)).unwrap();
+        self.resolve(id, to).unwrap();
         assert_eq!(self.expect(ADDR_RESOLVED).uid, uid);
         self.resolve_route(id).unwrap();
         assert_eq!(self.expect(ROUTE_RESOLVED).id, id);

@@ -2,7 +2,9 @@
 
 use super::*;
 use gdsync_sys::verbs as ibv;
-use gdsync_test_support::process::alone;
+use gdsync_test_support::process::{again, alone, role};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 /// `IB_QPS_INIT`, `IB_QPS_RTR`, `IB_QPS_RTS`.
 const STATES: [u32; 3] = [1, 2, 3];
@@ -109,17 +111,62 @@ fn a_request_for_a_host_where_no_process_listens_reaches_no_listener_of_the_own_
     let (near, far) = (Cm::open(), Cm::open());
     let (_, port) = far.listener(space::TCP, 70, 0);
     for (host, is_own) in [([127, 83, 221, 2], false), ([127, 83, 221, 1], true), ([127, 0, 0, 1], true)] {
-        let id = near.create_in(space::TCP, 71);
-        near.resolve(id, &ipv4(host, port)).unwrap();
-        near.expect(ADDR_RESOLVED);
-        near.resolve_route(id).unwrap();
-        near.expect(ROUTE_RESOLVED);
+        let id = near.routed_to(space::TCP, 71, &ipv4(host, port));
         near.connect(id, param(1, b"")).unwrap();
         if is_own {
             assert_eq!(far.expect(CONNECT_REQUEST).uid, 70);
         } else {
             assert_eq!((near.expect(REJECTED).status, far.event().err()), (8, Some(libc::EAGAIN)));
         }
+    }
+}
+
+/// Refuses a request in one of these ways, and ends the process at once.
+fn refuse_and_end(way: &str) -> ! {
+    let far = Cm::open();
+    let (listener, port) = far.listener(space::TCP, 70, 0);
+    println!("port {port}");
+    far.wait();
+    match way {
+        "destroys its listener" => assert_eq!(far.destroy(listener), Ok(0)),
+        "closes its file" => drop(far),
+        _ => {
+            let asked = far.expect(CONNECT_REQUEST).id;
+            match way {
+                "rejects" => far.reject(asked, b"not now").unwrap(),
+                _ => assert_eq!(far.destroy(asked), Ok(0)),
+            }
+        }
+    }
+    // SAFETY: the call ends the process immediately.
+    unsafe { libc::_exit(0) }
+}
+
+#[test]
+fn a_rejection_reaches_another_host_from_a_process_that_ends_at_once() {
+    let test = "a_rejection_reaches_another_host_from_a_process_that_ends_at_once";
+    let ways = ["rejects", "destroys its request", "destroys its listener", "closes its file"];
+    if let Some(way) = role().filter(|role| ways.contains(&role.as_str())) {
+        refuse_and_end(&way);
+    }
+    let environment = [("SOFTHCA_LISTEN", "127.83.223.1:32000"), ("SOFTHCA_KEY", "the key of this test")];
+    if !alone(module_path!(), test, &environment) {
+        return;
+    }
+    let near = Cm::open();
+    for (host, way) in (2..).zip(ways) {
+        let mut server = again(module_path!(), test, way);
+        // Its messages leave late, as they do while a busy peer has not proven the key.
+        server.env("SOFTHCA_FAULTS", "delay=100ms kind=management");
+        server.env("SOFTHCA_LISTEN", format!("127.83.223.{host}:32000"));
+        let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(server.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let port = lines.filter_map(|line| line.split_once("port ")?.1.parse().ok()).next().unwrap();
+        let id = near.routed_to(space::TCP, 71, &ipv4([127, 83, 223, host], port));
+        near.connect(id, param(1, b"")).unwrap();
+        let event = near.expect(REJECTED);
+        assert_eq!((event.id, event.status), (id, 28), "{way}");
+        assert!(server.wait().unwrap().success(), "{way}");
     }
 }
 
