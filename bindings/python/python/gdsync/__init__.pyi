@@ -111,7 +111,9 @@ class Slice:
 
 
 class RemoteMemory:
-    """Address, length and key of another side's memory: send ``str()`` of it over any channel. ``remote[8:16]`` is a part.
+    """Address, length and key of another side's memory: send ``str()`` of it over any channel.
+
+    ``remote[8:16]`` is a part.
     """
 
     def __init__(self, text: str) -> None:
