@@ -6,11 +6,12 @@ use gdsync_test_support::command::{gdsync, text};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::process::{ROLE, arguments, role};
 use gdsync_test_support::processes::{children_of, ends, signal};
+use gdsync_test_support::programs::on_path;
 use gdsync_test_support::skipped_unless_required;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const REQUIRED: &str = "GDSYNC_REQUIRE_SSH";
@@ -29,13 +30,6 @@ impl Drop for Cluster {
     }
 }
 
-/// Returns a program of the search path, or of the system's folders, which the path of few users has.
-fn program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/sbin".into()]);
-    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
-}
-
 fn make_key(folder: &Path, name: &str) -> String {
     let mut command = Command::new("ssh-keygen");
     let made = command.args(["-q", "-t", "ed25519", "-N", "", "-f", name]).current_dir(folder).status();
@@ -46,7 +40,7 @@ fn make_key(folder: &Path, name: &str) -> String {
 impl Cluster {
     /// Starts it, on its own network of loopback addresses.
     fn new(test: &str, network: u8) -> Option<Self> {
-        let (Some(sshd), Some(ssh), Some(_)) = (program("sshd"), program("ssh"), program("ssh-keygen"))
+        let (Some(sshd), Some(ssh), Some(_)) = (on_path("sshd"), on_path("ssh"), on_path("ssh-keygen"))
         else {
             skipped_unless_required(REQUIRED, test, "openssh-server and openssh-client are not installed");
             return None;

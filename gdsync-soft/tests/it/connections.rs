@@ -2,7 +2,7 @@
 
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::networks::Namespaces;
-use gdsync_test_support::programs::{ANY_CLOCK, Ended, Running, free_port, lacks, soft, wait_for_listener};
+use gdsync_test_support::programs::{ANY_CLOCK, Ended, Running, free_port, program, soft, wait_for_listener};
 use gdsync_test_support::skipped;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -25,16 +25,6 @@ const LATE: &str = "seed=5; drop p=0.2 kind=management; delay=1ms p=0.05";
 const UDADDY_PORT: u16 = 7174;
 /// One `udaddy` at a time.
 static UDADDY: Mutex<()> = Mutex::new(());
-
-/// Returns the path of a program; `None` if its package is not installed and the test is skipped.
-fn program(test: &str, name: &str, package: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
-    if found.is_none() {
-        lacks(test, &format!("{name} is not there (package {package})"));
-    }
-    found
-}
 
 /// Waits until a process has bound a port of the connection manager, without connecting to it.
 fn wait_for_service(space: u16, port: u16, server: &mut Running) {

@@ -1,6 +1,6 @@
 //! The thread that serves a card, and other threads of the process that do its work: a thread that has rung a doorbell,
-//! threads that wait for the card, and threads that poll for completions. An idle card's thread polls for a while and then naps; a store of a GPU or
-//! libmlx5 to a register during a nap is noticed only at its end.
+//! threads that wait for the card, and threads that poll for completions. An idle card's thread polls for a while and
+//! then naps; a store of a GPU or libmlx5 to a register during a nap is noticed only at its end.
 
 use super::engine::{Engine, RungPages};
 use super::listeners::{self, Listener};
@@ -22,8 +22,8 @@ pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 /// Time for which the card's thread sleeps while another thread does its work.
 const HELPED_NAP: Duration = Duration::from_micros(100);
 
-/// Least steps of polling threads between two looks of the card's thread for which it leaves the work to them: a program
-/// that polls now and then does fewer.
+/// Least steps of polling threads between two looks of the card's thread for which it leaves the work to them: a
+/// program that polls now and then does fewer.
 const MANY_ASSISTS: u32 = 16;
 
 /// The shortest time slice of a thread (`sched_setattr(2)`).

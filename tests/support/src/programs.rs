@@ -29,12 +29,23 @@ pub fn tool(test: &str, name: &str) -> Option<PathBuf> {
         _ if name.starts_with("ucx_") => "ucx-utils",
         _ => "perftest",
     };
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
+    program(test, name, package)
+}
+
+/// Returns a program's path. `None` if its package is not installed: the test is skipped.
+pub fn program(test: &str, name: &str, package: &str) -> Option<PathBuf> {
+    let found = on_path(name);
     if found.is_none() {
         lacks(test, &format!("{name} is not there (package {package})"));
     }
     found
+}
+
+/// Returns a program of the search path, or of the system's folders, which the path of few users has.
+pub fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/sbin".into()]);
+    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
 /// Returns `gdsync soft --devices DEVICES -- PROGRAM`, in a separate process group and with a separate temporary
