@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-enum { GPU = 1 << 21, CQ_AT = 0, CQ_RECORD_AT = PAGE, QP_AT = 2 * PAGE, QP_BYTES = RECORD_AT + PAGE, DATA_AT = 64 * PAGE, LOG = 6, ROUNDS = 200 };
+enum { GPU = 1 << 21, CQ_AT = 0, CQ_RECORD_AT = PAGE, QP_AT = 2 * PAGE, QP_BYTES = RECORD_AT + PAGE, DATA_AT = 64 * PAGE, LOG = 6, ROUNDS = 200, LONG = 150000 };
 
 /* From cuda.h. */
 static int (*cuInit)(unsigned);
@@ -23,6 +23,8 @@ static int (*cuStreamCreate)(void **, unsigned);
 static int (*cuStreamWriteValue64)(void *, uint64_t, uint64_t, unsigned);
 static int (*cuStreamSynchronize)(void *);
 static int (*cuGetProcAddress)(const char *, void **, int, uint64_t, int *);
+
+static int (*fake_direct)(int out);
 
 static uint64_t gpu, registers;
 static void *stream;
@@ -59,6 +61,8 @@ static void open_driver(void)
     cuStreamWriteValue64 = find(library, "cuStreamWriteValue64_v2");
     cuStreamSynchronize = find(library, "cuStreamSynchronize");
     cuGetProcAddress = find(library, "cuGetProcAddress_v2");
+    if (path)
+        fake_direct = find(library, "fake_direct");
     /* Looked up as the CUDA runtime does. */
     CHECK(cuGetProcAddress("cuMemGetHandleForAddressRange", (void **)&cuMemGetHandle, 12040, 0, &has_exports) == 0);
     CHECK(cuGetProcAddress("cuMemHostRegister", (void **)&cuMemHostRegister, 12040, 0, &has_exports) == 0);
@@ -132,6 +136,25 @@ static void atomic(uint64_t remote, uint32_t rkey, unsigned opcode, unsigned mod
     post(opcode, modifier, segments, 32 + words * 8);
 }
 
+/* A write of several packets within GPU memory: the card has the driver copy all but the last to its own memory and back. */
+static void write_long(const struct ibv_mr *region)
+{
+    static uint8_t sent[LONG], got[LONG];
+    uint8_t segments[32] = {0};
+    for (unsigned i = 0; i < LONG; i++)
+        sent[i] = (uint8_t)(i * 7 + i / 251);
+    CHECK(cuMemcpyHtoD(gpu + DATA_AT + PAGE, sent, LONG) == 0);
+    put(segments, 0, 64, 0x1000 + 2 * LONG);
+    put(segments, 64, 32, region->rkey);
+    put(segments, 128, 32, LONG);
+    put(segments, 160, 32, region->lkey);
+    put(segments, 192, 64, 0x1000 + PAGE);
+    post(8, 0, segments, sizeof(segments));
+    CHECK(cuMemcpyDtoH(got, gpu + DATA_AT + 2 * LONG, LONG) == 0 && memcmp(got, sent, LONG) == 0);
+    if (fake_direct)
+        CHECK(fake_direct(1) >= 2 && fake_direct(0) >= 2);
+}
+
 int main(void)
 {
     int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC, fd;
@@ -194,6 +217,7 @@ int main(void)
         post(8, 0, segments, sizeof(segments));
         CHECK(cuMemcpyDtoH(&found, gpu + DATA_AT + i * 8, 8) == 0 && found == value);
     }
+    write_long(target);
     /* Fetch and add; masked compare and swap; masked fetch and add of 4 bytes, whose result is big endian. */
     words[0] = 5;
     words[1] = UINT64_MAX;
@@ -215,6 +239,6 @@ int main(void)
     CHECK(ibv_dereg_mr(target) == 0 && ibv_dereg_mr(result) == 0 && ibv_dealloc_pd(pd) == 0);
     mlx5dv_devx_free_uar(uar);
     CHECK(ibv_close_device(context) == 0);
-    puts("200 writes and 4 atomics on GPU memory, by queues in GPU memory, rung by the GPU: verified");
+    puts("201 writes and 4 atomics on GPU memory, by queues in GPU memory, rung by the GPU: verified");
     return 0;
 }

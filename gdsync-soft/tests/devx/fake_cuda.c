@@ -29,6 +29,15 @@ uint64_t fake_address(const void *at) { return (uintptr_t)gpu + (size_t)((const 
 
 /* The flags of the last memory registration. */
 int fake_registered(void) { return registered; }
+/* Copies directly from and to memory that the card has had pinned. */
+static struct { char *at; size_t size; } pinned;
+static int direct[2];
+int fake_direct(int out) { return direct[out]; }
+static void count(int out, const void *host, size_t size)
+{
+    const char *at = host;
+    direct[out] += pinned.size && at >= pinned.at && at + size <= pinned.at + pinned.size;
+}
 
 static int is_gpu(uint64_t address, size_t size)
 {
@@ -99,6 +108,7 @@ int cuMemcpyDtoHAsync_v2(void *into, uint64_t from, size_t size, void *stream)
     (void)stream;
     if (!is_gpu(from, size))
         return INVALID_VALUE;
+    count(1, into, size);
     memcpy(into, fake_bytes(from), size);
     return 0;
 }
@@ -108,6 +118,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *strea
     (void)stream;
     if (!is_gpu(to, size))
         return INVALID_VALUE;
+    count(0, from, size);
     memcpy(fake_bytes(to), from, size);
     return 0;
 }
@@ -129,11 +140,16 @@ int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, i
 /* As in the driver: ordinary memory is not device memory (flag 4). */
 int cuMemHostRegister_v2(void *at, size_t size, unsigned flags)
 {
-    (void)at;
-    (void)size;
+    if (flags == 1) {
+        pinned.at = at;
+        pinned.size = size;
+        return 0;
+    }
     registered = (int)flags;
     return flags & 4 ? NOT_SUPPORTED : 0;
 }
+
+int cuMemHostUnregister(void *at) { return at == pinned.at ? 0 : INVALID_VALUE; }
 
 int cuGetProcAddress_v2(const char *symbol, void **found, int version, uint64_t flags, int *status);
 

@@ -29,6 +29,8 @@ pub(super) struct Arrivals<'a> {
     pub(super) qps: &'a mut HashMap<u32, Qp>,
     pub(super) resources: &'a mut Resources,
     pub(super) delayed: &'a mut DelayedPackets,
+    /// Number of bytes whose copies are in progress at which they are waited for.
+    pub(super) most: usize,
     /// Queue pairs that packets were delivered to.
     pub(super) touched: Vec<u32>,
 }
@@ -63,7 +65,7 @@ impl Sink for Arrivals<'_> {
         let Arrivals { now, qps, resources, delayed, touched, .. } = self;
         arrive(delayed, qps, source, header, &payload, &mut resources.context(*now), touched);
         self.resources.peers.end_later(None);
-        if self.resources.peers.is_full() {
+        if self.resources.peers.under_way() >= self.most {
             self.settle();
         }
         if self.resources.peers.is_pending() { Use::GoesOn } else { Use::Over }

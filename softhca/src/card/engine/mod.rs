@@ -1,6 +1,7 @@
 //! The engine performs the card's work step by step. It owns all state of the device, and no memory of its users.
 
 pub(crate) mod arrivals;
+mod batch;
 mod doorbells;
 mod release;
 mod schedule;

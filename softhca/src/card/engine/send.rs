@@ -1,18 +1,14 @@
 //! Sending: the packets of queue pairs, management datagrams, and the faults that they meet.
 //!
-//! The payloads of several packets of a queue pair may form a batch: clients of peer memory copy them straight to the
-//! fabric, and the packets leave together, when the card has waited for the copies. They leave before the card does
-//! anything else: for the rest of the card, and for programs, they leave one by one, like others.
+//! Packets whose payload is in peer memory may leave together ([`super::batch`]).
 
 use super::arrivals::{arrive, crossing, delay};
+use super::batch::PeerPayload;
 use super::state::Engine;
 use super::timeouts::state_of_ended;
-use crate::card::config::Transport;
 use crate::card::context::Resources;
 use crate::card::delayed::Flow;
 use crate::card::management::MANAGEMENT_QPN;
-use crate::card::memory::copy::MemoryFailure;
-use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::{Outgoing, Qp};
 use crate::fabric::{MULTICAST, Node, PayloadPart, SendOutcome};
 use crate::faults::Fate;
@@ -51,17 +47,6 @@ pub(crate) enum Served {
     Blocked,
 }
 
-/// What has become of a packet whose payload is in peer memory.
-enum PeerPayload {
-    /// It is in the batch.
-    Batched,
-    /// The packet leaves like others.
-    LeavesAlone,
-    /// The payload cannot be read, and the request or response is refused.
-    Refused,
-    NoRoom,
-}
-
 impl Engine {
     pub(crate) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
         let served = self.serve_up_to_budget(qpn, now);
@@ -90,9 +75,10 @@ impl Engine {
             };
             if self.resources.payload.is_waiting() {
                 match self.add_to_batch(&packet, now) {
-                    PeerPayload::Batched if !self.batch.is_full() => continue,
                     PeerPayload::Batched => {
-                        self.finish_batch(now);
+                        if self.batch.is_full(packet.to == self.resources.port.node()) {
+                            self.finish_batch(now);
+                        }
                         continue;
                     }
                     PeerPayload::LeavesAlone => {}
@@ -153,99 +139,6 @@ impl Engine {
         let Err(failure) = payload.fetch() else { return PeerPayload::LeavesAlone };
         self.payload_failed(packet, &failure.into(), now);
         PeerPayload::Refused
-    }
-
-    /// Places a packet in the fabric, and starts copying its payload there. Clears the gathered payload, unless the
-    /// packet leaves like others.
-    fn add_to_batch(&mut self, packet: &Outgoing, now: Instant) -> PeerPayload {
-        let made = self.place_in_batch(packet, now);
-        if !matches!(made, PeerPayload::LeavesAlone) {
-            self.resources.payload.clear();
-        }
-        made
-    }
-
-    fn place_in_batch(&mut self, packet: &Outgoing, now: Instant) -> PeerPayload {
-        if !self.may_batch(packet) {
-            return PeerPayload::LeavesAlone;
-        }
-        let Engine { fabric, resources, batch, .. } = self;
-        let (payload, header) = (&resources.payload, packet.header.as_bytes());
-        batch.places.clear();
-        // SAFETY: the parts were resolved just now, to registered memory or to inline bytes that the request owns. The
-        // batch is finished before another packet is sent.
-        match unsafe { fabric.place(packet.to, header, payload.parts(), &mut batch.places) } {
-            SendOutcome::Sent => {}
-            SendOutcome::Full => return PeerPayload::NoRoom,
-            SendOutcome::Unreachable | SendOutcome::Unreadable(_) => return PeerPayload::LeavesAlone,
-        }
-        // SAFETY: the fabric has reserved the places for this packet, and does not pass them to its consumer before the
-        // copies were waited for, here or in `finish_batch`.
-        let begun = unsafe { payload.begin(&batch.places, &mut batch.reading) };
-        if matches!(begun, Ok(true)) {
-            let (bytes, left_at) = (payload.len(), fabric.position());
-            batch.packets.push((*packet, bytes));
-            batch.bytes += bytes;
-            self.with_qp(packet.qpn, now, |qp, context| {
-                qp.packet_sent(packet, context);
-                qp.note_position(&packet.header, Some(left_at));
-            });
-            return PeerPayload::Batched;
-        }
-        batch.wait();
-        fabric.take_back(packet.to);
-        if batch.packets.is_empty() {
-            // Only this packet had copies. Its failure shows below, or when it is sent like others.
-            batch.failure = None;
-        }
-        let Err(failure) = begun else { return PeerPayload::LeavesAlone };
-        // Packets added before this one leave before it fails.
-        if self.finish_batch(now) {
-            self.payload_failed(packet, &failure.into(), now);
-        }
-        PeerPayload::Refused
-    }
-
-    /// Returns whether a packet may join a batch: a long one of a reliable connection, whose requests complete by an
-    /// answer only, to another card of this host, without delays.
-    fn may_batch(&self, packet: &Outgoing) -> bool {
-        let qp = self.qps.get(&packet.qpn);
-        self.resources.payload.len() >= MIN_DIRECT
-            && packet.to != self.resources.port.node()
-            && self.fabric.is_of_one_host()
-            && !self.resources.faults.is_on()
-            && self.delayed.is_empty()
-            && qp.is_some_and(|qp| qp.endpoint.config.transport == Transport::Rc)
-    }
-
-    /// Waits for the copies of the batch and lets its packets leave. Returns false if a copy has failed: then no packet
-    /// leaves, and the request or response of the first one is refused.
-    fn finish_batch(&mut self, now: Instant) -> bool {
-        self.batch.wait();
-        let failure = self.batch.failure.take();
-        self.batch.bytes = 0;
-        let mut packets = std::mem::take(&mut self.batch.packets);
-        let Some((first, _)) = packets.first() else { return failure.is_none() };
-        match &failure {
-            None => {
-                self.fabric.publish(first.to);
-                for (packet, bytes) in &packets {
-                    self.resources.counters.sent(&packet.header, *bytes as u64);
-                }
-            }
-            Some(failure) => {
-                self.fabric.withdraw(first.to);
-                self.payload_failed(first, failure, now);
-            }
-        }
-        // Reuses the allocation.
-        packets.clear();
-        self.batch.packets = packets;
-        failure.is_none()
-    }
-
-    fn payload_failed(&mut self, packet: &Outgoing, failure: &MemoryFailure, now: Instant) {
-        self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, failure, context));
     }
 
     /// Sends the packet whose payload was gathered.

@@ -1,22 +1,20 @@
 //! The state of an engine, and the operations that its steps and commands are built on.
 
+use super::batch::PeerBatch;
 use super::doorbells::Doorbells;
 use super::schedule::Schedule;
 use crate::card::config::WaitRules;
 use crate::card::context::{Context, Resources};
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::clock::Clock;
-use crate::card::memory::copy::MemoryFailure;
-use crate::card::memory::peer_copies::MAX_PENDING;
 use crate::card::memory::ring::Entry;
 use crate::card::port::Port;
 use crate::card::reports::Event;
-use crate::card::transport::qp::{Outgoing, Qp};
-use crate::fabric::{Fabric, Hole};
+use crate::card::transport::qp::Qp;
+use crate::fabric::Fabric;
 use crate::faults::Faults;
 use crate::liberties::Decisions;
 use crate::liberties::journal;
-use crate::peer_memory::PeerMapping;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,35 +26,6 @@ pub(crate) struct XrcDomain {
     pub(crate) openers: u32,
     /// Queue pairs and shared receive queues in it.
     pub(crate) users: u32,
-}
-
-/// Packets that have a place in the fabric and whose payload is still being copied there.
-#[derive(Default)]
-pub(super) struct PeerBatch {
-    /// The packets, each with its bytes of payload.
-    pub(super) packets: Vec<(Outgoing, usize)>,
-    pub(super) reading: Vec<Arc<PeerMapping>>,
-    pub(super) failure: Option<MemoryFailure>,
-    pub(super) places: Vec<Hole>,
-    pub(super) bytes: usize,
-}
-
-// SAFETY: the places are used only while a batch is open, by the thread that holds the engine's lock.
-unsafe impl Send for PeerBatch {}
-
-impl PeerBatch {
-    /// Returns whether the batch is large enough to leave.
-    pub(super) fn is_full(&self) -> bool {
-        self.bytes >= MAX_PENDING
-    }
-
-    pub(super) fn wait(&mut self) {
-        for memory in self.reading.drain(..) {
-            if let Err(failure) = memory.finish() {
-                self.failure.get_or_insert(failure.into());
-            }
-        }
-    }
 }
 
 /// All state of a card.

@@ -6,6 +6,7 @@ use super::send::Served;
 use super::state::Engine;
 use super::timeouts::{check_own_timeout, check_timeout};
 use crate::card::delayed::Flow;
+use crate::card::memory::peer_copies::MAX_PENDING;
 use crate::card::reports::{Diagnostic, Event, Verdict};
 use crate::card::trace;
 use crate::card::transport::qp::Qp;
@@ -232,7 +233,7 @@ impl Engine {
             return false;
         }
         let Engine { fabric, qps, resources, delayed, .. } = self;
-        let mut arrivals = Arrivals { now, qps, resources, delayed, touched: Vec::new() };
+        let mut arrivals = Arrivals { now, qps, resources, delayed, most: MAX_PENDING, touched: Vec::new() };
         let taken = fabric.poll(RECEIVE_BUDGET, &mut arrivals);
         let touched = arrivals.touched;
         for refused in fabric.take_refused() {

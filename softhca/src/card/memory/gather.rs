@@ -58,6 +58,11 @@ impl Gather {
         !self.waiting.is_empty()
     }
 
+    /// Returns whether no piece has been read from peer memory yet, and all are there.
+    pub(crate) fn is_in_peer_memory(&self) -> bool {
+        self.waiting.len() == self.parts.len()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.parts.iter().map(|part| part.1).sum()
     }

@@ -42,9 +42,9 @@ impl PeerCopies {
         !self.pending.is_empty()
     }
 
-    /// Returns whether so many bytes are in progress that the card should wait.
-    pub(crate) fn is_full(&self) -> bool {
-        self.bytes >= MAX_PENDING
+    /// Returns the number of bytes whose copies are in progress.
+    pub(crate) fn under_way(&self) -> usize {
+        self.bytes
     }
 
     /// Copies to peer memory directly. Returns false if the client does not do that.

@@ -114,12 +114,17 @@ impl SendQueue {
         self.ring.read(index, into);
     }
 
+    /// Returns whether work requests are announced that were not fetched.
+    pub(crate) fn has_announced(&self) -> bool {
+        self.producer.index() != self.fetched
+    }
+
     /// Reads the first block of the next announced work request, if there is one.
     pub(crate) fn next(&self) -> Option<Entry> {
-        let announced = self.producer.index().wrapping_sub(self.fetched);
-        if announced == 0 {
+        if !self.has_announced() {
             return None;
         }
+        let announced = self.producer.index().wrapping_sub(self.fetched);
         let mut bytes = Vec::with_capacity(BASIC_BLOCK);
         self.read(self.fetched, &mut bytes);
         // A block has 64 bytes, a control segment 16: this cannot fail.

@@ -248,6 +248,11 @@ impl Qp {
         made
     }
 
+    /// Returns whether requests follow the one whose packet was made last.
+    pub(crate) fn sends_more(&self) -> bool {
+        self.requester.sends_more()
+    }
+
     /// Names a packet made by [`Self::next_packet`], as decisions do. `None`: an answer of a DC target, as packets of its
     /// initiators have no common order.
     pub(crate) fn name_of(&self, packet: &Outgoing) -> Option<Work> {

@@ -44,7 +44,7 @@ pub(super) mod memory_type {
 
 /// `CU_STREAM_NON_BLOCKING`: the stream and the legacy default stream do not wait for each other.
 const NON_BLOCKING: c_uint = 1;
-/// `CU_MEMHOSTALLOC_PORTABLE`.
+/// `CU_MEMHOSTALLOC_PORTABLE`, `CU_MEMHOSTREGISTER_PORTABLE`.
 const PORTABLE: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: allows this thread calls that captures otherwise forbid.
 const RELAXED: c_int = 2;
@@ -99,6 +99,8 @@ driver! {
     stream_create = c"cuStreamCreate": fn(*mut CuStream, c_uint);
     stream_synchronize = c"cuStreamSynchronize": fn(CuStream);
     host_alloc = c"cuMemHostAlloc": fn(*mut *mut u8, usize, c_uint);
+    host_register = c"cuMemHostRegister_v2": fn(*mut u8, usize, c_uint);
+    host_unregister = c"cuMemHostUnregister": fn(*mut u8);
     to_host = c"cuMemcpyDtoHAsync_v2": fn(*mut u8, u64, usize, CuStream);
     to_device = c"cuMemcpyHtoDAsync_v2": fn(u64, *const u8, usize, CuStream);
 }
@@ -202,10 +204,31 @@ impl Driver {
         Ok(memory)
     }
 
-    /// Copies out of GPU memory, and waits for the copy.
+    /// Pins memory for all contexts.
     ///
     /// # Safety
-    /// `into..into + len` must be pinned memory that no other code accesses during the call.
+    /// It stays mapped until [`Self::unpin`].
+    pub(super) unsafe fn pin(&self, address: usize, len: usize) -> Result<(), PeerMemoryError> {
+        let memory = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: the caller guarantees mapped memory; a context is current.
+        check("cuMemHostRegister", unsafe { (self.host_register)(memory, len, PORTABLE) })
+    }
+
+    pub(super) fn unpin(&self, address: usize) {
+        // SAFETY: the driver refuses an address that it has not pinned.
+        let _ = unsafe { (self.host_unregister)(std::ptr::with_exposed_provenance_mut(address)) };
+    }
+
+    /// Waits for the copies that were begun on a stream.
+    pub(super) fn synchronize(&self, stream: CuStream) -> Result<(), PeerMemoryError> {
+        // SAFETY: a copier owns the stream and never destroys it.
+        check("cuStreamSynchronize", unsafe { (self.stream_synchronize)(stream) })
+    }
+
+    /// Begins to copy out of GPU memory.
+    ///
+    /// # Safety
+    /// `into..into + len` must be pinned memory that no other code accesses until [`Self::synchronize`] has returned.
     pub(super) unsafe fn copy_out(
         &self,
         into: *mut u8,
@@ -214,15 +237,13 @@ impl Driver {
         stream: CuStream,
     ) -> Result<(), PeerMemoryError> {
         // SAFETY: the caller vouches for the CPU's memory; the driver checks the GPU's.
-        check("cuMemcpyDtoHAsync", unsafe { (self.to_host)(into, from, len, stream) })?;
-        // SAFETY: a copier owns the stream and never destroys it.
-        check("cuStreamSynchronize", unsafe { (self.stream_synchronize)(stream) })
+        check("cuMemcpyDtoHAsync", unsafe { (self.to_host)(into, from, len, stream) })
     }
 
-    /// Copies into GPU memory, and waits for the copy.
+    /// Begins to copy into GPU memory.
     ///
     /// # Safety
-    /// As [`Self::copy_out`].
+    /// `from..from + len` must be pinned memory that stays readable until [`Self::synchronize`] has returned.
     pub(super) unsafe fn copy_in(
         &self,
         to: u64,
@@ -231,8 +252,6 @@ impl Driver {
         stream: CuStream,
     ) -> Result<(), PeerMemoryError> {
         // SAFETY: as in `copy_out`.
-        check("cuMemcpyHtoDAsync", unsafe { (self.to_device)(to, from, len, stream) })?;
-        // SAFETY: a copier owns the stream and never destroys it.
-        check("cuStreamSynchronize", unsafe { (self.stream_synchronize)(stream) })
+        check("cuMemcpyHtoDAsync", unsafe { (self.to_device)(to, from, len, stream) })
     }
 }

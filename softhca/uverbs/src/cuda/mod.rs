@@ -4,12 +4,14 @@
 //!
 //! Where the CPU can map the memory (`gdsync-gdr`: without a kernel module, memory that was allocated exportable, such as that of
 //! NVSHMEM and NCCL), the card stores to it, and loads little of it, by the mapping. Other copies go through pinned
-//! memory and a non-blocking stream per CUDA context, so a kernel or a stream that waits for the card does not block the card.
+//! memory and a non-blocking stream per CUDA context, so a kernel or a stream that waits for the card does not block the card. The card
+//! waits once for several that it has begun together.
 //!
 //! A dma-buf of GPU memory is reached in the same way, by the address that this process has exported.
 
 pub(crate) mod driver;
 mod exports;
+mod pinned;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +20,8 @@ pub(crate) use exports::{exported, note};
 use driver::{CuContext, CuStream, Driver, memory_type};
 use gdsync_gdr::{GpuRange, Mapping};
 use parking_lot::Mutex;
-use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
+use pinned::Pinned;
+use softhca::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion};
 use std::collections::HashMap;
 use std::sync::{Arc, Once, OnceLock};
 
@@ -49,6 +52,7 @@ struct Client {
 struct ClientState {
     driver: Driver,
     copiers: Mutex<HashMap<Key, Arc<Mutex<Copier>>>>,
+    pinned: Pinned,
 }
 
 /// A context's address and its ID in the driver: a later context may get the same address.
@@ -59,7 +63,11 @@ impl Client {
         if self.state.get().is_none() {
             let driver = (self.driver)()?;
             // If another thread was first, its equal state stays.
-            let _ = self.state.set(Arc::new(ClientState { driver, copiers: Mutex::default() }));
+            let _ = self.state.set(Arc::new(ClientState {
+                driver,
+                copiers: Mutex::default(),
+                pinned: Pinned::default(),
+            }));
         }
         self.state.get()
     }
@@ -132,6 +140,8 @@ fn map(addr: u64, len: u64) -> Option<Mapping> {
 struct Copier {
     stream: CuStream,
     staging: *mut u8,
+    /// True while copies of [`PeerRegion::begin_read`] or [`PeerRegion::begin_write`] may be under way.
+    has_begun: bool,
 }
 
 // SAFETY: the driver accepts a stream from any thread, and the mutex around each copier restricts the buffer
@@ -140,7 +150,7 @@ unsafe impl Send for Copier {}
 
 impl Copier {
     fn new(driver: &Driver) -> Result<Self, PeerMemoryError> {
-        Ok(Copier { stream: driver.stream()?, staging: driver.pinned(STAGING)? })
+        Ok(Copier { stream: driver.stream()?, staging: driver.pinned(STAGING)?, has_begun: false })
     }
 }
 
@@ -164,6 +174,26 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Begins a copy between GPU memory and memory of the card, if the driver has pinned that.
+    fn begin(
+        &self,
+        card: *const u8,
+        len: usize,
+        copy: impl FnOnce(&Driver, CuStream) -> Result<(), PeerMemoryError>,
+    ) -> Result<AsyncCopy, PeerMemoryError> {
+        let (driver, mut copier) = (&self.state.driver, self.copier.lock());
+        driver.within(self.context, || {
+            if !self.state.pinned.holds(driver, card.addr(), len) {
+                return Ok(AsyncCopy::Unsupported);
+            }
+            copy(driver, copier.stream)?;
+            copier.has_begun = true;
+            Ok(AsyncCopy::Started)
+        })
+    }
+}
+
 impl PeerRegion for Region {
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
         if into.len() < Mapping::READ_BY_DRIVER
@@ -177,7 +207,8 @@ impl PeerRegion for Region {
             for chunk in into.chunks_mut(STAGING) {
                 // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
                 unsafe { driver.copy_out(copier.staging, at, chunk.len(), copier.stream) }?;
-                // SAFETY: `copy_out` has waited for the copy; the chunk is at most STAGING bytes long.
+                driver.synchronize(copier.stream)?;
+                // SAFETY: the copy has ended; the chunk is at most STAGING bytes long.
                 unsafe { copier.staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
                 at += chunk.len() as u64;
             }
@@ -193,14 +224,42 @@ impl PeerRegion for Region {
         driver.within(self.context, || {
             let mut at = addr;
             for chunk in from.chunks(STAGING) {
-                // SAFETY: `copy_in` has waited for the last copy; the chunk is at most STAGING
-                // bytes long, and the lock excludes other users.
+                // SAFETY: the last copy has ended; the chunk is at most STAGING bytes long, and the lock excludes other
+                // users.
                 unsafe { copier.staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
                 // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
                 unsafe { driver.copy_in(at, copier.staging, chunk.len(), copier.stream) }?;
+                driver.synchronize(copier.stream)?;
                 at += chunk.len() as u64;
             }
             Ok(())
         })
+    }
+
+    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<AsyncCopy, PeerMemoryError> {
+        // SAFETY: the memory is pinned; the card uses it for nothing else until `finish` has returned.
+        self.begin(into, len, |driver, stream| unsafe { driver.copy_out(into, addr, len, stream) })
+    }
+
+    unsafe fn begin_write(
+        &self,
+        addr: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<AsyncCopy, PeerMemoryError> {
+        if self.mapped(addr, len).is_some() {
+            // The CPU's stores are faster, and no call of the driver delays them.
+            return Ok(AsyncCopy::Unsupported);
+        }
+        // SAFETY: the memory is pinned; the card keeps it readable until `finish` has returned.
+        self.begin(from, len, |driver, stream| unsafe { driver.copy_in(addr, from, len, stream) })
+    }
+
+    fn finish(&self) -> Result<(), PeerMemoryError> {
+        let (driver, mut copier) = (&self.state.driver, self.copier.lock());
+        if !std::mem::take(&mut copier.has_begun) {
+            return Ok(());
+        }
+        driver.within(self.context, || driver.synchronize(copier.stream))
     }
 }

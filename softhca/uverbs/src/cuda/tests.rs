@@ -111,6 +111,14 @@ unsafe extern "C" fn pinned(memory: *mut *mut u8, len: usize, _: c_uint) -> c_in
     0
 }
 
+unsafe extern "C" fn pin(_: *mut u8, _: usize, _: c_uint) -> c_int {
+    INVALID_VALUE
+}
+
+unsafe extern "C" fn unpin(_: *mut u8) -> c_int {
+    INVALID_VALUE
+}
+
 /// Returns the part of the array that a copy accesses, if the copy is allowed.
 fn place(at: u64, len: usize) -> Option<std::ops::Range<usize>> {
     let start = usize::try_from(at.checked_sub(BASE)?).ok()?;
@@ -145,6 +153,8 @@ fn client() -> Client {
             stream_create: stream,
             stream_synchronize: synchronize,
             host_alloc: pinned,
+            host_register: pin,
+            host_unregister: unpin,
             to_host,
             to_device,
         })
@@ -171,6 +181,19 @@ fn gpu_memory_is_copied_by_the_driver_in_pieces_that_fit() {
     assert_eq!(refused.to_string(), "cuMemcpyDtoHAsync returned CUDA error 1");
     let refused = region.write(BASE + SIZE as u64, &[0]).unwrap_err();
     assert_eq!(refused.to_string(), "cuMemcpyHtoDAsync returned CUDA error 1");
+}
+
+#[test]
+fn only_memory_of_a_card_is_copied_without_a_wait_for_each_copy() {
+    let (_one, client) = (ONE.lock(), client());
+    let region = client.acquire(BASE, 64, true).unwrap().unwrap();
+    let mut host = [0; 64];
+    // SAFETY: the bytes live to the end of the test; neither copy begins.
+    let begun = unsafe {
+        [region.begin_read(BASE, host.as_mut_ptr(), 64), region.begin_write(BASE, host.as_ptr(), 64)]
+    };
+    assert_eq!(begun, [Ok(AsyncCopy::Unsupported), Ok(AsyncCopy::Unsupported)]);
+    assert_eq!((region.finish(), CURRENT.get(), MODE.get()), (Ok(()), 0, 0));
 }
 
 #[test]

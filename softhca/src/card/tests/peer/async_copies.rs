@@ -1,4 +1,4 @@
-//! Asynchronous copies by a client, between two cards.
+//! Asynchronous copies by a client, between two cards, and between queue pairs of one.
 
 use super::*;
 use crate::card::memory::peer_copies::{MAX_PENDING, MIN_DIRECT};
@@ -9,11 +9,15 @@ use std::sync::atomic::Ordering::SeqCst;
 
 const LONG: usize = 37 * MTU as usize + 20_000;
 
-/// A connection between two cards, with memory of the fake GPU on either side.
+/// Numbers of cards that a connection may be between.
+const CARDS: [usize; 2] = [1, 2];
+
+/// A connection between two cards or within one, with memory of the fake GPU on either side.
 struct Setting {
     near: Card,
-    far: Card,
-    /// Protection domains of both cards.
+    /// The second card.
+    far: Option<Card>,
+    /// Protection domains of both sides.
     domains: [u32; 2],
     left: TestQp,
     right: TestQp,
@@ -23,17 +27,26 @@ struct Setting {
 
 impl Setting {
     fn new() -> Self {
-        let (near, far) = (card(), card());
+        Self::of(2)
+    }
+
+    fn of(cards: usize) -> Self {
+        let (near, second) = (card(), (cards == 2).then(card));
+        let far = second.as_ref().unwrap_or(&near);
         let (pdn, far_pdn) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
-        let (left, right) = (TestQp::new(&near, pdn, &SIZES), TestQp::new(&far, far_pdn, &SIZES));
+        let (left, right) = (TestQp::new(&near, pdn, &SIZES), TestQp::new(far, far_pdn, &SIZES));
         left.connect(&near, right.qpn, far.lid(), QpChange::default());
-        right.connect(&far, left.qpn, near.lid(), QpChange::default());
+        right.connect(far, left.qpn, near.lid(), QpChange::default());
         let source = Memory::new(&near, pdn, LONG, true);
-        let target = Memory::new(&far, far_pdn, LONG, true);
+        let target = Memory::new(far, far_pdn, LONG, true);
         for memory in [&source, &target] {
             memory.gpu().begins.store(true, SeqCst);
         }
-        Setting { near, far, domains: [pdn, far_pdn], left, right, source, target }
+        Setting { near, far: second, domains: [pdn, far_pdn], left, right, source, target }
+    }
+
+    fn far(&self) -> &Card {
+        self.far.as_ref().unwrap_or(&self.near)
     }
 
     fn post(&mut self, opcode: Opcode, len: usize) {
@@ -49,7 +62,7 @@ impl Setting {
 
     fn run(&mut self) {
         let Setting { near, far, left, source, target, .. } = self;
-        run_both(near, Some(far), || {
+        run_both(near, far.as_ref(), || {
             // No copy is in progress after a step.
             assert_eq!((source.gpu().under_way(), target.gpu().under_way()), (0, 0));
             left.cq.peek().is_some()
@@ -58,53 +71,91 @@ impl Setting {
 
     fn states(&self) -> (QpState, QpState) {
         let state = |card: &Card, qp: &TestQp| card.query_qp(qp.qpn).unwrap().state;
-        (state(&self.near, &self.left), state(&self.far, &self.right))
+        (state(&self.near, &self.left), state(self.far(), &self.right))
     }
 }
 
 #[test]
 fn messages_of_every_length_arrive_whole() {
-    let mut setting = Setting::new();
-    let lengths = [1, 16_383, 16_384, 65_536, 65_537, 4 * 65_536, 5 * 65_536 + 9, LONG];
-    for (round, (len, opcode)) in
-        lengths.into_iter().flat_map(|len| [(len, Opcode::Send), (len, Opcode::RdmaWrite)]).enumerate()
-    {
-        let bytes = pattern(LONG, round);
-        setting.source.set(&bytes);
-        setting.target.set(&vec![0; LONG]);
-        setting.post(opcode, len);
+    for cards in CARDS {
+        let mut setting = Setting::of(cards);
+        let lengths = [1, 8192, 16_383, 16_384, 65_536, 65_537, 4 * 65_536, 5 * 65_536 + 9, LONG];
+        for (round, (len, opcode)) in
+            lengths.into_iter().flat_map(|len| [(len, Opcode::Send), (len, Opcode::RdmaWrite)]).enumerate()
+        {
+            let bytes = pattern(LONG, round);
+            setting.source.set(&bytes);
+            setting.target.set(&vec![0; LONG]);
+            setting.post(opcode, len);
+            setting.run();
+            success(setting.left.cq.poll());
+            let got = setting.target.get();
+            assert!(got[..len] == bytes[..len], "{len} bytes by {opcode:?}");
+            assert!(got[len..].iter().all(|byte| *byte == 0));
+            if opcode == Opcode::Send {
+                assert_eq!(setting.right.cq.poll().unwrap().byte_count() as usize, len);
+            }
+        }
+        assert_eq!(setting.states(), (QpState::Rts, QpState::Rts));
+    }
+}
+
+#[test]
+fn requests_that_follow_each_other_are_read_together() {
+    const LEN: usize = 8192;
+    const COUNT: usize = 12;
+    for cards in CARDS {
+        let mut setting = Setting::of(cards);
+        let bytes = pattern(COUNT * LEN, cards);
+        setting.source.set(&[bytes.clone(), vec![0; LONG - bytes.len()]].concat());
+        for i in 0..COUNT {
+            let (at, signals) =
+                (i * LEN, if i + 1 == COUNT { CtrlFlags::CQ_UPDATE } else { CtrlFlags::empty() });
+            let list = [setting.source.data(at..at + LEN)];
+            let remote = setting.target.region.remote(at);
+            let wqe =
+                setting.left.wqe(Opcode::RdmaWrite, &[remote.as_bytes(), list.as_bytes()], signals, [0; 4]);
+            setting.left.head += setting.left.write(&wqe);
+        }
+        setting.left.ring(COUNT as u32 - 1);
         setting.run();
         success(setting.left.cq.poll());
-        let got = setting.target.get();
-        assert!(got[..len] == bytes[..len], "{len} bytes by {opcode:?}");
-        assert!(got[len..].iter().all(|byte| *byte == 0));
-        if opcode == Opcode::Send {
-            assert_eq!(setting.right.cq.poll().unwrap().byte_count() as usize, len);
-        }
+        assert!(setting.target.get()[..bytes.len()] == bytes);
+        // A wait for each step of the card.
+        let waits = i64::MAX - setting.source.gpu().finishes_left.load(SeqCst);
+        assert!((1..=2).contains(&waits), "{waits} waits for {COUNT} requests");
+        // One alone is read at once.
+        setting.post(Opcode::RdmaWrite, LEN);
+        setting.run();
+        success(setting.left.cq.poll());
+        assert_eq!(i64::MAX - setting.source.gpu().finishes_left.load(SeqCst), waits);
     }
-    assert_eq!(setting.states(), (QpState::Rts, QpState::Rts));
 }
 
 #[test]
 fn a_read_is_answered_from_memory_whose_copies_begin() {
-    let mut setting = Setting::new();
-    setting.target.set(&pattern(LONG, 5));
-    setting.post(Opcode::RdmaRead, LONG);
-    setting.run();
-    success(setting.left.cq.poll());
-    assert!(setting.source.get() == pattern(LONG, 5));
+    for cards in CARDS {
+        let mut setting = Setting::of(cards);
+        setting.target.set(&pattern(LONG, 5));
+        setting.post(Opcode::RdmaRead, LONG);
+        setting.run();
+        success(setting.left.cq.poll());
+        assert!(setting.source.get() == pattern(LONG, 5));
+    }
 }
 
 #[test]
 fn only_one_side_need_begin_copies() {
-    for side in [0, 1] {
-        let mut setting = Setting::new();
-        [&setting.source, &setting.target][side].gpu().begins.store(false, SeqCst);
-        setting.source.set(&pattern(LONG, side));
-        setting.post(Opcode::Send, LONG);
-        setting.run();
-        success(setting.left.cq.poll());
-        assert!(setting.target.get() == pattern(LONG, side));
+    for cards in CARDS {
+        for side in [0, 1] {
+            let mut setting = Setting::of(cards);
+            [&setting.source, &setting.target][side].gpu().begins.store(false, SeqCst);
+            setting.source.set(&pattern(LONG, side));
+            setting.post(Opcode::Send, LONG);
+            setting.run();
+            success(setting.left.cq.poll());
+            assert!(setting.target.get() == pattern(LONG, side));
+        }
     }
 }
 
@@ -125,7 +176,7 @@ fn a_list_of_both_kinds_of_memory_arrives_in_order() {
         }
         all.extend(bytes);
     }
-    let place = Memory::new(&setting.far, far_pdn, all.len(), true);
+    let place = Memory::new(setting.far(), far_pdn, all.len(), true);
     place.gpu().begins.store(true, SeqCst);
     let list: Vec<DataSeg> =
         memories.iter().zip(pieces).map(|(memory, (len, _))| memory.data(0..len)).collect();
@@ -138,47 +189,51 @@ fn a_list_of_both_kinds_of_memory_arrives_in_order() {
 
 #[test]
 fn a_source_that_fails_late_fails_its_own_request() {
-    for good in [0, 1, 4] {
-        let mut setting = Setting::new();
-        setting.source.gpu().finishes_left.store(good, SeqCst);
-        let small = Memory::new(&setting.near, setting.domains[0], 64, false);
-        // An earlier request is outstanding, and has left.
-        let remote = setting.target.region.remote(0);
-        for list in [&small.all(64), &setting.source.all(LONG), &small.all(64)] {
-            let wqe = setting.left.wqe(
-                Opcode::RdmaWrite,
-                &[remote.as_bytes(), list.as_bytes()],
-                CtrlFlags::CQ_UPDATE,
-                [0; 4],
-            );
-            setting.left.head += setting.left.write(&wqe);
+    for cards in CARDS {
+        for good in [0, 1, 4] {
+            let mut setting = Setting::of(cards);
+            setting.source.gpu().finishes_left.store(good, SeqCst);
+            let small = Memory::new(&setting.near, setting.domains[0], 64, false);
+            // An earlier request is outstanding, and has left.
+            let remote = setting.target.region.remote(0);
+            for list in [&small.all(64), &setting.source.all(LONG), &small.all(64)] {
+                let wqe = setting.left.wqe(
+                    Opcode::RdmaWrite,
+                    &[remote.as_bytes(), list.as_bytes()],
+                    CtrlFlags::CQ_UPDATE,
+                    [0; 4],
+                );
+                setting.left.head += setting.left.write(&wqe);
+            }
+            setting.left.ring(2);
+            setting.run();
+            success(setting.left.cq.poll());
+            setting.run();
+            assert_eq!(error(setting.left.cq.poll()).1, Syndrome::LocalProtection, "after {good}");
+            setting.run();
+            assert_eq!(error(setting.left.cq.poll()).1, Syndrome::WrFlush);
+            assert_eq!(setting.states(), (QpState::Err, QpState::Rts));
+            let all = setting.near.diagnostics();
+            assert!(all.len() == 1 && all[0].message.contains("a copy has failed"), "{all:?}");
+            // Withdrawn packets have not arrived. One packet of each earlier batch may have been in two pieces.
+            let lot = (MAX_PENDING / MTU as usize + 1) as i64;
+            assert!(setting.target.gpu().writes.load(SeqCst) as i64 <= 1 + lot * good);
         }
-        setting.left.ring(2);
-        setting.run();
-        success(setting.left.cq.poll());
-        setting.run();
-        assert_eq!(error(setting.left.cq.poll()).1, Syndrome::LocalProtection, "after {good}");
-        setting.run();
-        assert_eq!(error(setting.left.cq.poll()).1, Syndrome::WrFlush);
-        assert_eq!(setting.states(), (QpState::Err, QpState::Rts));
-        let all = setting.near.diagnostics();
-        assert!(all.len() == 1 && all[0].message.contains("a copy has failed"), "{all:?}");
-        // Withdrawn packets have not arrived. One packet of each earlier batch may have been in two pieces.
-        let lot = (MAX_PENDING / MTU as usize + 1) as i64;
-        assert!(setting.target.gpu().writes.load(SeqCst) as i64 <= 1 + lot * good);
     }
 }
 
 #[test]
 fn a_source_that_cannot_begin_fails_its_request() {
-    for good in [0, 2, 9] {
-        let mut setting = Setting::new();
-        setting.source.gpu().reads_left.store(good, SeqCst);
-        setting.post(Opcode::RdmaWrite, LONG);
-        setting.run();
-        assert_eq!(error(setting.left.cq.poll()).1, Syndrome::LocalProtection, "after {good}");
-        assert_eq!(setting.states(), (QpState::Err, QpState::Rts));
-        assert_eq!(setting.source.gpu().under_way(), 0);
+    for cards in CARDS {
+        for good in [0, 2, 9] {
+            let mut setting = Setting::of(cards);
+            setting.source.gpu().reads_left.store(good, SeqCst);
+            setting.post(Opcode::RdmaWrite, LONG);
+            setting.run();
+            assert_eq!(error(setting.left.cq.poll()).1, Syndrome::LocalProtection, "after {good}");
+            assert_eq!(setting.states(), (QpState::Err, QpState::Rts));
+            assert_eq!(setting.source.gpu().under_way(), 0);
+        }
     }
 }
 
@@ -222,20 +277,22 @@ fn an_answer_that_fails_late_is_refused() {
 
 #[test]
 fn a_target_that_fails_late_fails_both_sides() {
-    for (opcode, near, far) in [
-        (Opcode::Send, Syndrome::RemoteOperation, Some(Syndrome::LocalProtection)),
-        (Opcode::RdmaWrite, Syndrome::RemoteAccess, None),
-    ] {
-        for good in [0, 1, 3] {
-            let mut setting = Setting::new();
-            setting.target.gpu().finishes_left.store(good, SeqCst);
-            setting.post(opcode, LONG);
-            setting.run();
-            assert_eq!(error(setting.left.cq.poll()).1, near, "{opcode:?} after {good}");
-            assert_eq!(setting.right.cq.poll().map(|cqe| error(Some(cqe)).1), far);
-            assert_eq!(setting.states(), (QpState::Err, QpState::Err));
-            let all = setting.far.diagnostics();
-            assert!(all.len() == 1 && all[0].message.contains("a copy has failed"), "{all:?}");
+    for cards in CARDS {
+        for (opcode, near, far) in [
+            (Opcode::Send, Syndrome::RemoteOperation, Some(Syndrome::LocalProtection)),
+            (Opcode::RdmaWrite, Syndrome::RemoteAccess, None),
+        ] {
+            for good in [0, 1, 3] {
+                let mut setting = Setting::of(cards);
+                setting.target.gpu().finishes_left.store(good, SeqCst);
+                setting.post(opcode, LONG);
+                setting.run();
+                assert_eq!(error(setting.left.cq.poll()).1, near, "{opcode:?} after {good}");
+                assert_eq!(setting.right.cq.poll().map(|cqe| error(Some(cqe)).1), far);
+                assert_eq!(setting.states(), (QpState::Err, QpState::Err));
+                let all = setting.far().diagnostics();
+                assert!(all.len() == 1 && all[0].message.contains("a copy has failed"), "{all:?}");
+            }
         }
     }
 }

@@ -60,6 +60,11 @@ impl Requester {
         self.target = None;
     }
 
+    /// Returns whether a request follows the one that is being sent.
+    pub(crate) fn sends_more(&self) -> bool {
+        self.cursor + 1 < self.requests.len() || self.queue.has_announced()
+    }
+
     /// Returns the next request packet, if one can be sent now. Its payload is in the context.
     pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         self.waits.unmet = false;

@@ -1,0 +1,223 @@
+//! Batches of packets whose payload is in peer memory: clients copy several payloads at once, and the packets leave
+//! together, when the card has waited for the copies. They leave before the card does anything else: for the rest of
+//! the card, and for programs, they leave one by one, like others.
+//!
+//! Payloads for another card are copied straight to the fabric, and those for queue pairs of this card to memory of its
+//! own.
+
+use super::arrivals::Arrivals;
+use super::state::Engine;
+use crate::card::config::Transport;
+use crate::card::memory::copy::MemoryFailure;
+use crate::card::memory::peer_copies::{MAX_PENDING, MIN_DIRECT};
+use crate::card::transport::qp::Outgoing;
+use crate::fabric::{Hole, SendOutcome, Sink};
+use crate::os::memory::SharedMemory;
+use crate::peer_memory::{PeerFailure, PeerMapping};
+use crate::staging::StagingMemory;
+use std::sync::Arc;
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+/// Minimum number of bytes of a payload that is copied together with those of other packets.
+const MIN_AMONG_OTHERS: usize = 4 << 10;
+
+/// Bytes of the card's own memory: the payloads of one step of a queue pair.
+const OWN_BYTES: usize = 2 * MAX_PENDING;
+
+/// What has become of a packet whose payload is in peer memory.
+pub(super) enum PeerPayload {
+    /// It is in the batch.
+    Batched,
+    /// The packet leaves like others.
+    LeavesAlone,
+    /// The payload cannot be read, and the request or response is refused.
+    Refused,
+    NoRoom,
+}
+
+/// Packets that have a place and whose payload is still being copied there.
+#[derive(Default)]
+pub(super) struct PeerBatch {
+    /// The packets, each with its bytes of payload.
+    packets: Vec<(Outgoing, usize)>,
+    reading: Vec<Arc<PeerMapping>>,
+    failure: Option<MemoryFailure>,
+    places: Vec<Hole>,
+    bytes: usize,
+    /// Payloads for this card, one behind the other; made for the first of them. `Some(None)` if there is no memory.
+    own: Option<Option<StagingMemory>>,
+}
+
+// SAFETY: the places are used only while a batch is open, by the thread that holds the engine's lock.
+unsafe impl Send for PeerBatch {}
+
+impl PeerBatch {
+    /// Returns whether the batch is large enough to leave.
+    pub(super) fn is_full(&self, is_for_this_card: bool) -> bool {
+        self.bytes >= if is_for_this_card { OWN_BYTES } else { MAX_PENDING }
+    }
+
+    /// Waits for all copies.
+    pub(super) fn wait(&mut self) {
+        for memory in self.reading.drain(..) {
+            if let Err(failure) = memory.finish() {
+                self.failure.get_or_insert(failure.into());
+            }
+        }
+    }
+
+    /// Returns the address behind the payloads for this card, if there is room for `len` bytes.
+    fn own_place(&mut self, len: usize) -> Option<*mut u8> {
+        let make = || {
+            let memory = SharedMemory::create(OWN_BYTES);
+            let memory =
+                memory.inspect_err(|error| tracing::debug!(%error, "no memory for payloads to this card"));
+            memory.ok().map(|(memory, _)| StagingMemory::new(memory))
+        };
+        let memory = self.own.get_or_insert_with(make).as_ref()?;
+        (self.bytes + len <= memory.len()).then(|| memory.base().wrapping_add(self.bytes))
+    }
+}
+
+impl Engine {
+    /// Places a packet, and starts copying its payload. Clears the gathered payload, unless the packet leaves like
+    /// others.
+    pub(super) fn add_to_batch(&mut self, packet: &Outgoing, now: Instant) -> PeerPayload {
+        let made = match self.may_batch(packet) {
+            true => self.place_in_batch(packet, now),
+            false => PeerPayload::LeavesAlone,
+        };
+        if !matches!(made, PeerPayload::LeavesAlone) {
+            self.resources.payload.clear();
+        }
+        made
+    }
+
+    fn place_in_batch(&mut self, packet: &Outgoing, now: Instant) -> PeerPayload {
+        let is_own = packet.to == self.resources.port.node();
+        match if is_own { self.place_for_this_card() } else { self.place_in_fabric(packet) } {
+            SendOutcome::Sent => {}
+            SendOutcome::Full => return PeerPayload::NoRoom,
+            SendOutcome::Unreachable | SendOutcome::Unreadable(_) => return PeerPayload::LeavesAlone,
+        }
+        let Engine { fabric, resources, batch, .. } = self;
+        // SAFETY: the places are reserved for this packet, and nothing reads them before the copies were waited for, here
+        // or in `finish_batch`.
+        let begun = unsafe { resources.payload.begin(&batch.places, &mut batch.reading) };
+        if matches!(begun, Ok(true)) {
+            let (bytes, left_at) = (resources.payload.len(), (!is_own).then(|| fabric.position()));
+            batch.packets.push((*packet, bytes));
+            batch.bytes += bytes;
+            self.with_qp(packet.qpn, now, |qp, context| {
+                qp.packet_sent(packet, context);
+                qp.note_position(&packet.header, left_at);
+            });
+            return PeerPayload::Batched;
+        }
+        batch.wait();
+        if !is_own {
+            fabric.take_back(packet.to);
+        }
+        if batch.packets.is_empty() {
+            // Only this packet had copies. Its failure shows below, or when it is sent like others.
+            batch.failure = None;
+        }
+        let Err(failure) = begun else { return PeerPayload::LeavesAlone };
+        self.refuse_after_batch(packet, failure, now);
+        PeerPayload::Refused
+    }
+
+    /// Fails a packet. Packets that were added before it leave first.
+    fn refuse_after_batch(&mut self, packet: &Outgoing, failure: PeerFailure, now: Instant) {
+        if self.finish_batch(now) {
+            self.payload_failed(packet, &failure.into(), now);
+        }
+    }
+
+    fn place_in_fabric(&mut self, packet: &Outgoing) -> SendOutcome {
+        let Engine { fabric, resources, batch, .. } = self;
+        batch.places.clear();
+        // SAFETY: the parts were resolved just now, to registered memory or to inline bytes that the request owns. The
+        // batch is finished before another packet is sent.
+        unsafe {
+            fabric.place(packet.to, packet.header.as_bytes(), resources.payload.parts(), &mut batch.places)
+        }
+    }
+
+    /// Makes the places of a payload for this card, all of which is in peer memory.
+    fn place_for_this_card(&mut self) -> SendOutcome {
+        let Engine { resources, batch, .. } = self;
+        let Some(mut at) = batch.own_place(resources.payload.len()) else { return SendOutcome::Unreachable };
+        batch.places.clear();
+        for (_, len) in resources.payload.parts() {
+            batch.places.push([(at, *len), (std::ptr::null_mut(), 0)]);
+            at = at.wrapping_add(*len);
+        }
+        SendOutcome::Sent
+    }
+
+    /// Returns whether a packet may join a batch: a long one of a reliable connection, whose requests complete by an
+    /// answer only, to a card of this host, without delays.
+    fn may_batch(&self, packet: &Outgoing) -> bool {
+        let Some(qp) = self.qps.get(&packet.qpn) else { return false };
+        let payload = &self.resources.payload;
+        let is_among_others = || !packet.is_response && (!self.batch.packets.is_empty() || qp.sends_more());
+        let is_long = payload.len() >= MIN_DIRECT || payload.len() >= MIN_AMONG_OTHERS && is_among_others();
+        is_long
+            && (packet.to != self.resources.port.node() || payload.is_in_peer_memory())
+            && self.fabric.is_of_one_host()
+            && !self.resources.faults.is_on()
+            && self.delayed.is_empty()
+            && qp.endpoint.config.transport == Transport::Rc
+    }
+
+    /// Waits for the copies of the batch and lets its packets leave. Returns false if a copy has failed: then no packet
+    /// leaves, and the request or response of the first one is refused.
+    pub(super) fn finish_batch(&mut self, now: Instant) -> bool {
+        self.batch.wait();
+        let failure = self.batch.failure.take();
+        self.batch.bytes = 0;
+        let mut packets = std::mem::take(&mut self.batch.packets);
+        let Some((first, _)) = packets.first() else { return failure.is_none() };
+        let is_own = first.to == self.resources.port.node();
+        match &failure {
+            None => {
+                for (packet, bytes) in &packets {
+                    self.resources.counters.sent(&packet.header, *bytes as u64);
+                }
+                if is_own { self.deliver_batch(&packets, now) } else { self.fabric.publish(first.to) }
+            }
+            Some(failure) => {
+                if !is_own {
+                    self.fabric.withdraw(first.to);
+                }
+                self.payload_failed(first, failure, now);
+            }
+        }
+        // Reuses the allocation.
+        packets.clear();
+        self.batch.packets = packets;
+        failure.is_none()
+    }
+
+    /// Delivers packets to queue pairs of this card.
+    fn deliver_batch(&mut self, packets: &[(Outgoing, usize)], now: Instant) {
+        let Engine { qps, resources, delayed, batch, .. } = self;
+        let Some(Some(memory)) = &batch.own else { return };
+        let (node, mut at) = (resources.port.node(), memory.base().cast_const());
+        let mut arrivals = Arrivals { now, qps, resources, delayed, most: OWN_BYTES, touched: Vec::new() };
+        for (packet, bytes) in packets {
+            arrivals.take(node, packet.header.as_bytes(), [(at, *bytes), (std::ptr::null(), 0)]);
+            at = at.wrapping_add(*bytes);
+        }
+        arrivals.settle();
+        for qpn in arrivals.touched {
+            self.reschedule(qpn);
+        }
+    }
+
+    pub(super) fn payload_failed(&mut self, packet: &Outgoing, failure: &MemoryFailure, now: Instant) {
+        self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, failure, context));
+    }
+}
