@@ -78,6 +78,21 @@ static find real(void) {
 
 static void *real_dlsym(void *handle, const char *name) { return real()(handle, name); }
 
+/* Returns the function of a library that is preloaded after this one, which is to see the call, too; otherwise the driver's. */
+static void *next(const char *name, void *of_driver) {
+    void *found = real_dlsym(RTLD_NEXT, name);
+    return found ? found : of_driver;
+}
+
+/* Returns the number of calls until now, for programs that find it by dlsym. */
+unsigned long driver_calls(void) {
+    unsigned long sum = 0;
+    for (int at = 0; at < COUNT; at++) {
+        sum += atomic_load_explicit(&calls[at].count, memory_order_relaxed);
+    }
+    return sum;
+}
+
 static unsigned long now(void) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
@@ -95,7 +110,7 @@ static long timed(int at, long a, long b, long c, long d, long e, long f) {
     long result;
     if (!address) {
         void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-        address = library ? real_dlsym(library, names[at]) : NULL;
+        address = next(names[at], library ? real_dlsym(library, names[at]) : NULL);
         if (!address) {
             return 999; /* CUDA_ERROR_UNKNOWN */
         }
@@ -138,7 +153,7 @@ static void *wrapped(const char *name, void *found) {
     for (int at = 0; at < COUNT; at++) {
         if (strcmp(name, names[at]) == 0) {
             if (found != wrappers[at]) {
-                atomic_store_explicit(&calls[at].real, found, memory_order_release);
+                atomic_store_explicit(&calls[at].real, next(name, found), memory_order_release);
             }
             return wrappers[at];
         }
