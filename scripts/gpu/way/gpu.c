@@ -1,9 +1,11 @@
-/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * The GPU's part: the kernel of a step, and the CUDA driver and NVRTC, which are loaded at run time.
+ */
 #define _GNU_SOURCE
-#include "gpu.h"
+#include "way.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 /* Each word depends on its step, its place and both ranks, so that a block that is missing, late or another's is wrong. Begin and end are those
@@ -44,89 +46,87 @@ struct launch {
 
 enum { THREADS = 256, MOST_BLOCKS = 32, PORTABLE = 1, NON_BLOCKING = 1, BLOCKING_SYNC = 1, DISABLE_TIMING = 2 };
 
-static int (*cu_init)(unsigned), (*cu_device_count)(int *), (*cu_device_get)(int *, int), (*cu_context_retain)(void **, int);
-static int (*cu_context_set)(void *), (*cu_context_synchronize)(void), (*cu_stream_create)(void **, unsigned), (*cu_stream_synchronize)(void *);
-static int (*cu_event_create)(void **, unsigned), (*cu_event_record)(void *, void *), (*cu_event_synchronize)(void *);
-static int (*cu_mem_alloc)(device_pointer *, size_t), (*cu_host_alloc)(void **, size_t, unsigned), (*cu_fill)(device_pointer, unsigned char, size_t);
-static int (*cu_copy_to_host)(void *, device_pointer, size_t), (*cu_module_load)(void **, const void *);
-static int (*cu_module_function)(void **, void *, const char *), (*cu_launch)(const struct launch *, void *, void **, void **);
-static int (*nvrtc_create)(void **, const char *, const char *, int, void *, void *), (*nvrtc_compile)(void *, int, void *);
-static int (*nvrtc_ptx_size)(void *, size_t *), (*nvrtc_ptx)(void *, char *);
+#define DRIVER(X)                                                                                                                            \
+    X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) X(cuDevicePrimaryCtxRetain, (void **, int))              \
+    X(cuCtxSetCurrent, (void *)) X(cuCtxSynchronize, (void)) X(cuStreamCreate, (void **, unsigned)) X(cuStreamSynchronize, (void *))         \
+    X(cuEventCreate, (void **, unsigned)) X(cuEventRecord, (void *, void *)) X(cuEventSynchronize, (void *))                                 \
+    X(cuMemAlloc_v2, (device_pointer *, size_t)) X(cuMemHostAlloc, (void **, size_t, unsigned))                                              \
+    X(cuMemsetD8_v2, (device_pointer, unsigned char, size_t)) X(cuMemcpyDtoH_v2, (void *, device_pointer, size_t))                           \
+    X(cuModuleLoadData, (void **, const void *)) X(cuModuleGetFunction, (void **, void *, const char *))                                     \
+    X(cuLaunchKernelEx, (const struct launch *, void *, void **, void **))
+#define NVRTC(X)                                                                                                                             \
+    X(nvrtcCreateProgram, (void **, const char *, const char *, int, void *, void *)) X(nvrtcCompileProgram, (void *, int, void *))          \
+    X(nvrtcGetPTXSize, (void *, size_t *)) X(nvrtcGetPTX, (void *, char *))
+#define X(name, arguments) static int(*name) arguments;
+DRIVER(X)
+NVRTC(X)
+#undef X
 
 static void *kernel, *marks[2];
 static int marked;
 static size_t launched, most;
 static device_pointer begins, ends, wrong;
 
-static void load(void *library, const char *name, void *function) {
-    if (!library || !(*(void **)function = dlsym(library, name))) {
+static void *library(const char *const names[]) {
+    void *found = NULL;
+    for (int i = 0; !found && names[i]; i++) {
+        found = dlopen(names[i], RTLD_NOW);
+    }
+    if (!found) {
+        fail(names[0], dlerror());
+    }
+    return found;
+}
+
+static void load(void *from, const char *name, void *function) {
+    if (!(*(void **)function = dlsym(from, name))) {
         fail(name, dlerror());
     }
 }
 
 static char *compile(void) {
-    const char *const names[] = {"libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"};
-    void *library = NULL, *program;
+    void *nvrtc = library((const char *const[]){"libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", NULL}), *program;
     size_t size;
     char *ptx;
-    for (size_t i = 0; !library && i < sizeof(names) / sizeof(*names); i++) {
-        library = dlopen(names[i], RTLD_NOW);
-    }
-    load(library, "nvrtcCreateProgram", &nvrtc_create);
-    load(library, "nvrtcCompileProgram", &nvrtc_compile);
-    load(library, "nvrtcGetPTXSize", &nvrtc_ptx_size);
-    load(library, "nvrtcGetPTX", &nvrtc_ptx);
-    OK(nvrtc_create(&program, KERNEL, "step.cu", 0, NULL, NULL));
-    OK(nvrtc_compile(program, 0, NULL));
-    OK(nvrtc_ptx_size(program, &size));
+#define X(name, arguments) load(nvrtc, #name, &name);
+    NVRTC(X)
+#undef X
+    OK(nvrtcCreateProgram(&program, KERNEL, "step.cu", 0, NULL, NULL));
+    OK(nvrtcCompileProgram(program, 0, NULL));
+    OK(nvrtcGetPTXSize(program, &size));
     ptx = malloc(size);
-    OK(nvrtc_ptx(program, ptx));
+    OK(nvrtcGetPTX(program, ptx));
     return ptx;
 }
 
 void gpu_begin(struct job *job, size_t kernels) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW), *context, *module;
+    void *driver = library((const char *const[]){"libcuda.so.1", NULL}), *context, *module;
     char *ptx = compile();
     int count, device;
-    load(library, "cuInit", &cu_init);
-    load(library, "cuDeviceGetCount", &cu_device_count);
-    load(library, "cuDeviceGet", &cu_device_get);
-    load(library, "cuDevicePrimaryCtxRetain", &cu_context_retain);
-    load(library, "cuCtxSetCurrent", &cu_context_set);
-    load(library, "cuCtxSynchronize", &cu_context_synchronize);
-    load(library, "cuStreamCreate", &cu_stream_create);
-    load(library, "cuStreamSynchronize", &cu_stream_synchronize);
-    load(library, "cuEventCreate", &cu_event_create);
-    load(library, "cuEventRecord", &cu_event_record);
-    load(library, "cuEventSynchronize", &cu_event_synchronize);
-    load(library, "cuMemAlloc_v2", &cu_mem_alloc);
-    load(library, "cuMemHostAlloc", &cu_host_alloc);
-    load(library, "cuMemsetD8_v2", &cu_fill);
-    load(library, "cuMemcpyDtoH_v2", &cu_copy_to_host);
-    load(library, "cuModuleLoadData", &cu_module_load);
-    load(library, "cuModuleGetFunction", &cu_module_function);
-    load(library, "cuLaunchKernelEx", &cu_launch);
-    OK(cu_init(0));
-    OK(cu_device_count(&count));
+#define X(name, arguments) load(driver, #name, &name);
+    DRIVER(X)
+#undef X
+    OK(cuInit(0));
+    OK(cuDeviceGetCount(&count));
     job->gpu = job->rank % count;
-    OK(cu_device_get(&device, job->gpu));
-    OK(cu_context_retain(&context, device));
-    OK(cu_context_set(context));
-    OK(cu_stream_create(&job->stream, NON_BLOCKING));
-    OK(cu_module_load(&module, ptx));
-    OK(cu_module_function(&kernel, module, "step"));
+    OK(cuDeviceGet(&device, job->gpu));
+    OK(cuDevicePrimaryCtxRetain(&context, device));
+    OK(cuCtxSetCurrent(context));
+    OK(cuStreamCreate(&job->stream, NON_BLOCKING));
+    OK(cuModuleLoadData(&module, ptx));
+    OK(cuModuleGetFunction(&kernel, module, "step"));
     free(ptx);
     for (int i = 0; i < 2; i++) {
-        OK(cu_event_create(&marks[i], BLOCKING_SYNC | DISABLE_TIMING));
+        OK(cuEventCreate(&marks[i], BLOCKING_SYNC | DISABLE_TIMING));
     }
     most = kernels;
-    OK(cu_mem_alloc(&begins, 8 * most));
-    OK(cu_mem_alloc(&ends, 8 * most));
-    OK(cu_mem_alloc(&wrong, 4));
-    OK(cu_fill(begins, 0xff, 8 * most));
-    OK(cu_fill(ends, 0, 8 * most));
-    OK(cu_fill(wrong, 0, 4));
-    OK(cu_context_synchronize());
+    OK(cuMemAlloc_v2(&begins, 8 * most));
+    OK(cuMemAlloc_v2(&ends, 8 * most));
+    OK(cuMemAlloc_v2(&wrong, 4));
+    OK(cuMemsetD8_v2(begins, 0xff, 8 * most));
+    OK(cuMemsetD8_v2(ends, 0, 8 * most));
+    OK(cuMemsetD8_v2(wrong, 0, 4));
+    OK(cuCtxSynchronize());
 }
 
 void gpu_launch(const struct job *job, int checked, int filled, uint64_t work_ns) {
@@ -138,32 +138,32 @@ void gpu_launch(const struct job *job, int checked, int filled, uint64_t work_ns
     if (launched++ == most) {
         fail("gpu_launch", "more kernels than were announced");
     }
-    OK(cu_launch(&launch, kernel, arguments, NULL));
+    OK(cuLaunchKernelEx(&launch, kernel, arguments, NULL));
 }
 
 void gpu_mark(const struct job *job) {
-    OK(cu_event_record(marks[marked & 1], job->stream));
+    OK(cuEventRecord(marks[marked & 1], job->stream));
     if (marked++ > 0) {
-        OK(cu_event_synchronize(marks[marked & 1]));
+        OK(cuEventSynchronize(marks[marked & 1]));
     }
 }
 
 void gpu_finish(const struct job *job) {
-    OK(cu_event_record(marks[0], job->stream));
-    OK(cu_event_synchronize(marks[0]));
+    OK(cuEventRecord(marks[0], job->stream));
+    OK(cuEventSynchronize(marks[0]));
     marked = 0;
 }
 
-void synchronize(struct job *job) { OK(cu_stream_synchronize(job->stream)); }
+void synchronize(const struct job *job) { OK(cuStreamSynchronize(job->stream)); }
 
 void allocate(struct job *job) {
     device_pointer memory;
     void *pinned;
     if (job->on_gpu) {
-        OK(cu_mem_alloc(&memory, 2 * half(job)));
+        OK(cuMemAlloc_v2(&memory, 2 * half(job)));
         job->out = (uint8_t *)(uintptr_t)memory;
     } else {
-        OK(cu_host_alloc(&pinned, 2 * half(job), PORTABLE));
+        OK(cuMemHostAlloc(&pinned, 2 * half(job), PORTABLE));
         job->out = pinned;
     }
     job->in = job->out + half(job);
@@ -171,14 +171,14 @@ void allocate(struct job *job) {
 
 unsigned gpu_wrong(void) {
     unsigned count;
-    OK(cu_copy_to_host(&count, wrong, 4));
+    OK(cuMemcpyDtoH_v2(&count, wrong, 4));
     return count;
 }
 
 size_t gpu_times(size_t first, double *idle_ns, double *busy_ns) {
     uint64_t *begin = malloc(8 * launched), *end = malloc(8 * launched);
-    OK(cu_copy_to_host(begin, begins, 8 * launched));
-    OK(cu_copy_to_host(end, ends, 8 * launched));
+    OK(cuMemcpyDtoH_v2(begin, begins, 8 * launched));
+    OK(cuMemcpyDtoH_v2(end, ends, 8 * launched));
     *idle_ns = *busy_ns = 0;
     for (size_t i = first; i < launched; i++) {
         if (end[i] == 0) {

@@ -7,7 +7,7 @@
  * Rank 0 prints a JSON object. Every received word is checked by the next kernel; a wrong one fails the run.
  */
 #define _GNU_SOURCE
-#include "gpu.h"
+#include "way.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -69,16 +69,35 @@ static double calls(void) {
     return found ? (double)count() : 0;
 }
 
+static void exchange(const struct job *job, const struct way *way, int step, int sends, int receives) {
+    way->begin();
+    for (int peer = 0; peer < job->ranks; peer++) {
+        if (receives && peer != job->rank) {
+            way->receive(job, step, peer);
+        }
+    }
+    /* After the receives are posted: the kernel that has read their blocks has ended, as an earlier step has waited for it. */
+    if (sends && way->synchronizes) {
+        synchronize(job);
+    }
+    for (int peer = 0; peer < job->ranks; peer++) {
+        if (sends && peer != job->rank) {
+            way->send(job, step, peer);
+        }
+    }
+    way->end(job);
+}
+
 /* Enqueues steps, each with the kernel that uses what the step before has received. In a ping-pong, rank 1 answers. */
-static void steps(struct job *job, const struct way *way, int answers, int from, int to, uint64_t work_ns) {
+static void steps(const struct job *job, const struct way *way, int answers, int from, int to, uint64_t work_ns) {
     for (int step = from; step < to; step++) {
         if (answers) {
-            way->exchange(job, step, 0, 1);
+            exchange(job, way, step, 0, 1);
             gpu_launch(job, step, step, work_ns);
-            way->exchange(job, step, 1, 0);
+            exchange(job, way, step, 1, 0);
         } else {
             gpu_launch(job, step - 1, step, work_ns);
-            way->exchange(job, step, 1, 1);
+            exchange(job, way, step, 1, 1);
         }
         if (step % BATCH == BATCH - 1) {
             gpu_mark(job);
@@ -112,12 +131,12 @@ int main(int argc, char **argv) {
     job.size = strtoul(argv[5], NULL, 10) / 4 * 4;
     count = atoi(argv[6]);
     work_ns = strtoul(argv[7], NULL, 10);
-    if (job.size == 0 || job.size > 1 << 30 || count < 1 || job.ranks < 2 || (ping_pong && job.ranks != 2)) {
-        fail("usage", "blocks of 4 bytes to 1 GiB, at least one step, two ranks or, for all-to-all, more");
+    if (job.size == 0 || job.size > 1 << 30 || count < 1 || job.ranks < 2 || job.ranks > MOST_RANKS || (ping_pong && job.ranks != 2)) {
+        fail("usage", "blocks of 4 bytes to 1 GiB, at least one step, two ranks or, for all-to-all, up to 64");
     }
 
     gpu_begin(&job, (size_t)WARM_UP + (size_t)count + 2);
-    absent = way->open(&job);
+    absent = way->synchronizes && job.on_gpu ? "its messages are in host memory" : way->open(&job);
     is_absent = absent != NULL;
     OK(MPI_Allreduce(MPI_IN_PLACE, &is_absent, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD));
     if (is_absent) {
