@@ -1,4 +1,5 @@
-//! `scripts/gpu/driver_calls.c` counts a program's calls of a CUDA driver, however the program found it.
+//! `scripts/gpu/driver_calls.c` counts a program's calls of a CUDA driver, however the program found it, and passes them on to a library that
+//! is preloaded after it.
 
 use gdsync_test_support::compiler::Compiler;
 use gdsync_test_support::folder::Folder;
@@ -19,10 +20,14 @@ int cuGetProcAddress_v2(const char *name, void **to, int version, unsigned long 
 }
 "#;
 
+/// A library that has a function of the driver, as the software card's has.
+const INTERPOSER: &str = "int cuInit(unsigned flags) { return flags == 9 ? 11 : 1; }";
+
 /// Finds the functions both ways, and by the loader's next library, and checks their results.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 static void *find(void *library, const char *name) { return dlsym(library, name); }
 int main(int count, char **arguments) {
@@ -30,17 +35,20 @@ int main(int count, char **arguments) {
     int (*init)(unsigned), (*unlisted)(void), (*batch)(void *, unsigned, void *, unsigned);
     int (*by_name)(const char *, void **, int, unsigned long, void *);
     size_t (*length)(const char *);
+    unsigned long (*calls)(void);
     if (!library) return 1;
+    at = find(RTLD_DEFAULT, "driver_calls"); memcpy(&calls, &at, sizeof(calls));
     at = find(library, "cuInit"); memcpy(&init, &at, sizeof(init));
     at = find(library, "cuUnlisted"); memcpy(&unlisted, &at, sizeof(unlisted));
     at = find(library, "cuGetProcAddress_v2"); memcpy(&by_name, &at, sizeof(by_name));
+    if (getenv("INTERPOSED")) return init(9) == 11 && calls() == 1 ? 0 : 7;
     if (init(7) != 0 || init(7) != 0 || init(1) != 1 || unlisted() != 5) return 2;
     if (by_name("cuStreamBatchMemOp", &to, 12000, 0, NULL) != 0 || by_name("cuNothing", &to, 12000, 0, NULL) != 1) return 3;
     if (by_name("cuStreamBatchMemOp", &to, 12000, 0, NULL) != 0) return 4;
     memcpy(&batch, &to, sizeof(batch));
     if (batch(NULL, 4, arguments, 0) != 4 || batch(NULL, 4, NULL, 0) != 1) return 5;
     at = dlsym(RTLD_NEXT, "strlen"); memcpy(&length, &at, sizeof(length));
-    if (length("four") != 4 || find(library, "cuNoSuch")) return 6;
+    if (length("four") != 4 || find(library, "cuNoSuch") || calls() != 5) return 6;
     return 0;
 }
 "#;
@@ -83,4 +91,13 @@ fn calls_of_a_driver_are_counted_however_they_were_found() {
     assert_eq!(counted(&std::fs::read_to_string(file).unwrap()), expected);
     let number = file.extension().unwrap().to_str().unwrap();
     assert!(number.parse::<u32>().is_ok(), "{number}");
+    let interposer = shared("libinterposer.so").build_text(INTERPOSER);
+    let preload = format!("{}:{}", wrapper.path().display(), interposer.path().display());
+    let status = Command::new(program.path())
+        .arg(driver.path())
+        .env("LD_PRELOAD", preload)
+        .env("INTERPOSED", "1")
+        .status();
+    let status = status.unwrap();
+    assert!(status.success(), "{status}");
 }
