@@ -11,6 +11,7 @@ mod async_completions;
 mod borrowed;
 mod channels;
 mod collectors;
+mod cpu_posts;
 mod cpu_waits;
 mod datagrams;
 mod dc;
