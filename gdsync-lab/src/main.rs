@@ -8,6 +8,7 @@ mod bench;
 mod draw;
 #[deny(unsafe_code)]
 mod html;
+mod libmlx5;
 #[deny(unsafe_code)]
 mod manual;
 mod mapped;

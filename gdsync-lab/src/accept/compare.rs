@@ -16,8 +16,12 @@ pub(super) struct Difference {
     pub(super) rule: String,
 }
 
+const WINDOWS: &str =
+    "the driver has memory windows if the firmware has the capability imaicl (mlx5_ib_query_device)";
+
 /// Facts that differ from card to card: beginnings and ends of `step/fact`, with a `*` between them, and why.
-const EXPLAINED: [(&str, &str); 17] = [
+/// The outcome of a step has the card's in its name.
+const EXPLAINED: [(&str, &str); 23] = [
     ("open.device/firmware", "each card has its own firmware"),
     ("open.device/ports", "cards have one port or two"),
     ("open.device/max_", "limits differ between generations and firmware settings"),
@@ -36,12 +40,24 @@ const EXPLAINED: [(&str, &str); 17] = [
     ),
     ("queues.sizes/*.max_inline", "libmlx5 rounds the inline bytes up to the blocks of the card's entries"),
     ("queues.completion/", "libmlx5 and the device round the number of entries up"),
+    ("window.*/capabilities", WINDOWS),
+    ("window.*/max_windows", "limits differ between generations and firmware settings"),
+    ("window.*/allocated", WINDOWS),
+    ("window.*/outcome.skipped", WINDOWS),
+    (
+        "window.refused/*.vendor",
+        "no public source has the vendor syndrome of a refused bind: the software card writes 0",
+    ),
+    (
+        "card.*/outcome.skipped",
+        "ConnectX-7 and newer wait for words and times; administrators may turn cross-channel requests off",
+    ),
     ("gpu.register/path", "the platform and the driver decide how GPU memory is registered"),
     ("gpu.mapped/way", "the platform and the driver decide how GPU memory is mapped"),
 ];
 
 /// The software card's rules for facts: ends of `step/fact`, or parts of it, with the source.
-const RULES: [(&str, &str); 12] = [
+const RULES: [(&str, &str); 15] = [
     (".vendor", "vendor syndromes as public logs of ConnectX cards have them (docs/interop.md)"),
     (
         ".status",
@@ -52,6 +68,16 @@ const RULES: [(&str, &str); 12] = [
     (".immediate", "immediate data of the InfiniBand specification, 9.2 (ImmDt)"),
     (".entry", "struct mlx5_cqe64 and struct mlx5_err_cqe of rdma-core's mlx5dv.h"),
     (".context", "qpc of Linux' mlx5_ifc.h, as QUERY_QP answers"),
+    (
+        "window.",
+        "windows of the InfiniBand specification, 10.6.7.2, with the requests of libmlx5 (mlx5_bind_mw) and the capabilities of \
+         the driver (mlx5_ib_query_device)",
+    ),
+    (
+        "card.wait-time/",
+        "WAIT as DPDK posts it for a time (MLX5_OPC_MOD_WAIT_TIME), by the clock of the entries' times (docs/card-trigger.md)",
+    ),
+    ("card.", "WAIT and SEND_EN as DPDK and UCC post them (docs/card-trigger.md)"),
     ("error.", "errors of requesters and responders of the InfiniBand specification, 9.9 (tables 58 to 63)"),
     ("open.capabilities/", "cmd_hca_cap of Linux' mlx5_ifc.h, with a ConnectX-7's values"),
     ("event", "events of the InfiniBand specification, 11.6.3; EQE types of mlx5"),
@@ -71,7 +97,11 @@ pub(super) fn compare(step: &str, card: &Record, model: &Record) -> Vec<Differen
             let word = record.outcome.word();
             if reason.is_empty() { word.to_owned() } else { format!("{word}: {reason}") }
         };
-        found.push(difference(step, OUTCOME, told(card), told(model)));
+        let name = format!("{OUTCOME}.{}", card.outcome.word());
+        found.push(Difference {
+            fact: OUTCOME.to_owned(),
+            ..difference(step, &name, told(card), told(model))
+        });
     }
     for at in 0..card.facts.len().max(model.facts.len()) {
         match (card.facts.get(at), model.facts.get(at)) {
@@ -185,6 +215,32 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_a_card_skips_for_want_of_a_capability_is_explained() {
+        let (why, remedy) = ("the card has none".to_owned(), "another card".to_owned());
+        let skipped = |facts: &[(&str, Value)]| Record {
+            outcome: Outcome::Skipped { why: why.clone(), remedy: remedy.clone() },
+            ..record(facts)
+        };
+        let card = skipped(&[("capabilities", "".into()), ("allocated", "no, errno 95".into())]);
+        let model =
+            record(&[("capabilities", "type 1".into()), ("allocated", "yes".into()), ("more", true.into())]);
+        let found = compare("window.type-1", &card, &model);
+        assert_eq!(
+            found.iter().map(|one| &*one.fact).collect::<Vec<_>>(),
+            ["outcome", "capabilities", "allocated"]
+        );
+        assert!(
+            found.iter().all(|one| one.explained.is_some() && one.rule.contains("10.6.7.2")),
+            "{found:?}"
+        );
+        assert_eq!(found[0].card, "skipped: the card has none: another card");
+        assert!(compare("card.wait-time", &skipped(&[]), &model)[0].explained.is_some());
+        // No capability of cards lets them skip a send; and the software card has no excuse.
+        assert!(compare("rc.send", &skipped(&[]), &model)[0].explained.is_none());
+        assert!(compare("window.type-1", &model, &card)[0].explained.is_none());
+    }
+
+    #[test]
     fn what_cards_may_differ_in_is_explained() {
         let (card, model) =
             (record(&[("firmware", "28.39".into())]), record(&[("firmware", "28.40".into())]));
@@ -196,6 +252,8 @@ mod tests {
         assert!(compare("queues.sizes", &card, &model)[0].explained.is_none());
         let hung =
             Record { outcome: Outcome::Hung { limit_s: 20, after: "x".to_owned() }, facts: Vec::new() };
+        let found = compare("window.type-1", &hung, &record(&[]));
+        assert_eq!((found[0].fact.as_str(), found[0].explained.as_ref()), ("outcome", None));
         let found = compare("rc.send", &hung, &record(&[("more", true.into())]));
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].fact.as_str(), found[0].explained.as_ref()), ("outcome", None));

@@ -4,8 +4,8 @@ use super::masks::masked;
 use super::record::{Fact, Layout, Value};
 use gdsync::verbs::PortAttributes;
 use gdsync::{
-    Access, Completion, CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, WorkRequest,
+    Access, Completion, CompletionQueue, ConnectOptions, Device, MemoryRegion, PinnedMemory,
+    ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
 };
 use gdsync_cli::failure::Failure;
 use gdsync_cli::hca::{self, Hca};
@@ -238,8 +238,8 @@ impl Pair {
     }
 }
 
-/// Checks that a region has `len` bytes that were sent, from `at` on, and untouched ones elsewhere.
-pub(super) fn check(region: &MemoryRegion, at: usize, len: usize) -> Result<(), Failure> {
+/// Checks that the memory of a region has `len` bytes that were sent, from `at` on, and untouched ones elsewhere.
+pub(super) fn check(region: &PinnedMemory, at: usize, len: usize) -> Result<(), Failure> {
     let mut bytes = vec![0; REGION];
     region.read(0, &mut bytes);
     let wanted = |offset: usize| if (at..at + len).contains(&offset) { SENT } else { UNTOUCHED };

@@ -85,6 +85,31 @@ fn what_a_card_does_otherwise_is_named_with_the_rule() {
 }
 
 #[test]
+fn a_card_without_waits_skips_their_steps_for_a_known_reason() {
+    let folder = Folder::new("accept-without-waits");
+    let file = folder.path().join("file");
+    let names = ["card.wait-data", "card.wait-time", "card.trigger", "card.master", "card.collector"];
+    let only: Vec<_> = names.iter().flat_map(|name| ["--step", name]).collect();
+    let Some(mut command) = accept("accept-without-waits", &[], &only, &file) else { return };
+    // The software card that it is compared with keeps its WAITs.
+    let output = command.env("SOFTHCA_WAITS", "off").output().unwrap();
+    let report = row(&output.stdout);
+    assert_eq!(steps(&report).len(), names.len());
+    for step in steps(&report) {
+        assert_eq!(
+            (&step["card"]["outcome"], &step["model"]["outcome"]),
+            (&"skipped".into(), &"passed".into())
+        );
+        assert!(step["card"]["remedy"].as_str().unwrap().contains("ConnectX-7"), "{step}");
+        let [difference] = &step["differences"].as_array().unwrap()[..] else { panic!("{step}") };
+        assert_eq!(difference["fact"], "outcome");
+        assert!(difference["explained"].as_str().unwrap().contains("ConnectX-7"), "{step}");
+        assert!(difference["rule"].as_str().unwrap().contains("docs/card-trigger.md"), "{step}");
+    }
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
 fn an_interrupted_ladder_writes_what_there_is() {
     let folder = Folder::new("accept-interrupt");
     let file = folder.path().join("file");

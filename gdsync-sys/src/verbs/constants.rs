@@ -58,6 +58,10 @@ constants! { c_int;
 }
 
 constants! { u32;
+    /// Memory windows of type 1.
+    IBV_DEVICE_MEM_WINDOW = 1 << 17;
+    /// Memory windows of type 2A, bound to a queue pair's number and a domain.
+    IBV_DEVICE_MEM_WINDOW_TYPE_2A = 1 << 23;
     /// Memory windows of type 2B, bound to a queue pair's number.
     IBV_DEVICE_MEM_WINDOW_TYPE_2B = 1 << 24;
     /// Fast registration, local invalidation, and sends with invalidation.

@@ -93,13 +93,27 @@ fn verbs_structs() -> Vec<Expectation> {
     let union = |name: &str| format!("offsetof(struct ibv_send_wr, wr.rdma.{name})");
     out.push((union("remote_addr"), offset_of!(ibv_send_wr, remote_addr)));
     out.push((union("rkey"), offset_of!(ibv_send_wr, rkey)));
+    let of_bind = |name: &str| format!("offsetof(struct ibv_send_wr, bind_mw.{name})");
+    let bind = offset_of!(ibv_send_wr, bind_mw);
+    out.push((of_bind("mw"), bind + offset_of!(ibv_send_wr_bind_mw, mw)));
+    out.push((of_bind("rkey"), bind + offset_of!(ibv_send_wr_bind_mw, rkey)));
+    out.push((of_bind("bind_info"), bind + offset_of!(ibv_send_wr_bind_mw, bind_info)));
     out.push(("sizeof(struct ibv_send_wr)".to_owned(), size_of::<ibv_send_wr>()));
+    whole!(out, ibv_mw { context pd rkey handle r#type });
+    whole!(out, ibv_mw_bind_info { mr addr length mw_access_flags });
+    whole!(out, ibv_mw_bind { wr_id send_flags bind_info });
     // Without its size: newer versions append fields or operations.
     fields!(out, ibv_qp_ex {
         qp_base comp_mask wr_id wr_flags wr_rdma_write wr_set_ud_addr wr_set_inline_data wr_set_sge wr_set_sge_list wr_start
         wr_complete wr_abort
     });
-    let operations = [("poll_cq", OPS_POLL_CQ), ("post_send", OPS_POST_SEND)];
+    let operations = [
+        ("alloc_mw", OPS_ALLOC_MW),
+        ("bind_mw", OPS_BIND_MW),
+        ("dealloc_mw", OPS_DEALLOC_MW),
+        ("poll_cq", OPS_POLL_CQ),
+        ("post_send", OPS_POST_SEND),
+    ];
     for (name, index) in operations {
         let offset = offset_of!(ibv_context, ops) + index * size_of::<usize>();
         out.push((format!("offsetof(struct ibv_context, ops.{name})"), offset));
@@ -121,7 +135,8 @@ fn constants() -> Vec<Expectation> {
         IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT IBV_CQ_INIT_ATTR_MASK_FLAGS IBV_CQ_INIT_ATTR_MASK_PD
         IBV_QP_INIT_ATTR_PD IBV_LINK_LAYER_UNSPECIFIED IBV_LINK_LAYER_INFINIBAND
         IBV_LINK_LAYER_ETHERNET IBV_GID_TYPE_IB IBV_GID_TYPE_ROCE_V1 IBV_GID_TYPE_ROCE_V2 IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
-        IBV_QP_EX_WITH_RDMA_WRITE IBV_WR_RDMA_WRITE IBV_SEND_SIGNALED IBV_SEND_INLINE IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
+        IBV_QP_EX_WITH_RDMA_WRITE IBV_WR_RDMA_WRITE IBV_WR_LOCAL_INV IBV_WR_BIND_MW IBV_MW_TYPE_1 IBV_MW_TYPE_2
+        IBV_SEND_SIGNALED IBV_SEND_INLINE IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
         IBV_ACCESS_REMOTE_ATOMIC IBV_ACCESS_MW_BIND IBV_ACCESS_RELAXED_ORDERING IBV_QP_STATE IBV_QP_CUR_STATE
         IBV_QP_EN_SQD_ASYNC_NOTIFY IBV_QP_ACCESS_FLAGS IBV_QP_PKEY_INDEX IBV_QP_PORT IBV_QP_QKEY
         IBV_QP_AV IBV_QP_PATH_MTU IBV_QP_TIMEOUT IBV_QP_RETRY_CNT IBV_QP_RNR_RETRY IBV_QP_RQ_PSN
@@ -132,7 +147,8 @@ fn constants() -> Vec<Expectation> {
         IBV_MTU_4096 IBV_PORT_DOWN IBV_PORT_INIT IBV_PORT_ARMED IBV_PORT_ACTIVE IBV_EVENT_CQ_ERR
         IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR IBV_EVENT_COMM_EST
         IBV_EVENT_DEVICE_FATAL IBV_EVENT_SRQ_ERR IBV_EVENT_SRQ_LIMIT_REACHED IBV_EVENT_QP_LAST_WQE_REACHED
-        MLX5DV_OBJ_SRQ MLX5DV_SRQ_MASK_SRQN MLX5DV_RES_TYPE_SRQ IBV_ATOMIC_NONE IBV_DEVICE_MEM_MGT_EXTENSIONS IBV_DEVICE_MEM_WINDOW_TYPE_2B MLX5DV_QP_MASK_UAR_MMAP_OFFSET MLX5DV_OBJ_QP MLX5DV_OBJ_CQ
+        MLX5DV_OBJ_SRQ MLX5DV_SRQ_MASK_SRQN MLX5DV_RES_TYPE_SRQ IBV_ATOMIC_NONE IBV_DEVICE_MEM_MGT_EXTENSIONS IBV_DEVICE_MEM_WINDOW IBV_DEVICE_MEM_WINDOW_TYPE_2A
+        IBV_DEVICE_MEM_WINDOW_TYPE_2B MLX5DV_QP_MASK_UAR_MMAP_OFFSET MLX5DV_OBJ_QP MLX5DV_OBJ_CQ
         MLX5DV_OBJ_AH MLX5DV_OBJ_PD MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE
         MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE
         MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE MLX5DV_QP_INIT_ATTR_MASK_DC MLX5DV_DCTYPE_DCT MLX5DV_DCTYPE_DCI
@@ -310,6 +326,11 @@ fn every_declaration_is_compared() {
         "MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED",
         "MLX5DV_QP_CREATE_OOO_DP",
         "ibv_async_element",
+        // Compared by the names that C has for them.
+        "ibv_send_wr_bind_mw",
+        "OPS_ALLOC_MW",
+        "OPS_BIND_MW",
+        "OPS_DEALLOC_MW",
         "OPS_POLL_CQ",
         "OPS_POST_SEND",
     ];

@@ -4,8 +4,8 @@ use crate::qp::life::{connect, create, ordering};
 use crate::qp::make::Role;
 use crate::qp::post::receives;
 use crate::qp::{CompletionQueue, PreparedSend, QpState, QueuePair, QueuePairConfig, ResetError};
-use crate::queue::send::PostMode;
-use crate::queue::{FailureCause, QueueError, WorkRequest};
+use crate::queue::send::{CardWait, PostMode, WaitRequest};
+use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
 use crate::verbs::{
     AddressHandle, ConnectOptions, DcAddress, Endpoint, Error, ProtectionDomain, QueuePairError, Slice,
     Transport,
@@ -182,6 +182,21 @@ impl QueuePair {
     #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
         self.inner.enqueue(&request, PostMode::NOW).map(drop)
+    }
+
+    /// Posts a request that the card holds back until its clock is past `ticks`, in the unit of the times in completion
+    /// entries. A card without [`CardWaits::time`](crate::verbs::CardWaits::time) fails the queue pair. For tools that compare
+    /// cards.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_send`], and [`StateError::Triggered`] for a queue pair with a trigger.
+    #[doc(hidden)]
+    pub fn post_send_after(&self, ticks: u64, request: WorkRequest<'_>) -> Result<(), QueueError> {
+        if self.inner.trigger.is_some() {
+            return Err(QueueError::State(StateError::Triggered { qpn: self.number() }));
+        }
+        let wait = WaitRequest { wait: CardWait::Time { ticks }, region: None };
+        self.inner.enqueue(&request, PostMode::Behind([wait])).map(drop)
     }
 
     /// Posts a receive: the next send of the remote side fills the slices in order.

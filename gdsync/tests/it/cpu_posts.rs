@@ -4,8 +4,8 @@ use gdsync::memop::Condition;
 use gdsync::qp::ResetError;
 use gdsync::queue::{FailureCause, OrderError, QueueFull, RequestError, ResetBlocker, StateError, Syndrome};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, RemoteMemory, WorkRequest,
 };
 use gdsync_test_support::OnDrop;
 use gdsync_test_support::pair::{self, LONG, Pair, content, drain, fill, poll, soft, synchronize};
@@ -263,4 +263,42 @@ fn a_completion_queue_that_streams_hold_is_not_overrun() {
     synchronize(&stream);
     own.post_send(WorkRequest::nop().wr_id(77)).unwrap();
     assert_eq!(poll(&queue).wr_id, 77);
+}
+
+/// Posts a request that does nothing, at once or after a time. Returns the time of the card's clock in its entry.
+fn time_of_nop(queue_pair: &QueuePair, after: Option<u64>) -> u64 {
+    let queue = queue_pair.send_cq();
+    match after {
+        Some(ticks) => queue_pair.post_send_after(ticks, WorkRequest::nop()),
+        None => queue_pair.post_send(WorkRequest::nop()),
+    }
+    .unwrap();
+    let done = poll(&queue);
+    assert_eq!(done.status, Ok(()));
+    let entry = queue.entry_bytes(done.index.unwrap());
+    u64::from_be_bytes(entry[48..56].try_into().unwrap())
+}
+
+#[test]
+fn a_request_goes_once_the_cards_clock_is_past_its_time() {
+    let bed = Bed::new();
+    if !bed.pd.device().card_waits().unwrap().time {
+        return gdsync_test_support::skipped("waits for times", "the card has none");
+    }
+    let first = time_of_nop(&bed.left, None);
+    for round in 1..=20 {
+        let due = time_of_nop(&bed.left, None) + 2_000_000;
+        assert!(time_of_nop(&bed.left, Some(due)) > due, "round {round}");
+        assert!(time_of_nop(&bed.left, Some(first)) > due, "a time that has passed holds nothing back");
+    }
+    // Half a lap of the clock less an hour: it ends with the queue pair only.
+    bed.left.post_send_after(first + (1 << 62), WorkRequest::nop().wr_id(5)).unwrap();
+    assert!(bed.left.send_cq().poll().unwrap().is_none());
+    bed.left.abort().unwrap();
+    let flushed = poll(&bed.left.send_cq());
+    assert_eq!((flushed.wr_id, flushed.status.unwrap_err().syndrome), (5, Syndrome::WrFlush as u8));
+    // A trigger's queue pair has tickets in front of its sends.
+    let fan = crate::fan::Fan::new(1, None);
+    let refused = fan.pairs[0].0.post_send_after(0, WorkRequest::nop()).unwrap_err();
+    assert!(matches!(refused, QueueError::State(StateError::Triggered { .. })), "{refused}");
 }

@@ -9,6 +9,7 @@ mod queues;
 mod requests;
 mod streams;
 mod transports;
+mod windows;
 
 use super::probe::Probe;
 use gdsync_cli::failure::Failure;
@@ -49,12 +50,13 @@ impl Step {
 
 /// All steps.
 pub(super) fn all() -> impl Iterator<Item = &'static Step> {
-    let families: [&[Step]; 9] = [
+    let families: [&[Step]; 10] = [
         opening::STEPS,
         queues::STEPS,
         requests::STEPS,
         transports::STEPS,
         errors::STEPS,
+        windows::STEPS,
         life::STEPS,
         streams::STEPS,
         card::STEPS,

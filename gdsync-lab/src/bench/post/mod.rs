@@ -7,20 +7,22 @@ mod reference;
 use super::pair::{collect, connected};
 use super::table::{Outcome, Row};
 use super::{in_turns, median};
+use crate::libmlx5::Opened;
 use gdsync::{Access, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest};
 use gdsync_cli::cli::BenchOptions;
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
-use reference::{Opened, Reference, Shape};
+use reference::{Reference, Shape};
 use std::time::Instant;
 
 /// Posts between two polls of completions: the queues never fill.
 const BURST: u64 = 64;
 const ELEMENT: usize = 64;
 const RUNS: u64 = 10;
+const ON_SOFTWARE: &str = "or measure on the software card: `gdsync soft -- gdsync bench post`";
 
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
-    let opened = Opened::new(options.hca.as_ref())?;
+    let opened = Opened::new(options.hca.as_ref()).map_err(|error| format!("{error}; {ON_SOFTWARE}"))?;
     let rows = PostCost::new(&opened)?.measure(options.posts().div_ceil(BURST * RUNS))?;
     let header = ["RDMA WRITE", "gdsync ns", "ibv_post_send ns", "ibv_wr_* ns", "gdsync : ibv_wr_*"];
     let series = [("gdsync", "gdsync_ns"), ("ibv_post_send", "ibv_post_send_ns"), ("ibv_wr_*", "ibv_wr_ns")];

@@ -1,13 +1,9 @@
-//! libmlx5's own posting, on a queue pair unknown to gdsync.
+//! libmlx5's own posting, measured.
 
-use gdsync::verbs::{GidEntry, LinkLayer};
-use gdsync::{ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory};
+use crate::libmlx5::{NO_FUNCTIONS, Opened, Qp, done, made};
+use gdsync::{Access, MemoryRegion, QueuePair, RemoteMemory};
 use gdsync_cli::failure::Failure;
-use gdsync_cli::hca::{self, Hca};
-use gdsync_sys::VerbsApi;
-use gdsync_sys::mlx5dv::{mlx5dv_cq_init_attr, mlx5dv_qp_init_attr};
 use gdsync_sys::verbs::*;
-use std::io;
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
 
@@ -19,93 +15,11 @@ pub(super) enum Shape {
     Four,
 }
 
-const ON_SOFTWARE: &str = "or measure on the software card: `gdsync soft -- gdsync bench post`";
-
-const DEPTH: u32 = 128;
-
-fn failed(call: &str) -> Failure {
-    format!("{call} failed: {}", io::Error::last_os_error()).into()
-}
-
-fn made<T>(call: &str, raw: *mut T) -> Result<NonNull<T>, Failure> {
-    NonNull::new(raw).ok_or_else(|| failed(call))
-}
-
-fn done(call: &str, rc: i32) -> Result<(), Failure> {
-    match rc {
-        0 => Ok(()),
-        rc if rc > 0 => Err(format!("{call} failed: {}", io::Error::from_raw_os_error(rc)).into()),
-        _ => Err(failed(call)),
-    }
-}
-
-/// A context and a protection domain that both sides of the comparison use.
-pub(super) struct Opened {
-    api: &'static VerbsApi,
-    context: NonNull<ibv_context>,
-    pd: NonNull<ibv_pd>,
-    pub(super) port: u8,
-}
-
-impl Opened {
-    pub(super) fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
-        let (api, name, port) = hca::system(hca)?;
-        // The library's errors name their remedies; those of the calls below do not.
-        drop(Device::open(api, name).map_err(|error| format!("{error}; {ON_SOFTWARE}"))?);
-        // SAFETY: the list is freed once, after its devices were used; names end with a zero.
-        unsafe {
-            let mut count = 0;
-            let list = made("ibv_get_device_list", (api.get_device_list)(&mut count))?.as_ptr();
-            let devices = (0..usize::try_from(count).unwrap_or(0)).map(|i| *list.add(i));
-            let named = |device: &*mut ibv_device| {
-                let found = std::ffi::CStr::from_ptr((api.get_device_name)(*device));
-                name.is_none_or(|name| found.to_bytes() == name.as_bytes())
-            };
-            let context = match devices.into_iter().find(named) {
-                Some(device) => made("ibv_open_device", (api.open_device)(device)),
-                None => Err(format!("libibverbs has no device {}", name.unwrap_or("at all")).into()),
-            };
-            (api.free_device_list)(list);
-            let context = context?;
-            match made("ibv_alloc_pd", (api.alloc_pd)(context.as_ptr())) {
-                Ok(pd) => Ok(Opened { api, context, pd, port }),
-                Err(error) => {
-                    (api.close_device)(context.as_ptr());
-                    Err(error)
-                }
-            }
-        }
-    }
-
-    fn device(&self) -> Result<Device, Failure> {
-        // SAFETY: the context is open until `self` is dropped; everything made on it borrows `self`, or is dropped
-        // earlier in `run`.
-        Ok(unsafe { Device::from_raw(self.api, self.context) }?)
-    }
-
-    pub(super) fn domain(&self) -> Result<ProtectionDomain, Failure> {
-        // SAFETY: as in `device`.
-        Ok(unsafe { ProtectionDomain::from_raw(&self.device()?, self.pd) }?)
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`; nothing remains on them.
-        unsafe {
-            (self.api.dealloc_pd)(self.pd.as_ptr());
-            (self.api.close_device)(self.context.as_ptr());
-        }
-    }
-}
-
 /// A queue pair with its own doorbell page, and libmlx5's functions for it. The order of the fields is the order of
 /// drops.
 pub(super) struct Reference<'a> {
     qp: Qp<'a>,
     qp_ex: NonNull<ibv_qp_ex>,
-    post_send: PostSend,
-    poll_cq: PollCq,
     wr: Operations,
     elements: [ibv_sge; 4],
 }
@@ -137,133 +51,6 @@ impl Operations {
     }
 }
 
-struct Qp<'a> {
-    opened: &'a Opened,
-    td: *mut ibv_td,
-    domain: *mut ibv_pd,
-    cq: *mut ibv_cq,
-    qp: *mut ibv_qp,
-}
-
-impl Drop for Qp<'_> {
-    fn drop(&mut self) {
-        let api = self.opened.api;
-        // SAFETY: every non-null object was made by `Qp::new`, and is destroyed once, children first.
-        unsafe {
-            let _ = (!self.qp.is_null()).then(|| (api.destroy_qp)(self.qp));
-            let _ = (!self.cq.is_null()).then(|| (api.destroy_cq)(self.cq));
-            let _ = (!self.domain.is_null()).then(|| (api.dealloc_pd)(self.domain));
-            let _ = (!self.td.is_null()).then(|| (api.dealloc_td)(self.td));
-        }
-    }
-}
-
-impl<'a> Qp<'a> {
-    fn new(opened: &'a Opened) -> Result<Self, Failure> {
-        let (api, context, null) = (opened.api, opened.context.as_ptr(), ptr::null_mut());
-        let mut all = Qp {
-            opened,
-            td: ptr::null_mut(),
-            domain: ptr::null_mut(),
-            cq: ptr::null_mut(),
-            qp: ptr::null_mut(),
-        };
-        // SAFETY: the context is open as long as `opened`; every struct is valid, with zeroes for unused fields.
-        unsafe {
-            all.td =
-                made("ibv_alloc_td", (api.alloc_td)(context, &mut ibv_td_init_attr::default()))?.as_ptr();
-            let mut attr = ibv_parent_domain_init_attr {
-                pd: opened.pd.as_ptr(),
-                td: all.td,
-                comp_mask: 0,
-                alloc: None,
-                free: None,
-                pd_context: null,
-            };
-            let domain = (api.alloc_parent_domain)(context, &mut attr);
-            all.domain = made("ibv_alloc_parent_domain", domain)?.as_ptr();
-            let mut attr: ibv_cq_init_attr_ex = std::mem::zeroed();
-            attr.cqe = 2 * DEPTH;
-            let cq = (api.mlx5dv_create_cq)(context, &mut attr, &mut mlx5dv_cq_init_attr::default());
-            all.cq = made("mlx5dv_create_cq", cq)?.as_ptr();
-            let mut attr: ibv_qp_init_attr_ex = std::mem::zeroed();
-            (attr.send_cq, attr.recv_cq, attr.pd) = (all.cq, all.cq, all.domain);
-            attr.cap = ibv_qp_cap {
-                max_send_wr: DEPTH,
-                max_recv_wr: 1,
-                max_send_sge: 4,
-                max_recv_sge: 1,
-                max_inline_data: 44,
-            };
-            attr.qp_type = IBV_QPT_RC;
-            attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-            attr.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE;
-            let qp = (api.mlx5dv_create_qp)(context, &mut attr, &mut mlx5dv_qp_init_attr::default());
-            all.qp = made("mlx5dv_create_qp", qp)?.as_ptr();
-        }
-        Ok(all)
-    }
-
-    fn number(&self) -> u32 {
-        // SAFETY: the queue pair is alive.
-        unsafe { (*self.qp).qp_num }
-    }
-
-    fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Failure> {
-        // SAFETY: the queue pair is alive, the struct valid.
-        done("ibv_modify_qp", unsafe { (self.opened.api.modify_qp)(self.qp, &mut attr, mask as i32) })
-    }
-
-    /// Connects to a queue pair of gdsync, with its defaults.
-    fn connect(&self, remote: &Endpoint, gid: &GidEntry) -> Result<(), Failure> {
-        let (port_num, options) = (self.opened.port, ConnectOptions::default());
-        let none = ibv_qp_attr::default();
-        let attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, port_num, ..none };
-        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-        self.modify(attr, mask)?;
-        let mut ah_attr = ibv_ah_attr { port_num, dlid: remote.lid, ..ibv_ah_attr::default() };
-        if gid.kind.link() == LinkLayer::Ethernet {
-            ah_attr.is_global = 1;
-            ah_attr.grh.dgid.raw = remote.gid.0;
-            ah_attr.grh.sgid_index = u8::try_from(gid.index)?;
-            ah_attr.grh.hop_limit = options.hop_limit;
-        }
-        let attr = ibv_qp_attr {
-            qp_state: IBV_QPS_RTR,
-            path_mtu: remote.mtu as i32,
-            dest_qp_num: remote.qpn,
-            rq_psn: remote.psn,
-            max_dest_rd_atomic: 1,
-            min_rnr_timer: options.min_rnr_timer,
-            ah_attr,
-            ..none
-        };
-        let mask = IBV_QP_STATE
-            | IBV_QP_AV
-            | IBV_QP_PATH_MTU
-            | IBV_QP_DEST_QPN
-            | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER;
-        self.modify(attr, mask)?;
-        let attr = ibv_qp_attr {
-            qp_state: IBV_QPS_RTS,
-            timeout: options.timeout,
-            retry_cnt: options.retry_count,
-            rnr_retry: options.rnr_retry,
-            max_rd_atomic: 1,
-            ..none
-        };
-        let mask = IBV_QP_STATE
-            | IBV_QP_TIMEOUT
-            | IBV_QP_RETRY_CNT
-            | IBV_QP_RNR_RETRY
-            | IBV_QP_SQ_PSN
-            | IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(attr, mask)
-    }
-}
-
 impl<'a> Reference<'a> {
     /// Creates a queue pair connected to `target`. The elements are the first four parts of `source`, of `element` bytes
     /// each.
@@ -273,26 +60,20 @@ impl<'a> Reference<'a> {
         source: &MemoryRegion,
         element: usize,
     ) -> Result<Self, Failure> {
-        let qp = Qp::new(opened)?;
-        let remote = target.endpoint()?;
-        qp.connect(&remote, &opened.device()?.choose_gid(opened.port, None)?)?;
-        target.connect(&Endpoint { qpn: qp.number(), psn: 0, ..remote }, ConnectOptions::default())?;
-        let none = "the provider has no functions to post with: run this on the system's libraries (gdsync soft -- ...)";
-        // SAFETY: context and queue pair are alive, and belong to the system's library.
-        let (inline, qp_ex) = unsafe {
-            let qp_ex = opened.api.qp_to_qp_ex.ok_or(none)?(qp.qp);
-            (inline_functions(opened.context.as_ptr()), made("ibv_qp_to_qp_ex", qp_ex)?)
-        };
-        let (post_send, poll_cq) = inline.ok_or(none)?;
+        let qp = Qp::new(opened, IBV_QP_EX_WITH_RDMA_WRITE)?;
+        qp.connect(target, Access::empty())?;
+        // SAFETY: the queue pair is alive, and belongs to the system's library.
+        let qp_ex = unsafe { opened.api.qp_to_qp_ex.ok_or(NO_FUNCTIONS)?(qp.qp) };
+        let qp_ex = made("ibv_qp_to_qp_ex", qp_ex)?;
         // SAFETY: just returned.
-        let wr = unsafe { Operations::of(qp_ex) }.ok_or(none)?;
+        let wr = unsafe { Operations::of(qp_ex) }.ok_or(NO_FUNCTIONS)?;
         let addr = source.addr().get();
         let elements = [0, 1, 2, 3].map(|i| ibv_sge {
             addr: addr + i * element as u64,
             length: element as u32,
             lkey: source.lkey(),
         });
-        Ok(Reference { qp, qp_ex, post_send, poll_cq, wr, elements })
+        Ok(Reference { qp, qp_ex, wr, elements })
     }
 
     pub(super) fn post_send(&self, shape: Shape, to: &RemoteMemory, burst: u64) -> Result<Duration, Failure> {
@@ -327,18 +108,16 @@ impl<'a> Reference<'a> {
     }
 
     fn drain(&self, burst: u64) -> Result<(), Failure> {
-        let (mut left, mut completion) = (burst, ibv_wc::default());
+        let mut left = burst;
         while left > 0 {
-            // SAFETY: the queue is alive, and there is room for one completion.
-            match unsafe { (self.poll_cq)(self.qp.cq, 1, &mut completion) } {
-                0 => std::thread::yield_now(),
-                1 if completion.status == 0 => left -= 1,
-                1 => {
+            match self.qp.poll()? {
+                None => std::thread::yield_now(),
+                Some(completion) if completion.status == 0 => left -= 1,
+                Some(completion) => {
                     return Err(
                         format!("a write of the reference failed: status {}", completion.status).into()
                     );
                 }
-                rc => done("ibv_poll_cq", rc)?,
             }
         }
         Ok(())
@@ -357,10 +136,11 @@ impl<'a> Reference<'a> {
             imm_data: 0,
             remote_addr: to.addr,
             rkey: to.rkey,
-            _rest: [0; 9],
+            _rest: [0; 3],
+            bind_mw: ibv_send_wr_bind_mw::NONE,
         };
         // SAFETY: the caller's promise.
-        unsafe { (self.post_send)(self.qp.qp, &mut request, &mut ptr::null_mut()) }
+        unsafe { (self.qp.post_send)(self.qp.qp, &mut request, &mut ptr::null_mut()) }
     }
 
     /// Begins and ends a request by `ibv_wr_*`; `payload` is set in between.

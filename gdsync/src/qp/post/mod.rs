@@ -242,7 +242,8 @@ impl QueuePairInner {
                 Ok((serial, Release::Ring(doorbell)))
             }
             PostMode::Behind(waits) => {
-                // Only collectors post so, on queue pairs of their own: no stream would write the ticket of a trigger.
+                // Collectors post so, on queue pairs of their own, and `post_send_after`: no stream would write the ticket of a
+                // trigger.
                 debug_assert!(self.trigger.is_none(), "queue pair {:#x} has a trigger", self.number);
                 send.check_turn_of_cpu()?;
                 let (serial, release) = self.prepare(&mut send, &mut completions, (request, waits))?;

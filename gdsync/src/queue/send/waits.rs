@@ -102,6 +102,8 @@ pub(crate) enum CardWait {
     Ticket { lkey: u32, addr: u64, ticket: u64 },
     /// Entry `index` of a completion queue, and so all before it, are written.
     Entry { cqn: u32, index: u32 },
+    /// The card's clock is past `ticks`.
+    Time { ticks: u64 },
 }
 
 /// A WAIT in front of a send, and the region of its word, unless something else keeps that alive.
@@ -149,6 +151,7 @@ impl CardWait {
             CardWait::Entry { cqn, index } => {
                 block(WaitKind::Completions, head, qpn, IndexSeg::new(index, cqn).as_bytes())
             }
+            CardWait::Time { ticks } => block(WaitKind::Time, head, qpn, WaitDataSeg::past(ticks).as_bytes()),
         }
     }
 }
