@@ -27,6 +27,17 @@ fn a_poll_works_for_the_card_where_cores_are_few_only() {
 }
 
 #[test]
+fn a_thread_is_cancelled_after_its_poll_has_worked_for_the_card() {
+    let test = "a_thread_is_cancelled_after_its_poll_has_worked_for_the_card";
+    let Some(compiler) = compiler_of_verbs(test, &["-pthread"]) else { return };
+    let program = compiler.build(&root().join("gdsync-soft/tests/seen/cancelled.c"));
+    let temporary = Folder::new("cancelled");
+    let mut command = soft("ib", Path::new("/usr/bin/taskset"), temporary.path());
+    command.args(["-c", "0-1"]).arg(program.path());
+    run(command).succeeded();
+}
+
+#[test]
 fn two_processes_that_poll_share_one_core() {
     // The tools poll without a pause: the card's thread of neither gets the core for long.
     let on_one = ["/usr/bin/taskset", "-c", "0"];

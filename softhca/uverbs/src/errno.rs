@@ -1,5 +1,6 @@
 //! Error numbers, as the kernel returns them.
 
+use libc::c_int;
 use softhca::card::CardError;
 use std::io::ErrorKind;
 
@@ -32,15 +33,30 @@ impl Errno {
     }
 }
 
-/// Runs `work` and restores `errno`: a system call that succeeds leaves it unchanged.
+/// `PTHREAD_CANCEL_DISABLE`.
+const CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// Runs `work` as a system call runs: without a cancellation of the thread, which cannot unwind Rust's frames, and, as
+/// one that succeeds, without a change of `errno`.
 pub(crate) fn preserving<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: the C library keeps the calling thread's location valid while the thread lives.
-    let place = unsafe { libc::__errno_location() };
+    let mut state = 0;
+    // SAFETY: the C library keeps the calling thread's location valid while the thread lives. The state is the thread's, too.
+    let place = unsafe {
+        pthread_setcancelstate(CANCEL_DISABLE, &mut state);
+        libc::__errno_location()
+    };
     // SAFETY: as above; only this thread accesses the location.
     let before = unsafe { *place };
     let result = work();
     // SAFETY: as above.
-    unsafe { *place = before };
+    unsafe {
+        *place = before;
+        pthread_setcancelstate(state, std::ptr::null_mut());
+    }
     result
 }
 
