@@ -29,6 +29,21 @@ static void check(const char *what, int code) {
     }
 }
 
+static void begin(void) { check("ncclGroupStart", ncclGroupStart()); }
+
+static void post_receive(const struct job *job, int step, int peer) {
+    check("ncclRecv", ncclRecv(job->in + block(job, step, peer), job->size, UINT8, peer, communicator, job->stream));
+}
+
+static void post_send(const struct job *job, int step, int peer) {
+    check("ncclSend", ncclSend(job->out + block(job, step, peer), job->size, UINT8, peer, communicator, job->stream));
+}
+
+static void end(const struct job *job) {
+    (void)job;
+    check("ncclGroupEnd", ncclGroupEnd());
+}
+
 static const char *open_nccl(struct job *job) {
     const char *path = getenv("WAY_NCCL");
     void *library = dlopen(path ? path : "libnccl.so.2", RTLD_NOW);
@@ -47,23 +62,21 @@ static const char *open_nccl(struct job *job) {
     code = job->rank == 0 ? ncclGetUniqueId(&id) : 0;
     OK(MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD));
     code = code ? code : ncclCommInitRank(&communicator, job->ranks, id, job->rank);
+    if (code) {
+        return ncclGetErrorString(code);
+    }
     allocate(job);
-    return code ? ncclGetErrorString(code) : NULL;
-}
-
-static void begin(void) { check("ncclGroupStart", ncclGroupStart()); }
-
-static void post_receive(const struct job *job, int step, int peer) {
-    check("ncclRecv", ncclRecv(job->in + block(job, step, peer), job->size, UINT8, peer, communicator, job->stream));
-}
-
-static void post_send(const struct job *job, int step, int peer) {
-    check("ncclSend", ncclSend(job->out + block(job, step, peer), job->size, UINT8, peer, communicator, job->stream));
-}
-
-static void end(const struct job *job) {
-    (void)job;
-    check("ncclGroupEnd", ncclGroupEnd());
+    /* NCCL connects two ranks at their first exchange, for which both have to ask for the same directions. */
+    begin();
+    for (int peer = 0; peer < job->ranks; peer++) {
+        if (peer != job->rank) {
+            post_receive(job, 0, peer);
+            post_send(job, 0, peer);
+        }
+    }
+    end(job);
+    synchronize(job);
+    return NULL;
 }
 
 static void close_nccl(const struct job *job) {
