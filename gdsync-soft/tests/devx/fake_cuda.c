@@ -29,7 +29,7 @@ uint64_t fake_address(const void *at) { return (uintptr_t)gpu + (size_t)((const 
 
 /* The flags of the last memory registration. */
 int fake_registered(void) { return registered; }
-/* Copies directly from and to memory that the card has had pinned. */
+/* Copies from and to pinned memory of the card. */
 static struct { char *at; size_t size; } pinned;
 static int direct[2];
 int fake_direct(int out) { return direct[out]; }

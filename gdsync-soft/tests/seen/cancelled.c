@@ -1,4 +1,4 @@
-/* Threads that are cancelled while they poll: a completion channel is told by a write, at which a thread can be cancelled. */
+/* Cancellation of threads that poll. The event of a completion channel is a write, which is a cancellation point. */
 
 #include "check.h"
 #include <infiniband/verbs.h>

@@ -6,24 +6,19 @@
 //! own.
 
 use super::arrivals::Arrivals;
+use super::peer_batch::OWN_BYTES;
 use super::state::Engine;
 use crate::card::config::Transport;
 use crate::card::memory::copy::MemoryFailure;
-use crate::card::memory::peer_copies::{MAX_PENDING, MIN_DIRECT};
+use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::Outgoing;
-use crate::fabric::{Hole, SendOutcome, Sink};
-use crate::os::memory::SharedMemory;
-use crate::peer_memory::{PeerFailure, PeerMapping};
-use crate::staging::StagingMemory;
-use std::sync::Arc;
+use crate::fabric::{SendOutcome, Sink};
+use crate::peer_memory::PeerFailure;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// Minimum number of bytes of a payload that is copied together with those of other packets.
 const MIN_AMONG_OTHERS: usize = 4 << 10;
-
-/// Bytes of the card's own memory: the payloads of one step of a queue pair.
-const OWN_BYTES: usize = 2 * MAX_PENDING;
 
 /// What has become of a packet whose payload is in peer memory.
 pub(super) enum PeerPayload {
@@ -34,50 +29,6 @@ pub(super) enum PeerPayload {
     /// The payload cannot be read, and the request or response is refused.
     Refused,
     NoRoom,
-}
-
-/// Packets that have a place and whose payload is still being copied there.
-#[derive(Default)]
-pub(super) struct PeerBatch {
-    /// The packets, each with its bytes of payload.
-    packets: Vec<(Outgoing, usize)>,
-    reading: Vec<Arc<PeerMapping>>,
-    failure: Option<MemoryFailure>,
-    places: Vec<Hole>,
-    bytes: usize,
-    /// Payloads for this card, one behind the other; made for the first of them. `Some(None)` if there is no memory.
-    own: Option<Option<StagingMemory>>,
-}
-
-// SAFETY: the places are used only while a batch is open, by the thread that holds the engine's lock.
-unsafe impl Send for PeerBatch {}
-
-impl PeerBatch {
-    /// Returns whether the batch is large enough to leave.
-    pub(super) fn is_full(&self, is_for_this_card: bool) -> bool {
-        self.bytes >= if is_for_this_card { OWN_BYTES } else { MAX_PENDING }
-    }
-
-    /// Waits for all copies.
-    pub(super) fn wait(&mut self) {
-        for memory in self.reading.drain(..) {
-            if let Err(failure) = memory.finish() {
-                self.failure.get_or_insert(failure.into());
-            }
-        }
-    }
-
-    /// Returns the address behind the payloads for this card, if there is room for `len` bytes.
-    fn own_place(&mut self, len: usize) -> Option<*mut u8> {
-        let make = || {
-            let memory = SharedMemory::create(OWN_BYTES);
-            let memory =
-                memory.inspect_err(|error| tracing::debug!(%error, "no memory for payloads to this card"));
-            memory.ok().map(|(memory, _)| StagingMemory::new(memory))
-        };
-        let memory = self.own.get_or_insert_with(make).as_ref()?;
-        (self.bytes + len <= memory.len()).then(|| memory.base().wrapping_add(self.bytes))
-    }
 }
 
 impl Engine {
@@ -204,8 +155,8 @@ impl Engine {
     /// Delivers packets to queue pairs of this card.
     fn deliver_batch(&mut self, packets: &[(Outgoing, usize)], now: Instant) {
         let Engine { qps, resources, delayed, batch, .. } = self;
-        let Some(Some(memory)) = &batch.own else { return };
-        let (node, mut at) = (resources.port.node(), memory.base().cast_const());
+        let Some(mut at) = batch.own_payloads() else { return };
+        let node = resources.port.node();
         let mut arrivals = Arrivals { now, qps, resources, delayed, most: OWN_BYTES, touched: Vec::new() };
         for (packet, bytes) in packets {
             arrivals.take(node, packet.header.as_bytes(), [(at, *bytes), (std::ptr::null(), 0)]);

@@ -3,6 +3,7 @@
 pub(crate) mod arrivals;
 mod batch;
 mod doorbells;
+mod peer_batch;
 mod release;
 mod schedule;
 mod send;

@@ -1,7 +1,7 @@
 //! The state of an engine, and the operations that its steps and commands are built on.
 
-use super::batch::PeerBatch;
 use super::doorbells::Doorbells;
+use super::peer_batch::PeerBatch;
 use super::schedule::Schedule;
 use crate::card::config::WaitRules;
 use crate::card::context::{Context, Resources};
