@@ -1,7 +1,7 @@
 //! A row of episodes on several threads. Its result is that of one thread.
 
 use super::attempt;
-use super::program::Episode;
+use super::episode::Episode;
 use super::totals::Totals;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -74,7 +74,7 @@ impl<E> Row<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulate::program::Wishes;
+    use crate::simulate::episode::Wishes;
 
     fn row(wishes: &Wishes, seeds: std::ops::Range<u64>) -> impl Iterator<Item = Episode> + Send {
         seeds.map(|seed| Episode::new(seed, wishes).unwrap())

@@ -2,12 +2,13 @@
 //! to the bit.
 //!
 //! A run is a row of episodes with the seeds S, S + 1, and so on, on the threads of [`jobs`]. Each has its own cards, links
-//! and faults ([`program`]), is performed by [`stage`], and checked by [`check`] down to each completion and byte.
+//! and faults ([`episode`]), is performed by [`stage`], and checked by [`check`] down to each completion and byte.
 
 mod bench;
 mod cards;
 mod check;
 mod driven;
+mod episode;
 mod jobs;
 mod kept;
 mod library;
@@ -20,13 +21,14 @@ mod settle;
 mod stage;
 mod totals;
 
+use episode::{Episode, Wishes};
 use gdsync_cli::cli::{NO_FAULTS, SimulateOptions};
 use gdsync_cli::failure::Failure;
 use gdsync_cli::interrupt;
 use gdsync_cli::text;
 use gdsync_sys::contain::contain;
 use jobs::{Outcome, perform_all};
-use program::{Episode, Step, Wishes};
+use program::Step;
 use softhca::explore::shrink;
 use softhca::faults::FaultPlan;
 use softhca::liberties::{Liberties, Schedule};

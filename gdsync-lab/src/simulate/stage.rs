@@ -3,10 +3,11 @@
 use super::bench::Driving;
 use super::cards::CardBed;
 use super::check::Checked;
+use super::episode::Episode;
 use super::library::{await_some, check_marks, words};
 use super::link::{End, Link, Queues};
 use super::lists::start_some;
-use super::program::{DEPTH, Episode, Kind, LONGEST_HOLD, STREAMS, Step};
+use super::program::{DEPTH, Kind, LONGEST_HOLD, STREAMS, Step};
 use super::rings::{ReceiveQueue, SendQueue};
 use super::totals::Totals;
 use crate::soak::plan::Random;
