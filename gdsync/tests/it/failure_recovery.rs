@@ -57,6 +57,22 @@ fn a_failed_pair_starts_anew_again_and_again() {
 }
 
 #[test]
+fn the_event_of_a_former_connection_does_not_fail_the_next_one() {
+    if !pair::events_of_queues("the_event_of_a_former_connection_does_not_fail_the_next_one") {
+        return;
+    }
+    let pair = Pair::new();
+    let bad = RemoteMemory { addr: 0, len: 8, rkey: 1 };
+    ring(pair.left.prepare(WorkRequest::write_inline(&[1], bad)).unwrap());
+    assert!(poll(&pair.left.send_cq()).status.is_err());
+    drain_and_reconnect(&pair);
+    // The program reads it late. It tells of the remote side's former connection.
+    while !pair.device.next_event(LONG).unwrap().unwrap().queue_pairs.contains(&pair.right.number()) {}
+    assert_eq!(pair.right.failure(), None);
+    exchange(&pair, 1);
+}
+
+#[test]
 fn what_is_in_the_way_of_a_reset_is_named() {
     let pair = Pair::new();
     let target = pair.region(8);

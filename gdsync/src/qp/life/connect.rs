@@ -8,6 +8,8 @@ use crate::verbs::{
     Transport, call,
 };
 use gdsync_sys::verbs::{self, ibv_qp_attr};
+use libc::c_int;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Returns the path MTU: the one asked for, or the largest that both ports support.
@@ -135,6 +137,17 @@ pub(crate) fn state(queue_pair: &QueuePairInner) -> Option<i32> {
     // SAFETY: the queue pair is alive. The provider writes the field after each transition, perhaps on another thread that
     // aborts it now, which an atomic tolerates.
     Some(unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed))
+}
+
+/// Asks the card whether a queue pair that verbs made is neither failing nor failed.
+pub(super) fn works(queue_pair: &QueuePairInner) -> bool {
+    let Some(raw) = queue_pair.object.verbs() else { return false };
+    let api = queue_pair.domain.pd.device.api;
+    let (mut attr, mut init) = (ibv_qp_attr::default(), MaybeUninit::zeroed());
+    // SAFETY: the queue pair is alive, and the places are valid: zeros are attributes, too.
+    let rc =
+        unsafe { (api.query_qp)(raw.as_ptr(), &mut attr, verbs::IBV_QP_STATE as c_int, init.as_mut_ptr()) };
+    rc == 0 && attr.qp_state <= verbs::IBV_QPS_RTS
 }
 
 pub(crate) fn connect(

@@ -6,6 +6,7 @@ use crate::{
     Batch, ConnectOptions, Device, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream,
     Stream, WorkRequest,
 };
+use gdsync_sys::verbs::{self, ibv_qp_attr};
 
 /// A limit that no wait exceeds, however busy the machine is.
 const LONG: Duration = Duration::from_secs(30);
@@ -97,6 +98,16 @@ fn events_of_queue_pairs_ports_and_devices_fail_those_that_they_concern() {
             1 => ibv_async_element { qp: left.inner.object.verbs().unwrap().as_ptr() },
             _ => ibv_async_element { port_num: 1 },
         };
+        if code == 1 {
+            // As the card does before it reports that.
+            let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+            let raw = left.inner.object.verbs().unwrap();
+            // SAFETY: the queue pair is alive, and the attributes are valid.
+            let rc = unsafe {
+                (device.inner.api.modify_qp)(raw.as_ptr(), &mut attr, verbs::IBV_QP_STATE as libc::c_int)
+            };
+            assert_eq!(rc, 0);
+        }
         let event = event(code, element);
         let concerned = device.inner.queue_pairs.concerned(Element::of(&event));
         let told = take_event(&device.inner, &event, &concerned);
