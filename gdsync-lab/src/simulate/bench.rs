@@ -6,11 +6,12 @@ use gdsync::memop::Word32;
 use gdsync::persistent::{ListError, PersistentError, Request, start_all, start_all_by_trigger, wait_all};
 use gdsync::queue::Status;
 use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions, StreamSteps};
+use gdsync::verbs::AsyncEventKind;
 use gdsync::{Batch, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream, Trigger};
 use gdsync_cli::failure::Failure;
 use softhca::card::simulation::{SimulatedCard, World};
 use softhca::liberties::Schedule;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// A card's domain and streams.
@@ -18,6 +19,8 @@ pub(super) struct Bench {
     pub(super) pd: ProtectionDomain,
     pub(super) streams: Vec<Driving>,
     pub(super) collector: Collector,
+    /// Queue pairs of which the card has reported that they take no more shared receives.
+    pub(super) last_receives: BTreeSet<u32>,
 }
 
 /// A stream, and the completions that it waits for.
@@ -61,7 +64,26 @@ impl Bench {
         let pd = ProtectionDomain::new(&device)?;
         let streams = (0..STREAMS).map(|number| Driving::new(&pd, number == 0)).collect::<Result<_, _>>()?;
         let collector = Collector::new(&device)?;
-        Ok((card, Bench { pd, streams, collector }))
+        Ok((card, Bench { pd, streams, collector, last_receives: BTreeSet::new() }))
+    }
+
+    /// Forgets the report for the life of a queue pair that has ended.
+    pub(super) fn forget_last_receive(&mut self, qpn: u32) -> Result<(), String> {
+        self.take_events()?;
+        self.last_receives.remove(&qpn);
+        Ok(())
+    }
+
+    /// Reads the card's events.
+    pub(super) fn take_events(&mut self) -> Result<(), String> {
+        let device = self.pd.device();
+        let words = |error| format!("an event cannot be read: {error}");
+        while let Some(event) = device.next_event(Duration::ZERO).map_err(words)? {
+            if event.kind == AsyncEventKind::LastReceive {
+                self.last_receives.extend(event.queue_pairs);
+            }
+        }
+        Ok(())
     }
 }
 

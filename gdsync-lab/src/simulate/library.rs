@@ -255,12 +255,13 @@ pub(super) fn check_marks(links: &[Link], cards: &mut [CardBed], passed: &[u32])
                     // Some errors have no completion: of WAITs, and of work that the card never gets.
                     let is_good = index < driven.good[queue];
                     let is = status.get();
-                    // The CPU ends waits for shared receives of a failed queue pair. The entry of a message that has come
-                    // may be seen later.
-                    let may_be_ended =
-                        links[link].plan.shared && queue == 1 && driven.queue_pair.failure().is_some();
+                    // The CPU ends waits for shared receives of a failed queue pair, as flushed. The entry of a message that
+                    // has come may be seen later.
+                    let is_shared = links[link].plan.shared && queue == 1;
+                    let may_be_ended = is_shared && driven.queue_pair.failure().is_some();
+                    let is_ended = |error: WorkError| error.is_flush() && may_be_ended;
                     ensure!(
-                        is.is_some_and(|is| is.is_ok() == is_good || is.is_err() && may_be_ended),
+                        is.is_some_and(|is| is.is_ok() == is_good || is.is_err_and(is_ended)),
                         "the status of {} is {is:?}, and it is good: {is_good}",
                         what()
                     );

@@ -2,7 +2,7 @@
 
 use super::bench::Driving;
 use super::cards::CardBed;
-use super::check::Checked;
+use super::check::{Checked, ensure};
 use super::episode::Episode;
 use super::library::{await_some, check_marks, words};
 use super::link::{End, Link, Queues};
@@ -239,19 +239,23 @@ impl<'a> Stage<'a> {
         let plan = self.links[link].plan;
         // A target of DC knows its initiators as long as it exists.
         let mut destroy = destroy || self.links[link].is_dead || plan.kind == Kind::Dc;
+        let mut loses = plan.library.is_some() && (destroy || plan.shared);
         if plan.library.is_some() && !destroy {
+            let waits = plan.shared && random.below(2) == 0;
             self.is_late = self.episode.late;
             let calm = self.calm(plan.hold(), random).and_then(|()| self.check_receives(link, random));
+            let calm =
+                calm.and_then(|()| if waits { self.await_last_receives(link, random) } else { Ok(()) });
             self.is_late = false;
             calm?;
             destroy = !self.links[link].ends.iter_mut().all(End::reset_library);
+            loses = destroy || plan.shared && !waits;
         }
         for side in 0..2 {
             self.end(link, side, destroy).map_err(words)?;
             self.poll()?;
-            // In ERR all receives complete; but a target of DC is destroyed as it is, and what the library drops or resets has no
-            // more completions.
-            if (plan.kind, side) == (Kind::Dc, 1) || plan.shared && plan.library.is_some() {
+            // In ERR all receives complete; but a target of DC is destroyed as it is.
+            if (plan.kind, side) == (Kind::Dc, 1) || plan.shared && loses {
                 self.cards[plan.cards[side]].pools[plan.pool()].may_lose += DEPTH;
             }
             if destroy {
@@ -259,9 +263,9 @@ impl<'a> Stage<'a> {
             }
         }
         self.calm(plan.hold(), random)?;
-        // The library returns no completions of a queue pair that is dropped, nor those of shared receives that are seen
-        // only after a reset.
-        self.links[link].is_dead |= (destroy || plan.shared) && plan.library.is_some();
+        // The library returns no completions of a queue pair that is dropped, nor those of shared receives that the card writes
+        // only during a reset.
+        self.links[link].is_dead |= loses;
         for side in 0..2 {
             self.links[link].adopt(side).map_err(|error| self.at(link, side, &error))?;
         }
@@ -283,6 +287,20 @@ impl<'a> Stage<'a> {
         open(self).map_or(Ok(()), |side| Err(self.at(link, side, what)))
     }
 
+    /// Waits until the card has reported the last receives of both queue pairs, and polls: what the program does so that a reset
+    /// loses no shared receive.
+    fn await_last_receives(&mut self, link: usize, random: &mut Random) -> Checked {
+        self.calm(LONGEST_HOLD, random)?;
+        for side in 0..2 {
+            let End { card, qpn, .. } = self.links[link].ends[side];
+            let bench = self.cards[card].bench.as_mut().ok_or("the library has not opened this card")?;
+            bench.take_events()?;
+            let reported = bench.last_receives.contains(&qpn);
+            ensure!(reported, "{}", self.at(link, side, "its last receive was not reported"));
+        }
+        self.poll()
+    }
+
     /// Runs until nothing happens, and nothing is due that `hold` delays: packets of a former connection must not reach the
     /// new one.
     fn calm(&mut self, hold: Duration, random: &mut Random) -> Checked {
@@ -297,7 +315,7 @@ impl<'a> Stage<'a> {
 
     /// Resets or destroys the queue pair of an end.
     fn end(&mut self, link: usize, side: usize, destroy: bool) -> Result<(), Failure> {
-        let (kind, group) = (self.links[link].plan.kind, self.links[link].group());
+        let (plan, group) = (self.links[link].plan, self.links[link].group());
         let end = &mut self.links[link].ends[side];
         let card = &self.cards[end.card].card;
         if end.qpn == 0 {
@@ -306,12 +324,15 @@ impl<'a> Stage<'a> {
         if end.queues.library.is_some() {
             // One that was reset stays.
             end.queues.library = end.queues.library.take().filter(|_| !destroy);
-            return Ok(());
+            return match self.cards[end.card].bench.as_mut().filter(|_| plan.shared) {
+                Some(bench) => Ok(bench.forget_last_receive(end.qpn)?),
+                None => Ok(()),
+            };
         }
         if destroy {
             return Ok(card.destroy_qp(end.qpn)?);
         }
-        if kind == Kind::Group {
+        if plan.kind == Kind::Group {
             card.detach_multicast(end.qpn, &group)?;
         }
         card.modify_qp(end.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() })?;
