@@ -339,6 +339,13 @@ word! {
     Word64, u64, SharedU64, words64
 }
 
+impl Word64 {
+    /// Replaces its value atomically if it is `current`. Returns whether it was.
+    pub(crate) fn replace(&self, current: u64, value: u64) -> bool {
+        self.word().compare_exchange(current, value, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
 macro_rules! gpu_word {
     ($(#[$doc:meta])* $name:ident, $value:ty) => {
         $(#[$doc])*

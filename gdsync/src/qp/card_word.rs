@@ -87,6 +87,15 @@ impl CardWord {
         Ok(())
     }
 
+    /// Replaces the number in a word of host memory that a stream or a card may write meanwhile, if it is `from`.
+    pub(crate) fn replace(&self, from: u64, to: u64) -> bool {
+        match &self.0.word {
+            Word::Host(word) => word.replace(wait::word(from), wait::word(to)),
+            // Has no atomic exchange with the GPU.
+            Word::Gpu(_) => false,
+        }
+    }
+
     /// Reads the value if that needs no call of the driver.
     pub(crate) fn peek(&self) -> Option<u64> {
         match &self.0.word {

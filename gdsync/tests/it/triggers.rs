@@ -190,6 +190,33 @@ fn dropped_sends_leave_their_queue_though_nothing_is_posted_after_them() {
 }
 
 #[test]
+fn a_wait_for_a_dropped_send_ends_in_front_of_the_next_ticket() {
+    let fans = || Fan::both(2).into_iter();
+    for (fan, has_next) in fans().map(|fan| (fan, false)).chain(fans().map(|fan| (fan, true))) {
+        let (stream, gate) = gated();
+        let (posted, dropped, next) = (fan.send(0, 1), fan.send(0, 2), fan.send(1, 3));
+        let waits = [(); 2].map(|()| fan.left(0).send_cq().prepare_wait().unwrap());
+        stream.post(waits.into_iter().fold(Batch::new().send(posted), Batch::wait)).unwrap();
+        // Its ticket must not be written before that of the first.
+        drop(dropped);
+        let mut next = Some(next);
+        if has_next {
+            stream.post_send(next.take().unwrap()).unwrap();
+        }
+        assert!(!stream.synchronize_timeout(SHORT).unwrap());
+        assert_eq!(fan.value(0), 0);
+        gate.store(1);
+        synchronize(&stream);
+        if let Some(next) = next {
+            stream.post_send(next).unwrap();
+        }
+        fan.completes(0, 1);
+        fan.completes(1, 3);
+        assert_eq!((fan.value(0), fan.value(1)), (1, 3));
+    }
+}
+
+#[test]
 fn a_batch_that_is_refused_can_be_dropped() {
     for fan in Fan::both(2) {
         let stream = soft();

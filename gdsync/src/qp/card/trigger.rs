@@ -8,9 +8,11 @@ pub use master::MasterConfig;
 use crate::memop::{Location, Named};
 use crate::memory::{Timeline, TimelinePoint};
 use crate::qp::card_word::is_behind;
+use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{CardWord, QueuePairInner};
 use crate::queue::send::{CardWait, LastPost, PreviousPost, WaitRequest};
 use crate::queue::{OrderError, QueueError};
+use crate::util::poller::{Polled, Task};
 use crate::verbs::{
     Access, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain, ProtectionDomainInner, QueuePairError,
 };
@@ -18,7 +20,7 @@ use gdsync_sys::prm::wait;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A 64-bit word that cards wait for in front of sends: one store to it releases sends of any number of queue pairs.
 ///
@@ -37,8 +39,8 @@ use std::sync::Arc;
 /// different triggers. As with doorbells, the effects of sends on different queue pairs are not ordered.
 ///
 /// # Dropping
-/// A dropped send becomes a NOP in the ring, if the card has not fetched it yet. The next ticket that is written
-/// releases it; if none is to be written, it is released at once.
+/// A dropped send becomes a NOP in the ring, if the card has not fetched it yet. It is released once all tickets before
+/// it are written. (In GPU memory: or by a later ticket.)
 ///
 /// A trigger is a cheap handle; clones name the same word. Queue pairs hold it.
 ///
@@ -85,11 +87,15 @@ struct Tickets {
     newest: u64,
     /// Tickets of sends that are prepared and not posted.
     prepared: BTreeSet<u64>,
+    /// Tickets of dropped sends, which nothing has released.
+    dropped: BTreeSet<u64>,
     /// The highest ticket that the program releases itself.
     handed_out: u64,
     /// The highest ticket given to a stream.
     posted: u64,
     last_post: Option<LastPost>,
+    /// True while a thread of the library looks for the time to release dropped sends.
+    is_watched: bool,
 }
 
 impl Trigger {
@@ -246,26 +252,65 @@ impl TriggerInner {
         CardWait::Ticket { lkey: self.word.lkey(), addr: self.word.address(), ticket }
     }
 
-    pub(crate) fn cancel(&self, ticket: u64) {
+    pub(crate) fn cancel(self: &Arc<Self>, ticket: u64) {
         let mut state = self.state.lock();
-        if !state.prepared.remove(&ticket) {
+        if state.prepared.remove(&ticket) {
+            state.dropped.insert(ticket);
+            self.release_dropped(&mut state);
+        }
+    }
+
+    /// Releases dropped sends now, or has a thread of the library do that: a stream may wait for the completion of one, in
+    /// front of all later tickets.
+    fn release_dropped(self: &Arc<Self>, state: &mut Tickets) {
+        if state.is_watched || self.try_release_dropped(state) {
             return;
         }
-        // Releases the NOP at once if no write of the word is to come. (The program's own may come, once it has
-        // taken tickets.)
-        if state.prepared.is_empty()
-            && state.handed_out == 0
-            && self.pending_post(&state).is_none()
-            && let Err(error) = self.word.raise(ticket)
-        {
-            tracing::warn!(%error, ticket, "a dropped send stays in its queue until the next ticket is written");
+        match start_checker() {
+            Ok(()) => {
+                state.is_watched = true;
+                CHECKER.add(Arc::new(Dropped(Arc::downgrade(self))));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "dropped sends stay in their queue until the next ticket is written")
+            }
         }
+    }
+
+    /// Releases the NOPs of dropped sends whose earlier tickets are written. Returns false if some are left that need no other
+    /// ticket to be posted.
+    fn try_release_dropped(&self, state: &mut Tickets) -> bool {
+        if state.handed_out > 0 {
+            // The program's own writes may come, once it has taken tickets.
+            state.dropped.clear();
+        }
+        if state.dropped.is_empty() {
+            return true;
+        }
+        let last = state.prepared.first().map_or(state.newest, |first| first - 1);
+        if self.pending_post(state).is_none() {
+            if last > state.posted
+                && let Err(error) = self.word.raise(last)
+            {
+                tracing::warn!(%error, last, "a dropped send stays in its queue until the next ticket is written");
+            }
+            state.dropped = state.dropped.split_off(&(last + 1));
+            return true;
+        }
+        // A stream may write the word now.
+        if let Some(reached) = self.word.peek().map(wait::word) {
+            let next = (reached + 1..).find(|ticket| !state.dropped.contains(ticket)).unwrap_or(reached + 1);
+            if next == reached + 1 || self.word.replace(reached, next - 1) {
+                state.dropped = state.dropped.split_off(&next);
+            }
+        }
+        state.dropped.first().is_none_or(|first| *first > last)
     }
 
     /// Records that a stream will write a ticket when it has reached `point`, if it is the next one. Returns the
     /// previous post, for [`Self::undo_post`].
     pub(crate) fn post(
-        &self,
+        self: &Arc<Self>,
         ticket: u64,
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
@@ -281,7 +326,9 @@ impl TriggerInner {
         }
         state.prepared.remove(&ticket);
         state.posted = ticket;
-        Ok(LastPost::renew(&mut state.last_post, timeline, point))
+        let before = LastPost::renew(&mut state.last_post, timeline, point);
+        self.release_dropped(&mut state);
+        Ok(before)
     }
 
     /// Undoes [`Self::post`], as the stream refused the batch. Groups are undone newest first.
@@ -299,6 +346,20 @@ impl TriggerInner {
         state.prepared.remove(&ticket);
         state.handed_out = ticket;
         Ok(())
+    }
+}
+
+struct Dropped(Weak<TriggerInner>);
+
+impl Task for Dropped {
+    fn poll(&self) -> Polled {
+        let Some(trigger) = self.0.upgrade() else { return Polled::Done };
+        let mut state = trigger.state.lock();
+        if !trigger.try_release_dropped(&mut state) {
+            return Polled::Nothing;
+        }
+        state.is_watched = false;
+        Polled::Done
     }
 }
 

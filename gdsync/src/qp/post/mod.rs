@@ -196,7 +196,7 @@ impl Drop for PreparedSend {
         if self.posted.is_some() {
             return;
         }
-        let ticket = self.trigger().zip(self.ticket());
+        let ticket = self.queue_pair.trigger.as_ref().zip(self.ticket());
         if self.queue_pair.life.failure().is_some() {
             // The card flushes the send; later tickets may be released.
             if let Some((trigger, ticket)) = ticket {
