@@ -1,18 +1,22 @@
 //! The library on a card: its domain, and streams that are stepped.
 
 use super::program::STREAMS;
-use gdsync::advanced::Collector;
+use gdsync::advanced::{Collector, MasterConfig};
 use gdsync::memop::Word32;
 use gdsync::persistent::{ListError, PersistentError, Request, start_all, start_all_by_trigger, wait_all};
 use gdsync::queue::Status;
-use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions, StreamSteps};
+use gdsync::stream::{PostError, PostFailure, Posted, Simulation, StreamOptions, StreamSteps};
 use gdsync::verbs::AsyncEventKind;
 use gdsync::{Batch, Device, PinnedMemory, ProtectionDomain, QueueError, SoftStream, Stream, Trigger};
 use gdsync_cli::failure::Failure;
 use softhca::card::simulation::{SimulatedCard, World};
 use softhca::liberties::Schedule;
 use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
 use std::time::Duration;
+
+/// Sends that a master may hold: fewer than its queue pairs may have.
+const MASTERS_SENDS: u32 = 12;
 
 /// A card's domain and streams.
 pub(super) struct Bench {
@@ -30,6 +34,8 @@ pub(super) struct Driving {
     stream: Stream<SoftStream>,
     /// Releases sends of several queue pairs.
     pub(super) trigger: Trigger,
+    /// Releases sends of several queue pairs by a master.
+    pub(super) mastered: Trigger,
     /// Starts lists of persistent requests.
     starter: Trigger,
     /// The number of the last mark that the stream has passed.
@@ -57,8 +63,12 @@ impl Bench {
     pub(super) fn new(
         world: &mut World,
         schedule: Option<&Schedule>,
-    ) -> Result<(SimulatedCard, Self), Failure> {
+        simulation: &Simulation,
+    ) -> Result<(Rc<SimulatedCard>, Self), Failure> {
         let (card, context) = softhca::verbs::open_simulated(world, schedule)?;
+        let card = Rc::new(card);
+        let working = Rc::downgrade(&card);
+        simulation.add_worker(move || working.upgrade().map(|card| card.work()));
         // SAFETY: the context was opened by these entry points, for this device alone.
         let device = unsafe { Device::from_owned(softhca::verbs_api(), context) }?;
         let pd = ProtectionDomain::new(&device)?;
@@ -97,6 +107,7 @@ impl Driving {
             steps: Some(steps),
             stream,
             trigger: Trigger::new(pd)?,
+            mastered: Trigger::new(pd)?.with_master(MasterConfig::default().sends(MASTERS_SENDS))?,
             starter: Trigger::new(pd)?,
             word,
             marks: VecDeque::new(),

@@ -4,6 +4,7 @@ use super::bench::Bench;
 use super::program::LONGEST;
 use super::rings::{CompletionQueue, SharedQueue};
 use gdsync::qp::SharedReceiveQueue;
+use gdsync::stream::Simulation;
 use gdsync::{MemoryRegion, PinnedMemory};
 use gdsync_cli::failure::Failure;
 use gdsync_sys::prm::wqe::DataSeg;
@@ -13,6 +14,7 @@ use softhca::faults::FaultPlan;
 use softhca::liberties::Schedule;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 /// Bytes of a place for a message, with bytes around it that nothing may touch.
 pub(super) const SLOT: usize = (LONGEST + 2 * 64).next_multiple_of(64);
@@ -221,7 +223,7 @@ impl Pool {
 
 pub(super) struct CardBed {
     // Dropped first: the card uses the memory of the others.
-    pub(super) card: SimulatedCard,
+    pub(super) card: Rc<SimulatedCard>,
     pub(super) pdn: u32,
     pub(super) xrcd: u32,
     pub(super) sends: CompletionQueue,
@@ -230,6 +232,8 @@ pub(super) struct CardBed {
     pub(super) pools: Vec<Pool>,
     /// The library on the card.
     pub(super) bench: Option<Bench>,
+    /// True if a master of it was moved to ERR. The library may learn of that much later.
+    pub(super) fails_masters: bool,
 }
 
 impl CardBed {
@@ -237,11 +241,13 @@ impl CardBed {
         world: &mut World,
         schedule: Option<&Schedule>,
         faults: Option<&FaultPlan>,
-        (library, waits): (bool, WaitRules),
+        (simulation, waits): (Option<&Simulation>, WaitRules),
     ) -> Result<Self, Failure> {
-        let (card, bench) = match library {
-            false => (world.start_card(LinkLayer::InfiniBand, schedule, Box::new(drop))?, None),
-            true => Bench::new(world, schedule).map(|(card, bench)| (card, Some(bench)))?,
+        let (card, bench) = match simulation {
+            None => (Rc::new(world.start_card(LinkLayer::InfiniBand, schedule, Box::new(drop))?), None),
+            Some(simulation) => {
+                Bench::new(world, schedule, simulation).map(|(card, bench)| (card, Some(bench)))?
+            }
         };
         card.set_faults(faults);
         card.set_wait_rules(waits);
@@ -257,7 +263,7 @@ impl CardBed {
             Ok::<_, Failure>(Pool::new(Receives::Card(queue), srqn, region))
         };
         let pools = vec![pool(None)?, pool(Some(XrcConfig { xrcd, cqn: receives.cqn, user_index: 0 }))?];
-        let mut bed = CardBed { card, pdn, xrcd, sends, receives, pools, bench };
+        let mut bed = CardBed { card, pdn, xrcd, sends, receives, pools, bench, fails_masters: false };
         for index in 0..2 {
             let mut region = std::mem::replace(&mut bed.pools[index].region, Region::new(1)?);
             region.register(&bed, false)?;

@@ -45,6 +45,8 @@ pub(super) struct Driven {
     /// True after a failed start of a persistent request, which does not tell whether it had an entry, until a completion with
     /// an index: the above lag.
     pub(super) lags: [bool; 2],
+    /// Most sends of refused lists whose completions, which come for NOPs, are not returned.
+    pub(super) hidden: u32,
     /// True if streams wait for sends that other streams are given later. Two may wait for each other.
     pub(super) is_awaited_ahead: bool,
     /// Persistent requests, and their starts whose outcome is not known, of sends and of receives.
@@ -66,9 +68,12 @@ impl Driven {
         let config = config.send_depth(2 * DEPTH as u32).recv_depth(DEPTH as u32);
         let config = receives.map_or(config, |receives| config.shared_receive_queue(receives));
         let own = matches!(by, By::Trigger(_)).then(|| Trigger::new(&bench.pd)).transpose()?;
-        let shared = by.stream().filter(|_| matches!(by, By::Shared(_)));
-        let shared = shared.map(|stream| &bench.streams[stream].trigger);
-        let config = own.as_ref().or(shared).map_or(config, |trigger| config.trigger(trigger));
+        let trigger = match by {
+            By::Shared(stream) => Some(&bench.streams[stream].trigger),
+            By::Master(stream) => Some(&bench.streams[stream].mastered),
+            _ => own.as_ref(),
+        };
+        let config = trigger.map_or(config, |trigger| config.trigger(trigger));
         Ok(Driven {
             queue_pair: QueuePair::new(&bench.pd, config)?,
             region: MemoryRegion::register(&bench.pd, memory, Access::all())?,
@@ -82,6 +87,7 @@ impl Driven {
             next: [0; 2],
             good: [0; 2],
             lags: [false; 2],
+            hidden: 0,
             is_awaited_ahead: false,
             kept: [const { None }; 2 * KEEP],
             starts: Default::default(),
@@ -100,7 +106,7 @@ impl Driven {
         self.messages = 0;
         self.life = life;
         self.refused.clear();
-        self.is_awaited_ahead = false;
+        (self.is_awaited_ahead, self.hidden) = (false, 0);
         self.kept = [const { None }; 2 * KEEP];
         (self.starts, self.polled) = Default::default();
         self.queue_pair.reset().is_ok()
@@ -125,7 +131,9 @@ impl Driven {
         };
         match posted {
             // Tickets of a trigger are posted in the order in which they are taken.
-            Ok(()) if rung || matches!(self.by, By::Shared(_)) => self.ring(bench).map(|()| true),
+            Ok(()) if rung || matches!(self.by, By::Shared(_) | By::Master(_)) => {
+                self.ring(bench).map(|()| true)
+            }
             Ok(()) => Ok(true),
             Err(QueueError::Full(_) | QueueError::State(_)) => Ok(false),
             Err(error) => Err(format!("the library refuses a send: {error}")),

@@ -120,6 +120,52 @@ impl Episode {
             let at = random.below(steps.len() as u64) as usize;
             steps.splice(at..at, group);
         }
+        if random.below(2) == 0 {
+            self.use_masters(random);
+        }
+    }
+
+    /// Gives triggers masters, some of which fail.
+    fn use_masters(&mut self, random: &mut Random) {
+        let ends = self.links.iter_mut().filter_map(|link| link.library.as_mut()).flatten();
+        for by in ends {
+            match *by {
+                By::Shared(stream) => *by = By::Master(stream),
+                By::Trigger(stream) | By::Stream(stream) if random.below(3) != 0 => *by = By::Master(stream),
+                _ => {}
+            }
+        }
+        for _ in 0..random.below(3) * random.below(4) {
+            let card = random.below(self.cards as u64) as usize;
+            let at = random.below(self.steps.len() as u64) as usize;
+            self.steps.insert(at, Step::FailMaster { card, seed: random.next() });
+        }
+        // One queue pair is destroyed while its master holds sends of another, which must go on.
+        let of = |link: &LinkPlan, side: usize| {
+            let by = link.library.map(|ends| ends[side]);
+            by.filter(|by| matches!(by, By::Master(_))).map(|by| (link.cards[side], by))
+        };
+        for _ in 0..random.below(4) {
+            let [one, other] = [0; 2].map(|_| random.below(self.links.len() as u64) as usize);
+            let sides = [0; 2].map(|_| random.below(2) as usize);
+            let masters =
+                [(one, sides[0]), (other, sides[1])].map(|(link, side)| of(&self.links[link], side));
+            if one == other || masters[0].is_none() || masters[0] != masters[1] {
+                continue;
+            }
+            let post = |link: usize, side, random: &mut Random| {
+                let work = work(self.links[link].kind, random);
+                Step::Post { link, side, work }
+            };
+            let group = [
+                post(one, sides[0], random),
+                post(other, sides[1], random),
+                Step::Remake { link: one, destroy: true, seed: random.next() },
+                Step::Settle { seed: random.next() },
+            ];
+            let at = random.below(self.steps.len() as u64) as usize;
+            self.steps.splice(at..at, group);
+        }
     }
 
     /// Returns whether faults use up retries of a link, above all those of a message that waits for its receive: only an

@@ -155,6 +155,10 @@ pub(super) fn start_some(
                 end.coming.truncate(coming);
             }
         }
+        for (number, side, _) in chosen.iter().filter(|(.., place)| *place < KEEP) {
+            let driven = links[*number].ends[*side].queues.library.as_mut();
+            driven.into_iter().for_each(|driven| driven.hidden += 1);
+        }
         return Ok(0);
     }
     for ((number, side, place), posted) in chosen.iter().zip(work) {

@@ -177,7 +177,12 @@ mod tests {
         assert_eq!(run(1..41), first);
         assert_ne!(run(2..42).hash, first.hash);
         assert!(first.completions > 100 && first.packets > 100 && first.faults > 0, "{first:?}");
-        assert!(first.waits > 20 && first.starts > 10, "the library: {first:?}");
+        assert!(first.waits > 20 && first.starts > 5, "the library: {first:?}");
+        let fails_masters = |seed| {
+            let episode = Episode::new(seed, &Wishes::default()).unwrap();
+            episode.steps.iter().any(|step| matches!(step, Step::FailMaster { .. }))
+        };
+        assert!((1..41).any(fails_masters));
     }
 
     #[test]

@@ -59,13 +59,17 @@ pub(super) enum By {
     Trigger(usize),
     /// This stream, by its own trigger, which releases sends of several ends.
     Shared(usize),
+    /// This stream, by its own trigger with a master, which releases sends of several ends.
+    Master(usize),
 }
 
 impl By {
     pub(super) fn stream(self) -> Option<usize> {
         match self {
             By::Cpu => None,
-            By::Stream(stream) | By::Trigger(stream) | By::Shared(stream) => Some(stream),
+            By::Stream(stream) | By::Trigger(stream) | By::Shared(stream) | By::Master(stream) => {
+                Some(stream)
+            }
         }
     }
 }
@@ -177,6 +181,11 @@ pub(super) enum Step {
         stream: usize,
         seed: u64,
     },
+    /// Moves the queue pair of a master to ERR.
+    FailMaster {
+        card: usize,
+        seed: u64,
+    },
     /// Drops a card, and starts another in its place.
     Kill {
         card: usize,
@@ -204,6 +213,7 @@ impl fmt::Display for Step {
                 write!(f, "stream {stream} of card {card} waits{for_what}")
             }
             Step::Start { card, stream, .. } => write!(f, "stream {stream} of card {card} starts a list"),
+            Step::FailMaster { card, .. } => write!(f, "card {card}: a master to ERR"),
             Step::Kill { card } => write!(f, "card {card} ends, and another starts"),
         }
     }

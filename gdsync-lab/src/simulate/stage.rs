@@ -7,7 +7,7 @@ use super::episode::Episode;
 use super::library::{await_some, check_marks, words};
 use super::link::{End, Link, Queues};
 use super::lists::start_some;
-use super::program::{DEPTH, Kind, LONGEST_HOLD, STREAMS, Step};
+use super::program::{By, DEPTH, Kind, LONGEST_HOLD, LinkPlan, STREAMS, Step};
 use super::rings::{ReceiveQueue, SendQueue};
 use super::totals::Totals;
 use crate::soak::plan::Random;
@@ -34,10 +34,14 @@ pub(super) struct Stage<'a> {
 }
 
 /// Starts a card of an episode.
-fn new_card(world: &mut World, episode: &Episode) -> Result<CardBed, Failure> {
-    let Episode { schedule, faults, library, errors_hold, .. } = episode;
+fn new_card(
+    world: &mut World,
+    episode: &Episode,
+    simulation: Option<&Simulation>,
+) -> Result<CardBed, Failure> {
+    let Episode { schedule, faults, errors_hold, .. } = episode;
     let waits = WaitRules { errors_count: !errors_hold, ..WaitRules::default() };
-    CardBed::new(world, schedule.as_ref(), faults.as_ref(), (*library, waits))
+    CardBed::new(world, schedule.as_ref(), faults.as_ref(), (simulation, waits))
 }
 
 /// Performs an episode.
@@ -63,7 +67,7 @@ impl<'a> Stage<'a> {
             true => Some(Simulation::new().ok_or("this thread simulates already")?),
             false => None,
         };
-        let bed = |_| new_card(&mut world, episode);
+        let bed = |_| new_card(&mut world, episode, simulation.as_ref());
         let cards = (0..episode.cards).map(bed).collect::<Result<Vec<_>, _>>()?;
         let mut links = Vec::new();
         for plan in &episode.links {
@@ -114,6 +118,9 @@ impl<'a> Stage<'a> {
                 let count = start_some((*card, *stream), &mut self.links, &mut self.cards, random)?;
                 self.totals.requests += count;
                 self.totals.starts += count;
+            }
+            Step::FailMaster { card, seed } => {
+                self.fail_master(*card, &mut Random::new(*seed)).map_err(|error| error.to_string())?;
             }
             Step::Kill { card } => self.kill(*card).map_err(|error| error.to_string())?,
         }
@@ -231,6 +238,29 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
+    /// Moves a master of a card to ERR, which the library learns from the completions of the master's queue.
+    fn fail_master(&mut self, card: usize, random: &mut Random) -> Result<(), Failure> {
+        let bed = &mut self.cards[card];
+        let masters = bed.card.masters();
+        if masters.is_empty() {
+            return Ok(());
+        }
+        bed.fails_masters = true;
+        let change = QpChange { state: Some(QpState::Err), ..QpChange::default() };
+        bed.card.modify_qp(masters[random.below(masters.len() as u64) as usize], &change)?;
+        for link in 0..self.links.len() {
+            self.links[link].may_fail |= self.may_lose_master(link);
+        }
+        Ok(())
+    }
+
+    /// Returns whether a link may fail because the master of an end has failed.
+    fn may_lose_master(&self, link: usize) -> bool {
+        let LinkPlan { library, cards, .. } = self.links[link].plan;
+        let mut ends = library.into_iter().flatten().zip(cards);
+        ends.any(|(by, card)| matches!(by, By::Master(_)) && self.cards[card].fails_masters)
+    }
+
     /// Resets a link's queue pairs, or destroys them, and connects it again.
     pub(super) fn remake(&mut self, link: usize, destroy: bool, random: &mut Random) -> Checked {
         let words = |error: Failure| error.to_string();
@@ -269,8 +299,9 @@ impl<'a> Stage<'a> {
         for side in 0..2 {
             self.links[link].adopt(side).map_err(|error| self.at(link, side, &error))?;
         }
+        let may_fail = self.episode.may_fail || self.may_lose_master(link);
         let it = &mut self.links[link];
-        (it.is_dead, it.may_fail) = (false, self.episode.may_fail);
+        (it.is_dead, it.may_fail) = (false, may_fail);
         it.connect(&self.cards, random).map_err(words)
     }
 
@@ -343,7 +374,7 @@ impl<'a> Stage<'a> {
 
     /// Drops a card, as if its process had ended, and starts another in its place.
     fn kill(&mut self, card: usize) -> Result<(), Failure> {
-        let new = new_card(&mut self.world, self.episode)?;
+        let new = new_card(&mut self.world, self.episode, self.simulation.as_ref())?;
         let former = std::mem::replace(&mut self.cards[card], new);
         self.totals.faults += former.card.fault_counts().iter().map(|rule| rule.injected).sum::<u64>();
         drop(former);

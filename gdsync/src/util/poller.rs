@@ -7,7 +7,7 @@
 mod stepped;
 
 pub use stepped::Simulation;
-pub(crate) use stepped::now;
+pub(crate) use stepped::{CallWait, now};
 
 use crate::util::contain::{drop_contained, log};
 use gdsync_sys::contain::contain;

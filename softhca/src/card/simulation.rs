@@ -125,6 +125,27 @@ impl SimulatedCard {
         worked
     }
 
+    /// Does a bounded amount of work for a call that waits for the card, and moves the time: by a microsecond or, if there was
+    /// nothing to do, to the next timer, or by a millisecond. Returns the time since the start of the world.
+    pub fn work(&self) -> Duration {
+        let (least, most) = (Duration::from_micros(1), Duration::from_millis(1));
+        let worked = self.step();
+        let now = self.time.elapsed();
+        let next = if worked { Some(now) } else { self.next_timer() };
+        let then = next.unwrap_or(now + most).clamp(now + least, now + most);
+        self.time.move_to(self.time.start() + then);
+        then
+    }
+
+    /// Returns the queue pairs that release the sends of others (SEND_EN).
+    pub fn masters(&self) -> Vec<u32> {
+        let engine = self.card.shared.engine.lock();
+        let masters = engine.qps.iter().filter(|(_, qp)| qp.endpoint.config.master);
+        let mut numbers: Vec<u32> = masters.map(|(qpn, _)| *qpn).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
     /// Returns when the card next has work without a packet or a doorbell, as time since the start of the world.
     pub fn next_timer(&self) -> Option<Duration> {
         let next = self.card.shared.engine.lock().next_timer()?;

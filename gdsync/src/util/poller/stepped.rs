@@ -2,6 +2,7 @@
 
 use super::{Polled, Task, poll};
 use crate::util::contain::drop_contained;
+use gdsync_sys::pause::Pause;
 use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,9 +15,13 @@ thread_local! {
 
 struct State {
     tasks: Vec<Arc<dyn Task>>,
+    /// What cards do while a call waits for them.
+    workers: Vec<Worker>,
     start: Instant,
     now: Instant,
 }
+
+type Worker = Box<dyn FnMut() -> Option<Duration>>;
 
 /// Runs `work` on the state of this thread's simulation, if there is one.
 fn with<R>(work: impl FnOnce(&mut State) -> R) -> Option<R> {
@@ -39,12 +44,51 @@ pub(crate) fn now() -> Instant {
     with(|state| state.now).unwrap_or_else(Instant::now)
 }
 
+/// The wait of a call that cannot go on before a card has worked.
+pub(crate) struct CallWait {
+    began: Instant,
+    pause: Pause,
+}
+
+impl CallWait {
+    pub(crate) fn new() -> Self {
+        CallWait { began: now(), pause: Pause::new() }
+    }
+
+    /// Lets time pass between two looks. Returns false once this time is over, and in a simulation whose cards have all ended.
+    pub(crate) fn goes_on(&mut self, limit: Duration) -> bool {
+        if now().duration_since(self.began) > limit {
+            return false;
+        }
+        // Out of the state: cards may have the library's memory looked at, or tasks added.
+        let Some(mut workers) = with(|state| std::mem::take(&mut state.workers)) else {
+            self.pause.pause();
+            return true;
+        };
+        let mut latest = Duration::ZERO;
+        workers.retain_mut(|work| work().inspect(|elapsed| latest = latest.max(*elapsed)).is_some());
+        let is_alone = workers.is_empty();
+        with(|state| {
+            state.workers.append(&mut workers);
+            state.advance_to(latest);
+        });
+        !is_alone
+    }
+}
+
+impl State {
+    fn advance_to(&mut self, elapsed: Duration) {
+        self.now = self.now.max(self.start + elapsed);
+    }
+}
+
 /// The library without threads of its own, for a program of one thread that repeats to the bit.
 ///
 /// While it lives, the work that this thread gives to threads of the library (checked waits, persistent requests, collectors,
 /// masters, doorbells of the proxy, the flushes of failed queue pairs) is done by [`Self::step`] only, and the library decides by
 /// the time of [`Self::advance_to`]. The cards are those of `softhca::card::simulation`, the streams those of
-/// [`SoftStream::stepped`](crate::SoftStream::stepped), and no call waits: time-outs are 0.
+/// [`SoftStream::stepped`](crate::SoftStream::stepped), and no call waits: time-outs are 0. The reset of a queue pair whose
+/// trigger has a master cannot go on before the card has stopped, and has the cards work ([`Self::add_worker`]).
 ///
 /// ```
 /// use gdsync::stream::Simulation;
@@ -64,7 +108,7 @@ impl Simulation {
             let now = Instant::now();
             let is_first = state.is_none();
             is_first.then(|| {
-                *state = Some(State { tasks: Vec::new(), start: now, now });
+                *state = Some(State { tasks: Vec::new(), workers: Vec::new(), start: now, now });
                 Simulation { _local: PhantomData }
             })
         })
@@ -88,7 +132,13 @@ impl Simulation {
 
     /// Moves the time forward, to this long after the beginning.
     pub fn advance_to(&self, elapsed: Duration) {
-        with(|state| state.now = state.now.max(state.start + elapsed));
+        with(|state| state.advance_to(elapsed));
+    }
+
+    /// Adds what a card does while a call waits for it: a bounded amount of work. `work` returns the time since the beginning,
+    /// to which it has moved, or `None` once the card has ended. Without any, calls take the card for one that does not answer.
+    pub fn add_worker(&self, work: impl FnMut() -> Option<Duration> + 'static) {
+        with(|state| state.workers.push(Box::new(work)));
     }
 }
 
@@ -132,6 +182,27 @@ mod tests {
                 _ => Polled::Nothing,
             }
         }
+    }
+
+    #[test]
+    fn a_call_that_waits_has_the_cards_work_until_its_time_is_over_or_they_have_ended() {
+        let simulation = Simulation::new().unwrap();
+        let limit = Duration::from_secs(3600);
+        assert!(!CallWait::new().goes_on(limit), "no card");
+        let turn = Arc::new(AtomicUsize::new(0));
+        let turns = turn.clone();
+        simulation.add_worker(move || {
+            let hour = turns.fetch_add(1, Ordering::Relaxed);
+            (hour < 4).then(|| Duration::from_secs(3600 * hour as u64))
+        });
+        let mut first = CallWait::new();
+        assert!(
+            first.goes_on(limit) && first.goes_on(limit) && first.goes_on(limit) && !first.goes_on(limit)
+        );
+        assert_eq!(turn.load(Ordering::Relaxed), 3);
+        let mut second = CallWait::new();
+        assert!(second.goes_on(limit) && !second.goes_on(limit), "the card has ended");
+        assert!(!second.goes_on(limit) && turn.load(Ordering::Relaxed) == 5);
     }
 
     #[test]

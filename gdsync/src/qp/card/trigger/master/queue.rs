@@ -7,9 +7,8 @@ use crate::qp::{QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::outcome::outcome;
 use crate::queue::send::{Enable, PostMode};
 use crate::queue::{FailureCause, QueueError, StateError, WorkRequest};
-use crate::util::poller::{Polled, Task};
+use crate::util::poller::{CallWait, Polled, Task};
 use crate::verbs::{Access, ConnectOptions, Error, ProtectionDomain, ProtectionDomainInner};
-use gdsync_sys::pause::Pause;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -188,17 +187,16 @@ impl MasterState {
 
     /// Waits until every marker has completed or was flushed.
     fn settle(&mut self) -> bool {
-        let mut pause = Pause::new();
+        let mut wait = CallWait::new();
         loop {
             self.collect();
             let Some(queue_pair) = &self.queue_pair else { return false };
             if queue_pair.inner.send().outstanding().signaled == 0 {
                 return true;
             }
-            if pause.elapsed() > FLUSH {
+            if !wait.goes_on(FLUSH) {
                 return false;
             }
-            pause.pause();
         }
     }
 
