@@ -108,8 +108,12 @@ impl Driven {
         self.refused.clear();
         (self.is_awaited_ahead, self.hidden) = (false, 0);
         self.kept = [const { None }; 2 * KEEP];
-        (self.starts, self.polled) = Default::default();
-        self.queue_pair.reset().is_ok()
+        let is_reset = self.queue_pair.reset().is_ok();
+        if is_reset {
+            // Otherwise it is polled until it is dropped.
+            (self.starts, self.polled) = Default::default();
+        }
+        is_reset
     }
 
     /// Posts a request. Returns false if there is no room, or if the queue pair has failed.
