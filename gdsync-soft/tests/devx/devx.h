@@ -125,11 +125,12 @@ static struct ibv_qp *connect_to_itself(struct ibv_pd *pd, struct ibv_cq *cq, in
     return qp;
 }
 
-/* A completion queue. Its ring is at the beginning of its memory, the record in the last page. */
+/* A completion queue. Its ring is at the beginning of its memory, the record in the last page, which is also registered alone with no
+ * access, as UCX does: the device only reads records. */
 struct cq {
     uint8_t *memory;
     size_t size;
-    struct mlx5dv_devx_umem *umem;
+    struct mlx5dv_devx_umem *umem, *records;
     struct mlx5dv_devx_obj *object;
     uint32_t number;
     unsigned log_size;
@@ -162,7 +163,10 @@ static struct cq create_cq(struct ibv_context *context, struct mlx5dv_devx_uar *
     for (size_t i = 0; i < (size_t)1 << log_size; i++)
         cq.memory[i * 64 + 63] = 0xf1;
     CHECK(cq.umem = mlx5dv_devx_umem_reg(context, cq.memory, cq.size, IBV_ACCESS_LOCAL_WRITE));
+    CHECK(cq.records = mlx5dv_devx_umem_reg(context, cq.memory + record, PAGE, 0));
     fill_create_cq(in, context, uar, cq.umem->umem_id, log_size);
+    put(in, 0x80 + 0x20, 32, cq.records->umem_id);
+    put(in, 0x80 + 0x1c0, 64, 0); /* dbr_addr */
     CHECK(cq.object = mlx5dv_devx_obj_create(context, in, sizeof(in), out, sizeof(out)));
     CHECK(status_of(out) == 0);
     CHECK((cq.number = number_of(out)) != 0);
@@ -173,6 +177,7 @@ static void destroy_cq(struct cq *cq)
 {
     CHECK(mlx5dv_devx_obj_destroy(cq->object) == 0);
     CHECK(mlx5dv_devx_umem_dereg(cq->umem) == 0);
+    CHECK(mlx5dv_devx_umem_dereg(cq->records) == 0);
     CHECK(munmap(cq->memory, cq->size) == 0);
 }
 
@@ -234,7 +239,7 @@ static struct qp create_qp(struct ibv_context *context, struct mlx5dv_devx_uar *
     struct qp qp = {.log_size = 6, .uar = uar, .size = RECORD_AT + PAGE};
     uint8_t in[COMMAND], out[16] = {0};
     qp.memory = pages(qp.size);
-    CHECK(qp.umem = mlx5dv_devx_umem_reg(context, qp.memory, qp.size, IBV_ACCESS_LOCAL_WRITE));
+    CHECK(qp.umem = mlx5dv_devx_umem_reg(context, qp.memory, qp.size, 0)); /* the device only reads it */
     fill_create_qp(in, uar, pd, cq, qp.umem->umem_id, qp.log_size);
     CHECK(qp.object = mlx5dv_devx_obj_create(context, in, sizeof(in), out, sizeof(out)));
     CHECK((qp.number = number_of(out)) != 0);

@@ -30,7 +30,7 @@ static struct mlx5dv_devx_umem *umem_of_host(struct ibv_context *it, struct mlx5
     return mlx5dv_devx_umem_reg_ex(it, in);
 }
 
-/* Alternately by address and as a dma-buf. */
+/* Two by address, two as dma-bufs, and so on: a completion queue's ring and records are two. */
 static struct mlx5dv_devx_umem *umem_of_gpu(struct ibv_context *it, void *memory, size_t size, uint32_t access)
 {
     static unsigned count;
@@ -38,7 +38,7 @@ static struct mlx5dv_devx_umem *umem_of_gpu(struct ibv_context *it, void *memory
     struct mlx5dv_devx_umem_in in = {.addr = (void *)address, .size = size, .access = access, .pgsz_bitmap = UINT64_MAX & ~(uint64_t)(PAGE - 1)};
     struct mlx5dv_devx_umem *umem;
     int fd = -1;
-    if (count++ % 2) {
+    if (count++ / 2 % 2) {
         CHECK(export_range(&fd, address, size, 1, 0) == 0);
         in.addr = NULL;
         in.comp_mask = MLX5DV_UMEM_MASK_DMABUF;

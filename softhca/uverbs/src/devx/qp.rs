@@ -157,7 +157,7 @@ pub(super) fn create(
         // The card only reads work-queue entries.
         usage: Usage::Reads,
     };
-    let record = UmemRange::read_record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
+    let record = UmemRange::record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };
     let config = QpConfig {
         pdn: Some(pdn),

@@ -48,7 +48,7 @@ pub(super) fn create(
         usage: Usage::Reads,
     };
     let (record_id, record_at) = (wq::DBR_UMEM_ID.get32(asked), wq::DBR_ADDR.get(asked));
-    let record = UmemRange { len: RECORD, alignment: RECORD, ..UmemRange::read_record(record_id, record_at) };
+    let record = UmemRange { len: RECORD, alignment: RECORD, ..UmemRange::record(record_id, record_at) };
     let config = SrqConfig {
         pdn,
         ring: ring.address(objects)? as *mut u8,

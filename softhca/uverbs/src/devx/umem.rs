@@ -80,21 +80,17 @@ pub(super) struct UmemRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
     Reads,
-    /// It reads the program's writes.
+    /// It reads what the program writes.
     Record,
     Writes,
 }
 
 impl UmemRange {
-    /// A doorbell record of a work queue, which a device only reads. Programs register it with no access.
-    /// This card writes it at a reset, as the program could.
-    pub(super) fn read_record(id: u32, offset: u64) -> Self {
-        UmemRange { usage: Usage::Record, ..Self::record(id, offset) }
-    }
-
-    /// A doorbell record of a completion queue, in which the card marks arms as taken.
+    /// A doorbell record, which a device only reads: Linux, too, maps those of verbs for reads
+    /// (`mlx5_ib_db_map_user`), and UCX registers them with no access. This card writes them, as the program could: it
+    /// marks arms as taken, and clears the record of a queue pair at a reset.
     pub(super) fn record(id: u32, offset: u64) -> Self {
-        UmemRange { id, offset, len: RECORD, alignment: RECORD, usage: Usage::Writes }
+        UmemRange { id, offset, len: RECORD, alignment: RECORD, usage: Usage::Record }
     }
 
     /// Returns the address of the range, checked to be inside the user memory, aligned and mapped. The program keeps
