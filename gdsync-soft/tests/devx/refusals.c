@@ -27,6 +27,8 @@ int main(void)
     /* The rights of InfiniBand's FLUSH, which newer headers name; and one that no header names. */
     CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE | 1 << 8) && errno == EOPNOTSUPP);
     CHECK(!ibv_reg_mr(pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE | 1 << 10) && errno == EINVAL);
+    /* UCX looks for dma-bufs by this call: a card that has them answers EBADF. */
+    CHECK(!ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, -1, IBV_ACCESS_LOCAL_WRITE) && errno == EBADF);
     plain.qp_type = IBV_QPT_RC;
     CHECK(qp = ibv_create_qp(pd, &plain));
     CHECK(ibv_modify_qp(qp, &slow, IBV_QP_RATE_LIMIT) == EINVAL);

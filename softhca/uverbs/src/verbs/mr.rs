@@ -58,12 +58,16 @@ impl Mapping {
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             let errno = Errno::last();
+            if errno == Errno::BAD_FD {
+                tracing::warn!(fd, "no file is open under this descriptor");
+                return Err(errno);
+            }
             tracing::warn!(
                 ?errno,
                 "this process has not exported the file by cuMemGetHandleForAddressRange, and the CPU cannot map \
                  it: the software card cannot reach its memory"
             );
-            return Err(if errno == Errno::BAD_FD { errno } else { Errno::NOT_SUPPORTED });
+            return Err(Errno::NOT_SUPPORTED);
         }
         Ok((Mapping { base: base as usize, len }, base as u64 + lead))
     }
