@@ -168,8 +168,8 @@ pub enum Benchmark {
     Scale,
     /// The same rounds among 2, 4 and 8 ranks by persistent requests, together and one by one, against notified writes
     Persistent,
-    /// Two streams that send to each other and wait for it, in one process and between two, by the Rust and
-    /// the C interface, against the same memory operations by hand
+    /// Two streams that send to each other and wait for it, in one process and between two, against
+    /// the same memory operations by hand
     Exchange,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand; with several GPUs,
     /// streams of every two that wake each other, by words in host memory and in either GPU's
