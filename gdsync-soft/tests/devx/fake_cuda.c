@@ -32,11 +32,12 @@ int fake_registered(void) { return registered; }
 /* Copies from and to pinned memory of the card. */
 static struct { char *at; size_t size; } pinned;
 static int direct[2];
-int fake_direct(int out) { return direct[out]; }
+int fake_direct(int out) { return __atomic_load_n(&direct[out], __ATOMIC_SEQ_CST); }
 static void count(int out, const void *host, size_t size)
 {
     const char *at = host;
-    direct[out] += pinned.size && at >= pinned.at && at + size <= pinned.at + pinned.size;
+    if (pinned.size && at >= pinned.at && at + size <= pinned.at + pinned.size)
+        __atomic_fetch_add(&direct[out], 1, __ATOMIC_SEQ_CST);
 }
 
 static int is_gpu(uint64_t address, size_t size)

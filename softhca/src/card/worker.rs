@@ -10,7 +10,7 @@ use super::reports::Event;
 use crate::fabric::Sleeper;
 use gdsync_sys::contain::contain;
 use gdsync_sys::wake;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -120,6 +120,7 @@ impl Shared {
     pub(super) fn run(self: &Arc<Self>) {
         use_fine_timers();
         use_short_slices();
+        prepare_to_wait_for_locks();
         let mut spin = Spin::on_this_machine();
         let mut idle_since: Option<Instant> = None;
         let mut nap: Option<Duration> = None;
@@ -310,6 +311,12 @@ fn use_short_slices() {
             libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
         }
     }
+}
+
+/// Has the thread wait for a lock once. The first wait registers a destructor of the thread, for which the C library allocates;
+/// later, libraries that patch the C library's memory functions may be at work.
+fn prepare_to_wait_for_locks() {
+    Condvar::new().wait_for(&mut Mutex::new(()).lock(), Duration::ZERO);
 }
 
 /// Returns the length of the next nap of an engine that has found no work for the time `idle`.
