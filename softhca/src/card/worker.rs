@@ -8,9 +8,10 @@ use super::memory::region::UsedPages;
 use super::port::Port;
 use super::reports::Event;
 use crate::fabric::Sleeper;
+use crate::os::guard;
 use gdsync_sys::contain::contain;
 use gdsync_sys::wake;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -118,9 +119,9 @@ impl Shared {
     }
 
     pub(super) fn run(self: &Arc<Self>) {
+        guard::prepare();
         use_fine_timers();
         use_short_slices();
-        prepare_to_wait_for_locks();
         let mut spin = Spin::on_this_machine();
         let mut idle_since: Option<Instant> = None;
         let mut nap: Option<Duration> = None;
@@ -311,12 +312,6 @@ fn use_short_slices() {
             libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
         }
     }
-}
-
-/// Has the thread wait for a lock once. The first wait registers a destructor of the thread, for which the C library allocates;
-/// later, libraries that patch the C library's memory functions may be at work.
-fn prepare_to_wait_for_locks() {
-    Condvar::new().wait_for(&mut Mutex::new(()).lock(), Duration::ZERO);
 }
 
 /// Returns the length of the next nap of an engine that has found no work for the time `idle`.

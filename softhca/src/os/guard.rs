@@ -50,6 +50,12 @@ impl Drop for Own {
     }
 }
 
+/// Takes the calling thread's entry, whose release at the thread's end is registered in memory of the C library. A thread
+/// that does that later may meet a library that patches the C library's memory functions ([`gdsync_sys::thread`]).
+pub(crate) fn prepare() {
+    OWN.with(|_| ());
+}
+
 /// Runs `access`. Returns an error if it meets memory that it cannot access; it is then abandoned where it stood, and
 /// its effects up to there remain.
 ///
