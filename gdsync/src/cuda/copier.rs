@@ -145,7 +145,7 @@ impl Copier {
         outcome.and(self.synchronize())
     }
 
-    /// Begins copies. One alone takes the driver less time without its distances.
+    /// Begins copies. One alone has no distances.
     ///
     /// # Safety
     /// As [`Self::copy_strided`], until the stream has performed them.

@@ -43,20 +43,24 @@ unsafe extern "C" {
 /// Runs `work` as a system call runs: without a cancellation of the thread, which cannot unwind Rust's frames, and, as
 /// one that succeeds, without a change of `errno`.
 pub(crate) fn preserving<T>(work: impl FnOnce() -> T) -> T {
-    let mut state = 0;
-    // SAFETY: the C library keeps the calling thread's location valid while the thread lives. The state is the thread's, too.
-    let place = unsafe {
-        pthread_setcancelstate(CANCEL_DISABLE, &mut state);
-        libc::__errno_location()
-    };
+    let mut before = 0;
+    // SAFETY: the state is the calling thread's; `before` is valid for a write.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut before) };
+    let result = keeping_errno(work);
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
+    result
+}
+
+/// Runs `work`, which has no cancellation point, and restores `errno`.
+pub(crate) fn keeping_errno<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the C library keeps the calling thread's location valid while the thread lives.
+    let place = unsafe { libc::__errno_location() };
     // SAFETY: as above; only this thread accesses the location.
     let before = unsafe { *place };
     let result = work();
     // SAFETY: as above.
-    unsafe {
-        *place = before;
-        pthread_setcancelstate(state, std::ptr::null_mut());
-    }
+    unsafe { *place = before };
     result
 }
 

@@ -8,7 +8,7 @@
 //! Block sizes are powers of two. Blocks are cut from chunks of the system's memory, and kept in free lists.
 //! A larger request has its own mapping.
 
-use crate::errno::preserving;
+use crate::errno::keeping_errno;
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -77,7 +77,7 @@ pub(crate) struct PathRoom(*mut [u8; libc::PATH_MAX as usize]);
 impl PathRoom {
     /// Maps zeroed room; `None` without memory.
     pub(crate) fn new() -> Option<Self> {
-        let base = preserving(|| map(libc::PATH_MAX as usize));
+        let base = keeping_errno(|| map(libc::PATH_MAX as usize));
         (!base.is_null()).then_some(PathRoom(base.cast()))
     }
 }
@@ -101,7 +101,7 @@ impl DerefMut for PathRoom {
 impl Drop for PathRoom {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and nothing refers to it any more.
-        preserving(|| unsafe { libc::syscall(libc::SYS_munmap, self.0, libc::PATH_MAX as usize) });
+        keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, self.0, libc::PATH_MAX as usize) });
     }
 }
 
@@ -206,8 +206,8 @@ fn prepare_for_forks() {}
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class(layout) {
-            Some(class) => preserving(|| self.with_blocks(|blocks| blocks.take(class))),
-            None if layout.align() <= PAGE => preserving(|| map(layout.size())),
+            Some(class) => keeping_errno(|| self.with_blocks(|blocks| blocks.take(class))),
+            None if layout.align() <= PAGE => keeping_errno(|| map(layout.size())),
             None => ptr::null_mut(),
         }
     }
@@ -216,7 +216,7 @@ unsafe impl GlobalAlloc for Memory {
         match class(layout) {
             // SAFETY: a block of this class, as the request had this layout.
             Some(class) => self.with_blocks(|blocks| unsafe { blocks.give(block, class) }),
-            None => preserving(|| {
+            None => keeping_errno(|| {
                 // SAFETY: `alloc` has mapped this for the request.
                 unsafe { libc::syscall(libc::SYS_munmap, block, layout.size()) };
             }),
@@ -270,14 +270,14 @@ impl Lock {
     fn lock(&self) {
         if self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             while self.0.swap(2, Ordering::Acquire) != 0 {
-                preserving(|| self.futex(libc::FUTEX_WAIT, 2));
+                keeping_errno(|| self.futex(libc::FUTEX_WAIT, 2));
             }
         }
     }
 
     fn unlock(&self) {
         if self.0.swap(0, Ordering::Release) == 2 {
-            preserving(|| self.futex(libc::FUTEX_WAKE, 1));
+            keeping_errno(|| self.futex(libc::FUTEX_WAKE, 1));
         }
     }
 }

@@ -13,11 +13,12 @@ use crate::card::memory::copy::MemoryFailure;
 use crate::card::memory::peer_copies::MIN_DIRECT;
 use crate::card::transport::qp::Outgoing;
 use crate::fabric::{SendOutcome, Sink};
-use crate::peer_memory::PeerFailure;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// Minimum number of bytes of a payload that is copied together with those of other packets.
+/// Minimum number of bytes of a payload that is copied together with those of other packets. The CPU reads fewer by a
+/// mapping as fast: on two H200 a write of 1 KiB takes 2.4 µs so, and one of 4 KiB 8.0 µs so and 4.6 µs in a batch
+/// (`gdsync lab bench card --gpu 0,1`).
 const MIN_AMONG_OTHERS: usize = 4 << 10;
 
 /// What has become of a packet whose payload is in peer memory.
@@ -75,15 +76,11 @@ impl Engine {
             batch.failure = None;
         }
         let Err(failure) = begun else { return PeerPayload::LeavesAlone };
-        self.refuse_after_batch(packet, failure, now);
-        PeerPayload::Refused
-    }
-
-    /// Fails a packet. Packets that were added before it leave first.
-    fn refuse_after_batch(&mut self, packet: &Outgoing, failure: PeerFailure, now: Instant) {
+        // Packets added before this one leave before it fails.
         if self.finish_batch(now) {
             self.payload_failed(packet, &failure.into(), now);
         }
+        PeerPayload::Refused
     }
 
     fn place_in_fabric(&mut self, packet: &Outgoing) -> SendOutcome {

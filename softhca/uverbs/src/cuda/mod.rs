@@ -172,9 +172,7 @@ impl Region {
         at.checked_add(len).filter(|end| *end <= mapping.len())?;
         Some((mapping, at))
     }
-}
 
-impl Region {
     /// Begins a copy between GPU memory and memory of the card, if the driver has pinned that.
     fn begin(
         &self,
