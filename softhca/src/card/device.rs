@@ -9,6 +9,7 @@ use super::engine::Engine;
 use super::error::CardError;
 use super::management::{MANAGEMENT_QPN, MAX_MANAGEMENT, ManagementDatagram};
 use super::memory::clock::Clock;
+use super::pollers::Pollers;
 use super::port::{GidEntry, LinkLayer, Port};
 use super::reports::Diagnostic;
 use super::worker::{EventSink, Shared};
@@ -161,7 +162,7 @@ impl Card {
             announced: engine.doorbells.announced.clone(),
             used: engine.resources.regions.used.clone(),
             wants_all_rings: AtomicBool::new(false),
-            assists: AtomicU32::new(0),
+            pollers: Pollers::new(),
             engine: Mutex::new(engine),
             sleeper,
             sink,
@@ -373,6 +374,12 @@ impl Card {
     /// for a core to run the card's own thread. Does nothing if another thread works. Returns whether there was work.
     pub fn assist(&self) -> bool {
         self.shared.assist()
+    }
+
+    /// Ends [`Self::assist`] of a thread that has found completions: it leaves for other work. From then on, a packet wakes
+    /// the card's thread.
+    pub fn end_assist(&self) {
+        self.shared.end_assist();
     }
 
     /// Runs a command, and wakes the engine for the resulting work.

@@ -32,6 +32,9 @@ mod listeners;
 mod management;
 mod mappings;
 mod memory;
+mod naps;
+#[deny(unsafe_code)]
+mod pollers;
 #[deny(unsafe_code)]
 mod port;
 mod queue;
@@ -69,10 +72,12 @@ pub use mappings::change_mappings;
 pub use memory::clock::{CLOCK_INFO_PAGE, CLOCK_MASK, CLOCK_PAGE};
 pub use memory::registered::{RegionError, is_mapped, is_reachable};
 pub use memory::uar::FILE_PAGES;
+pub use naps::{LateWakeups, late_wakeups};
+pub use pollers::has_few_cores;
 pub use port::{GidEntry, GidKind, LinkLayer, MAX_DEVICES, MULTICAST_LIDS, is_multicast};
 pub use reports::{Diagnostic, Event, Verdict};
 pub use transport::transition::ModifyError;
-pub use worker::{EventSink, LateWakeups, late_wakeups};
+pub use worker::EventSink;
 
 #[cfg(test)]
 mod tests;

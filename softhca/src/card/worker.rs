@@ -5,14 +5,16 @@
 use super::engine::{Engine, RungPages};
 use super::listeners::{self, Listener};
 use super::memory::region::UsedPages;
+use super::naps::{Spin, count_late_nap, nap_length, use_fine_timers, use_short_slices};
+use super::pollers::{NAP, Pollers, Recent, has_few_cores};
 use super::port::Port;
 use super::reports::Event;
 use crate::fabric::Sleeper;
-use crate::os::guard;
+use crate::os::{guard, socket};
 use gdsync_sys::contain::contain;
 use gdsync_sys::wake;
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,25 +22,25 @@ use std::time::{Duration, Instant};
 /// lock. A panic in it is logged, and the event is lost.
 pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 
-/// Time for which the card's thread sleeps while another thread does its work.
-const HELPED_NAP: Duration = Duration::from_micros(100);
-
-/// Least steps of polling threads between two looks of the card's thread for which it leaves the work to them: a
-/// program that polls now and then does fewer.
-const MANY_ASSISTS: u32 = 16;
-
-/// The shortest time slice of a thread (`sched_setattr(2)`).
-const SLICE: Duration = Duration::from_micros(100);
-
-/// Maximum number of steps by a thread that has rung.
+/// Maximum number of steps by a thread that has rung, or that has polled and leaves.
 const STEPS: usize = 4;
 
 /// Maximum number of queue pairs of a card that other threads help. Beyond it, one thread that serves all is faster
 /// than threads that each do a step for one.
 const QUEUE_PAIRS: usize = 64;
 
-fn may_help(engine: &Engine) -> bool {
-    !engine.workers.own_thread_only && engine.qps.len() <= QUEUE_PAIRS
+/// Time for which the card's thread sleeps while another thread holds the lock, on few cores.
+const LOCKED_NAP: Duration = Duration::from_micros(50);
+
+/// Maximum number of steps by the card's thread before it releases the lock, on few cores: a thread that polls may take
+/// the lock in between, and wait for the core.
+const STEPS_AT_ONCE: usize = 8;
+
+impl Engine {
+    /// Returns whether other threads may do the card's work.
+    pub(super) fn may_be_helped(&self) -> bool {
+        !self.workers.own_thread_only && self.qps.len() <= QUEUE_PAIRS
+    }
 }
 
 /// Returns the maximum number of helpers: the number of cores, as each helper occupies one.
@@ -60,8 +62,7 @@ pub(super) struct Shared {
     /// The engine's list of announced doorbell pages.
     pub(super) announced: Arc<RungPages>,
     pub(super) used: Arc<UsedPages>,
-    /// Steps of threads that poll for completions since the card's own thread looked last.
-    pub(super) assists: AtomicU32,
+    pub(super) pollers: Pollers,
 }
 
 impl Shared {
@@ -101,21 +102,53 @@ impl Shared {
         }
     }
 
-    /// Does a step of the card's work on the calling thread, which polls for completions. Returns whether there was work.
+    /// Does a step of the card's work on the calling thread, which has found no completion. Returns whether there was
+    /// work.
     pub(super) fn assist(&self) -> bool {
         let Some(mut engine) = self.engine.try_lock() else {
             // The thread that works may wait for this core.
             std::thread::yield_now();
             return false;
         };
-        if !may_help(&engine) {
+        if !engine.may_be_helped() {
             return false;
         }
-        self.assists.fetch_add(1, Ordering::Relaxed);
         let now = engine.now();
+        self.pollers.polls(now);
+        if engine.workers.announced.take_if(|nap| *nap <= NAP).is_some() {
+            engine.fabric.cancel_sleep();
+        }
         let worked = self.step(&mut engine, now);
         self.deliver_events(engine);
+        if socket::take_poked() | self.pollers.stepped(worked) {
+            // The card's thread of a peer, which a packet has woken, may wait for this core.
+            std::thread::yield_now();
+        }
         worked
+    }
+
+    /// Ends the help of a thread that has found completions.
+    pub(super) fn end_assist(&self) {
+        // Most polls of a program that always finds something end here.
+        if !self.pollers.may_be_at_work() || !self.pollers.finds(Instant::now()) {
+            return;
+        }
+        // The thread that has the lock works for the card, or will wake it.
+        let Some(mut engine) = self.engine.try_lock() else { return };
+        if !engine.may_be_helped() || engine.workers.announced.is_some() || engine.workers.helpers > 0 {
+            return;
+        }
+        let now = engine.now();
+        let announced = (0..STEPS).any(|_| {
+            self.step(&mut engine, now);
+            self.prepare_sleep(&mut engine, now)
+        });
+        engine.workers.announced = announced.then_some(NAP);
+        self.deliver_events(engine);
+        if !announced {
+            // Without the lock, as the card's thread may run at once on this core.
+            self.sleeper.raise();
+        }
     }
 
     pub(super) fn run(self: &Arc<Self>) {
@@ -125,25 +158,29 @@ impl Shared {
         let mut spin = Spin::on_this_machine();
         let mut idle_since: Option<Instant> = None;
         let mut nap: Option<Duration> = None;
+        let (mut has_slept, mut recent) = (false, Recent::new());
         while !self.stop.load(Ordering::Acquire) {
-            // Without the lock: this thread might have it and get no core, and those that poll would do nothing.
-            if self.assists.swap(0, Ordering::Relaxed) >= MANY_ASSISTS {
-                self.sleeper.sleep(HELPED_NAP);
-                continue;
-            }
             let now = Instant::now();
-            let mut engine = self.engine.lock();
-            if engine.workers.helpers > 0 {
-                self.sleep(engine, HELPED_NAP);
+            // Without the lock: this thread might have it and get no core, and those that poll would do nothing.
+            if self.pollers.work_much(&mut recent, now) && self.nap_if_polled() {
+                has_slept = true;
                 continue;
             }
-            let worked = self.step(&mut engine, now);
-            let has_events = !engine.resources.events.is_empty();
-            if has_events {
-                self.deliver_events(engine);
-            } else {
-                // A command that waits for the lock gets it first.
-                MutexGuard::unlock_fair(engine);
+            let Some(mut engine) = self.lock() else { continue };
+            if engine.workers.helpers > 0 {
+                self.sleep(engine, NAP);
+                has_slept = true;
+                continue;
+            }
+            if has_slept {
+                (engine.workers.asleep, engine.workers.announced) = (false, None);
+                // Packets that have ended the sleep come first, the sockets later.
+                engine.fabric.cancel_sleep();
+            }
+            let now = engine.now();
+            let (worked, is_idle) = self.work(&mut engine, now);
+            if std::mem::take(&mut has_slept) {
+                engine.fabric.finish_sleep();
             }
             if let Some(nap) = nap.take().filter(|_| worked) {
                 count_late_nap(nap);
@@ -151,34 +188,89 @@ impl Shared {
             }
             if worked {
                 idle_since = None;
+            }
+            if !engine.resources.events.is_empty() {
+                self.deliver_events(engine);
                 continue;
             }
             let idle = now.duration_since(*idle_since.get_or_insert(now));
-            if idle < spin.time() {
+            let spins = idle < spin.time() && !recent.is_steady;
+            if !is_idle || spins {
+                // A command that waits for the lock gets it first.
+                MutexGuard::unlock_fair(engine);
                 std::hint::spin_loop();
                 continue;
             }
-            nap = self.nap(nap_length(idle), now);
+            nap = self.nap(engine, nap_length(idle, recent.is_steady), now);
+            has_slept = true;
         }
+    }
+
+    /// Locks the engine. On few cores, it sleeps for [`LOCKED_NAP`] if another thread works: a thread that waits for the
+    /// lock yields its core, and Linux lets it wait for a whole time slice of a thread that polls.
+    fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        if !has_few_cores() {
+            return Some(self.engine.lock());
+        }
+        let engine = self.engine.try_lock();
+        if engine.is_none() {
+            std::thread::sleep(LOCKED_NAP);
+        }
+        engine
+    }
+
+    /// Does a step, or on few cores, several. Returns whether there was work, and whether the last step found none.
+    fn work(&self, engine: &mut Engine, now: Instant) -> (bool, bool) {
+        let most = if has_few_cores() { STEPS_AT_ONCE } else { 1 };
+        for done in 0..most {
+            if !self.step(engine, now) {
+                return (done > 0, true);
+            }
+            if !engine.resources.events.is_empty() {
+                break;
+            }
+        }
+        (true, false)
     }
 
     /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be polled again: a
     /// store raises no wake-up unless the storing thread announces it. Returns the time slept, if it is the whole time.
-    fn nap(self: &Arc<Self>, longest: Duration, now: Instant) -> Option<Duration> {
+    fn nap(
+        self: &Arc<Self>,
+        mut engine: MutexGuard<'_, Engine>,
+        longest: Duration,
+        now: Instant,
+    ) -> Option<Duration> {
         let mut slept = None;
-        let mut engine = self.engine.lock();
+        if self.pollers.card_falls_asleep() {
+            drop(engine);
+            self.nap_if_polled();
+            return slept;
+        }
         // Set before the last poll of the registers.
         self.set_sleeps(true);
-        if engine.workers.helpers == 0 && self.prepare_sleep(&mut engine, now) {
+        if self.prepare_sleep(&mut engine, now) {
             self.register_awaited_words(&mut engine);
             let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
             let start = Instant::now();
+            engine.workers.announced = Some(longest);
             self.sleep(engine, timer.min(longest));
             // A wake-up or a timer ended shorter naps: their work was not there before.
             slept = Some(start.elapsed()).filter(|slept| timer > longest && *slept >= longest);
         }
         self.set_sleeps(false);
+        self.pollers.card_wakes_up();
         slept
+    }
+
+    /// Sleeps without an announcement, if a thread polls.
+    fn nap_if_polled(&self) -> bool {
+        let polled = self.pollers.card_falls_asleep();
+        if polled {
+            self.sleeper.sleep(NAP);
+        }
+        self.pollers.card_wakes_up();
+        polled
     }
 
     /// Sets whether the card's thread sleeps or is about to, with no wake-up pending. Threads look up the card of a
@@ -215,11 +307,6 @@ impl Shared {
         if !self.stop.load(Ordering::Acquire) {
             self.sleeper.sleep(longest);
         }
-        let mut engine = self.engine.lock();
-        engine.workers.asleep = false;
-        if engine.workers.helpers == 0 {
-            engine.fabric.finish_sleep();
-        }
     }
 
     fn wake(&self) {
@@ -237,7 +324,7 @@ impl Listener for Shared {
         }
         // The thread that holds the lock works, or is about to sleep.
         let Some(mut engine) = self.engine.try_lock() else { return self.wake() };
-        if !may_help(&engine) {
+        if !engine.may_be_helped() {
             drop(engine);
             return self.wake();
         }
@@ -256,7 +343,7 @@ impl Listener for Shared {
             None if helps => return true,
             None => self.engine.lock(),
         };
-        if !may_help(&engine) {
+        if !engine.may_be_helped() {
             engine.workers.helpers -= u32::from(helps);
             return false;
         }
@@ -267,7 +354,8 @@ impl Listener for Shared {
             engine.workers.helpers += 1;
             if engine.workers.helpers == 1 && engine.workers.asleep {
                 // Peers need not wake the card's thread while a helper works.
-                engine.fabric.finish_sleep();
+                engine.workers.announced = None;
+                engine.fabric.cancel_sleep();
             }
         }
         let now = engine.now();
@@ -283,131 +371,12 @@ impl Listener for Shared {
         if engine.workers.helpers == 0 && engine.workers.asleep {
             let now = engine.now();
             let sleeps_on = !engine.workers.own_thread_only && self.prepare_sleep(&mut engine, now);
-            if !sleeps_on {
+            if sleeps_on {
+                engine.workers.announced = Some(Duration::MAX);
+            } else {
                 self.sleeper.raise();
             }
         }
         self.deliver_events(engine);
-    }
-}
-
-/// Makes the calling thread's sleeps end on time: by default Linux extends them by up to 50 µs.
-fn use_fine_timers() {
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
-}
-
-/// Asks for the shortest time slice, so that the calling thread, once awake, soon preempts a thread that polls. Linux
-/// grants it from 6.12 on; before, the slice stays as it was.
-fn use_short_slices() {
-    // SAFETY: plain numbers, for which zeros are valid.
-    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
-    let size = size_of_val(&attributes) as u32;
-    // SAFETY: reads and sets attributes of the calling thread only, in a structure of the given size.
-    unsafe {
-        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) == 0
-            && attributes.sched_policy == libc::SCHED_OTHER as u32
-        {
-            attributes.sched_runtime = SLICE.as_nanos() as u64;
-            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
-        }
-    }
-}
-
-/// Returns the length of the next nap of an engine that has found no work for the time `idle`.
-fn nap_length(idle: Duration) -> Duration {
-    match idle {
-        idle if idle < Duration::from_millis(2) => Duration::from_micros(30),
-        idle if idle < Duration::from_millis(100) => Duration::from_micros(100),
-        _ => Duration::from_millis(1),
-    }
-}
-
-/// Sleeps of the threads of all cards of this process that work has waited for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LateWakeups {
-    /// Number of sleeps that lasted to their end and after which work was found at once.
-    pub count: u64,
-    /// Total length of these sleeps: an upper bound of the time that work has waited for them.
-    pub time: Duration,
-}
-
-static LATE: AtomicU64 = AtomicU64::new(0);
-static LATE_NS: AtomicU64 = AtomicU64::new(0);
-
-/// Returns the statistics up to now.
-pub fn late_wakeups() -> LateWakeups {
-    let (count, nanoseconds) = (LATE.load(Ordering::Relaxed), LATE_NS.load(Ordering::Relaxed));
-    LateWakeups { count, time: Duration::from_nanos(nanoseconds) }
-}
-
-/// Counts a nap at whose end work was found.
-fn count_late_nap(nap: Duration) {
-    LATE.fetch_add(1, Ordering::Relaxed);
-    LATE_NS.fetch_add(nap.as_nanos() as u64, Ordering::Relaxed);
-}
-
-/// Time for which a card's thread polls for work before it naps.
-///
-/// A GPU that rings a register wakes no thread, so its work waits for the end of a nap. If work keeps arriving a little
-/// after the polling has ended, every message costs a nap, which delays the next one, too. So a nap that delayed work
-/// doubles the polling time up to a limit; work that comes later than the limit resets it. With few cores the time is
-/// constant: polling would occupy a core that the program needs.
-#[derive(Debug)]
-struct Spin {
-    least: Duration,
-    most: Duration,
-    now: Duration,
-}
-
-impl Spin {
-    fn on_this_machine() -> Self {
-        Self::on(std::thread::available_parallelism().map_or(1, |cores| cores.get()))
-    }
-
-    fn on(cores: usize) -> Self {
-        let (least, most) = match cores {
-            ..=2 => (10, 10),
-            3..=4 => (50, 50),
-            _ => (50, 200),
-        };
-        let [least, most] = [least, most].map(Duration::from_micros);
-        Spin { least, most, now: least }
-    }
-
-    fn time(&self) -> Duration {
-        self.now
-    }
-
-    /// Adapts the time after a nap has delayed work that came after `idle` without work.
-    fn was_too_short(&mut self, idle: Duration) {
-        self.now = if idle <= self.most { (2 * self.now).min(self.most) } else { self.least };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_thread_looks_longer_where_work_keeps_coming_and_as_before_where_it_does_not() {
-        let mut spin = Spin::on(16);
-        let micros = Duration::from_micros;
-        let mut after = |idle| {
-            spin.was_too_short(micros(idle));
-            spin.time()
-        };
-        assert_eq!([after(80), after(130), after(190), after(200)], [100, 200, 200, 200].map(micros));
-        assert_eq!([after(201), after(60)], [50, 100].map(micros));
-    }
-
-    #[test]
-    fn on_few_cores_it_does_not() {
-        for (cores, time) in [(1, 10), (2, 10), (4, 50)] {
-            let mut spin = Spin::on(cores);
-            spin.was_too_short(Duration::from_micros(1));
-            assert_eq!(spin.time(), Duration::from_micros(time));
-        }
     }
 }

@@ -63,7 +63,7 @@ impl Hub {
         if state.last >= *NUMBERS.end() {
             return Err(FabricError::NoLid { last: ErrorKind::AddrInUse.into() });
         }
-        let sleeper = Arc::new(Sleeper::new()?);
+        let sleeper = Arc::new(Sleeper::new(false)?);
         state.last += 1;
         let number = state.last;
         state.rounds.insert(number.into(), 0);
@@ -243,6 +243,8 @@ impl Network for Local {
     fn prepare_sleep(&mut self) -> bool {
         true
     }
+
+    fn cancel_sleep(&mut self) {}
 
     fn finish_sleep(&mut self) {}
 }

@@ -149,7 +149,10 @@ pub(crate) trait Network: Send {
     /// waiting already.
     fn prepare_sleep(&mut self) -> bool;
 
-    /// Ends the announcement of [`Self::prepare_sleep`], after sleeping or instead of it.
+    /// Ends the announcement of [`Self::prepare_sleep`], instead of sleeping or because another thread works.
+    fn cancel_sleep(&mut self);
+
+    /// Ends the announcement after sleeping, and looks at the sockets, which may have ended the sleep.
     fn finish_sleep(&mut self);
 
     /// The descriptors of its listener and its links.

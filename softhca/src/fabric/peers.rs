@@ -20,6 +20,8 @@ pub(super) const OUTGOING: u64 = 1 << 61;
 /// Bit of the keys of connections that have not proven the key.
 pub(super) const UNPROVEN: u64 = 1 << 62;
 pub(super) const LISTENER: u64 = u64::MAX;
+/// The event by which threads of the process wake the sleeper.
+pub(super) const WAKE: u64 = LISTENER - 1;
 
 /// Outgoing links by destination, and the destinations that recently did not answer.
 pub(super) struct Peers<L> {

@@ -60,7 +60,7 @@ impl Services {
     /// # Errors
     /// The system's, if it gives no descriptor.
     pub fn new() -> io::Result<Services> {
-        Ok(Services { epoll: Arc::new(Epoll::new()?), host: config::host() })
+        Ok(Services { epoll: Arc::new(Epoll::new(false)?), host: config::host() })
     }
 
     /// The claims of a host on this machine, at which no other host asks.

@@ -15,12 +15,14 @@ use super::groups::{self, Group, Groups};
 use super::names::{self, Claim, Name};
 use super::network::Network;
 use super::packet::{Hole, NUMBERS, Node, PayloadPart, SendOutcome, Sink};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, free_slot};
+use super::peers::{
+    ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, WAKE, free_slot,
+};
 use super::ring::{self, Consumer};
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
 use crate::os::socket::{self, is_exhausted};
-use crate::os::wait;
+use crate::os::wait::{self, Woken};
 use crate::speed::Speed;
 use std::collections::HashMap;
 use std::io;
@@ -63,7 +65,7 @@ impl Shared {
     }
 
     fn on(Claim { number, listener }: Claim, speed: Speed) -> Result<Shared, FabricError> {
-        let sleeper = Arc::new(Sleeper::new()?);
+        let sleeper = Arc::new(Sleeper::new(false)?);
         sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
         Ok(Shared {
             number,
@@ -135,22 +137,27 @@ impl Shared {
     fn poll_sockets(&mut self) {
         self.polled = Instant::now();
         for key in self.sleeper.epoll.ready() {
-            match key {
-                LISTENER => self.accept(),
-                key if key & OUTGOING != 0 => {
-                    let node = key & !OUTGOING;
-                    if let Some(link) = self.outgoing.links.get_mut(&node)
-                        && !link.drain()
-                    {
-                        // Possibly closed because of the speed.
-                        if let Some(speed) = link.ring.consumer_speed() {
-                            self.speeds.admits(node, speed);
-                        }
-                        self.outgoing.mark_dead(node);
+            self.poll_socket(key);
+        }
+    }
+
+    fn poll_socket(&mut self, key: u64) {
+        match key {
+            LISTENER => self.accept(),
+            WAKE => {}
+            key if key & OUTGOING != 0 => {
+                let node = key & !OUTGOING;
+                if let Some(link) = self.outgoing.links.get_mut(&node)
+                    && !link.drain()
+                {
+                    // Possibly closed because of the speed.
+                    if let Some(speed) = link.ring.consumer_speed() {
+                        self.speeds.admits(node, speed);
                     }
+                    self.outgoing.mark_dead(node);
                 }
-                key => self.poll_incoming(key as usize),
             }
+            key => self.poll_incoming(key as usize),
         }
     }
 
@@ -400,15 +407,23 @@ impl Network for Shared {
         self.sleeper.announce();
         let empty = self.rings().all(|(_, ring)| ring.announce_sleep());
         if !empty {
-            self.finish_sleep();
+            self.cancel_sleep();
         }
         empty
     }
 
+    fn cancel_sleep(&mut self) {
+        self.rings().for_each(|(_, ring)| ring.awake());
+        self.sleeper.cancel();
+    }
+
     fn finish_sleep(&mut self) {
         self.rings().for_each(|(_, ring)| ring.awake());
-        self.sleeper.withdraw();
-        self.poll_sockets();
+        match self.sleeper.withdraw() {
+            Woken::ByTime => {}
+            Woken::By(key) => self.poll_socket(key),
+            Woken::Unknown => self.poll_sockets(),
+        }
     }
 
     fn join(&mut self, group: &Group) -> io::Result<()> {

@@ -1,4 +1,6 @@
-use crate::os::wait::{self, Epoll};
+use super::peers::WAKE;
+use crate::os::wait::{self, Epoll, Woken};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -14,15 +16,15 @@ pub(crate) struct Sleeper {
     pub(super) epoll: Epoll,
     event: OwnedFd,
     announced: AtomicBool,
+    woken: Mutex<Woken>,
 }
 
 impl Sleeper {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Sleeper {
-            epoll: Epoll::new()?,
-            event: wait::event(libc::EFD_NONBLOCK)?,
-            announced: AtomicBool::new(false),
-        })
+    /// `has_changes`: as [`Epoll::new`].
+    pub(super) fn new(has_changes: bool) -> io::Result<Self> {
+        let (epoll, event) = (Epoll::new(has_changes)?, wait::event(libc::EFD_NONBLOCK)?);
+        epoll.watch(event.as_fd(), WAKE)?;
+        Ok(Sleeper { epoll, event, announced: AtomicBool::new(false), woken: Mutex::new(Woken::ByTime) })
     }
 
     /// Makes [`Self::wake`] end the next sleep.
@@ -33,12 +35,31 @@ impl Sleeper {
 
     /// Sleeps for `timeout` at most. One thread calls it, between the fabric's `prepare_sleep` and `finish_sleep`.
     pub(crate) fn sleep(&self, timeout: Duration) {
-        wait::sleep(&[self.epoll.as_fd(), self.event.as_fd()], timeout);
+        let woken = self.epoll.sleep(timeout);
+        *self.woken.lock() = woken;
     }
 
-    pub(super) fn withdraw(&self) {
+    /// Reverts [`Self::announce`]. A wake-up that was raised before ends the next sleep.
+    pub(super) fn cancel(&self) {
         self.announced.store(false, Ordering::Relaxed);
-        wait::drain(self.event.as_fd());
+    }
+
+    /// Reverts [`Self::announce`] after a sleep, and takes the wake-up of a thread if that has ended it. Returns what else
+    /// has ended it.
+    pub(super) fn withdraw(&self) -> Woken {
+        self.cancel();
+        let woken = std::mem::replace(&mut *self.woken.lock(), Woken::ByTime);
+        match woken {
+            Woken::By(WAKE) => {
+                wait::drain(self.event.as_fd());
+                Woken::ByTime
+            }
+            Woken::Unknown => {
+                wait::drain(self.event.as_fd());
+                Woken::Unknown
+            }
+            other => other,
+        }
     }
 
     /// Ends a sleep that was not announced, or the next one.

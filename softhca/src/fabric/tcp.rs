@@ -18,7 +18,7 @@ use super::names;
 use super::network::Network;
 use super::packet::{Node, PayloadPart, SendOutcome, Sink, address_of, is_unicast, node, number_of};
 use super::peers::{
-    ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, UNPROVEN, free_slot,
+    ACCEPT_BUDGET, LISTENER, OUTGOING, OtherSpeed, Peers, RoundRobin, Speeds, UNPROVEN, WAKE, free_slot,
 };
 use super::sleeper::Sleeper;
 use super::tcp_handshake::{Accepting, PACKETS, Route};
@@ -71,7 +71,7 @@ impl Tcp {
         let no_port = |last| FabricError::NoPort { address: base, last };
         let claimed = names::first_free(seed, |number| listen(base, number)).map_err(no_port)?;
         let (number, listener) = claimed.ok_or_else(|| no_port(ErrorKind::AddrInUse.into()))?;
-        let sleeper = Arc::new(Sleeper::new()?);
+        let sleeper = Arc::new(Sleeper::new(true)?);
         sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
         Ok(Tcp {
             base,
@@ -124,6 +124,7 @@ impl Tcp {
         for key in self.sleeper.epoll.ready() {
             match key {
                 LISTENER => self.accept(),
+                WAKE => {}
                 key if key & OUTGOING != 0 => {
                     let node = key & !OUTGOING;
                     if self.outgoing.links.get_mut(&node).is_some_and(|link| !link.handle_socket()) {
@@ -353,9 +354,13 @@ impl Network for Tcp {
         // Data on a socket ends the sleep anyway.
         let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
         if !empty {
-            self.finish_sleep();
+            self.cancel_sleep();
         }
         empty
+    }
+
+    fn cancel_sleep(&mut self) {
+        self.sleeper.cancel();
     }
 
     fn finish_sleep(&mut self) {

@@ -3,6 +3,7 @@
 use super::{check, owned};
 use gdsync_sys::host::process_stat;
 use gdsync_sys::local;
+use std::cell::Cell;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -208,4 +209,14 @@ pub(crate) fn poke(socket: &UnixStream) {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: one readable byte.
     unsafe { libc::send(socket.as_raw_fd(), [1u8].as_ptr().cast(), 1, flags) };
+    POKED.set(true);
+}
+
+thread_local! {
+    static POKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether this thread has called [`poke`] since the last call.
+pub(crate) fn take_poked() -> bool {
+    POKED.take()
 }

@@ -26,7 +26,9 @@ pub(crate) fn drain(fd: BorrowedFd<'_>) -> bool {
         let got = unsafe { libc::read(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) };
         match got {
             0 => return false,
-            n if n > 0 => {}
+            n if n == bytes.len() as isize => {}
+            // Another read would find nothing, or the end, which stays readable.
+            n if n > 0 => return true,
             _ => match io::Error::last_os_error().kind() {
                 io::ErrorKind::WouldBlock => return true,
                 io::ErrorKind::Interrupted => {}
@@ -43,26 +45,29 @@ pub(crate) fn is_ready(fd: BorrowedFd<'_>) -> bool {
     unsafe { libc::poll(&mut polled, 1, 0) == 1 }
 }
 
-/// Sleeps until one of the descriptors is readable or closed, or the timeout expires.
-pub(crate) fn sleep(fds: &[BorrowedFd<'_>; 2], timeout: Duration) {
-    let entry = |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let mut polled = [entry(&fds[0]), entry(&fds[1])];
-    let time = libc::timespec {
-        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    // SAFETY: two valid entries, a valid time, no signal mask. An interrupted sleep is a short one.
-    unsafe { libc::ppoll(polled.as_mut_ptr(), 2, &time, ptr::null()) };
+/// What ended a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Woken {
+    ByTime,
+    /// A descriptor, by its key; others may be ready, too.
+    By(u64),
+    Unknown,
 }
 
 /// An epoll instance: one descriptor to sleep on for the sockets of all links.
 #[derive(Debug)]
-pub(crate) struct Epoll(OwnedFd);
+pub(crate) struct Epoll {
+    instance: OwnedFd,
+    /// True if it may watch descriptors for changes. Only [`Self::ready`] takes those events.
+    has_changes: bool,
+}
 
 impl Epoll {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// `has_changes` allows [`Self::watch_changes`].
+    pub(crate) fn new(has_changes: bool) -> io::Result<Self> {
         // SAFETY: a plain system call, whose descriptor is new.
-        unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }.map(Epoll)
+        let instance = unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }?;
+        Ok(Epoll { instance, has_changes })
     }
 
     /// Watches a descriptor until it is closed. [`Self::ready`] reports its events by `key`.
@@ -72,6 +77,7 @@ impl Epoll {
 
     /// Watches a descriptor for changes only (edge-triggered): readable, closed, or writable.
     pub(crate) fn watch_changes(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
+        debug_assert!(self.has_changes);
         self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT | libc::EPOLLET, key)
     }
 
@@ -99,7 +105,7 @@ impl Epoll {
     ) -> io::Result<()> {
         let mut event = libc::epoll_event { events: events as u32, u64: key };
         // SAFETY: both descriptors are open, the event is valid.
-        let rc = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &mut event) };
+        let rc = unsafe { libc::epoll_ctl(self.instance.as_raw_fd(), operation, fd.as_raw_fd(), &mut event) };
         check(rc).map(drop)
     }
 
@@ -107,12 +113,99 @@ impl Epoll {
     pub(crate) fn ready(&self) -> Vec<u64> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         // SAFETY: room for as many events as are asked for.
-        let count =
-            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, 0) };
+        let count = unsafe {
+            libc::epoll_wait(self.instance.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, 0)
+        };
         events.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64).collect()
     }
 
+    /// Sleeps until one of the descriptors is readable or closed, or the timeout expires. Returns what ended the sleep, if
+    /// it is known.
+    ///
+    /// `ppoll(2)` on the instance would always do. But if a thread waits in epoll, Linux (from 6.12 on) runs it on the
+    /// core of the thread that sends to its socket, without an interrupt of another core.
+    pub(crate) fn sleep(&self, timeout: Duration) -> Woken {
+        let time = libc::timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        if !self.has_changes
+            && let Some(woken) = self.wait(&time)
+        {
+            return woken;
+        }
+        let mut polled = libc::pollfd { fd: self.instance.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry, a valid time, no signal mask. An interrupted sleep is a short one.
+        unsafe { libc::ppoll(&mut polled, 1, &time, ptr::null()) };
+        Woken::Unknown
+    }
+
+    /// Waits for one event, which stays unless it is a change. Returns `None` on Linux before 5.11, which lacks the call.
+    fn wait(&self, time: &libc::timespec) -> Option<Woken> {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event, a valid time, no signal mask. An interrupted sleep is a short one.
+        let rc = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.instance.as_raw_fd(),
+                &raw mut event,
+                1,
+                ptr::from_ref(time),
+                ptr::null::<libc::sigset_t>(),
+                size_of::<u64>(),
+            )
+        };
+        match rc {
+            0 => Some(Woken::ByTime),
+            1 => Some(Woken::By(event.u64)),
+            _ if io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) => None,
+            _ => Some(Woken::Unknown),
+        }
+    }
+
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.instance.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_sleep_names_the_descriptor_that_ends_it_and_leaves_the_event() {
+        let (epoll, event) = (Epoll::new(false).unwrap(), event(libc::EFD_NONBLOCK).unwrap());
+        epoll.watch(event.as_fd(), 7).unwrap();
+        assert_eq!(epoll.sleep(Duration::from_micros(1)), Woken::ByTime);
+        raise(event.as_fd());
+        assert_eq!([epoll.sleep(LONG), epoll.sleep(LONG)], [Woken::By(7); 2]);
+        assert_eq!(epoll.ready(), [7]);
+        assert!(drain(event.as_fd()));
+        assert_eq!(epoll.sleep(Duration::ZERO), Woken::ByTime);
+    }
+
+    #[test]
+    fn a_sleep_takes_no_change() {
+        let (epoll, event) = (Epoll::new(true).unwrap(), event(libc::EFD_NONBLOCK).unwrap());
+        epoll.watch_changes(event.as_fd(), 7).unwrap();
+        raise(event.as_fd());
+        assert_eq!([epoll.sleep(LONG), epoll.sleep(LONG)], [Woken::Unknown; 2]);
+        assert_eq!((epoll.ready(), epoll.ready()), (vec![7], Vec::new()));
+    }
+
+    #[test]
+    fn draining_reads_everything_and_finds_the_end() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        one.set_nonblocking(true).unwrap();
+        for count in [1, 255, 256, 257, 1000] {
+            io::Write::write_all(&mut &other, &vec![1; count]).unwrap();
+            assert!(drain(one.as_fd()) && !is_ready(one.as_fd()), "{count}");
+        }
+        io::Write::write_all(&mut &other, &[1]).unwrap();
+        drop(other);
+        // The end stays readable.
+        assert!(drain(one.as_fd()) && is_ready(one.as_fd()) && !drain(one.as_fd()));
     }
 }

@@ -17,7 +17,7 @@ use crate::liberties::Decisions;
 use crate::liberties::journal;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(crate) struct XrcDomain {
@@ -50,6 +50,8 @@ pub(crate) struct Engine {
 pub(crate) struct Workers {
     /// True if the card's own thread sleeps.
     pub(crate) asleep: bool,
+    /// The longest time of the sleep of which peers know, and which they end.
+    pub(crate) announced: Option<Duration>,
     /// Number of other threads that do the work while they wait for the card.
     pub(crate) helpers: u32,
     /// True if no other thread may work: because the card uses memory of a peer-memory client, which is called from the

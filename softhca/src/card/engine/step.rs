@@ -298,7 +298,7 @@ impl Engine {
         }
         // Work that arrived before the announcement raised no wake-up: look for it once more.
         if self.step_with(PAGES_BEFORE_SLEEP, now) {
-            self.fabric.finish_sleep();
+            self.fabric.cancel_sleep();
             return false;
         }
         true

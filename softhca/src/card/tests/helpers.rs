@@ -1,6 +1,7 @@
 //! Tests of threads that do the card's work for its own thread.
 
 use super::*;
+use crate::card::pollers::{NAP, Recent};
 use gdsync_sys::prm::wait::{WaitDataSeg, WaitKind, word as number};
 use gdsync_sys::wake::{self, Helper};
 
@@ -57,11 +58,78 @@ fn a_thread_that_polls_does_the_work() {
         steps += 1;
     }
     assert_eq!(
-        pair.card.shared.assists.load(Ordering::Relaxed),
+        pair.card.shared.pollers.steps.load(Ordering::Relaxed),
         steps + 1,
         "the card's own thread sees them"
     );
     check(&mut pair);
+}
+
+/// Returns the longest time of the sleep that the card announces.
+fn announced(pair: &Pair) -> Option<Duration> {
+    pair.card.shared.engine.lock().workers.announced
+}
+
+#[test]
+fn a_poller_that_leaves_announces_the_cards_sleep_and_one_that_returns_takes_that_back() {
+    let mut pair = Pair::new(64);
+    post(&mut pair);
+    assert!(!pair.card.shared.pollers.card_falls_asleep(), "no thread polls");
+    while pair.card.assist() {}
+    assert!(pair.card.shared.pollers.card_falls_asleep(), "a thread polls");
+    assert_eq!(announced(&pair), None);
+    pair.card.end_assist();
+    assert_eq!(announced(&pair), Some(NAP));
+    assert!(!pair.card.shared.pollers.card_falls_asleep(), "it has left");
+    check(&mut pair);
+    assert!(!pair.card.assist());
+    assert_eq!(announced(&pair), None);
+    // A long sleep stays announced: the poller might not return before its end.
+    let long = 2 * NAP;
+    pair.card.shared.engine.lock().workers.announced = Some(long);
+    assert!(!pair.card.assist());
+    pair.card.end_assist();
+    assert_eq!(announced(&pair), Some(long));
+}
+
+#[test]
+fn a_poller_that_leaves_does_the_work_that_is_left() {
+    let mut pair = Pair::new(64);
+    while pair.card.assist() {}
+    assert!(pair.card.shared.pollers.card_falls_asleep());
+    post(&mut pair);
+    pair.card.end_assist();
+    assert_eq!(announced(&pair), Some(NAP));
+    check(&mut pair);
+}
+
+#[test]
+fn a_poller_that_leaves_touches_no_card_that_other_threads_must_not_serve() {
+    let mut pair = Pair::new(64);
+    while pair.card.assist() {}
+    assert!(pair.card.shared.pollers.card_falls_asleep());
+    post(&mut pair);
+    pair.card.shared.engine.lock().workers.own_thread_only = true;
+    pair.card.end_assist();
+    assert!(announced(&pair).is_none() && pair.left.cq.poll().is_none());
+    pair.run();
+    check(&mut pair);
+}
+
+#[test]
+fn the_cards_thread_leaves_much_polling_to_the_pollers() {
+    let pair = Pair::new(64);
+    let shared = &pair.card.shared;
+    while pair.card.assist() {}
+    let leaves = |polls: u32| {
+        (0..polls).for_each(|_| assert!(!pair.card.assist()));
+        shared.pollers.work_much(&mut Recent::new(), Instant::now()) && shared.pollers.card_falls_asleep()
+    };
+    leaves(0);
+    assert!(!leaves(0) && !leaves(1) && leaves(1000));
+    (0..1000).for_each(|_| assert!(!pair.card.assist()));
+    pair.card.end_assist();
+    assert!(!leaves(0), "the poller has left");
 }
 
 #[test]

@@ -10,15 +10,9 @@ use crate::errno::{Errno, preserving};
 use crate::process;
 use gdsync_sys::verbs::{OPS_POLL_CQ, PollCq, ibv_context, ibv_cq, ibv_device, ibv_wc};
 use libc::{c_int, c_void};
+use softhca::card::{Card, has_few_cores};
 use std::ptr;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
-
-/// Most cores on which a thread that polls is in the card's way. With more, the card's thread works beside it.
-const FEW_CORES: usize = 2;
-
-static FEW: LazyLock<bool> =
-    LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() <= FEW_CORES));
 
 /// The provider's function for polling.
 static POLL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -31,18 +25,20 @@ unsafe extern "C" fn poll(cq: *mut ibv_cq, most: c_int, completions: *mut ibv_wc
     // SAFETY: `assist_polls` stored a function of this type before it installed this one.
     let poll: PollCq = unsafe { std::mem::transmute(POLL.load(Ordering::Relaxed)) };
     // SAFETY: the caller vouches for the arguments.
-    let found = unsafe { poll(cq, most, completions) };
-    if found != 0 {
-        return found;
-    }
+    let poll = || unsafe { poll(cq, most, completions) };
     // SAFETY: a queue has a context as long as it exists, which the caller guarantees.
     let fd = unsafe { (*(*cq).context).cmd_fd };
-    let assist = || process::context(fd).is_some_and(|context| context.card().assist());
-    if !preserving(|| with_room(assist)) {
-        return 0;
+    let found = poll();
+    let found = if found == 0 && with_card(fd, Card::assist) == Some(true) { poll() } else { found };
+    if found > 0 {
+        with_card(fd, Card::end_assist);
     }
-    // SAFETY: the caller vouches for the arguments.
-    unsafe { poll(cq, most, completions) }
+    found
+}
+
+/// Calls a function with the card of a context, if there is one.
+fn with_card<R: Send>(fd: c_int, call: impl FnOnce(&Card) -> R + Send) -> Option<R> {
+    preserving(|| with_room(|| process::context(fd).map(|context| call(context.card()))))
 }
 
 /// Lets the threads that poll queues of the context work for its card.
@@ -89,7 +85,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         let open: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context = std::mem::transmute(address);
         open(device)
     };
-    if *FEW && !context.is_null() {
+    if has_few_cores() && !context.is_null() {
         // SAFETY: libibverbs has just returned the context.
         unsafe { assist_polls(context) };
     }
