@@ -9,7 +9,8 @@
  * the sum, by the CPU's clock. `%p` in FILE becomes the process' number.
  *
  * It sees calls that are linked, those found by dlsym (as cudarc does), and those found by cuGetProcAddress (as the runtime library does).
- * A call that the driver makes itself is not counted. Functions are found by name, so a name that an older driver lacks costs nothing.
+ * A library that is preloaded after this one sees them, too. A call that the driver makes itself is not counted. Functions are found by
+ * name, so a name that an older driver lacks costs nothing.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,7 +38,8 @@ enum {
 #define X(name) AT_##name,
     FUNCTIONS(X)
 #undef X
-        COUNT
+        COUNT,
+    UNKNOWN = 999 /* CUDA_ERROR_UNKNOWN */
 };
 
 static const char *const names[COUNT] = {
@@ -46,8 +48,12 @@ static const char *const names[COUNT] = {
 #undef X
 };
 
+/* A name can lead to several functions: cuGetProcAddress returns others than dlsym, depending on its version and flags. Each has a wrapper of
+ * its own. The first is exported, and calls the one that the loader finds. */
+enum { WRAPPERS = 5 };
+
 struct calls {
-    void *_Atomic real;
+    void *_Atomic real[WRAPPERS];
     atomic_ulong count, total_ns, longest_ns;
 };
 
@@ -84,6 +90,12 @@ static void *next(const char *name, void *of_driver) {
     return found ? found : of_driver;
 }
 
+/* Returns the function of the next library or of the loaded driver. */
+static void *loaded(const char *name) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    return next(name, library ? real_dlsym(library, name) : NULL);
+}
+
 /* Returns the number of calls until now, for programs that find it by dlsym. */
 unsigned long driver_calls(void) {
     unsigned long sum = 0;
@@ -102,19 +114,20 @@ static unsigned long now(void) {
 /* The driver also calls its own functions by name: only the outermost call counts. */
 static _Thread_local int depth;
 
-static long timed(int at, long a, long b, long c, long d, long e, long f) {
+#define ARGUMENTS long a, long b, long c, long d, long e, long f
+
+static long timed(int at, int wrapper, ARGUMENTS) {
     struct calls *one = &calls[at];
-    void *address = atomic_load_explicit(&one->real, memory_order_acquire);
+    void *address = atomic_load_explicit(&one->real[wrapper], memory_order_acquire);
     any function;
     unsigned long start, took, longest;
     long result;
     if (!address) {
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-        address = next(names[at], library ? real_dlsym(library, names[at]) : NULL);
+        address = loaded(names[at]);
         if (!address) {
-            return 999; /* CUDA_ERROR_UNKNOWN */
+            return UNKNOWN;
         }
-        atomic_store_explicit(&one->real, address, memory_order_release);
+        atomic_store_explicit(&one->real[wrapper], address, memory_order_release);
     }
     memcpy(&function, &address, sizeof(function));
     if (depth > 0) {
@@ -135,40 +148,31 @@ static long timed(int at, long a, long b, long c, long d, long e, long f) {
 
 /* Exported, so that a program that is linked with the driver calls these. */
 #define X(name)                                                                                                                \
-    long name(long a, long b, long c, long d, long e, long f) { return timed(AT_##name, a, b, c, d, e, f); }
+    long name(ARGUMENTS) { return timed(AT_##name, 0, a, b, c, d, e, f); }                                                     \
+    static long name##_1(ARGUMENTS) { return timed(AT_##name, 1, a, b, c, d, e, f); }                                          \
+    static long name##_2(ARGUMENTS) { return timed(AT_##name, 2, a, b, c, d, e, f); }                                          \
+    static long name##_3(ARGUMENTS) { return timed(AT_##name, 3, a, b, c, d, e, f); }                                          \
+    static long name##_4(ARGUMENTS) { return timed(AT_##name, 4, a, b, c, d, e, f); }
 FUNCTIONS(X)
 #undef X
 
-static void *const wrappers[COUNT] = {
-#define X(name) (void *)name,
+static void *const wrappers[COUNT][WRAPPERS] = {
+#define X(name) {(void *)name, (void *)name##_1, (void *)name##_2, (void *)name##_3, (void *)name##_4},
     FUNCTIONS(X)
 #undef X
 };
 
-/* Returns the wrapper of a function, or the function itself if it has none. */
-static void *wrapped(const char *name, void *found) {
-    if (!found || strncmp(name, "cu", 2) != 0) {
-        return found;
-    }
-    for (int at = 0; at < COUNT; at++) {
-        if (strcmp(name, names[at]) == 0) {
-            if (found != wrappers[at]) {
-                atomic_store_explicit(&calls[at].real, next(name, found), memory_order_release);
-            }
-            return wrappers[at];
+/* Returns the wrapper of a function that was found, or the function itself: it is a wrapper, or all wrappers have other functions. */
+static void *wrapper(int at, void *found) {
+    for (int i = 0; i < WRAPPERS; i++) {
+        if (found == wrappers[at][i]) {
+            return found;
         }
     }
-    return found;
-}
-
-/* cuGetProcAddress takes names without a version: the address that it returns tells the versioned name. */
-static void *by_address(const char *name, void *found) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    size_t length = strlen(name);
-    for (int at = 0; library && found && at < COUNT; at++) {
-        int alike = strncmp(names[at], name, length) == 0 && (names[at][length] == '\0' || names[at][length] == '_');
-        if (alike && real_dlsym(library, names[at]) == found) {
-            return wrapped(names[at], found);
+    for (int i = 1; i < WRAPPERS; i++) {
+        void *known = NULL;
+        if (atomic_compare_exchange_strong(&calls[at].real[i], &known, found) || known == found) {
+            return wrappers[at][i];
         }
     }
     return found;
@@ -176,38 +180,53 @@ static void *by_address(const char *name, void *found) {
 
 typedef int (*find_v1)(const char *, void **, int, unsigned long);
 typedef int (*find_v2)(const char *, void **, int, unsigned long, void *);
-static void *_Atomic real_find_v1, *_Atomic real_find_v2;
 
-static void *finder(void *_Atomic *known, const char *name) {
-    void *address = atomic_load(known);
-    void *library = address ? NULL : dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (library) {
-        address = real_dlsym(library, name);
-        atomic_store(known, address);
+int cuGetProcAddress(const char *name, void **to, int version, unsigned long flags);
+int cuGetProcAddress_v2(const char *name, void **to, int version, unsigned long flags, void *status);
+
+/* Returns this library's cuGetProcAddress of a version and its name, or NULL for another name. */
+static void *finder(const char *name, int version) {
+    if (strcmp(name, "cuGetProcAddress") == 0 && version < 12000) {
+        return (void *)cuGetProcAddress;
     }
-    return address;
+    return strcmp(name, "cuGetProcAddress") == 0 || strcmp(name, "cuGetProcAddress_v2") == 0 ? (void *)cuGetProcAddress_v2 : NULL;
+}
+
+/* Replaces the function that the next cuGetProcAddress has found. That takes names without a version; functions of all versions count as one. */
+static void replace(const char *name, void **to, int version) {
+    void *own = finder(name, version);
+    size_t length = strlen(name);
+    if (own) {
+        *to = own;
+    }
+    for (int at = 0; *to && !own && at < COUNT; at++) {
+        if (strncmp(names[at], name, length) == 0 && (names[at][length] == '\0' || names[at][length] == '_')) {
+            *to = wrapper(at, *to);
+            return;
+        }
+    }
 }
 
 int cuGetProcAddress(const char *name, void **to, int version, unsigned long flags) {
-    void *address = finder(&real_find_v1, "cuGetProcAddress");
+    void *address = loaded("cuGetProcAddress");
     find_v1 find;
     int result;
     memcpy(&find, &address, sizeof(find));
-    result = find ? find(name, to, version, flags) : 999;
+    result = find ? find(name, to, version, flags) : UNKNOWN;
     if (result == 0) {
-        *to = by_address(name, *to);
+        replace(name, to, version);
     }
     return result;
 }
 
 int cuGetProcAddress_v2(const char *name, void **to, int version, unsigned long flags, void *status) {
-    void *address = finder(&real_find_v2, "cuGetProcAddress_v2");
+    void *address = loaded("cuGetProcAddress_v2");
     find_v2 find;
     int result;
     memcpy(&find, &address, sizeof(find));
-    result = find ? find(name, to, version, flags, status) : 999;
+    result = find ? find(name, to, version, flags, status) : UNKNOWN;
     if (result == 0) {
-        *to = by_address(name, *to);
+        replace(name, to, version);
     }
     return result;
 }
@@ -220,15 +239,18 @@ void *dlsym(void *handle, const char *name) {
         return call(handle, name);
     }
     found = call(handle, name);
-    if (found && strcmp(name, "cuGetProcAddress") == 0) {
-        atomic_store(&real_find_v1, found == (void *)cuGetProcAddress ? NULL : found);
-        return (void *)cuGetProcAddress;
+    if (!found || strncmp(name, "cu", 2) != 0) {
+        return found;
     }
-    if (found && strcmp(name, "cuGetProcAddress_v2") == 0) {
-        atomic_store(&real_find_v2, found == (void *)cuGetProcAddress_v2 ? NULL : found);
-        return (void *)cuGetProcAddress_v2;
+    if (finder(name, 0)) {
+        return finder(name, 0);
     }
-    return wrapped(name, found);
+    for (int at = 0; at < COUNT; at++) {
+        if (strcmp(name, names[at]) == 0) {
+            return wrapper(at, next(name, found));
+        }
+    }
+    return found;
 }
 
 /* Returns the file that DRIVER_CALLS names, with the process's number for %p. */

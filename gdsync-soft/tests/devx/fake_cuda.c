@@ -127,8 +127,8 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *strea
 int cuMemcpyDtoH_v2(void *into, uint64_t from, size_t size) { return cuMemcpyDtoHAsync_v2(into, from, size, NULL); }
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { return cuMemcpyHtoDAsync_v2(to, from, size, NULL); }
 
-/* As in current drivers: a file that the CPU cannot map. */
-int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int kind, unsigned long long flags)
+/* As in current drivers: a file that the CPU cannot map. Programs that look the function up get another address than that of the symbol. */
+static int export_memory(void *handle, uint64_t address, size_t size, int kind, unsigned long long flags)
 {
     int ends[2];
     if (kind != 1 || flags != 0 || !is_gpu(address, size) || address % PAGE || size % PAGE || pipe(ends) != 0)
@@ -136,6 +136,11 @@ int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, i
     close(ends[1]);
     *(int *)handle = ends[0];
     return 0;
+}
+
+int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int kind, unsigned long long flags)
+{
+    return export_memory(handle, address, size, kind, flags);
 }
 
 /* As in the driver: ordinary memory is not device memory (flag 4). */
@@ -165,7 +170,7 @@ int cuGetProcAddress_v2(const char *symbol, void **found, int version, uint64_t 
     if (status)
         *status = 0;
     if (!strcmp(symbol, "cuMemGetHandleForAddressRange"))
-        *found = (void *)cuMemGetHandleForAddressRange;
+        *found = (void *)export_memory;
     else if (!strcmp(symbol, "cuMemHostRegister"))
         *found = (void *)cuMemHostRegister_v2;
     else if (!strcmp(symbol, "cuGetProcAddress"))

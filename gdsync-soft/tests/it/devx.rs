@@ -4,6 +4,7 @@ use gdsync_test_support::compiler::{Compiler, Program};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::programs::{lacks, run, soft};
 use gdsync_test_support::root;
+use std::path::Path;
 
 /// The header that the programs need.
 const HEADER: &str = "/usr/include/infiniband/mlx5dv.h";
@@ -152,6 +153,31 @@ fn gpu_memory_that_the_cpu_cannot_map_is_registered_and_holds_queues() {
         assert_eq!(ended.code, Some(0), "{devices}: {}", ended.text);
         assert!(!ended.text.contains("not destroyed by the program"), "{devices}: {}", ended.text);
     }
+}
+
+#[test]
+fn gpu_memory_is_exported_to_the_card_while_another_library_counts_the_calls() {
+    let test = "gpu_memory_is_exported_to_the_card_while_another_library_counts_the_calls";
+    let Some(program) = build(test, "cuda") else { return };
+    let shared = |name: &str| {
+        Compiler::c("gnu11")
+            .options(["-O2", "-shared", "-fPIC", &format!("-Wl,-soname,{name}")])
+            .libraries(["-ldl"])
+    };
+    let driver = shared("libcuda.so.1").build(&root().join("gdsync-soft/tests/devx/fake_cuda.c"));
+    let counter = shared("libdriver_calls.so").build(&root().join("scripts/gpu/driver_calls.c"));
+    let temporary = Folder::new("devx-gpu-counted");
+    let mut command = soft("ib", Path::new("/bin/sh"), temporary.path());
+    // Before the card's library, as scripts/gpu/ways does.
+    command.args(["-c", r#"LD_PRELOAD="$1:$LD_PRELOAD" DRIVER_CALLS=- exec "$0""#]);
+    command.arg(program.path()).arg(counter.path()).env("FAKE_CUDA", driver.path());
+    let ended = run(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.text);
+    let line = ended.text.lines().find(|line| line.starts_with("cuMemGetHandleForAddressRange"));
+    // The completion queue and the queue pair share an export; the data has another.
+    assert_eq!(line.and_then(|line| line.split_whitespace().nth(2)), Some("2"), "{}", ended.text);
+    // Only the card copies by this call.
+    assert!(!ended.text.contains("cuMemcpyHtoDAsync"), "{}", ended.text);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The CUDA driver's functions for copies (`cuda.h`; CUDA 12 and later), from the library that the program has loaded.
 
-use libc::{c_char, c_int, c_uint, c_void};
+use super::symbols::real_dlsym;
+use libc::{c_int, c_uint, c_void};
 use softhca::PeerMemoryError;
 use std::ffi::CStr;
 
@@ -105,9 +106,10 @@ driver! {
     to_device = c"cuMemcpyHtoDAsync_v2": fn(u64, *const u8, usize, CuStream);
 }
 
+/// Returns the driver's own function: a library that counts the program's calls does not see the card's.
 fn symbol(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: `Driver::loaded` passes the handle of a loaded library; the name is a C string.
-    let found = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
+    let found = unsafe { real_dlsym()(library, name.as_ptr()) };
     if found.is_null() {
         tracing::warn!(?name, "CUDA's driver is too old: GPU memory cannot be registered");
         return None;

@@ -12,10 +12,12 @@
 pub(crate) mod driver;
 mod exports;
 mod pinned;
+mod symbols;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use exports::{exported, note};
+pub(crate) use symbols::{DLSYM, real_dlsym};
 
 use driver::{CuContext, CuStream, Driver, memory_type};
 use gdsync_gdr::{GpuRange, Mapping};

@@ -4,7 +4,7 @@
 //! Programs reach the driver by its symbols, by `dlsym(3)`, and by the driver's own `cuGetProcAddress`, as
 //! the CUDA runtime does, so these are interposed, too.
 
-use crate::cuda;
+use crate::cuda::{self, real_dlsym};
 use libc::{c_char, c_int, c_uint, c_void};
 use std::ffi::CStr;
 use std::ptr;
@@ -18,35 +18,6 @@ const DMA_BUF: c_int = 1;
 const IO_MEMORY: c_uint = 4;
 /// The version since which `cuGetProcAddress` has five arguments.
 const FIVE_ARGUMENTS: c_int = 12000;
-
-/// `dlsym(3)` of the C library; null before the first use.
-static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-
-type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-
-/// Stands for `dlsym(3)` if the C library's is not found.
-unsafe extern "C" fn no_symbol(_: *mut c_void, _: *const c_char) -> *mut c_void {
-    ptr::null_mut()
-}
-
-fn real_dlsym() -> Dlsym {
-    let known = DLSYM.load(Ordering::Acquire);
-    if !known.is_null() {
-        // SAFETY: only this function stores here, and a function of this type.
-        return unsafe { std::mem::transmute::<*mut c_void, Dlsym>(known) };
-    }
-    // The symbol's versions: of newer C libraries, and the first of each machine.
-    let versions = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
-    let found = versions.iter().find_map(|version| {
-        // SAFETY: both are C strings.
-        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
-        (!found.is_null()).then_some(found)
-    });
-    let found = found.unwrap_or(no_symbol as Dlsym as *mut c_void);
-    DLSYM.store(found, Ordering::Release);
-    // SAFETY: the C library declares `dlsym` with this type.
-    unsafe { std::mem::transmute::<*mut c_void, Dlsym>(found) }
-}
 
 struct Real {
     name: &'static CStr,
@@ -150,7 +121,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "2:",
         "jmp qword ptr [rip + {real}]",
         choose = sym choose,
-        real = sym DLSYM,
+        real = sym cuda::DLSYM,
     )
 }
 
@@ -176,7 +147,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "ldr x16, [x16, :lo12:{real}]",
         "br x16",
         choose = sym choose,
-        real = sym DLSYM,
+        real = sym cuda::DLSYM,
     )
 }
 
