@@ -1,16 +1,17 @@
 //! Arriving packets: the faults that they meet, and their delivery to a queue pair or to the members of a multicast
 //! group.
 //!
-//! A client of peer memory may copy the payload of several packets at once, straight from the fabric. This applies to
-//! all packets but the last of a message: nothing shows a program that they have arrived, and their acknowledgements
-//! leave after this step. All copies end before another packet is handled, and before the fabric takes the payload
+//! A client of peer memory may copy the payload of several packets at once, straight from the fabric. Nothing shows a
+//! program that they have arrived, except for the last one of a message, and their acknowledgements leave after this step.
+//! A long last packet of the same queue pair joins them: the card waits once, before that packet takes effect, and a copy
+//! that has failed refuses it. All copies end before another packet is handled, and before the fabric takes the payload
 //! back.
 
 use crate::card::config::{QpState, Transport, are_partners};
 use crate::card::context::{Context, Resources};
 use crate::card::delayed::{DelayedPacket, DelayedPackets, Flow};
 use crate::card::memory::copy::collect;
-use crate::card::memory::peer_copies::PacketName;
+use crate::card::memory::peer_copies::{MIN_DIRECT, PacketName};
 use crate::card::port::Port;
 use crate::card::reports::Event;
 use crate::card::trace;
@@ -36,12 +37,10 @@ pub(super) struct Arrivals<'a> {
 }
 
 impl Arrivals<'_> {
-    /// Returns the name of a packet whose copies may end later.
-    fn ends_later(&self, header: &Header) -> Option<PacketName> {
+    /// Returns the name of a packet whose copies overlap with those of others; with the last of a message, they end.
+    fn overlaps(&self, header: &Header) -> Option<PacketName> {
         let qpn = header.dest_qpn.get();
-        let is_part = matches!(PacketKind::try_from(header.kind), Ok(PacketKind::Send | PacketKind::Write))
-            && !header.has(LAST);
-        let may = is_part
+        let may = matches!(PacketKind::try_from(header.kind), Ok(PacketKind::Send | PacketKind::Write))
             && header.is_reliable()
             && !self.resources.faults.is_on()
             && self.delayed.is_empty()
@@ -54,18 +53,23 @@ impl Arrivals<'_> {
 impl Sink for Arrivals<'_> {
     fn take(&mut self, source: Node, header: &[u8], payload: [PayloadPart; 2]) -> Use {
         let parsed = Header::read_from_bytes(header).ok();
+        let len: usize = payload.iter().map(|(_, len)| *len).sum();
         if let Some(header) = &parsed {
-            self.resources.counters.received(header, payload.iter().map(|(_, len)| *len as u64).sum());
+            self.resources.counters.received(header, len as u64);
         }
-        let later = parsed.and_then(|header| self.ends_later(&header));
-        if later.is_none() {
+        let name = parsed.and_then(|header| self.overlaps(&header));
+        let later = name.filter(|_| parsed.is_some_and(|header| !header.has(LAST)));
+        // Other queue pairs learn of their failures before this packet takes effect.
+        let joins = name.is_some_and(|(qpn, _)| len >= MIN_DIRECT && self.resources.peers.are_all_of(qpn));
+        if later.is_none() && !joins {
             self.settle();
         }
         self.resources.peers.end_later(later);
         let Arrivals { now, qps, resources, delayed, touched, .. } = self;
         arrive(delayed, qps, source, header, &payload, &mut resources.context(*now), touched);
         self.resources.peers.end_later(None);
-        if self.resources.peers.under_way() >= self.most {
+        // The packet may have ended without a copy.
+        if later.is_none() || self.resources.peers.under_way() >= self.most {
             self.settle();
         }
         if self.resources.peers.is_pending() { Use::GoesOn } else { Use::Over }

@@ -93,18 +93,35 @@ impl Source<'_> {
     }
 }
 
-/// Copies the concatenated parts to the concatenated targets, until either ends or a client fails. A card has pinned the
-/// pages of a target: if the program has unmapped it, the bytes are dropped, as no program can read them any more, and
-/// `lost` says so.
+/// Copies the concatenated parts to the concatenated targets, until either ends or a client fails. Then waits for all
+/// copies to peer memory in progress, unless those of this packet may end later ([`PeerCopies::end_later`]). A card has
+/// pinned the pages of a target: if the program has unmapped it, the bytes are dropped, as no program can read them any
+/// more, and `lost` says so.
 ///
 /// # Errors
-/// A client fails, or a part is gone.
+/// A client fails, perhaps with a copy of an earlier packet; or a part is gone.
 ///
 /// # Safety
 /// All parts and all host targets were mapped with the right access when they were registered, or are the card's. They
-/// may overlap (a message to oneself). If `peers` lets copies end later ([`PeerCopies::end_later`]), the parts stay
-/// readable until [`PeerCopies::finish`].
+/// may overlap (a message to oneself). If copies of this packet may end later, the parts stay readable until
+/// [`PeerCopies::finish`].
 pub(crate) unsafe fn copy(
+    parts: &[PayloadPart],
+    targets: &[Target<'_>],
+    peers: &mut PeerCopies,
+    lost: &mut Option<Gone>,
+) -> Result<(), MemoryFailure> {
+    // SAFETY: the caller guarantees this; copies that have begun are waited for, also after a failure.
+    let copied = unsafe { begin_copy(parts, targets, peers, lost) };
+    let ended = peers.end_packet();
+    copied.and(ended.map_err(MemoryFailure::from))
+}
+
+/// Copies as [`copy`], and begins the copies that clients perform directly.
+///
+/// # Safety
+/// As [`copy`], until [`PeerCopies::end_packet`].
+unsafe fn begin_copy(
     parts: &[PayloadPart],
     targets: &[Target<'_>],
     peers: &mut PeerCopies,
@@ -127,7 +144,7 @@ pub(crate) unsafe fn copy(
 /// them as a slice.
 ///
 /// # Safety
-/// As [`copy`].
+/// As [`begin_copy`].
 unsafe fn copy_to_peer(
     source: &mut Source<'_>,
     memory: &Arc<PeerMapping>,

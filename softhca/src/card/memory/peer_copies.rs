@@ -15,10 +15,18 @@ pub(crate) const MIN_DIRECT: usize = 16 << 10;
 /// The packet of a copy: its queue pair, and its PSN.
 pub(crate) type PacketName = (u32, u32);
 
+/// Copies of packets that follow each other to the same memory.
 #[derive(Debug)]
 struct Copying {
-    packet: PacketName,
+    /// The first packet; `None` if its copies end with it.
+    packet: Option<PacketName>,
     memory: Arc<PeerMapping>,
+}
+
+impl Copying {
+    fn is_of(&self, qpn: u32) -> bool {
+        self.packet.is_some_and(|(of, _)| of == qpn)
+    }
 }
 
 /// Copies to peer memory of a card. Between two steps of the engine none is in progress, so it keeps no region alive.
@@ -42,19 +50,24 @@ impl PeerCopies {
         !self.pending.is_empty()
     }
 
+    /// Returns whether all copies in progress are of packets for that queue pair.
+    pub(crate) fn are_all_of(&self, qpn: u32) -> bool {
+        self.pending.iter().all(|copying| copying.is_of(qpn))
+    }
+
     /// Returns the number of bytes whose copies are in progress.
     pub(crate) fn under_way(&self) -> usize {
         self.bytes
     }
 
-    /// Copies to peer memory directly. Returns false if the client does not do that.
+    /// Begins to copy to peer memory directly. Returns false if the client does not do that.
     ///
     /// # Errors
     /// The client cannot write the memory.
     ///
     /// # Safety
-    /// The source is readable while the packet is handled; if [`Self::end_later`] has named that packet, until
-    /// [`Self::finish`].
+    /// The source is readable until [`Self::end_packet`]; if [`Self::end_later`] has named the packet that is handled,
+    /// until [`Self::finish`].
     pub(crate) unsafe fn write(
         &mut self,
         memory: &Arc<PeerMapping>,
@@ -62,24 +75,36 @@ impl PeerCopies {
         from: *const u8,
         len: usize,
     ) -> Result<bool, PeerFailure> {
-        // SAFETY: the caller guarantees this; the copy is waited for below, or by `finish`.
+        // SAFETY: the caller guarantees this; the copy is waited for by `end_packet` or `finish`.
         if len < MIN_DIRECT || unsafe { memory.begin_write(addr, from, len) }? == AsyncCopy::Unsupported {
             return Ok(false);
         }
-        match self.later {
-            Some(packet) => {
-                self.pending.push(Copying { packet, memory: memory.clone() });
-                self.bytes += len;
-            }
-            None => memory.finish()?,
+        let packet = self.later;
+        let qpn = |packet: Option<PacketName>| packet.map(|(qpn, _)| qpn);
+        let is_next = |last: &Copying| qpn(last.packet) == qpn(packet) && Arc::ptr_eq(&last.memory, memory);
+        if !self.pending.last().is_some_and(is_next) {
+            self.pending.push(Copying { packet, memory: memory.clone() });
         }
+        self.bytes += len;
         Ok(true)
     }
 
-    /// Waits for all copies in progress. A failure does not tell which copy failed, and a client may report it for one
-    /// of several regions that it has waited for together. So it counts for all: returns the first packet of each queue
-    /// pair, and the first failure.
-    pub(crate) fn finish(&mut self) -> Vec<(PacketName, PeerFailure)> {
+    /// Ends the copies of the packet that is handled: waits for all copies in progress, those of earlier packets included,
+    /// unless they may end later.
+    ///
+    /// # Errors
+    /// One of them has failed. The packet counts for all: [`Self::finish`] does not return the others.
+    pub(crate) fn end_packet(&mut self) -> Result<(), PeerFailure> {
+        if self.later.is_some() {
+            return Ok(());
+        }
+        let failure = self.wait();
+        self.pending.clear();
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Waits for all copies in progress. Returns the first failure.
+    fn wait(&mut self) -> Option<PeerFailure> {
         self.bytes = 0;
         let mut failure = None;
         for Copying { memory, .. } in &self.pending {
@@ -88,8 +113,16 @@ impl PeerCopies {
                 failure.get_or_insert(one);
             }
         }
+        failure
+    }
+
+    /// Waits for all copies in progress. A failure does not tell which copy failed, and a client may report it for one
+    /// of several regions that it has waited for together. So it counts for all: returns the first packet of each queue
+    /// pair, and the first failure.
+    pub(crate) fn finish(&mut self) -> Vec<(PacketName, PeerFailure)> {
+        let failure = self.wait();
         let mut failed: Vec<(PacketName, PeerFailure)> = Vec::new();
-        for Copying { packet, .. } in self.pending.drain(..) {
+        for packet in self.pending.drain(..).filter_map(|copying| copying.packet) {
             if let Some(failure) = &failure
                 && failed.iter().all(|((qpn, _), _)| *qpn != packet.0)
             {

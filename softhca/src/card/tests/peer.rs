@@ -7,6 +7,7 @@ use fake_gpu::Buffer;
 mod async_copies;
 mod failures;
 pub(super) mod fake_gpu;
+mod overlap;
 mod queues;
 mod transfers;
 

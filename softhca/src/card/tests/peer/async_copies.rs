@@ -7,22 +7,22 @@ use crate::card::tests::dead_peers::{card, run_both};
 use crate::peer_memory;
 use std::sync::atomic::Ordering::SeqCst;
 
-const LONG: usize = 37 * MTU as usize + 20_000;
+pub(super) const LONG: usize = 37 * MTU as usize + 20_000;
 
 /// Numbers of cards that a connection may be between.
-const CARDS: [usize; 2] = [1, 2];
+pub(super) const CARDS: [usize; 2] = [1, 2];
 
 /// A connection between two cards or within one, with memory of the fake GPU on either side.
-struct Setting {
-    near: Card,
+pub(super) struct Setting {
+    pub(super) near: Card,
     /// The second card.
-    far: Option<Card>,
+    pub(super) far: Option<Card>,
     /// Protection domains of both sides.
-    domains: [u32; 2],
-    left: TestQp,
-    right: TestQp,
-    source: Memory,
-    target: Memory,
+    pub(super) domains: [u32; 2],
+    pub(super) left: TestQp,
+    pub(super) right: TestQp,
+    pub(super) source: Memory,
+    pub(super) target: Memory,
 }
 
 impl Setting {
@@ -30,7 +30,7 @@ impl Setting {
         Self::of(2)
     }
 
-    fn of(cards: usize) -> Self {
+    pub(super) fn of(cards: usize) -> Self {
         let (near, second) = (card(), (cards == 2).then(card));
         let far = second.as_ref().unwrap_or(&near);
         let (pdn, far_pdn) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
@@ -45,11 +45,11 @@ impl Setting {
         Setting { near, far: second, domains: [pdn, far_pdn], left, right, source, target }
     }
 
-    fn far(&self) -> &Card {
+    pub(super) fn far(&self) -> &Card {
         self.far.as_ref().unwrap_or(&self.near)
     }
 
-    fn post(&mut self, opcode: Opcode, len: usize) {
+    pub(super) fn post(&mut self, opcode: Opcode, len: usize) {
         let list = self.source.all(len);
         match opcode {
             Opcode::Send => {
@@ -60,7 +60,7 @@ impl Setting {
         }
     }
 
-    fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         let Setting { near, far, left, source, target, .. } = self;
         run_both(near, far.as_ref(), || {
             // No copy is in progress after a step.
@@ -69,7 +69,7 @@ impl Setting {
         });
     }
 
-    fn states(&self) -> (QpState, QpState) {
+    pub(super) fn states(&self) -> (QpState, QpState) {
         let state = |card: &Card, qp: &TestQp| card.query_qp(qp.qpn).unwrap().state;
         (state(&self.near, &self.left), state(self.far(), &self.right))
     }
@@ -122,13 +122,13 @@ fn requests_that_follow_each_other_are_read_together() {
         success(setting.left.cq.poll());
         assert!(setting.target.get()[..bytes.len()] == bytes);
         // A wait for each step of the card.
-        let waits = i64::MAX - setting.source.gpu().finishes_left.load(SeqCst);
+        let waits = setting.source.gpu().waits();
         assert!((1..=2).contains(&waits), "{waits} waits for {COUNT} requests");
         // One alone is read at once.
         setting.post(Opcode::RdmaWrite, LEN);
         setting.run();
         success(setting.left.cq.poll());
-        assert_eq!(i64::MAX - setting.source.gpu().finishes_left.load(SeqCst), waits);
+        assert_eq!(setting.source.gpu().waits(), waits);
     }
 }
 
@@ -283,7 +283,11 @@ fn a_target_that_fails_late_fails_both_sides() {
             (Opcode::Send, Syndrome::RemoteOperation, Some(Syndrome::LocalProtection)),
             (Opcode::RdmaWrite, Syndrome::RemoteAccess, None),
         ] {
-            for good in [0, 1, 3] {
+            let mut setting = Setting::of(cards);
+            setting.post(opcode, LONG);
+            setting.run();
+            success(setting.left.cq.poll());
+            for good in 0..setting.target.gpu().waits() {
                 let mut setting = Setting::of(cards);
                 setting.target.gpu().finishes_left.store(good, SeqCst);
                 setting.post(opcode, LONG);

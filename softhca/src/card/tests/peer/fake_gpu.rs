@@ -112,6 +112,11 @@ impl Buffer {
         self.reads.load(SeqCst) + self.writes.load(SeqCst)
     }
 
+    /// Returns the number of waits for copies in progress, if none may fail.
+    pub fn waits(&self) -> i64 {
+        ALWAYS - self.finishes_left.load(SeqCst)
+    }
+
     /// Returns the number of copies in progress.
     pub fn under_way(&self) -> usize {
         self.under_way.lock().len()

@@ -3,7 +3,7 @@
 
 use super::execute::{completion, scatter, send_opcode};
 use super::state::{Failure, Responder, Stop};
-use crate::card::config::{LIMITS, Transport};
+use crate::card::config::{LIMITS, QpState, Transport};
 use crate::card::memory::copy::MemoryFailure;
 use crate::card::reports::Event;
 use crate::card::transport::endpoint::Step;
@@ -86,8 +86,12 @@ impl Responder {
     }
 
     /// Refuses packet `psn`: its payload, and perhaps that of later packets, was taken and could not be written to
-    /// peer memory. None of them was the last of its message, and no acknowledgement of them has left.
+    /// peer memory. None of them was the last of its message, and no answer to them has left. Without effect if a later
+    /// packet was refused and the queue pair has failed.
     pub(crate) fn copy_failed(&mut self, psn: u32, failure: &MemoryFailure, step: &mut Step<'_, '_>) {
+        if step.endpoint.state() == QpState::Err {
+            return;
+        }
         step.report(None, failure.field(), step.context.regions.describe(failure));
         self.answers.withdraw_acknowledgements(psn);
         let refusal = match self.queue.current.take() {
