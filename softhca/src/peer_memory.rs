@@ -41,7 +41,7 @@ pub trait PeerMemory: Send + Sync {
 /// as with a wrong key.
 ///
 /// A large copy may begin in one call and end in another ([`Self::begin_read`], [`Self::begin_write`],
-/// [`Self::finish`]), so that several overlap.
+/// [`Self::finish`]), so that several overlap. A client may collect them until [`Self::start`].
 pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// Copies from the peer memory at `addr` to `into`, and writes every byte of `into` before it returns.
     ///
@@ -87,6 +87,10 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
         let _ = (addr, from, len);
         Ok(AsyncCopy::Unsupported)
     }
+
+    /// Asks a client that collects copies to start those begun on this region, while the card does other work. A failure
+    /// shows in [`Self::finish`].
+    fn start(&self) {}
 
     /// Waits for every copy begun on this region: then the bytes read are in place, and the bytes written are
     /// visible to a program that sees the message's completion. No copy continues after an error either.
@@ -188,6 +192,15 @@ impl PeerMapping {
     ) -> Result<AsyncCopy, PeerFailure> {
         // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_write(addr, from, len) })
+    }
+
+    /// # Errors
+    /// The client panicked.
+    pub(crate) fn start(&self) -> Result<(), PeerFailure> {
+        self.copy(|region| {
+            region.start();
+            Ok(())
+        })
     }
 
     pub(crate) fn finish(&self) -> Result<(), PeerFailure> {

@@ -1,5 +1,6 @@
 //! GPU memory as the payload of a card that is software in this process. The module of providers has the adapter.
 
+use crate::cuda::copier::Copier;
 use crate::cuda::peer_copies::PeerCopy;
 use crate::cuda::{CudaError, GpuContext, GpuMemory};
 use crate::memory::HostAddr;
@@ -68,7 +69,7 @@ impl CardRegion {
         }
     }
 
-    /// Adds a copy of `len` bytes, which [`Self::finish`] performs. Returns false if the host memory is in none of
+    /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver. Returns false if the host memory is in none of
     /// the card's buffers, or cannot be pinned, or if the CPU stores to the GPU memory: then the card needs no call of the
     /// driver, in which a thread of the program may wait for what the card is to store.
     ///
@@ -92,7 +93,29 @@ impl CardRegion {
         true
     }
 
-    /// Performs the copies that all regions have begun on the context: together, they take the driver less time.
+    /// Gives the copies that all regions have begun on the context to the driver: together, they take it less time.
+    /// [`Self::finish`] reports a failure.
+    pub(crate) fn start(&self) {
+        let context = self.memory.context();
+        if context.peer_copies.lock().begun(self.number) {
+            // If the context does not answer, `finish` tries again.
+            let _ = context.with_copier(|copier| {
+                self.start_by(copier);
+                Ok(())
+            });
+        }
+    }
+
+    /// Starts the copies, and returns whether the driver performs any.
+    fn start_by(&self, copier: &mut Copier) -> bool {
+        let mut pending = self.memory.context().peer_copies.lock();
+        // SAFETY: a region adds copies of the memory that it keeps, and waits for them before it reports their end; until
+        // then, its card keeps the host memory usable (`begin`). A buffer stays pinned while in use.
+        pending.start(|copies| unsafe { copier.begin_strided(copies) });
+        pending.is_started()
+    }
+
+    /// Waits for the copies that all regions have begun on the context.
     ///
     /// # Errors
     /// A copy of this region has failed, or may have.
@@ -102,9 +125,11 @@ impl CardRegion {
             return Ok(());
         }
         let performed = context.with_copier(|copier| {
-            // SAFETY: a region adds copies of the memory that it keeps, and removes them before it reports their end;
-            // until then, its card keeps the host memory usable (`begin`). A buffer stays pinned while in use.
-            context.peer_copies.lock().perform(|copies| unsafe { copier.copy_strided(copies) });
+            if self.start_by(copier) {
+                // No copy starts meanwhile, without the copier.
+                let outcome = copier.synchronize();
+                context.peer_copies.lock().end(outcome);
+            }
             Ok(())
         });
         // If the context does not answer, the copies must not run later, when the card has reused their memory.

@@ -83,7 +83,8 @@ impl Copier {
         self.stream
     }
 
-    fn synchronize(&self) -> Result<(), CudaError> {
+    /// Waits for the stream.
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours, and alive.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
@@ -127,28 +128,28 @@ impl Copier {
         Ok(())
     }
 
-    /// Copies between GPU memory and pinned memory, and waits for the copies.
+    /// Begins to copy between GPU memory and pinned memory, until [`Self::synchronize`].
     ///
     /// # Errors
-    /// The driver's first error. The other copies are performed if the driver allows it.
+    /// The driver's first error. The other copies begin if the driver allows it.
     ///
     /// # Safety
-    /// The context reaches the GPU memory. Until this returns, the host memory stays pinned and readable; a
-    /// destination is writable, and no other code accesses it.
+    /// The context reaches the GPU memory. Until the stream has performed the copies, the host memory stays pinned and
+    /// readable; a destination is writable, and no other code accesses it.
     #[cfg(feature = "software-card")]
-    pub(super) unsafe fn copy_strided(&mut self, copies: &[StridedCopy]) -> Result<(), CudaError> {
+    pub(super) unsafe fn begin_strided(&self, copies: &[StridedCopy]) -> Result<(), CudaError> {
         let mut outcome = Ok(());
         for copy in copies {
             // SAFETY: the caller's.
             outcome = outcome.and(unsafe { self.begin_copy(copy) });
         }
-        outcome.and(self.synchronize())
+        outcome
     }
 
     /// Begins copies. One alone has no distances.
     ///
     /// # Safety
-    /// As [`Self::copy_strided`], until the stream has performed them.
+    /// As [`Self::begin_strided`].
     #[cfg(feature = "software-card")]
     unsafe fn begin_copy(&self, copies: &StridedCopy) -> Result<(), CudaError> {
         let StridedCopy { first: PeerCopy { gpu, host, len, is_read, .. }, count, .. } = *copies;

@@ -2,12 +2,15 @@
 
 use crate::cuda::CudaError;
 use cudarc::driver::sys;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The copies that the cards have begun on a context, and failures of earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct PendingCopies {
+    /// Those that the driver does not know yet.
     copies: Vec<PeerCopy>,
+    /// The regions of those that the driver performs.
+    started: BTreeSet<u64>,
     /// The first failure of each region, by the region's number, until the region takes it.
     failed: BTreeMap<u64, CudaError>,
 }
@@ -19,25 +22,47 @@ impl PendingCopies {
 
     /// Returns whether a region has copies here, or a copy of it has failed.
     pub(super) fn concerns(&self, region: u64) -> bool {
-        self.failed.contains_key(&region) || self.copies.iter().any(|piece| piece.region == region)
+        self.failed.contains_key(&region) || self.started.contains(&region) || self.begun(region)
     }
 
-    /// Performs all copies by `perform`. As its error does not name a copy, all regions with copies here get it.
-    pub(super) fn perform(&mut self, perform: impl FnOnce(&[StridedCopy]) -> Result<(), CudaError>) {
+    /// Returns whether a region has copies that the driver does not know yet.
+    pub(super) fn begun(&self, region: u64) -> bool {
+        self.copies.iter().any(|piece| piece.region == region)
+    }
+
+    /// Starts all copies by `begin`. As its error does not name a copy, all regions with copies here get it.
+    pub(super) fn start(&mut self, begin: impl FnOnce(&[StridedCopy]) -> Result<(), CudaError>) {
         if self.copies.is_empty() {
             return;
         }
-        let outcome = perform(&combined(&self.copies));
-        for piece in self.copies.drain(..) {
-            if let Err(error) = &outcome {
-                self.failed.entry(piece.region).or_insert_with(|| error.clone());
-            }
+        let outcome = begin(&combined(&self.copies));
+        let regions: BTreeSet<u64> = self.copies.drain(..).map(|piece| piece.region).collect();
+        self.note(&regions, outcome);
+        self.started.extend(regions);
+    }
+
+    /// Returns whether the driver performs copies.
+    pub(super) fn is_started(&self) -> bool {
+        !self.started.is_empty()
+    }
+
+    /// Ends the copies that the driver performs. All their regions get its error.
+    pub(super) fn end(&mut self, outcome: Result<(), CudaError>) {
+        let regions = std::mem::take(&mut self.started);
+        self.note(&regions, outcome);
+    }
+
+    fn note(&mut self, regions: &BTreeSet<u64>, outcome: Result<(), CudaError>) {
+        let Err(error) = outcome else { return };
+        for region in regions {
+            self.failed.entry(*region).or_insert_with(|| error.clone());
         }
     }
 
     /// Removes a region's copies. Returns its failure as an error.
     pub(super) fn remove(&mut self, region: u64) -> Result<(), CudaError> {
         self.copies.retain(|piece| piece.region != region);
+        self.started.remove(&region);
         self.failed.remove(&region).map_or(Ok(()), Err)
     }
 }
@@ -74,16 +99,24 @@ impl StridedCopy {
         StridedCopy { first, count: 1, pitches: (first.len, first.len) }
     }
 
-    /// Adds a copy as the next row, if it is one. The driver need not accept rows of several allocations, nor of
-    /// several ranges that were pinned separately.
+    /// Adds a copy to the end of the first row, or as the next row, if it is that. The driver need not accept rows of
+    /// several allocations, nor of several ranges that were pinned separately.
     fn take(&mut self, piece: &PeerCopy) -> bool {
-        let (first, rows) = (&self.first, self.count as u64);
-        let kind = |piece: &PeerCopy| (piece.region, piece.range, piece.len, piece.is_read);
+        let (first, rows) = (&mut self.first, self.count as u64);
+        let kind = |piece: &PeerCopy| (piece.region, piece.range, piece.is_read);
         if kind(piece) != kind(first) {
             return false;
         }
         let distances = (piece.gpu.checked_sub(first.gpu), piece.host.checked_sub(first.host));
         let (Some(gpu), Some(host)) = distances else { return false };
+        if rows == 1 && (gpu, host) == (first.len as u64, first.len) {
+            first.len += piece.len;
+            self.pitches = (first.len, first.len);
+            return true;
+        }
+        if piece.len != first.len {
+            return false;
+        }
         let pitch = |distance: u64| {
             let pitch = distance / rows;
             (distance.is_multiple_of(rows) && (first.len as u64..=MOST).contains(&pitch))
@@ -155,24 +188,33 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_to_every_region_that_it_may_concern_and_once() {
-        let mut pending = PendingCopies::default();
-        [1, 2, 1].into_iter().for_each(|region| pending.add(piece(region)));
-        pending.perform(|copies| {
-            assert_eq!(copies.len(), 3);
-            Err(lost())
-        });
-        // Copies of another region.
-        pending.add(piece(3));
-        pending.perform(|copies| {
-            assert_eq!(copies.len(), 1);
-            Ok(())
-        });
-        assert!(pending.concerns(1) && pending.concerns(2) && !pending.concerns(3));
-        for region in [1, 2] {
-            assert!(matches!(pending.remove(region), Err(CudaError::NoHostMemory { .. })));
-            assert!(pending.remove(region).is_ok() && !pending.concerns(region));
+        // At the start of the copies, and at their end.
+        for early in [true, false] {
+            let outcome = |fails| if fails { Err(lost()) } else { Ok(()) };
+            let mut pending = PendingCopies::default();
+            [1, 2].into_iter().for_each(|region| pending.add(piece(region)));
+            pending.start(|copies| {
+                assert_eq!(copies.len(), 2);
+                outcome(early)
+            });
+            assert!(pending.is_started());
+            pending.end(outcome(!early));
+            // Copies of another region.
+            pending.add(piece(3));
+            assert!(pending.begun(3) && !pending.is_started());
+            pending.start(|copies| {
+                assert_eq!(copies.len(), 1);
+                Ok(())
+            });
+            assert!(pending.concerns(3) && !pending.begun(3));
+            pending.end(Ok(()));
+            assert!(pending.concerns(1) && pending.concerns(2) && !pending.concerns(3));
+            for region in [1, 2] {
+                assert!(matches!(pending.remove(region), Err(CudaError::NoHostMemory { .. })));
+                assert!(pending.remove(region).is_ok() && !pending.concerns(region));
+            }
+            assert!(pending.remove(3).is_ok());
         }
-        assert!(pending.remove(3).is_ok());
     }
 
     #[test]
@@ -180,7 +222,8 @@ mod tests {
         let mut pending = PendingCopies::default();
         for outcome in [Err(lost()), Ok(())] {
             pending.add(piece(1));
-            pending.perform(|_| outcome);
+            pending.start(|_| outcome);
+            pending.end(Ok(()));
         }
         assert!(pending.remove(1).is_err());
     }
@@ -190,11 +233,29 @@ mod tests {
         let mut pending = PendingCopies::default();
         [1, 2].into_iter().for_each(|region| pending.add(piece(region)));
         assert!(pending.remove(1).is_ok() && !pending.concerns(1) && pending.concerns(2));
-        pending.perform(|copies| {
+        pending.start(|copies| {
             assert_eq!(copies.iter().map(|copy| copy.first.region).collect::<Vec<_>>(), [2]);
             Ok(())
         });
-        pending.perform(|_| unreachable!("nothing is left"));
+        assert!(pending.remove(2).is_ok() && !pending.is_started());
+        pending.start(|_| unreachable!("nothing is left"));
+    }
+
+    #[test]
+    fn payloads_that_follow_each_other_on_both_sides_are_one_row() {
+        let piece = |(at, len): (usize, usize)| PeerCopy {
+            region: 1,
+            gpu: 0x7f00_0000_0000 + at as u64,
+            range: 4096,
+            host: 4096 + at,
+            len,
+            is_read: false,
+        };
+        let pieces = [(0, 65_536), (65_536, 65_536), (131_072, 20_000), (151_072, 20_000)].map(piece);
+        assert_eq!(combined(&pieces), [StridedCopy::of(piece((0, 171_072)))]);
+        // A gap on one side: two rows.
+        let apart = PeerCopy { host: pieces[1].host + 96, ..pieces[1] };
+        assert_eq!(combined(&[pieces[0], apart])[0].pitches, (65_536, 65_632));
     }
 
     #[test]
@@ -245,6 +306,14 @@ mod tests {
                     piece
                 })
                 .collect();
+            let hundreds = |piece: PeerCopy| {
+                (0..piece.len / 100).map(move |i| PeerCopy {
+                    gpu: piece.gpu + i as u64 * 100,
+                    host: piece.host + i * 100,
+                    len: 100,
+                    ..piece
+                })
+            };
             let again: Vec<PeerCopy> = combined(&pieces)
                 .into_iter()
                 .flat_map(|StridedCopy { first, count, pitches }| {
@@ -255,7 +324,9 @@ mod tests {
                         ..first
                     })
                 })
+                .flat_map(hundreds)
                 .collect();
+            let pieces: Vec<PeerCopy> = pieces.into_iter().flat_map(hundreds).collect();
             prop_assert_eq!(again, pieces);
         }
     }

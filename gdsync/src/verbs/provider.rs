@@ -103,6 +103,10 @@ mod gpu_memory {
             Ok(started(unsafe { self.0.begin(addr, from as usize, len, false, HostRange::of) }))
         }
 
+        fn start(&self) {
+            self.0.start();
+        }
+
         fn finish(&self) -> Result<(), PeerMemoryError> {
             self.0.finish().map_err(|error| PeerMemoryError::new(error.to_string()))
         }

@@ -9,6 +9,10 @@ use std::sync::Arc;
 /// fabric's room.
 pub(crate) const MAX_PENDING: usize = 8 * MAX_PAYLOAD;
 
+/// Number of bytes of collected copies at which they start: each start is a call of a client, which takes a GPU's driver
+/// some microseconds.
+pub(crate) const START: usize = 8 * MAX_PAYLOAD;
+
 /// Minimum number of bytes for a direct copy: fewer are copied before a direct copy has started.
 pub(crate) const MIN_DIRECT: usize = 16 << 10;
 
@@ -38,6 +42,10 @@ pub(crate) struct PeerCopies {
     later: Option<PacketName>,
     pending: Vec<Copying>,
     bytes: usize,
+    /// Bytes of the copies that clients were not asked to start.
+    collected: usize,
+    /// A failure of copies in progress.
+    failure: Option<PeerFailure>,
 }
 
 impl PeerCopies {
@@ -58,6 +66,19 @@ impl PeerCopies {
     /// Returns the number of bytes whose copies are in progress.
     pub(crate) fn under_way(&self) -> usize {
         self.bytes
+    }
+
+    /// Asks clients to start the copies in progress, if those that they may have collected have at least that many bytes.
+    pub(crate) fn start(&mut self, least: usize) {
+        if self.collected < least.max(1) {
+            return;
+        }
+        self.collected = 0;
+        for Copying { memory, .. } in &self.pending {
+            if let Err(failure) = memory.start() {
+                self.failure.get_or_insert(failure);
+            }
+        }
     }
 
     /// Begins to copy to peer memory directly. Returns false if the client does not do that.
@@ -85,7 +106,7 @@ impl PeerCopies {
         if !self.pending.last().is_some_and(is_next) {
             self.pending.push(Copying { packet, memory: memory.clone() });
         }
-        self.bytes += len;
+        (self.bytes, self.collected) = (self.bytes + len, self.collected + len);
         Ok(true)
     }
 
@@ -105,8 +126,8 @@ impl PeerCopies {
 
     /// Waits for all copies in progress. Returns the first failure.
     fn wait(&mut self) -> Option<PeerFailure> {
-        self.bytes = 0;
-        let mut failure = None;
+        (self.bytes, self.collected) = (0, 0);
+        let mut failure = self.failure.take();
         for Copying { memory, .. } in &self.pending {
             // After a client's first region, nothing is usually left to wait for.
             if let Err(one) = memory.finish() {

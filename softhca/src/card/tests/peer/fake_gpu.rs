@@ -46,6 +46,20 @@ pub struct Buffer {
     /// Number of waits for copies that still succeed.
     pub finishes_left: AtomicI64,
     under_way: Mutex<Vec<Copying>>,
+    calls: Mutex<Vec<(usize, Call)>>,
+}
+
+/// A call of the card that begins, starts or waits for copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// A read begins.
+    BeginRead,
+    /// A write begins.
+    BeginWrite,
+    /// Collected copies start.
+    Start,
+    /// All copies in progress end.
+    Wait,
 }
 
 /// A copy in progress, between these bytes of the host and those from an index on.
@@ -91,6 +105,7 @@ pub fn allocate(len: usize) -> Arc<Buffer> {
         begins: AtomicBool::new(false),
         finishes_left: AtomicI64::new(ALWAYS),
         under_way: Mutex::default(),
+        calls: Mutex::default(),
     });
     allocations.push(buffer.clone());
     buffer
@@ -122,6 +137,16 @@ impl Buffer {
         self.under_way.lock().len()
     }
 
+    /// Returns the calls since the last time, each with its place in the order of all calls.
+    pub fn take_calls(&self) -> Vec<(usize, Call)> {
+        std::mem::take(&mut *self.calls.lock())
+    }
+
+    fn note(&self, call: Call) {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        self.calls.lock().push((NEXT.fetch_add(1, SeqCst), call));
+    }
+
     fn begin(
         &self,
         is_read: bool,
@@ -139,6 +164,7 @@ impl Buffer {
         if left.fetch_sub(1, SeqCst) <= 0 {
             return Err(PeerMemoryError::new("the copy has not begun"));
         }
+        self.note(if is_read { Call::BeginRead } else { Call::BeginWrite });
         self.under_way.lock().push(Copying { is_read, host, range });
         Ok(AsyncCopy::Started)
     }
@@ -222,12 +248,17 @@ impl PeerRegion for FakeRegion {
         self.buffer.begin(false, addr, from.cast_mut(), len)
     }
 
+    fn start(&self) {
+        self.buffer.note(Call::Start);
+    }
+
     /// Copies as late as allowed, the last first.
     fn finish(&self) -> Result<(), PeerMemoryError> {
         let copies: Vec<Copying> = self.buffer.under_way.lock().drain(..).rev().collect();
         if copies.is_empty() {
             return Ok(());
         }
+        self.buffer.note(Call::Wait);
         if self.buffer.finishes_left.fetch_sub(1, SeqCst) <= 0 {
             return Err(PeerMemoryError::new("a copy has failed"));
         }

@@ -4,6 +4,7 @@ use super::async_copies::{CARDS, LONG, Setting};
 use super::*;
 use crate::card::port::MTU;
 use crate::card::tests::dead_peers::run_both;
+use fake_gpu::Call;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// A message of a few packets, all of them long.
@@ -23,6 +24,17 @@ fn the_copies_of_a_message_are_waited_for_once() {
         assert!(setting.target.get()[..SHORT] == pattern(LONG, cards)[..SHORT]);
         assert_eq!(setting.target.gpu().waits(), 1, "{opcode:?}");
     }
+}
+
+#[test]
+fn copies_start_while_the_card_delivers_later_packets() {
+    let mut setting = Setting::of(1);
+    setting.post(Opcode::RdmaWrite, 16 * MTU as usize);
+    setting.run();
+    success(setting.left.cq.poll());
+    let calls: Vec<Call> = setting.target.gpu().take_calls().into_iter().map(|(_, call)| call).collect();
+    let eight = [Call::BeginWrite; 8];
+    assert_eq!(calls, [&eight[..], &[Call::Start], &eight, &[Call::Wait]].concat());
 }
 
 #[test]
