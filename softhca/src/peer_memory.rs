@@ -96,10 +96,19 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// visible to a program that sees the message's completion. No copy continues after an error either.
     ///
     /// # Errors
-    /// One of the copies has failed, without telling which. The card takes all copies that it has begun on
-    /// any region and not yet waited for as failed.
+    /// One of the copies has failed, without telling which; or one of another region, for which the client has waited
+    /// together with them. It reports a failure once to each region that it may concern. The card takes the copies of the
+    /// region that it has begun and not yet waited for as failed.
     fn finish(&self) -> Result<(), PeerMemoryError> {
         Ok(())
+    }
+
+    /// As [`Self::finish`], for copies that [`Self::start`] has started: others need not end.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    fn finish_started(&self) -> Result<(), PeerMemoryError> {
+        self.finish()
     }
 }
 
@@ -205,6 +214,10 @@ impl PeerMapping {
 
     pub(crate) fn finish(&self) -> Result<(), PeerFailure> {
         self.copy(|region| region.finish())
+    }
+
+    pub(crate) fn finish_started(&self) -> Result<(), PeerFailure> {
+        self.copy(|region| region.finish_started())
     }
 
     /// Calls the client, whose panic must not end the card's thread.

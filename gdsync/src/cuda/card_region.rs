@@ -106,13 +106,10 @@ impl CardRegion {
         }
     }
 
-    /// Starts the copies, and returns whether the driver performs any.
-    fn start_by(&self, copier: &mut Copier) -> bool {
-        let mut pending = self.memory.context().peer_copies.lock();
+    fn start_by(&self, copier: &mut Copier) {
         // SAFETY: a region adds copies of the memory that it keeps, and waits for them before it reports their end; until
         // then, its card keeps the host memory usable (`begin`). A buffer stays pinned while in use.
-        pending.start(|copies| unsafe { copier.begin_strided(copies) });
-        pending.is_started()
+        self.memory.context().peer_copies.lock().start(|copies| unsafe { copier.begin_strided(copies) });
     }
 
     /// Waits for the copies that all regions have begun on the context.
@@ -120,28 +117,44 @@ impl CardRegion {
     /// # Errors
     /// A copy of this region has failed, or may have.
     pub(crate) fn finish(&self) -> Result<(), CudaError> {
+        self.wait(|copier| self.start_by(copier))
+    }
+
+    /// As [`Self::finish`], for the copies that the driver knows already.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    pub(crate) fn finish_started(&self) -> Result<(), CudaError> {
+        self.wait(|_| {})
+    }
+
+    fn wait(&self, start: impl FnOnce(&mut Copier)) -> Result<(), CudaError> {
         let context = self.memory.context();
         if !context.peer_copies.lock().concerns(self.number) {
             return Ok(());
         }
         let performed = context.with_copier(|copier| {
-            if self.start_by(copier) {
+            start(copier);
+            if context.peer_copies.lock().is_started() {
                 // No copy starts meanwhile, without the copier.
                 let outcome = copier.synchronize();
                 context.peer_copies.lock().end(outcome);
             }
             Ok(())
         });
-        // If the context does not answer, the copies must not run later, when the card has reused their memory.
-        let outcome = context.peer_copies.lock().remove(self.number);
-        performed.and(outcome)
+        let mut pending = context.peer_copies.lock();
+        if performed.is_err() {
+            // The context does not answer. The copies must not run later, when the card has reused their memory.
+            pending.remove(self.number);
+        }
+        performed.and(pending.take_failure(self.number))
     }
 }
 
 impl Drop for CardRegion {
     fn drop(&mut self) {
         // The card dropped the region, and needs no outcome.
-        let _ = self.memory.context().peer_copies.lock().remove(self.number);
+        self.memory.context().peer_copies.lock().remove(self.number);
     }
 }
 

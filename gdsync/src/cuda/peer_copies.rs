@@ -59,11 +59,16 @@ impl PendingCopies {
         }
     }
 
-    /// Removes a region's copies. Returns its failure as an error.
-    pub(super) fn remove(&mut self, region: u64) -> Result<(), CudaError> {
+    /// Returns a region's failure as an error, once.
+    pub(super) fn take_failure(&mut self, region: u64) -> Result<(), CudaError> {
+        self.failed.remove(&region).map_or(Ok(()), Err)
+    }
+
+    /// Removes a region's copies, and its failure.
+    pub(super) fn remove(&mut self, region: u64) {
         self.copies.retain(|piece| piece.region != region);
         self.started.remove(&region);
-        self.failed.remove(&region).map_or(Ok(()), Err)
+        self.failed.remove(&region);
     }
 }
 
@@ -210,10 +215,10 @@ mod tests {
             pending.end(Ok(()));
             assert!(pending.concerns(1) && pending.concerns(2) && !pending.concerns(3));
             for region in [1, 2] {
-                assert!(matches!(pending.remove(region), Err(CudaError::NoHostMemory { .. })));
-                assert!(pending.remove(region).is_ok() && !pending.concerns(region));
+                assert!(matches!(pending.take_failure(region), Err(CudaError::NoHostMemory { .. })));
+                assert!(pending.take_failure(region).is_ok() && !pending.concerns(region));
             }
-            assert!(pending.remove(3).is_ok());
+            assert!(pending.take_failure(3).is_ok());
         }
     }
 
@@ -225,19 +230,21 @@ mod tests {
             pending.start(|_| outcome);
             pending.end(Ok(()));
         }
-        assert!(pending.remove(1).is_err());
+        assert!(pending.take_failure(1).is_err());
     }
 
     #[test]
     fn what_a_region_has_forgotten_is_not_performed() {
         let mut pending = PendingCopies::default();
         [1, 2].into_iter().for_each(|region| pending.add(piece(region)));
-        assert!(pending.remove(1).is_ok() && !pending.concerns(1) && pending.concerns(2));
+        pending.remove(1);
+        assert!(!pending.concerns(1) && pending.concerns(2));
         pending.start(|copies| {
             assert_eq!(copies.iter().map(|copy| copy.first.region).collect::<Vec<_>>(), [2]);
             Ok(())
         });
-        assert!(pending.remove(2).is_ok() && !pending.is_started());
+        pending.remove(2);
+        assert!(!pending.is_started());
         pending.start(|_| unreachable!("nothing is left"));
     }
 

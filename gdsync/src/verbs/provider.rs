@@ -110,6 +110,10 @@ mod gpu_memory {
         fn finish(&self) -> Result<(), PeerMemoryError> {
             self.0.finish().map_err(|error| PeerMemoryError::new(error.to_string()))
         }
+
+        fn finish_started(&self) -> Result<(), PeerMemoryError> {
+            self.0.finish_started().map_err(|error| PeerMemoryError::new(error.to_string()))
+        }
     }
 
     fn started(started: bool) -> AsyncCopy {

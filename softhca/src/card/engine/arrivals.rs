@@ -11,7 +11,7 @@ use crate::card::config::{QpState, Transport, are_partners};
 use crate::card::context::{Context, Resources};
 use crate::card::delayed::{DelayedPacket, DelayedPackets, Flow};
 use crate::card::memory::copy::collect;
-use crate::card::memory::peer_copies::{MIN_DIRECT, PacketName, START};
+use crate::card::memory::peer_copies::{MIN_DIRECT, PacketName};
 use crate::card::port::Port;
 use crate::card::reports::Event;
 use crate::card::trace;
@@ -72,7 +72,6 @@ impl Sink for Arrivals<'_> {
         if later.is_none() || self.resources.peers.under_way() >= self.most {
             self.settle();
         }
-        self.resources.peers.start(START);
         if self.resources.peers.is_pending() { Use::GoesOn } else { Use::Over }
     }
 

@@ -3,7 +3,8 @@
 //! the card, and for programs, they leave one by one, like others.
 //!
 //! Payloads for another card are copied straight to the fabric, and those for queue pairs of this card to memory of its
-//! own.
+//! own, in sections: while one is being read, the card delivers the one before it, whose copies to peer memory go on while
+//! the next one is read.
 
 use super::arrivals::Arrivals;
 use super::peer_batch::OWN_BYTES;
@@ -43,6 +44,13 @@ impl Engine {
         if !matches!(made, PeerPayload::LeavesAlone) {
             self.resources.payload.clear();
         }
+        if self.batch.is_full() {
+            if self.batch.is_own() {
+                self.pass_section(now)
+            } else {
+                self.finish_batch(now)
+            };
+        }
         made
     }
 
@@ -61,17 +69,20 @@ impl Engine {
             let (bytes, left_at) = (resources.payload.len(), (!is_own).then(|| fabric.position()));
             batch.packets.push((*packet, bytes));
             batch.bytes += bytes;
+            if is_own {
+                batch.used += bytes;
+            }
             self.with_qp(packet.qpn, now, |qp, context| {
                 qp.packet_sent(packet, context);
                 qp.note_position(&packet.header, left_at);
             });
             return PeerPayload::Batched;
         }
-        batch.wait();
+        batch.wait(&mut resources.peers);
         if !is_own {
             fabric.take_back(packet.to);
         }
-        if batch.packets.is_empty() {
+        if batch.is_empty() {
             // Only this packet had copies. Its failure shows below, or when it is sent like others.
             batch.failure = None;
         }
@@ -110,7 +121,7 @@ impl Engine {
     fn may_batch(&self, packet: &Outgoing) -> bool {
         let Some(qp) = self.qps.get(&packet.qpn) else { return false };
         let payload = &self.resources.payload;
-        let is_among_others = || !packet.is_response && (!self.batch.packets.is_empty() || qp.sends_more());
+        let is_among_others = || !packet.is_response && (!self.batch.is_empty() || qp.sends_more());
         let is_long = payload.len() >= MIN_DIRECT || payload.len() >= MIN_AMONG_OTHERS && is_among_others();
         is_long
             && (packet.to != self.resources.port.node() || payload.is_in_peer_memory())
@@ -121,25 +132,28 @@ impl Engine {
     }
 
     /// Waits for the copies of the batch and lets its packets leave. Returns false if a copy has failed: then no packet
-    /// leaves, and the request or response of the first one is refused.
+    /// leaves whose copies had not ended, and the request or response of the first of these is refused.
     pub(super) fn finish_batch(&mut self, now: Instant) -> bool {
-        self.batch.wait();
+        if self.batch.is_own() {
+            let have_left = self.pass_section(now) && self.pass_section(now);
+            (self.batch.used, self.batch.delivered) = (0, 0);
+            self.arrive(now, |arrivals| arrivals.settle());
+            return have_left;
+        }
+        self.batch.wait(&mut self.resources.peers);
         let failure = self.batch.failure.take();
         self.batch.bytes = 0;
         let mut packets = std::mem::take(&mut self.batch.packets);
         let Some((first, _)) = packets.first() else { return failure.is_none() };
-        let is_own = first.to == self.resources.port.node();
         match &failure {
             None => {
                 for (packet, bytes) in &packets {
                     self.resources.counters.sent(&packet.header, *bytes as u64);
                 }
-                if is_own { self.deliver_batch(&packets, now) } else { self.fabric.publish(first.to) }
+                self.fabric.publish(first.to);
             }
             Some(failure) => {
-                if !is_own {
-                    self.fabric.withdraw(first.to);
-                }
+                self.fabric.withdraw(first.to);
                 self.payload_failed(first, failure, now);
             }
         }
@@ -149,17 +163,64 @@ impl Engine {
         failure.is_none()
     }
 
-    /// Delivers packets to queue pairs of this card.
-    fn deliver_batch(&mut self, packets: &[(Outgoing, usize)], now: Instant) {
-        let Engine { qps, resources, delayed, batch, .. } = self;
-        let Some(mut at) = batch.own_payloads() else { return };
-        let node = resources.port.node();
-        let mut arrivals = Arrivals { now, qps, resources, delayed, most: OWN_BYTES, touched: Vec::new() };
-        for (packet, bytes) in packets {
-            arrivals.take(node, packet.header.as_bytes(), [(at, *bytes), (std::ptr::null(), 0)]);
-            at = at.wrapping_add(*bytes);
+    /// Waits for the payloads for this card that are being read, has those of the packets that were added since read, and
+    /// delivers the former. Returns false if a copy has failed: then the request or response of the first packet is
+    /// refused, and none of either is delivered.
+    fn pass_section(&mut self, now: Instant) -> bool {
+        let Engine { resources, batch, .. } = self;
+        let mut arrived = std::mem::take(&mut batch.ahead);
+        if let Err(failure) = resources.peers.end_reads(!batch.reading.is_empty()) {
+            batch.failure.get_or_insert(failure.into());
         }
-        arrivals.settle();
+        let has_failed = batch.failure.is_some();
+        if has_failed {
+            arrived.append(&mut batch.packets);
+            batch.wait(&mut resources.peers);
+            batch.delivered = batch.used;
+        } else {
+            // What is waited for next need not start before.
+            let starts = batch.is_full() || !arrived.is_empty();
+            batch.reading.drain(..).for_each(|memory| resources.peers.read(memory, starts));
+            batch.ahead = std::mem::take(&mut batch.packets);
+        }
+        batch.bytes = 0;
+        match self.batch.failure.take() {
+            None => self.deliver(&arrived, now),
+            Some(failure) => {
+                if let Some((first, _)) = arrived.first() {
+                    self.payload_failed(first, &failure, now);
+                }
+            }
+        }
+        // Reuses the allocation.
+        arrived.clear();
+        self.batch.packets = arrived;
+        !has_failed
+    }
+
+    /// Delivers packets to queue pairs of this card.
+    fn deliver(&mut self, packets: &[(Outgoing, usize)], now: Instant) {
+        let Some(first) = self.batch.own_payloads() else { return };
+        let node = self.resources.port.node();
+        let mut at = first;
+        self.arrive(now, |arrivals| {
+            for (packet, bytes) in packets {
+                arrivals.resources.counters.sent(&packet.header, *bytes as u64);
+                arrivals.take(node, packet.header.as_bytes(), [(at, *bytes), (std::ptr::null(), 0)]);
+                at = at.wrapping_add(*bytes);
+            }
+        });
+        self.batch.delivered += at.addr() - first.addr();
+        if !self.batch.ahead.is_empty() {
+            self.resources.peers.start();
+        }
+    }
+
+    /// Handles packets for queue pairs of this card.
+    fn arrive(&mut self, now: Instant, work: impl FnOnce(&mut Arrivals<'_>)) {
+        let Engine { qps, resources, delayed, .. } = self;
+        let mut arrivals = Arrivals { now, qps, resources, delayed, most: OWN_BYTES, touched: Vec::new() };
+        work(&mut arrivals);
         for qpn in arrivals.touched {
             self.reschedule(qpn);
         }

@@ -12,4 +12,6 @@ mod step;
 mod timeouts;
 
 pub(crate) use doorbells::{RungPages, Uar};
+#[cfg(test)]
+pub(crate) use peer_batch::SECTION;
 pub(crate) use state::{Engine, XrcDomain};

@@ -1,26 +1,42 @@
 //! Packets that leave together, when a client has copied their payloads from peer memory ([`super::batch`]).
 
 use crate::card::memory::copy::MemoryFailure;
-use crate::card::memory::peer_copies::MAX_PENDING;
+use crate::card::memory::peer_copies::{MAX_PENDING, PeerCopies};
 use crate::card::transport::qp::Outgoing;
-use crate::fabric::Hole;
+use crate::fabric::{Hole, MAX_PAYLOAD};
 use crate::os::memory::SharedMemory;
 use crate::peer_memory::PeerMapping;
 use crate::staging::StagingMemory;
 use std::sync::Arc;
 
-/// Bytes of the card's own memory: the payloads of one step of a queue pair.
-pub(super) const OWN_BYTES: usize = 2 * MAX_PENDING;
+/// Bytes of payload for this card that are read together, while those before them are delivered. A smaller section costs
+/// more calls of a GPU's driver, a larger one more time before the first delivery and after the last.
+pub(crate) const SECTION: usize = 8 * MAX_PAYLOAD;
+
+/// Packets for this card that one step sends for a queue pair, so that a long message overlaps with itself.
+const OWN_PACKETS: usize = 64;
+
+/// Bytes of the card's own memory: the payloads of one step.
+pub(super) const OWN_BYTES: usize = OWN_PACKETS * MAX_PAYLOAD;
+
+/// Packets, each with its bytes of payload.
+pub(super) type Packets = Vec<(Outgoing, usize)>;
 
 /// Packets that have a place and whose payload is still being copied there.
 #[derive(Default)]
 pub(super) struct PeerBatch {
-    /// The packets, each with its bytes of payload.
-    pub(super) packets: Vec<(Outgoing, usize)>,
+    /// Those that are added now.
+    pub(super) packets: Packets,
+    /// Those for this card that were added before, whose payloads are being read.
+    pub(super) ahead: Packets,
     pub(super) reading: Vec<Arc<PeerMapping>>,
     pub(super) failure: Option<MemoryFailure>,
     pub(super) places: Vec<Hole>,
+    /// Bytes of [`Self::packets`].
     pub(super) bytes: usize,
+    /// Bytes of the card's own memory that have a payload, and of those whose packet was delivered.
+    pub(super) used: usize,
+    pub(super) delivered: usize,
     /// Payloads for this card, one behind the other; made for the first of them. `Some(None)` if there is no memory.
     own: Option<Option<StagingMemory>>,
 }
@@ -29,22 +45,36 @@ pub(super) struct PeerBatch {
 unsafe impl Send for PeerBatch {}
 
 impl PeerBatch {
-    /// Returns the first payload for this card.
+    /// Returns the first payload for this card that was not delivered.
     pub(super) fn own_payloads(&self) -> Option<*const u8> {
-        Some(self.own.as_ref()?.as_ref()?.base().cast_const())
+        Some(self.own.as_ref()?.as_ref()?.base().wrapping_add(self.delivered).cast_const())
     }
 
-    /// Returns whether the batch is large enough to leave.
-    pub(super) fn is_full(&self, is_for_this_card: bool) -> bool {
-        self.bytes >= if is_for_this_card { OWN_BYTES } else { MAX_PENDING }
+    pub(super) fn is_empty(&self) -> bool {
+        self.packets.is_empty() && self.ahead.is_empty()
+    }
+
+    /// Returns whether the packets are for this card.
+    pub(super) fn is_own(&self) -> bool {
+        self.used > 0
+    }
+
+    /// Returns whether the packets that are added have enough bytes to be read, or to leave.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= if self.is_own() { SECTION } else { MAX_PENDING }
+    }
+
+    /// Returns whether a step that has sent `sent` packets of a queue pair goes on, so that its packets for this card
+    /// overlap.
+    pub(super) fn goes_on(&self, sent: usize) -> bool {
+        self.is_own() && sent < OWN_PACKETS && self.used + MAX_PAYLOAD <= OWN_BYTES
     }
 
     /// Waits for all copies.
-    pub(super) fn wait(&mut self) {
-        for memory in self.reading.drain(..) {
-            if let Err(failure) = memory.finish() {
-                self.failure.get_or_insert(failure.into());
-            }
+    pub(super) fn wait(&mut self, peers: &mut PeerCopies) {
+        self.reading.drain(..).for_each(|memory| peers.read(memory, false));
+        if let Err(failure) = peers.end_reads(false) {
+            self.failure.get_or_insert(failure.into());
         }
     }
 
@@ -57,6 +87,6 @@ impl PeerBatch {
             memory.ok().map(|(memory, _)| StagingMemory::new(memory))
         };
         let memory = self.own.get_or_insert_with(make).as_ref()?;
-        (self.bytes + len <= memory.len()).then(|| memory.base().wrapping_add(self.bytes))
+        (self.used + len <= memory.len()).then(|| memory.base().wrapping_add(self.used))
     }
 }

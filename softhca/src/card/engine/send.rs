@@ -33,7 +33,8 @@ fn length_of(parts: &[PayloadPart]) -> usize {
     parts.iter().map(|(_, len)| *len).sum()
 }
 
-/// Maximum number of packets that one step sends for a queue pair, before it serves others and commands.
+/// Maximum number of packets that one step sends for a queue pair, before it serves others and commands. More of those
+/// overlap whose payload is copied between peer memory on both sides ([`super::peer_batch`]).
 const SEND_BUDGET: usize = 16;
 
 /// Maximum number of rounds of sending for a queue pair that is about to be destroyed.
@@ -59,7 +60,7 @@ impl Engine {
 
     fn serve_up_to_budget(&mut self, qpn: u32, now: Instant) -> Served {
         let (mut budget, mut served) = (SEND_BUDGET, 0);
-        while served < budget {
+        while served < budget || self.batch.goes_on(served) {
             served += 1;
             self.resources.payload.clear();
             let made = self.with_qp(qpn, now, |qp, context| {
@@ -75,14 +76,8 @@ impl Engine {
             };
             if self.resources.payload.is_waiting() {
                 match self.add_to_batch(&packet, now) {
-                    PeerPayload::Batched => {
-                        if self.batch.is_full(packet.to == self.resources.port.node()) {
-                            self.finish_batch(now);
-                        }
-                        continue;
-                    }
                     PeerPayload::LeavesAlone => {}
-                    PeerPayload::Refused => continue,
+                    PeerPayload::Batched | PeerPayload::Refused => continue,
                     PeerPayload::NoRoom if self.others_come_first(&packet, now) => continue,
                     PeerPayload::NoRoom => return Served::Blocked,
                 }

@@ -144,7 +144,7 @@ impl Engine {
     /// Waits for all copies in progress. After a panic the step that started them no longer does; then their source and
     /// target may be freed.
     pub(crate) fn end_copies(&mut self) {
-        self.batch.wait();
+        self.batch.wait(&mut self.resources.peers);
         self.resources.peers.finish();
     }
 

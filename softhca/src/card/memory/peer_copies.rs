@@ -9,10 +9,6 @@ use std::sync::Arc;
 /// fabric's room.
 pub(crate) const MAX_PENDING: usize = 8 * MAX_PAYLOAD;
 
-/// Number of bytes of collected copies at which they start: each start is a call of a client, which takes a GPU's driver
-/// some microseconds.
-pub(crate) const START: usize = 8 * MAX_PAYLOAD;
-
 /// Minimum number of bytes for a direct copy: fewer are copied before a direct copy has started.
 pub(crate) const MIN_DIRECT: usize = 16 << 10;
 
@@ -33,7 +29,15 @@ impl Copying {
     }
 }
 
-/// Copies to peer memory of a card. Between two steps of the engine none is in progress, so it keeps no region alive.
+/// A read of peer memory that a client has been asked to start.
+#[derive(Debug)]
+struct Reading {
+    memory: Arc<PeerMapping>,
+    /// A failure that the client has reported for the writes to this memory.
+    failure: Option<PeerFailure>,
+}
+
+/// Copies to peer memory of a card, and reads that go on meanwhile. Between two steps of the engine none is in progress, so it keeps no region alive.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCopies {
     /// Collects payload for clients that take it as a slice; allocated for the first of them.
@@ -42,10 +46,11 @@ pub(crate) struct PeerCopies {
     later: Option<PacketName>,
     pending: Vec<Copying>,
     bytes: usize,
-    /// Bytes of the copies that clients were not asked to start.
-    collected: usize,
+    /// True if clients were not asked to start all of them.
+    collects: bool,
     /// A failure of copies in progress.
     failure: Option<PeerFailure>,
+    reading: Vec<Reading>,
 }
 
 impl PeerCopies {
@@ -68,17 +73,41 @@ impl PeerCopies {
         self.bytes
     }
 
-    /// Asks clients to start the copies in progress, if those that they may have collected have at least that many bytes.
-    pub(crate) fn start(&mut self, least: usize) {
-        if self.collected < least.max(1) {
+    /// Asks clients to start the copies in progress, which they may have collected.
+    pub(crate) fn start(&mut self) {
+        if !std::mem::take(&mut self.collects) {
             return;
         }
-        self.collected = 0;
         for Copying { memory, .. } in &self.pending {
             if let Err(failure) = memory.start() {
                 self.failure.get_or_insert(failure);
             }
         }
+    }
+
+    /// Adds memory whose reads have begun. Asks its client to start them if the card does other work meanwhile.
+    pub(crate) fn read(&mut self, memory: Arc<PeerMapping>, starts: bool) {
+        let failure = if starts { memory.start().err() } else { None };
+        self.reading.push(Reading { memory, failure });
+    }
+
+    /// Waits for the reads that were added; with `only_started`, not for those that have begun since.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub(crate) fn end_reads(&mut self, only_started: bool) -> Result<(), PeerFailure> {
+        let mut outcome = Ok(());
+        for Reading { memory, failure } in self.reading.drain(..) {
+            let ended = if only_started { memory.finish_started() } else { memory.finish() };
+            if let Err(failure) = &ended
+                && self.pending.iter().any(|copying| Arc::ptr_eq(&copying.memory, &memory))
+            {
+                // The client reports it once.
+                self.failure.get_or_insert_with(|| failure.clone());
+            }
+            outcome = outcome.and(ended).and(failure.map_or(Ok(()), Err));
+        }
+        outcome
     }
 
     /// Begins to copy to peer memory directly. Returns false if the client does not do that.
@@ -106,7 +135,7 @@ impl PeerCopies {
         if !self.pending.last().is_some_and(is_next) {
             self.pending.push(Copying { packet, memory: memory.clone() });
         }
-        (self.bytes, self.collected) = (self.bytes + len, self.collected + len);
+        (self.bytes, self.collects) = (self.bytes + len, true);
         Ok(true)
     }
 
@@ -126,19 +155,20 @@ impl PeerCopies {
 
     /// Waits for all copies in progress. Returns the first failure.
     fn wait(&mut self) -> Option<PeerFailure> {
-        (self.bytes, self.collected) = (0, 0);
+        (self.bytes, self.collects) = (0, false);
         let mut failure = self.failure.take();
         for Copying { memory, .. } in &self.pending {
             // After a client's first region, nothing is usually left to wait for.
-            if let Err(one) = memory.finish() {
-                failure.get_or_insert(one);
+            let Err(one) = memory.finish() else { continue };
+            if let Some(reading) = self.reading.iter_mut().find(|one| Arc::ptr_eq(&one.memory, memory)) {
+                reading.failure.get_or_insert_with(|| one.clone());
             }
+            failure.get_or_insert(one);
         }
         failure
     }
 
-    /// Waits for all copies in progress. A failure does not tell which copy failed, and a client may report it for one
-    /// of several regions that it has waited for together. So it counts for all: returns the first packet of each queue
+    /// Waits for all copies in progress. A failure does not tell which copy failed, so it counts for all: returns the first packet of each queue
     /// pair, and the first failure.
     pub(crate) fn finish(&mut self) -> Vec<(PacketName, PeerFailure)> {
         let failure = self.wait();

@@ -24,7 +24,8 @@ use gdsync_gdr::{GpuRange, Mapping};
 use parking_lot::Mutex;
 use pinned::Pinned;
 use softhca::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
 /// Bytes of the pinned buffer: the largest payload of a packet.
@@ -117,7 +118,9 @@ impl PeerMemory for Client {
             copiers.insert(key, copier.clone());
             Ok((copier, mapping))
         })?;
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Some(Arc::new(Region {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             state: state.clone(),
             context,
             copier,
@@ -142,8 +145,33 @@ fn map(addr: u64, len: u64) -> Option<Mapping> {
 struct Copier {
     stream: CuStream,
     staging: *mut u8,
-    /// True while copies of [`PeerRegion::begin_read`] or [`PeerRegion::begin_write`] may be under way.
-    has_begun: bool,
+    copies: Copies,
+}
+
+/// Copies on a stream that have begun: the numbers of their regions, and the failures that regions do not know yet.
+#[derive(Debug, Default)]
+struct Copies {
+    begun: BTreeSet<u64>,
+    failed: BTreeMap<u64, PeerMemoryError>,
+}
+
+impl Copies {
+    /// Ends a region's copies: waits for all by `wait`, whose error does not tell which one has failed.
+    fn end(
+        &mut self,
+        region: u64,
+        wait: impl FnOnce() -> Result<(), PeerMemoryError>,
+    ) -> Result<(), PeerMemoryError> {
+        if self.begun.contains(&region) {
+            let outcome = wait();
+            for one in std::mem::take(&mut self.begun) {
+                if let Err(error) = &outcome {
+                    self.failed.entry(one).or_insert_with(|| error.clone());
+                }
+            }
+        }
+        self.failed.remove(&region).map_or(Ok(()), Err)
+    }
 }
 
 // SAFETY: the driver accepts a stream from any thread, and the mutex around each copier restricts the buffer
@@ -152,13 +180,14 @@ unsafe impl Send for Copier {}
 
 impl Copier {
     fn new(driver: &Driver) -> Result<Self, PeerMemoryError> {
-        Ok(Copier { stream: driver.stream()?, staging: driver.pinned(STAGING)?, has_begun: false })
+        Ok(Copier { stream: driver.stream()?, staging: driver.pinned(STAGING)?, copies: Copies::default() })
     }
 }
 
 /// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed memory.
 #[derive(Debug)]
 struct Region {
+    number: u64,
     state: Arc<ClientState>,
     context: CuContext,
     copier: Arc<Mutex<Copier>>,
@@ -188,7 +217,7 @@ impl Region {
                 return Ok(AsyncCopy::Unsupported);
             }
             copy(driver, copier.stream)?;
-            copier.has_begun = true;
+            copier.copies.begun.insert(self.number);
             Ok(AsyncCopy::Started)
         })
     }
@@ -257,9 +286,7 @@ impl PeerRegion for Region {
 
     fn finish(&self) -> Result<(), PeerMemoryError> {
         let (driver, mut copier) = (&self.state.driver, self.copier.lock());
-        if !std::mem::take(&mut copier.has_begun) {
-            return Ok(());
-        }
-        driver.within(self.context, || driver.synchronize(copier.stream))
+        let Copier { stream, copies, .. } = &mut *copier;
+        copies.end(self.number, || driver.within(self.context, || driver.synchronize(*stream)))
     }
 }

@@ -197,6 +197,19 @@ fn only_memory_of_a_card_is_copied_without_a_wait_for_each_copy() {
 }
 
 #[test]
+fn a_failure_is_told_to_every_region_that_was_waited_for_and_once() {
+    let mut copies = Copies { begun: BTreeSet::from([1, 2]), failed: BTreeMap::new() };
+    let lost = || Err(PeerMemoryError::new("lost"));
+    assert_eq!(copies.end(3, || unreachable!("it has begun none")), Ok(()));
+    assert_eq!(copies.end(1, lost), lost());
+    for outcome in [lost(), Ok(())] {
+        assert_eq!(copies.end(2, || unreachable!("all have ended")), outcome);
+    }
+    copies.begun.insert(1);
+    assert_eq!(copies.end(1, || Ok(())), Ok(()));
+}
+
+#[test]
 fn a_mapping_takes_all_stores_and_small_loads_and_the_driver_the_rest() {
     let (_one, client) = (ONE.lock(), client());
     client.acquire(BASE, 64, true).unwrap().unwrap();
@@ -204,7 +217,7 @@ fn a_mapping_takes_all_stores_and_small_loads_and_the_driver_the_rest() {
     let copier = state.copiers.lock().values().next().unwrap().clone();
     let mapping = Mapping::stand_in(2 * Mapping::READ_BY_DRIVER).unwrap();
     let end = BASE + 64 + mapping.len() as u64;
-    let region = Region { state, context: context(), copier, mapping: Some((BASE + 64, mapping)) };
+    let region = Region { number: 0, state, context: context(), copier, mapping: Some((BASE + 64, mapping)) };
     let sent: Vec<u8> = (0..2 * Mapping::READ_BY_DRIVER).map(|i| (i * 3 + 1) as u8).collect();
     region.write(BASE + 64, &sent).unwrap();
     let mut got = vec![0; Mapping::READ_BY_DRIVER - 1];

@@ -56,9 +56,11 @@ pub enum Call {
     BeginRead,
     /// A write begins.
     BeginWrite,
+    /// A write begins and ends.
+    Write,
     /// Collected copies start.
     Start,
-    /// All copies in progress end.
+    /// Copies in progress end: all of them, or those that have started.
     Wait,
 }
 
@@ -66,6 +68,7 @@ pub enum Call {
 #[derive(Debug)]
 struct Copying {
     is_read: bool,
+    is_started: bool,
     host: *mut u8,
     range: std::ops::Range<usize>,
 }
@@ -165,8 +168,32 @@ impl Buffer {
             return Err(PeerMemoryError::new("the copy has not begun"));
         }
         self.note(if is_read { Call::BeginRead } else { Call::BeginWrite });
-        self.under_way.lock().push(Copying { is_read, host, range });
+        self.under_way.lock().push(Copying { is_read, is_started: false, host, range });
         Ok(AsyncCopy::Started)
+    }
+
+    /// Copies as late as allowed, the last first.
+    fn finish(&self, copies: Vec<Copying>) -> Result<(), PeerMemoryError> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        self.note(Call::Wait);
+        if self.finishes_left.fetch_sub(1, SeqCst) <= 0 {
+            return Err(PeerMemoryError::new("a copy has failed"));
+        }
+        let mut bytes = self.bytes.lock();
+        for Copying { is_read, host, range, .. } in copies.into_iter().rev() {
+            let (place, len) = (bytes[range.clone()].as_mut_ptr(), range.len());
+            // SAFETY: the card keeps the bytes of the host usable until this returns; those of the buffer are locked.
+            unsafe {
+                if is_read {
+                    place.copy_to_nonoverlapping(host, len);
+                } else {
+                    place.copy_from_nonoverlapping(host, len);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn at(&self, addr: u64, len: usize) -> std::ops::Range<usize> {
@@ -228,6 +255,7 @@ impl PeerRegion for FakeRegion {
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
         let range = self.buffer.at(addr, from.len());
         self.buffer.writes.fetch_add(1, SeqCst);
+        self.buffer.note(Call::Write);
         if self.buffer.writes_left.fetch_sub(1, SeqCst) <= 0 {
             return Err(PeerMemoryError::new("the write has failed"));
         }
@@ -250,30 +278,16 @@ impl PeerRegion for FakeRegion {
 
     fn start(&self) {
         self.buffer.note(Call::Start);
+        self.buffer.under_way.lock().iter_mut().for_each(|copy| copy.is_started = true);
     }
 
-    /// Copies as late as allowed, the last first.
     fn finish(&self) -> Result<(), PeerMemoryError> {
-        let copies: Vec<Copying> = self.buffer.under_way.lock().drain(..).rev().collect();
-        if copies.is_empty() {
-            return Ok(());
-        }
-        self.buffer.note(Call::Wait);
-        if self.buffer.finishes_left.fetch_sub(1, SeqCst) <= 0 {
-            return Err(PeerMemoryError::new("a copy has failed"));
-        }
-        let mut bytes = self.buffer.bytes.lock();
-        for Copying { is_read, host, range } in copies {
-            let (place, len) = (bytes[range.clone()].as_mut_ptr(), range.len());
-            // SAFETY: the card keeps the bytes of the host usable until this returns; those of the buffer are locked.
-            unsafe {
-                if is_read {
-                    place.copy_to_nonoverlapping(host, len);
-                } else {
-                    place.copy_from_nonoverlapping(host, len);
-                }
-            }
-        }
-        Ok(())
+        let copies = std::mem::take(&mut *self.buffer.under_way.lock());
+        self.buffer.finish(copies)
+    }
+
+    fn finish_started(&self) -> Result<(), PeerMemoryError> {
+        let started = self.buffer.under_way.lock().extract_if(.., |copy| copy.is_started).collect();
+        self.buffer.finish(started)
     }
 }

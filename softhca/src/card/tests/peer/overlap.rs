@@ -2,6 +2,7 @@
 
 use super::async_copies::{CARDS, LONG, Setting};
 use super::*;
+use crate::card::engine::SECTION;
 use crate::card::port::MTU;
 use crate::card::tests::dead_peers::run_both;
 use fake_gpu::Call;
@@ -26,15 +27,102 @@ fn the_copies_of_a_message_are_waited_for_once() {
     }
 }
 
+/// Number of packets whose payloads are read together.
+const PACKETS: usize = SECTION / MTU as usize;
+
+/// Returns the places of calls of a kind in the order of all calls.
+fn places(calls: &[(usize, Call)], kind: Call) -> Vec<usize> {
+    calls.iter().filter(|(_, call)| *call == kind).map(|(place, _)| *place).collect()
+}
+
 #[test]
-fn copies_start_while_the_card_delivers_later_packets() {
+fn a_section_is_read_while_the_one_before_is_written() {
+    for begins in [true, false] {
+        let mut setting = Setting::of(1);
+        setting.target.gpu().begins.store(begins, SeqCst);
+        setting.source.set(&pattern(LONG, 3));
+        setting.post(Opcode::RdmaWrite, LONG);
+        setting.run();
+        success(setting.left.cq.poll());
+        assert!(setting.target.get() == pattern(LONG, 3));
+        let [source, target] = [&setting.source, &setting.target].map(|memory| memory.gpu().take_calls());
+        let [started, read] = [Call::Start, Call::Wait].map(|kind| places(&source, kind));
+        let written = places(&target, if begins { Call::BeginWrite } else { Call::Write });
+        assert_eq!((started.len(), read.len()), (written.len().div_ceil(PACKETS), started.len()));
+        for (i, packets) in written.chunks(PACKETS).enumerate() {
+            let (first, last) = (packets[0], packets[packets.len() - 1]);
+            assert!(read[i] < first, "section {i} is delivered before it was read");
+            assert!(started.get(i + 1).is_none_or(|next| *next < first), "reads wait for the writes of {i}");
+            assert!(read.get(i + 1).is_none_or(|next| last < *next));
+        }
+        // Writes go on, and are waited for once.
+        let [started, waited] = [Call::Start, Call::Wait].map(|kind| places(&target, kind));
+        let sections = if begins { (read.len() - 1, 1) } else { (0, 0) };
+        assert_eq!((started.len(), waited.len()), sections);
+    }
+}
+
+#[test]
+fn a_step_sends_a_long_message_up_to_a_limit() {
+    const LEN: usize = 70 * MTU as usize;
     let mut setting = Setting::of(1);
-    setting.post(Opcode::RdmaWrite, 16 * MTU as usize);
+    let [source, target] = setting.domains.map(|pdn| Memory::new(&setting.near, pdn, LEN, true));
+    (setting.source, setting.target) = (source, target);
+    for memory in [&setting.source, &setting.target] {
+        memory.gpu().begins.store(true, SeqCst);
+    }
+    setting.source.set(&pattern(LEN, 4));
+    setting.post(Opcode::RdmaWrite, LEN);
+    setting.near.shared.engine.lock().step(Instant::now());
+    assert_eq!(setting.source.gpu().reads.load(SeqCst), 64);
     setting.run();
     success(setting.left.cq.poll());
-    let calls: Vec<Call> = setting.target.gpu().take_calls().into_iter().map(|(_, call)| call).collect();
-    let eight = [Call::BeginWrite; 8];
-    assert_eq!(calls, [&eight[..], &[Call::Start], &eight, &[Call::Wait]].concat());
+    assert!(setting.target.get() == pattern(LEN, 4));
+}
+
+#[test]
+fn one_region_on_both_sides_hides_no_failure() {
+    const COUNT: usize = 3;
+    let len = SECTION + MTU as usize;
+    let all = COUNT * len;
+    // Returns whether a wait has failed.
+    let run = |good: i64| {
+        let mut pair = Pair::new(1);
+        let memory = Memory::new(&pair.card, pair.pdn, 2 * all, true);
+        memory.gpu().begins.store(true, SeqCst);
+        for (round, good) in [(0, i64::MAX), (1, good)] {
+            // What the first round leaves in the card's memory arrives nowhere in the second.
+            let untouched = vec![0xff; all];
+            memory.set(&[pattern(all, round), untouched.clone()].concat());
+            memory.gpu().finishes_left.store(good, SeqCst);
+            let first = pair.left.head;
+            for i in 0..COUNT {
+                let (remote, list) =
+                    (memory.region.remote(all + i * len), [memory.data(i * len..(i + 1) * len)]);
+                let (body, signals) = ([remote.as_bytes(), list.as_bytes()], CtrlFlags::CQ_UPDATE);
+                let wqe = pair.left.wqe(Opcode::RdmaWrite, &body, signals, [0; 4]);
+                pair.left.head += pair.left.write(&wqe);
+            }
+            pair.left.ring(first + COUNT as u32 - 1);
+            pair.run();
+            assert_eq!(memory.gpu().under_way(), 0);
+            let got = memory.get();
+            for (i, message) in got[all..].chunks(len).enumerate() {
+                let sent = &got[i * len..(i + 1) * len];
+                let cqe = pair.left.cq.poll();
+                if good == i64::MAX || !cqe.unwrap().is_error() {
+                    success(cqe);
+                    assert!(message == sent, "message {i} after {good}");
+                }
+                for (packet, sent) in message.chunks(MTU as usize).zip(sent.chunks(MTU as usize)) {
+                    assert!(packet == sent || *packet == untouched[..packet.len()], "{i} after {good}");
+                }
+            }
+        }
+        [&pair.left, &pair.right].map(|qp| pair.state(qp)) != [QpState::Rts; 2]
+    };
+    let failures = (0..50).take_while(|good| run(*good)).count();
+    assert!((2 * COUNT..50).contains(&failures), "{failures} waits");
 }
 
 #[test]
