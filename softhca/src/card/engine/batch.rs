@@ -4,7 +4,8 @@
 //!
 //! Payloads for another card are copied straight to the fabric, and those for queue pairs of this card to memory of its
 //! own, in sections: while one is being read, the card delivers the one before it, whose copies to peer memory go on while
-//! the next one is read.
+//! the next one is read. All are for one queue pair. If a copy to its memory fails, it fails, and takes none of the packets
+//! that are being read; if a read fails, the message that is being written has not ended, and does not.
 
 use super::arrivals::Arrivals;
 use super::peer_batch::OWN_BYTES;

@@ -29,14 +29,6 @@ impl Copying {
     }
 }
 
-/// A read of peer memory that a client has been asked to start.
-#[derive(Debug)]
-struct Reading {
-    memory: Arc<PeerMapping>,
-    /// A failure that the client has reported for the writes to this memory.
-    failure: Option<PeerFailure>,
-}
-
 /// Copies to peer memory of a card, and reads that go on meanwhile. Between two steps of the engine none is in progress, so it keeps no region alive.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCopies {
@@ -48,9 +40,11 @@ pub(crate) struct PeerCopies {
     bytes: usize,
     /// True if clients were not asked to start all of them.
     collects: bool,
-    /// A failure of copies in progress.
+    /// A failure to start copies in progress.
     failure: Option<PeerFailure>,
-    reading: Vec<Reading>,
+    /// Memory that is being read.
+    reading: Vec<Arc<PeerMapping>>,
+    read_failure: Option<PeerFailure>,
 }
 
 impl PeerCopies {
@@ -87,8 +81,10 @@ impl PeerCopies {
 
     /// Adds memory whose reads have begun. Asks its client to start them if the card does other work meanwhile.
     pub(crate) fn read(&mut self, memory: Arc<PeerMapping>, starts: bool) {
-        let failure = if starts { memory.start().err() } else { None };
-        self.reading.push(Reading { memory, failure });
+        if starts && let Err(failure) = memory.start() {
+            self.read_failure.get_or_insert(failure);
+        }
+        self.reading.push(memory);
     }
 
     /// Waits for the reads that were added; with `only_started`, not for those that have begun since.
@@ -96,16 +92,9 @@ impl PeerCopies {
     /// # Errors
     /// One of them has failed.
     pub(crate) fn end_reads(&mut self, only_started: bool) -> Result<(), PeerFailure> {
-        let mut outcome = Ok(());
-        for Reading { memory, failure } in self.reading.drain(..) {
-            let ended = if only_started { memory.finish_started() } else { memory.finish() };
-            if let Err(failure) = &ended
-                && self.pending.iter().any(|copying| Arc::ptr_eq(&copying.memory, &memory))
-            {
-                // The client reports it once.
-                self.failure.get_or_insert_with(|| failure.clone());
-            }
-            outcome = outcome.and(ended).and(failure.map_or(Ok(()), Err));
+        let mut outcome = self.read_failure.take().map_or(Ok(()), Err);
+        for memory in self.reading.drain(..) {
+            outcome = outcome.and(if only_started { memory.finish_started() } else { memory.finish() });
         }
         outcome
     }
@@ -159,11 +148,9 @@ impl PeerCopies {
         let mut failure = self.failure.take();
         for Copying { memory, .. } in &self.pending {
             // After a client's first region, nothing is usually left to wait for.
-            let Err(one) = memory.finish() else { continue };
-            if let Some(reading) = self.reading.iter_mut().find(|one| Arc::ptr_eq(&one.memory, memory)) {
-                reading.failure.get_or_insert_with(|| one.clone());
+            if let Err(one) = memory.finish() {
+                failure.get_or_insert(one);
             }
-            failure.get_or_insert(one);
         }
         failure
     }
@@ -207,6 +194,10 @@ mod tests {
             Ok(AsyncCopy::Started)
         }
 
+        fn start(&self) {
+            assert!(!self.0.load(Ordering::SeqCst), "it cannot start");
+        }
+
         fn finish(&self) -> Result<(), PeerMemoryError> {
             if self.0.swap(false, Ordering::SeqCst) { Err(PeerMemoryError::new("lost")) } else { Ok(()) }
         }
@@ -228,5 +219,22 @@ mod tests {
         assert_eq!(packets, [(1, 7), (2, 8), (3, 5)]);
         assert!(failed.iter().all(|(_, failure)| failure.error.reason == "lost"));
         assert!(!copies.is_pending() && copies.finish().is_empty());
+    }
+    #[test]
+    fn copies_of_a_client_that_panics_when_it_starts_them_have_failed() {
+        let region = Arc::new(Failing(AtomicBool::new(true)));
+        let memory = Arc::new(PeerMapping::new("client", region.clone()));
+        let (mut copies, bytes) = (PeerCopies::default(), vec![0; MIN_DIRECT]);
+        copies.end_later(Some((1, 7)));
+        // SAFETY: the bytes live to the end of the test.
+        assert_eq!(unsafe { copies.write(&memory, 0, bytes.as_ptr(), MIN_DIRECT) }, Ok(true));
+        copies.start();
+        copies.read(memory, true);
+        // The client has no other failure to report.
+        region.0.store(false, Ordering::SeqCst);
+        for failure in [copies.end_reads(true).unwrap_err(), copies.finish().remove(0).1] {
+            assert!(failure.error.reason.contains("it cannot start"), "{failure}");
+        }
+        assert!(copies.end_reads(true).is_ok() && copies.finish().is_empty());
     }
 }
