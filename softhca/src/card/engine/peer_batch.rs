@@ -9,9 +9,12 @@ use crate::peer_memory::PeerMapping;
 use crate::staging::StagingMemory;
 use std::sync::Arc;
 
-/// Bytes of payload for this card that are read together, while those before them are delivered. A smaller section costs
-/// more calls of a GPU's driver, a larger one more time before the first delivery and after the last.
-pub(crate) const SECTION: usize = 8 * MAX_PAYLOAD;
+/// Bytes of payload for this card that are read together, while those before them are delivered: a smaller section costs
+/// more calls of a GPU's driver.
+pub(crate) const SECTION: usize = 16 * MAX_PAYLOAD;
+
+/// Bytes of the first section of a step, which is read while nothing else goes on.
+pub(crate) const FIRST_SECTION: usize = SECTION / 2;
 
 /// Packets for this card that one step sends for a queue pair, so that a long message overlaps with itself.
 const OWN_PACKETS: usize = 64;
@@ -61,7 +64,12 @@ impl PeerBatch {
 
     /// Returns whether the packets that are added have enough bytes to be read, or to leave.
     pub(super) fn is_full(&self) -> bool {
-        self.bytes >= if self.is_own() { SECTION } else { MAX_PENDING }
+        let enough = match self.is_own() {
+            true if self.used == self.bytes => FIRST_SECTION,
+            true => SECTION,
+            false => MAX_PENDING,
+        };
+        self.bytes >= enough
     }
 
     /// Returns whether a step that has sent `sent` packets of a queue pair goes on, so that its packets for this card

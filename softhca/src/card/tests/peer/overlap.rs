@@ -2,7 +2,7 @@
 
 use super::async_copies::{CARDS, LONG, Setting};
 use super::*;
-use crate::card::engine::SECTION;
+use crate::card::engine::{FIRST_SECTION, SECTION};
 use crate::card::port::MTU;
 use crate::card::tests::dead_peers::run_both;
 use fake_gpu::Call;
@@ -27,9 +27,6 @@ fn the_copies_of_a_message_are_waited_for_once() {
     }
 }
 
-/// Number of packets whose payloads are read together.
-const PACKETS: usize = SECTION / MTU as usize;
-
 /// Returns the places of calls of a kind in the order of all calls.
 fn places(calls: &[(usize, Call)], kind: Call) -> Vec<usize> {
     calls.iter().filter(|(_, call)| *call == kind).map(|(place, _)| *place).collect()
@@ -48,8 +45,11 @@ fn a_section_is_read_while_the_one_before_is_written() {
         let [source, target] = [&setting.source, &setting.target].map(|memory| memory.gpu().take_calls());
         let [started, read] = [Call::Start, Call::Wait].map(|kind| places(&source, kind));
         let written = places(&target, if begins { Call::BeginWrite } else { Call::Write });
-        assert_eq!((started.len(), read.len()), (written.len().div_ceil(PACKETS), started.len()));
-        for (i, packets) in written.chunks(PACKETS).enumerate() {
+        let (first, rest) = written.split_at(FIRST_SECTION / MTU as usize);
+        let sections: Vec<&[usize]> =
+            std::iter::once(first).chain(rest.chunks(SECTION / MTU as usize)).collect();
+        assert_eq!((started.len(), read.len()), (sections.len(), sections.len()));
+        for (i, packets) in sections.into_iter().enumerate() {
             let (first, last) = (packets[0], packets[packets.len() - 1]);
             assert!(read[i] < first, "section {i} is delivered before it was read");
             assert!(started.get(i + 1).is_none_or(|next| *next < first), "reads wait for the writes of {i}");
@@ -57,8 +57,7 @@ fn a_section_is_read_while_the_one_before_is_written() {
         }
         // Writes go on, and are waited for once.
         let [started, waited] = [Call::Start, Call::Wait].map(|kind| places(&target, kind));
-        let sections = if begins { (read.len() - 1, 1) } else { (0, 0) };
-        assert_eq!((started.len(), waited.len()), sections);
+        assert_eq!((started.len(), waited.len()), if begins { (read.len() - 1, 1) } else { (0, 0) });
     }
 }
 
