@@ -14,7 +14,8 @@ use std::sync::Arc;
 ///
 /// A card calls its clients from the thread that registers memory and from its own thread, mostly with its lock held. A
 /// function of a client or of its regions, `drop` included, must therefore not call a card or wait for a thread that
-/// does: that would deadlock. A copy that panics counts as failed. While a client copies, its card does nothing else.
+/// does: that would deadlock. A copy that panics counts as failed. While a function of a client runs, its card does
+/// nothing else.
 pub trait PeerMemory: Send + Sync {
     /// Its name, for diagnostics.
     fn name(&self) -> &str;

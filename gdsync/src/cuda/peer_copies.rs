@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub(super) struct PendingCopies {
     /// Those that the driver does not know yet.
-    copies: Vec<PeerCopy>,
+    copies: Vec<StridedCopy>,
     /// The regions of those that the driver performs.
     started: BTreeSet<u64>,
     /// The first failure of each region, by the region's number, until the region takes it.
@@ -16,8 +16,11 @@ pub(super) struct PendingCopies {
 }
 
 impl PendingCopies {
-    pub(super) fn add(&mut self, copy: PeerCopy) {
-        self.copies.push(copy);
+    /// Adds a copy: to the one before, if the driver can perform both at once.
+    pub(super) fn add(&mut self, piece: PeerCopy) {
+        if !self.copies.last_mut().is_some_and(|copies| copies.take(&piece)) {
+            self.copies.push(StridedCopy::of(piece));
+        }
     }
 
     /// Returns whether a region has copies here, or a copy of it has failed.
@@ -27,7 +30,7 @@ impl PendingCopies {
 
     /// Returns whether a region has copies that the driver does not know yet.
     pub(super) fn begun(&self, region: u64) -> bool {
-        self.copies.iter().any(|piece| piece.region == region)
+        self.copies.iter().any(|copies| copies.first.region == region)
     }
 
     /// Starts all copies by `begin`. As its error does not name a copy, all regions with copies here get it.
@@ -35,8 +38,8 @@ impl PendingCopies {
         if self.copies.is_empty() {
             return;
         }
-        let outcome = begin(&combined(&self.copies));
-        let regions: BTreeSet<u64> = self.copies.drain(..).map(|piece| piece.region).collect();
+        let outcome = begin(&self.copies);
+        let regions: BTreeSet<u64> = self.copies.drain(..).map(|copies| copies.first.region).collect();
         self.note(&regions, outcome);
         self.started.extend(regions);
     }
@@ -66,7 +69,7 @@ impl PendingCopies {
 
     /// Removes a region's copies, and its failure.
     pub(super) fn remove(&mut self, region: u64) {
-        self.copies.retain(|piece| piece.region != region);
+        self.copies.retain(|copies| copies.first.region != region);
         self.started.remove(&region);
         self.failed.remove(&region);
     }
@@ -167,17 +170,6 @@ impl StridedCopy {
     }
 }
 
-/// Combines copies into few strided ones, in order.
-pub(super) fn combined(pieces: &[PeerCopy]) -> Vec<StridedCopy> {
-    let mut all: Vec<StridedCopy> = Vec::new();
-    for piece in pieces {
-        if !all.last_mut().is_some_and(|copies| copies.take(piece)) {
-            all.push(StridedCopy::of(*piece));
-        }
-    }
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,6 +177,12 @@ mod tests {
 
     fn piece(region: u64) -> PeerCopy {
         PeerCopy { region, gpu: 1 << 30, range: 4096, host: 4096, len: 4096, is_read: true }
+    }
+
+    fn combined(pieces: &[PeerCopy]) -> Vec<StridedCopy> {
+        let mut pending = PendingCopies::default();
+        pieces.iter().for_each(|piece| pending.add(*piece));
+        pending.copies
     }
 
     fn lost() -> CudaError {
