@@ -69,9 +69,9 @@ impl CardRegion {
         }
     }
 
-    /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver. Returns false if the host memory is in none of
-    /// the card's buffers, or cannot be pinned, or if the CPU stores to the GPU memory: then the card needs no call of the
-    /// driver, in which a thread of the program may wait for what the card is to store.
+    /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver. Returns false if the
+    /// host memory is in none of the card's buffers, or cannot be pinned, or if the CPU stores to the GPU memory: then the
+    /// card needs no call of the driver, in which a thread of the program may wait for what the card is to store.
     ///
     /// # Safety
     /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes

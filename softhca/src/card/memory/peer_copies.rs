@@ -23,13 +23,8 @@ struct Copying {
     memory: Arc<PeerMapping>,
 }
 
-impl Copying {
-    fn is_of(&self, qpn: u32) -> bool {
-        self.packet.is_some_and(|(of, _)| of == qpn)
-    }
-}
-
-/// Copies to peer memory of a card, and reads that go on meanwhile. Between two steps of the engine none is in progress, so it keeps no region alive.
+/// Copies to peer memory of a card, and reads that go on meanwhile. Between two steps of the engine none is in progress,
+/// so it keeps no region alive.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCopies {
     /// Collects payload for clients that take it as a slice; allocated for the first of them.
@@ -59,7 +54,7 @@ impl PeerCopies {
 
     /// Returns whether all copies in progress are of packets for that queue pair.
     pub(crate) fn are_all_of(&self, qpn: u32) -> bool {
-        self.pending.iter().all(|copying| copying.is_of(qpn))
+        self.pending.iter().all(|copying| copying.packet.is_some_and(|(of, _)| of == qpn))
     }
 
     /// Returns the number of bytes whose copies are in progress.
@@ -119,8 +114,9 @@ impl PeerCopies {
             return Ok(false);
         }
         let packet = self.later;
-        let qpn = |packet: Option<PacketName>| packet.map(|(qpn, _)| qpn);
-        let is_next = |last: &Copying| qpn(last.packet) == qpn(packet) && Arc::ptr_eq(&last.memory, memory);
+        let is_next = |last: &Copying| {
+            last.packet.map(|(qpn, _)| qpn) == packet.map(|(qpn, _)| qpn) && Arc::ptr_eq(&last.memory, memory)
+        };
         if !self.pending.last().is_some_and(is_next) {
             self.pending.push(Copying { packet, memory: memory.clone() });
         }
@@ -155,8 +151,8 @@ impl PeerCopies {
         failure
     }
 
-    /// Waits for all copies in progress. A failure does not tell which copy failed, so it counts for all: returns the first packet of each queue
-    /// pair, and the first failure.
+    /// Waits for all copies in progress. A failure does not tell which copy failed, so it counts for all: returns the
+    /// first packet of each queue pair, and the first failure.
     pub(crate) fn finish(&mut self) -> Vec<(PacketName, PeerFailure)> {
         let failure = self.wait();
         let mut failed: Vec<(PacketName, PeerFailure)> = Vec::new();
