@@ -12,12 +12,12 @@
 pub(crate) mod driver;
 mod exports;
 mod pinned;
-mod symbols;
+pub(crate) mod symbols;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use exports::{exported, note};
-pub(crate) use symbols::{DLSYM, real_dlsym};
+pub(crate) use symbols::real_dlsym;
 
 use driver::{CuContext, CuStream, Driver, memory_type};
 use gdsync_gdr::{GpuRange, Mapping};

@@ -121,7 +121,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "2:",
         "jmp qword ptr [rip + {real}]",
         choose = sym choose,
-        real = sym cuda::DLSYM,
+        real = sym cuda::symbols::DLSYM,
     )
 }
 
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "ldr x16, [x16, :lo12:{real}]",
         "br x16",
         choose = sym choose,
-        real = sym cuda::DLSYM,
+        real = sym cuda::symbols::DLSYM,
     )
 }
 
