@@ -133,7 +133,7 @@ impl Shared {
         if !self.pollers.may_be_at_work() || !self.pollers.finds(Instant::now()) {
             return;
         }
-        // The thread that has the lock works for the card, or will wake it.
+        // The thread that has the lock works for the card, or delays a packet by `NAP` at most.
         let Some(mut engine) = self.engine.try_lock() else { return };
         if !engine.may_be_helped() || engine.workers.announced.is_some() || engine.workers.helpers > 0 {
             return;
@@ -168,6 +168,10 @@ impl Shared {
             }
             let Some(mut engine) = self.lock() else { continue };
             if engine.workers.helpers > 0 {
+                if has_slept {
+                    // What has ended one sleep must not end the next ones, too.
+                    engine.fabric.finish_sleep();
+                }
                 self.sleep(engine, NAP);
                 has_slept = true;
                 continue;
@@ -344,7 +348,10 @@ impl Listener for Shared {
             None => self.engine.lock(),
         };
         if !engine.may_be_helped() {
-            engine.workers.helpers -= u32::from(helps);
+            drop(engine);
+            if helps {
+                self.leave();
+            }
             return false;
         }
         if !helps {

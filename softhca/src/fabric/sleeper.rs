@@ -67,6 +67,12 @@ impl Sleeper {
         wait::raise(self.event.as_fd());
     }
 
+    /// Returns whether a wake-up of a thread ends the next sleep.
+    #[cfg(test)]
+    pub(crate) fn is_raised(&self) -> bool {
+        wait::is_ready(self.event.as_fd())
+    }
+
     /// Wakes the sleeper, or keeps it from falling asleep. Any thread may call it, after making the sleeper's
     /// work visible.
     pub(crate) fn wake(&self) {

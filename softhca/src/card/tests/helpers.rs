@@ -169,6 +169,32 @@ fn a_card_with_memory_of_clients_works_on_its_own_thread_only() {
 }
 
 #[test]
+fn a_helper_that_may_no_longer_work_wakes_the_cards_thread() {
+    let mut pair = Pair::new(64);
+    post(&mut pair);
+    wake::report_doorbell(register(&pair.left), true);
+    let mut helper = Helper::default();
+    pair.card.shared.engine.lock().workers.asleep = true;
+    assert!(helper.serve() && !pair.card.shared.sleeper.is_raised());
+    pair.card.shared.engine.lock().workers.own_thread_only = true;
+    assert!(!helper.serve() && pair.card.shared.sleeper.is_raised());
+    assert_eq!(pair.card.shared.engine.lock().workers.helpers, 0);
+}
+
+#[test]
+fn a_wake_up_does_not_keep_the_cards_thread_awake_while_a_helper_works() {
+    let pair = Pair::new(64);
+    let shared = &pair.card.shared;
+    shared.engine.lock().workers.helpers = 1;
+    shared.sleeper.raise();
+    let part = shared.clone();
+    let thread = std::thread::spawn(move || part.run());
+    until("the end of the wake-up", || (!shared.sleeper.is_raised()).then_some(()));
+    shared.stop.store(true, Ordering::Release);
+    thread.join().unwrap();
+}
+
+#[test]
 fn a_word_that_a_request_waits_for_rings_as_a_register_does() {
     let mut pair = Pair::new(64);
     let region = Region::new(&pair.card, pair.pdn, 8, Access::empty());
