@@ -140,7 +140,8 @@ impl Epoll {
         Woken::Unknown
     }
 
-    /// Waits for one event, which stays unless it is a change. Returns `None` on Linux before 5.11, which lacks the call.
+    /// Waits for one event, which stays unless it is a change. Returns `None` if the system refuses the call: before Linux
+    /// 5.11, or by a filter of system calls.
     fn wait(&self, time: &libc::timespec) -> Option<Woken> {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event, a valid time, no signal mask. An interrupted sleep is a short one.
@@ -158,8 +159,8 @@ impl Epoll {
         match rc {
             0 => Some(Woken::ByTime),
             1 => Some(Woken::By(event.u64)),
-            _ if io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) => None,
-            _ => Some(Woken::Unknown),
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => Some(Woken::Unknown),
+            _ => None,
         }
     }
 
@@ -184,6 +185,35 @@ mod tests {
         assert_eq!(epoll.ready(), [7]);
         assert!(drain(event.as_fd()));
         assert_eq!(epoll.sleep(Duration::ZERO), Woken::ByTime);
+    }
+
+    /// Makes the kernel refuse a system call of the calling thread with `EPERM`, as a container's filter does.
+    fn refuse(call: libc::c_long) {
+        let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let mut steps = [
+            // The number of the call is the first word.
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+        // SAFETY: restricts the calling thread only; the program lives through the calls.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let rc = libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program);
+            assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+        }
+    }
+
+    #[test]
+    fn a_sleep_does_without_a_call_that_is_refused() {
+        let refused = std::thread::spawn(|| {
+            let epoll = Epoll::new(false).unwrap();
+            refuse(libc::SYS_epoll_pwait2);
+            epoll.wait(&libc::timespec { tv_sec: 0, tv_nsec: 1 })
+        });
+        assert_eq!(refused.join().unwrap(), None);
     }
 
     #[test]
