@@ -8,7 +8,8 @@
 //! Both sides of a link ask the kernel for the other side's user, and give up a link to another user before
 //! any memory is sent or mapped.
 //!
-//! A forked child shares the descriptors until it calls exec, which closes them. It must not use the fabric.
+//! A forked child must not use the fabric: it closes the sockets ([`super::close_sockets_in_child`]), or shares them until it
+//! calls exec.
 
 use super::error::FabricError;
 use super::groups::{self, Group, Groups};

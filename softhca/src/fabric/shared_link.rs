@@ -1,5 +1,6 @@
 //! One-way links between two cards of a host.
 
+use super::held::Held;
 use super::packet::{Node, PayloadPart, Sink, Use};
 use super::ring::{Consumer, Corrupt, Packet, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
@@ -17,7 +18,7 @@ const GREETING_BYTES: usize = GREETING.len() + 2;
 
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    socket: UnixStream,
+    socket: Held<UnixStream>,
     /// The receiving process, if the kernel can watch it.
     process: Option<OwnedFd>,
     pub(super) closed: bool,
@@ -37,7 +38,7 @@ impl Outgoing {
         if socket::send_with_fd(&socket, &greeting, fd.as_fd())? != GREETING_BYTES {
             return Err(io::Error::other("the greeting was cut short"));
         }
-        Ok(Outgoing { ring, socket, process, closed: false })
+        Ok(Outgoing { ring, socket: Held::new(socket), process, closed: false })
     }
 
     /// # Safety
@@ -89,7 +90,7 @@ impl Outgoing {
 }
 
 pub(super) struct Incoming {
-    socket: UnixStream,
+    socket: Held<UnixStream>,
     /// Source and ring, after the greeting.
     pub(super) greeted: Option<(Node, Consumer)>,
     closed: bool,
@@ -105,7 +106,7 @@ impl Incoming {
             ));
         }
         socket.set_nonblocking(true)?;
-        Ok(Incoming { socket, greeted: None, closed: false })
+        Ok(Incoming { socket: Held::new(socket), greeted: None, closed: false })
     }
 
     /// The source; 0 before the greeting.
