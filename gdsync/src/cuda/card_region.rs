@@ -98,11 +98,14 @@ impl CardRegion {
     pub(crate) fn start(&self) {
         let context = self.memory.context();
         if context.peer_copies.lock().begun(self.number) {
-            // If the context does not answer, `finish` tries again.
-            let _ = context.with_copier(|copier| {
+            let started = context.with_copier(|copier| {
                 self.start_by(copier);
                 Ok(())
             });
+            if let Err(error) = started {
+                // The context does not answer. The copies have failed, as `finish_started` starts none.
+                context.peer_copies.lock().start(|_| Err(error));
+            }
         }
     }
 
