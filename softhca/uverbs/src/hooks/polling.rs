@@ -11,11 +11,17 @@ use crate::process;
 use gdsync_sys::verbs::{OPS_POLL_CQ, PollCq, ibv_context, ibv_cq, ibv_device, ibv_wc};
 use libc::{c_int, c_void};
 use softhca::card::{Card, has_few_cores};
+use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The provider's function for polling.
 static POLL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+thread_local! {
+    /// The context for whose card this thread has worked since it found completions there, or -1.
+    static ASSISTED: Cell<c_int> = const { Cell::new(-1) };
+}
 
 /// Polls, and if there is no completion, works for the card and polls again.
 ///
@@ -29,8 +35,15 @@ unsafe extern "C" fn poll(cq: *mut ibv_cq, most: c_int, completions: *mut ibv_wc
     // SAFETY: a queue has a context as long as it exists, which the caller guarantees.
     let fd = unsafe { (*(*cq).context).cmd_fd };
     let found = poll();
-    let found = if found == 0 && with_card(fd, Card::assist) == Some(true) { poll() } else { found };
-    if found > 0 {
+    let found = if found == 0 {
+        ASSISTED.set(fd);
+        if with_card(fd, Card::assist) == Some(true) { poll() } else { 0 }
+    } else {
+        found
+    };
+    // A program that always finds something pays for no call.
+    if found > 0 && ASSISTED.get() == fd {
+        ASSISTED.set(-1);
         with_card(fd, Card::end_assist);
     }
     found
