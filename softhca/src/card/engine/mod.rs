@@ -13,5 +13,5 @@ mod timeouts;
 
 pub(crate) use doorbells::{RungPages, Uar};
 #[cfg(test)]
-pub(crate) use peer_batch::{FIRST_SECTION, SECTION};
+pub(crate) use peer_batch::{FIRST_SECTION, OWN_PACKETS, SECTION};
 pub(crate) use state::{Engine, XrcDomain};

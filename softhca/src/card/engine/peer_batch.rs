@@ -17,7 +17,7 @@ pub(crate) const SECTION: usize = 16 * MAX_PAYLOAD;
 pub(crate) const FIRST_SECTION: usize = SECTION / 2;
 
 /// Packets for this card that one step sends for a queue pair, so that a long message overlaps with itself.
-const OWN_PACKETS: usize = 128;
+pub(crate) const OWN_PACKETS: usize = 128;
 
 /// Bytes of the card's own memory: the payloads of one step.
 pub(super) const OWN_BYTES: usize = OWN_PACKETS * MAX_PAYLOAD;

@@ -2,7 +2,7 @@
 
 use super::async_copies::{CARDS, LONG, Setting};
 use super::*;
-use crate::card::engine::{FIRST_SECTION, SECTION};
+use crate::card::engine::{FIRST_SECTION, OWN_PACKETS, SECTION};
 use crate::card::port::MTU;
 use crate::card::tests::dead_peers::run_both;
 use fake_gpu::Call;
@@ -63,7 +63,7 @@ fn a_section_is_read_while_the_one_before_is_written() {
 
 #[test]
 fn a_step_sends_a_long_message_up_to_a_limit() {
-    const LEN: usize = 70 * MTU as usize;
+    const LEN: usize = (OWN_PACKETS + 6) * MTU as usize;
     let mut setting = Setting::of(1);
     let [source, target] = setting.domains.map(|pdn| Memory::new(&setting.near, pdn, LEN, true));
     (setting.source, setting.target) = (source, target);
@@ -73,7 +73,7 @@ fn a_step_sends_a_long_message_up_to_a_limit() {
     setting.source.set(&pattern(LEN, 4));
     setting.post(Opcode::RdmaWrite, LEN);
     setting.near.shared.engine.lock().step(Instant::now());
-    assert_eq!(setting.source.gpu().reads.load(SeqCst), 64);
+    assert_eq!(setting.source.gpu().reads.load(SeqCst), OWN_PACKETS);
     setting.run();
     success(setting.left.cq.poll());
     assert!(setting.target.get() == pattern(LEN, 4));
