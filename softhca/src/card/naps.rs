@@ -1,6 +1,6 @@
 //! How long a card's thread polls for work before it naps, and how long it naps; which naps work has waited for.
 
-use super::pollers::NAP;
+use super::pollers::{FEW_CORES, NAP, cores};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -80,12 +80,12 @@ pub(super) struct Spin {
 
 impl Spin {
     pub(super) fn on_this_machine() -> Self {
-        Self::on(std::thread::available_parallelism().map_or(1, |cores| cores.get()))
+        Self::on(cores())
     }
 
     fn on(cores: usize) -> Self {
         let (least, most) = match cores {
-            ..=2 => (10, 10),
+            ..=FEW_CORES => (10, 10),
             3..=4 => (50, 50),
             _ => (50, 200),
         };

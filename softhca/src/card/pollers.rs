@@ -22,7 +22,7 @@ pub(super) const NAP: Duration = Duration::from_micros(100);
 const MANY: u32 = 16;
 
 /// Most cores on which a thread that polls is in the card's way. With more, the card's thread works beside it.
-const FEW_CORES: usize = 2;
+pub(super) const FEW_CORES: usize = 2;
 
 /// Minimum time between a poll that has found completions and the next one, for a thread that does other work in
 /// between. Threads that only handle completions and post take less.
@@ -39,10 +39,15 @@ const STEADY: u32 = 32;
 /// Number of steps without work in succession after which a poller yields its core.
 const PATIENCE: u32 = 8;
 
+/// Returns the number of cores that the process may use; 1 if the system does not say.
+pub(super) fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
+}
+
 /// Returns whether threads that poll should call [`Card::assist`](super::device::Card::assist).
 pub fn has_few_cores() -> bool {
-    static FEW: OnceLock<bool> = OnceLock::new();
-    *FEW.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() <= FEW_CORES))
+    cores() <= FEW_CORES
 }
 
 /// The steps of pollers of late, for the card's thread.

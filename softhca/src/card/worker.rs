@@ -6,7 +6,7 @@ use super::engine::{Engine, RungPages};
 use super::listeners::{self, Listener};
 use super::memory::region::UsedPages;
 use super::naps::{Spin, count_late_nap, nap_length, use_fine_timers, use_short_slices};
-use super::pollers::{NAP, Pollers, Recent, has_few_cores};
+use super::pollers::{NAP, Pollers, Recent, cores, has_few_cores};
 use super::port::Port;
 use super::reports::Event;
 use crate::fabric::Sleeper;
@@ -15,7 +15,7 @@ use gdsync_sys::contain::contain;
 use gdsync_sys::wake;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Receives asynchronous events. The engine's thread or the thread that caused the event calls it, without holding a
@@ -41,12 +41,6 @@ impl Engine {
     pub(super) fn may_be_helped(&self) -> bool {
         !self.workers.own_thread_only && self.qps.len() <= QUEUE_PAIRS
     }
-}
-
-/// Returns the maximum number of helpers: the number of cores, as each helper occupies one.
-fn most_helpers() -> u32 {
-    static MOST: OnceLock<u32> = OnceLock::new();
-    *MOST.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32))
 }
 
 /// The part of a card that its thread shares.
@@ -181,7 +175,6 @@ impl Shared {
                 // Packets that have ended the sleep come first, the sockets later.
                 engine.fabric.cancel_sleep();
             }
-            let now = engine.now();
             let (worked, is_idle) = self.work(&mut engine, now);
             if std::mem::take(&mut has_slept) {
                 engine.fabric.finish_sleep();
@@ -355,7 +348,8 @@ impl Listener for Shared {
             return false;
         }
         if !helps {
-            if engine.workers.helpers >= most_helpers() {
+            // Each helper occupies a core.
+            if engine.workers.helpers as usize >= cores() {
                 return false;
             }
             engine.workers.helpers += 1;

@@ -9,6 +9,37 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+/// A forked child that has closed its sockets as a fork does, and is stopped. It is killed when this is dropped.
+pub(super) struct StoppedChild(libc::pid_t);
+
+impl StoppedChild {
+    pub(super) fn fork() -> Self {
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            close_sockets_in_child();
+            // SAFETY: no memory is involved.
+            unsafe {
+                libc::raise(libc::SIGSTOP);
+                libc::_exit(0);
+            }
+        }
+        // SAFETY: a child of this process; its status may be left out.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WUNTRACED) };
+        StoppedChild(child)
+    }
+}
+
+impl Drop for StoppedChild {
+    fn drop(&mut self) {
+        // SAFETY: as in `fork`.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
 /// A card's fabric at a loopback address, and its node. No two tests share one.
 fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
     with_speed(last, port, Speed::default())
@@ -144,25 +175,9 @@ fn the_child_of_a_fork_keeps_neither_the_number_of_its_parents_card_nor_its_link
     let sockets = [a.sockets(), b.sockets(), vec![name.as_raw_fd()]].concat();
     let sockets: Vec<_> = sockets.into_iter().map(own).collect();
     assert_eq!(sockets.len(), 5, "two listeners, two ends of a link, a name");
-    // SAFETY: the child makes system calls only.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        close_sockets_in_child();
-        // SAFETY: no memory is involved.
-        unsafe {
-            libc::raise(libc::SIGSTOP);
-            libc::_exit(0);
-        }
-    }
-    let mut status = 0;
-    // SAFETY: a child of this process, and a place for its status.
-    unsafe { libc::waitpid(child, &mut status, libc::WUNTRACED) };
-    let left = files_of(&child.to_string());
-    // SAFETY: as above.
-    unsafe {
-        libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, &mut status, 0);
-    }
+    let child = StoppedChild::fork();
+    let left = files_of(&child.0.to_string());
+    drop(child);
     assert!(!left.is_empty() && sockets.iter().all(|socket| !left.contains(socket)), "{sockets:?} {left:?}");
     deliver(&mut b, &mut a, b"the parent goes on");
 }

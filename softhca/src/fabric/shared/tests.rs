@@ -1,6 +1,7 @@
 use super::super::packet::MAX_PAYLOAD;
 use super::*;
-use crate::fabric::{Node, close_sockets_in_child};
+use crate::fabric::Node;
+use crate::fabric::tests::StoppedChild;
 use crate::testing::until;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -289,19 +290,7 @@ fn a_link_that_has_ended_wakes_nothing_although_a_fork_has_copied_its_sockets() 
     until("the way there", || (take(&mut b).len() == 1).then_some(()));
     assert_eq!(send(&mut b, a.number(), b"back", b""), SendOutcome::Sent);
     until("the way back", || (take(&mut a).len() == 1).then_some(()));
-    // SAFETY: the child makes system calls only.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        close_sockets_in_child();
-        // SAFETY: no memory is involved.
-        unsafe {
-            libc::raise(libc::SIGSTOP);
-            libc::_exit(0);
-        }
-    }
-    let mut status = 0;
-    // SAFETY: a child of this process, and a place for its status.
-    unsafe { libc::waitpid(child, &mut status, libc::WUNTRACED) };
+    let child = StoppedChild::fork();
     let number = b.number().into();
     drop(b);
     until("its end", || {
@@ -309,11 +298,7 @@ fn a_link_that_has_ended_wakes_nothing_although_a_fork_has_copied_its_sockets() 
         (!a.is_alive(number) && a.rings().next().is_none()).then_some(())
     });
     let ready = a.sleeper.epoll.ready();
-    // SAFETY: as above.
-    unsafe {
-        libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, &mut status, 0);
-    }
+    drop(child);
     assert!(ready.is_empty(), "{ready:x?}");
 }
 
