@@ -50,6 +50,7 @@ fn dotted(code: i32) -> String {
 
 impl DriverError {
     /// Creates the error of a call that returned `result`.
+    #[cold]
     pub fn call(call: &'static str, result: sys::CUresult) -> Self {
         let mut name = std::ptr::null();
         // SAFETY: the driver's library can be loaded (checked first). `name` is a valid place, which receives a
@@ -73,6 +74,7 @@ impl DriverError {
 ///
 /// # Errors
 /// [`DriverError::Call`].
+#[inline]
 pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DriverError> {
     if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(DriverError::call(call, result)) }
 }

@@ -235,6 +235,7 @@ impl GpuContext {
     }
 
     /// Names the GPU in an error of the driver.
+    #[inline]
     pub(crate) fn named<T>(&self, result: Result<T, CudaError>) -> Result<T, CudaError> {
         result.map_err(|error| match error {
             CudaError::Driver(error) => CudaError::OnGpu { gpu: self.ordinal, error },
@@ -247,6 +248,7 @@ impl GpuContext {
     }
 
     /// Marks the stream as submitting, for the life of the returned value.
+    #[inline]
     pub(crate) fn submitting<'a>(&self, stream: &'a Busy) -> Submitting<'a> {
         self.gate.enter(stream)
     }

@@ -114,6 +114,7 @@ impl CudaError {
     }
 }
 
+#[inline]
 pub(crate) fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
     Ok(driver::check(call, result)?)
 }

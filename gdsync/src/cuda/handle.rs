@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
+const NOT_CAPTURING: sys::CUstreamCaptureStatus = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
@@ -100,16 +101,15 @@ impl StreamHandle {
         if self.never_captured.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut status = NOT_CAPTURING;
         // SAFETY: the stream is alive (`CudaStream`'s promise), `status` a valid place.
         match unsafe { sys::cuStreamIsCapturing(self.raw, &mut status) } {
-            // The legacy stream, while another stream of the context is captured.
-            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Err(CudaError::Capturing),
-            result => {
-                check("cuStreamIsCapturing", result)?;
-                let capturing = status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-                if capturing { Err(CudaError::Capturing) } else { Ok(()) }
+            sys::CUresult::CUDA_SUCCESS if status == NOT_CAPTURING => Ok(()),
+            // The latter for the legacy stream, while another stream of the context is captured.
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => {
+                Err(CudaError::Capturing)
             }
+            result => check("cuStreamIsCapturing", result),
         }
     }
 

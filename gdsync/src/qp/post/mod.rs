@@ -174,7 +174,9 @@ impl PreparedSend {
     #[inline]
     pub(crate) fn into_queue_pair(self) -> Arc<QueuePairInner> {
         let mut send = ManuallyDrop::new(self);
-        drop((send.posted.take(), send.receives.take()));
+        if send.posted.is_some() || send.receives.is_some() {
+            drop((send.posted.take(), send.receives.take()));
+        }
         // SAFETY: read once, as `send` is not dropped; no other field needs dropping.
         unsafe { std::ptr::read(&send.queue_pair) }
     }

@@ -125,6 +125,44 @@ impl CudaStream {
         self.context.capabilities
     }
 
+    /// Gives operations to the driver.
+    ///
+    /// # Safety
+    /// As [`MemOpStream::submit`]. The context of a default stream is current.
+    #[inline]
+    unsafe fn enqueue(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        with_params(ops, |params| {
+            let (count, params) = (params.len() as u32, params.as_mut_ptr());
+            // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries,
+            // and the driver copies it. The addresses are the caller's promise.
+            self.context.named(check("cuStreamBatchMemOp", unsafe {
+                sys::cuStreamBatchMemOp_v2(self.handle.raw, count, params, 0)
+            }))
+        })?;
+        Ok(())
+    }
+
+    /// Does so while a trace is recorded.
+    ///
+    /// # Safety
+    /// As [`Self::enqueue`]. The stream is not being captured.
+    #[cold]
+    #[inline(never)]
+    unsafe fn enqueue_recorded(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        let posting = trace::posting(self.handle.raw as u64, ops);
+        // SAFETY: the stream is alive (`CudaStream`'s promise) and of this context; the rest is the caller's.
+        let timing = unsafe { timing::begin(&self.context, self.handle.raw) };
+        // SAFETY: the caller's.
+        unsafe { self.enqueue(ops) }?;
+        if let Some(timing) = timing {
+            let number = posting.number;
+            drop(posting);
+            // SAFETY: as above.
+            unsafe { timing.end(ops.len(), number) };
+        }
+        Ok(())
+    }
+
     /// Stages bytes where the GPU can copy them without the CPU. Returns their address and owner.
     fn stage(
         &self,
@@ -211,25 +249,8 @@ unsafe impl MemOpStream for CudaStream {
         let _entered = if self.handle.is_default() { Some(self.context.enter()?) } else { None };
         self.context.named(self.handle.check_not_capturing())?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        let posting = trace::posting(self.handle.raw as u64, ops);
-        // SAFETY: the stream is alive (`CudaStream`'s promise), of this context, which is current for a default
-        // stream, and is not being captured (see above).
-        let timing = unsafe { timing::begin(&self.context, self.handle.raw) };
-        with_params(ops, |params| {
-            let (count, params) = (params.len() as u32, params.as_mut_ptr());
-            // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries,
-            // and the driver copies it. The addresses are the caller's promise.
-            self.context.named(check("cuStreamBatchMemOp", unsafe {
-                sys::cuStreamBatchMemOp_v2(self.handle.raw, count, params, 0)
-            }))
-        })?;
-        if let Some(timing) = timing {
-            let number = posting.number;
-            drop(posting);
-            // SAFETY: as above.
-            unsafe { timing.end(ops.len(), number) };
-        }
-        Ok(())
+        // SAFETY: the caller's; a default stream's context is current, and the stream is not being captured (see above).
+        unsafe { if gdsync_trace::enabled() { self.enqueue_recorded(ops) } else { self.enqueue(ops) } }
     }
 
     fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {

@@ -14,7 +14,7 @@ use crate::stream::persistent::{ListError, PersistentError, Request};
 use crate::stream::{PostError, PostFailure, Posted, Stream};
 use crate::verbs::Slice;
 use gdsync_sys::pause::Pause;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,7 +113,7 @@ impl Prepared {
         }
         self.places = vec![0; requests.len()];
         let mut groups: Vec<Group<'_>> = Vec::new();
-        let mut known = HashMap::new();
+        let mut known = BTreeMap::new();
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
             let core = request.core();
             let Work::Receive(slices) = core.work() else { continue };
@@ -128,9 +128,9 @@ impl Prepared {
         }
         let (timeline, in_front, last_sends) = match by {
             By::Stream(timeline) => (Some(timeline), None, last_sends(requests)),
-            By::Cpu(wait) => (None, Some(wait), HashMap::new()),
+            By::Cpu(wait) => (None, Some(wait), BTreeMap::new()),
         };
-        let mut together = HashMap::new();
+        let mut together = BTreeMap::new();
         for (queue_pair, indices, receives) in groups {
             let prepared = PreparedReceives::new(queue_pair, &receives, timeline);
             let prepared =
@@ -219,7 +219,7 @@ impl Prepared {
 
 /// Returns the last request that each queue pair sends, if the list rings its doorbell. That send announces the
 /// queue pair's receives.
-fn last_sends(requests: &[&mut dyn Request]) -> HashMap<*const QueuePairInner, usize> {
+fn last_sends(requests: &[&mut dyn Request]) -> BTreeMap<*const QueuePairInner, usize> {
     let sends = requests.iter().enumerate().filter_map(|(index, request)| {
         let core = request.core();
         let rings = core.sending.is_some() && core.queue_pair.trigger.is_none();
