@@ -59,6 +59,7 @@ mod nvrm;
 #[deny(unsafe_code)]
 mod pin;
 mod range;
+mod stores;
 
 pub use backend::{Caching, MappingBackend, MappingError, MappingInfo, Refusal};
 pub use copy::{LoadKernel, StoreKernel, load_combined};
@@ -68,3 +69,4 @@ pub use gpu::{Context, Entered, Gpu};
 pub use mapping::Mapping;
 pub use pin::GdrdrvModule;
 pub use range::GpuRange;
+pub use stores::Stores;

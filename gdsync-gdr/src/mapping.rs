@@ -171,10 +171,25 @@ impl Mapping {
     /// freed, [`MappingError::Forked`] in a child process.
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappingError> {
-        let to = self.checked_address(offset, from.len())?;
+        // SAFETY: the bytes of a slice.
+        unsafe { self.copy_from_raw(offset, from.as_ptr(), from.len()) }
+    }
+
+    /// Copies as [`Self::copy_to`] does.
+    ///
+    /// # Safety
+    /// The bytes are readable. Another process may write them.
+    #[inline]
+    pub(crate) unsafe fn copy_from_raw(
+        &self,
+        offset: usize,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), MappingError> {
+        let to = self.checked_address(offset, len)?;
         // SAFETY: the range is inside the pages (checked), which contain no Rust objects; the processor has the
         // kernel (`best`).
-        unsafe { copy::store(self.stores, to, from.as_ptr(), from.len()) };
+        unsafe { copy::store(self.stores, to, from, len) };
         Ok(())
     }
 
@@ -229,7 +244,7 @@ impl Mapping {
 
     /// Returns the address of a range, if it may be accessed now.
     #[inline]
-    fn checked_address(&self, offset: usize, count: usize) -> Result<*mut u8, MappingError> {
+    pub(crate) fn checked_address(&self, offset: usize, count: usize) -> Result<*mut u8, MappingError> {
         let (len, end) = (self.len, offset.saturating_add(count));
         if end > len {
             return Err(MappingError::OutOfBounds { start: offset, end, len });
@@ -269,7 +284,7 @@ extern "C" fn in_child() {
 /// Returns a number that differs between a process and its children. Children of vfork(2) or a raw clone(2) keep
 /// their parent's number.
 #[inline]
-fn fork_generation() -> u32 {
+pub(crate) fn fork_generation() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A rank waits for no acknowledgement of the messages of the same round: the memory that a message is sent from has
 //! another message two rounds later. Notified writes never wait for acknowledgements, as a peer's next message implies
-//! that the previous one arrived. Requests wait a round later; one variant shows the cost of waiting at once.
+//! that the previous one arrived. Requests wait a round later, but at once in the variants that say so or have a collector.
 
 use super::ranks::{self, BLOCK, Measured, PLACES, RankId, TIMEOUT};
 use super::table::{MEDIAN_RATIO, Outcome, Row};
@@ -224,7 +224,9 @@ impl Requests {
             operations += start_all(some, stream, TIMEOUT)?.operations;
         }
         let mut waited: Vec<&mut dyn Request> = now.iter_mut().flatten().map(|one| one as _).collect();
-        let sends = &mut self.sends[if variant == AT_ONCE { at } else { 1 - at }];
+        // A collector has one word for what completes after the wait is enqueued: the sends of this round.
+        let at_once = [AT_ONCE, CARD_WAITS].contains(&variant);
+        let sends = &mut self.sends[if at_once { at } else { 1 - at }];
         // In the first round there are none before it.
         let sends = sends.iter_mut().filter(|one| one.is_active());
         waited.extend(sends.map(|one| one as &mut dyn Request));

@@ -5,12 +5,12 @@ use crate::cuda::peer_copies::PeerCopy;
 use crate::cuda::{CudaError, GpuContext, GpuMemory};
 use crate::memory::HostAddr;
 use crate::memory::spans::{Span, SpanKind};
-use gdsync_gdr::Mapping;
+use gdsync_gdr::{Mapping, Stores};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Host memory that a card copies payload from and to.
 ///
@@ -29,8 +29,12 @@ pub(crate) unsafe trait CardBuffer: Send + Sync {
 pub(crate) struct CardRegion {
     /// Unique, as the regions of all cards copy on the same context.
     number: u64,
+    /// True if copies of the driver were begun since the last [`Self::finish`]. Without them, no lock of theirs is taken:
+    /// another card's thread may have it, and wait in the driver.
+    has_copies: AtomicBool,
     // Dropped in this order.
-    mapping: Option<Arc<Mapping>>,
+    /// Stores of the CPU, if it has mapped the memory.
+    stores: Option<Stores>,
     memory: GpuMemory,
 }
 
@@ -40,7 +44,8 @@ impl CardRegion {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let region = |memory: GpuMemory| {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            CardRegion { number, mapping: memory.mapping(), memory }
+            let stores = memory.mapping().map(Stores::new);
+            CardRegion { number, has_copies: AtomicBool::new(false), stores, memory }
         };
         GpuMemory::find(address, len).map(|found| found.map(region))
     }
@@ -52,9 +57,10 @@ impl CardRegion {
     /// Copies from the GPU memory at `address`. The error is the reason, in words.
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
         let at = self.offset(address);
-        match &self.mapping {
-            Some(mapping) if into.len() < Mapping::READ_BY_DRIVER => {
-                mapping.copy_from(at, into).map_err(|error| error.to_string())
+        Stores::await_copies(address, into.len());
+        match &self.stores {
+            Some(stores) if into.len() < Mapping::READ_BY_DRIVER => {
+                stores.mapping().copy_from(at, into).map_err(|error| error.to_string())
             }
             _ => self.memory.read(at, into).map_err(|error| error.to_string()),
         }
@@ -63,15 +69,17 @@ impl CardRegion {
     /// Copies to the GPU memory at `address`. The error is the reason, in words.
     pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
         let at = self.offset(address);
-        match &self.mapping {
-            Some(mapping) => mapping.copy_to(at, from).map_err(|error| error.to_string()),
+        Stores::await_copies(address, from.len());
+        match &self.stores {
+            Some(stores) => stores.mapping().copy_to(at, from).map_err(|error| error.to_string()),
             None => self.memory.write(at, from).map_err(|error| error.to_string()),
         }
     }
 
     /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver. Returns false if the
-    /// host memory is in none of the card's buffers, or cannot be pinned, or if the CPU stores to the GPU memory: then the
-    /// card needs no call of the driver, in which a thread of the program may wait for what the card is to store.
+    /// host memory is in none of the card's buffers, or cannot be pinned. If the CPU stores to the GPU memory, it does so
+    /// here, too: then the card calls no function of the driver, in which a thread of the program may wait for what the card
+    /// is to store.
     ///
     /// # Safety
     /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
@@ -85,11 +93,15 @@ impl CardRegion {
         buffer: impl FnOnce(usize, usize) -> Option<B>,
     ) -> bool {
         let context = self.memory.context();
-        if !is_read && self.mapping.is_some() {
-            return false;
+        if let (false, Some(stores)) = (is_read, &self.stores) {
+            // SAFETY: the caller's. The memory is the card's, so it cannot vanish.
+            return buffer(host, len).is_some()
+                && unsafe { stores.begin(gpu, self.offset(gpu), host as *const u8, len) };
         }
+        Stores::await_copies(gpu, len);
         let Some(range) = pinned(context, host, len, buffer) else { return false };
         context.peer_copies.lock().add(PeerCopy { region: self.number, gpu, range, host, len, is_read });
+        self.has_copies.store(true, Ordering::Relaxed);
         true
     }
 
@@ -97,7 +109,7 @@ impl CardRegion {
     /// [`Self::finish`] reports a failure.
     pub(crate) fn start(&self) {
         let context = self.memory.context();
-        if context.peer_copies.lock().begun(self.number) {
+        if self.has_copies.load(Ordering::Relaxed) && context.peer_copies.lock().begun(self.number) {
             let started = context.with_copier(|copier| {
                 self.start_by(copier);
                 Ok(())
@@ -119,21 +131,24 @@ impl CardRegion {
     ///
     /// # Errors
     /// A copy of this region has failed, or may have.
-    pub(crate) fn finish(&self) -> Result<(), CudaError> {
-        self.wait(|copier| self.start_by(copier))
+    pub(crate) fn finish(&self) -> Result<(), String> {
+        let stored = self.stores.as_ref().map_or(Ok(()), Stores::finish).map_err(|error| error.to_string());
+        let copied = self.wait(|copier| self.start_by(copier));
+        self.has_copies.store(false, Ordering::Relaxed);
+        copied.map_err(|error| error.to_string()).and(stored)
     }
 
     /// As [`Self::finish`], for the copies that the driver knows already.
     ///
     /// # Errors
     /// As [`Self::finish`].
-    pub(crate) fn finish_started(&self) -> Result<(), CudaError> {
-        self.wait(|_| {})
+    pub(crate) fn finish_started(&self) -> Result<(), String> {
+        self.wait(|_| {}).map_err(|error| error.to_string())
     }
 
     fn wait(&self, start: impl FnOnce(&mut Copier)) -> Result<(), CudaError> {
         let context = self.memory.context();
-        if !context.peer_copies.lock().concerns(self.number) {
+        if !self.has_copies.load(Ordering::Relaxed) || !context.peer_copies.lock().concerns(self.number) {
             return Ok(());
         }
         let performed = context.with_copier(|copier| {

@@ -108,11 +108,11 @@ mod gpu_memory {
         }
 
         fn finish(&self) -> Result<(), PeerMemoryError> {
-            self.0.finish().map_err(|error| PeerMemoryError::new(error.to_string()))
+            self.0.finish().map_err(PeerMemoryError::new)
         }
 
         fn finish_started(&self) -> Result<(), PeerMemoryError> {
-            self.0.finish_started().map_err(|error| PeerMemoryError::new(error.to_string()))
+            self.0.finish_started().map_err(PeerMemoryError::new)
         }
     }
 

@@ -20,12 +20,12 @@ pub(crate) use exports::{exported, note};
 pub(crate) use symbols::real_dlsym;
 
 use driver::{CuContext, CuStream, Driver, memory_type};
-use gdsync_gdr::{GpuRange, Mapping};
+use gdsync_gdr::{GpuRange, Mapping, Stores};
 use parking_lot::Mutex;
 use pinned::Pinned;
-use softhca::{AsyncCopy, PeerMemory, PeerMemoryError, PeerRegion};
+use softhca::{AsyncCopy, HostRange, PeerMemory, PeerMemoryError, PeerRegion};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
 /// Bytes of the pinned buffer: the largest payload of a packet.
@@ -124,7 +124,8 @@ impl PeerMemory for Client {
             state: state.clone(),
             context,
             copier,
-            mapping: mapping.map(|one| (addr, one)),
+            has_copies: AtomicBool::new(false),
+            stores: mapping.map(|one| (addr, Stores::new(Arc::new(one)))),
         })))
     }
 }
@@ -191,17 +192,19 @@ struct Region {
     state: Arc<ClientState>,
     context: CuContext,
     copier: Arc<Mutex<Copier>>,
-    /// A mapping, and the address of its first byte.
-    mapping: Option<(u64, Mapping)>,
+    /// True if copies of the driver were begun since the last [`PeerRegion::finish`].
+    has_copies: AtomicBool,
+    /// Stores to a mapping, and the address of its first byte.
+    stores: Option<(u64, Stores)>,
 }
 
 impl Region {
     /// Returns the mapping and the place in it, if it holds these bytes.
-    fn mapped(&self, addr: u64, len: usize) -> Option<(&Mapping, usize)> {
-        let (first, mapping) = self.mapping.as_ref()?;
+    fn mapped(&self, addr: u64, len: usize) -> Option<(&Stores, usize)> {
+        let (first, stores) = self.stores.as_ref()?;
         let at = usize::try_from(addr.checked_sub(*first)?).ok()?;
-        at.checked_add(len).filter(|end| *end <= mapping.len())?;
-        Some((mapping, at))
+        at.checked_add(len).filter(|end| *end <= stores.mapping().len())?;
+        Some((stores, at))
     }
 
     /// Begins a copy between GPU memory and memory of the card, if the driver has pinned that.
@@ -218,6 +221,7 @@ impl Region {
             }
             copy(driver, copier.stream)?;
             copier.copies.begun.insert(self.number);
+            self.has_copies.store(true, Ordering::Relaxed);
             Ok(AsyncCopy::Started)
         })
     }
@@ -225,10 +229,14 @@ impl Region {
 
 impl PeerRegion for Region {
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
+        Stores::await_copies(addr, into.len());
         if into.len() < Mapping::READ_BY_DRIVER
-            && let Some((mapping, at)) = self.mapped(addr, into.len())
+            && let Some((stores, at)) = self.mapped(addr, into.len())
         {
-            return mapping.copy_from(at, into).map_err(|error| PeerMemoryError::new(error.to_string()));
+            return stores
+                .mapping()
+                .copy_from(at, into)
+                .map_err(|error| PeerMemoryError::new(error.to_string()));
         }
         let (driver, copier) = (&self.state.driver, self.copier.lock());
         driver.within(self.context, || {
@@ -246,8 +254,12 @@ impl PeerRegion for Region {
     }
 
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
-        if let Some((mapping, at)) = self.mapped(addr, from.len()) {
-            return mapping.copy_to(at, from).map_err(|error| PeerMemoryError::new(error.to_string()));
+        Stores::await_copies(addr, from.len());
+        if let Some((stores, at)) = self.mapped(addr, from.len()) {
+            return stores
+                .mapping()
+                .copy_to(at, from)
+                .map_err(|error| PeerMemoryError::new(error.to_string()));
         }
         let (driver, copier) = (&self.state.driver, self.copier.lock());
         driver.within(self.context, || {
@@ -266,6 +278,7 @@ impl PeerRegion for Region {
     }
 
     unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<AsyncCopy, PeerMemoryError> {
+        Stores::await_copies(addr, len);
         // SAFETY: the memory is pinned; the card uses it for nothing else until `finish` has returned.
         self.begin(into, len, |driver, stream| unsafe { driver.copy_out(into, addr, len, stream) })
     }
@@ -276,15 +289,29 @@ impl PeerRegion for Region {
         from: *const u8,
         len: usize,
     ) -> Result<AsyncCopy, PeerMemoryError> {
-        if self.mapped(addr, len).is_some() {
-            // The CPU's stores are faster, and no call of the driver delays them.
-            return Ok(AsyncCopy::Unsupported);
+        if let Some((stores, at)) = self.mapped(addr, len) {
+            // No call of the driver delays the CPU's stores. Only memory of cards cannot vanish meanwhile.
+            // SAFETY: the card keeps it readable and unchanged until `finish` has returned.
+            let begun =
+                HostRange::of(from.addr(), len).is_some() && unsafe { stores.begin(addr, at, from, len) };
+            return Ok(if begun { AsyncCopy::Started } else { AsyncCopy::Unsupported });
         }
+        Stores::await_copies(addr, len);
         // SAFETY: the memory is pinned; the card keeps it readable until `finish` has returned.
         self.begin(from, len, |driver, stream| unsafe { driver.copy_in(addr, from, len, stream) })
     }
 
     fn finish(&self) -> Result<(), PeerMemoryError> {
+        let stored = self.stores.as_ref().map_or(Ok(()), |(_, stores)| stores.finish());
+        self.finish_started().and(stored.map_err(|error| PeerMemoryError::new(error.to_string())))
+    }
+
+    /// The driver's copies alone: the CPU's stores may go on while the card has more read.
+    fn finish_started(&self) -> Result<(), PeerMemoryError> {
+        // The thread of another card may have the copier, and wait in the driver for what this card has yet to tell.
+        if !self.has_copies.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
         let (driver, mut copier) = (&self.state.driver, self.copier.lock());
         let Copier { stream, copies, .. } = &mut *copier;
         copies.end(self.number, || driver.within(self.context, || driver.synchronize(*stream)))

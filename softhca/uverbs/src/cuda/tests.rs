@@ -217,7 +217,9 @@ fn a_mapping_takes_all_stores_and_small_loads_and_the_driver_the_rest() {
     let copier = state.copiers.lock().values().next().unwrap().clone();
     let mapping = Mapping::stand_in(2 * Mapping::READ_BY_DRIVER).unwrap();
     let end = BASE + 64 + mapping.len() as u64;
-    let region = Region { number: 0, state, context: context(), copier, mapping: Some((BASE + 64, mapping)) };
+    let stores = Some((BASE + 64, Stores::new(Arc::new(mapping))));
+    let has_copies = AtomicBool::new(false);
+    let region = Region { number: 0, state, context: context(), copier, has_copies, stores };
     let sent: Vec<u8> = (0..2 * Mapping::READ_BY_DRIVER).map(|i| (i * 3 + 1) as u8).collect();
     region.write(BASE + 64, &sent).unwrap();
     let mut got = vec![0; Mapping::READ_BY_DRIVER - 1];
