@@ -51,16 +51,16 @@ use std::process::ExitCode;
 use tools::{LAB, SOFT, TOP};
 use tracing_subscriber::prelude::*;
 
-/// Memory that a command must be able to have.
-const MEMORY: usize = 32 << 20;
+/// MiB of memory that a command must be able to have, and the parser of the command line.
+const FOR_A_COMMAND: usize = 32;
+const FOR_PARSING: usize = 1;
 
-/// Checks that the process can have the memory of a command: allocations that fail later would end it by a signal.
-fn check_memory() -> Result<(), Failure> {
+/// Checks that the process can have that memory: allocations that fail later would end it by a signal.
+fn check_memory(mib: usize) -> Result<(), Failure> {
     let mut room = Vec::<u8>::new();
-    room.try_reserve_exact(MEMORY).map_err(|_| {
+    room.try_reserve_exact(mib << 20).map_err(|_| {
         format!(
-            "the process cannot have {} MiB more memory; raise the limit of its address space (ulimit -v)",
-            MEMORY >> 20
+            "the process cannot have {mib} MiB more memory; raise the limit of its address space (ulimit -v)"
         )
     })?;
     // An allocation that nothing uses might be left out.
@@ -77,6 +77,11 @@ pub fn main(
     signals::survive_large_files();
     signals::save_address_space();
     terminal::fit_stdout();
+    if let Err(error) = check_memory(FOR_PARSING) {
+        print_error(&error.to_string());
+        text::complain(error);
+        return ExitCode::FAILURE;
+    }
     let words: Vec<_> = std::env::args_os().collect();
     let invocation = match Cli::parse_words(words.iter()) {
         Ok(invocation) => invocation,
@@ -110,8 +115,10 @@ pub fn main(
     let is_process = matches!(invocation, Invocation::Process(_));
     let result = match invocation {
         Invocation::Bare => io::stdout().write_all(cli::BRIEF.as_bytes()).map_err(Failure::from).map(done),
-        Invocation::Command(command) => check_memory().and_then(|()| run(command)),
-        Invocation::Process(process) => check_memory().and_then(|()| run_process(process)).map(done),
+        Invocation::Command(command) => check_memory(FOR_A_COMMAND).and_then(|()| run(command)),
+        Invocation::Process(process) => {
+            check_memory(FOR_A_COMMAND).and_then(|()| run_process(process)).map(done)
+        }
     };
     match result {
         Ok(_) if interrupt::requested() => {

@@ -200,6 +200,46 @@ fn a_message_may_be_written_and_read_by_the_cpu() {
     }
 }
 
+/// Several threads store long messages: two that overlap, bytes in the middle of both, and a read behind all of them.
+#[test]
+fn long_messages_take_effect_in_order() {
+    const LEN: usize = (1 << 20) + 12_288;
+    const SHIFT: usize = (64 << 10) + 4;
+    let Some((rig, backends)) = rig("long_messages_take_effect_in_order") else { return };
+    let memory = |len| MappedMemory::allocate_by(backends[0], &rig.context, len).unwrap();
+    let [source, target, back] = [2 * LEN, LEN + SHIFT, LEN + SHIFT].map(memory);
+    let region = |memory: &MappedMemory| {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        gdsync::verbs::GpuMemoryRegion::register(&rig.pair.pd, memory.gpu().clone(), access).unwrap()
+    };
+    let [from, to, into] = [&source, &target, &back].map(region);
+    let queue_pair = &rig.pair.left;
+    for round in 0..20 {
+        let content = bytes(2 * LEN, round);
+        source.copy_to(0, &content).unwrap();
+        let write = |first: usize, at: usize| {
+            let slices = [from.slice(first..first + LEN).unwrap()];
+            let remote = to.remote().slice(at..at + LEN).unwrap();
+            queue_pair.post_send(WorkRequest::write(&slices, remote)).unwrap();
+        };
+        write(0, 0);
+        write(LEN, SHIFT);
+        let middle = to.remote().slice(LEN / 2..LEN / 2 + 8).unwrap();
+        queue_pair.post_send(WorkRequest::write_inline(b"between!", middle)).unwrap();
+        queue_pair.post_send(WorkRequest::read(&[into.slice(..).unwrap()], to.remote())).unwrap();
+        for _ in 0..4 {
+            queue_pair.send_cq().wait(LONG).unwrap().unwrap().status.unwrap();
+        }
+        let mut expected = [&content[..SHIFT], &content[LEN..]].concat();
+        expected[LEN / 2..LEN / 2 + 8].copy_from_slice(b"between!");
+        for memory in [&target, &back] {
+            let mut seen = vec![0; LEN + SHIFT];
+            memory.copy_from(0, &mut seen).unwrap();
+            assert!(seen == expected, "round {round}");
+        }
+    }
+}
+
 #[test]
 fn nothing_is_left_open() {
     if !alone(module_path!(), "nothing_is_left_open", &[]) {
