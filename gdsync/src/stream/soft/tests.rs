@@ -2,7 +2,7 @@ use super::*;
 use crate::memop::{Condition, Word32};
 use crate::memory::PinnedMemory;
 use crate::util::contain::tests::Bomb;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SOON: Duration = Duration::from_secs(20);
 
