@@ -172,7 +172,7 @@ impl Mapping {
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappingError> {
         // SAFETY: the bytes of a slice.
-        unsafe { self.copy_from_raw(offset, from.as_ptr(), from.len()) }
+        unsafe { self.store(offset, from.as_ptr(), from.len()) }
     }
 
     /// Copies as [`Self::copy_to`] does.
@@ -180,7 +180,7 @@ impl Mapping {
     /// # Safety
     /// The bytes are readable. Another process may write them.
     #[inline]
-    pub(crate) unsafe fn copy_from_raw(
+    pub(crate) unsafe fn store(
         &self,
         offset: usize,
         from: *const u8,

@@ -124,10 +124,8 @@ impl Stores {
     /// Waits for all copies that overlap this GPU memory, before it is accessed in another way. Copies that were begun
     /// before, by this thread or under a lock, are seen.
     pub fn await_copies(gpu: u64, len: usize) {
-        // Those of a process do not go on in its children.
-        if OPEN.load(Ordering::Relaxed) > 0 && PROCESS.load(Ordering::Relaxed) == fork_generation() {
-            let end = gpu + len as u64;
-            drop(await_those(|_, to| to.start < end && gpu < to.end));
+        if OPEN.load(Ordering::Relaxed) > 0 {
+            drop(await_those(|_, to| to.start < gpu + len as u64 && gpu < to.end));
         }
     }
 
@@ -136,11 +134,10 @@ impl Stores {
     /// # Errors
     /// The first failure of one of them.
     pub fn finish(&self) -> Result<(), MappingError> {
-        let is_parents = || PROCESS.load(Ordering::Relaxed) != fork_generation();
-        if !self.has_begun.load(Ordering::Relaxed) || is_parents() {
+        if !self.has_begun.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut copies = await_those(|group, _| group == self.group);
+        let Some(mut copies) = await_those(|group, _| group == self.group) else { return Ok(()) };
         self.has_begun.store(false, Ordering::Relaxed);
         copies.failed.remove(&self.group).map_or(Ok(()), Err)
     }
@@ -148,7 +145,7 @@ impl Stores {
 
 impl Drop for Stores {
     fn drop(&mut self) {
-        // Nobody asks for the outcome any more.
+        // The owner, which would ask for the outcome, is gone.
         let _ = self.finish();
     }
 }
@@ -167,8 +164,11 @@ impl Copies {
     }
 }
 
-/// Performs copies until none is open that is awaited.
-fn await_those(is_awaited: impl Fn(u64, &Range<u64>) -> bool) -> Locked {
+/// Performs copies until none is open that is awaited. `None` in a child, where copies of its parent do not go on.
+fn await_those(is_awaited: impl Fn(u64, &Range<u64>) -> bool) -> Option<Locked> {
+    if PROCESS.load(Ordering::Relaxed) != fork_generation() {
+        return None;
+    }
     let mut copies = lock();
     while copies.open.values().any(|(group, to)| is_awaited(*group, to)) {
         match copies.next(0) {
@@ -182,13 +182,13 @@ fn await_those(is_awaited: impl Fn(u64, &Range<u64>) -> bool) -> Locked {
             }
         }
     }
-    copies
+    Some(copies)
 }
 
 fn perform(unlocked: Locked, copy: Copy) -> Locked {
     drop(unlocked);
     // SAFETY: the bytes are readable until the copy has ended (`Stores::begin`).
-    let outcome = unsafe { copy.mapping.copy_from_raw(copy.offset, copy.from, copy.len) };
+    let outcome = unsafe { copy.mapping.store(copy.offset, copy.from, copy.len) };
     let mut copies = lock();
     if let (Some((group, _)), Err(error)) = (copies.open.remove(&copy.number), outcome) {
         copies.failed.entry(group).or_insert(error);

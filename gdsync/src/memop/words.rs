@@ -9,6 +9,34 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// The methods of all words that label them.
+macro_rules! labelled {
+    ($name:ident) => {
+        impl $name {
+            /// Names the word: descriptions of a stream that waits for it ([`crate::Stream::oldest_wait`], the
+            /// watchdog) show the name instead of the address.
+            #[must_use]
+            pub fn named(self, name: impl Into<Arc<str>>) -> Self {
+                $name { label: Label::named(self.label, name.into()), ..self }
+            }
+
+            /// Says what writes the word: explanations of a wait for it ([`crate::Stream::explain_wait`], the watchdog)
+            /// ask it.
+            #[must_use]
+            pub fn written_by(self, cause: Arc<dyn WaitCause>) -> Self {
+                $name { label: Label::written_by(self.label, cause), ..self }
+            }
+
+            /// Keeps `owner` alive as long as the word, its clones, and the work of streams that names it: what gives the
+            /// memory its meaning, such as its registration.
+            #[must_use]
+            pub fn owned_by(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
+                $name { label: Label::owned_by(self.label, owner), ..self }
+            }
+        }
+    };
+}
+
 macro_rules! word {
     ($(#[$doc:meta])* $name:ident, $value:ty, $shared:ty, $words:ident) => {
         $(#[$doc])*
@@ -32,27 +60,6 @@ macro_rules! word {
                 }
                 memory.expose(offset, size);
                 Ok($name { memory: memory.clone(), index: offset / size, label: None })
-            }
-
-            /// Names the word: descriptions of a stream that waits for it ([`crate::Stream::oldest_wait`], the
-            /// watchdog) show the name instead of the address.
-            #[must_use]
-            pub fn named(self, name: impl Into<Arc<str>>) -> Self {
-                $name { label: Label::named(self.label, name.into()), ..self }
-            }
-
-            /// Says what writes the word: explanations of a wait for it ([`crate::Stream::explain_wait`], the watchdog)
-            /// ask it.
-            #[must_use]
-            pub fn written_by(self, cause: Arc<dyn WaitCause>) -> Self {
-                $name { label: Label::written_by(self.label, cause), ..self }
-            }
-
-            /// Keeps `owner` alive as long as the word, its clones, and the work of streams that names it: what gives the
-            /// memory its meaning, such as its registration.
-            #[must_use]
-            pub fn owned_by(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
-                $name { label: Label::owned_by(self.label, owner), ..self }
             }
 
             /// Returns its value, with acquire ordering: writes before the word's are visible after.
@@ -79,6 +86,8 @@ macro_rules! word {
                 &self.memory.$words()[self.index]
             }
         }
+
+        labelled! { $name }
 
         impl Named for $name {
             #[inline]
@@ -150,27 +159,6 @@ macro_rules! gpu_word {
                 Ok($name { memory: memory.clone(), offset, label: None })
             }
 
-            /// Names the word: descriptions of a stream that waits for it ([`crate::Stream::oldest_wait`], the
-            /// watchdog) show the name instead of the address.
-            #[must_use]
-            pub fn named(self, name: impl Into<Arc<str>>) -> Self {
-                $name { label: Label::named(self.label, name.into()), ..self }
-            }
-
-            /// Says what writes the word: explanations of a wait for it ([`crate::Stream::explain_wait`], the watchdog)
-            /// ask it.
-            #[must_use]
-            pub fn written_by(self, cause: Arc<dyn WaitCause>) -> Self {
-                $name { label: Label::written_by(self.label, cause), ..self }
-            }
-
-            /// Keeps `owner` alive as long as the word, its clones, and the work of streams that names it: what gives the
-            /// memory its meaning, such as its registration.
-            #[must_use]
-            pub fn owned_by(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
-                $name { label: Label::owned_by(self.label, owner), ..self }
-            }
-
             /// Returns its value, by a copy of the driver, which takes some microseconds. The copy is not ordered
             /// with any stream.
             ///
@@ -196,6 +184,8 @@ macro_rules! gpu_word {
                 self.memory.address() + self.offset as u64
             }
         }
+
+        labelled! { $name }
 
         impl Named for $name {
             fn location(&self) -> Location {

@@ -77,19 +77,12 @@ fn is_wanted() -> bool {
     })
 }
 
-/// Times the next operations of the stream as a submission. `None` if nothing is recorded, or the driver refuses.
+/// Times the next operations of the stream as a submission, while a trace is recorded. `None` if no times are asked for, or
+/// the driver refuses.
 ///
 /// # Safety
 /// The stream is alive, of that context, and not being captured; for a default stream, the context is current.
-#[inline(always)]
 pub(super) unsafe fn begin(context: &Arc<GpuContext>, stream: sys::CUstream) -> Option<Timing<'_>> {
-    // SAFETY: the caller's.
-    if gdsync_trace::enabled() { unsafe { begin_recorded(context, stream) } } else { None }
-}
-
-#[cold]
-#[inline(never)]
-unsafe fn begin_recorded(context: &Arc<GpuContext>, stream: sys::CUstream) -> Option<Timing<'_>> {
     if !is_wanted() {
         return None;
     }

@@ -192,7 +192,7 @@ struct Region {
     state: Arc<ClientState>,
     context: CuContext,
     copier: Arc<Mutex<Copier>>,
-    /// True if copies of the driver were begun since the last [`PeerRegion::finish`].
+    /// True if copies of the driver were begun and not waited for.
     has_copies: AtomicBool,
     /// Stores to a mapping, and the address of its first byte.
     stores: Option<(u64, Stores)>,
