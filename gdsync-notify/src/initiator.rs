@@ -15,8 +15,7 @@
 
 use crate::error::{NotifyError, Result};
 use crate::liveness::{Liveness, RankState};
-use crate::requests::{Pending, Requests, Route};
-use crate::requests::{Request, fenced};
+use crate::requests::{Pending, Request, Requests, Route, fenced};
 use gdsync::qp::ResetError;
 use gdsync::queue::{FailureCause, OrderError, StateError};
 use gdsync::verbs::DcAddress;

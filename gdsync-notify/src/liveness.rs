@@ -112,10 +112,7 @@ impl Liveness {
 
     /// Returns an error for the first rank that is dead and not dropped.
     pub(crate) fn check_none_dead(&self) -> Result<()> {
-        match self.first_dead() {
-            Some((rank, cause)) => Err(NotifyError::PeerDead { rank, cause }),
-            None => Ok(()),
-        }
+        self.first_dead().map_or(Ok(()), |(rank, cause)| Err(NotifyError::PeerDead { rank, cause }))
     }
 
     pub(crate) fn first_dead(&self) -> Option<(u32, DeathCause)> {

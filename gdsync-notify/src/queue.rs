@@ -185,7 +185,7 @@ impl Queue {
     /// Submits an operation's request, the one in front of it if there is one, and what orders them on a card that places
     /// messages out of order. The completion of the last covers
     /// both. A later signaled request completes an unsignaled one.
-    fn submit<'a, T>(
+    pub(crate) fn submit<'a, T>(
         &'a self,
         operation: Operation<'_>,
         signaled: bool,
@@ -230,16 +230,9 @@ impl Queue {
         self.submit(operation, true, Posting::prepare)
     }
 
-    pub(crate) fn prepare_as(
-        &self,
-        operation: Operation<'_>,
-        signaled: bool,
-    ) -> Result<impl Iterator<Item = PreparedSend> + use<>, NotifyError> {
-        self.submit(operation, signaled, Posting::prepare)
-    }
-
     /// Returns the connected queue pair to a rank, for programs and kernels that drive it themselves. A program that
-    /// posts there does not poll its send completion queue, because [`Self::flush`] does.
+    /// posts there does not poll its send completion queue, because [`Self::flush`] does. It gives its requests no
+    /// `wr_id` from 2^52 to 2^53: these are the library's. Its failed request fails the connection, as one of the library does.
     ///
     /// # Errors
     /// [`NotifyError::Rank`] if there is no such rank; [`NotifyError::NoQueuePair`] where connections are dynamic

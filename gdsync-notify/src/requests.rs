@@ -7,6 +7,9 @@ use gdsync::{RemoteMemory, Slice, WorkRequest};
 use std::collections::{BTreeMap, VecDeque};
 
 const NOWHERE: RemoteMemory = RemoteMemory { addr: 0, len: 0, rkey: 0 };
+/// Requests are numbered from here on. Small numbers, addresses and `u64::MAX` are left for the `wr_id`s of programs, and readers of
+/// traces in JSON, which have 53 bits, show the numbers exactly.
+const BASE: u64 = 1 << 52;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
@@ -158,7 +161,7 @@ pub(crate) fn fenced(request: WorkRequest<'_>, is_needed: bool) -> WorkRequest<'
     if is_needed { request.fence() } else { request }
 }
 
-/// The requests of a queue pair, numbered from 1. They complete in order.
+/// The requests of a queue pair, numbered from [`BASE`] + 1. They complete in order.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pub(crate) last_number: u64,
@@ -215,7 +218,8 @@ impl Route {
 impl Requests {
     pub(crate) fn new(routes: impl Iterator<Item = (u32, Option<DcAddress>)>, is_out_of_order: bool) -> Self {
         let routes = routes.map(|(rank, address)| (rank, Route::new(address, 0))).collect();
-        Requests { routes, writes: Writes::of(is_out_of_order), ..Requests::default() }
+        let writes = Writes::of(is_out_of_order);
+        Requests { last_number: BASE, certain: BASE, completed: BASE, routes, writes, ..Requests::default() }
     }
 
     /// Returns true if the next request needs a fence.
@@ -239,7 +243,11 @@ impl Requests {
         });
     }
 
+    /// Counts the requests up to a completed one. A program's request has another number, and counts for nothing.
     pub(crate) fn complete(&mut self, number: u64) {
+        if number > self.last_number {
+            return;
+        }
         self.completed = self.completed.max(number);
         while self.pending.front().is_some_and(|one| one.number <= number) {
             self.pending.pop_front();
@@ -254,7 +262,7 @@ impl Requests {
 
     /// Records a request that has failed, not merely been flushed; those before it have completed.
     pub(crate) fn fail(&mut self, number: u64, cause: FailureCause) {
-        self.complete(number - 1);
+        self.complete(number.saturating_sub(1));
         match self.pending.front().and_then(Pending::rank) {
             Some(rank) => {
                 self.failed_rank = Some((rank, cause));
@@ -262,7 +270,7 @@ impl Requests {
                     route.failed = Some(cause);
                 }
             }
-            // A NOP, which no card refuses, or a request of an RC connection, which stays failed.
+            // A NOP, which no card refuses, or a request on an RC connection, perhaps the program's. That stays failed.
             None => self.fatal = Some(cause),
         }
     }
@@ -306,6 +314,24 @@ mod tests {
         assert!(!writes.need_order(1, &set, 2), "all have completed");
         writes.note(1, &set, 4);
         assert!(writes.need_order(1, &set, 2), "a notification is a write, too");
+    }
+
+    #[test]
+    fn numbers_that_no_request_has_count_for_nothing() {
+        let numbers = [0, 1, BASE, BASE + 4, 1 << 53, u64::MAX];
+        for number in numbers {
+            let mut requests = Requests::new([(1, None)].into_iter(), false);
+            requests.last_number = BASE + 2;
+            requests.complete(number);
+            assert_eq!(requests.completed, BASE, "{number:#x}");
+            requests.complete(BASE + 1);
+            requests.fail(number, FailureCause::Aborted);
+            assert_eq!(
+                (requests.completed, requests.fatal),
+                (BASE + 1, Some(FailureCause::Aborted)),
+                "{number:#x}"
+            );
+        }
     }
 
     #[test]

@@ -187,10 +187,11 @@ impl Segment {
 
     fn check_ids(&self, ids: &Range<u32>) -> Result<(), NotifyError> {
         let (rank, count) = (self.rank(), self.notifications());
-        if ids.end > count {
-            return Err(NotifyError::Notification { rank, id: ids.end - 1, count });
+        if ids.end <= count {
+            Ok(())
+        } else {
+            Err(NotifyError::Notification { rank, id: ids.end - 1, count })
         }
-        Ok(())
     }
 
     /// Checks whether a wait for a notification was released because the notification cannot come. After a stream has

@@ -272,10 +272,7 @@ impl Team {
             let (theirs, ours) = (bootstrap.size().to_string(), size.to_string());
             return Err(NotifyError::Mismatch { rank, what: "ranks in its bootstrap", theirs, ours });
         }
-        if rank != self.rank() {
-            return Err(NotifyError::Rank { rank, size });
-        }
-        Ok(())
+        if rank == self.rank() { Ok(()) } else { Err(NotifyError::Rank { rank, size }) }
     }
 
     /// Joins a team as a new process that replaces a dropped rank, while the survivors call [`Self::replace`]. `segments`

@@ -32,16 +32,8 @@ pub(super) enum FrameKind {
 
 impl FrameKind {
     fn from_byte(byte: u8) -> Option<FrameKind> {
-        [
-            FrameKind::Hello,
-            FrameKind::Welcome,
-            FrameKind::Part,
-            FrameKind::All,
-            FrameKind::Stop,
-            FrameKind::Parts,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u8 == byte)
+        use FrameKind::{All, Hello, Part, Parts, Stop, Welcome};
+        [Hello, Welcome, Part, All, Stop, Parts].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A connection between two processes of a job; every wait has a deadline.
+//! A connection between two processes of a job; every wait has a deadline, where `None` is no limit.
 
 use super::frame::{Frame, Malformed, Reader};
 use gdsync_auth::{Exchange, ExchangeError};
@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A stream socket of either family.
 pub(super) trait Socket: Read + Write + AsFd + Send {}
@@ -84,7 +84,7 @@ impl Link {
         self.socket.as_fd()
     }
 
-    pub(super) fn send(&mut self, frame: &Frame, deadline: Instant) -> Result<(), LinkError> {
+    pub(super) fn send(&mut self, frame: &Frame, deadline: Option<Instant>) -> Result<(), LinkError> {
         while !self.prove()? {
             let sends = self.exchange.as_ref().is_some_and(Exchange::is_sending);
             let events = if sends { libc::POLLOUT } else { libc::POLLIN };
@@ -129,23 +129,33 @@ impl Link {
         }
     }
 
-    pub(super) fn receive(&mut self, deadline: Instant) -> Result<Frame, LinkError> {
+    pub(super) fn receive(&mut self, deadline: Option<Instant>) -> Result<Frame, LinkError> {
         loop {
             if let Some(frame) = self.try_receive()? {
                 return Ok(frame);
             }
             // The deadline holds even if bytes keep arriving one by one.
-            if !wait(&[(self.fd(), libc::POLLIN)], deadline)?[0] || Instant::now() >= deadline {
+            if !wait(&[(self.fd(), libc::POLLIN)], deadline)?[0] || left(deadline).is_zero() {
                 return Err(LinkError::TimedOut);
             }
         }
     }
 }
 
+/// Returns the end of a time that begins now; `None` if the clock does not reach it.
+pub(super) fn after(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
+}
+
+/// Returns the time until a deadline.
+pub(super) fn left(deadline: Option<Instant>) -> Duration {
+    deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
+}
+
 /// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`) or has failed: true for each such file.
-pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Instant) -> io::Result<Vec<bool>> {
+pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Option<Instant>) -> io::Result<Vec<bool>> {
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = left(deadline);
         let ready = ready(files, left)?;
         if left.is_zero() || ready.contains(&true) {
             return Ok(ready);

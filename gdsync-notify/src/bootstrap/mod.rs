@@ -42,11 +42,11 @@ pub use job::{Job, KEY_VARIABLES, Rendezvous};
 
 use frame::{Frame, FrameKind, MAX_ALL, MAX_PART, decode_list, encode_list};
 use gdsync_auth::base_folder;
-use link::{Link, wait};
+use link::{Link, after, left, wait};
 use rendezvous::{GRACE, failed, protocol, send_stop, stop_of, stopped};
 use std::fmt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A process's connections to the others of its job, for small exchanges. The [module](self) has an example.
 ///
@@ -283,7 +283,7 @@ fn gather(
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
     let outcome = gather_parts(links, (kind, number), bytes, timeout).and_then(|parts| {
         let answers = Answers::new(kind, parts)?;
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
         for (rank, link) in (1..).zip(&mut *links) {
             let payload = encode_list(answers.of(rank));
             let given = payload.len();
@@ -296,7 +296,7 @@ fn gather(
         Ok(answers.of(0).to_vec())
     });
     outcome.inspect_err(|error| {
-        let (stop, deadline) = (stop_of(error), Instant::now() + GRACE / 2);
+        let (stop, deadline) = (stop_of(error), after(GRACE / 2));
         links.iter_mut().for_each(|link| send_stop(link, &stop, deadline));
     })
 }
@@ -307,7 +307,7 @@ fn gather_parts(
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    let deadline = Instant::now() + timeout;
+    let deadline = after(timeout);
     let mut parts: Vec<Option<Vec<u8>>> = vec![None; links.len()];
     // Links that may be readable.
     let mut ready: Vec<usize> = (0..links.len()).collect();
@@ -332,7 +332,7 @@ fn gather_parts(
         let files: Vec<_> = missing.iter().map(|&i| (links[i].fd(), libc::POLLIN)).collect();
         let readable =
             wait(&files, deadline).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
-        if Instant::now() >= deadline || !readable.contains(&true) {
+        if left(deadline).is_zero() || !readable.contains(&true) {
             let ranks = missing.iter().map(|&i| i as u32 + 1).collect();
             return Err(BootstrapError::Late { ranks, timeout });
         }
@@ -348,7 +348,7 @@ fn contribute(
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    let deadline = Instant::now() + timeout + GRACE;
+    let deadline = after(timeout.saturating_add(GRACE));
     let part = Frame { kind, rank, number, payload: bytes.to_vec() };
     // Rank 0 may have stopped the job and ended: its message is then still in the socket.
     let sent = link.send(&part, deadline);

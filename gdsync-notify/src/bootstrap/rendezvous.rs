@@ -4,7 +4,7 @@ use super::error::BootstrapError;
 use super::folder;
 use super::frame::{Frame, FrameKind, HELLO_BYTES, MAX_ALL, MAX_PART, Stop};
 use super::job::{Job, Rendezvous};
-use super::link::{Link, LinkError, Socket, wait};
+use super::link::{Link, LinkError, Socket, after, left, wait};
 use gdsync_auth::{Exchange, Key, Limits, Unproven};
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -105,20 +105,20 @@ pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError>
 
 /// Rank 0 admits all others until the deadline. Returns the links in rank order, from 1.
 pub(super) fn gather(listener: Listener, job: &Job, timeout: Duration) -> Result<Vec<Link>, BootstrapError> {
-    let deadline = Instant::now() + timeout;
+    let deadline = after(timeout);
     let mut joined: Vec<Option<Link>> = (1..job.size()).map(|_| None).collect();
     let outcome = admit_all(&listener, job, &mut joined, deadline, timeout);
-    let until = Instant::now() + REFUSAL;
     if let Err(error) = outcome {
-        let stop = stop_of(&error);
+        let (stop, until) = (stop_of(&error), after(REFUSAL));
         joined.iter_mut().flatten().for_each(|link| send_stop(link, &stop, until));
         return Err(error);
     }
     let mut links: Vec<Link> = joined.into_iter().flatten().collect();
+    let until = after(left(deadline).max(REFUSAL));
     let welcome = Frame { kind: FrameKind::Welcome, rank: 0, number: job.size(), payload: Vec::new() };
     for (rank, link) in (1..).zip(&mut links) {
         link.set_limit(MAX_PART);
-        link.send(&welcome, until.max(deadline)).map_err(|error| failed(rank, error, timeout))?;
+        link.send(&welcome, until).map_err(|error| failed(rank, error, timeout))?;
     }
     Ok(links)
 }
@@ -127,7 +127,7 @@ fn admit_all(
     listener: &Listener,
     job: &Job,
     joined: &mut [Option<Link>],
-    deadline: Instant,
+    deadline: Option<Instant>,
     timeout: Duration,
 ) -> Result<(), BootstrapError> {
     let mut pending: Unproven<Option<IpAddr>, Link> = Unproven::new(listener.limits());
@@ -138,10 +138,10 @@ fn admit_all(
         let numbers: Vec<u64> = pending.iter().map(|(number, _)| number).collect();
         let links = pending.iter().map(|(_, link)| link).chain(joined.iter().flatten());
         let files: Vec<_> = listening.chain(links.map(|link| (link.fd(), libc::POLLIN))).collect();
-        let until = pending.next_end().map_or(deadline, |end| end.min(deadline));
+        let until = pending.next_end().into_iter().chain(deadline).min();
         let ready = wait(&files, until).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
         // The deadline holds even if other connections keep arriving.
-        if Instant::now() >= deadline {
+        if left(deadline).is_zero() {
             let ranks =
                 (1..).zip(&*joined).filter(|(_, link)| link.is_none()).map(|(rank, _)| rank).collect();
             return Err(BootstrapError::Late { ranks, timeout });
@@ -194,7 +194,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
     let Frame { kind, rank, number: given, payload } = frame;
     let mut turn_away = |reason: &str| {
         tracing::warn!(rank, reason, "a process was turned away");
-        send_stop(&mut link, &Stop::Refused(reason.to_owned()), Instant::now() + REFUSAL);
+        send_stop(&mut link, &Stop::Refused(reason.to_owned()), after(REFUSAL));
         Ok(())
     };
     if kind != FrameKind::Hello || payload != job.name_hash().to_be_bytes() {
@@ -203,7 +203,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
     let size = job.size();
     if given != size {
         let error = BootstrapError::OtherSize { rank, given, size };
-        send_stop(&mut link, &stop_of(&error), Instant::now() + REFUSAL);
+        send_stop(&mut link, &stop_of(&error), after(REFUSAL));
         return Err(error);
     }
     match rank.checked_sub(1).and_then(|i| joined.get_mut(i as usize)) {
@@ -220,15 +220,12 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
 
 /// Connects another rank to rank 0, and waits until all have joined.
 pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, BootstrapError> {
-    let deadline = Instant::now() + timeout;
-    let path = match job.rendezvous() {
+    let (deadline, longer) = (after(timeout), after(timeout.saturating_add(GRACE)));
+    let place = match job.rendezvous() {
         Rendezvous::Local(_) => folder::socket_path(base, job.name_hash())?,
-        Rendezvous::Root(_) => std::path::PathBuf::new(),
+        Rendezvous::Root(root) => root.into(),
     };
-    let address = match job.rendezvous() {
-        Rendezvous::Root(root) => root.clone(),
-        Rendezvous::Local(_) => path.display().to_string(),
-    };
+    let address = place.display().to_string();
     let try_once = || match job.rendezvous() {
         Rendezvous::Root(root) => {
             let (at, socket) = connect_tcp(root, deadline).map_err(Attempt::Failed)?;
@@ -237,7 +234,7 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
             Ok(Link::with_exchange(socket, exchange, MAX_ALL))
         }
         Rendezvous::Local(_) => {
-            let socket = UnixStream::connect(&path).and_then(unix).map_err(Attempt::Failed)?;
+            let socket = UnixStream::connect(&place).and_then(unix).map_err(Attempt::Failed)?;
             Ok(Link::new(socket, MAX_ALL))
         }
     };
@@ -251,13 +248,13 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
         let source = match try_once() {
             Ok(mut link) => {
                 // A listener that closes after the connection was an earlier job's or had no room.
-                match link.send(&hello, deadline).and_then(|()| link.receive(deadline + GRACE)) {
+                match link.send(&hello, deadline).and_then(|()| link.receive(longer)) {
                     Ok(Frame { kind: FrameKind::Welcome, number, .. }) if number == job.size() => {
                         return Ok(link);
                     }
                     Ok(frame) => return Err(stopped(frame, timeout)),
                     Err(LinkError::OtherKey) => return Err(BootstrapError::OtherKey { address }),
-                    Err(LinkError::Closed) if Instant::now() < deadline => {
+                    Err(LinkError::Closed) if !left(deadline).is_zero() => {
                         io::Error::from(io::ErrorKind::ConnectionReset)
                     }
                     Err(error) => return Err(failed(0, error, timeout)),
@@ -266,7 +263,7 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
             Err(Attempt::Hopeless(error)) => return Err(error),
             Err(Attempt::Failed(error)) => error,
         };
-        if Instant::now() + RETRY >= deadline {
+        if left(deadline) <= RETRY {
             return Err(BootstrapError::Connect { address, timeout, source });
         }
         std::thread::sleep(RETRY);
@@ -280,10 +277,10 @@ enum Attempt {
 }
 
 /// Connects to rank 0, and returns its address.
-fn connect_tcp(root: &str, deadline: Instant) -> io::Result<(IpAddr, Box<dyn Socket>)> {
+fn connect_tcp(root: &str, deadline: Option<Instant>) -> io::Result<(IpAddr, Box<dyn Socket>)> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in root.to_socket_addrs()? {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let left = left(deadline).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left) {
             Ok(socket) => return Ok((address.ip(), tcp(socket)?)),
             Err(error) => last = error,
@@ -301,7 +298,7 @@ pub(super) fn stop_of(error: &BootstrapError) -> Stop {
 }
 
 /// Sends a stop if possible: the other process may have ended.
-pub(super) fn send_stop(link: &mut Link, stop: &Stop, deadline: Instant) {
+pub(super) fn send_stop(link: &mut Link, stop: &Stop, deadline: Option<Instant>) {
     let frame = Frame { kind: FrameKind::Stop, rank: 0, number: 0, payload: stop.encode() };
     if let Err(error) = link.send(&frame, deadline) {
         tracing::debug!(?error, "a rank did not get the message that the job stops");

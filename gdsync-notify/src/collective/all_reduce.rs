@@ -12,19 +12,19 @@ use super::step::{Area, Copy, Program, Step};
 use std::ops::Range;
 
 /// The words of a rank for each call: one for each message.
-pub(crate) fn words(numbers: u32, each: u32, ranks: u32) -> u32 {
+pub(crate) fn words(numbers: usize, each: u32, ranks: u32) -> u32 {
     // No rank receives more messages than the first.
     receives(&schedule(numbers, each, ranks, 0)).count() as u32
 }
 
 /// Returns how many numbers the memory for arrivals holds.
-pub(crate) fn arrivals(numbers: u32, each: u32, ranks: u32) -> u32 {
+pub(crate) fn arrivals(numbers: usize, each: u32, ranks: u32) -> usize {
     let by_first = schedule(numbers, each, ranks, 0).arrivals() / each as usize;
     // In a ring, the chunks that arrive depend on the rank.
-    if ranks < 2 { 0 } else { numbers.max(by_first as u32) }
+    if ranks < 2 { 0 } else { numbers.max(by_first) }
 }
 
-pub(crate) fn program(numbers: u32, each: u32, ranks: u32, own: u32) -> Program {
+pub(crate) fn program(numbers: usize, each: u32, ranks: u32, own: u32) -> Program {
     let (mine, each_bytes) = (schedule(numbers, each, ranks, own), each as usize);
     let units = |bytes: &Range<usize>| ((bytes.start / each_bytes) as u32, (bytes.len() / each_bytes) as u32);
     // The receives of peers for this rank's messages, each with its word.
@@ -64,8 +64,8 @@ pub(crate) fn program(numbers: u32, each: u32, ranks: u32, own: u32) -> Program 
     steps
 }
 
-fn schedule(numbers: u32, each: u32, ranks: u32, rank: u32) -> Schedule {
-    rounds::all_reduce(rank, ranks, numbers as usize * each as usize, each as usize)
+fn schedule(numbers: usize, each: u32, ranks: u32, rank: u32) -> Schedule {
+    rounds::all_reduce(rank, ranks, numbers * each as usize, each as usize)
 }
 
 fn receives(schedule: &Schedule) -> impl Iterator<Item = &Receive> {

@@ -7,10 +7,10 @@ use crate::collective::reduce::{CollectiveStream, Reducer, Reduction};
 use crate::collective::shape::{Collective, Layout};
 use crate::collective::step::{Area, Copy, Program, Step};
 use crate::error::NotifyError;
+use crate::initiator::Posting;
 use crate::liveness::RankState;
 use crate::notifications::PHASES;
-use crate::queue::Operation;
-use crate::queue::Queue;
+use crate::queue::{Operation, Queue};
 use crate::segment::Segment;
 use crate::word::NotificationWord;
 use gdsync::cudarc::driver::CudaContext;
@@ -397,7 +397,7 @@ impl Inner {
         operation: Operation<'_>,
         signaled: bool,
     ) -> Result<(Batch, usize), CollectiveError> {
-        let sends = self.queue.prepare_as(operation, signaled)?;
+        let sends = self.queue.submit(operation, signaled, Posting::prepare)?;
         Ok(sends.fold((batch, 0), |(batch, count), send| (batch.send(send), count + 1)))
     }
 

@@ -129,6 +129,8 @@ pub(super) fn chunk(number: u32, size: u32, bytes: usize, each: usize) -> Range<
 ///
 /// One queue pair receives all messages, and receives are started one round ahead.
 pub fn ring(rank: u32, size: u32, bytes: usize, each: usize) -> Schedule {
+    // No ranks have no rounds, as one has none.
+    let size = size.max(1);
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     let behind = |distance: u32| chunk((rank + 2 * size - distance) % size, size, bytes, each);
     let reducing = size - 1;

@@ -206,6 +206,17 @@ fn a_barrier_hears_of_every_rank() {
 }
 
 #[test]
+fn no_ranks_have_no_rounds() {
+    for size in [0, 1] {
+        for schedule in
+            [barrier(0, size), doubling(0, size, 64), ring(0, size, 64, 4), ring(0, size, usize::MAX, 4)]
+        {
+            assert!(schedule.rounds.is_empty() && schedule.arrivals() == 0, "{size}: {schedule:?}");
+        }
+    }
+}
+
+#[test]
 fn chunks_cover_the_buffer() {
     for (size, elements) in [(1, 5), (3, 10), (4, 2), (7, 0)] {
         let mut end = 0;

@@ -43,7 +43,7 @@ pub(crate) enum Algorithm {
     BinomialTree,
     /// By doubling or round a ring, whose blocks are the numbers ([`super::all_reduce`]).
     AllReduce {
-        numbers: u32,
+        numbers: usize,
         /// The bytes of a number.
         each: u32,
     },
@@ -58,6 +58,7 @@ impl Algorithm {
     /// The words of a rank per round.
     pub(crate) fn words(self, ranks: u32) -> u32 {
         match self {
+            _ if ranks == 0 => 0,
             Algorithm::Dissemination | Algorithm::BruckGather => steps(ranks),
             // One per rank.
             Algorithm::DirectGather | Algorithm::DirectExchange | Algorithm::DirectReduce => ranks,
@@ -69,14 +70,14 @@ impl Algorithm {
         }
     }
 
-    pub(crate) fn blocks(self, area: Area, ranks: u32) -> u32 {
+    pub(crate) fn blocks(self, area: Area, ranks: u32) -> usize {
+        let all = ranks as usize;
         match (self, area) {
-            (Algorithm::DirectGather | Algorithm::BruckGather, Area::Output) => ranks,
-            (Algorithm::DirectExchange | Algorithm::BruckExchange, Area::Input | Area::Output) => ranks,
-            (Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Input | Area::Arrived) => ranks,
-            (Algorithm::BruckExchange | Algorithm::BruckReduce, Area::Transit) => {
-                transits(ranks).count() as u32
-            }
+            _ if ranks == 0 => 0,
+            (Algorithm::DirectGather | Algorithm::BruckGather, Area::Output) => all,
+            (Algorithm::DirectExchange | Algorithm::BruckExchange, Area::Input | Area::Output) => all,
+            (Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Input | Area::Arrived) => all,
+            (Algorithm::BruckExchange | Algorithm::BruckReduce, Area::Transit) => transits(ranks).count(),
             (Algorithm::BinomialTree | Algorithm::DirectReduce | Algorithm::BruckReduce, Area::Output) => 1,
             (Algorithm::AllReduce { numbers, .. }, Area::Output) => numbers,
             (Algorithm::AllReduce { numbers, each }, Area::Arrived) => {

@@ -58,7 +58,7 @@ impl Model {
         let mut model =
             Model { algorithm, root, rounds, sets, ranks: Vec::new(), wires: Vec::new(), random: seed | 1 };
         for own in 0..count {
-            let area = |area: Area| vec![None; algorithm.blocks(area, count) as usize];
+            let area = |area: Area| vec![None; algorithm.blocks(area, count)];
             let words = vec![None; algorithm.words(count) as usize];
             let weight = 1 << (model.next() % 6);
             model.ranks.push(Rank {

@@ -79,7 +79,8 @@ impl fmt::Display for Collective {
 }
 
 impl Collective {
-    /// Returns the bytes of a segment that a plan takes on each of so many ranks. A plan begins at a multiple of 64.
+    /// Returns the bytes of a segment that a plan takes on each of so many ranks, or [`usize::MAX`] if it is more. A
+    /// plan begins at a multiple of 64.
     pub fn bytes(&self, ranks: u32) -> usize {
         Layout::new(self, ranks, 0).end
     }
@@ -114,7 +115,7 @@ impl Collective {
             Collective::Broadcast { .. } => Algorithm::BinomialTree,
             Collective::AllReduce { len, element, .. } => {
                 let each = element.bytes();
-                Algorithm::AllReduce { numbers: (len / each) as u32, each: each as u32 }
+                Algorithm::AllReduce { numbers: len / each, each: each as u32 }
             }
         }
     }
@@ -182,9 +183,10 @@ impl Layout {
         let (block, algorithm) = (collective.block(), collective.algorithm(ranks));
         let mut end = start;
         let areas = Area::ALL.map(|area| {
-            let half = (algorithm.blocks(area, ranks) as usize * block).next_multiple_of(ALIGNMENT);
+            let bytes = algorithm.blocks(area, ranks).saturating_mul(block);
+            let half = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
             let first = end;
-            end += 2 * half;
+            end = first.saturating_add(half.saturating_mul(2));
             (first, half)
         });
         Layout { block, areas, end }
@@ -193,5 +195,65 @@ impl Layout {
     pub(crate) fn at(&self, area: Area, round: u64, block: u32) -> usize {
         let (first, half) = self.areas[area as usize];
         first + (round % 2) as usize * half + block as usize * self.block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all(block: usize, element: Element) -> [Collective; 6] {
+        let operation = Operation::Sum;
+        [
+            Collective::Barrier,
+            Collective::AllGather { block },
+            Collective::AllToAll { block },
+            Collective::ReduceScatter { block, element, operation },
+            Collective::AllReduce { len: block, element, operation },
+            Collective::Broadcast { root: 0, len: block },
+        ]
+    }
+
+    /// Any length, and often one near which sums and products overflow, or a short one.
+    fn lengths() -> impl Strategy<Value = usize> {
+        let near = |end: usize| (0..4096usize).prop_map(move |before| end - before);
+        prop_oneof![0..4096usize, any::<usize>(), near(usize::MAX), near(usize::MAX / 2), near(1 << 35)]
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_has_room_for_both_halves_of_its_output_or_takes_more_than_there_is(
+            block in lengths(),
+            element in prop::sample::select(&[Element::I32, Element::F64][..]),
+            ranks in 0u32..=40,
+        ) {
+            for collective in all(block, element) {
+                let blocks = match collective {
+                    _ if ranks == 0 => 0,
+                    Collective::Barrier => 0,
+                    Collective::AllGather { .. } | Collective::AllToAll { .. } => ranks as usize,
+                    _ => 1,
+                };
+                // An all-reduce has whole numbers.
+                let output = match collective {
+                    Collective::AllReduce { .. } => block - block % element.bytes(),
+                    _ => block,
+                };
+                let (bytes, least) = (collective.bytes(ranks), output.saturating_mul(blocks).saturating_mul(2));
+                prop_assert!(bytes >= least, "{} of {} ranks: {}, not {}", collective, ranks, bytes, least);
+                let is_aligned = bytes.is_multiple_of(2 * ALIGNMENT);
+                prop_assert!(is_aligned || bytes == usize::MAX, "{}: {}", collective, bytes);
+                if ranks == 0 {
+                    prop_assert_eq!((bytes, collective.notifications(ranks)), (0, 0), "{}", collective);
+                }
+                if block > MOST && collective != Collective::Barrier {
+                    let is_of = |error: &_| {
+                        matches!(error, CollectiveError::TooLong { bytes, limit: MOST } if *bytes == block)
+                    };
+                    prop_assert!(collective.check(&[0]).is_err_and(|error| is_of(&error)), "{}", collective);
+                }
+            }
+        }
     }
 }

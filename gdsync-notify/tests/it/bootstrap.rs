@@ -397,6 +397,28 @@ fn a_thread_that_comes_too_late_is_named() {
 }
 
 #[test]
+fn the_longest_time_out_is_no_limit() {
+    let local = Rendezvous::Local(format!("no limit {}", std::process::id()));
+    let root = Rendezvous::Root(format!("127.0.0.1:{}", free_port()));
+    let met = |at: &Rendezvous, rank| Bootstrap::join(&Job::new(rank, 2, at.clone()).unwrap(), Duration::MAX);
+    // Nothing else ends the wait for a rank that panics.
+    let (done, all) = std::sync::mpsc::channel();
+    let run = |rank: Box<dyn FnOnce() -> Bootstrap + Send>| {
+        let done = done.clone();
+        std::thread::spawn(move || {
+            exchange(&mut rank(), 3);
+            done.send(()).unwrap();
+        });
+    };
+    Bootstrap::threads(2, Duration::MAX).unwrap().into_iter().for_each(|one| run(Box::new(|| one)));
+    for (at, rank) in [(&local, 0), (&local, 1), (&root, 0), (&root, 1)] {
+        let at = at.clone();
+        run(Box::new(move || met(&at, rank).unwrap()));
+    }
+    (0..6).for_each(|_| all.recv_timeout(LONG).unwrap());
+}
+
+#[test]
 fn ranks_that_are_at_different_exchanges_are_an_error_everywhere() {
     let ranks = Bootstrap::threads(3, LONG).unwrap();
     let errors = std::thread::scope(|scope| {

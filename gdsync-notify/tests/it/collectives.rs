@@ -375,6 +375,12 @@ fn what_cannot_be_is_refused_on_all_ranks() {
         assert_eq!(error, expected);
         let error = refused(team, &segment, Collective::AllToAll { block: (1 << 30) + 1 });
         assert!(matches!(error, CollectiveError::TooLong { limit, .. } if limit == 1 << 30), "{error}");
+        // No address space holds its output.
+        let longest = Collective::AllGather { block: usize::MAX };
+        let error = refused(team, &segment, longest).to_string();
+        let expected =
+            "a block of 18446744073709551615 bytes is longer than the 1073741824 that one message carries";
+        assert!(longest.bytes(3) == usize::MAX && error.starts_with(expected), "{error}");
         let error = refused(team, &segment, Collective::Broadcast { root: 3, len: 1 });
         assert!(matches!(error, CollectiveError::Root { root: 3, ranks: 3 }), "{error}");
         let element = Element::F64;

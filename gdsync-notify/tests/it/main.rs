@@ -21,6 +21,7 @@ mod notify;
 mod notify_device;
 mod notify_model;
 mod notify_rig;
+mod own_requests;
 mod pairs;
 mod ranks;
 mod registered;
