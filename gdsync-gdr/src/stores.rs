@@ -3,6 +3,7 @@
 
 use crate::backend::MappingError;
 use crate::mapping::{Mapping, fork_generation};
+use gdsync_sys::host::cores;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -72,7 +73,8 @@ fn lock() -> Locked {
 
 /// Copies to a mapping, which it keeps. Its drop waits for them.
 ///
-/// Copies to overlapping GPU memory, also of several values, take effect in the order in which they were begun.
+/// Copies to overlapping GPU memory, also of several values, take effect in the order in which they were begun. Others take
+/// effect in any order, and so do the bytes of all.
 #[derive(Debug)]
 pub struct Stores {
     group: u64,
@@ -94,7 +96,8 @@ impl Stores {
     }
 
     /// Begins to copy `len` bytes from `from` to `offset` of the mapping, where the GPU's address is `gpu`. Returns false for
-    /// few bytes, and if the mapping cannot be written: [`Mapping::copy_to`] says why not.
+    /// few bytes (less than 32 KiB), if the mapping cannot be written ([`Mapping::copy_to`] says why not), and in a process
+    /// that was forked after the first value was made, which has no threads for that.
     ///
     /// # Safety
     /// The bytes are readable until a later [`Self::finish`] has returned or the value is dropped. Another process may write
@@ -103,15 +106,14 @@ impl Stores {
         if len < MIN_LEN || self.mapping.checked_address(offset, len).is_err() {
             return false;
         }
-        Self::await_copies(gpu, len);
-        self.add(gpu, offset, from, len);
+        let Some(copies) = await_those(overlapping(gpu, len)) else { return false };
+        self.add(copies, gpu, offset, from, len);
         true
     }
 
-    fn add(&self, gpu: u64, offset: usize, from: *const u8, len: usize) {
+    fn add(&self, mut copies: Locked, gpu: u64, offset: usize, from: *const u8, len: usize) {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let copy = Copy { number, mapping: self.mapping.clone(), offset, from, len };
-        let mut copies = lock();
         self.has_begun.store(true, Ordering::Relaxed);
         copies.open.insert(copy.number, (self.group, gpu..gpu + copy.len as u64));
         copies.waiting.push_back(copy);
@@ -125,7 +127,7 @@ impl Stores {
     /// before, by this thread or under a lock, are seen.
     pub fn await_copies(gpu: u64, len: usize) {
         if OPEN.load(Ordering::Relaxed) > 0 {
-            drop(await_those(|_, to| to.start < gpu + len as u64 && gpu < to.end));
+            drop(await_those(overlapping(gpu, len)));
         }
     }
 
@@ -162,6 +164,10 @@ impl Copies {
         self.count();
         next
     }
+}
+
+fn overlapping(gpu: u64, len: usize) -> impl Fn(u64, &Range<u64>) -> bool {
+    move |_, to| to.start < gpu + len as u64 && gpu < to.end
 }
 
 /// Performs copies until none is open that is awaited. `None` in a child, where copies of its parent do not go on.
@@ -202,8 +208,7 @@ fn start_threads() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         PROCESS.store(fork_generation(), Ordering::Relaxed);
-        let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let threads = if cfg!(test) { 2 } else { (cores / CORES_PER_THREAD).min(MOST_THREADS) };
+        let threads = if cfg!(test) { 2 } else { (cores() / CORES_PER_THREAD).min(MOST_THREADS) };
         for _ in 0..threads {
             let builder = thread::Builder::new().name("gdsync-stores".to_owned());
             if let Err(error) = gdsync_sys::thread::start(builder, serve) {
@@ -284,6 +289,27 @@ mod tests {
     }
 
     #[test]
+    fn a_child_begins_none() {
+        let ([stores], gpu) = memory(5, PART);
+        let bytes = vec![7; PART];
+        // SAFETY: the child exits without running the test harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // Made before the fork, and after it.
+            let own = Mapping::stand_in(PART).map(|mapping| Stores::new(Arc::new(mapping)));
+            // SAFETY: the bytes outlive the values.
+            let begun = |stores: &Stores| unsafe { stores.begin(gpu, 0, bytes.as_ptr(), PART) };
+            let code = own.map_or(2, |own| i32::from(begun(&stores) || begun(&own)));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for a child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0), "status {status:#x}");
+    }
+
+    #[test]
     fn what_cannot_be_written_or_is_short_is_not_begun() {
         let (([stores], gpu), bytes) = (memory(3, PART), vec![7; 2 * PART]);
         for (at, len) in [(1, PART), (0, PART - 1)] {
@@ -298,7 +324,7 @@ mod tests {
         let (([fails, other], gpu), bytes) = (memory(4, 2 * PART), vec![7; PART]);
         // The second leaves the mapping.
         for (group, at) in [(&fails, 0), (&fails, PART + 1), (&other, PART)] {
-            group.add(gpu, at, bytes.as_ptr(), PART);
+            group.add(lock(), gpu, at, bytes.as_ptr(), PART);
         }
         assert!(matches!(fails.finish(), Err(MappingError::OutOfBounds { .. })));
         assert_eq!((fails.finish(), other.finish()), (Ok(()), Ok(())));

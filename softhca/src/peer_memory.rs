@@ -89,6 +89,13 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
         Ok(AsyncCopy::Unsupported)
     }
 
+    /// Returns whether copies that were begun take effect in order, each with its first byte first, and before a later
+    /// [`Self::write`]. Without that, the card ends them before it writes the end of a message, whose last byte programs
+    /// poll.
+    fn keeps_order(&self) -> bool {
+        true
+    }
+
     /// Asks a client that collects copies to start those begun on this region, while the card does other work. A failure
     /// shows in [`Self::finish`].
     fn start(&self) {}
@@ -202,6 +209,10 @@ impl PeerMapping {
     ) -> Result<AsyncCopy, PeerFailure> {
         // SAFETY: guaranteed by the caller.
         self.copy(|region| unsafe { region.begin_write(addr, from, len) })
+    }
+
+    pub(crate) fn keeps_order(&self) -> bool {
+        self.copy(|region| Ok(region.keeps_order())).unwrap_or(false)
     }
 
     /// # Errors

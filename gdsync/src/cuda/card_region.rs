@@ -29,7 +29,7 @@ pub(crate) unsafe trait CardBuffer: Send + Sync {
 pub(crate) struct CardRegion {
     /// Unique, as the regions of all cards copy on the same context.
     number: u64,
-    /// True if copies of the driver were begun since the last [`Self::finish`]. Without them, no lock of theirs is taken:
+    /// True if the region may have copies of the driver, or a failure of one. Without them, no lock of theirs is taken:
     /// another card's thread may have it, and wait in the driver.
     has_copies: AtomicBool,
     // Dropped in this order.
@@ -76,10 +76,11 @@ impl CardRegion {
         }
     }
 
-    /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver. Returns false if the
-    /// host memory is in none of the card's buffers, or cannot be pinned. If the CPU stores to the GPU memory, it does so
-    /// here, too: then the card calls no function of the driver, in which a thread of the program may wait for what the card
-    /// is to store.
+    /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver; or, to GPU memory that
+    /// the CPU has mapped, stores of the CPU, which have ended when [`Self::finish`] returns: then the card calls no
+    /// function of the driver, in which a thread of the program may wait for what the card is to store. Returns false if
+    /// the host memory is in none of the card's buffers or cannot be pinned, and if the mapping takes no such stores
+    /// ([`Stores::begin`]).
     ///
     /// # Safety
     /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
@@ -103,6 +104,11 @@ impl CardRegion {
         context.peer_copies.lock().add(PeerCopy { region: self.number, gpu, range, host, len, is_read });
         self.has_copies.store(true, Ordering::Relaxed);
         true
+    }
+
+    /// Returns whether writes take effect in the order of [`Self::begin`]: those of the driver's stream do.
+    pub(crate) fn keeps_order(&self) -> bool {
+        self.stores.is_none()
     }
 
     /// Gives the copies that all regions have begun on the context to the driver: together, they take it less time.
@@ -134,7 +140,6 @@ impl CardRegion {
     pub(crate) fn finish(&self) -> Result<(), String> {
         let stored = self.stores.as_ref().map_or(Ok(()), Stores::finish).map_err(|error| error.to_string());
         let copied = self.wait(|copier| self.start_by(copier));
-        self.has_copies.store(false, Ordering::Relaxed);
         copied.map_err(|error| error.to_string()).and(stored)
     }
 
@@ -148,7 +153,11 @@ impl CardRegion {
 
     fn wait(&self, start: impl FnOnce(&mut Copier)) -> Result<(), CudaError> {
         let context = self.memory.context();
-        if !self.has_copies.load(Ordering::Relaxed) || !context.peer_copies.lock().concerns(self.number) {
+        if !self.has_copies.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if !context.peer_copies.lock().concerns(self.number) {
+            self.has_copies.store(false, Ordering::Relaxed);
             return Ok(());
         }
         let performed = context.with_copier(|copier| {
@@ -165,14 +174,18 @@ impl CardRegion {
             // The context does not answer. The copies must not run later, when the card has reused their memory.
             pending.remove(self.number);
         }
-        performed.and(pending.take_failure(self.number))
+        let outcome = performed.and(pending.take_failure(self.number));
+        self.has_copies.store(pending.concerns(self.number), Ordering::Relaxed);
+        outcome
     }
 }
 
 impl Drop for CardRegion {
     fn drop(&mut self) {
         // The card dropped the region, and needs no outcome.
-        self.memory.context().peer_copies.lock().remove(self.number);
+        if *self.has_copies.get_mut() {
+            self.memory.context().peer_copies.lock().remove(self.number);
+        }
     }
 }
 

@@ -103,6 +103,10 @@ mod gpu_memory {
             Ok(started(unsafe { self.0.begin(addr, from as usize, len, false, HostRange::of) }))
         }
 
+        fn keeps_order(&self) -> bool {
+            self.0.keeps_order()
+        }
+
         fn start(&self) {
             self.0.start();
         }

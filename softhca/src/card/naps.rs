@@ -1,17 +1,12 @@
 //! How long a card's thread polls for work before it naps, and how long it naps; which naps work has waited for.
 
-use super::pollers::{FEW_CORES, NAP, cores};
+use super::pollers::{FEW_CORES, NAP};
+use gdsync_sys::host::cores;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The shortest time slice of a thread (`sched_setattr(2)`).
 const SLICE: Duration = Duration::from_micros(100);
-
-/// Makes the calling thread's sleeps end on time: by default Linux extends them by up to 50 µs.
-pub(super) fn use_fine_timers() {
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
-}
 
 /// Asks for the shortest time slice, so that the calling thread, once awake, soon preempts a thread that polls. Linux
 /// grants it from 6.12 on; before, the slice stays as it was.

@@ -10,7 +10,7 @@
 //! `at_work` and then loads `asleep` (all SeqCst), so at least one of them announces the sleep. A poller that leaves
 //! without having found anything, or while another thread has the engine's lock, delays a packet by [`NAP`] at most.
 
-use std::sync::OnceLock;
+use gdsync_sys::host::cores;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -38,12 +38,6 @@ const STEADY: u32 = 32;
 
 /// Number of steps without work in succession after which a poller yields its core.
 const PATIENCE: u32 = 8;
-
-/// Returns the number of cores that the process may use; 1 if the system does not say.
-pub(super) fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
-}
 
 /// Returns whether threads that poll should call [`Card::assist`](super::device::Card::assist).
 pub fn has_few_cores() -> bool {

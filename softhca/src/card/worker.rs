@@ -5,13 +5,15 @@
 use super::engine::{Engine, RungPages};
 use super::listeners::{self, Listener};
 use super::memory::region::UsedPages;
-use super::naps::{Spin, count_late_nap, nap_length, use_fine_timers, use_short_slices};
-use super::pollers::{NAP, Pollers, Recent, cores, has_few_cores};
+use super::naps::{Spin, count_late_nap, nap_length, use_short_slices};
+use super::pollers::{NAP, Pollers, Recent, has_few_cores};
 use super::port::Port;
 use super::reports::Event;
 use crate::fabric::Sleeper;
 use crate::os::{guard, socket};
 use gdsync_sys::contain::contain;
+use gdsync_sys::host::cores;
+use gdsync_sys::pause::use_fine_timers;
 use gdsync_sys::wake;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};

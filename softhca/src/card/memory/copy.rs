@@ -1,6 +1,6 @@
 //! Copies between payloads and registered memory, and atomic operations on it.
 
-use super::peer_copies::PeerCopies;
+use super::peer_copies::{MIN_DIRECT, PeerCopies};
 use crate::fabric::{MAX_PAYLOAD, PayloadPart};
 use crate::os::guard::guarded;
 use crate::os::host::{Gone, copy_piece, read, write};
@@ -128,20 +128,34 @@ unsafe fn begin_copy(
     lost: &mut Option<Gone>,
 ) -> Result<(), MemoryFailure> {
     let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
+    let len = parts.iter().map(|(_, len)| len).sum::<usize>().min(targets.iter().map(|(_, room)| room).sum());
+    // A short one waits for the others as a whole.
+    let mut before_end = if len >= MIN_DIRECT + END { len - END } else { 0 };
     for &(at, room) in targets {
         match at {
-            // SAFETY: the caller guarantees this.
-            Location::Host(to) => _ = unsafe { source.copy_to(to, room, lost) }?,
-            // SAFETY: the caller guarantees this.
-            Location::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, peers) }?,
+            Location::Host(to) => {
+                // The CPU's stores would overtake all others.
+                peers.end_packet()?;
+                // SAFETY: the caller guarantees this.
+                let copied = unsafe { source.copy_to(to, room, lost) }?;
+                before_end = before_end.saturating_sub(copied);
+            }
+            Location::Peer(memory, addr) => {
+                // SAFETY: the caller guarantees this.
+                unsafe { copy_to_peer(&mut source, memory, addr, room, peers, &mut before_end) }?
+            }
         }
     }
     Ok(())
 }
 
-/// Copies the next bytes, `room` at most, to peer memory. If the client does not copy directly, the bytes of one packet
-/// are collected for one call: programs and other processes may write to the parts at any time, so a client cannot get
-/// them as a slice.
+/// Bytes at the end of a message that are written after all others, where a client's copies keep no order: programs poll
+/// the last byte.
+const END: usize = 4096;
+
+/// Copies the next bytes, `room` at most, to peer memory; there are `before_end` before the packet's end. If the client
+/// does not copy directly, the bytes of one packet are collected for one call: programs and other processes may write to
+/// the parts at any time, so a client cannot get them as a slice.
 ///
 /// # Safety
 /// As [`begin_copy`].
@@ -151,11 +165,19 @@ unsafe fn copy_to_peer(
     addr: u64,
     room: usize,
     peers: &mut PeerCopies,
+    before_end: &mut usize,
 ) -> Result<(), MemoryFailure> {
     let (mut done, mut directly) = (0, true);
     while done < room {
         let at = addr.wrapping_add(done as u64);
-        let (from, count) = source.peek(room - done);
+        let mut room = room - done;
+        if peers.overtakes(memory) {
+            match *before_end {
+                0 => peers.end_packet()?,
+                left => room = room.min(left),
+            }
+        }
+        let (from, count) = source.peek(room);
         if count == 0 {
             break;
         }
@@ -164,15 +186,16 @@ unsafe fn copy_to_peer(
         if directly {
             source.skip(count);
             done += count;
+            *before_end = before_end.saturating_sub(count);
             continue;
         }
         let bounce = &mut peers.bounce;
         bounce.resize(MAX_PAYLOAD, 0);
         // SAFETY: the caller guarantees this; the buffer has room for that, and is no part.
-        let count =
-            unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD), &mut None) }?;
+        let count = unsafe { source.copy_to(bounce.as_mut_ptr(), room.min(MAX_PAYLOAD), &mut None) }?;
         memory.write(at, &bounce[..count])?;
         done += count;
+        *before_end = before_end.saturating_sub(count);
     }
     Ok(())
 }

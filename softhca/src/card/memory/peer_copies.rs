@@ -124,6 +124,13 @@ impl PeerCopies {
         Ok(true)
     }
 
+    /// Returns whether bytes for that memory may overtake others of the packet that is handled or those before, while a
+    /// program polls the last one: the packet ends with its copies, and a client keeps no order.
+    pub(crate) fn overtakes(&self, memory: &PeerMapping) -> bool {
+        let all_keep_order = || self.pending.iter().all(|copying| copying.memory.keeps_order());
+        self.later.is_none() && !(memory.keeps_order() && all_keep_order())
+    }
+
     /// Ends the copies of the packet that is handled: waits for all copies in progress, those of earlier packets included,
     /// unless they may end later.
     ///

@@ -101,7 +101,6 @@ driver! {
     stream_synchronize = c"cuStreamSynchronize": fn(CuStream);
     host_alloc = c"cuMemHostAlloc": fn(*mut *mut u8, usize, c_uint);
     host_register = c"cuMemHostRegister_v2": fn(*mut u8, usize, c_uint);
-    host_unregister = c"cuMemHostUnregister": fn(*mut u8);
     to_host = c"cuMemcpyDtoHAsync_v2": fn(*mut u8, u64, usize, CuStream);
     to_device = c"cuMemcpyHtoDAsync_v2": fn(u64, *const u8, usize, CuStream);
 }
@@ -206,19 +205,14 @@ impl Driver {
         Ok(memory)
     }
 
-    /// Pins memory for all contexts.
+    /// Pins memory for all contexts, for the life of the process.
     ///
     /// # Safety
-    /// It stays mapped until [`Self::unpin`].
+    /// It stays mapped.
     pub(super) unsafe fn pin(&self, address: usize, len: usize) -> Result<(), PeerMemoryError> {
         let memory = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: the caller guarantees mapped memory; a context is current.
         check("cuMemHostRegister", unsafe { (self.host_register)(memory, len, PORTABLE) })
-    }
-
-    pub(super) fn unpin(&self, address: usize) {
-        // SAFETY: the driver refuses an address that it has not pinned.
-        let _ = unsafe { (self.host_unregister)(std::ptr::with_exposed_provenance_mut(address)) };
     }
 
     /// Waits for the copies that were begun on a stream.

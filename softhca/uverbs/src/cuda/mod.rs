@@ -301,6 +301,10 @@ impl PeerRegion for Region {
         self.begin(from, len, |driver, stream| unsafe { driver.copy_in(addr, from, len, stream) })
     }
 
+    fn keeps_order(&self) -> bool {
+        self.stores.is_none()
+    }
+
     fn finish(&self) -> Result<(), PeerMemoryError> {
         let stored = self.stores.as_ref().map_or(Ok(()), |(_, stores)| stores.finish());
         self.finish_started().and(stored.map_err(|error| PeerMemoryError::new(error.to_string())))
@@ -308,7 +312,7 @@ impl PeerRegion for Region {
 
     /// The driver's copies alone: the CPU's stores may go on while the card has more read.
     fn finish_started(&self) -> Result<(), PeerMemoryError> {
-        // The thread of another card may have the copier, and wait in the driver for what this card has yet to tell.
+        // The thread of another card may have the copier, and wait in the driver for a message that this card has yet to deliver.
         if !self.has_copies.swap(false, Ordering::Relaxed) {
             return Ok(());
         }

@@ -2,10 +2,16 @@
 
 use super::driver::Driver;
 use parking_lot::Mutex;
-use softhca::HostRange;
+use softhca::{HostRange, PeerMemoryError};
 use std::collections::BTreeMap;
 
-/// The ranges that were seen, by their first addresses, each with whether the driver has pinned it.
+/// Most bytes of cards that are gone (of a link to a process, about 2 MiB) with which more memory is pinned. Beyond, copies
+/// from and to the memory of new links go through the copier's buffer.
+const MOST_UNUSED: usize = 256 << 20;
+
+/// The ranges that were seen, by their first addresses, each with whether the driver has pinned it. It stays pinned when
+/// its card is gone: to unpin it would wait for streams that may wait for another card, and these would wait for the locks
+/// of the thread that unpins.
 #[derive(Debug, Default)]
 pub(super) struct Pinned(Mutex<BTreeMap<usize, (HostRange, bool)>>);
 
@@ -20,16 +26,20 @@ impl Pinned {
             return *pinned;
         }
         let Some(range) = HostRange::of(address, len) else { return false };
-        // The memory of cards that are gone need not stay pinned.
-        known.retain(|base, (range, pinned)| {
-            let stays = range.is_in_use();
-            if !stays && *pinned {
-                driver.unpin(*base);
-            }
-            stays
-        });
-        // SAFETY: the range stays mapped while it is in `known`.
-        let pinned = unsafe { driver.pin(range.address(), range.len()) };
+        known.retain(|_, (range, pinned)| *pinned || range.is_in_use());
+        let unused: usize = known
+            .values()
+            .map(|(range, _)| range)
+            .filter(|range| !range.is_in_use())
+            .map(HostRange::len)
+            .sum();
+        let pinned = match unused {
+            // SAFETY: a pinned range stays in `known`, and so mapped.
+            0..MOST_UNUSED => unsafe { driver.pin(range.address(), range.len()) },
+            _ => Err(PeerMemoryError::new(format!(
+                "{unused} bytes of cards that are gone are pinned, which is the limit"
+            ))),
+        };
         let pinned = pinned
             .inspect_err(|error| tracing::debug!(?range, %error, "memory of a card is not pinned"))
             .is_ok();

@@ -115,10 +115,6 @@ unsafe extern "C" fn pin(_: *mut u8, _: usize, _: c_uint) -> c_int {
     INVALID_VALUE
 }
 
-unsafe extern "C" fn unpin(_: *mut u8) -> c_int {
-    INVALID_VALUE
-}
-
 /// Returns the part of the array that a copy accesses, if the copy is allowed.
 fn place(at: u64, len: usize) -> Option<std::ops::Range<usize>> {
     let start = usize::try_from(at.checked_sub(BASE)?).ok()?;
@@ -154,7 +150,6 @@ fn client() -> Client {
             stream_synchronize: synchronize,
             host_alloc: pinned,
             host_register: pin,
-            host_unregister: unpin,
             to_host,
             to_device,
         })
@@ -225,11 +220,11 @@ fn a_mapping_takes_all_stores_and_small_loads_and_the_driver_the_rest() {
     let mut got = vec![0; Mapping::READ_BY_DRIVER - 1];
     region.read(end - got.len() as u64, &mut got).unwrap();
     assert!(got == sent[sent.len() - got.len()..]);
-    // The driver's memory is another one here, and has none of it.
+    // The driver copies from other memory here, which has none of it.
     let mut got = vec![0; sent.len()];
     region.read(BASE + 64, &mut got).unwrap();
     assert!(got != sent);
-    // What begins before the mapping, or ends behind it.
+    // Ranges that begin before the mapping, or end after it.
     for at in [BASE + 60, end - 4] {
         region.write(at, &[1; 8]).unwrap();
         let mut got = [0; 8];

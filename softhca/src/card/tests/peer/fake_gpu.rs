@@ -43,6 +43,8 @@ pub struct Buffer {
     pub writes_left: AtomicI64,
     /// True if copies start in one call and end in another. They count as reads and writes at the start.
     pub begins: AtomicBool,
+    /// True if copies that were begun take effect in any order.
+    pub unordered: AtomicBool,
     /// Number of waits for copies that still succeed.
     pub finishes_left: AtomicI64,
     under_way: Mutex<Vec<Copying>>,
@@ -106,6 +108,7 @@ pub fn allocate(len: usize) -> Arc<Buffer> {
         reads_left: AtomicI64::new(ALWAYS),
         writes_left: AtomicI64::new(ALWAYS),
         begins: AtomicBool::new(false),
+        unordered: AtomicBool::new(false),
         finishes_left: AtomicI64::new(ALWAYS),
         under_way: Mutex::default(),
         calls: Mutex::default(),
@@ -274,6 +277,10 @@ impl PeerRegion for FakeRegion {
         len: usize,
     ) -> Result<AsyncCopy, PeerMemoryError> {
         self.buffer.begin(false, addr, from.cast_mut(), len)
+    }
+
+    fn keeps_order(&self) -> bool {
+        !self.buffer.unordered.load(SeqCst)
     }
 
     fn start(&self) {

@@ -27,6 +27,67 @@ fn the_copies_of_a_message_are_waited_for_once() {
     }
 }
 
+#[test]
+fn where_copies_keep_no_order_the_end_of_a_message_follows_them() {
+    for (cards, len) in CARDS.into_iter().flat_map(|cards| [60_000, 104_000, SHORT].map(|len| (cards, len))) {
+        let mut setting = Setting::of(cards);
+        setting.target.gpu().unordered.store(true, SeqCst);
+        setting.source.set(&pattern(LONG, cards));
+        setting.post(Opcode::RdmaWrite, len);
+        setting.run();
+        success(setting.left.cq.poll());
+        assert!(setting.target.get()[..len] == pattern(LONG, cards)[..len]);
+        let calls = setting.target.gpu().take_calls();
+        let [.., (_, Call::BeginWrite), (_, Call::Wait), (_, Call::Write)] = calls[..] else {
+            panic!("{len} bytes: {calls:?}")
+        };
+        // All but the end was copied meanwhile.
+        assert_eq!(places(&calls, Call::Wait).len(), 1, "{calls:?}");
+    }
+}
+
+#[test]
+fn the_end_of_a_list_follows_copies_that_keep_no_order() {
+    const LEN: usize = 60_000;
+    for flag in [8, 3000, 20_000] {
+        let mut setting = Setting::of(1);
+        setting.target.gpu().unordered.store(true, SeqCst);
+        let end = Memory::new(&setting.near, setting.domains[1], flag, true);
+        end.gpu().begins.store(true, SeqCst);
+        setting.source.set(&pattern(LONG, flag));
+        setting.right.post_recv(&[setting.target.data(0..LEN), end.data(0..flag)]);
+        post(&mut setting.left, Opcode::Send, None, &setting.source.all(LEN + flag));
+        setting.run();
+        success(setting.left.cq.poll());
+        assert!(setting.target.get()[..LEN] == pattern(LONG, flag)[..LEN]);
+        assert!(end.get() == pattern(LONG, flag)[LEN..LEN + flag]);
+        let waited = places(&setting.target.gpu().take_calls(), Call::Wait)[0];
+        let written = places(&end.gpu().take_calls(), Call::Write);
+        assert!(written.last().is_some_and(|last| waited < *last), "{flag} bytes");
+    }
+}
+
+#[test]
+fn bytes_of_the_host_are_written_after_those_of_the_gpu_before_them() {
+    const LEN: usize = 60_000;
+    for fails in [false, true] {
+        let mut setting = Setting::of(1);
+        let flag = Memory::new(&setting.near, setting.domains[1], 8, false);
+        setting.source.set(&pattern(LONG, 7));
+        setting.target.gpu().finishes_left.store(i64::from(!fails), SeqCst);
+        setting.right.post_recv(&[setting.target.data(0..LEN), flag.data(0..8)]);
+        post(&mut setting.left, Opcode::Send, None, &setting.source.all(LEN + 8));
+        setting.run();
+        // What cannot be written before the flag leaves the flag as it was.
+        let seen = if fails { vec![0; 8] } else { pattern(LONG, 7)[LEN..LEN + 8].to_vec() };
+        assert_eq!(flag.get(), seen);
+        assert_eq!(
+            setting.target.gpu().take_calls().iter().filter(|(_, call)| *call == Call::Wait).count(),
+            1
+        );
+    }
+}
+
 /// Returns the places of calls of a kind in the order of all calls.
 fn places(calls: &[(usize, Call)], kind: Call) -> Vec<usize> {
     calls.iter().filter(|(_, call)| *call == kind).map(|(place, _)| *place).collect()
