@@ -11,6 +11,13 @@ pub fn page_size() -> usize {
     usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
+/// Returns the number of cores that the process may use; 1 if the system does not say. The first call reads files and
+/// allocates; others return its answer.
+pub fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
+}
+
 /// Returns the nanoseconds of `CLOCK_MONOTONIC`, one clock for all processes of a host.
 pub fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -70,7 +70,7 @@ fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
         info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = gdsync_sys::host::cores();
     let cpu = model.map_or(std::env::consts::ARCH, |(_, model)| model.trim());
     let time = json::time(SystemTime::now());
     format!(

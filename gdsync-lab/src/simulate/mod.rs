@@ -35,7 +35,6 @@ use softhca::liberties::{Liberties, Schedule};
 use stage::perform;
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::thread;
 use totals::Totals;
 
 /// Maximum number of runs in which a failing program is shrunk.
@@ -59,9 +58,7 @@ pub(crate) fn run(options: &SimulateOptions) -> Result<(), Failure> {
         operations += made.steps.len() as u64;
         Some(made)
     });
-    let jobs = options
-        .jobs
-        .map_or_else(|| thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize);
+    let jobs = options.jobs.map_or_else(gdsync_sys::host::cores, |jobs| jobs as usize);
     let Outcome { totals, failure } = perform_all(episodes, jobs);
     match (failure, refused) {
         (Some((episode, error)), _) => Err(explain(&episode, &error, totals.steps).into()),

@@ -1,7 +1,7 @@
 //! Waiting for memory that another thread, a card or a process writes, without occupying a core.
 
 use super::wake::{self, Helper};
-use std::sync::OnceLock;
+use crate::host::cores;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -141,18 +141,13 @@ impl Drop for Sleeper {
     }
 }
 
-/// Queries the number of cores, which is then kept for the life of the process, so that no wait has to: the query
-/// reads files and allocates.
+/// Queries the number of cores, so that no wait has to ([`cores`]).
 pub fn prepare() {
-    spin_limit();
+    cores();
 }
 
 fn spin_limit() -> Duration {
-    static TIME: OnceLock<Duration> = OnceLock::new();
-    *TIME.get_or_init(|| {
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        Duration::from_micros(if cores <= 2 { 10 } else { 100 })
-    })
+    Duration::from_micros(if cores() <= 2 { 10 } else { 100 })
 }
 
 /// Makes the calling thread's sleeps end on time: by default Linux may prolong them by 50 µs.

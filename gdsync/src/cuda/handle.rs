@@ -3,6 +3,7 @@
 use crate::cuda::gate::Busy;
 use crate::cuda::{CudaError, check};
 use cudarc::driver::{CudaStream as CudarcStream, sys};
+use gdsync_gdr::driver;
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
@@ -138,26 +139,33 @@ impl StreamHandle {
 /// as registering memory (`cuThreadExchangeStreamCaptureMode`).
 #[derive(Debug)]
 pub struct RelaxedCapture {
-    before: sys::CUstreamCaptureMode,
+    /// None without a driver.
+    before: Option<sys::CUstreamCaptureMode>,
     /// The capture mode is per thread.
     _not_send: PhantomData<*mut ()>,
 }
 
 impl RelaxedCapture {
     /// Sets the calling thread's mode. If the driver refuses, nothing changes, and its next call reports the reason.
+    /// Without a driver, there is nothing to set.
     #[expect(clippy::new_without_default, reason = "it changes the thread's mode")]
     pub fn new() -> Self {
-        let mut before = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `before` is a valid place, which receives the previous mode.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut before) };
+        let before = driver::initialise().is_ok().then(|| {
+            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            // SAFETY: `mode` is a valid place, which receives the previous mode.
+            unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+            mode
+        });
         RelaxedCapture { before, _not_send: PhantomData }
     }
 }
 
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+        if let Some(mode) = &mut self.before {
+            // SAFETY: as above.
+            unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) };
+        }
     }
 }
 
@@ -178,6 +186,12 @@ mod tests {
         unsafe { stream.promise_no_capture() };
         assert_eq!(stream.check_not_capturing(), Ok(()));
         assert_eq!(stream.check_may_be_captured(), Err(CudaError::NeverCaptured));
+    }
+
+    #[test]
+    fn without_a_driver_a_thread_has_no_mode() {
+        let mode = RelaxedCapture::new();
+        assert_eq!(mode.before.is_some(), driver::initialise().is_ok());
     }
 
     #[test]

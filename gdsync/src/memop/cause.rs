@@ -17,7 +17,8 @@ pub trait WaitCause: Debug + Send + Sync {
     /// Returns the numbers of this process's queue pairs whose completions, or whose peers' requests, end it.
     fn queue_pairs(&self) -> Vec<u32>;
 
-    /// Returns the end of what would have ended the wait, such as the death of a rank, if nothing does any more.
+    /// Returns the end of what would have ended the wait, such as the death of a rank, if nothing does any more. The
+    /// stream is locked: this calls none of its functions.
     fn gone(&self) -> Option<Gone> {
         None
     }

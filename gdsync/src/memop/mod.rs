@@ -204,8 +204,11 @@ pub unsafe trait MemOpStream: Send + Sync {
     /// Called if the stream signals after every submission ([`crate::stream::StreamOptions::always_signal`]). `probe`
     /// returns whether the stream has performed everything. A backend that does not own its stream calls it instead
     /// of asking the stream, which the program may have destroyed.
-    fn idle_probe(&self, quiet: Arc<dyn Fn() -> bool + Send + Sync>) {
-        let _ = quiet;
+    ///
+    /// # Safety
+    /// `probe` tells the truth, and neither blocks nor calls this library: memory is released because of its answer.
+    unsafe fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
+        let _ = probe;
     }
 
     /// True if [`Self::submit`] performs the operations before it returns, and so may block. [`crate::Stream`] serves
@@ -274,7 +277,11 @@ pub unsafe trait MemOpStream: Send + Sync {
 
     /// Ends the backend: it performs nothing further, leaves an unsatisfied wait, and calls `then` when it accesses no
     /// memory any more, possibly later and on another thread. Returns false, and does nothing, if it cannot.
-    fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {
+    ///
+    /// # Safety
+    /// What submitted operations name is kept until `then` is called, although [`Self::wait_idle`] may return
+    /// [`StreamError::Failed`] before.
+    unsafe fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {
         let _ = (reason, then);
         false
     }
@@ -307,12 +314,10 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
         fn caps() -> MemOpCaps;
         fn translate(addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
         fn epoch() -> u64;
-        fn idle_probe(probe: Arc<dyn Fn() -> bool + Send + Sync>);
         fn is_synchronous() -> bool;
         fn device() -> u64;
         fn reaches(memory: &GpuMemory) -> Result<(), StreamError>;
         fn check_same_gpu(memory: &GpuMemory) -> Result<(), StreamError>;
-        fn stop(reason: &str, then: Box<dyn FnOnce() + Send>) -> bool;
         fn wait_idle(timeout: Duration) -> Result<bool, StreamError>;
     }
 
@@ -329,6 +334,16 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
     ) -> Result<Staged, StreamError> {
         // SAFETY: the caller's.
         unsafe { (**self).write_bytes(to, kind, bytes) }
+    }
+
+    unsafe fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
+        // SAFETY: the caller's.
+        unsafe { (**self).idle_probe(probe) }
+    }
+
+    unsafe fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {
+        // SAFETY: the caller's.
+        unsafe { (**self).stop(reason, then) }
     }
 }
 

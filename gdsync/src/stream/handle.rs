@@ -7,8 +7,9 @@ use crate::memory::Timeline;
 use crate::qp::{PreparedSend, QueuePair};
 use crate::queue::WorkRequest;
 use crate::queue::send::PostMode;
+use crate::stream::end;
 use crate::stream::fast_path::FastPath;
-use crate::stream::in_flight::{self, InFlight};
+use crate::stream::in_flight::InFlight;
 use crate::stream::proxy;
 use crate::stream::state::{Engine, StreamState, WaitPlace};
 use crate::stream::watchdog::{StalledWait, Watchdog, Watched};
@@ -77,8 +78,7 @@ impl<B: MemOpStream> Stream<B> {
         let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
         let state = StreamState::new(&options);
         if options.always_signal {
-            let timeline = timeline.clone();
-            backend.idle_probe(Arc::new(move || timeline.is_quiet()));
+            end::offer_probe(&backend, &timeline);
         }
         let (caps, path, turn) = (backend.caps(), options.doorbells, Condvar::new());
         let stops = options.stop_at_death && !backend.is_synchronous();
@@ -207,7 +207,8 @@ impl<B: MemOpStream> Stream<B> {
     pub(super) fn post_parts(&self, batch: Batch, done: &mut Posted, whole: bool) -> Result<(), PostError> {
         let _span = tracing::enabled!(tracing::Level::TRACE)
             .then(|| tracing::trace_span!("post", descriptors = batch.len()).entered());
-        self.engine.post(self.lock(), batch, done, whole)
+        let is_held = self.engine.hold_waits(&batch.descriptors);
+        self.engine.post(self.lock(), batch, is_held, done, whole)
     }
 
     /// Waits until the stream has performed everything.
@@ -404,39 +405,6 @@ impl<B: MemOpStream> fmt::Debug for Stream<B> {
 
 impl<B: MemOpStream> Drop for Stream<B> {
     fn drop(&mut self) {
-        let mut state = self.lock();
-        let past = self.engine.reap(&mut state);
-        if state.in_flight.is_empty() {
-            return drop((state, past));
-        }
-        if let Some(stopped) = self.engine.stopped(&state) {
-            // No send of the rest leaves, and a backend that can end performs nothing of it.
-            state.in_flight.iter().for_each(InFlight::abort);
-            let timeline = self.engine.timeline.clone();
-            let queue_pairs: Vec<_> =
-                state.in_flight.iter().flat_map(InFlight::queue_pairs).cloned().collect();
-            let then = move || in_flight::end_orphans(&timeline, &queue_pairs);
-            if self.engine.backend.stop(&stopped.to_string(), Box::new(then)) {
-                let in_flight = std::mem::take(&mut state.in_flight);
-                drop((state, past));
-                return in_flight::orphan(&self.engine.timeline, in_flight);
-            }
-        }
-        let closed = self.engine.backend.wait_idle(Duration::ZERO).and_then(|idle| match idle {
-            true => {
-                self.engine.timeline.declare_passed(state.issued);
-                Ok(())
-            }
-            false => self.engine.write_closing_point(&mut state),
-        });
-        if let Err(StreamError::Failed { .. }) = closed {
-            return self.engine.abandon(state);
-        }
-        let in_flight = std::mem::take(&mut state.in_flight);
-        drop((state, past));
-        if let Err(error) = closed {
-            tracing::error!(%error, "a dropped stream cannot be made to write its timeline: what it names is never freed");
-        }
-        in_flight::orphan(&self.engine.timeline, in_flight);
+        self.engine.end(self.lock());
     }
 }

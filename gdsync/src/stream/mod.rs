@@ -8,6 +8,7 @@
 mod collector;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+mod end;
 mod fast_path;
 #[cfg(test)]
 mod first_post_tests;

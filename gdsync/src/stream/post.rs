@@ -20,16 +20,16 @@ use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
 
 impl<B: MemOpStream> Engine<B> {
-    /// Implements [`Stream::post_parts`](super::Stream::post_parts).
+    /// Implements [`Stream::post_parts`](super::Stream::post_parts). `is_held`: waits of the batch are held.
     pub(super) fn post(
         &self,
         state: MutexGuard<'_, StreamState>,
         batch: Batch,
+        is_held: bool,
         done: &mut Posted,
         whole: bool,
     ) -> Result<(), PostError> {
         let Batch { descriptors, unmerged } = batch;
-        let is_held = self.hold_waits(&descriptors);
         let mut rest = descriptors.into_iter();
         // Bound before the lock, and so dropped after it is released: the drops may take other locks.
         let mut past = Past::default();

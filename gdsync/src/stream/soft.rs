@@ -164,7 +164,7 @@ unsafe impl MemOpStream for SoftStream {
         self.shared.push(Item::Bytes(to, bytes.to_vec())).map(|()| None)
     }
 
-    fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {
+    unsafe fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {
         self.shared.stopped.get_or_init(|| reason.to_owned());
         let mut state = self.shared.lock();
         if state.ended {

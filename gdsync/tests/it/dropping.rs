@@ -1,8 +1,12 @@
 //! Streams that are dropped before their work is done, or fail.
 
+use crate::fan::connect;
 use gdsync::memop::{Condition, Word32};
-use gdsync::{Batch, PinnedMemory, SoftStream, Stream, WorkRequest};
-use gdsync_test_support::pair::{LONG, Pair, poll, soft, synchronize};
+use gdsync::{
+    Access, Batch, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePairConfig, SoftStream, Stream,
+    Trigger, WorkRequest,
+};
+use gdsync_test_support::pair::{self, LONG, Pair, poll, soft, synchronize};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -94,5 +98,30 @@ fn what_a_failed_stream_had_accepted_is_aborted() {
         if accepted {
             assert!(poll(&pair.left.send_cq()).status.unwrap_err().is_flush());
         }
+    }
+}
+
+#[test]
+fn a_send_is_dropped_although_a_stray_write_has_put_the_last_number_into_its_trigger() {
+    let pd = ProtectionDomain::new(&pair::device()).unwrap();
+    let words = MemoryRegion::allocate(&pd, 8, Access::all()).unwrap();
+    let trigger = Trigger::in_region(&words, 0).unwrap();
+    let left = pair::queue_pair(&pd, QueuePairConfig::default().trigger(&trigger)).unwrap();
+    let right = pair::queue_pair(&pd, QueuePairConfig::default()).unwrap();
+    connect(&left, &right);
+    let target = MemoryRegion::allocate(&pd, 8, Access::all()).unwrap();
+    let send = || left.prepare(WorkRequest::write_inline(b"whatever", target.remote())).unwrap();
+    let (posted, dropped) = (send(), send());
+    let stream = soft();
+    let gate = gate(&stream);
+    stream.post(Batch::new().send(posted)).unwrap();
+    words.memory().words64()[0].store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
+    drop(dropped);
+    gate.send(()).unwrap();
+    // The stream's own write of a ticket ends what the stray one began.
+    for _ in 0..2 {
+        synchronize(&stream);
+        assert_eq!(poll(&left.send_cq()).status, Ok(()));
+        stream.post(Batch::new().send(send())).unwrap();
     }
 }

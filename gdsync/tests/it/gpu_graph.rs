@@ -1,5 +1,6 @@
 //! Batches in CUDA graphs.
 
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use gdsync::batch::BatchShape;
 use gdsync::cuda::CudaError;
 use gdsync::graph::{CudaGraph, GraphError};
@@ -136,6 +137,35 @@ fn batches_of_another_shape_or_out_of_order_are_given_back() {
     assert!(exchange.stream.capture(|_| Err("no".into())).unwrap_err().to_string().contains("no"));
     exchange.stream.post(exchange.batch()).unwrap();
     synchronize(&exchange.stream);
+}
+
+#[test]
+fn a_capture_that_the_closure_ends_is_no_graph() {
+    let Some(exchange) = Exchange::new("a_capture_that_the_closure_ends_is_no_graph", false) else { return };
+    let flags = || CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    for (records_before, begins_another) in [(true, true), (true, false), (false, true)] {
+        let ended = exchange.stream.capture(|capture| {
+            if records_before {
+                capture.batch(&BatchShape::new().send())?;
+            }
+            let stream = capture.stream().cudarc().unwrap().clone();
+            drop(stream.end_capture(flags())?);
+            if begins_another {
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+                // The graph of this capture is not the one that is to be made.
+                assert!(matches!(capture.batch(&BatchShape::new().send()), Err(GraphError::Ended)));
+            }
+            Ok(())
+        });
+        assert!(matches!(ended, Err(GraphError::Ended)), "{ended:?}");
+        if begins_another {
+            // That one is the closure's to end.
+            drop(exchange.stream.cudarc().unwrap().end_capture(flags()).unwrap());
+        }
+    }
+    exchange.stream.post(exchange.batch()).unwrap();
+    synchronize(&exchange.stream);
+    exchange.collect();
 }
 
 #[test]

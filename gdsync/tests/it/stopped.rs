@@ -5,7 +5,7 @@ use gdsync::stream::{Cpu, PostFailure, StreamOptions};
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream, WorkRequest};
 use gdsync_test_support::pair::{LONG, Pair, poll};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// A writer that a test ends.
@@ -137,4 +137,32 @@ fn a_stream_of_the_cpu_does_not_stop() {
     word.store(1);
     stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
     assert!(writer.holds().is_empty());
+}
+
+/// Asks the stream that it is to hold a wait for.
+#[derive(Debug)]
+struct Asking(Weak<Stream<SoftStream>>);
+
+impl WaitCause for Asking {
+    fn cause(&self) -> Option<String> {
+        None
+    }
+
+    fn queue_pairs(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn hold(&self, _: &Arc<AtomicBool>) {
+        assert_eq!(self.0.upgrade().unwrap().outstanding(), 0);
+    }
+}
+
+#[test]
+fn what_holds_a_wait_may_call_the_stream() {
+    let stream = Arc::new(stopping());
+    let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    let word = word.written_by(Arc::new(Asking(Arc::downgrade(&stream))));
+    stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
+    word.store(1);
+    assert!(stream.synchronize_timeout(LONG).unwrap());
 }

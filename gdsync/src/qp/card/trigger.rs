@@ -298,9 +298,12 @@ impl TriggerInner {
             return true;
         }
         // A stream may write the word now.
-        if let Some(reached) = self.word.peek().map(wait::word) {
-            let next = (reached + 1..).find(|ticket| !state.dropped.contains(ticket)).unwrap_or(reached + 1);
-            if next == reached + 1 || self.word.replace(reached, next - 1) {
+        // After the last number of all, which only a stray write puts there, no ticket is left to be released.
+        if let Some(reached) = self.word.peek().map(wait::word)
+            && let Some(first) = reached.checked_add(1)
+        {
+            let next = (first..=u64::MAX).find(|ticket| !state.dropped.contains(ticket)).unwrap_or(first);
+            if next == first || self.word.replace(reached, next - 1) {
                 state.dropped = state.dropped.split_off(&next);
             }
         }

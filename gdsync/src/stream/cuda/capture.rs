@@ -15,6 +15,8 @@ use std::convert::Infallible;
 /// A stream that is being captured. The program's other work on it also becomes nodes of the graph.
 pub struct Capture<'a> {
     stream: &'a Stream<CudaStream>,
+    /// The driver's number of the capture.
+    number: u64,
     recorder: Recorder,
 }
 
@@ -134,12 +136,12 @@ impl Stream<CudaStream> {
     ///
     /// # Errors
     /// [`GraphError::Cuda`] if the driver refuses the work, and for a stream that is [never
-    /// captured](CudaStream::never_captured); [`GraphError::Record`] if `record` fails.
+    /// captured](CudaStream::never_captured); [`GraphError::Record`] if `record` fails; [`GraphError::Ended`] if it ends
+    /// the capture.
     pub fn capture(
         &self,
         record: impl FnOnce(&mut Capture<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     ) -> Result<CudaGraph, GraphError> {
-        let mut capture = Capture { stream: self, recorder: Recorder::default() };
         self.handle.check_thread()?;
         self.handle.check_may_be_captured()?;
         let _entered = self.context.enter()?;
@@ -150,16 +152,25 @@ impl Stream<CudaStream> {
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
         drop(state);
         let ending = EndCapture(self.raw());
-        let recorded = record(&mut capture);
-        let graph = ending.end()?;
-        if let Err(error) = recorded {
-            destroy(graph);
-            return Err(match error.downcast::<GraphError>() {
-                Ok(own) => *own,
-                Err(other) => GraphError::Record(other),
-            });
+        let (number, _) = present(self.raw())?;
+        let mut capture = Capture { stream: self, number, recorder: Recorder::default() };
+        let recorded = record(&mut capture).map_err(|error| match error.downcast::<GraphError>() {
+            Ok(own) => *own,
+            Err(other) => GraphError::Record(other),
+        });
+        if let Err(ended) = capture.last_node() {
+            // What is being recorded now, if anything, is the closure's.
+            std::mem::forget(ending);
+            return recorded.and(Err(ended));
         }
-        capture.recorder.instantiate(graph, self)
+        let graph = ending.end()?;
+        match recorded {
+            Ok(()) => capture.recorder.instantiate(graph, self),
+            Err(error) => {
+                destroy(graph);
+                Err(error)
+            }
+        }
     }
 }
 
@@ -172,10 +183,11 @@ impl Capture<'_> {
     /// Records a batch node. Each launch of the graph needs a batch of this shape.
     ///
     /// # Errors
-    /// [`GraphError::Size`], [`GraphError::Cuda`].
+    /// [`GraphError::Size`], [`GraphError::Cuda`]; [`GraphError::Ended`] if the program has ended the capture.
     pub fn batch(&mut self, shape: &BatchShape) -> Result<(), GraphError> {
         let ops = Recorder::idle_ops(self.stream, shape)?;
         let raw = self.stream.raw();
+        self.last_node()?;
         with_params(&ops, |params| {
             // SAFETY: the stream is alive; while it is captured, this only records. The sink lives
             // as long as the graph.
@@ -183,13 +195,21 @@ impl Capture<'_> {
                 sys::cuStreamBatchMemOp_v2(raw, params.len() as u32, params.as_mut_ptr(), 0)
             })
         })?;
-        let node = last_node(raw)?;
+        let node = self.last_node()?.ok_or(CudaError::Capturing)?;
         self.recorder.add(node, shape, ops.len());
         Ok(())
     }
+
+    /// Returns the node that was recorded last, if there is one such.
+    fn last_node(&self) -> Result<Option<sys::CUgraphNode>, GraphError> {
+        let (number, node) = present(self.stream.raw())?;
+        if number == self.number { Ok(node) } else { Err(GraphError::Ended) }
+    }
 }
 
-fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
+/// Returns the number of a stream's capture, which no other capture has, and the node that was recorded last, if there is
+/// one such; 0 for a stream that is not being captured.
+fn present(stream: sys::CUstream) -> Result<(u64, Option<sys::CUgraphNode>), CudaError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, std::ptr::null_mut());
     let (mut nodes, mut count) = (std::ptr::null(), 0usize);
@@ -197,11 +217,11 @@ fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
     check("cuStreamGetCaptureInfo", unsafe {
         sys::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut count)
     })?;
-    if count == 1 && !nodes.is_null() {
-        // SAFETY: the driver says that there is one, valid until something else is captured.
-        return Ok(unsafe { *nodes });
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        return Ok((0, None));
     }
-    Err(CudaError::Capturing)
+    // SAFETY: the driver says that there is one, valid until something else is captured.
+    Ok((id, (count == 1 && !nodes.is_null()).then(|| unsafe { *nodes })))
 }
 
 struct EndCapture(sys::CUstream);

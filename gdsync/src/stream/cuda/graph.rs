@@ -108,6 +108,11 @@ pub enum GraphError {
         /// The GPU of the graph.
         graph: i32,
     },
+    /// The closure that records has ended the stream's capture, which takes what was recorded with it.
+    #[error(
+        "the closure has ended the capture of the stream: `capture` does that itself when the closure returns"
+    )]
+    Ended,
     /// The closure that records failed.
     #[error("recording failed: {0}")]
     Record(Box<dyn std::error::Error + Send + Sync>),
@@ -171,6 +176,7 @@ impl Stream<CudaStream> {
         descriptors: &mut Vec<Descriptor>,
         counts: &[(usize, bool)],
     ) -> Result<Posted, GraphError> {
+        self.engine.hold_waits(descriptors);
         // Dropped after the lock is released: the drops may take other locks.
         let mut past = Past::default();
         let mut state = self.lock();
@@ -180,7 +186,6 @@ impl Stream<CudaStream> {
             return Ok(Posted { operations: 0, submissions: 1 });
         }
         self.engine.check_room(&mut state, graph.nodes.len())?;
-        self.engine.hold_waits(descriptors);
         // A node's operations keep their kinds, whatever queues they name: nothing is merged.
         let waits = descriptors.iter().filter(|descriptor| matches!(descriptor, Descriptor::WaitCq(_)));
         let waits = waits.count() as u32;

@@ -24,6 +24,10 @@ use std::time::Duration;
 ///
 /// Batches are ordered with all other work that the program enqueues on the stream. See [`crate::cuda`] for driver
 /// calls that hang while a stream waits.
+///
+/// A post to a stream that is being captured is refused. No other thread may begin to capture the stream during a
+/// post: the driver would record the post, which has asked before, and each launch of that graph would store to
+/// queues that may be gone.
 #[derive(Debug)]
 pub struct CudaStream {
     pub(super) handle: Arc<StreamHandle>,
@@ -233,7 +237,7 @@ unsafe impl MemOpStream for CudaStream {
         self.context.epoch()
     }
 
-    fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
+    unsafe fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
         self.handle.set_idle_probe(probe);
     }
 

@@ -161,7 +161,8 @@ fn a_stopped_stream_leaves_its_wait_performs_nothing_further_and_tells_when_it_h
     let has_run = Arc::new(AtomicBool::new(false));
     let stop = |stream: &SoftStream| {
         let (ended, has_ended) = std::sync::mpsc::channel();
-        assert!(stream.stop("it is given up", Box::new(move || ended.send(()).unwrap())));
+        // SAFETY: the memory is kept until the stream has ended.
+        assert!(unsafe { stream.stop("it is given up", Box::new(move || ended.send(()).unwrap())) });
         has_ended
     };
     let stream = SoftStream::new().unwrap();
