@@ -6,6 +6,7 @@ use crate::memory::PinnedMemory;
 use crate::queue::{Completion, PeerOp, WorkError, WorkKind};
 use crate::verbs::Error;
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,18 +44,26 @@ pub(crate) trait Writer: Debug + Send + Sync {
     fn watch(self: Arc<Self>);
 }
 
-/// Memory for words, and the offset of the next one.
-static CURRENT: Mutex<Option<(PinnedMemory, usize)>> = Mutex::new(None);
+thread_local! {
+    /// Memory for words, and the offset of the next one. Threads that start requests at the same time share no lock and
+    /// no count of references.
+    static CURRENT: Cell<Option<(PinnedMemory, usize)>> = const { Cell::new(None) };
+}
 
-/// Takes the memory with the next word, or new memory if that is used up.
-fn take(current: &mut Option<(PinnedMemory, usize)>) -> Result<(PinnedMemory, usize), Error> {
-    if let Some((memory, next)) = current.take()
-        && next + STRIDE <= CHUNK
-    {
-        return Ok((memory, next));
+/// Takes the memory with the thread's next word, or new memory if that is used up.
+fn take() -> Result<(PinnedMemory, usize), Error> {
+    match CURRENT.try_with(Cell::take) {
+        Ok(Some((memory, next))) if next + STRIDE <= CHUNK => Ok((memory, next)),
+        _ => {
+            let memory = PinnedMemory::allocate_whole(CHUNK);
+            Ok((memory.map_err(|source| Error::Memory { len: CHUNK, source })?, 0))
+        }
     }
-    let memory = PinnedMemory::allocate_whole(CHUNK);
-    Ok((memory.map_err(|source| Error::Memory { len: CHUNK, source })?, 0))
+}
+
+/// Keeps the memory with the thread's next word, unless the thread is ending.
+fn put_back(memory: PinnedMemory, next: usize) {
+    let _ = CURRENT.try_with(|current| current.set(Some((memory, next))));
 }
 
 impl Status {
@@ -66,11 +75,10 @@ impl Status {
     pub const FAILED: u32 = 0x100;
 
     pub(crate) fn new() -> Result<Self, Error> {
-        let mut current = CURRENT.lock();
-        let (memory, offset) = take(&mut current)?;
+        let (memory, offset) = take()?;
         let word = Word32::new(&memory, offset)
             .map_err(|error| Error::Memory { len: CHUNK, source: std::io::Error::other(error) })?;
-        *current = Some((memory, offset + STRIDE));
+        put_back(memory, offset + STRIDE);
         Ok(Status { word, failure: Arc::default(), writer: None })
     }
 
@@ -87,10 +95,10 @@ impl Status {
         word.cause().filter(|_| self.get().is_none()).and_then(|cause| explain(&**cause))
     }
 
-    /// Allocates the memory for the next word now, for work that is posted later.
+    /// Allocates the memory for the thread's next word now, for work that it posts later.
     pub(crate) fn prepare() -> Result<(), Error> {
-        let mut current = CURRENT.lock();
-        *current = Some(take(&mut current)?);
+        let (memory, next) = take()?;
+        put_back(memory, next);
         Ok(())
     }
 
@@ -149,7 +157,9 @@ impl Status {
 /// Receives the completion of one start.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    pub(crate) status: Status,
+    status: Status,
+    /// True once something may wait for the status, or hold it.
+    is_shown: AtomicBool,
     /// The completion queue's entry in which the work completes, if nothing but this kind of work of one queue pair
     /// completes there.
     pub(crate) entry: OnceLock<u32>,
@@ -161,8 +171,26 @@ pub(crate) struct Claim {
 impl Claim {
     pub(crate) fn new() -> Result<Arc<Self>, Error> {
         let status = Status::new()?;
-        let (entry, is_watched) = (OnceLock::new(), AtomicBool::new(false));
-        Ok(Arc::new(Claim { status, entry, is_watched, completion: Mutex::new(None) }))
+        let (entry, completion) = (OnceLock::new(), Mutex::new(None));
+        let (is_shown, is_watched) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Claim { status, is_shown, entry, is_watched, completion }))
+    }
+
+    /// Returns a claim for another start: the given one, if nothing else holds it or its status.
+    pub(crate) fn again(mut used: Arc<Self>) -> Result<Arc<Self>, Error> {
+        let unused = Arc::get_mut(&mut used).filter(|claim| !claim.is_shown.load(Ordering::Relaxed));
+        let Some(Claim { status, entry, is_watched, completion, .. }) = unused else { return Self::new() };
+        status.word.store(Status::PENDING);
+        if status.failure.get().is_some() {
+            status.failure = Arc::default();
+        }
+        (*entry, *is_watched, *completion.get_mut()) = (OnceLock::new(), AtomicBool::new(false), None);
+        Ok(used)
+    }
+
+    pub(crate) fn status(&self) -> &Status {
+        self.is_shown.store(true, Ordering::Relaxed);
+        &self.status
     }
 
     /// Sets the outcome, unless there is one.
@@ -249,6 +277,33 @@ mod tests {
             let PeerOp::PollAnd { value, .. } = status.wait_op() else { panic!("another condition") };
             assert_ne!(status.word().load() & value, 0, "a stream goes on");
             assert_eq!(status.word().load() & Status::FAILED != 0, outcome.is_err());
+        }
+    }
+
+    #[test]
+    fn a_claim_is_used_again_unless_something_knows_it_or_its_status() {
+        let error = WorkError::new(0x13, 0x88);
+        let used = || {
+            let claim = Claim::new().unwrap();
+            claim.entry.set(7).unwrap();
+            assert!(claim.watch());
+            claim.finish_unposted(1, WorkKind::Send, error);
+            claim
+        };
+        let claim = used();
+        let word = claim.status.word.addr();
+        let again = Claim::again(claim).unwrap();
+        assert_eq!(again.status.word.addr(), word);
+        assert!(again.entry.get().is_none() && again.completion().is_none() && again.watch());
+        assert_eq!(again.status().get(), None);
+        again.finish_unposted(1, WorkKind::Send, WorkError::new(5, 0));
+        assert_eq!(again.status().get(), Some(Err(WorkError::new(5, 0))));
+        let (shown, held) = (used(), used());
+        let (status, kept) = (shown.status().clone(), held.clone());
+        for (old, known) in [(shown, status), (held, kept.status.clone())] {
+            let new = Claim::again(old).unwrap();
+            assert_ne!(new.status.word.addr(), known.word.addr());
+            assert_eq!((new.status.get(), known.get()), (None, Some(Err(error))));
         }
     }
 

@@ -215,7 +215,7 @@ impl<K: fmt::Debug> Persistent<K> {
         let of = |claim: &Arc<Claim>| {
             let progress = Progress::new(&core.queue, &core.queue_pair, claim);
             let cause = Completing::of(std::slice::from_ref(&core.queue_pair));
-            claim.status.written_by(Arc::new(progress)).written_after(Arc::new(cause))
+            claim.status().written_by(Arc::new(progress)).written_after(Arc::new(cause))
         };
         core.active.back().map(of)
     }

@@ -65,6 +65,8 @@ pub(super) mod sealed {
         pub(crate) wait_word: Option<CardWord>,
         /// Starts that have not completed on the CPU, oldest first.
         pub(crate) active: VecDeque<Arc<Claim>>,
+        /// The claim of the newest start that has completed.
+        pub(crate) used: Option<Arc<Claim>>,
         /// The first failure since the last [`Persistent::complete`], or else the newest completion.
         pub(crate) done: Option<Completion>,
         /// The timeline of the stream that waits for the newest start.
@@ -93,6 +95,7 @@ impl sealed::Core {
             starts: 0,
             wait_word: None,
             active,
+            used: None,
             done,
             awaited_on,
         }
@@ -136,6 +139,11 @@ impl sealed::Core {
         Ok(())
     }
 
+    /// Returns a claim for the next start.
+    pub(super) fn claim(&mut self) -> Result<Arc<Claim>, PersistentError> {
+        Ok(self.used.take().map_or_else(Claim::new, Claim::again)?)
+    }
+
     pub(super) fn started(&mut self, claim: Arc<Claim>) {
         self.starts += 1;
         let counts = self.sending.iter_mut().flat_map(|sending| &mut sending.count);
@@ -151,7 +159,7 @@ impl sealed::Core {
 
     pub(super) fn take_done(&mut self) {
         while let Some(completion) = self.active.front().and_then(|claim| claim.completion()) {
-            self.active.pop_front();
+            self.used = self.active.pop_front();
             if self.done.is_none_or(|done| done.status.is_ok()) {
                 self.done = Some(completion);
             }

@@ -50,14 +50,15 @@ pub(super) fn start<B: MemOpStream>(
     requests: &mut [&mut dyn Request],
     stream: &Stream<B>,
     timeout: Duration,
-    start_now: impl Fn(&[&mut dyn Request], &Stream<B>) -> Result<Started, ListError>,
+    start_now: impl Fn(&[&mut dyn Request], Prepared, &Stream<B>) -> Result<Started, ListError>,
 ) -> Result<Posted, ListError> {
     for (index, request) in requests.iter_mut().enumerate() {
         request.core_mut().check_start(&stream.engine.timeline).map_err(ListError::of(index))?;
     }
     let mut pause = Pause::new();
     loop {
-        let error = match start_now(requests, stream) {
+        let prepared = Prepared::of(requests)?;
+        let error = match start_now(requests, prepared, stream) {
             Ok((claims, posted)) => {
                 let started = requests.iter_mut().zip(claims);
                 started.for_each(|(request, claim)| request.core_mut().started(claim));
@@ -78,16 +79,15 @@ pub(super) type Started = (Vec<Arc<Claim>>, Posted);
 
 fn start_now<B: MemOpStream>(
     requests: &[&mut dyn Request],
+    mut prepared: Prepared,
     stream: &Stream<B>,
 ) -> Result<Started, ListError> {
-    let mut prepared = Prepared::default();
     prepared.fill(requests, By::Stream(&stream.engine.timeline))?;
     let posted = prepared.post(requests, stream)?;
     Ok((std::mem::take(&mut prepared.claims), posted))
 }
 
 /// The requests of a list that are in queues, and for which the card was not rung.
-#[derive(Default)]
 pub(super) struct Prepared {
     pub(super) work: Vec<Descriptor>,
     /// The claim of each request, and the index of its work.
@@ -107,11 +107,16 @@ pub(super) enum By<'a> {
 type Group<'a> = (&'a Arc<QueuePairInner>, Vec<usize>, Vec<(&'a [Slice], Arc<Claim>)>);
 
 impl Prepared {
+    /// Makes the claims of a list.
+    fn of(requests: &mut [&mut dyn Request]) -> Result<Self, ListError> {
+        let claim = |(index, request): (usize, &mut &mut dyn Request)| {
+            request.core_mut().claim().map_err(ListError::of(index))
+        };
+        let claims = requests.iter_mut().enumerate().map(claim).collect::<Result<_, _>>()?;
+        Ok(Prepared { claims, places: vec![0; requests.len()], work: Vec::new() })
+    }
+
     pub(super) fn fill(&mut self, requests: &[&mut dyn Request], by: By<'_>) -> Result<(), ListError> {
-        for index in 0..requests.len() {
-            self.claims.push(Claim::new().map_err(|error| ListError::of(index)(error.into()))?);
-        }
-        self.places = vec![0; requests.len()];
         let mut groups: Vec<Group<'_>> = Vec::new();
         let mut known = BTreeMap::new();
         for (index, (request, claim)) in requests.iter().zip(&self.claims).enumerate() {
@@ -313,7 +318,7 @@ fn wait_now<B: MemOpStream>(requests: &[&mut dyn Request], stream: &Stream<B>) -
         match wait {
             Some(wait) => batch.push(Descriptor::WaitCq(wait)),
             None => {
-                let location = claim.status.word().location();
+                let location = claim.status().word().location();
                 words.push(Descriptor::Wait32(location, Condition::And, Status::OK | Status::FAILED));
                 // Before the post, which returns only after the wait if the CPU is the stream.
                 if claim.completion().is_none() {
@@ -401,7 +406,9 @@ pub fn start_all_by_trigger<B: MemOpStream>(
     for (index, request) in requests.iter().enumerate() {
         check(&request.core().queue_pair, trigger).map_err(ListError::of(index))?;
     }
-    start(requests, stream, timeout, |requests, stream| start_now_by(requests, stream, trigger))
+    start(requests, stream, timeout, |requests, prepared, stream| {
+        start_now_by(requests, prepared, stream, trigger)
+    })
 }
 
 fn check(queue_pair: &QueuePairInner, trigger: &Trigger) -> Result<(), PersistentError> {
@@ -418,6 +425,7 @@ fn check(queue_pair: &QueuePairInner, trigger: &Trigger) -> Result<(), Persisten
 
 fn start_now_by<B: MemOpStream>(
     requests: &[&mut dyn Request],
+    mut prepared: Prepared,
     stream: &Stream<B>,
     trigger: &Trigger,
 ) -> Result<Started, ListError> {
@@ -429,7 +437,6 @@ fn start_now_by<B: MemOpStream>(
     }
     let _turn = trigger.inner.turn.lock();
     let mut ticket = PreparedTicket::new(trigger);
-    let mut prepared = Prepared::default();
     prepared.fill(requests, By::Cpu(&ticket.wait()))?;
     ticket.queue_pairs = requests.iter().map(|request| request.core().queue_pair.clone()).collect();
     let batch = Batch { descriptors: vec![Descriptor::Ticket(ticket)], unmerged: false };
