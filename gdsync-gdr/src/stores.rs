@@ -14,6 +14,10 @@ use std::time::{Duration, Instant};
 /// Fewest bytes of a copy: another thread takes longer for fewer.
 const MIN_LEN: usize = 32 << 10;
 
+/// Bytes of a line of the cache, which is as much as the CPU combines stores to write-combining memory, and of a word.
+const LINE: usize = 64;
+const WORD: usize = 8;
+
 /// Most threads of this module, and the number of cores for each.
 const MOST_THREADS: usize = 3;
 const CORES_PER_THREAD: usize = 4;
@@ -73,8 +77,8 @@ fn lock() -> Locked {
 
 /// Copies to a mapping, which it keeps. Its drop waits for them.
 ///
-/// Copies to overlapping GPU memory, also of several values, take effect in the order in which they were begun. Others take
-/// effect in any order, and so do the bytes of all.
+/// Copies to overlapping GPU memory, also of several values, take effect in the order in which they were begun. Other
+/// copies take effect in any order. So do the bytes of each copy.
 #[derive(Debug)]
 pub struct Stores {
     group: u64,
@@ -121,6 +125,22 @@ impl Stores {
         if copies.asleep > 0 && copies.waiting.len() > LEFT {
             ADDED.notify_one();
         }
+    }
+
+    /// Copies to `offset` of the mapping, where the GPU's address is `gpu`, after copies that overlap. The last word becomes
+    /// visible after the rest, as programs poll it; but bytes of one line of 64 become visible together.
+    ///
+    /// # Errors
+    /// As [`Mapping::copy_to`].
+    pub fn write(&self, gpu: u64, offset: usize, from: &[u8]) -> Result<(), MappingError> {
+        Self::await_copies(gpu, from.len());
+        let is_one_line = offset % LINE + from.len() <= LINE;
+        let (rest, last) = from.split_at(if is_one_line { 0 } else { from.len().saturating_sub(WORD) });
+        if !rest.is_empty() {
+            // It ends with a fence.
+            self.mapping.copy_to(offset, rest)?;
+        }
+        self.mapping.copy_to(offset.saturating_add(rest.len()), last)
     }
 
     /// Waits for all copies that overlap this GPU memory, before it is accessed in another way. Copies that were begun
@@ -286,6 +306,21 @@ mod tests {
             assert_eq!(seen, [last], "{offset}");
         }
         groups.iter().for_each(|group| group.finish().unwrap());
+    }
+
+    #[test]
+    fn a_write_at_once_has_all_its_bytes() {
+        let ([stores], gpu) = memory(6, 4096);
+        let sent: Vec<u8> = (0..200).map(|i| i as u8 + 1).collect();
+        for (at, len) in
+            [(0, 0), (0, 1), (60, 4), (60, 5), (60, 68), (3, 64), (64, 64), (128, 200), (4088, 8)]
+        {
+            stores.write(gpu + at as u64, at, &sent[..len]).unwrap();
+            let mut seen = vec![0; len];
+            stores.mapping().copy_from(at, &mut seen).unwrap();
+            assert_eq!(seen, sent[..len], "{len} bytes at {at}");
+        }
+        assert!(matches!(stores.write(gpu, 4000, &sent), Err(MappingError::OutOfBounds { .. })));
     }
 
     #[test]

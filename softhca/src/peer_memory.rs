@@ -50,8 +50,8 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
     /// The memory cannot be read.
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError>;
 
-    /// Copies `from` to the peer memory at `addr`. When it returns, the bytes are visible to a program that
-    /// sees the message's completion.
+    /// Copies `from` to the peer memory at `addr`, the last bytes last. When it returns, the bytes are visible to a program
+    /// that sees the message's completion.
     ///
     /// # Errors
     /// The memory cannot be written.
@@ -89,9 +89,9 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
         Ok(AsyncCopy::Unsupported)
     }
 
-    /// Returns whether copies that were begun take effect in order, each with its first byte first, and before a later
-    /// [`Self::write`]. Without that, the card ends them before it writes the end of a message, whose last byte programs
-    /// poll.
+    /// Returns whether copies that were begun on this region take effect in the order in which they were begun, and before
+    /// a later [`Self::write`] of it. If they do not, the card ends them before it writes the last bytes of a message, which
+    /// programs poll.
     fn keeps_order(&self) -> bool {
         true
     }

@@ -69,11 +69,12 @@ impl CardRegion {
     /// Copies to the GPU memory at `address`. The error is the reason, in words.
     pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
         let at = self.offset(address);
-        Stores::await_copies(address, from.len());
-        match &self.stores {
-            Some(stores) => stores.mapping().copy_to(at, from).map_err(|error| error.to_string()),
-            None => self.memory.write(at, from).map_err(|error| error.to_string()),
+        if let Some(stores) = &self.stores {
+            return stores.write(address, at, from).map_err(|error| error.to_string());
         }
+        Stores::await_copies(address, from.len());
+        self.start();
+        self.memory.write(at, from).map_err(|error| error.to_string())
     }
 
     /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver; or, to GPU memory that
@@ -106,7 +107,8 @@ impl CardRegion {
         true
     }
 
-    /// Returns whether writes take effect in the order of [`Self::begin`]: those of the driver's stream do.
+    /// Returns whether writes take effect in order: those of the driver's stream do, and [`Self::write`] comes after those
+    /// that were begun before.
     pub(crate) fn keeps_order(&self) -> bool {
         self.stores.is_none()
     }

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_a_thread_has_no_mode() {
+    fn a_thread_has_a_mode_if_there_is_a_driver() {
         let mode = RelaxedCapture::new();
         assert_eq!(mode.before.is_some(), driver::initialise().is_ok());
     }

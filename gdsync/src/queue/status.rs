@@ -95,13 +95,6 @@ impl Status {
         word.cause().filter(|_| self.get().is_none()).and_then(|cause| explain(&**cause))
     }
 
-    /// Allocates the memory for the thread's next word now, for work that it posts later.
-    pub(crate) fn prepare() -> Result<(), Error> {
-        let (memory, next) = take()?;
-        put_back(memory, next);
-        Ok(())
-    }
-
     /// Returns the same status for queries, written by `writer`.
     pub(crate) fn written_by(&self, writer: Arc<dyn Writer>) -> Self {
         Status { writer: Some(writer), ..self.clone() }

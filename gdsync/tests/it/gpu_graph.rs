@@ -163,6 +163,12 @@ fn a_capture_that_the_closure_ends_is_no_graph() {
             drop(exchange.stream.cudarc().unwrap().end_capture(flags()).unwrap());
         }
     }
+    // A call that a captured stream forbids, which invalidates the capture.
+    let invalid = exchange.stream.capture(|capture| {
+        assert!(capture.stream().cudarc().unwrap().synchronize().is_err());
+        Ok(())
+    });
+    assert!(matches!(invalid, Err(GraphError::Cuda(_))), "{invalid:?}");
     exchange.stream.post(exchange.batch()).unwrap();
     synchronize(&exchange.stream);
     exchange.collect();

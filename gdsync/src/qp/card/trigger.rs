@@ -298,7 +298,7 @@ impl TriggerInner {
             return true;
         }
         // A stream may write the word now.
-        // After the last number of all, which only a stray write puts there, no ticket is left to be released.
+        // Only a stray write puts the largest number there. No ticket follows it.
         if let Some(reached) = self.word.peek().map(wait::word)
             && let Some(first) = reached.checked_add(1)
         {

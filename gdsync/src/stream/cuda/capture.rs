@@ -152,13 +152,13 @@ impl Stream<CudaStream> {
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
         drop(state);
         let ending = EndCapture(self.raw());
-        let (number, _) = present(self.raw())?;
+        let number = present(self.raw())?.map_or(0, |(number, _)| number);
         let mut capture = Capture { stream: self, number, recorder: Recorder::default() };
         let recorded = record(&mut capture).map_err(|error| match error.downcast::<GraphError>() {
             Ok(own) => *own,
             Err(other) => GraphError::Record(other),
         });
-        if let Err(ended) = capture.last_node() {
+        if let Err(ended @ GraphError::Ended) = capture.last_node() {
             // What is being recorded now, if anything, is the closure's.
             std::mem::forget(ending);
             return recorded.and(Err(ended));
@@ -202,26 +202,38 @@ impl Capture<'_> {
 
     /// Returns the node that was recorded last, if there is one such.
     fn last_node(&self) -> Result<Option<sys::CUgraphNode>, GraphError> {
-        let (number, node) = present(self.stream.raw())?;
-        if number == self.number { Ok(node) } else { Err(GraphError::Ended) }
+        match present(self.stream.raw())? {
+            Some((number, node)) if number == self.number => Ok(node),
+            _ => Err(GraphError::Ended),
+        }
     }
 }
 
 /// Returns the number of a stream's capture, which no other capture has, and the node that was recorded last, if there is
-/// one such; 0 for a stream that is not being captured.
-fn present(stream: sys::CUstream) -> Result<(u64, Option<sys::CUgraphNode>), CudaError> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+/// one such; `None` for a stream that is not being captured.
+///
+/// # Errors
+/// [`CudaError::Call`] also for a capture that the driver has invalidated.
+fn present(stream: sys::CUstream) -> Result<Option<(u64, Option<sys::CUgraphNode>)>, CudaError> {
+    use sys::CUstreamCaptureStatus::{CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_NONE};
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, std::ptr::null_mut());
     let (mut nodes, mut count) = (std::ptr::null(), 0usize);
     // SAFETY: all are valid places; the stream is alive.
     check("cuStreamGetCaptureInfo", unsafe {
         sys::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut count)
     })?;
-    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-        return Ok((0, None));
+    match status {
+        CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
+        CU_STREAM_CAPTURE_STATUS_ACTIVE => {
+            let is_one = count == 1 && !nodes.is_null();
+            // SAFETY: the driver says that there is one, valid until something else is captured.
+            Ok(Some((id, is_one.then(|| unsafe { *nodes }))))
+        }
+        // The other answers are not written then.
+        _ => check("cuStreamGetCaptureInfo", sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+            .map(|()| None),
     }
-    // SAFETY: the driver says that there is one, valid until something else is captured.
-    Ok((id, (count == 1 && !nodes.is_null()).then(|| unsafe { *nodes })))
 }
 
 struct EndCapture(sys::CUstream);

@@ -26,8 +26,8 @@ use std::time::Duration;
 /// calls that hang while a stream waits.
 ///
 /// A post to a stream that is being captured is refused. No other thread may begin to capture the stream during a
-/// post: the driver would record the post, which has asked before, and each launch of that graph would store to
-/// queues that may be gone.
+/// post: a post asks whether the stream is being captured, and then submits. If a capture begins in between, the driver
+/// records the operations, and each launch of that graph stores to queues that may be gone.
 #[derive(Debug)]
 pub struct CudaStream {
     pub(super) handle: Arc<StreamHandle>,

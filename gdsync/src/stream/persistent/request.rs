@@ -4,7 +4,7 @@ use crate::memory::Timeline;
 use crate::qp::complete::wait::{CHECKER, start_checker};
 use crate::qp::{CardWord, CompletionQueueInner, QueuePairInner};
 use crate::queue::send::{CardWait, WaitRequest};
-use crate::queue::{Claim, Completion, Status, WorkKind, WorkRequest, Writer};
+use crate::queue::{Claim, Completion, WorkKind, WorkRequest, Writer};
 use crate::stream::persistent::{Persistent, PersistentError, bytes_of};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::{DcAddress, RemoteMemory, Slice};
@@ -65,7 +65,7 @@ pub(super) mod sealed {
         pub(crate) wait_word: Option<CardWord>,
         /// Starts that have not completed on the CPU, oldest first.
         pub(crate) active: VecDeque<Arc<Claim>>,
-        /// The claim of the newest start that has completed.
+        /// The claim of the newest start that has completed, or one for the first start.
         pub(crate) used: Option<Arc<Claim>>,
         /// The first failure since the last [`Persistent::complete`], or else the newest completion.
         pub(crate) done: Option<Completion>,
@@ -82,9 +82,8 @@ impl sealed::Core {
         sending: Option<sealed::Sending>,
     ) -> Self {
         // Needed by a start, besides the queue. On an error, the start tries again and reports it.
-        if let Err(error) = start_checker().and_then(|()| Status::prepare()) {
-            tracing::debug!(%error, "what a persistent request needs is left to its start");
-        }
+        let later = |error| tracing::debug!(%error, "what a persistent request needs is left to its start");
+        let used = start_checker().and_then(|()| Claim::new()).map_err(later).ok();
         let (active, done, awaited_on) = (VecDeque::new(), None, None);
         Self {
             queue_pair,
@@ -95,7 +94,7 @@ impl sealed::Core {
             starts: 0,
             wait_word: None,
             active,
-            used: None,
+            used,
             done,
             awaited_on,
         }

@@ -50,22 +50,23 @@ pub(super) fn start<B: MemOpStream>(
     requests: &mut [&mut dyn Request],
     stream: &Stream<B>,
     timeout: Duration,
-    start_now: impl Fn(&[&mut dyn Request], Prepared, &Stream<B>) -> Result<Started, ListError>,
+    start_now: impl Fn(&[&mut dyn Request], &mut Prepared, &Stream<B>) -> Result<Posted, ListError>,
 ) -> Result<Posted, ListError> {
     for (index, request) in requests.iter_mut().enumerate() {
         request.core_mut().check_start(&stream.engine.timeline).map_err(ListError::of(index))?;
     }
     let mut pause = Pause::new();
     loop {
-        let prepared = Prepared::of(requests)?;
-        let error = match start_now(requests, prepared, stream) {
-            Ok((claims, posted)) => {
-                let started = requests.iter_mut().zip(claims);
+        let mut prepared = Prepared::of(requests)?;
+        let error = match start_now(requests, &mut prepared, stream) {
+            Ok(posted) => {
+                let started = requests.iter_mut().zip(std::mem::take(&mut prepared.claims));
                 started.for_each(|(request, claim)| request.core_mut().started(claim));
                 return Ok(posted);
             }
             Err(error) => error,
         };
+        prepared.take_back(requests);
         if !error.source.is_lack_of_room() || pause.elapsed() >= timeout {
             return Err(error);
         }
@@ -74,17 +75,13 @@ pub(super) fn start<B: MemOpStream>(
     }
 }
 
-/// The claims of a list's starts, and the posted operations.
-pub(super) type Started = (Vec<Arc<Claim>>, Posted);
-
 fn start_now<B: MemOpStream>(
     requests: &[&mut dyn Request],
-    mut prepared: Prepared,
+    prepared: &mut Prepared,
     stream: &Stream<B>,
-) -> Result<Started, ListError> {
+) -> Result<Posted, ListError> {
     prepared.fill(requests, By::Stream(&stream.engine.timeline))?;
-    let posted = prepared.post(requests, stream)?;
-    Ok((std::mem::take(&mut prepared.claims), posted))
+    prepared.post(requests, stream)
 }
 
 /// The requests of a list that are in queues, and for which the card was not rung.
@@ -231,6 +228,16 @@ fn last_sends(requests: &[&mut dyn Request]) -> BTreeMap<*const QueuePairInner, 
         rings.then_some((Arc::as_ptr(&core.queue_pair), index))
     });
     sends.collect()
+}
+
+impl Prepared {
+    /// Takes the work out of the queues, the newest first. The requests use their claims again.
+    fn take_back(&mut self, requests: &mut [&mut dyn Request]) {
+        while self.work.pop().is_some() {}
+        for (request, claim) in requests.iter_mut().zip(self.claims.drain(..)) {
+            request.core_mut().used = Some(claim);
+        }
+    }
 }
 
 impl Drop for Prepared {
@@ -425,10 +432,10 @@ fn check(queue_pair: &QueuePairInner, trigger: &Trigger) -> Result<(), Persisten
 
 fn start_now_by<B: MemOpStream>(
     requests: &[&mut dyn Request],
-    mut prepared: Prepared,
+    prepared: &mut Prepared,
     stream: &Stream<B>,
     trigger: &Trigger,
-) -> Result<Started, ListError> {
+) -> Result<Posted, ListError> {
     for (index, request) in requests.iter().enumerate() {
         let core = request.core();
         if core.sending.is_some() {
@@ -445,5 +452,5 @@ fn start_now_by<B: MemOpStream>(
     let posted = stream.post_parts(batch, &mut done, true);
     posted.map_err(|error| ListError { index: None, source: error.source.into() })?;
     prepared.ring(requests);
-    Ok((std::mem::take(&mut prepared.claims), done))
+    Ok(done)
 }

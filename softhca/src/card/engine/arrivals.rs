@@ -4,8 +4,8 @@
 //! A client of peer memory may copy the payload of several packets at once, straight from the fabric. Nothing shows a
 //! program that they have arrived, except for the last one of a message, and their acknowledgements leave after this step.
 //! A long last packet of the same queue pair joins them: the card waits once, before that packet takes effect, and a copy
-//! that has failed refuses it. (Where a client's copies keep no order, the end of that packet follows them, as programs poll
-//! the last byte.) All copies end before another packet is handled, and before the fabric takes the payload
+//! that has failed refuses it. Programs poll the last byte of a message: where nothing orders the copies, the end of that
+//! packet follows them. All copies end before another packet is handled, and before the fabric takes the payload
 //! back.
 
 use crate::card::config::{QpState, Transport, are_partners};

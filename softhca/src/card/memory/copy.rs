@@ -149,8 +149,8 @@ unsafe fn begin_copy(
     Ok(())
 }
 
-/// Bytes at the end of a message that are written after all others, where a client's copies keep no order: programs poll
-/// the last byte.
+/// Bytes at the end of a packet that are written after all others, if the packet ends with its copies and nothing orders
+/// these: programs poll the last byte of a message.
 const END: usize = 4096;
 
 /// Copies the next bytes, `room` at most, to peer memory; there are `before_end` before the packet's end. If the client
@@ -173,7 +173,10 @@ unsafe fn copy_to_peer(
         let mut room = room - done;
         if peers.overtakes(memory) {
             match *before_end {
-                0 => peers.end_packet()?,
+                0 => {
+                    peers.end_packet()?;
+                    directly = false;
+                }
                 left => room = room.min(left),
             }
         }

@@ -124,11 +124,12 @@ impl PeerCopies {
         Ok(true)
     }
 
-    /// Returns whether bytes for that memory may overtake others of the packet that is handled or those before, while a
-    /// program polls the last one: the packet ends with its copies, and a client keeps no order.
-    pub(crate) fn overtakes(&self, memory: &PeerMapping) -> bool {
-        let all_keep_order = || self.pending.iter().all(|copying| copying.memory.keeps_order());
-        self.later.is_none() && !(memory.keeps_order() && all_keep_order())
+    /// Returns whether bytes for that memory may overtake others of the packet that is handled or of those before, while a
+    /// program polls the last one: the packet ends with its copies, and nothing orders them. A client orders copies to the
+    /// same memory at most.
+    pub(crate) fn overtakes(&self, memory: &Arc<PeerMapping>) -> bool {
+        let is_alone = || self.pending.iter().all(|copying| Arc::ptr_eq(&copying.memory, memory));
+        self.later.is_none() && !(memory.keeps_order() && is_alone())
     }
 
     /// Ends the copies of the packet that is handled: waits for all copies in progress, those of earlier packets included,

@@ -32,11 +32,9 @@ fn numbers_are_unique_and_free_again() {
     numbers.dedup();
     assert_eq!(numbers.len(), 64);
     drop(fabrics);
-    let mut other = card();
-    // 16 of about 49,000 LIDs: another test is unlikely to have taken one of them since.
-    for &number in &numbers[..16] {
-        assert_eq!(send(&mut other, number, b"x", b""), SendOutcome::Unreachable, "{number}");
-    }
+    // Cards of other tests may have taken some of them since. They get no packet.
+    let free = numbers.iter().filter(|number| names::connect(**number).is_err());
+    assert!(free.count() > 32);
 }
 
 #[test]
@@ -54,8 +52,9 @@ fn packets_go_both_ways_in_order() {
         if i % 500 == 499 {
             let mut count = i - 499;
             until("arrival", || {
-                for (number, header) in take(&mut b) {
-                    assert_eq!((number, header), (a.number(), count.to_ne_bytes().to_vec()));
+                // Other tests may still send to a former owner of this LID.
+                for (_, header) in take(&mut b).into_iter().filter(|(number, _)| *number == a.number()) {
+                    assert_eq!(header, count.to_ne_bytes());
                     count += 1;
                 }
                 (count == i + 1).then_some(())
@@ -64,7 +63,6 @@ fn packets_go_both_ways_in_order() {
     }
     let mut back = 0;
     until("the way back", || {
-        // Other tests may still send to a former owner of this LID.
         back += take(&mut a).iter().filter(|(number, _)| *number == b.number()).count();
         (back == 334).then_some(())
     });

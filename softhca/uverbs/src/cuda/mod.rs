@@ -254,13 +254,10 @@ impl PeerRegion for Region {
     }
 
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
-        Stores::await_copies(addr, from.len());
         if let Some((stores, at)) = self.mapped(addr, from.len()) {
-            return stores
-                .mapping()
-                .copy_to(at, from)
-                .map_err(|error| PeerMemoryError::new(error.to_string()));
+            return stores.write(addr, at, from).map_err(|error| PeerMemoryError::new(error.to_string()));
         }
+        Stores::await_copies(addr, from.len());
         let (driver, copier) = (&self.state.driver, self.copier.lock());
         driver.within(self.context, || {
             let mut at = addr;

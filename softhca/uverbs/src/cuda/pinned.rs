@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use softhca::{HostRange, PeerMemoryError};
 use std::collections::BTreeMap;
 
-/// Most bytes of cards that are gone (of a link to a process, about 2 MiB) with which more memory is pinned. Beyond, copies
-/// from and to the memory of new links go through the copier's buffer.
+/// Most bytes that stay pinned for cards that are gone; a link to a process has 2 MiB. With more, no memory is pinned any
+/// more, and copies from and to the memory of new links go through the copier's buffer.
 const MOST_UNUSED: usize = 256 << 20;
 
 /// The ranges that were seen, by their first addresses, each with whether the driver has pinned it. It stays pinned when
