@@ -1,4 +1,4 @@
-//! GPU memory as the payload of a card that is software in this process. The module of providers has the adapter.
+//! GPU memory as the payload of the software card in this process: the card's client of peer memory.
 
 use crate::cuda::copier::Copier;
 use crate::cuda::peer_copies::PeerCopy;
@@ -7,26 +7,43 @@ use crate::memory::HostAddr;
 use crate::memory::spans::{Span, SpanKind};
 use gdsync_gdr::{Mapping, Stores};
 use parking_lot::Mutex;
+use softhca::{AsyncCopy, HostRange, PeerMemory, PeerMemoryError, PeerRegion};
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
-/// Host memory that a card copies payload from and to.
-///
-/// # Safety
-/// The memory at [`Self::addresses`] stays mapped while the value lives.
-pub(crate) unsafe trait CardBuffer: Send + Sync {
-    /// Its addresses, in whole pages.
-    fn addresses(&self) -> Range<usize>;
+/// Gives the process's software cards access to the library's GPU memory.
+pub(crate) fn share() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| softhca::register_peer_memory(Arc::new(Client)));
+}
 
-    /// True while the card uses it.
-    fn is_in_use(&self) -> bool;
+struct Client;
+
+impl PeerMemory for Client {
+    fn name(&self) -> &str {
+        "CUDA"
+    }
+
+    fn acquire(
+        &self,
+        addr: u64,
+        len: u64,
+        _writable: bool,
+    ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let Some(memory) = GpuMemory::find(addr, len).transpose().map_err(PeerMemoryError::new)? else {
+            return Ok(None);
+        };
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let stores = memory.mapping().map(Stores::new);
+        Ok(Some(Arc::new(CardRegion { number, has_copies: AtomicBool::new(false), stores, memory })))
+    }
 }
 
 /// GPU memory that a card has registered. It is kept until the card drops this.
 #[derive(Debug)]
-pub(crate) struct CardRegion {
+struct CardRegion {
     /// Unique, as the regions of all cards copy on the same context.
     number: u64,
     /// True if the region may have copies of the driver, or a failure of one. Without them, no lock of theirs is taken:
@@ -38,84 +55,62 @@ pub(crate) struct CardRegion {
     memory: GpuMemory,
 }
 
-impl CardRegion {
-    /// The GPU memory that holds `len` bytes from `address` on: `Some(Err)` if it holds only some of them.
-    pub(crate) fn find(address: u64, len: u64) -> Option<Result<Self, String>> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let region = |memory: GpuMemory| {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let stores = memory.mapping().map(Stores::new);
-            CardRegion { number, has_copies: AtomicBool::new(false), stores, memory }
-        };
-        GpuMemory::find(address, len).map(|found| found.map(region))
-    }
-
-    fn offset(&self, address: u64) -> usize {
-        address.wrapping_sub(self.memory.address()) as usize
-    }
-
-    /// Copies from the GPU memory at `address`. The error is the reason, in words.
-    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
-        let at = self.offset(address);
-        Stores::await_copies(address, into.len());
+impl PeerRegion for CardRegion {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
+        let at = self.offset(addr);
+        Stores::await_copies(addr, into.len());
         match &self.stores {
             Some(stores) if into.len() < Mapping::READ_BY_DRIVER => {
-                stores.mapping().copy_from(at, into).map_err(|error| error.to_string())
+                stores.mapping().copy_from(at, into).map_err(failure)
             }
-            _ => self.memory.read(at, into).map_err(|error| error.to_string()),
+            _ => self.memory.read(at, into).map_err(failure),
         }
     }
 
-    /// Copies to the GPU memory at `address`. The error is the reason, in words.
-    pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
-        let at = self.offset(address);
+    fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
+        let at = self.offset(addr);
         if let Some(stores) = &self.stores {
-            return stores.write(address, at, from).map_err(|error| error.to_string());
+            return stores.write(addr, at, from).map_err(failure);
         }
-        Stores::await_copies(address, from.len());
+        Stores::await_copies(addr, from.len());
         self.start();
-        self.memory.write(at, from).map_err(|error| error.to_string())
+        self.memory.write(at, from).map_err(failure)
     }
 
-    /// Adds a copy of `len` bytes, which [`Self::start`] or [`Self::finish`] gives to the driver; or, to GPU memory that
-    /// the CPU has mapped, stores of the CPU, which have ended when [`Self::finish`] returns: then the card calls no
-    /// function of the driver, in which a thread of the program may wait for what the card is to store. Returns false if
-    /// the host memory is in none of the card's buffers or cannot be pinned, and if the mapping takes no such stores
-    /// ([`Stores::begin`]).
-    ///
-    /// # Safety
-    /// The bytes at `gpu` are in this region. Until [`Self::finish`] has returned or this is dropped, the `len` bytes
-    /// at `host` are readable; if `is_read`, they are writable, and no other code accesses them.
-    pub(crate) unsafe fn begin<B: CardBuffer + Clone + 'static>(
+    unsafe fn begin_read(&self, addr: u64, into: *mut u8, len: usize) -> Result<AsyncCopy, PeerMemoryError> {
+        Stores::await_copies(addr, len);
+        // SAFETY: the card keeps the memory writable, and uses it for nothing else, until `finish` has returned.
+        Ok(unsafe { self.begin(addr, into.expose_provenance(), len, true) })
+    }
+
+    /// Begins stores of the CPU to mapped memory: then the card calls no function of the driver, in which a thread of the
+    /// program may wait for what the card is to store.
+    unsafe fn begin_write(
         &self,
-        gpu: u64,
-        host: usize,
+        addr: u64,
+        from: *const u8,
         len: usize,
-        is_read: bool,
-        buffer: impl FnOnce(usize, usize) -> Option<B>,
-    ) -> bool {
-        let context = self.memory.context();
-        if let (false, Some(stores)) = (is_read, &self.stores) {
-            // SAFETY: the caller's. The memory is the card's, so it cannot vanish.
-            return buffer(host, len).is_some()
-                && unsafe { stores.begin(gpu, self.offset(gpu), host as *const u8, len) };
+    ) -> Result<AsyncCopy, PeerMemoryError> {
+        if let Some(stores) = &self.stores {
+            // Only memory of cards cannot vanish meanwhile.
+            // SAFETY: the card keeps it readable and unchanged until `finish` has returned.
+            let begun = HostRange::of(from.addr(), len).is_some()
+                && unsafe { stores.begin(addr, self.offset(addr), from, len) };
+            return Ok(if begun { AsyncCopy::Started } else { AsyncCopy::Unsupported });
         }
-        Stores::await_copies(gpu, len);
-        let Some(range) = pinned(context, host, len, buffer) else { return false };
-        context.peer_copies.lock().add(PeerCopy { region: self.number, gpu, range, host, len, is_read });
-        self.has_copies.store(true, Ordering::Relaxed);
-        true
+        Stores::await_copies(addr, len);
+        // SAFETY: the card keeps the memory readable until `finish` has returned.
+        Ok(unsafe { self.begin(addr, from.expose_provenance(), len, false) })
     }
 
-    /// Returns whether writes take effect in order: those of the driver's stream do, and [`Self::write`] comes after those
-    /// that were begun before.
-    pub(crate) fn keeps_order(&self) -> bool {
+    /// The copies of the driver's stream take effect in order, and [`Self::write`] comes after those begun before.
+    fn keeps_order(&self) -> bool {
         self.stores.is_none()
     }
 
     /// Gives the copies that all regions have begun on the context to the driver: together, they take it less time.
     /// [`Self::finish`] reports a failure.
-    pub(crate) fn start(&self) {
+    fn start(&self) {
         let context = self.memory.context();
         if self.has_copies.load(Ordering::Relaxed) && context.peer_copies.lock().begun(self.number) {
             let started = context.with_copier(|copier| {
@@ -129,28 +124,44 @@ impl CardRegion {
         }
     }
 
+    /// Waits for the copies that all regions have begun on the context.
+    fn finish(&self) -> Result<(), PeerMemoryError> {
+        let stored = self.stores.as_ref().map_or(Ok(()), Stores::finish).map_err(failure);
+        self.wait(|copier| self.start_by(copier)).map_err(failure).and(stored)
+    }
+
+    fn finish_started(&self) -> Result<(), PeerMemoryError> {
+        self.wait(|_| {}).map_err(failure)
+    }
+}
+
+fn failure(error: impl ToString) -> PeerMemoryError {
+    PeerMemoryError::new(error.to_string())
+}
+
+impl CardRegion {
+    fn offset(&self, address: u64) -> usize {
+        address.wrapping_sub(self.memory.address()) as usize
+    }
+
+    /// Adds a copy of `len` bytes, which [`PeerRegion::start`] or [`PeerRegion::finish`] gives to the driver, unless the
+    /// host memory is in none of the card's buffers, or cannot be pinned.
+    ///
+    /// # Safety
+    /// The bytes at `gpu` are in this region. Until `finish` has returned or this is dropped, the `len` bytes at `host` are
+    /// readable; if `is_read`, they are writable, and no other code accesses them.
+    unsafe fn begin(&self, gpu: u64, host: usize, len: usize, is_read: bool) -> AsyncCopy {
+        let context = self.memory.context();
+        let Some(range) = pinned(context, host, len) else { return AsyncCopy::Unsupported };
+        context.peer_copies.lock().add(PeerCopy { region: self.number, gpu, range, host, len, is_read });
+        self.has_copies.store(true, Ordering::Relaxed);
+        AsyncCopy::Started
+    }
+
     fn start_by(&self, copier: &mut Copier) {
         // SAFETY: a region adds copies of the memory that it keeps, and waits for them before it reports their end; until
         // then, its card keeps the host memory usable (`begin`). A buffer stays pinned while in use.
         self.memory.context().peer_copies.lock().start(|copies| unsafe { copier.begin_strided(copies) });
-    }
-
-    /// Waits for the copies that all regions have begun on the context.
-    ///
-    /// # Errors
-    /// A copy of this region has failed, or may have.
-    pub(crate) fn finish(&self) -> Result<(), String> {
-        let stored = self.stores.as_ref().map_or(Ok(()), Stores::finish).map_err(|error| error.to_string());
-        let copied = self.wait(|copier| self.start_by(copier));
-        copied.map_err(|error| error.to_string()).and(stored)
-    }
-
-    /// As [`Self::finish`], for the copies that the driver knows already.
-    ///
-    /// # Errors
-    /// As [`Self::finish`].
-    pub(crate) fn finish_started(&self) -> Result<(), String> {
-        self.wait(|_| {}).map_err(|error| error.to_string())
     }
 
     fn wait(&self, start: impl FnOnce(&mut Copier)) -> Result<(), CudaError> {
@@ -193,7 +204,7 @@ impl Drop for CardRegion {
 
 /// A buffer, and its span in the address spaces of GPUs, which unpin it when they forget the span.
 struct Pinned {
-    buffer: Box<dyn CardBuffer>,
+    buffer: HostRange,
     _span: Arc<Span>,
 }
 
@@ -201,25 +212,20 @@ static PINNED: Mutex<BTreeMap<usize, Pinned>> = Mutex::new(BTreeMap::new());
 
 /// Returns the first address of the buffer that holds `len` bytes at `address`, if a card uses it and it is pinned
 /// for the context. Pins it if necessary, which takes most of a millisecond.
-fn pinned<B: CardBuffer + Clone + 'static>(
-    context: &GpuContext,
-    address: usize,
-    len: usize,
-    find: impl FnOnce(usize, usize) -> Option<B>,
-) -> Option<usize> {
+fn pinned(context: &GpuContext, address: usize, len: usize) -> Option<usize> {
     let mut pinned = PINNED.lock();
     let known = pinned.range(..=address).next_back();
-    let holds = |buffer: &dyn CardBuffer| address + len <= buffer.addresses().end && buffer.is_in_use();
-    let base = match known.filter(|(_, known)| holds(&*known.buffer)) {
+    let holds = |buffer: &HostRange| address + len <= buffer.address() + buffer.len() && buffer.is_in_use();
+    let base = match known.filter(|(_, known)| holds(&known.buffer)) {
         Some((base, _)) => *base,
         None => {
-            let buffer = find(address, len)?;
+            let buffer = HostRange::of(address, len)?;
             // Buffers of cards that are gone need not stay pinned.
             pinned.retain(|_, known| known.buffer.is_in_use());
-            let (Range { start, end }, keep) = (buffer.addresses(), buffer.clone());
+            let (start, keep) = (buffer.address(), buffer.clone());
             let unpinned = Box::new(move || drop(keep));
-            let span = Span::announce(start as u64, (end - start) as u64, SpanKind::Whole, unpinned);
-            pinned.insert(start, Pinned { buffer: Box::new(buffer), _span: span });
+            let span = Span::announce(start as u64, buffer.len() as u64, SpanKind::Whole, unpinned);
+            pinned.insert(start, Pinned { buffer, _span: span });
             start
         }
     };

@@ -102,7 +102,7 @@ pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
 #[cfg(feature = "software-card")]
-pub(crate) use card_region::{CardBuffer, CardRegion};
+pub(crate) use card_region::share;
 pub(crate) use context::{GpuContext, collect_all};
 pub(crate) use error::check;
 pub(crate) use handle::StreamHandle;

@@ -1,4 +1,5 @@
-//! The software card, and the system's libraries. No other file of the library names the software card's crate.
+//! The software card, and the system's libraries. No other file of the library names the software card's crate, but for
+//! `cuda/card_region.rs`, its client of GPU memory.
 
 use crate::verbs::{Error, OpenError};
 use gdsync_sys::VerbsApi;
@@ -34,104 +35,7 @@ pub(crate) fn check_settings(provider: Provider) -> Result<(), OpenError> {
 pub(crate) fn share_gpu_memory(provider: Provider) {
     match provider {
         #[cfg(feature = "software-card")]
-        Provider::Software => gpu_memory::share(),
+        Provider::Software => crate::cuda::share(),
         _ => {}
-    }
-}
-
-/// The software cards' peer-memory client, on top of [`CardRegion`](crate::cuda::CardRegion).
-#[cfg(feature = "software-card")]
-mod gpu_memory {
-    use crate::cuda::{CardBuffer, CardRegion};
-    use softhca::{AsyncCopy, HostRange, PeerMemory, PeerMemoryError, PeerRegion};
-    use std::ops::Range;
-    use std::sync::{Arc, Once};
-
-    struct Client;
-
-    #[derive(Debug)]
-    struct Region(CardRegion);
-
-    pub(super) fn share() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| softhca::register_peer_memory(Arc::new(Client)));
-    }
-
-    impl PeerMemory for Client {
-        fn name(&self) -> &str {
-            "CUDA"
-        }
-
-        fn acquire(
-            &self,
-            addr: u64,
-            len: u64,
-            _writable: bool,
-        ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
-            let found = CardRegion::find(addr, len).transpose().map_err(PeerMemoryError::new)?;
-            Ok(found.map(|region| Arc::new(Region(region)) as Arc<dyn PeerRegion>))
-        }
-    }
-
-    impl PeerRegion for Region {
-        fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
-            self.0.read(addr, into).map_err(PeerMemoryError::new)
-        }
-
-        fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
-            self.0.write(addr, from).map_err(PeerMemoryError::new)
-        }
-
-        unsafe fn begin_read(
-            &self,
-            addr: u64,
-            into: *mut u8,
-            len: usize,
-        ) -> Result<AsyncCopy, PeerMemoryError> {
-            // SAFETY: the card has checked that the address is in this region. It keeps the buffer writable, and uses it for
-            // nothing else, until `finish` has returned (`PeerRegion::begin_read`).
-            Ok(started(unsafe { self.0.begin(addr, into as usize, len, true, HostRange::of) }))
-        }
-
-        unsafe fn begin_write(
-            &self,
-            addr: u64,
-            from: *const u8,
-            len: usize,
-        ) -> Result<AsyncCopy, PeerMemoryError> {
-            // SAFETY: as in `begin_read`; the buffer stays readable.
-            Ok(started(unsafe { self.0.begin(addr, from as usize, len, false, HostRange::of) }))
-        }
-
-        fn keeps_order(&self) -> bool {
-            self.0.keeps_order()
-        }
-
-        fn start(&self) {
-            self.0.start();
-        }
-
-        fn finish(&self) -> Result<(), PeerMemoryError> {
-            self.0.finish().map_err(PeerMemoryError::new)
-        }
-
-        fn finish_started(&self) -> Result<(), PeerMemoryError> {
-            self.0.finish_started().map_err(PeerMemoryError::new)
-        }
-    }
-
-    fn started(started: bool) -> AsyncCopy {
-        if started { AsyncCopy::Started } else { AsyncCopy::Unsupported }
-    }
-
-    // SAFETY: a `HostRange` keeps its memory mapped.
-    unsafe impl CardBuffer for HostRange {
-        fn addresses(&self) -> Range<usize> {
-            self.address()..self.address() + self.len()
-        }
-
-        fn is_in_use(&self) -> bool {
-            HostRange::is_in_use(self)
-        }
     }
 }
