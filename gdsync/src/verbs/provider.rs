@@ -1,5 +1,4 @@
-//! The software card, and the system's libraries. No other file of the library names the software card's crate, but for
-//! `cuda/card_region.rs`, its client of GPU memory.
+//! The software card, and the system's libraries. Only this and the software card's client of GPU memory name its crate.
 
 use crate::verbs::{Error, OpenError};
 use gdsync_sys::VerbsApi;

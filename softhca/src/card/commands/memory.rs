@@ -144,7 +144,7 @@ impl Card {
         if registers.iter().any(|register| register.offset() == doorbell::UAR_CQ_ARM) {
             engine.doorbells.arming.insert(id);
         }
-        engine.doorbells.uars.insert(id, Uar { page, registers, qps: BTreeSet::new() });
+        engine.doorbells.insert(id, Uar { page, registers, qps: BTreeSet::new() });
         self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());
         Ok(handle)
     }
@@ -169,7 +169,7 @@ impl Card {
             if !uar.qps.is_empty() {
                 return Err(CardError::Busy { what: "UAR", number: id, users: uar.qps.len() as u32 });
             }
-            if let Some(uar) = engine.doorbells.uars.remove(&id) {
+            if let Some(uar) = engine.doorbells.remove(id) {
                 engine.doorbells.memory.give_back(uar.page);
                 engine.doorbells.arming.remove(&id);
                 self.shared.set_wants_all_rings(engine.doorbells.has_many_pages());

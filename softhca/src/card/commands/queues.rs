@@ -200,10 +200,11 @@ impl Card {
             }
             check_references(engine, config)?;
             let qpn = self.qpn(|number| engine.qps.contains_key(&number));
-            if let Some(uar) = config.uar.and_then(|uar| engine.doorbells.uars.get_mut(&uar)) {
+            if let Some((id, uar)) = config.uar.and_then(|id| Some((id, engine.doorbells.uars.get_mut(&id)?)))
+            {
                 uar.qps.insert(qpn);
                 if config.no_send_record {
-                    uar.poll_also(Register::new(doorbell::UAR_NO_RECORD)?);
+                    engine.doorbells.poll_also(id, Register::new(doorbell::UAR_NO_RECORD)?);
                 }
             }
             if config.slave_send {

@@ -1,7 +1,7 @@
 //! Doorbells: the pages of their registers, and how the card polls them.
 
 use crate::card::memory::clock::Clock;
-use crate::card::memory::uar::{Register, UarPage, UarPages};
+use crate::card::memory::uar::{Register, RegisterWord, UarPage, UarPages};
 use gdsync_sys::prm::doorbell::Doorbell;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,13 +26,11 @@ pub(crate) struct Uar {
     pub(crate) qps: BTreeSet<u32>,
 }
 
-impl Uar {
-    /// Adds a register to those that are polled.
-    pub(crate) fn poll_also(&mut self, register: Register) {
-        if !self.registers.contains(&register) {
-            self.registers.push(register);
-        }
-    }
+/// A register that is polled.
+struct Polled {
+    page: u32,
+    offset: usize,
+    word: RegisterWord,
 }
 
 pub(super) struct Rung {
@@ -44,7 +42,11 @@ pub(super) struct Rung {
 
 /// The pages of doorbell registers of a card, and the state of their polling.
 pub(crate) struct Doorbells {
+    /// Changed by [`Self::insert`], [`Self::remove`] and [`Self::poll_also`].
     pub(crate) uars: BTreeMap<u32, Uar>,
+    /// The registers of all pages in `uars`, unless there are many; none since a change. With the addresses side by side,
+    /// the CPU loads several registers at a time, which are all in the same set of its cache.
+    polled: Option<Vec<Polled>>,
     /// The memory of the pages in `uars`; declared after them, so that it is dropped later.
     pub(crate) memory: UarPages,
     /// Pages on which completion queues are armed.
@@ -65,6 +67,7 @@ impl Doorbells {
     pub(super) fn new(clock: Arc<Clock>) -> Self {
         Doorbells {
             uars: BTreeMap::new(),
+            polled: None,
             memory: UarPages::showing(clock),
             arming: BTreeSet::new(),
             announced: Arc::default(),
@@ -72,6 +75,24 @@ impl Doorbells {
             next_poll: None,
             next_page: 0,
             next_turn: None,
+        }
+    }
+
+    pub(crate) fn insert(&mut self, id: u32, uar: Uar) {
+        self.uars.insert(id, uar);
+        self.polled = None;
+    }
+
+    pub(crate) fn remove(&mut self, id: u32) -> Option<Uar> {
+        self.polled = None;
+        self.uars.remove(&id)
+    }
+
+    /// Adds a register to those of a page that are polled.
+    pub(crate) fn poll_also(&mut self, id: u32, register: Register) {
+        if let Some(uar) = self.uars.get_mut(&id).filter(|uar| !uar.registers.contains(&register)) {
+            uar.registers.push(register);
+            self.polled = None;
         }
     }
 
@@ -87,7 +108,9 @@ impl Doorbells {
         for id in &self.taken {
             self.collect(*id, &mut rung);
         }
-        if self.is_turn(pages, now) {
+        if !self.has_many_pages() {
+            self.poll_all(&mut rung);
+        } else if self.is_turn(pages, now) {
             let in_turn = self.uars.range(self.next_page..).chain(self.uars.range(..self.next_page));
             let mut last = None;
             for (&id, uar) in in_turn.take(pages) {
@@ -104,12 +127,29 @@ impl Doorbells {
         self.uars.len() > PAGES
     }
 
-    /// Returns whether it is time to poll pages that were not announced.
+    fn poll_all(&mut self, rung: &mut Vec<Rung>) {
+        let polled = self.polled.get_or_insert_with(|| {
+            let registers = self
+                .uars
+                .iter()
+                .flat_map(|(page, uar)| uar.registers.iter().map(move |one| (*page, uar, *one)));
+            let polled = registers.map(|(page, uar, register)| {
+                let (offset, word) = (register.offset(), uar.page.word(register));
+                Polled { page, offset, word }
+            });
+            polled.collect()
+        });
+        rung.extend(polled.iter().filter_map(|Polled { page, offset, word }| {
+            let bell = Doorbell::from_raw(word.take()?);
+            Some(Rung { page: *page, offset: *offset, bell })
+        }));
+    }
+
+    /// Returns whether it is time to poll some of many pages that were not announced.
     fn is_turn(&mut self, pages: usize, now: Instant) -> bool {
-        let has_many = self.has_many_pages();
-        let is_turn = !has_many || pages > PAGES || self.next_turn.is_none_or(|at| now >= at);
+        let is_turn = pages > PAGES || self.next_turn.is_none_or(|at| now >= at);
         if is_turn {
-            self.next_turn = has_many.then(|| now + TURN);
+            self.next_turn = Some(now + TURN);
         }
         is_turn
     }

@@ -183,21 +183,38 @@ impl UarPage {
         ((FIRST + self.index) * UAR_PAGE) as u64
     }
 
-    fn register(&self, register: Register) -> &SharedU64 {
-        // SAFETY: aligned, and inside the page (`Register`), which is mapped as long as the engine has pages; programs
-        // and streams store to it concurrently, which a shared word tolerates.
-        unsafe { SharedU64::from_ptr(self.base.add(register.offset()).cast()) }
+    pub(crate) fn word(&self, register: Register) -> RegisterWord {
+        RegisterWord(self.base.wrapping_add(register.offset()).cast())
     }
 
     fn clear(&self) {
         let all = (0..UAR_PAGE).step_by(REGISTER).map(Register);
-        all.for_each(|register| self.register(register).store(0, Ordering::Relaxed));
+        all.for_each(|register| self.word(register).shared().store(0, Ordering::Relaxed));
+    }
+
+    /// As [`RegisterWord::take`].
+    pub(crate) fn take(&self, register: Register) -> Option<u64> {
+        self.word(register).take()
+    }
+}
+
+/// The word of a register. It is mapped as long as its page.
+pub(crate) struct RegisterWord(*mut u64);
+
+// SAFETY: an address, as that of a page.
+unsafe impl Send for RegisterWord {}
+
+impl RegisterWord {
+    fn shared(&self) -> &SharedU64 {
+        // SAFETY: aligned, and inside the page (`Register`), which is mapped as long as the engine has pages; programs
+        // and streams store to it concurrently, which a shared word tolerates.
+        unsafe { SharedU64::from_ptr(self.0) }
     }
 
     /// Takes the value of a register and clears it in one exchange, so that no doorbell is lost. Acquire: the records
     /// and entries that the doorbell announces are visible.
-    pub(crate) fn take(&self, register: Register) -> Option<u64> {
-        let register = self.register(register);
+    pub(crate) fn take(&self) -> Option<u64> {
+        let register = self.shared();
         // A load is much cheaper than an exchange, and nearly always finds 0.
         if register.load(Ordering::Relaxed) == 0 {
             return None;
@@ -249,7 +266,7 @@ mod tests {
         let mut pages = UarPages::default();
         let page = pages.take().unwrap();
         assert_eq!(page.take(at(0x800)), None);
-        page.register(at(0x800)).store(7, Ordering::Release);
+        page.word(at(0x800)).shared().store(7, Ordering::Release);
         assert_eq!((page.take(at(0x800)), page.take(at(0x800)), page.take(at(0x900))), (Some(7), None, None));
     }
 
@@ -274,7 +291,7 @@ mod tests {
         assert!(bases.windows(2).all(|pair| pair[1] - pair[0] >= UAR_PAGE), "no two overlap");
         for page in [&taken[0], &taken[PIECE + 1]] {
             let (file, offset) = (pages.descriptor().unwrap(), page.offset());
-            page.register(at(0xb00)).store(9, Ordering::Release);
+            page.word(at(0xb00)).shared().store(9, Ordering::Release);
             let mut word = [0u8; 8];
             // SAFETY: room for 8 bytes.
             let got = unsafe {
