@@ -297,8 +297,7 @@ impl TriggerInner {
             state.dropped = state.dropped.split_off(&(last + 1));
             return true;
         }
-        // A stream may write the word now.
-        // Only a stray write puts the largest number there. No ticket follows it.
+        // A stream may write the word now. Only a stray write puts the largest number there, and no ticket follows it.
         if let Some(reached) = self.word.peek().map(wait::word)
             && let Some(first) = reached.checked_add(1)
         {

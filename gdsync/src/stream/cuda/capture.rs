@@ -164,13 +164,8 @@ impl Stream<CudaStream> {
             return recorded.and(Err(ended));
         }
         let graph = ending.end()?;
-        match recorded {
-            Ok(()) => capture.recorder.instantiate(graph, self),
-            Err(error) => {
-                destroy(graph);
-                Err(error)
-            }
-        }
+        recorded.inspect_err(|_| destroy(graph))?;
+        capture.recorder.instantiate(graph, self)
     }
 }
 

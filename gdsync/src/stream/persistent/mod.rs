@@ -64,11 +64,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod by_trigger;
 mod request;
 mod start;
 
+pub use by_trigger::start_all_by_trigger;
 pub use request::Request;
-pub use start::{start_all, start_all_by_trigger, wait_all};
+pub use start::{start_all, wait_all};
 
 use crate::memop::MemOpStream;
 use crate::qp::post::receives;

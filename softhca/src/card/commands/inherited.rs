@@ -145,7 +145,7 @@ mod tests {
             let mut rung = Vec::new();
             card.command(|engine| {
                 let page = &engine.doorbells.uars[&id];
-                rung.extend(page.registers.iter().filter_map(|register| page.page.take(*register)));
+                rung.extend(page.registers.iter().filter_map(|register| page.page.word(*register).take()));
             });
             rung
         };

@@ -129,15 +129,12 @@ impl Doorbells {
 
     fn poll_all(&mut self, rung: &mut Vec<Rung>) {
         let polled = self.polled.get_or_insert_with(|| {
-            let registers = self
-                .uars
-                .iter()
-                .flat_map(|(page, uar)| uar.registers.iter().map(move |one| (*page, uar, *one)));
-            let polled = registers.map(|(page, uar, register)| {
-                let (offset, word) = (register.offset(), uar.page.word(register));
-                Polled { page, offset, word }
-            });
-            polled.collect()
+            let mut polled = Vec::new();
+            for (&page, Uar { page: of, registers, .. }) in &self.uars {
+                let of_register = |one: &Register| Polled { page, offset: one.offset(), word: of.word(*one) };
+                polled.extend(registers.iter().map(of_register));
+            }
+            polled
         });
         rung.extend(polled.iter().filter_map(|Polled { page, offset, word }| {
             let bell = Doorbell::from_raw(word.take()?);
@@ -164,7 +161,7 @@ impl Doorbells {
 
 fn collect(page: u32, uar: &Uar, rung: &mut Vec<Rung>) {
     for &register in &uar.registers {
-        if let Some(raw) = uar.page.take(register) {
+        if let Some(raw) = uar.page.word(register).take() {
             rung.push(Rung { page, offset: register.offset(), bell: Doorbell::from_raw(raw) });
         }
     }

@@ -191,11 +191,6 @@ impl UarPage {
         let all = (0..UAR_PAGE).step_by(REGISTER).map(Register);
         all.for_each(|register| self.word(register).shared().store(0, Ordering::Relaxed));
     }
-
-    /// As [`RegisterWord::take`].
-    pub(crate) fn take(&self, register: Register) -> Option<u64> {
-        self.word(register).take()
-    }
 }
 
 /// The word of a register. It is mapped as long as its page.
@@ -265,9 +260,12 @@ mod tests {
     fn a_doorbell_is_taken_once() {
         let mut pages = UarPages::default();
         let page = pages.take().unwrap();
-        assert_eq!(page.take(at(0x800)), None);
+        assert_eq!(page.word(at(0x800)).take(), None);
         page.word(at(0x800)).shared().store(7, Ordering::Release);
-        assert_eq!((page.take(at(0x800)), page.take(at(0x800)), page.take(at(0x900))), (Some(7), None, None));
+        assert_eq!(
+            (page.word(at(0x800)).take(), page.word(at(0x800)).take(), page.word(at(0x900)).take()),
+            (Some(7), None, None)
+        );
     }
 
     #[test]
@@ -304,7 +302,7 @@ mod tests {
         pages.give_back(last);
         let again =
             std::iter::repeat_with(|| pages.take().unwrap()).find(|page| page.index == index).unwrap();
-        assert_eq!((again.base(), again.take(at(0xb00))), (base, None));
+        assert_eq!((again.base(), again.word(at(0xb00)).take()), (base, None));
     }
 
     #[test]
