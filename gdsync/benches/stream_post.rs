@@ -145,23 +145,15 @@ fn queue_send(bench: &mut Bench, remote: RemoteMemory) {
     }
 }
 
-#[inline(never)]
-fn queue_send_mut(bench: &mut Bench, remote: RemoteMemory) {
-    for _ in 0..BURST {
-        bench.stream.queue_send_mut(&bench.left, WorkRequest::write_inline(b"whatever", remote)).unwrap();
-    }
-}
-
 fn main() {
     // A numeric argument is the number of bursts; cargo passes `--bench`.
     let bursts = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(BURSTS);
     let mut bench = Bench::new();
     let mut out = std::io::stdout();
-    let rows: [(&str, f64); 4] = [
+    let rows: [(&str, f64); 3] = [
         ("post_send", bench.measure(bursts, true, post_send)),
         ("post_send_mut", bench.measure(bursts, true, post_send_mut)),
         ("queue_send", bench.measure(bursts, false, queue_send)),
-        ("queue_send_mut", bench.measure(bursts, false, queue_send_mut)),
     ];
     for (what, ns) in rows {
         writeln!(out, "{what:<15} {ns:6.1} ns").unwrap();

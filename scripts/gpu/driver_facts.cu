@@ -113,6 +113,30 @@ int main() {
         double t = now(); for (int i = 0; i < N; i++) cuCtxGetCurrent(&c); double t1 = now(); for (int i = 0; i < N; i++) cuStreamIsCapturing(other, &st); double t2 = now();
         for (int i = 0; i < N; i++) cuStreamQuery(other); double t3 = now(); double sum = 0; for (int i = 0; i < 2000; i++) { double a = now(); cuStreamBatchMemOp(other, 2, q, 0); sum += now() - a; if (i % 16 == 15) cuStreamSynchronize(other); }
         printf("cuCtxGetCurrent %.1f ns, cuStreamIsCapturing %.1f ns, cuStreamQuery %.1f ns, pair of writes %.1f ns\n", (t1 - t) * 1e3 / N, (t2 - t1) * 1e3 / N, (t3 - t2) * 1e3 / N, sum * 1e3 / 2000); });
+    // An event without a time after each post, beside one more write. Posts behind a wait, so that the GPU performs them without the CPU.
+    fact("costs of marks", [] {
+        setup(); CUevent e; cuEventCreate(&e, CU_EVENT_DISABLE_TIMING); const int N = 300; CUstreamBatchMemOpParams q[3], hold = wait32((CUdeviceptr)word, 1), end = write32((CUdeviceptr)(word + 40), 1);
+        for (int i = 0; i < 3; i++) q[i] = write32((CUdeviceptr)(word + 16 + i), 1);
+        for (int way = 0; way < 3; way++) {
+            double gpu = 1e9, cpu = 1e9;
+            for (int r = 0; r < 20; r++) {
+                word[0] = word[40] = 0; cuStreamBatchMemOp(other, 1, &hold, 0); double t = now();
+                for (int i = 0; i < N; i++) { cuStreamBatchMemOp(other, way == 1 ? 3 : 2, q, 0); if (way == 2) cuEventRecord(e, other); }
+                double t1 = now(); cuStreamBatchMemOp(other, 1, &end, 0); usleep(1000); double t2 = now(); word[0] = 1; while (!word[40]); double t3 = now(); cuStreamSynchronize(other);
+                if (t1 - t < cpu) cpu = t1 - t; if (t3 - t2 < gpu) gpu = t3 - t2;
+            }
+            printf("%-58s GPU %.2f us, CPU %.2f us a post\n", (const char *[]){"two writes", "three writes", "two writes and an event"}[way], gpu / N, cpu / N);
+        } });
+    fact("an event of a destroyed stream", [] {
+        setup(); CUevent e; cuEventCreate(&e, CU_EVENT_DISABLE_TIMING); block(); cuEventRecord(e, blocked); cuStreamDestroy(blocked);
+        TIMED("cuEventQuery after cuStreamDestroy, while it waits", cuEventQuery(e)); word[0] = 1; usleep(2000); TIMED("cuEventQuery once it has ended", cuEventQuery(e)); });
+    for (int context = 0; context < 2; context++) {
+        static int of_context; of_context = context;
+        fact("an event while another stream is captured", [] {
+            setup(); CUevent e; CUgraph g; cuEventCreate(&e, CU_EVENT_DISABLE_TIMING); cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL);
+            if (of_context) TIMED("cuCtxRecordEvent during a capture", cuCtxRecordEvent(ctx, e)); else TIMED("cuEventRecord on another stream during a capture", cuEventRecord(e, blocked));
+            CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; cuThreadExchangeStreamCaptureMode(&mode); TIMED("  cuEventQuery in relaxed mode", cuEventQuery(e)); TIMED("  cuStreamEndCapture", cuStreamEndCapture(other, &g)); });
+    }
     // Does an enqueued launch keep the parameters that its batch node had at that time?
     for (int kernel = 0; kernel < 2; kernel++) for (int blocked_first = 0; blocked_first < 2; blocked_first++) {
         static int with_kernel, hold; with_kernel = kernel; hold = blocked_first;

@@ -160,13 +160,9 @@ pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallErr
 
 #[cold]
 unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallError> {
-    // SAFETY: the caller passes a live stream; without a driver, this fails first.
-    let backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
-    // SAFETY: the caller passes a stream that is alive.
-    let number = unsafe { number_of(stream) };
-    // The program may destroy the stream as soon as it is idle, and the driver must not be asked about a destroyed stream.
-    let options = options().always_signal(true);
-    let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, Some(number)));
+    // SAFETY: the caller passes a stream that is alive, here and to each function that posts. Without a driver, this fails first.
+    let (backend, number) = unsafe { (CudaStream::borrow_raw(stream.cast())?, number_of(stream)) };
+    let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options())?, Some(number)));
     // SAFETY: the caller passes a stream that is alive.
     Ok(first(name, made, |known| unsafe { known.is_still(stream) }))
 }
@@ -192,7 +188,7 @@ fn first(
 }
 
 /// Enters a CUDA stream that the program keeps until it has it forgotten: the driver can be asked about its progress, so posts need
-/// not signal it. With `is_never_captured`, posts do not check for a capture.
+/// not mark it. With `is_never_captured`, posts do not check for a capture.
 ///
 /// # Safety
 /// As [`find`]. The stream is alive until [`forget`] of it has returned, no other thread uses it during this call, and with
@@ -300,11 +296,8 @@ impl StreamObject {
     #[cold]
     #[inline(never)]
     fn post_after(&self, error: PostError) -> Result<(), CallError> {
-        match error.source {
-            PostFailure::WouldBlock { .. } => self.post(error.batch),
-            source if is_in_the_way(&source) => self.post(error.batch),
-            source => Err(source.into()),
-        }
+        let may_end = matches!(error.source, PostFailure::WouldBlock { .. }) || is_in_the_way(&error.source);
+        if may_end { self.post(error.batch) } else { Err(error.source.into()) }
     }
 
     /// Starts persistent requests. Waits for room as a post does.

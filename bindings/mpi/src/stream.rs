@@ -45,13 +45,14 @@ impl AnyStream {
 
     /// # Safety
     /// The stream is alive, and its context outlives the process's use of the library. If `stays`, the stream is alive until the
-    /// returned value is dropped: the library queries the driver for its progress, and posts need not signal it. Otherwise nothing
+    /// returned value is dropped: the library queries the driver for its progress, and posts need not mark it. Otherwise nothing
     /// is posted once the program has destroyed the stream.
     pub(crate) unsafe fn cuda(stream: CUstream, stays: bool) -> Result<Self, Failure> {
-        // SAFETY: the caller keeps the stream and its context alive.
-        let backend = unsafe { CudaStream::from_raw(stream, ()) };
+        // SAFETY: the caller keeps the stream alive, with `stays` as long as the result, otherwise for all posts; and its context.
+        let backend =
+            unsafe { if stays { CudaStream::from_raw(stream, ()) } else { CudaStream::borrow_raw(stream) } };
         let backend = backend.map_err(|error| Failure::new(Class::Other, error))?;
-        let options = StreamOptions::default().always_signal(!stays).collect_from(device::collect_from()?);
+        let options = StreamOptions::default().collect_from(device::collect_from()?);
         Ok(AnyStream::Cuda(Stream::with_options(backend, options)?))
     }
 
@@ -86,7 +87,7 @@ impl AnyStream {
         with_stream!(self, stream => post(stream, batch, meanwhile))
     }
 
-    /// Waits until the stream has performed everything. Returns false after the timeout.
+    /// Waits until the stream has performed everything; a CUDA stream, everything of this library. Returns false after the timeout.
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<bool, Failure> {
         Ok(with_stream!(self, stream => stream.synchronize_timeout(timeout))?)
     }

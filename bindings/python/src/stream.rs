@@ -62,13 +62,9 @@ fn handle_of(object: &Bound<'_, PyAny>) -> Result<Handle, Failure> {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (stream=None, *, always_signal=false, stop_at_death=true))]
-    fn new(
-        stream: Option<&Bound<'_, PyAny>>,
-        always_signal: bool,
-        stop_at_death: bool,
-    ) -> Result<Self, Failure> {
-        let options = StreamOptions::default().always_signal(always_signal).stop_at_death(stop_at_death);
+    #[pyo3(signature = (stream=None, *, stop_at_death=true))]
+    fn new(stream: Option<&Bound<'_, PyAny>>, stop_at_death: bool) -> Result<Self, Failure> {
+        let options = StreamOptions::default().stop_at_death(stop_at_death);
         let Some(object) = stream else {
             let stream = gdsync::Stream::with_options(SoftStream::new()?, options)?;
             return Ok(Stream { backend: Arc::new(Kind::Soft(stream).into()) });

@@ -29,14 +29,11 @@ const REGISTER: usize = 3;
 pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     let mut bench = Turnaround::new(options)?;
     let mut rows = vec![bench.turnaround()?];
-    let posting = [
-        (Poster::Any, IDLE_POSTS, 1),
-        (Poster::Any, POSTS, BURST),
-        (Poster::Owner, IDLE_POSTS, 1),
-        (Poster::Owner, POSTS, BURST),
-    ];
+    let posting = [Poster::Any, Poster::Uncaptured, Poster::Owner]
+        .into_iter()
+        .flat_map(|by| [(by, IDLE_POSTS, 1), (by, POSTS, BURST)]);
     // After an interrupt, the results so far are all.
-    for (by, posts, burst) in posting.into_iter().take_while(|_| !interrupt::requested()) {
+    for (by, posts, burst) in posting.take_while(|_| !interrupt::requested()) {
         rows.push(bench.posting(by, posts, burst)?);
     }
     let (name, doorbells) = bench.gpu.described(&bench.pair)?;
@@ -45,10 +42,11 @@ pub(super) fn run(options: &BenchOptions) -> Result<Outcome, Failure> {
     Ok(Outcome::compared(all, titles, "Waking and posting", &rows))
 }
 
-/// The posting thread: any thread, or the only owner of a stream that is never captured.
+/// The posting thread: any thread, on a stream that may be captured or one that never is; or the only owner of the latter.
 #[derive(Clone, Copy)]
 enum Poster {
     Any,
+    Uncaptured,
     Owner,
 }
 
@@ -120,7 +118,7 @@ impl Turnaround {
             let mut send = Some(self.prepare()?);
             let stream = match by {
                 Poster::Any => &mut self.gpu.stream,
-                Poster::Owner => &mut self.owned,
+                Poster::Uncaptured | Poster::Owner => &mut self.owned,
             };
             let (mut ours, mut reference) = (f64::NAN, f64::NAN);
             for is_ours in [post % 2 == 1, post % 2 == 0] {
@@ -132,7 +130,7 @@ impl Turnaround {
                     Some(send) => {
                         let start = Instant::now();
                         let posted = match by {
-                            Poster::Any => stream.post_send(send),
+                            Poster::Any | Poster::Uncaptured => stream.post_send(send),
                             Poster::Owner => stream.post_send_mut(send),
                         };
                         ours = micros_since(start);
@@ -149,6 +147,7 @@ impl Turnaround {
         let what = if burst == 1 { "an idle stream" } else { "a busy stream" };
         let who = match by {
             Poster::Any => "the CPU posts one prepared send",
+            Poster::Uncaptured => "the CPU posts one prepared send, uncaptured",
             Poster::Owner => "the stream's owner does, uncaptured",
         };
         Ok(Row::named(format!("{who}, {what}")).compared(&pairs))

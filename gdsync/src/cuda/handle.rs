@@ -1,14 +1,14 @@
 //! The handle of a CUDA stream, and the calls on it other than submitting.
 
 use crate::cuda::gate::Busy;
-use crate::cuda::{CudaError, check};
+use crate::cuda::{CudaError, Event, check};
+use crate::memory::EndProbe;
 use cudarc::driver::{CudaStream as CudarcStream, sys};
-use gdsync_gdr::driver;
+use gdsync_gdr::{Context, driver};
 use std::any::Any;
-use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 const NOT_CAPTURING: sys::CUstreamCaptureStatus = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -23,18 +23,12 @@ pub(crate) struct StreamHandle {
     /// Keeps the stream alive.
     owner: Box<dyn Any + Send + Sync>,
     pub(crate) busy: Busy,
-    /// Answers [`Self::is_idle`] if the driver cannot be asked.
-    idle_probe: OnceLock<IdleProbe>,
+    /// Set if the driver cannot be asked about the stream at any time, and by any thread.
+    pub(crate) last: Option<Arc<LastSubmission>>,
+    /// True if the program may have destroyed the stream.
+    is_borrowed: bool,
     /// True if the program promised never to capture the stream.
     never_captured: AtomicBool,
-}
-
-struct IdleProbe(Arc<dyn Fn() -> bool + Send + Sync>);
-
-impl fmt::Debug for IdleProbe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "IdleProbe({})", (self.0)())
-    }
 }
 
 // SAFETY: the driver allows a stream to be used from any thread; the per-thread stream is checked.
@@ -43,28 +37,29 @@ unsafe impl Send for StreamHandle {}
 unsafe impl Sync for StreamHandle {}
 
 impl StreamHandle {
-    pub(crate) fn new(raw: sys::CUstream, owner: impl Send + Sync + 'static) -> Arc<Self> {
-        let owner = Box::new(owner);
+    /// The handle of a stream of the context. Without an owner, the program may destroy the stream at any time.
+    pub(crate) fn new(
+        context: Context,
+        raw: sys::CUstream,
+        owner: Option<impl Send + Sync + 'static>,
+    ) -> Result<Arc<Self>, CudaError> {
         let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
-        Arc::new(StreamHandle {
+        let is_borrowed = owner.is_none();
+        let last = (is_borrowed || thread.is_some()).then(|| LastSubmission::new(context)).transpose()?;
+        Ok(Arc::new(StreamHandle {
             raw,
             thread,
-            owner,
+            owner: Box::new(owner),
             busy: Busy::default(),
-            idle_probe: OnceLock::new(),
+            last: last.map(Arc::new),
+            is_borrowed,
             never_captured: AtomicBool::new(false),
-        })
-    }
-
-    /// Sets the probe that answers [`Self::is_idle`] instead of the driver. The first stays, as a stream has one
-    /// backend.
-    pub(crate) fn set_idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
-        let _ = self.idle_probe.set(IdleProbe(probe));
+        }))
     }
 
     /// The stream of cudarc from which the handle was made, if any.
     pub(crate) fn cudarc(&self) -> Option<&Arc<CudarcStream>> {
-        let stream = self.owner.downcast_ref::<Arc<CudarcStream>>();
+        let stream = self.owner.downcast_ref::<Option<Arc<CudarcStream>>>()?.as_ref();
         // A stream of cudarc may also be the owner of another, raw stream.
         stream.filter(|stream| stream.cu_stream() == self.raw)
     }
@@ -126,12 +121,60 @@ impl StreamHandle {
         }
     }
 
-    /// True if the GPU has done all enqueued work.
-    pub(crate) fn is_idle(&self) -> bool {
-        if let Some(probe) = self.idle_probe.get() {
-            return (probe.0)();
+    /// As [`Self::query`]; of a borrowed stream, whether all work of gdsync is done.
+    pub(crate) fn has_ended(&self) -> Result<bool, CudaError> {
+        match &self.last {
+            Some(last) if self.is_borrowed => last.is_passed(),
+            _ => self.query(),
         }
-        self.query().unwrap_or_else(|error| error.is_fatal())
+    }
+
+    /// True if the GPU has done all enqueued work; of a stream with [`Self::last`], all work of gdsync.
+    pub(crate) fn is_idle(&self) -> bool {
+        let ended = self.last.as_ref().map_or_else(|| self.query(), |last| last.is_passed());
+        ended.unwrap_or_else(|error| error.is_fatal())
+    }
+
+    /// Marks the end of a submission. If the driver refuses, the stream never counts as idle again.
+    ///
+    /// # Safety
+    /// The stream is alive and not being captured. The context of a default stream is current.
+    #[inline]
+    pub(crate) unsafe fn mark_end(&self) {
+        let Some(last) = &self.last else { return };
+        // SAFETY: the caller's.
+        if let Err(error) = unsafe { last.event.record(self.raw) } {
+            last.is_unmarked.store(true, Ordering::Release);
+            tracing::error!(%error, "the end of a submission was not marked: what it names is not released");
+        }
+    }
+}
+
+/// The end of what gdsync has submitted to a stream.
+#[derive(Debug)]
+pub(crate) struct LastSubmission {
+    event: Event,
+    /// True if the event does not cover all submissions.
+    is_unmarked: AtomicBool,
+}
+
+impl LastSubmission {
+    fn new(context: Context) -> Result<Self, CudaError> {
+        let _entered = context.enter()?;
+        let _mode = RelaxedCapture::new();
+        Ok(LastSubmission { event: Event::new(false)?, is_unmarked: AtomicBool::new(false) })
+    }
+
+    fn is_passed(&self) -> Result<bool, CudaError> {
+        let _mode = RelaxedCapture::new();
+        Ok(self.event.is_passed()? && !self.is_unmarked.load(Ordering::Acquire))
+    }
+}
+
+impl EndProbe for LastSubmission {
+    /// Also true if the context has failed, and does nothing any more.
+    fn has_ended(&self) -> bool {
+        self.is_passed().unwrap_or_else(|error| error.is_fatal())
     }
 }
 
@@ -175,7 +218,9 @@ mod tests {
 
     /// A handle that the driver does not know. Without a driver, calling it panics.
     fn handle(raw: usize) -> Arc<StreamHandle> {
-        StreamHandle::new(raw as sys::CUstream, ())
+        // SAFETY: no context, which a stream of these tests does not use.
+        let none = unsafe { Context::from_raw(std::ptr::null_mut()) };
+        StreamHandle::new(none, raw as sys::CUstream, Some(())).unwrap()
     }
 
     #[test]
@@ -196,7 +241,8 @@ mod tests {
 
     #[test]
     fn of_a_default_stream_the_promise_has_no_effect() {
-        for raw in 0..=PER_THREAD {
+        // The per-thread stream needs a driver, for its event.
+        for raw in 0..PER_THREAD {
             let stream = handle(raw);
             // SAFETY: nothing here captures a stream.
             unsafe { stream.promise_no_capture() };

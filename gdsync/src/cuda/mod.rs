@@ -74,6 +74,7 @@ mod context;
 mod copier;
 #[deny(unsafe_code)]
 mod error;
+mod event;
 pub(crate) mod gate;
 mod handle;
 #[deny(unsafe_code)]
@@ -105,6 +106,7 @@ pub(crate) use placement::{QueueArenas, arena_of, gpu};
 pub(crate) use card_region::share;
 pub(crate) use context::{GpuContext, collect_all};
 pub(crate) use error::check;
+pub(crate) use event::Event;
 pub(crate) use handle::StreamHandle;
 pub(crate) use memory::{buffer_id, host_buffer_id};
 
@@ -147,7 +149,7 @@ pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaE
 /// [`CudaError`], if gdsync cannot use the stream's context.
 pub fn claim_channel(stream: &Arc<cudarc::driver::CudaStream>) -> Result<(), CudaError> {
     let context = GpuContext::of(stream.context())?;
-    context.claim_channel(&StreamHandle::new(stream.cu_stream(), stream.clone()));
+    context.claim_channel(&*StreamHandle::new(context.raw, stream.cu_stream(), Some(stream.clone()))?);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ mod location;
 #[deny(unsafe_code)]
 mod words;
 
+pub use crate::memory::EndProbe;
 pub use cause::{Gone, WaitCause, explain};
 pub use error::{StreamError, WordError};
 pub(crate) use location::{Location, Named, Site};
@@ -183,6 +184,7 @@ pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 /// - Operations are performed in the order of their submission, each once, and not at all after an error, as
 ///   [`Self::submit`] says.
 /// - After [`Self::wait_idle`] has returned true, nothing that was submitted before is performed.
+/// - Once a probe of [`Self::end_probe`] has returned true, nothing that was submitted is performed.
 /// - After [`Self::stop`] has returned true and called `then`, it accesses no memory any more.
 /// - It fences as [`Self::caps`] says.
 pub unsafe trait MemOpStream: Send + Sync {
@@ -201,14 +203,10 @@ pub unsafe trait MemOpStream: Send + Sync {
         0
     }
 
-    /// Called if the stream signals after every submission ([`crate::stream::StreamOptions::always_signal`]). `probe`
-    /// returns whether the stream has performed everything. A backend that does not own its stream calls it instead
-    /// of asking the stream, which the program may have destroyed.
-    ///
-    /// # Safety
-    /// `probe` tells the truth, and neither blocks nor calls this library: memory is released because of its answer.
-    unsafe fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
-        let _ = probe;
+    /// Called when a [`Stream`](crate::Stream) is dropped with work outstanding: instead of a last submission that writes the
+    /// stream's progress, the probe is asked about it, without the backend and by any thread.
+    fn end_probe(&self) -> Option<Arc<dyn EndProbe>> {
+        None
     }
 
     /// True if [`Self::submit`] performs the operations before it returns, and so may block. [`crate::Stream`] serves
@@ -314,6 +312,7 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
         fn caps() -> MemOpCaps;
         fn translate(addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
         fn epoch() -> u64;
+        fn end_probe() -> Option<Arc<dyn EndProbe>>;
         fn is_synchronous() -> bool;
         fn device() -> u64;
         fn reaches(memory: &GpuMemory) -> Result<(), StreamError>;
@@ -334,11 +333,6 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
     ) -> Result<Staged, StreamError> {
         // SAFETY: the caller's.
         unsafe { (**self).write_bytes(to, kind, bytes) }
-    }
-
-    unsafe fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
-        // SAFETY: the caller's.
-        unsafe { (**self).idle_probe(probe) }
     }
 
     unsafe fn stop(&self, reason: &str, then: Box<dyn FnOnce() + Send>) -> bool {

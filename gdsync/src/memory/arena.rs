@@ -156,11 +156,6 @@ impl Block {
         Self::cut(None, LINE, LINE)
     }
 
-    /// A cache line of that arena.
-    pub(crate) fn of(arena: &Arc<Arena>) -> io::Result<Self> {
-        Self::cut(Some(arena), LINE, LINE)
-    }
-
     /// A block of that arena, or of pinned memory.
     pub(crate) fn cut(arena: Option<&Arc<Arena>>, size: usize, alignment: usize) -> io::Result<Self> {
         let block = arena.map_or(&*SHARED, |arena| arena).allocate(size, alignment)?;

@@ -19,7 +19,7 @@ pub(crate) mod use_count;
 pub(crate) use timeline::Timeline;
 
 pub use pinned::PinnedMemory;
-pub use timeline::{Blocked, TimelinePoint};
+pub use timeline::{Blocked, EndProbe, TimelinePoint};
 
 use parking_lot::Mutex;
 use std::fmt;

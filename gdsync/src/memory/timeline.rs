@@ -10,9 +10,9 @@
 //! and a stream reads at least once in 2^31 points, as it retires its submissions in flight.
 
 use crate::memory::HostAddr;
-use crate::memory::arena::{Arena, Block};
+use crate::memory::arena::Block;
 use crate::util::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
 /// A position in a stream's order.
@@ -43,10 +43,16 @@ pub(crate) struct Timeline {
     line: Block,
     /// True if the stream will never access memory again, whatever the word says.
     dead: AtomicBool,
-    /// The last point that the stream was given to write, or is about to be.
-    expected: AtomicU64,
+    /// The last point of a dropped stream that does not write it, and what tells that it has passed.
+    end: OnceLock<(TimelinePoint, Arc<dyn EndProbe>)>,
     /// The furthest point that a read of the word has found.
     seen: AtomicU64,
+}
+
+/// Tells whether a stream has performed all that was submitted to it, also once the stream is gone. It does not block.
+pub trait EndProbe: fmt::Debug + Send + Sync {
+    /// Returns whether it has; any thread may ask.
+    fn has_ended(&self) -> bool;
 }
 
 static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
@@ -54,17 +60,12 @@ static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new
 impl Timeline {
     /// A timeline for a stream of that device.
     pub(crate) fn new(device: u64) -> io::Result<Arc<Timeline>> {
-        Self::of(device, None)
-    }
-
-    /// A timeline with its word in that arena, or in pinned memory.
-    pub(crate) fn of(device: u64, arena: Option<&Arc<Arena>>) -> io::Result<Arc<Timeline>> {
         Ok(Arc::new(Timeline {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             device,
-            line: arena.map_or_else(Block::new, Block::of)?,
+            line: Block::new()?,
             dead: AtomicBool::new(false),
-            expected: AtomicU64::new(0),
+            end: OnceLock::new(),
             seen: AtomicU64::new(0),
         }))
     }
@@ -102,18 +103,8 @@ impl Timeline {
 
     /// True once the stream has passed the point, and from then on.
     pub(crate) fn has_passed(&self, point: TimelinePoint) -> bool {
-        // Acquire: as in `progress`. A point seen before needs no read of the word, which may be in GPU memory.
-        point.0 <= self.seen.load(Ordering::Acquire) || point.0 <= self.progress().0 || self.is_dead()
-    }
-
-    /// Announces a point before it is posted.
-    pub(crate) fn expect(&self, point: TimelinePoint) {
-        self.expected.store(point.0, Ordering::Release);
-    }
-
-    /// True if the stream has passed everything posted, provided that each submission writes its point.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.has_passed(TimelinePoint(self.expected.load(Ordering::Acquire)))
+        // Acquire: as in `progress`. A point seen before needs no read of the word.
+        point.0 <= self.seen.load(Ordering::Acquire) || point.0 <= self.progress().0 || self.is_over(point)
     }
 
     /// Declares a point passed, for a stream that has drained, or that failed and will access nothing any more.
@@ -123,6 +114,21 @@ impl Timeline {
 
     pub(crate) fn kill(&self) {
         self.dead.store(true, Ordering::Release);
+    }
+
+    /// Lets the last point of a dropped stream, which does not write it, count as passed once `probe` says that it has ended.
+    pub(crate) fn end_by(&self, last: TimelinePoint, probe: Arc<dyn EndProbe>) {
+        let _ = self.end.set((last, probe));
+    }
+
+    /// True if the stream does nothing more before the point, although its word says nothing of that.
+    fn is_over(&self, point: TimelinePoint) -> bool {
+        let Some((last, probe)) = self.end.get() else { return self.is_dead() };
+        let is_passed = point.0 <= last.0 && probe.has_ended();
+        if is_passed {
+            self.declare_passed(*last);
+        }
+        is_passed
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -200,15 +206,24 @@ mod tests {
         }
     }
 
+    impl EndProbe for AtomicBool {
+        fn has_ended(&self) -> bool {
+            self.load(Ordering::Acquire)
+        }
+    }
+
     #[test]
-    fn a_timeline_is_quiet_once_it_has_passed_what_is_expected_of_it() {
+    fn the_probe_of_a_dropped_stream_tells_that_it_has_passed_its_last_point() {
         let timeline = Timeline::new(0).unwrap();
-        assert!(timeline.is_quiet());
-        timeline.expect(TimelinePoint(2));
         timeline.declare_passed(TimelinePoint(1));
-        assert!(!timeline.is_quiet());
-        timeline.declare_passed(TimelinePoint(2));
-        assert!(timeline.is_quiet());
+        let has_ended = Arc::new(AtomicBool::new(false));
+        timeline.end_by(TimelinePoint(3), has_ended.clone());
+        let passed = || [1, 2, 3, 4].map(|point| timeline.has_passed(TimelinePoint(point)));
+        assert_eq!(passed(), [true, false, false, false]);
+        has_ended.store(true, Ordering::Release);
+        assert_eq!(passed(), [true, true, true, false]);
+        assert!(!timeline.is_dead(), "its sends were rung");
+        assert_eq!(timeline.progress(), TimelinePoint(3));
     }
 
     #[test]

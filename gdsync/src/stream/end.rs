@@ -1,20 +1,10 @@
-//! The end of a stream's work: how its backend asks for it, and what a dropped stream leaves.
+//! The end of a stream: what a dropped stream leaves, and how the library learns when that has ended.
 
 use crate::memop::{MemOpStream, StreamError};
-use crate::memory::Timeline;
 use crate::stream::in_flight::{self, InFlight};
 use crate::stream::state::{Engine, StreamState};
 use parking_lot::MutexGuard;
-use std::sync::Arc;
 use std::time::Duration;
-
-/// Lets the backend of a stream whose submissions all write their ends ask the timeline whether they have ended.
-pub(super) fn offer_probe(backend: &impl MemOpStream, timeline: &Arc<Timeline>) {
-    let timeline = timeline.clone();
-    // SAFETY: the timeline expects the end of each submission before the backend gets it, and has passed it when the
-    // backend has performed that submission's last operation. Asking takes two loads.
-    unsafe { backend.idle_probe(Arc::new(move || timeline.is_quiet())) };
-}
 
 impl<B: MemOpStream> Engine<B> {
     /// Ends a stream that is being dropped. Its submissions in flight are kept until it has passed them, or does not
@@ -38,13 +28,18 @@ impl<B: MemOpStream> Engine<B> {
                 return in_flight::orphan(&self.timeline, in_flight);
             }
         }
-        let closed = self.backend.wait_idle(Duration::ZERO).and_then(|idle| match idle {
-            true => {
+        let closed = match (self.backend.wait_idle(Duration::ZERO), self.backend.end_probe()) {
+            (Err(error @ StreamError::Failed { .. }), _) | (Err(error), None) => Err(error),
+            (Ok(false), None) => self.write_closing_point(&mut state),
+            (Ok(true), _) => {
                 self.timeline.declare_passed(state.issued);
                 Ok(())
             }
-            false => self.write_closing_point(&mut state),
-        });
+            (_, Some(probe)) => {
+                self.timeline.end_by(state.issued, probe);
+                Ok(())
+            }
+        };
         if let Err(StreamError::Failed { .. }) = closed {
             return self.abandon(state);
         }

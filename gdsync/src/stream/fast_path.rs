@@ -1,7 +1,7 @@
 //! Posting one send in little more time than the backend's call takes, for programs that send from a loop.
 
 use crate::memop::{MemOp, MemOpStream, StreamError};
-use crate::memory::{StreamAddr, Timeline, TimelinePoint};
+use crate::memory::TimelinePoint;
 use crate::qp::QueuePairInner;
 use crate::queue::Release;
 use crate::queue::send::PreviousPost;
@@ -42,13 +42,6 @@ impl StreamState {
         let (Some(record), Some(register)) = (known(doorbell.record_at), known(doorbell.register)) else {
             return FastPath::NotTaken;
         };
-        let word = match self.signals_always() {
-            false => None,
-            true => match known(timeline.word()) {
-                None => return FastPath::NotTaken,
-                word => word,
-            },
-        };
         if !queue_pair.life.is_ready.load(Ordering::Acquire) {
             return FastPath::NotTaken;
         }
@@ -60,14 +53,9 @@ impl StreamState {
             MemOp::Write64 { addr: register, value: doorbell.value },
         ];
         // SAFETY: as in `submit_lowered`: the addresses were translated by this backend; record and register belong to
-        // the queue pair, which the submission in flight holds (`StreamState::hold`), and the word to the timeline. The
+        // the queue pair, which the submission in flight holds (`StreamState::hold`). The
         // exclusive reference to the state, by its lock or by the stream's only owner, keeps others from submitting.
-        let submitted = unsafe {
-            match word {
-                None => backend.submit(&ring),
-                Some(word) => submit_signalling(backend, timeline, ring, word, [self.issued, end]),
-            }
-        };
+        let submitted = unsafe { backend.submit(&ring) };
         if let Err(error) = submitted {
             queue_pair.send().undo_post(serial, PreviousPost::SameTimeline(before));
             return FastPath::Refused(error);
@@ -79,33 +67,10 @@ impl StreamState {
     /// Keeps the queue pair of a submitted send alive until the stream has passed it.
     #[inline(always)]
     pub(super) fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) -> Posted {
-        let signals = self.signals_always();
         self.issued = end;
-        self.unwritten += u32::from(!signals);
+        self.unwritten += 1;
         self.weight += 1;
         self.in_flight.push_back(InFlight { end, kept: KeptAlive::Send(queue_pair) });
-        Posted { operations: 2 + usize::from(signals), submissions: 1 }
+        Posted { operations: 2, submissions: 1 }
     }
-}
-
-/// Submits a doorbell, followed by the write of the submission's point. The two points are the previous and this one.
-///
-/// # Safety
-/// As [`MemOpStream::submit`], for the doorbell and the word, which is the timeline's.
-#[inline(never)]
-unsafe fn submit_signalling<B: MemOpStream>(
-    backend: &B,
-    timeline: &Timeline,
-    [record, register]: [MemOp; 2],
-    word: StreamAddr,
-    [before, end]: [TimelinePoint; 2],
-) -> Result<(), StreamError> {
-    let ops = [record, register, MemOp::Write32 { addr: word, value: end.get() }];
-    timeline.expect(end);
-    // SAFETY: the caller's.
-    let submitted = unsafe { backend.submit(&ops) };
-    if submitted.is_err() {
-        timeline.expect(before);
-    }
-    submitted
 }

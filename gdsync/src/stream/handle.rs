@@ -1,13 +1,11 @@
 //! A stream, and its calls.
 
 use crate::batch::Batch;
-use crate::cuda::arena_of;
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::Timeline;
 use crate::qp::{PreparedSend, QueuePair};
 use crate::queue::WorkRequest;
 use crate::queue::send::PostMode;
-use crate::stream::end;
 use crate::stream::fast_path::FastPath;
 use crate::stream::in_flight::InFlight;
 use crate::stream::proxy;
@@ -69,17 +67,13 @@ impl<B: MemOpStream> Stream<B> {
     /// Makes a stream on a backend, with options.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Thread`] if [`DoorbellPath::Proxy`] has no thread;
-    /// [`PlacementError`](crate::cuda::PlacementError) if its timeline cannot be placed as asked.
+    /// As [`Self::new`]; [`Error::Thread`] if [`DoorbellPath::Proxy`] has no thread.
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
         pause::prepare();
         proxy::start_if_asked_for(options.doorbells)?;
-        let timeline = Timeline::of(backend.device(), arena_of(options.timeline)?.as_ref());
-        let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
+        let timeline = Timeline::new(backend.device())
+            .map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
         let state = StreamState::new(&options);
-        if options.always_signal {
-            end::offer_probe(&backend, &timeline);
-        }
         let (caps, path, turn) = (backend.caps(), options.doorbells, Condvar::new());
         let stops = options.stop_at_death && !backend.is_synchronous();
         let hold = stops.then(|| Arc::new(AtomicBool::new(true)));
@@ -176,31 +170,8 @@ impl<B: MemOpStream> Stream<B> {
         queue_pair: &QueuePair,
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
-        let queue_pair = &queue_pair.inner;
-        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
-        let mut state = self.lock();
-        match state.submit_fast(&self.engine, queue_pair, place) {
-            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
-            other => self.engine.queue_otherwise(state, other, queue_pair, place),
-        }
-    }
-
-    /// Posts as [`Self::queue_send`] does, for a stream's only owner: takes no lock of the stream.
-    ///
-    /// # Errors
-    /// As [`Self::queue_send`].
-    pub fn queue_send_mut(
-        &mut self,
-        queue_pair: &QueuePair,
-        request: WorkRequest<'_>,
-    ) -> Result<Posted, PostFailure> {
-        let queue_pair = &queue_pair.inner;
-        let place = queue_pair.enqueue(&request, PostMode::LATER)?;
-        let state = self.state.get_mut();
-        match state.submit_fast(&self.engine, queue_pair, place) {
-            FastPath::Posted(end) => Ok(state.hold(end, queue_pair.clone())),
-            other => self.engine.queue_otherwise(self.lock(), other, queue_pair, place),
-        }
+        let enqueued = queue_pair.inner.enqueue(&request, PostMode::LATER)?;
+        self.post_send(PreparedSend::of(queue_pair.inner.clone(), enqueued)).map_err(|error| error.source)
     }
 
     /// Posts a batch; with `whole`, only if the stream has room for all of it. Counts what it has posted in `done`.

@@ -8,7 +8,7 @@ use crate::qp::{
 };
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
 use crate::stream::proxy::{self, ProxiedDoorbell};
-use crate::stream::state::{Engine, StreamState};
+use crate::stream::state::{Engine, PROGRESS_EVERY, StreamState};
 use crate::stream::{DoorbellPath, PostFailure};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -199,16 +199,15 @@ pub(super) fn lower_submission<B: MemOpStream>(
     let mut lowering = lowering(engine, state, points, merged, &mut ops);
     // The last submission with room always writes a point, so that a full stream drains without another one.
     let last = state.weight + 1 >= engine.caps.max_outstanding;
-    let at_end = state.signals_always() || state.reports;
-    let is_due = points.open && (at_end || state.unwritten + 1 >= state.progress_every || last);
+    let is_due = points.open && (state.reports || state.unwritten + 1 >= PROGRESS_EVERY || last);
     let mut result = Ok(());
-    if is_due && !at_end && !points.has_own && state.unwritten > 0 {
+    if is_due && !state.reports && !points.has_own && state.unwritten > 0 {
         // Before: the program may ask whether the stream is idle as soon as it sees its last write.
         result = lowering.progress(points.before).map_err(PostFailure::from);
         points.has_own = true;
     }
     result = result.and_then(|()| lower(&mut lowering));
-    if is_due && at_end && result.is_ok() {
+    if is_due && state.reports && result.is_ok() {
         result = lowering.progress(points.end).map_err(PostFailure::from);
         points.open = false;
     }

@@ -172,22 +172,16 @@ options! {
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]
     pub struct StreamOptions
-    /// Doorbells by [`DoorbellPath::Auto`], the progress word in host memory, a signal once in many batches.
+    /// Doorbells by [`DoorbellPath::Auto`].
     default {
         /// The way of doorbells to the card.
         doorbells: DoorbellPath = DoorbellPath::Auto,
-        /// Memory of the stream's progress word, which the CPU reads often.
-        timeline: Placement = Placement::Host,
         /// Fewest queues of a run of waits for completions in a batch that a [`crate::advanced::Collector`] takes over; the
         /// stream then waits for its word alone. Waits keep their guarantees. By default, or if the card cannot
         /// wait or waits for too much already, the stream waits for each queue itself.
         collect_from: Option<u32> = None,
         /// Memory of that collector's word: [`crate::advanced::CollectorConfig::word`].
         collect_in: Placement = Placement::Host,
-        /// Makes every batch report when the stream has passed it, instead of one in many. This is one more memory
-        /// operation for each batch that does not end with waits, but progress is then known without asking the
-        /// driver, even of a stream that is gone. (The next batch reports copies of bytes.)
-        always_signal: bool = false,
         /// Stops the stream at a wait that only a death would end: a notification of a rank of a team that is dead or cut
         /// off, or whose team has ended (`gdsync-notify`). What follows the wait is not performed, and
         /// [`crate::Stream::synchronize`] returns [`StreamError::Stopped`], which names the rank. By default such a

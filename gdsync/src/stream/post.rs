@@ -7,8 +7,7 @@
 use crate::batch::{Batch, Bytes, Chunk, Descriptor, Fate, Planner, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::TimelinePoint;
-use crate::qp::{PreparedSend, QueuePairInner};
-use crate::queue::Release;
+use crate::qp::PreparedSend;
 use crate::stream::fast_path::FastPath;
 use crate::stream::in_flight::{self, InFlight, KeptAlive, Past};
 use crate::stream::lower::{Lowered, lower, lower_submission, lowering};
@@ -16,7 +15,6 @@ use crate::stream::proxy::{self, ProxiedDoorbell};
 use crate::stream::state::{Engine, PROGRESS_EVERY, StreamState};
 use crate::stream::{PostError, PostFailure, Posted};
 use parking_lot::{Condvar, MutexGuard};
-use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
 
 impl<B: MemOpStream> Engine<B> {
@@ -74,26 +72,7 @@ impl<B: MemOpStream> Engine<B> {
                 }
             }
         }
-        // Unlike other submissions, copies of bytes write no point.
-        if state.signals_always()
-            && let Err(error) = self.write_closing_point(&mut state)
-        {
-            tracing::debug!(%error, "the stream cannot write the point of a copy");
-        }
         Ok(())
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn queue_otherwise(
-        &self,
-        state: MutexGuard<'_, StreamState>,
-        fast: FastPath,
-        queue_pair: &Arc<QueuePairInner>,
-        enqueued: (u64, Release),
-    ) -> Result<Posted, PostFailure> {
-        self.post_otherwise(state, fast, PreparedSend::of(queue_pair.clone(), enqueued))
-            .map_err(|error| error.source)
     }
 
     /// Handles a send that the fast path has not posted.
@@ -201,7 +180,6 @@ impl<B: MemOpStream> Engine<B> {
         descriptors: Option<&mut Vec<Descriptor>>,
     ) -> Result<(Points, usize), PostFailure> {
         let ops = std::mem::take(&mut state.ops);
-        self.timeline.expect(points.end);
         let result = match descriptors {
             Some(descriptors) if self.backend.is_synchronous() && ops.iter().any(MemOp::is_wait) => {
                 self.perform(state, points.end, descriptors, &ops, rings)
@@ -214,9 +192,6 @@ impl<B: MemOpStream> Engine<B> {
             // keeps others from submitting.
             _ => proxy::ringing(&state.proxied, rings, || unsafe { self.backend.submit(&ops) }),
         };
-        if result.is_err() {
-            self.timeline.expect(points.before);
-        }
         let count = ops.len();
         state.ops = ops;
         result?;
@@ -256,7 +231,6 @@ impl<B: MemOpStream> Engine<B> {
         self.make_room_for_bytes(state)?;
         let to = self.address(&bytes.location, bytes.content.len())?;
         let points = Points::next(state.issued);
-        self.timeline.expect(points.end);
         // SAFETY: the address is this backend's, and within one page of the host (`Bytes`). The descriptor holds
         // the memory and the staged copy until the timeline has passed the submission. The lock on the state keeps
         // others from submitting.
@@ -286,7 +260,6 @@ impl<B: MemOpStream> Engine<B> {
         let mut ops = Vec::with_capacity(1);
         state.translations.refresh(&self.backend);
         lowering(self, state, points, false, &mut ops).progress(points.end)?;
-        self.timeline.expect(points.end);
         // SAFETY: the timeline's word, translated by this backend, is in the timeline, which `ORPHANS` keeps until
         // it has reached `points.end`. The lock on the state keeps other threads from submitting.
         unsafe { self.backend.submit(&ops) }?;

@@ -39,8 +39,6 @@ pub(super) struct StreamState {
     pub(super) issued: TimelinePoint,
     /// Submissions since the last point that the stream writes.
     pub(super) unwritten: u32,
-    /// One submission in this many writes a point; if it is 1, each writes its own end.
-    pub(super) progress_every: u32,
     pub(super) in_flight: VecDeque<InFlight>,
     /// The submission that a thread is performing without the lock. No other thread submits meanwhile.
     pub(super) performing: Option<InFlight>,
@@ -184,7 +182,6 @@ impl StreamState {
         StreamState {
             issued: TimelinePoint::default(),
             unwritten: 0,
-            progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
             in_flight: VecDeque::with_capacity(REAP_FROM),
             performing: None,
             weight: 0,
@@ -225,12 +222,6 @@ impl StreamState {
         Some((place, since.elapsed(), descriptor))
     }
 
-    /// Returns whether each submission writes its own end.
-    #[inline(always)]
-    pub(super) fn signals_always(&self) -> bool {
-        self.progress_every == 1
-    }
-
     /// Returns whether posts retire submissions.
     #[inline]
     pub(super) fn is_long(&self, caps: &MemOpCaps) -> bool {
@@ -249,10 +240,7 @@ impl StreamState {
         self.in_flight.push_back(InFlight { end: points.end, kept });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
         let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
-        let left = match self.signals_always() {
-            true => left,
-            false => left.min(self.progress_every.saturating_sub(self.unwritten + 1)),
-        };
+        let left = left.min(PROGRESS_EVERY.saturating_sub(self.unwritten + 1));
         self.fast_posts_left.set(if self.rings_itself() && caps.writes_are_fenced { left } else { 0 });
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_posted(points.end);

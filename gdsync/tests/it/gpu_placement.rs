@@ -1,8 +1,8 @@
 //! Queues in the memory of a real GPU. Reported as skipped without one.
 
 use gdsync::cuda::{Placement, QueuePlacement};
-use gdsync::stream::{Posted, StreamOptions};
-use gdsync::{Batch, ConnectOptions, CudaStream, QueuePairConfig, Stream, WorkRequest};
+use gdsync::stream::Posted;
+use gdsync::{Batch, ConnectOptions, QueuePairConfig, WorkRequest};
 use gdsync_test_support::gpu::{Rig, synchronize};
 use gdsync_test_support::pair::{
     self, Pair, content, cpu, drop_the_second_of_three, fail_on, fill, layouts, poll, post_and_poll, soft,
@@ -44,12 +44,8 @@ fn every_layout_carries_messages_of_a_gpus_stream() {
     let Some(rig) = Rig::new("every_layout_carries_messages_of_a_gpus_stream") else { return };
     for placement in layouts(Placement::Gpu(0)) {
         let pair = pair(placement);
-        for timeline in [Placement::Host, Placement::Gpu(0)] {
-            let options = StreamOptions::default().timeline(timeline);
-            let stream = Stream::with_options(CudaStream::new(rig.raw_stream()).unwrap(), options).unwrap();
-            laps(&pair, |batch| stream.post(batch).unwrap(), || synchronize(&stream));
-        }
-        let proxied = rig.proxied();
+        let (stream, proxied) = (rig.stream(), rig.proxied());
+        laps(&pair, |batch| stream.post(batch).unwrap(), || synchronize(&stream));
         laps(&pair, |batch| proxied.post(batch).unwrap(), || synchronize(&proxied));
     }
 }

@@ -33,6 +33,7 @@ mod failure_recovery;
 mod failures;
 mod fan;
 mod gpu;
+mod gpu_borrowed;
 mod gpu_collector;
 mod gpu_device;
 mod gpu_failure_model;

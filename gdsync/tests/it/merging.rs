@@ -2,10 +2,9 @@
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::QueueFull;
-use gdsync::stream::StreamOptions;
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueueError, QueuePair,
-    QueuePairConfig, SoftStream, Stream, WorkRequest,
+    QueuePairConfig, WorkRequest,
 };
 use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, device, poll, soft, synchronize};
 use std::time::Instant;
@@ -294,16 +293,4 @@ fn checked_waits_of_a_run_keep_their_own_words() {
     assert_eq!(stream.post(batch).unwrap().operations, 2 + 1 + 2 + 1);
     synchronize(&stream);
     assert!(statuses.iter().all(|status| status.get() == Some(Ok(()))));
-}
-
-#[test]
-fn a_stream_that_always_tells_says_so_in_each_batch() {
-    let (word, _) = words();
-    let write = || Batch::new().write_value32(&word, 7);
-    let told = |options| {
-        let stream = Stream::with_options(SoftStream::new().unwrap(), options).unwrap();
-        (0..3).map(|_| stream.post(write()).unwrap().operations).collect::<Vec<_>>()
-    };
-    assert_eq!(told(StreamOptions::default()), [1, 1, 1]);
-    assert_eq!(told(StreamOptions::default().always_signal(true)), [2, 2, 2]);
 }

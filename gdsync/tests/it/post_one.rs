@@ -1,6 +1,6 @@
 //! Single sends, posted alone: the fast path behaves as the general one.
 
-use gdsync::memop::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
+use gdsync::memop::{Condition, EndProbe, MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::queue::{OrderError, StateError};
 use gdsync::stream::{DoorbellPath, PostError, PostFailure, Posted, StreamOptions};
@@ -9,8 +9,9 @@ use gdsync::{
 };
 use gdsync_test_support::pair::{LONG, Pair, poll};
 use proptest::prelude::*;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
 const WELL: u8 = 0;
 const REFUSES_ONCE: u8 = 1;
@@ -23,6 +24,17 @@ struct Fickle {
     inner: SoftStream,
     mood: AtomicU8,
     most: usize,
+    /// Tells that its work has ended.
+    probe: Option<Arc<Probe>>,
+}
+
+#[derive(Debug, Default)]
+struct Probe(AtomicBool);
+
+impl EndProbe for Probe {
+    fn has_ended(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 // SAFETY: forwards to the inner stream; refused operations are not performed.
@@ -51,10 +63,18 @@ unsafe impl MemOpStream for Fickle {
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
         Ok(self.inner.wait_idle(timeout)? && self.mood.load(Ordering::Relaxed) != MUTE)
     }
+
+    fn end_probe(&self) -> Option<Arc<dyn EndProbe>> {
+        Some(self.probe.clone()?)
+    }
 }
 
 fn fickle(most: usize, options: StreamOptions) -> Stream<Fickle> {
-    let backend = Fickle { inner: SoftStream::new().unwrap(), mood: AtomicU8::new(WELL), most };
+    probed(most, options, None)
+}
+
+fn probed(most: usize, options: StreamOptions, probe: Option<Arc<Probe>>) -> Stream<Fickle> {
+    let backend = Fickle { inner: SoftStream::new().unwrap(), mood: AtomicU8::new(WELL), most, probe };
     Stream::with_options(backend, options).unwrap()
 }
 
@@ -72,7 +92,7 @@ enum Poster {
 enum Action {
     /// Posts on one of the streams, by one thread of several or by the stream's owner.
     One(usize, Poster),
-    Queued(usize, Poster),
+    Queued(usize),
     Batched(usize),
     Refused(usize),
     QueuedRefused(usize),
@@ -84,11 +104,11 @@ enum Action {
 
 fn action() -> impl Strategy<Value = Action> {
     // Mostly on one stream: a change waits until the other has passed its work.
-    let stream = || prop_oneof![6 => Just(0usize), 1 => Just(1), 1 => Just(PROXIED), 3 => Just(SIGNALLING)];
+    let stream = || prop_oneof![6 => Just(0usize), 1 => Just(1), 3 => Just(PROXIED)];
     let poster = || prop_oneof![Just(Poster::Any), Just(Poster::Owner)];
     prop_oneof![
         12 => (stream(), poster()).prop_map(|(at, by)| Action::One(at, by)),
-        6 => (stream(), poster()).prop_map(|(at, by)| Action::Queued(at, by)),
+        6 => stream().prop_map(Action::Queued),
         2 => stream().prop_map(Action::Batched),
         2 => stream().prop_map(Action::Refused),
         1 => stream().prop_map(Action::QueuedRefused),
@@ -98,10 +118,9 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// The stream whose doorbells the proxy rings, and the one that signals after each submission.
+/// The stream whose doorbells the proxy rings.
 const PROXIED: usize = 2;
-const SIGNALLING: usize = 3;
-const STREAMS: usize = 4;
+const STREAMS: usize = 3;
 
 /// Sends numbers through one queue pair.
 struct Sender {
@@ -132,7 +151,6 @@ impl Sender {
             fickle(1000, StreamOptions::default()),
             fickle(5, rung_by(DoorbellPath::Direct)),
             fickle(1000, rung_by(DoorbellPath::Proxy)),
-            fickle(1000, StreamOptions::default().always_signal(true)),
         ];
         Sender { pair, streams, next: 0, open: 0 }
     }
@@ -145,15 +163,11 @@ impl Sender {
     }
 
     /// Prepares and posts in one call, again after the obstacle has passed.
-    fn queue(&mut self, at: usize, by: Poster) {
+    fn queue(&mut self, at: usize) {
         self.pair.right.post_recv(&[], 0).unwrap();
         let (queue_pair, number) = (&self.pair.left, self.next);
         let request = || WorkRequest::send(&[]).immediate(number);
-        let queue = |stream: &mut Stream<Fickle>| match by {
-            Poster::Any => stream.queue_send(queue_pair, request()),
-            Poster::Owner => stream.queue_send_mut(queue_pair, request()),
-        };
-        while let Err(failure) = queue(&mut self.streams[at]) {
+        while let Err(failure) = self.streams[at].queue_send(queue_pair, request()) {
             assert!(in_the_way(&failure), "{failure}");
             self.streams.iter().for_each(synchronize);
         }
@@ -193,7 +207,7 @@ impl Sender {
                 };
                 self.insist(at, result);
             }
-            Action::Queued(at, by) => self.queue(at, by),
+            Action::Queued(at) => self.queue(at),
             Action::Batched(at) => {
                 let (first, second) = (self.prepare(), self.prepare());
                 self.insist(at, self.streams[at].post(Batch::new().send(first).send(second)));
@@ -219,7 +233,7 @@ impl Sender {
                     self.streams[at].queue_send(&self.pair.left, WorkRequest::send(&[])).unwrap_err();
                 assert!(matches!(failure, PostFailure::Stream(StreamError::Unsupported { .. })), "{failure}");
                 // Nothing of it blocks the next.
-                self.queue((at + 1) % STREAMS, Poster::Any);
+                self.queue((at + 1) % STREAMS);
             }
             Action::Swapped(at) => {
                 // With room for it, so that only its order is wrong.
@@ -337,23 +351,20 @@ fn a_queue_pair_that_failed_takes_no_single_send() {
 }
 
 #[test]
-fn a_stream_that_always_signals_does_so_behind_each_single_send() {
+fn a_dropped_stream_with_a_probe_ends_when_that_says_so() {
     let mut sender = Sender::new();
-    // More than a stream has in flight before it retires some.
-    for turn in 0..100 {
-        let send = sender.prepare();
-        let stream = &mut sender.streams[SIGNALLING];
-        stream.mood.store(MUTE, Ordering::Relaxed);
-        let posted = if turn % 2 == 0 { stream.post_send(send) } else { stream.post_send_mut(send) }.unwrap();
-        assert_eq!((posted.operations, posted.submissions), (3, 1), "a record, a register and a point");
-        let start = Instant::now();
-        while stream.outstanding() > 0 {
-            assert!(start.elapsed() < LONG, "the stream says nothing: {stream:?}");
-            std::thread::yield_now();
-        }
-        stream.mood.store(WELL, Ordering::Relaxed);
-        sender.settle();
-    }
+    let probe = Arc::new(Probe::default());
+    let gone = probed(1000, StreamOptions::default(), Some(probe.clone()));
+    let (first, second) = (sender.prepare(), sender.prepare());
+    gone.post_send(first).unwrap();
+    assert!(gone.inner.wait_idle(LONG).unwrap());
+    gone.mood.store(MUTE, Ordering::Relaxed);
+    drop(gone);
+    let error = sender.streams[0].post_send(second).unwrap_err();
+    assert!(in_the_way(&error.source), "{error}");
+    probe.0.store(true, Ordering::Relaxed);
+    sender.streams[0].post(error.batch).unwrap();
+    sender.settle();
 }
 
 #[test]

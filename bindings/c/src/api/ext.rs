@@ -1,8 +1,8 @@
 //! `gdsync/ext.h`: the software card, streams, cancelling and aborting.
 
-use crate::error::{self, CallError, bad_bits, non_null, non_null_mut};
-use crate::error::{check, made};
+use crate::error::{self, CallError, bad_bits, check, made, non_null, non_null_mut};
 use crate::providers::{self, ObjectKind};
+use crate::stream_object::StreamObject;
 use crate::types::{CUstream, GDSYNC_STREAM_NEVER_CAPTURED, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, requests, streams};
 use gdsync::verbs::{OpenError, provider};
@@ -119,7 +119,12 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
 pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms: c_uint) -> c_int {
     error::status("gdsync_stream_synchronize", || {
         // SAFETY: the caller passes a stream that is alive.
-        unsafe { streams::find(stream) }?.synchronize(Duration::from_millis(timeout_ms.into()))
+        let stream = unsafe { streams::find(stream) }?;
+        if let StreamObject::Cuda(stream, _) = &*stream {
+            // SAFETY: as above.
+            unsafe { stream.mark_all() }?;
+        }
+        stream.synchronize(Duration::from_millis(timeout_ms.into()))
     })
 }
 

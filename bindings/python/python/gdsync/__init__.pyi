@@ -140,12 +140,11 @@ class Word:
 class Stream:
     """A stream on which batches are posted: a software one, or a CUDA stream of another library."""
 
-    def __init__(self, stream: Any = None, *, always_signal: bool = False, stop_at_death: bool = True) -> None:
+    def __init__(self, stream: Any = None, *, stop_at_death: bool = True) -> None:
         """Wraps a stream of torch or CuPy, an object with ``cuda_stream``, ``ptr`` or ``__cuda_stream__``, or a raw
         handle; without one, starts a software stream.
 
-        The object is kept as long as this one. ``always_signal`` makes every batch report when the stream has passed
-        it, which takes one more operation and permits queries after the stream's library has destroyed it.
+        The object is kept as long as this one; the stream of a raw handle must exist as long.
 
         With ``stop_at_death`` the stream stops at a wait for a notification of a rank that is dead: it does not perform
         what follows, and ``synchronize`` raises ``PeerDead``. Without, it goes on without the data, and

@@ -261,7 +261,10 @@ impl Stream<CudaStream> {
         // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and the
         // submission in flight holds their memory, as for any submission.
         let launched = check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) });
-        self.context.named(launched).map_err(as_stream_error)
+        self.context.named(launched).map_err(as_stream_error)?;
+        // SAFETY: as above; the stream is not being captured, and its context is current.
+        unsafe { self.handle.mark_end() };
+        Ok(())
     }
 }
 

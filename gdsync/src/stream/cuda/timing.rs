@@ -9,7 +9,7 @@
 
 // Lock order: the gate of submissions, the timers, the copier.
 
-use crate::cuda::{CudaError, GpuContext, RelaxedCapture, check};
+use crate::cuda::{CudaError, Event, GpuContext, RelaxedCapture};
 use cudarc::driver::sys;
 use gdsync_trace::{EventKind, GPU_VARIABLE, now, span_of};
 use parking_lot::Mutex;
@@ -52,11 +52,6 @@ struct Anchor {
     /// In nanoseconds of the host's clock.
     at: u64,
 }
-
-struct Event(sys::CUevent);
-
-// SAFETY: a handle; the driver's calls take events from any thread.
-unsafe impl Send for Event {}
 
 /// A submission that is being made.
 pub(super) struct Timing<'a> {
@@ -150,7 +145,7 @@ fn with<T>(context: &Arc<GpuContext>, act: impl FnOnce(&mut Timer) -> Result<T, 
 
 impl Timer {
     fn event(&mut self) -> Result<Event, CudaError> {
-        self.spare.pop().map_or_else(Event::new, Ok)
+        self.spare.pop().map_or_else(|| Event::new(true), Ok)
     }
 
     fn read(&mut self, context: &Arc<GpuContext>) -> Result<(), CudaError> {
@@ -213,48 +208,12 @@ impl Timer {
 impl Anchor {
     /// Returns the host's time of an event that the GPU has passed.
     fn time(&self, event: &Event) -> Result<u64, CudaError> {
-        let mut milliseconds = 0.0;
-        // SAFETY: a valid place; both events were recorded, and the GPU has passed them.
-        let result = unsafe { sys::cuEventElapsedTime(&mut milliseconds, self.event.0, event.0) };
-        check("cuEventElapsedTime", result)?;
-        Ok(moved(self.at, milliseconds))
+        Ok(moved(self.at, self.event.until(event)?))
     }
 }
 
 fn moved(at: u64, milliseconds: f32) -> u64 {
     at.saturating_add_signed((f64::from(milliseconds) * 1e6).round() as i64)
-}
-
-impl Event {
-    fn new() -> Result<Self, CudaError> {
-        let mut event = std::ptr::null_mut();
-        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
-        // SAFETY: a valid place.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
-        Ok(Event(event))
-    }
-
-    /// # Safety
-    /// The stream is alive, of the event's context, and not being captured.
-    unsafe fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
-        // SAFETY: the caller's; the event is alive.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream) })
-    }
-
-    fn is_passed(&self) -> Result<bool, CudaError> {
-        // SAFETY: the event is alive.
-        match unsafe { sys::cuEventQuery(self.0) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => check("cuEventQuery", result).map(|()| true),
-        }
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: the event is destroyed once. The driver keeps one that the GPU has not passed yet.
-        unsafe { sys::cuEventDestroy_v2(self.0) };
-    }
 }
 
 #[cfg(test)]
