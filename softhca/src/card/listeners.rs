@@ -6,6 +6,7 @@ use gdsync_sys::wake::{self, CardCallbacks};
 use parking_lot::RwLock;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// A card that threads of this process wake or help.
@@ -22,35 +23,40 @@ pub(crate) trait Listener: Send + Sync {
     fn leave(&self);
 }
 
-type Card = Weak<dyn Listener>;
+/// A card, and the page of its registers that an address is on, if any.
+type Place = (Weak<dyn Listener>, Option<u32>);
 
 /// Maximum number of registered addresses. A store to any other address wakes no card; the card finds it after its nap.
 const MOST_ADDRESSES: usize = 1 << 16;
 
 /// The cards of this process, by the addresses of their doorbell pages and of words that their WAITs have waited for. A
 /// stale entry only makes a card look for work that is not there.
-static CARDS: RwLock<BTreeMap<usize, (Card, Option<u32>)>> = RwLock::new(BTreeMap::new());
+static CARDS: RwLock<BTreeMap<usize, Place>> = RwLock::new(BTreeMap::new());
+/// Counts the changes of [`CARDS`].
+static CHANGES: AtomicUsize = AtomicUsize::new(0);
 
 /// The callbacks of this copy of the card.
 static CALLBACKS: CardCallbacks = CardCallbacks { doorbell, serve, leave };
 
 thread_local! {
+    /// What is at the addresses of this thread's stores, as of that change. Threads of many streams then share no lock.
+    static FOUND: RefCell<(usize, BTreeMap<usize, Option<Place>>)> = const { RefCell::new((0, BTreeMap::new())) };
     /// The card that this thread has rung last and may serve.
-    static LAST: RefCell<Option<Card>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<Weak<dyn Listener>>> = const { RefCell::new(None) };
     /// True if this thread is one of that card's helpers.
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Registers the address of a mapped doorbell page, or, without a page, of a word that a WAIT of the card waits for.
-pub(crate) fn register(address: usize, card: Card, page: Option<u32>) {
+pub(crate) fn register(address: usize, card: Weak<dyn Listener>, page: Option<u32>) {
     let mut cards = CARDS.write();
     if cards.len() >= MOST_ADDRESSES {
         cards.retain(|_, (card, _)| card.strong_count() > 0);
     }
     if cards.len() < MOST_ADDRESSES {
         cards.insert(address, (card, page));
+        CHANGES.fetch_add(1, Ordering::Release);
     }
-    drop(cards);
     if !wake::register_card(&CALLBACKS) {
         tracing::warn!(
             "there are too many copies of the software card in this process: stores wake no card of this one"
@@ -59,15 +65,29 @@ pub(crate) fn register(address: usize, card: Card, page: Option<u32>) {
 }
 
 extern "C" fn doorbell(address: usize, may_serve: bool) {
-    let cards = CARDS.read();
-    let card = cards.get(&address).or_else(|| cards.get(&(address & !(UAR_PAGE - 1)))).cloned();
-    drop(cards);
-    let Some((card, page)) = card else { return };
-    if let Some(listener) = card.upgrade() {
-        listener.doorbell(page, may_serve);
-        if may_serve {
-            LAST.set(Some(card));
+    let rung = FOUND.with_borrow_mut(|(as_of, found)| {
+        let changes = CHANGES.load(Ordering::Acquire);
+        if *as_of != changes || found.len() >= MOST_WORDS {
+            found.clear();
+            *as_of = changes;
         }
+        let place = found.entry(address).or_insert_with(|| {
+            let cards = CARDS.read();
+            cards.get(&address).or_else(|| cards.get(&(address & !(UAR_PAGE - 1)))).cloned()
+        });
+        let (card, page) = place.as_ref()?;
+        let listener = card.upgrade()?;
+        if may_serve {
+            LAST.with_borrow_mut(|last| {
+                if !last.as_ref().is_some_and(|last| last.ptr_eq(card)) {
+                    *last = Some(card.clone());
+                }
+            });
+        }
+        Some((listener, *page))
+    });
+    if let Some((listener, page)) = rung {
+        listener.doorbell(page, may_serve);
     }
 }
 
@@ -90,7 +110,7 @@ extern "C" fn leave() {
     }
 }
 
-/// Maximum number of remembered words. A store to any other word wakes no card.
+/// Maximum number of words that a card, or a thread, remembers. A store to a word that its card does not remember wakes it not.
 const MOST_WORDS: usize = 4096;
 
 /// Addresses of words in host memory.
@@ -116,6 +136,43 @@ impl AwaitedWords {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use parking_lot::Mutex;
+
+    #[derive(Default)]
+    struct Rings(Mutex<Vec<Option<u32>>>);
+
+    impl Listener for Rings {
+        fn doorbell(&self, page: Option<u32>, _may_serve: bool) {
+            self.0.lock().push(page);
+        }
+
+        fn serve(&self, _helps: bool) -> bool {
+            false
+        }
+
+        fn leave(&self) {}
+    }
+
+    #[test]
+    fn a_thread_that_remembers_addresses_finds_the_cards_that_come_and_go() {
+        const PAGE: usize = 0x7a << 40;
+        let ring = || doorbell(PAGE + 0x800, true);
+        ring();
+        for page in [3, 4] {
+            let card = Arc::new(Rings::default());
+            let weak: Weak<Rings> = Arc::downgrade(&card);
+            register(PAGE, weak, Some(page));
+            // More addresses than a thread remembers.
+            (0..2 * MOST_WORDS).for_each(|word| doorbell(8 * word, true));
+            ring();
+            ring();
+            assert_eq!(*card.0.lock(), [Some(page); 2]);
+            assert!(!serve());
+            drop(card);
+            ring();
+            assert!(last().is_none());
+        }
+    }
 
     #[test]
     fn a_word_is_new_once_and_there_is_an_end() {

@@ -17,8 +17,6 @@ use std::sync::Arc;
 
 /// Maximum number of packets on a link: few, so that links are full at times.
 const ROOM: usize = 32;
-/// Maximum number of packets of a link that one poll passes on.
-const SHARE: usize = 16;
 
 /// The links between the cards of a simulation. Clones share their state.
 #[derive(Clone, Default)]
@@ -189,27 +187,25 @@ impl Network for Local {
 
     fn poll(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
         let node = self.node();
-        let senders: Vec<Node> = self
-            .hub
-            .0
-            .lock()
-            .links
-            .range((node, 0)..=(node, Node::MAX))
-            .map(|((_, from), _)| *from)
-            .collect();
-        let mut taken = 0;
-        for index in self.round_robin.next(senders.len()) {
-            let from = senders[index];
-            for _ in 0..SHARE.min(budget - taken) {
-                let Some(Packet { bytes, header }) = self.next(from) else { break };
+        let to_this = (node, 0)..=(node, Node::MAX);
+        let mut senders: Vec<Option<Node>> =
+            self.hub.0.lock().links.range(to_this).map(|((_, from), _)| Some(*from)).collect();
+        let mut turns = std::mem::take(&mut self.round_robin);
+        let taken = turns.poll(&mut senders, budget, |from, share| {
+            let mut count = 0;
+            while count < share
+                && let Some(Packet { bytes, header }) = self.next(*from)
+            {
                 let (header, payload) = bytes.split_at(header);
-                sink.take(from, header, [(payload.as_ptr(), payload.len()), (payload.as_ptr(), 0)]);
+                sink.take(*from, header, [(payload.as_ptr(), payload.len()), (payload.as_ptr(), 0)]);
                 // The buffer is used again.
                 sink.settle();
                 self.hub.0.lock().spare.push(bytes);
-                taken += 1;
+                count += 1;
             }
-        }
+            (count, true)
+        });
+        self.round_robin = turns;
         taken
     }
 
@@ -258,6 +254,7 @@ impl Drop for Local {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::peers::SHARE;
 
     fn send(from: &mut Local, to: &Local, payload: &[u8]) -> SendOutcome {
         let half = payload.len() / 2;

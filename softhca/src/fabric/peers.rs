@@ -68,16 +68,36 @@ pub(super) fn free_slot<L>(slots: &mut Vec<Option<L>>) -> usize {
     })
 }
 
+/// Maximum number of packets that a link delivers in one poll, so that others have their turn.
+pub(super) const SHARE: usize = 16;
+
 /// A rotating start index: if one call cannot serve all links, none starves.
 #[derive(Default)]
 pub(super) struct RoundRobin(usize);
 
 impl RoundRobin {
-    /// Returns the indices of `count` links in the order of this call.
-    pub(super) fn next(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
-        let first = self.0.checked_rem(count).unwrap_or(0);
+    /// Polls links until they have delivered as many packets as asked for. `poll` gets the most that its link may deliver,
+    /// and returns how many it has, and whether the link stays.
+    pub(super) fn poll<L>(
+        &mut self,
+        links: &mut [Option<L>],
+        budget: usize,
+        mut poll: impl FnMut(&mut L, usize) -> (usize, bool),
+    ) -> usize {
+        let first = self.0.checked_rem(links.len()).unwrap_or(0);
         self.0 = first + 1;
-        (first..count).chain(0..first)
+        let mut taken = 0;
+        for index in (first..links.len()).chain(0..first) {
+            if let Some(link) = &mut links[index] {
+                let (count, stays) = poll(link, (budget - taken).min(SHARE));
+                taken += count;
+                links[index].take_if(|_| !stays);
+            }
+            if taken == budget {
+                break;
+            }
+        }
+        taken
     }
 }
 

@@ -374,28 +374,13 @@ impl Network for Shared {
         if self.polled.elapsed() > POLL_SOCKETS {
             self.poll_sockets();
         }
-        let mut taken = 0;
-        for index in self.round_robin.next(self.incoming.len()) {
-            let place = &mut self.incoming[index];
-            let Some(link) = place else { continue };
-            // Fairness: no link delivers more than 16 packets in one call.
-            let share = (budget - taken).min(16);
-            match link.poll(share, sink) {
-                Ok(count) => taken += count,
-                Err(ring::Corrupt(reason)) => {
-                    tracing::warn!(
-                        number = link.source(),
-                        reason,
-                        "a peer broke its ring: the link is closed"
-                    );
-                    *place = None;
-                }
+        self.round_robin.poll(&mut self.incoming, budget, |link, share| match link.poll(share, sink) {
+            Ok(count) => (count, true),
+            Err(ring::Corrupt(reason)) => {
+                tracing::warn!(number = link.source(), reason, "a peer broke its ring: the link is closed");
+                (0, false)
             }
-            if taken == budget {
-                break;
-            }
-        }
-        taken
+        })
     }
 
     fn close(&mut self) {

@@ -316,29 +316,17 @@ impl Network for Tcp {
         if !self.connecting.is_empty() || !self.unproven.is_empty() {
             self.maintain(Instant::now());
         }
-        let mut taken = 0;
-        for index in self.round_robin.next(self.incoming.len()) {
-            let place = &mut self.incoming[index];
-            let Some(link) = place else { continue };
-            // Fairness: no link delivers more than 16 packets in one call.
-            match link.poll((budget - taken).min(16), sink) {
-                Ok(count) => {
-                    taken += count;
-                    if link.is_finished() {
-                        tracing::debug!(node = ?link.greeted, "the process of a peer has ended");
-                        *place = None;
-                    }
-                }
-                Err(malformed) => {
-                    tracing::warn!(node = ?link.greeted, reason = malformed.0, "a link is closed");
-                    *place = None;
-                }
+        self.round_robin.poll(&mut self.incoming, budget, |link, share| match link.poll(share, sink) {
+            Ok(count) if link.is_finished() => {
+                tracing::debug!(node = ?link.greeted, "the process of a peer has ended");
+                (count, false)
             }
-            if taken == budget {
-                break;
+            Ok(count) => (count, true),
+            Err(malformed) => {
+                tracing::warn!(node = ?link.greeted, reason = malformed.0, "a link is closed");
+                (0, false)
             }
-        }
-        taken
+        })
     }
 
     fn close(&mut self) {

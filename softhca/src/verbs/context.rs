@@ -288,9 +288,8 @@ pub(super) unsafe extern "C" fn general_cmd(
         if input.is_null() || output.is_null() || input_len.min(output_len) < header::BYTES {
             return Err(Errno::INVALID);
         }
-        let mut command = [0; header::BYTES];
         // SAFETY: not null, and of the checked length, which the caller guarantees.
-        unsafe { input.copy_to_nonoverlapping(command.as_mut_ptr(), command.len()) };
+        let command = unsafe { input.cast::<[u8; header::BYTES]>().read_unaligned() };
         let status = match header::OPCODE.get(&command) {
             opcode if opcode == u64::from(opcode::QUERY_HCA_CAP) => {
                 // The last bit selects current or maximum values, which are the same.

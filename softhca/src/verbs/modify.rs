@@ -137,9 +137,8 @@ pub(super) unsafe extern "C" fn devx_qp_query(
         if input.is_null() || output.is_null() || input_len < header::BYTES || output_len < command::BYTES {
             return Err(Errno::INVALID);
         }
-        let mut asked = [0; header::BYTES];
         // SAFETY: not null, and of the checked length, which the caller guarantees.
-        unsafe { input.cast::<u8>().copy_to_nonoverlapping(asked.as_mut_ptr(), asked.len()) };
+        let asked = unsafe { input.cast::<[u8; header::BYTES]>().read_unaligned() };
         if header::OPCODE.get(&asked) != u64::from(opcode::QUERY_QP) {
             return Err(Errno::INVALID);
         }

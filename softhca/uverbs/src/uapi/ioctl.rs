@@ -1,7 +1,5 @@
 //! The ioctl and its attributes: `rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub(crate) const RDMA_VERBS_IOCTL: u64 = 0xc018_1b01;
 /// `UVERBS_ATTR_F_MANDATORY`: a kernel that does not know the attribute must refuse the command.
@@ -9,27 +7,25 @@ pub(crate) const ATTR_MANDATORY: u16 = 1 << 0;
 /// `UVERBS_ATTR_F_VALID_OUTPUT`: the kernel has filled the attribute.
 pub(crate) const ATTR_VALID_OUTPUT: u16 = 1 << 1;
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct Attr {
-    pub(crate) attr_id: u16,
-    pub(crate) len: u16,
-    pub(crate) flags: u16,
-    pub(crate) attr_data: u16,
-    pub(crate) data: u64,
-}
+structures! {
+    struct Attr {
+        attr_id: u16,
+        len: u16,
+        flags: u16,
+        attr_data: u16,
+        data: u64,
+    }
 
-/// `struct ib_uverbs_ioctl_hdr`, without the attributes that follow it.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct Header {
-    pub(crate) length: u16,
-    pub(crate) object_id: u16,
-    pub(crate) method_id: u16,
-    pub(crate) num_attrs: u16,
-    pub(crate) reserved1: u64,
-    pub(crate) driver_id: u32,
-    pub(crate) reserved2: u32,
+    /// `struct ib_uverbs_ioctl_hdr`, without the attributes that follow it.
+    struct Header {
+        length: u16,
+        object_id: u16,
+        method_id: u16,
+        num_attrs: u16,
+        reserved1: u64,
+        driver_id: u32,
+        reserved2: u32,
+    }
 }
 
 pub(crate) const DRIVER_MLX5: u32 = 1;

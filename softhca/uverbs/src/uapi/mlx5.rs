@@ -1,7 +1,5 @@
 //! The parts of commands between libmlx5 and the mlx5 driver: `mlx5-abi.h`.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
 /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH`.
 pub(crate) const SUPPORTED_UHW: u8 = 3;
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
@@ -31,147 +29,127 @@ pub(crate) const CQ_KNOWN: u16 = 1 << 0 | 1 << 2;
 
 pub(crate) const CLOCK_INFO_V1: u8 = 1 << 0;
 
-/// `struct mlx5_ib_alloc_ucontext_req_v2`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct AllocUcontext {
-    pub(crate) total_num_bfregs: u32,
-    pub(crate) num_low_latency_bfregs: u32,
-    pub(crate) flags: u32,
-    pub(crate) comp_mask: u32,
-    pub(crate) max_cqe_version: u8,
-    pub(crate) reserved0: u8,
-    pub(crate) reserved1: u16,
-    pub(crate) reserved2: u32,
-    pub(crate) lib_caps: u64,
-}
+structures! {
+    /// `struct mlx5_ib_alloc_ucontext_req_v2`.
+    struct AllocUcontext {
+        total_num_bfregs: u32,
+        num_low_latency_bfregs: u32,
+        flags: u32,
+        comp_mask: u32,
+        max_cqe_version: u8,
+        reserved0: u8,
+        reserved1: u16,
+        reserved2: u32,
+        lib_caps: u64,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct AllocUcontextResp {
-    pub(crate) qp_tab_size: u32,
-    pub(crate) bf_reg_size: u32,
-    pub(crate) tot_bfregs: u32,
-    pub(crate) cache_line_size: u32,
-    pub(crate) max_sq_desc_sz: u16,
-    pub(crate) max_rq_desc_sz: u16,
-    pub(crate) max_send_wqebb: u32,
-    pub(crate) max_recv_wr: u32,
-    pub(crate) max_srq_recv_wr: u32,
-    pub(crate) num_ports: u16,
-    pub(crate) flow_action_flags: u16,
-    pub(crate) comp_mask: u32,
-    pub(crate) response_length: u32,
-    pub(crate) cqe_version: u8,
-    pub(crate) cmds_supp_uhw: u8,
-    pub(crate) eth_min_inline: u8,
-    pub(crate) clock_info_versions: u8,
-    pub(crate) hca_core_clock_offset: u64,
-    pub(crate) log_uar_size: u32,
-    pub(crate) num_uars_per_page: u32,
-    pub(crate) num_dyn_bfregs: u32,
-    pub(crate) dump_fill_mkey: u32,
-}
+    struct AllocUcontextResp {
+        qp_tab_size: u32,
+        bf_reg_size: u32,
+        tot_bfregs: u32,
+        cache_line_size: u32,
+        max_sq_desc_sz: u16,
+        max_rq_desc_sz: u16,
+        max_send_wqebb: u32,
+        max_recv_wr: u32,
+        max_srq_recv_wr: u32,
+        num_ports: u16,
+        flow_action_flags: u16,
+        comp_mask: u32,
+        response_length: u32,
+        cqe_version: u8,
+        cmds_supp_uhw: u8,
+        eth_min_inline: u8,
+        clock_info_versions: u8,
+        hca_core_clock_offset: u64,
+        log_uar_size: u32,
+        num_uars_per_page: u32,
+        num_dyn_bfregs: u32,
+        dump_fill_mkey: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CreateCq {
-    pub(crate) buf_addr: u64,
-    pub(crate) db_addr: u64,
-    pub(crate) cqe_size: u32,
-    pub(crate) cqe_comp_en: u8,
-    pub(crate) cqe_comp_res_format: u8,
-    pub(crate) flags: u16,
-    pub(crate) uar_page_index: u16,
-    pub(crate) reserved0: u16,
-    pub(crate) reserved1: u32,
-}
+    struct CreateCq {
+        buf_addr: u64,
+        db_addr: u64,
+        cqe_size: u32,
+        cqe_comp_en: u8,
+        cqe_comp_res_format: u8,
+        flags: u16,
+        uar_page_index: u16,
+        reserved0: u16,
+        reserved1: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ResizeCq {
-    pub(crate) buf_addr: u64,
-    pub(crate) cqe_size: u16,
-    pub(crate) reserved0: u16,
-    pub(crate) reserved1: u32,
-}
+    struct ResizeCq {
+        buf_addr: u64,
+        cqe_size: u16,
+        reserved0: u16,
+        reserved1: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CreateSrq {
-    pub(crate) buf_addr: u64,
-    pub(crate) db_addr: u64,
-    pub(crate) flags: u32,
-    pub(crate) reserved0: u32,
-    pub(crate) uidx: u32,
-    pub(crate) reserved1: u32,
-}
+    struct CreateSrq {
+        buf_addr: u64,
+        db_addr: u64,
+        flags: u32,
+        reserved0: u32,
+        uidx: u32,
+        reserved1: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CreateSrqResp {
-    pub(crate) srqn: u32,
-    pub(crate) reserved: u32,
-}
+    struct CreateSrqResp {
+        srqn: u32,
+        reserved: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CreateQp {
-    pub(crate) buf_addr: u64,
-    pub(crate) db_addr: u64,
-    pub(crate) sq_wqe_count: u32,
-    pub(crate) rq_wqe_count: u32,
-    pub(crate) rq_wqe_shift: u32,
-    pub(crate) flags: u32,
-    pub(crate) uidx: u32,
-    pub(crate) bfreg_index: u32,
-    /// For a DC target, its access key.
-    pub(crate) sq_buf_addr: u64,
-    pub(crate) ece_options: u32,
-    pub(crate) dci_streams: u16,
-    pub(crate) reserved: u16,
-}
+    struct CreateQp {
+        buf_addr: u64,
+        db_addr: u64,
+        sq_wqe_count: u32,
+        rq_wqe_count: u32,
+        rq_wqe_shift: u32,
+        flags: u32,
+        uidx: u32,
+        bfreg_index: u32,
+        /// For a DC target, its access key.
+        sq_buf_addr: u64,
+        ece_options: u32,
+        dci_streams: u16,
+        reserved: u16,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CreateQpResp {
-    pub(crate) bfreg_index: u32,
-    pub(crate) ece_options: u32,
-    pub(crate) comp_mask: u32,
-    pub(crate) tirn: u32,
-    pub(crate) tisn: u32,
-    pub(crate) rqn: u32,
-    pub(crate) sqn: u32,
-    pub(crate) reserved1: u32,
-    pub(crate) tir_icm_addr: u64,
-}
+    struct CreateQpResp {
+        bfreg_index: u32,
+        ece_options: u32,
+        comp_mask: u32,
+        tirn: u32,
+        tisn: u32,
+        rqn: u32,
+        sqn: u32,
+        reserved1: u32,
+        tir_icm_addr: u64,
+    }
 
-/// `struct mlx5_ib_modify_qp`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ModifyQpUhw {
-    pub(crate) comp_mask: u32,
-    pub(crate) max_burst_sz: u32,
-    pub(crate) typical_pkt_sz: u16,
-    pub(crate) reserved: u16,
-    pub(crate) ece_options: u32,
-}
+    /// `struct mlx5_ib_modify_qp`.
+    struct ModifyQpUhw {
+        comp_mask: u32,
+        max_burst_sz: u32,
+        typical_pkt_sz: u16,
+        reserved: u16,
+        ece_options: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ModifyQpResp {
-    pub(crate) response_length: u32,
-    pub(crate) dctn: u32,
-    pub(crate) ece_options: u32,
-    pub(crate) reserved: u32,
-}
+    struct ModifyQpResp {
+        response_length: u32,
+        dctn: u32,
+        ece_options: u32,
+        reserved: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CreateAhResp {
-    pub(crate) response_length: u32,
-    pub(crate) dmac: [u8; 6],
-    pub(crate) reserved: [u8; 6],
+    struct CreateAhResp {
+        response_length: u32,
+        dmac: [u8; 6],
+        reserved: [u8; 6],
+    }
 }
 
 #[cfg(test)]

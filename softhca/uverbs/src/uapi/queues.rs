@@ -1,7 +1,5 @@
 //! The core's structures of queues: `ib_user_verbs.h`, `ib_user_ioctl_verbs.h`.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
 /// `IB_UVERBS_QPT_*`.
 pub(crate) const QPT_RC: u64 = 2;
 pub(crate) const QPT_UC: u64 = 3;
@@ -30,195 +28,167 @@ pub(crate) const QP_CREATE_KNOWN: u64 = QP_CREATE_OF_RAW_PACKETS | 1 << 11;
 /// The first two of them are for raw packets only.
 pub(crate) const QP_CREATE_OF_RAW_PACKETS: u64 = 1 << 8 | 1 << 9;
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QpDest {
-    pub(crate) dgid: [u8; 16],
-    pub(crate) flow_label: u32,
-    pub(crate) dlid: u16,
-    pub(crate) reserved: u16,
-    pub(crate) sgid_index: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) traffic_class: u8,
-    pub(crate) sl: u8,
-    pub(crate) src_path_bits: u8,
-    pub(crate) static_rate: u8,
-    pub(crate) is_global: u8,
-    pub(crate) port_num: u8,
-}
+structures! {
+    struct QpDest {
+        dgid: [u8; 16],
+        flow_label: u32,
+        dlid: u16,
+        reserved: u16,
+        sgid_index: u8,
+        hop_limit: u8,
+        traffic_class: u8,
+        sl: u8,
+        src_path_bits: u8,
+        static_rate: u8,
+        is_global: u8,
+        port_num: u8,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QueryQp {
-    pub(crate) response: u64,
-    pub(crate) qp_handle: u32,
-    pub(crate) attr_mask: u32,
-}
+    struct QueryQp {
+        response: u64,
+        qp_handle: u32,
+        attr_mask: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QueryQpResp {
-    pub(crate) dest: QpDest,
-    pub(crate) alt_dest: QpDest,
-    pub(crate) max_send_wr: u32,
-    pub(crate) max_recv_wr: u32,
-    pub(crate) max_send_sge: u32,
-    pub(crate) max_recv_sge: u32,
-    pub(crate) max_inline_data: u32,
-    pub(crate) qkey: u32,
-    pub(crate) rq_psn: u32,
-    pub(crate) sq_psn: u32,
-    pub(crate) dest_qp_num: u32,
-    pub(crate) qp_access_flags: u32,
-    pub(crate) pkey_index: u16,
-    pub(crate) alt_pkey_index: u16,
-    pub(crate) qp_state: u8,
-    pub(crate) cur_qp_state: u8,
-    pub(crate) path_mtu: u8,
-    pub(crate) path_mig_state: u8,
-    pub(crate) sq_draining: u8,
-    pub(crate) max_rd_atomic: u8,
-    pub(crate) max_dest_rd_atomic: u8,
-    pub(crate) min_rnr_timer: u8,
-    pub(crate) port_num: u8,
-    pub(crate) timeout: u8,
-    pub(crate) retry_cnt: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) alt_port_num: u8,
-    pub(crate) alt_timeout: u8,
-    pub(crate) sq_sig_all: u8,
-    pub(crate) reserved: [u8; 5],
-}
+    struct QueryQpResp {
+        dest: QpDest,
+        alt_dest: QpDest,
+        max_send_wr: u32,
+        max_recv_wr: u32,
+        max_send_sge: u32,
+        max_recv_sge: u32,
+        max_inline_data: u32,
+        qkey: u32,
+        rq_psn: u32,
+        sq_psn: u32,
+        dest_qp_num: u32,
+        qp_access_flags: u32,
+        pkey_index: u16,
+        alt_pkey_index: u16,
+        qp_state: u8,
+        cur_qp_state: u8,
+        path_mtu: u8,
+        path_mig_state: u8,
+        sq_draining: u8,
+        max_rd_atomic: u8,
+        max_dest_rd_atomic: u8,
+        min_rnr_timer: u8,
+        port_num: u8,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        alt_port_num: u8,
+        alt_timeout: u8,
+        sq_sig_all: u8,
+        reserved: [u8; 5],
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ModifyQp {
-    pub(crate) dest: QpDest,
-    pub(crate) alt_dest: QpDest,
-    pub(crate) qp_handle: u32,
-    pub(crate) attr_mask: u32,
-    pub(crate) qkey: u32,
-    pub(crate) rq_psn: u32,
-    pub(crate) sq_psn: u32,
-    pub(crate) dest_qp_num: u32,
-    pub(crate) qp_access_flags: u32,
-    pub(crate) pkey_index: u16,
-    pub(crate) alt_pkey_index: u16,
-    pub(crate) qp_state: u8,
-    pub(crate) cur_qp_state: u8,
-    pub(crate) path_mtu: u8,
-    pub(crate) path_mig_state: u8,
-    pub(crate) en_sqd_async_notify: u8,
-    pub(crate) max_rd_atomic: u8,
-    pub(crate) max_dest_rd_atomic: u8,
-    pub(crate) min_rnr_timer: u8,
-    pub(crate) port_num: u8,
-    pub(crate) timeout: u8,
-    pub(crate) retry_cnt: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) alt_port_num: u8,
-    pub(crate) alt_timeout: u8,
-    pub(crate) reserved: [u8; 2],
-}
+    struct ModifyQp {
+        dest: QpDest,
+        alt_dest: QpDest,
+        qp_handle: u32,
+        attr_mask: u32,
+        qkey: u32,
+        rq_psn: u32,
+        sq_psn: u32,
+        dest_qp_num: u32,
+        qp_access_flags: u32,
+        pkey_index: u16,
+        alt_pkey_index: u16,
+        qp_state: u8,
+        cur_qp_state: u8,
+        path_mtu: u8,
+        path_mig_state: u8,
+        en_sqd_async_notify: u8,
+        max_rd_atomic: u8,
+        max_dest_rd_atomic: u8,
+        min_rnr_timer: u8,
+        port_num: u8,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        alt_port_num: u8,
+        alt_timeout: u8,
+        reserved: [u8; 2],
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ResizeCq {
-    pub(crate) response: u64,
-    pub(crate) cq_handle: u32,
-    pub(crate) cqe: u32,
-}
+    struct ResizeCq {
+        response: u64,
+        cq_handle: u32,
+        cqe: u32,
+    }
 
-/// `struct ib_uverbs_ex_modify_cq`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ModifyCq {
-    pub(crate) cq_handle: u32,
-    pub(crate) attr_mask: u32,
-    pub(crate) cq_count: u16,
-    pub(crate) cq_period: u16,
-    pub(crate) reserved: u32,
-}
+    /// `struct ib_uverbs_ex_modify_cq`.
+    struct ModifyCq {
+        cq_handle: u32,
+        attr_mask: u32,
+        cq_count: u16,
+        cq_period: u16,
+        reserved: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct OpenXrcd {
-    pub(crate) response: u64,
-    pub(crate) fd: u32,
-    pub(crate) oflags: u32,
-}
+    struct OpenXrcd {
+        response: u64,
+        fd: u32,
+        oflags: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CloseXrcd {
-    pub(crate) xrcd_handle: u32,
-}
+    struct CloseXrcd {
+        xrcd_handle: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct OpenQp {
-    pub(crate) response: u64,
-    pub(crate) user_handle: u64,
-    pub(crate) pd_handle: u32,
-    pub(crate) qpn: u32,
-    pub(crate) qp_type: u8,
-    pub(crate) reserved: [u8; 7],
-}
+    struct OpenQp {
+        response: u64,
+        user_handle: u64,
+        pd_handle: u32,
+        qpn: u32,
+        qp_type: u8,
+        reserved: [u8; 7],
+    }
 
-/// `struct ib_uverbs_create_qp_resp`, which also answers the opening of a queue pair.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct OpenQpResp {
-    pub(crate) qp_handle: u32,
-    pub(crate) qpn: u32,
-    pub(crate) cap: QpCap,
-    pub(crate) reserved: u32,
-}
+    /// `struct ib_uverbs_create_qp_resp`, which also answers the opening of a queue pair.
+    struct OpenQpResp {
+        qp_handle: u32,
+        qpn: u32,
+        cap: QpCap,
+        reserved: u32,
+    }
 
-/// `struct ib_uverbs_attach_mcast`, and `_detach_mcast`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct AttachMcast {
-    pub(crate) gid: [u8; 16],
-    pub(crate) qp_handle: u32,
-    pub(crate) mlid: u16,
-    pub(crate) reserved: u16,
-}
+    /// `struct ib_uverbs_attach_mcast`, and `_detach_mcast`.
+    struct AttachMcast {
+        gid: [u8; 16],
+        qp_handle: u32,
+        mlid: u16,
+        reserved: u16,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ModifySrq {
-    pub(crate) srq_handle: u32,
-    pub(crate) attr_mask: u32,
-    pub(crate) max_wr: u32,
-    pub(crate) srq_limit: u32,
-}
+    struct ModifySrq {
+        srq_handle: u32,
+        attr_mask: u32,
+        max_wr: u32,
+        srq_limit: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QuerySrq {
-    pub(crate) response: u64,
-    pub(crate) srq_handle: u32,
-    pub(crate) reserved: u32,
-}
+    struct QuerySrq {
+        response: u64,
+        srq_handle: u32,
+        reserved: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QuerySrqResp {
-    pub(crate) max_wr: u32,
-    pub(crate) max_sge: u32,
-    pub(crate) srq_limit: u32,
-    pub(crate) reserved: u32,
-}
+    struct QuerySrqResp {
+        max_wr: u32,
+        max_sge: u32,
+        srq_limit: u32,
+        reserved: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QpCap {
-    pub(crate) max_send_wr: u32,
-    pub(crate) max_recv_wr: u32,
-    pub(crate) max_send_sge: u32,
-    pub(crate) max_recv_sge: u32,
-    pub(crate) max_inline_data: u32,
+    struct QpCap {
+        max_send_wr: u32,
+        max_recv_wr: u32,
+        max_send_sge: u32,
+        max_recv_sge: u32,
+        max_inline_data: u32,
+    }
 }
 
 #[cfg(test)]

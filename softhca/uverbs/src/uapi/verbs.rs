@@ -1,7 +1,5 @@
 //! The core's structures: `ib_user_verbs.h`, `ib_user_ioctl_verbs.h`.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
 /// Set in the number of an extended write command.
 pub(crate) const EXTENDED: u32 = 0x8000_0000;
 /// Numbers of write commands (`enum ib_uverbs_write_cmds`).
@@ -34,112 +32,106 @@ pub(crate) const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
 /// `IB_UVERBS_ACCESS_FLUSH_GLOBAL` and `_FLUSH_PERSISTENT`.
 pub(crate) const ACCESS_FLUSH: u32 = 1 << 8 | 1 << 9;
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QueryDeviceResp {
-    pub(crate) fw_ver: u64,
-    pub(crate) node_guid: u64,
-    pub(crate) sys_image_guid: u64,
-    pub(crate) max_mr_size: u64,
-    pub(crate) page_size_cap: u64,
-    pub(crate) vendor_id: u32,
-    pub(crate) vendor_part_id: u32,
-    pub(crate) hw_ver: u32,
-    pub(crate) max_qp: u32,
-    pub(crate) max_qp_wr: u32,
-    pub(crate) device_cap_flags: u32,
-    pub(crate) max_sge: u32,
-    pub(crate) max_sge_rd: u32,
-    pub(crate) max_cq: u32,
-    pub(crate) max_cqe: u32,
-    pub(crate) max_mr: u32,
-    pub(crate) max_pd: u32,
-    pub(crate) max_qp_rd_atom: u32,
-    pub(crate) max_ee_rd_atom: u32,
-    pub(crate) max_res_rd_atom: u32,
-    pub(crate) max_qp_init_rd_atom: u32,
-    pub(crate) max_ee_init_rd_atom: u32,
-    pub(crate) atomic_cap: u32,
-    pub(crate) max_ee: u32,
-    pub(crate) max_rdd: u32,
-    pub(crate) max_mw: u32,
-    pub(crate) max_raw_ipv6_qp: u32,
-    pub(crate) max_raw_ethy_qp: u32,
-    pub(crate) max_mcast_grp: u32,
-    pub(crate) max_mcast_qp_attach: u32,
-    pub(crate) max_total_mcast_qp_attach: u32,
-    pub(crate) max_ah: u32,
-    pub(crate) max_fmr: u32,
-    pub(crate) max_map_per_fmr: u32,
-    pub(crate) max_srq: u32,
-    pub(crate) max_srq_wr: u32,
-    pub(crate) max_srq_sge: u32,
-    pub(crate) max_pkeys: u16,
-    pub(crate) local_ca_ack_delay: u8,
-    pub(crate) phys_port_cnt: u8,
-    pub(crate) reserved: [u8; 4],
-}
+structures! {
+    struct QueryDeviceResp {
+        fw_ver: u64,
+        node_guid: u64,
+        sys_image_guid: u64,
+        max_mr_size: u64,
+        page_size_cap: u64,
+        vendor_id: u32,
+        vendor_part_id: u32,
+        hw_ver: u32,
+        max_qp: u32,
+        max_qp_wr: u32,
+        device_cap_flags: u32,
+        max_sge: u32,
+        max_sge_rd: u32,
+        max_cq: u32,
+        max_cqe: u32,
+        max_mr: u32,
+        max_pd: u32,
+        max_qp_rd_atom: u32,
+        max_ee_rd_atom: u32,
+        max_res_rd_atom: u32,
+        max_qp_init_rd_atom: u32,
+        max_ee_init_rd_atom: u32,
+        atomic_cap: u32,
+        max_ee: u32,
+        max_rdd: u32,
+        max_mw: u32,
+        max_raw_ipv6_qp: u32,
+        max_raw_ethy_qp: u32,
+        max_mcast_grp: u32,
+        max_mcast_qp_attach: u32,
+        max_total_mcast_qp_attach: u32,
+        max_ah: u32,
+        max_fmr: u32,
+        max_map_per_fmr: u32,
+        max_srq: u32,
+        max_srq_wr: u32,
+        max_srq_sge: u32,
+        max_pkeys: u16,
+        local_ca_ack_delay: u8,
+        phys_port_cnt: u8,
+        reserved: [u8; 4],
+    }
 
-/// The fields of `struct ib_uverbs_ex_query_device_resp` that follow [`QueryDeviceResp`].
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QueryDeviceMore {
-    pub(crate) comp_mask: u32,
-    pub(crate) response_length: u32,
-    pub(crate) odp_caps: u64,
-    pub(crate) rc_odp_caps: u32,
-    pub(crate) uc_odp_caps: u32,
-    pub(crate) ud_odp_caps: u32,
-    pub(crate) odp_reserved: u32,
-    pub(crate) timestamp_mask: u64,
-    pub(crate) hca_core_clock: u64,
-    pub(crate) device_cap_flags_ex: u64,
-    pub(crate) rss_caps: [u32; 4],
-    pub(crate) max_wq_type_rq: u32,
-    pub(crate) raw_packet_caps: u32,
-    pub(crate) tm_caps: [u32; 6],
-    pub(crate) cq_moderation_caps: [u16; 4],
-    pub(crate) max_dm_size: u64,
-    pub(crate) xrc_odp_caps: u32,
-    pub(crate) reserved: u32,
-}
+    /// The fields of `struct ib_uverbs_ex_query_device_resp` that follow [`QueryDeviceResp`].
+    struct QueryDeviceMore {
+        comp_mask: u32,
+        response_length: u32,
+        odp_caps: u64,
+        rc_odp_caps: u32,
+        uc_odp_caps: u32,
+        ud_odp_caps: u32,
+        odp_reserved: u32,
+        timestamp_mask: u64,
+        hca_core_clock: u64,
+        device_cap_flags_ex: u64,
+        rss_caps: [u32; 4],
+        max_wq_type_rq: u32,
+        raw_packet_caps: u32,
+        tm_caps: [u32; 6],
+        cq_moderation_caps: [u16; 4],
+        max_dm_size: u64,
+        xrc_odp_caps: u32,
+        reserved: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct QueryPortResp {
-    pub(crate) port_cap_flags: u32,
-    pub(crate) max_msg_sz: u32,
-    pub(crate) bad_pkey_cntr: u32,
-    pub(crate) qkey_viol_cntr: u32,
-    pub(crate) gid_tbl_len: u32,
-    pub(crate) pkey_tbl_len: u16,
-    pub(crate) lid: u16,
-    pub(crate) sm_lid: u16,
-    pub(crate) state: u8,
-    pub(crate) max_mtu: u8,
-    pub(crate) active_mtu: u8,
-    pub(crate) lmc: u8,
-    pub(crate) max_vl_num: u8,
-    pub(crate) sm_sl: u8,
-    pub(crate) subnet_timeout: u8,
-    pub(crate) init_type_reply: u8,
-    pub(crate) active_width: u8,
-    pub(crate) active_speed: u8,
-    pub(crate) phys_state: u8,
-    pub(crate) link_layer: u8,
-    pub(crate) flags: u8,
-    pub(crate) reserved: u8,
-}
+    struct QueryPortResp {
+        port_cap_flags: u32,
+        max_msg_sz: u32,
+        bad_pkey_cntr: u32,
+        qkey_viol_cntr: u32,
+        gid_tbl_len: u32,
+        pkey_tbl_len: u16,
+        lid: u16,
+        sm_lid: u16,
+        state: u8,
+        max_mtu: u8,
+        active_mtu: u8,
+        lmc: u8,
+        max_vl_num: u8,
+        sm_sl: u8,
+        subnet_timeout: u8,
+        init_type_reply: u8,
+        active_width: u8,
+        active_speed: u8,
+        phys_state: u8,
+        link_layer: u8,
+        flags: u8,
+        reserved: u8,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct RegMr {
-    pub(crate) response: u64,
-    pub(crate) start: u64,
-    pub(crate) length: u64,
-    pub(crate) hca_va: u64,
-    pub(crate) pd_handle: u32,
-    pub(crate) access_flags: u32,
+    struct RegMr {
+        response: u64,
+        start: u64,
+        length: u64,
+        hca_va: u64,
+        pd_handle: u32,
+        access_flags: u32,
+    }
 }
 
 /// `IB_MR_REREG_*`: the attributes that `REREG_MR` changes.
@@ -150,40 +142,34 @@ pub(crate) mod rereg {
     pub(crate) const ALL: u32 = TRANSLATION | PD | ACCESS;
 }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ReregMr {
-    pub(crate) response: u64,
-    pub(crate) mr_handle: u32,
-    pub(crate) flags: u32,
-    pub(crate) start: u64,
-    pub(crate) length: u64,
-    pub(crate) hca_va: u64,
-    pub(crate) pd_handle: u32,
-    pub(crate) access_flags: u32,
-}
+structures! {
+    struct ReregMr {
+        response: u64,
+        mr_handle: u32,
+        flags: u32,
+        start: u64,
+        length: u64,
+        hca_va: u64,
+        pd_handle: u32,
+        access_flags: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct ReregMrResp {
-    pub(crate) lkey: u32,
-    pub(crate) rkey: u32,
-}
+    struct ReregMrResp {
+        lkey: u32,
+        rkey: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct AllocMw {
-    pub(crate) response: u64,
-    pub(crate) pd_handle: u32,
-    pub(crate) mw_type: u8,
-    pub(crate) reserved: [u8; 3],
-}
+    struct AllocMw {
+        response: u64,
+        pd_handle: u32,
+        mw_type: u8,
+        reserved: [u8; 3],
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct AllocMwResp {
-    pub(crate) mw_handle: u32,
-    pub(crate) rkey: u32,
+    struct AllocMwResp {
+        mw_handle: u32,
+        rkey: u32,
+    }
 }
 
 /// `enum ib_uverbs_advise_mr_advice`, `enum ib_uverbs_advise_mr_flag`.
@@ -195,64 +181,54 @@ pub(crate) mod advice {
     pub(crate) const FLUSH: u32 = 1 << 0;
 }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct Sge {
-    pub(crate) addr: u64,
-    pub(crate) length: u32,
-    pub(crate) lkey: u32,
-}
+structures! {
+    struct Sge {
+        addr: u64,
+        length: u32,
+        lkey: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct RegMrResp {
-    pub(crate) mr_handle: u32,
-    pub(crate) lkey: u32,
-    pub(crate) rkey: u32,
-}
+    struct RegMrResp {
+        mr_handle: u32,
+        lkey: u32,
+        rkey: u32,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct GlobalRoute {
-    pub(crate) dgid: [u8; 16],
-    pub(crate) flow_label: u32,
-    pub(crate) sgid_index: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) traffic_class: u8,
-    pub(crate) reserved: u8,
-}
+    struct GlobalRoute {
+        dgid: [u8; 16],
+        flow_label: u32,
+        sgid_index: u8,
+        hop_limit: u8,
+        traffic_class: u8,
+        reserved: u8,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct AhAttr {
-    pub(crate) grh: GlobalRoute,
-    pub(crate) dlid: u16,
-    pub(crate) sl: u8,
-    pub(crate) src_path_bits: u8,
-    pub(crate) static_rate: u8,
-    pub(crate) is_global: u8,
-    pub(crate) port_num: u8,
-    pub(crate) reserved: u8,
-}
+    struct AhAttr {
+        grh: GlobalRoute,
+        dlid: u16,
+        sl: u8,
+        src_path_bits: u8,
+        static_rate: u8,
+        is_global: u8,
+        port_num: u8,
+        reserved: u8,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct CreateAh {
-    pub(crate) response: u64,
-    pub(crate) user_handle: u64,
-    pub(crate) pd_handle: u32,
-    pub(crate) reserved: u32,
-    pub(crate) attr: AhAttr,
-}
+    struct CreateAh {
+        response: u64,
+        user_handle: u64,
+        pd_handle: u32,
+        reserved: u32,
+        attr: AhAttr,
+    }
 
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct GidEntry {
-    pub(crate) gid: [u64; 2],
-    pub(crate) gid_index: u32,
-    pub(crate) port_num: u32,
-    pub(crate) gid_type: u32,
-    pub(crate) netdev_ifindex: u32,
+    struct GidEntry {
+        gid: [u64; 2],
+        gid_index: u32,
+        port_num: u32,
+        gid_type: u32,
+        netdev_ifindex: u32,
+    }
 }
 
 #[cfg(test)]
