@@ -97,15 +97,17 @@ int main() {
         fact(names[which], [] {
             setup(); CUdeviceptr p, mem; cuMemAlloc(&p, 1 << 20); cuMemAlloc(&mem, 1 << 20); void *host = mmap(0, 4096, 3, MAP_ANONYMOUS | MAP_PRIVATE, -1, 0); memset(host, 1, 4096); cuMemHostRegister(host, 4096, 3);
             const char *nop = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"; CUmodule m; CUfunction f; cuModuleLoadData(&m, nop); cuModuleGetFunction(&f, m, "k"); cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, other, 0, 0); cuStreamSynchronize(other);
-            block(); static std::atomic<int> done{0};
+            CUevent known; cuEventCreate(&known, CU_EVENT_DISABLE_TIMING); cuEventRecord(known, other); block(); static std::atomic<int> done{0};
             std::thread th([=] { cuCtxSetCurrent(ctx); CUmodule m2; if (k == 0) cuMemHostUnregister(host); else if (k == 1) cuMemFree(mem); else cuModuleLoadData(&m2, nop); done = 1; });
             usleep(300000); printf("a thread is %s in %s\n", done ? "done" : "stuck", names[k]); fflush(stdout);
             CUstreamBatchMemOpParams q = write32((CUdeviceptr)(word + 8), 7); TIMED("  cuStreamBatchMemOp meanwhile", cuStreamBatchMemOp(other, 1, &q, 0));
+            static std::atomic<int> recorded{0}; TIMED("  cuEventQuery meanwhile", cuEventQuery(known)); std::thread marks([=] { cuCtxSetCurrent(ctx); cuEventRecord(known, other); recorded = 1; });
+            usleep(100000); printf("  cuEventRecord meanwhile: %s\n", recorded ? "done" : "it waits");
             TIMED("  kernel launch meanwhile", cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, other, 0, 0)); TIMED("  cuStreamQuery meanwhile", cuStreamQuery(blocked));
             usleep(100000); TIMED("  cuStreamQuery of the other", cuStreamQuery(other));
             char b[8]; TIMED("  copy meanwhile", cuMemcpyDtoHAsync(b, p, 8, other));
             TIMED("  synchronize meanwhile", cuStreamSynchronize(other)); void *host2 = mmap(0, 4096, 3, MAP_ANONYMOUS | MAP_PRIVATE, -1, 0); memset(host2, 1, 4096); TIMED("  cuMemHostRegister meanwhile", cuMemHostRegister(host2, 4096, 3));
-            word[0] = 1; double t = now(); th.join(); printf("  the thread comes back %.0f us after the wait is satisfied\n", now() - t); });
+            word[0] = 1; double t = now(); th.join(); marks.join(); printf("  the thread comes back %.0f us after the wait is satisfied\n", now() - t); });
     }
     fact("async free", [] { setup(); CUdeviceptr p; cuMemAllocAsync(&p, 1 << 20, other); cuStreamSynchronize(other); block(); TIMED("cuMemFreeAsync while another waits", cuMemFreeAsync(p, other)); TIMED("  and synchronize", cuStreamSynchronize(other)); TIMED("cuMemAllocAsync while another waits", cuMemAllocAsync(&p, 1 << 20, other)); TIMED("cuStreamDestroy of the waiting stream", cuStreamDestroy(blocked)); TIMED("cuStreamCreate meanwhile", cuStreamCreate(&blocked, CU_STREAM_NON_BLOCKING)); });
     fact("costs", [] {

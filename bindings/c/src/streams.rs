@@ -101,10 +101,7 @@ pub(crate) unsafe fn remembered<'a>(stream: CUstream) -> Option<&'a StreamObject
 /// before the stream was found: if the stream was forgotten since, [`remembered`] does not return it.
 fn remember(stream: CUstream, found: &Arc<StreamObject>, forgotten: u64) {
     if stream as usize > LAST_DEFAULT {
-        let number = match **found {
-            StreamObject::Soft(_) => None,
-            StreamObject::Cuda(_, number) => number,
-        };
+        let number = if let StreamObject::Cuda(_, number) = **found { number } else { None };
         LAST.set(Remembered { handle: stream as usize, forgotten, number, stream: Arc::as_ptr(found) });
     }
 }
@@ -262,9 +259,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError>
 /// Polls the progress of all streams, and releases what they have passed.
 pub(crate) fn settle() {
     let all: Vec<_> = STREAMS.read().values().cloned().collect();
-    all.iter().for_each(|stream| {
-        stream.outstanding();
-    });
+    all.iter().for_each(|stream| _ = stream.outstanding());
 }
 
 impl StreamObject {

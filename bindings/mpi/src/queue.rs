@@ -173,7 +173,7 @@ impl Queue {
     /// Waits on the CPU until the stream has performed everything. Returns the first failure.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         let mut probe_at = Instant::now() + PROBE_INTERVAL;
-        while !self.stream.synchronize(WAIT_SLICE)? {
+        while !self.stream.synchronize(WAIT_SLICE)? || !self.stream.is_empty()? {
             progress_matches();
             if Instant::now() >= probe_at {
                 probe_at += PROBE_INTERVAL;

@@ -87,7 +87,17 @@ impl AnyStream {
         with_stream!(self, stream => post(stream, batch, meanwhile))
     }
 
-    /// Waits until the stream has performed everything; a CUDA stream, everything of this library. Returns false after the timeout.
+    /// Returns whether a CUDA stream, which is alive, has also done what the program enqueued last; false a little later.
+    pub(crate) fn is_empty(&self) -> Result<bool, Failure> {
+        let AnyStream::Cuda(stream) = self else { return Ok(true) };
+        let is_empty = stream.query().map_err(|error| Failure::new(Class::Other, error))?;
+        if !is_empty {
+            std::thread::sleep(ROOM_POLL);
+        }
+        Ok(is_empty)
+    }
+
+    /// Waits until the stream has performed everything of this library. Returns false after the timeout.
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<bool, Failure> {
         Ok(with_stream!(self, stream => stream.synchronize_timeout(timeout))?)
     }

@@ -329,7 +329,7 @@ impl GpuContext {
         let _submitting = self.submitting(&stream.busy);
         let claimed = self.with_copier(|copier| {
             if stream.query()? {
-                // SAFETY: the handle keeps the stream alive, and `query` refuses a stream that is being captured.
+                // SAFETY: the stream is alive (the caller of `CudaStream`'s constructor), and `query` refuses one that is being captured.
                 unsafe { copier.claim_channel(stream.raw) };
             }
             Ok(())

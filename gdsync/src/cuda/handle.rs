@@ -23,10 +23,8 @@ pub(crate) struct StreamHandle {
     /// Keeps the stream alive.
     owner: Box<dyn Any + Send + Sync>,
     pub(crate) busy: Busy,
-    /// Set if the driver cannot be asked about the stream at any time, and by any thread.
+    /// Set for a borrowed stream, which the program may have destroyed: the driver is asked about this instead.
     pub(crate) last: Option<Arc<LastSubmission>>,
-    /// True if the program may have destroyed the stream.
-    is_borrowed: bool,
     /// True if the program promised never to capture the stream.
     never_captured: AtomicBool,
 }
@@ -44,15 +42,13 @@ impl StreamHandle {
         owner: Option<impl Send + Sync + 'static>,
     ) -> Result<Arc<Self>, CudaError> {
         let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
-        let is_borrowed = owner.is_none();
-        let last = (is_borrowed || thread.is_some()).then(|| LastSubmission::new(context)).transpose()?;
+        let last = owner.is_none().then(|| LastSubmission::new(context)).transpose()?;
         Ok(Arc::new(StreamHandle {
             raw,
             thread,
             owner: Box::new(owner),
             busy: Busy::default(),
             last: last.map(Arc::new),
-            is_borrowed,
             never_captured: AtomicBool::new(false),
         }))
     }
@@ -123,29 +119,26 @@ impl StreamHandle {
 
     /// As [`Self::query`]; of a borrowed stream, whether all work of gdsync is done.
     pub(crate) fn has_ended(&self) -> Result<bool, CudaError> {
-        match &self.last {
-            Some(last) if self.is_borrowed => last.is_passed(),
-            _ => self.query(),
-        }
+        self.last.as_ref().map_or_else(|| self.query(), |last| last.is_passed())
     }
 
-    /// True if the GPU has done all enqueued work; of a stream with [`Self::last`], all work of gdsync.
+    /// True if [`Self::has_ended`], or if the context has failed, and does nothing any more.
     pub(crate) fn is_idle(&self) -> bool {
-        let ended = self.last.as_ref().map_or_else(|| self.query(), |last| last.is_passed());
-        ended.unwrap_or_else(|error| error.is_fatal())
+        self.has_ended().unwrap_or_else(|error| error.is_fatal())
     }
 
-    /// Marks the end of a submission. If the driver refuses, the stream never counts as idle again.
+    /// Marks the end of a submission to a borrowed stream. If the driver refuses, the stream counts as busy until a later mark.
     ///
     /// # Safety
-    /// The stream is alive and not being captured. The context of a default stream is current.
+    /// The stream is alive and not being captured. The context of a default stream is current. No other thread submits.
     #[inline]
-    pub(crate) unsafe fn mark_end(&self) {
+    pub(crate) unsafe fn mark_submission(&self) {
         let Some(last) = &self.last else { return };
         // SAFETY: the caller's.
-        if let Err(error) = unsafe { last.event.record(self.raw) } {
-            last.is_unmarked.store(true, Ordering::Release);
-            tracing::error!(%error, "the end of a submission was not marked: what it names is not released");
+        let marked = unsafe { last.event.record(self.raw) };
+        last.is_unmarked.store(marked.is_err(), Ordering::Release);
+        if let Err(error) = marked {
+            tracing::error!(%error, "the end of a submission was not marked: what it names is kept");
         }
     }
 }
@@ -167,14 +160,15 @@ impl LastSubmission {
 
     fn is_passed(&self) -> Result<bool, CudaError> {
         let _mode = RelaxedCapture::new();
-        Ok(self.event.is_passed()? && !self.is_unmarked.load(Ordering::Acquire))
+        // Before the event is asked: if a mark has cleared it since, the event covers everything.
+        Ok(!self.is_unmarked.load(Ordering::Acquire) && self.event.is_passed()?)
     }
 }
 
 impl EndProbe for LastSubmission {
-    /// Also true if the context has failed, and does nothing any more.
+    /// False if the context has failed: it is unknown which doorbells have rung.
     fn has_ended(&self) -> bool {
-        self.is_passed().unwrap_or_else(|error| error.is_fatal())
+        self.is_passed().unwrap_or(false)
     }
 }
 
@@ -241,8 +235,7 @@ mod tests {
 
     #[test]
     fn of_a_default_stream_the_promise_has_no_effect() {
-        // The per-thread stream needs a driver, for its event.
-        for raw in 0..PER_THREAD {
+        for raw in 0..=PER_THREAD {
             let stream = handle(raw);
             // SAFETY: nothing here captures a stream.
             unsafe { stream.promise_no_capture() };

@@ -1,4 +1,4 @@
-//! The memory of a queue's rings, doorbell records and progress words: the host's, or a GPU's.
+//! The memory of a queue's rings and doorbell records: the host's, or a GPU's.
 
 use crate::memory::arena::Arena;
 use crate::util::options::options;

@@ -95,16 +95,22 @@ impl fmt::Debug for StreamAddr {
 /// Timelines of dropped streams that had not passed their last submission, with its point.
 static UNFINISHED: Mutex<Vec<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(Vec::new());
 
+/// Calls `then` with the dropped streams that have not passed all of their work.
+fn with_unfinished<T>(then: impl FnOnce(&mut Vec<(Arc<Timeline>, TimelinePoint)>) -> T) -> T {
+    let mut unfinished = UNFINISHED.lock();
+    let passed: Vec<_> = unfinished.extract_if(.., |(timeline, end)| timeline.has_passed(*end)).collect();
+    let result = then(&mut unfinished);
+    // The timelines after the lock: they may hold objects of the driver.
+    drop((unfinished, passed));
+    result
+}
+
 /// Records that a stream was dropped with work outstanding, up to a point.
 pub(crate) fn add_unfinished(timeline: &Arc<Timeline>, end: TimelinePoint) {
-    let mut unfinished = UNFINISHED.lock();
-    unfinished.retain(|(timeline, end)| !timeline.has_passed(*end));
-    unfinished.push((timeline.clone(), end));
+    with_unfinished(|unfinished| unfinished.push((timeline.clone(), end)));
 }
 
 /// Returns whether a dropped stream of that device has not passed all of its work.
 pub(crate) fn has_unfinished(device: u64) -> bool {
-    let mut unfinished = UNFINISHED.lock();
-    unfinished.retain(|(timeline, end)| !timeline.has_passed(*end));
-    unfinished.iter().any(|(timeline, _)| timeline.device() == device)
+    with_unfinished(|unfinished| unfinished.iter().any(|(timeline, _)| timeline.device() == device))
 }

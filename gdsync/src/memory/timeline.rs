@@ -123,12 +123,13 @@ impl Timeline {
 
     /// True if the stream does nothing more before the point, although its word says nothing of that.
     fn is_over(&self, point: TimelinePoint) -> bool {
-        let Some((last, probe)) = self.end.get() else { return self.is_dead() };
-        let is_passed = point.0 <= last.0 && probe.has_ended();
-        if is_passed {
-            self.declare_passed(*last);
+        match self.end.get() {
+            Some((last, probe)) if !self.is_dead() && point.0 <= last.0 && probe.has_ended() => {
+                self.declare_passed(*last);
+                true
+            }
+            _ => self.is_dead(),
         }
-        is_passed
     }
 
     pub(crate) fn is_dead(&self) -> bool {

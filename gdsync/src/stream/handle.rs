@@ -182,7 +182,7 @@ impl<B: MemOpStream> Stream<B> {
         self.engine.post(self.lock(), batch, is_held, done, whole)
     }
 
-    /// Waits until the stream has performed everything.
+    /// Waits until the stream has performed everything (of [some](crate::CudaStream::borrow_raw), the library's work).
     ///
     /// # Errors
     /// As [`Self::synchronize_timeout`].

@@ -178,8 +178,13 @@ fn take_past(orphans: &mut MutexGuard<'_, Vec<(Arc<Timeline>, InFlight)>>) -> Ve
     if orphans.is_empty() {
         return Vec::new();
     }
-    let (past, kept) =
-        orphans.drain(..).partition(|(timeline, submission)| timeline.has_passed(submission.end));
+    // A stream's submissions are in order: behind one that it has not passed, none is asked about.
+    let mut stands: Option<u64> = None;
+    let (past, kept) = orphans.drain(..).partition(|(timeline, submission)| {
+        let is_passed = stands != Some(timeline.id()) && timeline.has_passed(submission.end);
+        stands = if is_passed { stands } else { Some(timeline.id()) };
+        is_passed
+    });
     **orphans = kept;
     orphans.iter().for_each(|(_, submission)| submission.flush_failed());
     past

@@ -1,8 +1,9 @@
-//! Streams that the program destroys at any time, and default streams of a thread, on a real GPU. Reported as skipped without one.
+//! Streams that the program destroys at any time, on a real GPU. Reported as skipped without one.
 
 use gdsync::batch::MemoryWrite;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{Condition, MemOpStream, Word32};
+use gdsync::persistent::{PersistentRecv, start_all};
 use gdsync::queue::OrderError;
 use gdsync::stream::PostFailure;
 use gdsync::{Batch, CudaStream, PinnedMemory, PreparedSend, QueueError, Stream, WorkRequest};
@@ -11,9 +12,7 @@ use gdsync_test_support::pair::{LONG, poll};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::time::{Duration, Instant};
-
-const PER_THREAD: usize = 2;
+use std::time::Instant;
 
 fn word() -> Word32 {
     Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap()
@@ -99,8 +98,8 @@ fn a_borrowed_stream_may_be_destroyed_at_any_time() {
 }
 
 #[test]
-fn a_borrowed_stream_is_waited_for_up_to_its_last_mark() {
-    let Some(rig) = Rig::new("a_borrowed_stream_is_waited_for_up_to_its_last_mark") else { return };
+fn of_a_borrowed_stream_the_librarys_work_is_waited_for() {
+    let Some(rig) = Rig::new("of_a_borrowed_stream_the_librarys_work_is_waited_for") else { return };
     let (raw, go, programs) = (new_stream(&rig), word(), word());
     let stream = borrowed(raw);
     stream.post(Batch::new().write_value32(&programs, 1)).unwrap();
@@ -110,11 +109,8 @@ fn a_borrowed_stream_is_waited_for_up_to_its_last_mark() {
     assert_eq!(unsafe { sys::cuStreamWaitValue32_v2(raw, at, 1, 0) }, sys::CUresult::CUDA_SUCCESS);
     synchronize(&stream);
     assert!(!stream.query().unwrap());
-    // SAFETY: the stream is alive.
-    unsafe { stream.mark_all() }.unwrap();
-    assert!(!stream.synchronize_timeout(Duration::from_millis(20)).unwrap());
     go.store(1);
-    synchronize(&stream);
+    while !stream.query().unwrap() {}
     destroy(raw);
 }
 
@@ -133,27 +129,24 @@ fn copies_to_a_borrowed_stream_are_waited_for() {
 }
 
 #[test]
-fn the_default_stream_of_a_thread_may_be_dropped_by_another() {
-    let Some(rig) = Rig::new("the_default_stream_of_a_thread_may_be_dropped_by_another") else { return };
-    let (go, kept) = (word(), rig.stream());
-    let stream = std::thread::scope(|scope| {
-        let posting = scope.spawn(|| {
-            rig.context.bind_to_thread().unwrap();
-            // SAFETY: the thread's default stream of the context, which is current.
-            let stream = unsafe { CudaStream::from_raw(PER_THREAD as sys::CUstream, ()) }.unwrap();
-            let stream = Stream::new(stream).unwrap();
-            stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1)).unwrap();
-            stream.post_send(prepare(&rig)).unwrap();
-            stream
-        });
-        posting.join().unwrap()
-    });
-    drop(stream);
-    let error = kept.post_send(prepare(&rig)).unwrap_err();
-    assert!(is_in_order(&error.source), "{error}");
+fn receives_that_start_on_a_borrowed_stream_follow_the_programs_work() {
+    let Some(rig) = Rig::new("receives_that_start_on_a_borrowed_stream_follow_the_programs_work") else {
+        return;
+    };
+    let (raw, go) = (new_stream(&rig), word());
+    let stream = borrowed(raw);
+    let at = stream.translate(go.addr(), 4).unwrap().get();
+    // SAFETY: the stream is alive, and the word until the stream has passed it.
+    assert_eq!(unsafe { sys::cuStreamWaitValue32_v2(raw, at, 1, 0) }, sys::CUresult::CUDA_SUCCESS);
+    let target = rig.pair.region(8);
+    let mut receive = PersistentRecv::new(&rig.pair.right, &[target.slice(..).unwrap()]).unwrap();
+    let started = start_all(&mut [&mut receive], &stream, LONG).unwrap();
+    assert_eq!(started.submissions, 1, "the stream posts it once it has passed the wait");
     go.store(1);
-    insist(&kept, error.batch);
-    synchronize(&kept);
+    synchronize(&stream);
+    rig.pair.left.post_send(WorkRequest::send(&[])).unwrap();
+    assert!(receive.complete(LONG).unwrap().unwrap().status.is_ok());
+    destroy(raw);
 }
 
 #[test]

@@ -57,6 +57,7 @@ pub(crate) fn register(address: usize, card: Weak<dyn Listener>, page: Option<u3
         cards.insert(address, (card, page));
         CHANGES.fetch_add(1, Ordering::Release);
     }
+    drop(cards);
     if !wake::register_card(&CALLBACKS) {
         tracing::warn!(
             "there are too many copies of the software card in this process: stores wake no card of this one"
@@ -65,7 +66,9 @@ pub(crate) fn register(address: usize, card: Weak<dyn Listener>, page: Option<u3
 }
 
 extern "C" fn doorbell(address: usize, may_serve: bool) {
-    let rung = FOUND.with_borrow_mut(|(as_of, found)| {
+    // A thread that ends, and has no such variables any more, leaves the store to be found.
+    let rung = FOUND.try_with(|found| {
+        let (as_of, found) = &mut *found.borrow_mut();
         let changes = CHANGES.load(Ordering::Acquire);
         if *as_of != changes || found.len() >= MOST_WORDS {
             found.clear();
@@ -78,21 +81,21 @@ extern "C" fn doorbell(address: usize, may_serve: bool) {
         let (card, page) = place.as_ref()?;
         let listener = card.upgrade()?;
         if may_serve {
-            LAST.with_borrow_mut(|last| {
-                if !last.as_ref().is_some_and(|last| last.ptr_eq(card)) {
-                    *last = Some(card.clone());
+            let _ = LAST.try_with(|last| {
+                if !last.borrow().as_ref().is_some_and(|last| last.ptr_eq(card)) {
+                    last.replace(Some(card.clone()));
                 }
             });
         }
         Some((listener, *page))
     });
-    if let Some((listener, page)) = rung {
+    if let Ok(Some((listener, page))) = rung {
         listener.doorbell(page, may_serve);
     }
 }
 
 fn last() -> Option<Arc<dyn Listener>> {
-    LAST.with_borrow(|last| last.as_ref().and_then(Weak::upgrade))
+    LAST.try_with(|last| last.borrow().as_ref().and_then(Weak::upgrade)).ok().flatten()
 }
 
 extern "C" fn serve() -> bool {
@@ -103,10 +106,8 @@ extern "C" fn serve() -> bool {
 }
 
 extern "C" fn leave() {
-    if HELPS.take()
-        && let Some(card) = last()
-    {
-        card.leave();
+    if HELPS.take() {
+        last().into_iter().for_each(|card| card.leave());
     }
 }
 

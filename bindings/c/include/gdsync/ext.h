@@ -57,9 +57,9 @@ int gdsync_stream_go_on(CUstream stream);
  * it is destroyed; for others this call is optional, before or after. */
 int gdsync_stream_forget(CUstream stream);
 /* Promises that a CUDA stream is alive until gdsync_stream_forget. gdsync can then ask the driver about its progress, so posts need not record
- * an event, which takes 0.3 us of CPU time. GDSYNC_STREAM_NEVER_CAPTURED also promises that nothing captures the stream, so posts do not
- * check for that. No other thread uses the stream during the call, which does nothing for software streams.
- * EBUSY: the stream has outstanding work. */
+ * an event, which takes 0.3 us of CPU time, and waits while another thread is in a call that waits for the GPU, such as cudaFree.
+ * GDSYNC_STREAM_NEVER_CAPTURED also promises that nothing captures the stream, so posts do not check for that. No other thread uses the stream
+ * during the call, which does nothing for software streams. EBUSY: the stream has outstanding work. */
 int gdsync_stream_keep(CUstream stream, unsigned flags);
 #define GDSYNC_STREAM_NEVER_CAPTURED 1u
 

@@ -10,7 +10,7 @@ use gdsync_sys::verbs::ibv_context;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// `gdsync_error_text`.
 #[unsafe(no_mangle)]
@@ -120,11 +120,18 @@ pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms:
     error::status("gdsync_stream_synchronize", || {
         // SAFETY: the caller passes a stream that is alive.
         let stream = unsafe { streams::find(stream) }?;
-        if let StreamObject::Cuda(stream, _) = &*stream {
-            // SAFETY: as above.
-            unsafe { stream.mark_all() }?;
+        let (begun, timeout) = (Instant::now(), Duration::from_millis(timeout_ms.into()));
+        stream.synchronize(timeout)?;
+        // Of a stream that the program has not promised to keep, the library knows the end of its own work only.
+        while let StreamObject::Cuda(cuda, Some(_)) = &*stream
+            && !cuda.query()?
+        {
+            if begun.elapsed() >= timeout {
+                return Err(CallError::TimedOut { timeout_ms: timeout_ms.into(), cause: None });
+            }
+            std::thread::yield_now();
         }
-        stream.synchronize(Duration::from_millis(timeout_ms.into()))
+        Ok(())
     })
 }
 

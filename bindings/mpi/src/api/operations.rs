@@ -8,7 +8,6 @@ use crate::graph::{self, SoftGraph, Target};
 use crate::mpi_thread;
 use crate::operation::{Calls, Operation};
 use crate::queue::Queue;
-use crate::stream::AnyStream;
 use gdsync::cudarc::driver::sys::CUstream;
 use libc::{c_int, c_void};
 use std::ptr::NonNull;
@@ -237,15 +236,8 @@ pub unsafe extern "C" fn gdsync_mpi_enqueue_waits(
 /// Waits on the CPU until a stream has performed everything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_mpi_stream_wait(kind: c_int, stream: *const *mut c_void) -> c_int {
-    status(|| {
-        // SAFETY: the caller passes the place of a live stream of that kind.
-        let queue = unsafe { queue(kind, stream) }?;
-        if let AnyStream::Cuda(stream) = &queue.stream {
-            // SAFETY: as above.
-            unsafe { stream.mark_all() }.map_err(|error| Failure::new(Class::Other, error))?;
-        }
-        queue.synchronize()
-    })
+    // SAFETY: the caller passes the place of a live stream of that kind.
+    status(|| unsafe { queue(kind, stream) }?.synchronize())
 }
 
 /// Runs a function in the order of a software stream.

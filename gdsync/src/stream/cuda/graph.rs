@@ -263,7 +263,7 @@ impl Stream<CudaStream> {
         let launched = check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) });
         self.context.named(launched).map_err(as_stream_error)?;
         // SAFETY: as above; the stream is not being captured, and its context is current.
-        unsafe { self.handle.mark_end() };
+        unsafe { self.handle.mark_submission() };
         Ok(())
     }
 }

@@ -72,34 +72,20 @@ impl CudaStream {
     /// Wraps a raw stream that the program may destroy when none of the calls below uses it. Each submission then records an
     /// event, which takes 0.3 µs of the CPU's time on an H200, and the library asks the driver about that event instead of
     /// the stream. So [`Stream::synchronize`](crate::Stream::synchronize) waits for the work of the library and what the
-    /// program enqueued before it; for later work of the program only after [`Self::mark_all`].
+    /// program enqueued before it; [`Self::query`] tells about later work of the program.
+    ///
+    /// Like a kernel launch, and unlike a post to other streams, recording an event waits while another thread's call of
+    /// the driver waits for the GPU ([blocking calls](crate::cuda#blocking-calls)).
     ///
     /// # Errors
     /// As [`Self::new`].
     ///
     /// # Safety
-    /// The stream is alive during this call, and during each call that posts to it, captures it, launches a graph on it,
-    /// [marks](Self::mark_all) or [queries](Self::query) it. Its context is alive as long as for [`Self::from_raw`].
+    /// The stream is alive during this call, and during each call that posts to it, captures it, launches a graph on it
+    /// or [queries](Self::query) it. Its context is alive as long as for [`Self::from_raw`].
     pub unsafe fn borrow_raw(stream: sys::CUstream) -> Result<Self, CudaError> {
         // SAFETY: the caller's.
         unsafe { Self::of_raw(stream, None::<()>) }
-    }
-
-    /// Lets the synchronization of a [borrowed](Self::borrow_raw) stream also wait for what the program has enqueued since
-    /// the library's last submission. That of any other stream always does.
-    ///
-    /// # Errors
-    /// [`CudaError::Capturing`] if the stream is being captured, and other errors of the driver.
-    ///
-    /// # Safety
-    /// The stream is alive.
-    pub unsafe fn mark_all(&self) -> Result<(), CudaError> {
-        self.handle.check_thread()?;
-        let _entered = self.context.enter()?;
-        self.context.named(self.handle.check_not_capturing())?;
-        // SAFETY: alive (the caller's) and not being captured; its context is current.
-        unsafe { self.handle.mark_end() };
-        Ok(())
     }
 
     /// # Safety
@@ -303,7 +289,7 @@ unsafe impl MemOpStream for CudaStream {
         // SAFETY: the caller's; a default stream's context is current, and the stream is not being captured (see above).
         unsafe {
             if gdsync_trace::enabled() { self.enqueue_recorded(ops) } else { self.enqueue(ops) }?;
-            self.handle.mark_end();
+            self.handle.mark_submission();
         }
         Ok(())
     }
@@ -346,7 +332,7 @@ unsafe impl MemOpStream for CudaStream {
         });
         self.context.named(enqueued)?;
         // SAFETY: as above; the stream is not being captured, and its context is current.
-        unsafe { self.handle.mark_end() };
+        unsafe { self.handle.mark_submission() };
         Ok(Some(staged))
     }
 
