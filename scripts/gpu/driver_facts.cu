@@ -102,7 +102,7 @@ int main() {
             usleep(300000); printf("a thread is %s in %s\n", done ? "done" : "stuck", names[k]); fflush(stdout);
             CUstreamBatchMemOpParams q = write32((CUdeviceptr)(word + 8), 7); TIMED("  cuStreamBatchMemOp meanwhile", cuStreamBatchMemOp(other, 1, &q, 0));
             static std::atomic<int> recorded{0}; TIMED("  cuEventQuery meanwhile", cuEventQuery(known)); std::thread marks([=] { cuCtxSetCurrent(ctx); cuEventRecord(known, other); recorded = 1; });
-            usleep(100000); printf("  cuEventRecord meanwhile: %s\n", recorded ? "done" : "it waits");
+            usleep(100000); printf("  cuEventRecord meanwhile: %s\n", recorded ? "done" : "it waits"); fflush(stdout);
             TIMED("  kernel launch meanwhile", cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, other, 0, 0)); TIMED("  cuStreamQuery meanwhile", cuStreamQuery(blocked));
             usleep(100000); TIMED("  cuStreamQuery of the other", cuStreamQuery(other));
             char b[8]; TIMED("  copy meanwhile", cuMemcpyDtoHAsync(b, p, 8, other));

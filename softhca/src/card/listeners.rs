@@ -175,6 +175,27 @@ mod tests {
         }
     }
 
+    /// A variable of a thread that is destroyed after those of this module.
+    struct Late;
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            doorbell(8, true);
+            assert!(!serve());
+            leave();
+        }
+    }
+
+    #[test]
+    fn a_thread_may_ring_while_it_ends() {
+        thread_local!(static LATE: Late = const { Late });
+        let ending = std::thread::spawn(|| {
+            LATE.with(|_| ());
+            doorbell(8, true);
+        });
+        ending.join().unwrap();
+    }
+
     #[test]
     fn a_word_is_new_once_and_there_is_an_end() {
         let mut awaited = AwaitedWords::default();
