@@ -5,7 +5,7 @@ use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::wake::{self, CardCallbacks};
 use parking_lot::RwLock;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -39,8 +39,8 @@ static CHANGES: AtomicUsize = AtomicUsize::new(0);
 static CALLBACKS: CardCallbacks = CardCallbacks { doorbell, serve, leave };
 
 thread_local! {
-    /// What is at the addresses of this thread's stores, as of that change. Threads of many streams then share no lock.
-    static FOUND: RefCell<(usize, BTreeMap<usize, Option<Place>>)> = const { RefCell::new((0, BTreeMap::new())) };
+    /// What is at the addresses of this thread's stores, as of that change. The map keeps its memory: posts allocate nothing.
+    static FOUND: RefCell<(usize, HashMap<usize, Option<Place>>)> = RefCell::default();
     /// The card that this thread has rung last and may serve.
     static LAST: RefCell<Option<Weak<dyn Listener>>> = const { RefCell::new(None) };
     /// True if this thread is one of that card's helpers.
