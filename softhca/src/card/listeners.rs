@@ -79,7 +79,6 @@ extern "C" fn doorbell(address: usize, may_serve: bool) {
             cards.get(&address).or_else(|| cards.get(&(address & !(UAR_PAGE - 1)))).cloned()
         });
         let (card, page) = place.as_ref()?;
-        let listener = card.upgrade()?;
         if may_serve {
             let _ = LAST.try_with(|last| {
                 if !last.borrow().as_ref().is_some_and(|last| last.ptr_eq(card)) {
@@ -87,7 +86,7 @@ extern "C" fn doorbell(address: usize, may_serve: bool) {
                 }
             });
         }
-        Some((listener, *page))
+        Some((card.upgrade()?, *page))
     });
     if let Ok(Some((listener, page))) = rung {
         listener.doorbell(page, may_serve);

@@ -140,7 +140,10 @@ impl Card {
             return Err(error);
         }
         let handle = UarHandle { id, page: page.base(), offset: page.offset() };
-        listeners::register(handle.page as usize, self.shared.as_listener(), Some(id));
+        // Whether threads announce their stores depends on the other cards of the process; a simulation repeats to the bit.
+        if engine.resources.clock.simulated.is_none() {
+            listeners::register(handle.page as usize, self.shared.as_listener(), Some(id));
+        }
         if registers.iter().any(|register| register.offset() == doorbell::UAR_CQ_ARM) {
             engine.doorbells.arming.insert(id);
         }

@@ -64,7 +64,7 @@ impl SimulatedTime {
 pub(crate) struct Clock {
     page: OnceLock<SharedMemory>,
     /// The time of a simulation, instead of the system's.
-    simulated: Option<Arc<SimulatedTime>>,
+    pub(crate) simulated: Option<Arc<SimulatedTime>>,
 }
 
 impl Clock {
@@ -79,10 +79,8 @@ impl Clock {
 
     /// Returns the time as programs see it, in nanoseconds.
     pub(crate) fn nanoseconds(&self) -> u64 {
-        match &self.simulated {
-            Some(time) => time.nanoseconds.load(Ordering::Relaxed),
-            None => clock::nanoseconds(),
-        }
+        let simulated = self.simulated.as_ref().map(|time| time.nanoseconds.load(Ordering::Relaxed));
+        simulated.unwrap_or_else(clock::nanoseconds)
     }
 
     /// Returns a number that increases over time, in microseconds, also from one process to the next.
