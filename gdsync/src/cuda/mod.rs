@@ -6,10 +6,10 @@
 //! # Blocking calls
 //! As measured on an H200 with driver 580 (`scripts/gpu/driver_facts.cu`): while any stream of a context is blocked in
 //! a wait, `cuMemFree`, `cuMemHostUnregister`, loading a module and the first launch of a lazily loaded kernel wait for
-//! it, and kernel launches of *other* threads, and posts to borrowed streams, wait for them. Posting batches to other streams,
-//! launching loaded kernels, allocating, registering and copying do not wait. So a program loads its modules, and launches each kernel once, before it waits
-//! for anything that needs its own help. gdsync frees and unregisters memory that a GPU knows only while all streams
-//! that gdsync knows are idle: when a stream is synchronized, made or dropped, or GPU memory is allocated. (It still waits
+//! it, and kernel launches of *other* threads, and posts to [borrowed](crate::CudaStream::borrow_raw) streams, wait for
+//! them. Posting batches to other streams, launching loaded kernels, allocating, registering and copying do not wait. So a
+//! program loads its modules, and launches each kernel once, before it waits for anything that needs its own help. gdsync
+//! frees and unregisters memory that a GPU knows only while all streams that gdsync knows are idle: when a stream is synchronized, made or dropped, or GPU memory is allocated. (It still waits
 //! for another stream of the program, or for a kernel that never ends, unless the program calls [`defer_release`].)
 //!
 //! Streams of one context that wait for each other need a channel each. The driver has 8 by default, and executes the

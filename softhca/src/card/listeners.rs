@@ -110,7 +110,7 @@ extern "C" fn leave() {
     }
 }
 
-/// Maximum number of words that a card, or a thread, remembers. A store to a word that its card does not remember wakes it not.
+/// Maximum number of words that a card, or a thread, remembers. A store to a word that a card does not remember does not wake it.
 const MOST_WORDS: usize = 4096;
 
 /// Addresses of words in host memory.

@@ -29,7 +29,8 @@ use std::time::Duration;
 /// # }
 /// ```
 ///
-/// On an idle stream (other than a borrowed one), a list of receives alone is posted now, without the stream. Returns the stream's share.
+/// On an idle stream (other than a borrowed one), a list of receives alone is posted now, without the stream. Returns
+/// the stream's share.
 ///
 /// # Errors
 /// [`ListError`], which names the request; nothing was started then, and nothing is lost. If a list needs several
@@ -174,9 +175,9 @@ impl Prepared {
     ) -> Result<Posted, ListError> {
         let mut done = Posted { operations: 0, submissions: 0 };
         let only_receives = self.work.iter().all(|work| matches!(work, Descriptor::Receives(_)));
-        // Whether the program's own work on a borrowed stream has ended is not known.
-        let knows_all = stream.end_probe().is_none();
-        if only_receives && knows_all && matches!(stream.wait_idle(Duration::ZERO), Ok(true)) {
+        // Whether the program's own work on a borrowed stream, which has a probe, has ended is not known.
+        let is_idle = || stream.end_probe().is_none() && matches!(stream.wait_idle(Duration::ZERO), Ok(true));
+        if only_receives && is_idle() {
             self.ring(requests);
             return Ok(done);
         }
