@@ -1,13 +1,18 @@
 //! Long copies into mappings, by several threads. One thread stores 7 to 18 GB/s to an H200, and three store 32, which is
 //! all that the bus takes. A thread that waits for copies performs those that no other thread has begun.
+//!
+//! A copy of 64 KiB takes 5 µs, so what threads share is short: a queue of copies, which one locks for a few instructions
+//! and without sleeping, and a flag for each copy's end. Only those that begin copies, or wait for some, lock the list of all.
 
 use crate::backend::MappingError;
 use crate::mapping::{Mapping, fork_generation};
 use gdsync_sys::host::cores;
-use std::collections::{BTreeMap, VecDeque};
+use spin::mutex::SpinMutex;
+use spin::relax::Yield;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,51 +33,57 @@ const LEFT: usize = 1;
 /// Time for which a thread looks for the next copy before it sleeps: a wake-up takes as long as a copy of 512 KiB.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// Copies of all groups that have not ended.
-struct Copies {
-    /// Those that no thread has begun, oldest first.
-    waiting: VecDeque<Copy>,
-    /// Group and GPU memory of each, by its number.
-    open: BTreeMap<u64, (u64, Range<u64>)>,
-    /// The first failure of each group, until [`Stores::finish`] returns it.
-    failed: BTreeMap<u64, MappingError>,
-    /// Number of threads that sleep.
-    asleep: usize,
-}
-
 struct Copy {
-    number: u64,
-    mapping: Arc<Mapping>,
+    mapping: *const Mapping,
     offset: usize,
     from: *const u8,
     len: usize,
+    end: Arc<End>,
 }
 
-// SAFETY: any thread may read the bytes until the copy has ended (`Stores::begin`).
+// SAFETY: until the copy has ended, any thread may use the mapping, which its group keeps (`Stores::finish`, also by its drop),
+// and read the bytes (`Stores::begin`).
 unsafe impl Send for Copy {}
 
-static COPIES: Mutex<Copies> = Mutex::new(Copies {
-    waiting: VecDeque::new(),
-    open: BTreeMap::new(),
-    failed: BTreeMap::new(),
-    asleep: 0,
-});
-static ADDED: Condvar = Condvar::new();
-/// Lengths of [`Copies::waiting`] and [`Copies::open`], for looks without the lock.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-static OPEN: AtomicUsize = AtomicUsize::new(0);
+/// A value with lines of the cache for itself: threads that poll it do not delay accesses to other values.
+#[repr(align(128))]
+struct Alone<T>(T);
+
+#[derive(Default)]
+struct End {
+    failure: OnceLock<MappingError>,
+    /// Set when nothing of the copy is used any more.
+    has_come: AtomicBool,
+}
+
+/// A copy whose group was not finished: its group, GPU memory and end.
+type OpenCopy = (u64, Range<u64>, Arc<End>);
+type Open = MutexGuard<'static, Vec<OpenCopy>>;
+
+/// Copies that no thread has begun, oldest first, and their number, for looks without the lock.
+static WAITING: Alone<SpinMutex<VecDeque<Copy>, Yield>> = Alone(SpinMutex::new(VecDeque::new()));
+static LEN: Alone<AtomicUsize> = Alone(AtomicUsize::new(0));
+
+static OPEN: Mutex<Vec<OpenCopy>> = Mutex::new(Vec::new());
+/// Length of [`OPEN`], for looks without the lock.
+static OPEN_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Wake-ups that no thread has taken.
+static WAKES: Mutex<usize> = Mutex::new(0);
+static WOKEN: Condvar = Condvar::new();
+/// Numbers of all threads, and of those that sleep and have no wake-up.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+static ASLEEP: AtomicUsize = AtomicUsize::new(0);
 
 /// [`fork_generation`] of the process with the threads.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The next number of a copy or a group.
+/// The next number of a group.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-type Locked = MutexGuard<'static, Copies>;
-
-fn lock() -> Locked {
-    // Nothing panics under the lock.
-    COPIES.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    // Nothing panics under the locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Copies to a mapping, which it keeps. Its drop waits for them.
@@ -110,20 +121,24 @@ impl Stores {
         if len < MIN_LEN || self.mapping.checked_address(offset, len).is_err() {
             return false;
         }
-        let Some(copies) = await_those(overlapping(gpu, len)) else { return false };
-        self.add(copies, gpu, offset, from, len);
+        let Some(open) = await_those(overlapping(gpu, len)) else { return false };
+        self.add(open, gpu, offset, from, len);
         true
     }
 
-    fn add(&self, mut copies: Locked, gpu: u64, offset: usize, from: *const u8, len: usize) {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let copy = Copy { number, mapping: self.mapping.clone(), offset, from, len };
+    fn add(&self, mut open: Open, gpu: u64, offset: usize, from: *const u8, len: usize) {
+        let end = Arc::<End>::default();
         self.has_begun.store(true, Ordering::Relaxed);
-        copies.open.insert(copy.number, (self.group, gpu..gpu + copy.len as u64));
-        copies.waiting.push_back(copy);
-        copies.count();
-        if copies.asleep > 0 && copies.waiting.len() > LEFT {
-            ADDED.notify_one();
+        open.push((self.group, gpu..gpu + len as u64, end.clone()));
+        OPEN_LEN.store(open.len(), Ordering::Relaxed);
+        drop(open);
+        let mut waiting = WAITING.0.lock();
+        waiting.push_back(Copy { mapping: Arc::as_ptr(&self.mapping), offset, from, len, end });
+        LEN.0.store(waiting.len(), Ordering::Relaxed);
+        drop(waiting);
+        // One that is awake wakes the others.
+        if ASLEEP.load(Ordering::Relaxed) == THREADS.load(Ordering::Relaxed) {
+            wake();
         }
     }
 
@@ -146,7 +161,7 @@ impl Stores {
     /// Waits for all copies that overlap this GPU memory, before it is accessed in another way. Copies that were begun
     /// before, by this thread or under a lock, are seen.
     pub fn await_copies(gpu: u64, len: usize) {
-        if OPEN.load(Ordering::Relaxed) > 0 {
+        if OPEN_LEN.load(Ordering::Relaxed) > 0 {
             drop(await_those(overlapping(gpu, len)));
         }
     }
@@ -159,9 +174,15 @@ impl Stores {
         if !self.has_begun.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let Some(mut copies) = await_those(|group, _| group == self.group) else { return Ok(()) };
+        let is_own = |(group, _, _): &OpenCopy| *group == self.group;
+        let Some(mut open) = await_those(is_own) else { return Ok(()) };
         self.has_begun.store(false, Ordering::Relaxed);
-        copies.failed.remove(&self.group).map_or(Ok(()), Err)
+        let mut failures =
+            open.iter().filter(|copy| is_own(copy)).filter_map(|(_, _, end)| end.failure.get());
+        let outcome = failures.next().map_or(Ok(()), |failure| Err(failure.clone()));
+        open.retain(|copy| !is_own(copy));
+        OPEN_LEN.store(open.len(), Ordering::Relaxed);
+        outcome
     }
 }
 
@@ -172,55 +193,50 @@ impl Drop for Stores {
     }
 }
 
-impl Copies {
-    fn count(&self) {
-        WAITING.store(self.waiting.len(), Ordering::Relaxed);
-        OPEN.store(self.open.len(), Ordering::Relaxed);
-    }
-
-    /// Returns the next copy, unless no more than `left` wait.
-    fn next(&mut self, left: usize) -> Option<Copy> {
-        let next = if self.waiting.len() > left { self.waiting.pop_front() } else { None };
-        self.count();
-        next
-    }
-}
-
-fn overlapping(gpu: u64, len: usize) -> impl Fn(u64, &Range<u64>) -> bool {
-    move |_, to| to.start < gpu + len as u64 && gpu < to.end
+fn overlapping(gpu: u64, len: usize) -> impl Fn(&OpenCopy) -> bool {
+    move |(_, to, _)| to.start < gpu + len as u64 && gpu < to.end
 }
 
 /// Performs copies until none is open that is awaited. `None` in a child, where copies of its parent do not go on.
-fn await_those(is_awaited: impl Fn(u64, &Range<u64>) -> bool) -> Option<Locked> {
+fn await_those(is_awaited: impl Fn(&OpenCopy) -> bool) -> Option<Open> {
     if PROCESS.load(Ordering::Relaxed) != fork_generation() {
         return None;
     }
-    let mut copies = lock();
-    while copies.open.values().any(|(group, to)| is_awaited(*group, to)) {
-        match copies.next(0) {
-            Some(copy) => copies = perform(copies, copy),
+    let mut open = lock(&OPEN);
+    // What a copy stored and its failure are older than its end.
+    while open.iter().any(|copy| is_awaited(copy) && !copy.2.has_come.load(Ordering::Acquire)) {
+        drop(open);
+        match next(0) {
+            Some(copy) => perform(copy),
             None => {
-                drop(copies);
                 (0..64).for_each(|_| std::hint::spin_loop());
                 // The thread that copies may wait for this core.
                 thread::yield_now();
-                copies = lock();
             }
         }
+        open = lock(&OPEN);
     }
-    Some(copies)
+    Some(open)
 }
 
-fn perform(unlocked: Locked, copy: Copy) -> Locked {
-    drop(unlocked);
-    // SAFETY: the bytes are readable until the copy has ended (`Stores::begin`).
-    let outcome = unsafe { copy.mapping.store(copy.offset, copy.from, copy.len) };
-    let mut copies = lock();
-    if let (Some((group, _)), Err(error)) = (copies.open.remove(&copy.number), outcome) {
-        copies.failed.entry(group).or_insert(error);
+/// Returns the next copy, unless no more than `left` wait, or another thread is taking one.
+fn next(left: usize) -> Option<Copy> {
+    // Looks do not take the lines from the thread that adds copies.
+    if LEN.0.load(Ordering::Relaxed) <= left || WAITING.0.is_locked() {
+        return None;
     }
-    copies.count();
-    copies
+    let mut waiting = WAITING.0.try_lock()?;
+    let next = if waiting.len() > left { waiting.pop_front() } else { None };
+    LEN.0.store(waiting.len(), Ordering::Relaxed);
+    next
+}
+
+fn perform(Copy { mapping, offset, from, len, end }: Copy) {
+    // SAFETY: the copy has not ended, so that its group keeps the mapping, and the bytes are readable (`Stores::begin`).
+    if let Err(failure) = unsafe { (*mapping).store(offset, from, len) } {
+        let _ = end.failure.set(failure);
+    }
+    end.has_come.store(true, Ordering::Release);
 }
 
 /// Starts the threads, once. With few cores, or on a failure, those that wait for copies perform all of them.
@@ -231,31 +247,48 @@ fn start_threads() {
         let threads = if cfg!(test) { 2 } else { (cores() / CORES_PER_THREAD).min(MOST_THREADS) };
         for _ in 0..threads {
             let builder = thread::Builder::new().name("gdsync-stores".to_owned());
-            if let Err(error) = gdsync_sys::thread::start(builder, serve) {
-                tracing::debug!(%error, "fewer threads than usual copy to GPU memory");
+            match gdsync_sys::thread::start(builder, serve) {
+                Ok(_) => _ = THREADS.fetch_add(1, Ordering::Relaxed),
+                Err(error) => tracing::debug!(%error, "fewer threads than usual copy to GPU memory"),
             }
         }
     });
 }
 
 fn serve() {
-    let mut copies = lock();
     loop {
-        while let Some(copy) = copies.next(LEFT) {
-            copies = perform(copies, copy);
+        while let Some(copy) = next(LEFT) {
+            wake();
+            perform(copy);
         }
-        drop(copies);
         let idle = Instant::now();
-        while WAITING.load(Ordering::Relaxed) <= LEFT && idle.elapsed() < SPIN {
+        while LEN.0.load(Ordering::Relaxed) <= LEFT && idle.elapsed() < SPIN {
             std::hint::spin_loop();
         }
-        copies = lock();
-        if copies.waiting.len() <= LEFT && idle.elapsed() >= SPIN {
-            copies.asleep += 1;
-            copies = ADDED.wait(copies).unwrap_or_else(PoisonError::into_inner);
-            copies.asleep -= 1;
+        if LEN.0.load(Ordering::Relaxed) <= LEFT {
+            sleep();
         }
     }
+}
+
+/// Wakes a thread, if there are copies for it and one sleeps.
+fn wake() {
+    if LEN.0.load(Ordering::Relaxed) > LEFT && ASLEEP.load(Ordering::Relaxed) > 0 {
+        let mut wakes = lock(&WAKES);
+        // Two that wake find one thread asleep.
+        if ASLEEP.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |asleep| asleep.checked_sub(1)).is_ok() {
+            *wakes += 1;
+            WOKEN.notify_one();
+        }
+    }
+}
+
+/// Sleeps until a wake-up. A thread that has not begun to sleep is not woken: those that wait perform the copies.
+fn sleep() {
+    let wakes = lock(&WAKES);
+    ASLEEP.fetch_add(1, Ordering::Relaxed);
+    let woken = WOKEN.wait_while(wakes, |wakes| *wakes == 0);
+    *woken.unwrap_or_else(PoisonError::into_inner) -= 1;
 }
 
 #[cfg(test)]
@@ -359,7 +392,7 @@ mod tests {
         let (([fails, other], gpu), bytes) = (memory(4, 2 * PART), vec![7; PART]);
         // The second leaves the mapping.
         for (group, at) in [(&fails, 0), (&fails, PART + 1), (&other, PART)] {
-            group.add(lock(), gpu, at, bytes.as_ptr(), PART);
+            group.add(lock(&OPEN), gpu, at, bytes.as_ptr(), PART);
         }
         assert!(matches!(fails.finish(), Err(MappingError::OutOfBounds { .. })));
         assert_eq!((fails.finish(), other.finish()), (Ok(()), Ok(())));

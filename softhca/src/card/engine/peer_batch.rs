@@ -16,8 +16,9 @@ pub(crate) const SECTION: usize = 16 * MAX_PAYLOAD;
 /// Bytes of the first section of a step, which is read while nothing else goes on.
 pub(crate) const FIRST_SECTION: usize = SECTION / 2;
 
-/// Packets for this card that one step sends for a queue pair, so that a long message overlaps with itself.
-pub(crate) const OWN_PACKETS: usize = 128;
+/// Packets for this card that one step sends for a queue pair, so that a long message overlaps with itself. The caches of the
+/// threads that store their payloads hold less: reads into memory that others' caches hold are slow.
+pub(crate) const OWN_PACKETS: usize = 256;
 
 /// Bytes of the card's own memory: the payloads of one step.
 pub(super) const OWN_BYTES: usize = OWN_PACKETS * MAX_PAYLOAD;
@@ -72,8 +73,7 @@ impl PeerBatch {
         self.bytes >= enough
     }
 
-    /// Returns whether a step that has sent `sent` packets of a queue pair goes on, so that its packets for this card
-    /// overlap.
+    /// Returns whether a step that has sent `sent` packets of a queue pair goes on, so that those for this card overlap.
     pub(super) fn goes_on(&self, sent: usize) -> bool {
         self.is_own() && sent < OWN_PACKETS && self.used + MAX_PAYLOAD <= OWN_BYTES
     }
