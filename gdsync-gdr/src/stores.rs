@@ -45,7 +45,7 @@ struct Copy {
 // and read the bytes (`Stores::begin`).
 unsafe impl Send for Copy {}
 
-/// A value with lines of the cache for itself: threads that poll it do not delay accesses to other values.
+/// A value with lines of the cache for itself, so that threads that poll it do not delay accesses to other values.
 #[repr(align(128))]
 struct Alone<T>(T);
 
@@ -60,8 +60,10 @@ struct End {
 type OpenCopy = (u64, Range<u64>, Arc<End>);
 type Open = MutexGuard<'static, Vec<OpenCopy>>;
 
-/// Copies that no thread has begun, oldest first, and their number, for looks without the lock.
+/// Copies that no thread has begun, oldest first.
 static WAITING: Alone<SpinMutex<VecDeque<Copy>, Yield>> = Alone(SpinMutex::new(VecDeque::new()));
+/// Length of [`WAITING`], for looks without the lock. `used` keeps the compiler from placing the number without its lines.
+#[used]
 static LEN: Alone<AtomicUsize> = Alone(AtomicUsize::new(0));
 
 static OPEN: Mutex<Vec<OpenCopy>> = Mutex::new(Vec::new());
@@ -94,7 +96,7 @@ fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
 pub struct Stores {
     group: u64,
     mapping: Arc<Mapping>,
-    /// True if copies were begun since the last [`Self::finish`]. Changed under the lock.
+    /// True if copies were begun since the last [`Self::finish`]. Changed under the lock of [`OPEN`].
     has_begun: AtomicBool,
 }
 
@@ -130,7 +132,7 @@ impl Stores {
         let end = Arc::<End>::default();
         self.has_begun.store(true, Ordering::Relaxed);
         open.push((self.group, gpu..gpu + len as u64, end.clone()));
-        OPEN_LEN.store(open.len(), Ordering::Relaxed);
+        OPEN_LEN.store(open.len(), Ordering::Release);
         drop(open);
         let mut waiting = WAITING.0.lock();
         waiting.push_back(Copy { mapping: Arc::as_ptr(&self.mapping), offset, from, len, end });
@@ -161,7 +163,7 @@ impl Stores {
     /// Waits for all copies that overlap this GPU memory, before it is accessed in another way. Copies that were begun
     /// before, by this thread or under a lock, are seen.
     pub fn await_copies(gpu: u64, len: usize) {
-        if OPEN_LEN.load(Ordering::Relaxed) > 0 {
+        if OPEN_LEN.load(Ordering::Acquire) > 0 {
             drop(await_those(overlapping(gpu, len)));
         }
     }
@@ -171,17 +173,17 @@ impl Stores {
     /// # Errors
     /// The first failure of one of them.
     pub fn finish(&self) -> Result<(), MappingError> {
-        if !self.has_begun.load(Ordering::Relaxed) {
+        if !self.has_begun.load(Ordering::Acquire) {
             return Ok(());
         }
         let is_own = |(group, _, _): &OpenCopy| *group == self.group;
         let Some(mut open) = await_those(is_own) else { return Ok(()) };
-        self.has_begun.store(false, Ordering::Relaxed);
+        self.has_begun.store(false, Ordering::Release);
         let mut failures =
             open.iter().filter(|copy| is_own(copy)).filter_map(|(_, _, end)| end.failure.get());
         let outcome = failures.next().map_or(Ok(()), |failure| Err(failure.clone()));
         open.retain(|copy| !is_own(copy));
-        OPEN_LEN.store(open.len(), Ordering::Relaxed);
+        OPEN_LEN.store(open.len(), Ordering::Release);
         outcome
     }
 }
@@ -221,7 +223,7 @@ fn await_those(is_awaited: impl Fn(&OpenCopy) -> bool) -> Option<Open> {
 
 /// Returns the next copy, unless no more than `left` wait, or another thread is taking one.
 fn next(left: usize) -> Option<Copy> {
-    // Looks do not take the lines from the thread that adds copies.
+    // A failed attempt to lock would take the line from the thread that adds copies.
     if LEN.0.load(Ordering::Relaxed) <= left || WAITING.0.is_locked() {
         return None;
     }
@@ -256,18 +258,18 @@ fn start_threads() {
 }
 
 fn serve() {
+    let mut idle = Instant::now();
     loop {
-        while let Some(copy) = next(LEFT) {
+        if let Some(copy) = next(LEFT) {
             wake();
             perform(copy);
-        }
-        let idle = Instant::now();
-        while LEN.0.load(Ordering::Relaxed) <= LEFT && idle.elapsed() < SPIN {
+        } else if idle.elapsed() < SPIN {
             std::hint::spin_loop();
-        }
-        if LEN.0.load(Ordering::Relaxed) <= LEFT {
+            continue;
+        } else {
             sleep();
         }
+        idle = Instant::now();
     }
 }
 
@@ -283,10 +285,15 @@ fn wake() {
     }
 }
 
-/// Sleeps until a wake-up. A thread that has not begun to sleep is not woken: those that wait perform the copies.
+/// Sleeps until a wake-up, unless there are copies.
 fn sleep() {
     let wakes = lock(&WAKES);
     ASLEEP.fetch_add(1, Ordering::Relaxed);
+    if LEN.0.load(Ordering::Relaxed) > LEFT {
+        ASLEEP.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    // One that is not seen here is not missed: those that wait perform the copies.
     let woken = WOKEN.wait_while(wakes, |wakes| *wakes == 0);
     *woken.unwrap_or_else(PoisonError::into_inner) -= 1;
 }
@@ -396,5 +403,52 @@ mod tests {
         }
         assert!(matches!(fails.finish(), Err(MappingError::OutOfBounds { .. })));
         assert_eq!((fails.finish(), other.finish()), (Ok(()), Ok(())));
+        fails.add(lock(&OPEN), gpu, 0, bytes.as_ptr(), PART);
+        assert_eq!(fails.finish(), Ok(()));
+        assert!(lock(&OPEN).iter().all(|(group, ..)| ![fails.group, other.group].contains(group)));
+    }
+
+    #[test]
+    fn threads_copy_what_no_one_waits_for() {
+        const COPIES: usize = 8;
+        let (([stores], gpu), bytes) = (memory(7, COPIES * PART), vec![7; PART]);
+        for round in 0..50 {
+            if round % 2 == 1 {
+                // They sleep.
+                thread::sleep(10 * SPIN);
+            }
+            for at in (0..COPIES).map(|part| part * PART) {
+                // SAFETY: the bytes outlive the value.
+                assert!(unsafe { stores.begin(gpu + at as u64, at, bytes.as_ptr(), PART) });
+            }
+            let has_ended =
+                |copy: &&OpenCopy| copy.0 == stores.group && copy.2.has_come.load(Ordering::Acquire);
+            let begun = Instant::now();
+            while lock(&OPEN).iter().filter(has_ended).count() < COPIES - LEFT {
+                assert!(begun.elapsed() < Duration::from_secs(60), "round {round}");
+                thread::yield_now();
+            }
+            stores.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn threads_that_begin_and_finish_at_once_get_their_own_copies() {
+        let (groups, gpu) = memory::<4>(8, 4 * PART);
+        thread::scope(|scope| {
+            for (number, stores) in groups.iter().enumerate() {
+                scope.spawn(move || {
+                    for round in 0..200u8 {
+                        let (bytes, at) = (vec![round; PART], number * PART);
+                        // SAFETY: the bytes outlive the copy.
+                        assert!(unsafe { stores.begin(gpu + at as u64, at, bytes.as_ptr(), PART) });
+                        stores.finish().unwrap();
+                        let mut seen = vec![0; PART];
+                        stores.mapping().copy_from(at, &mut seen).unwrap();
+                        assert!(seen == bytes, "{number}, round {round}");
+                    }
+                });
+            }
+        });
     }
 }

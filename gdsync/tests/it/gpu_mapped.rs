@@ -200,10 +200,11 @@ fn a_message_may_be_written_and_read_by_the_cpu() {
     }
 }
 
-/// Several threads store long messages: two that overlap, bytes in the middle of both, and a read behind all of them.
+/// Several threads store long messages: two that overlap, bytes in the middle of both, and a read behind all of them. The messages
+/// take more packets than one step of the card.
 #[test]
 fn long_messages_take_effect_in_order() {
-    const LEN: usize = (1 << 20) + 12_288;
+    const LEN: usize = (17 << 20) + 12_288;
     const SHIFT: usize = (64 << 10) + 4;
     let Some((rig, backends)) = rig("long_messages_take_effect_in_order") else { return };
     let memory = |len| MappedMemory::allocate_by(backends[0], &rig.context, len).unwrap();
@@ -214,7 +215,7 @@ fn long_messages_take_effect_in_order() {
     };
     let [from, to, into] = [&source, &target, &back].map(region);
     let queue_pair = &rig.pair.left;
-    for round in 0..20 {
+    for round in 0..5 {
         let content = bytes(2 * LEN, round);
         source.copy_to(0, &content).unwrap();
         let write = |first: usize, at: usize| {

@@ -14,6 +14,8 @@ static int (*set_current)(void *context);
 static int (*stream_create)(CUstream *stream, unsigned flags);
 static int (*stream_destroy)(CUstream stream);
 static int (*stream_synchronize)(CUstream stream);
+static int (*stream_wait_value)(CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags);
+static int (*stream_write_value)(CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags);
 static int (*mem_alloc)(CUdeviceptr *at, size_t size);
 static int (*mem_free)(CUdeviceptr at);
 static int (*from_device)(void *to, CUdeviceptr from, size_t size);
@@ -38,6 +40,8 @@ static int load(void) {
     LOAD(library, stream_create, "cuStreamCreate");
     LOAD(library, stream_destroy, "cuStreamDestroy_v2");
     LOAD(library, stream_synchronize, "cuStreamSynchronize");
+    LOAD(library, stream_wait_value, "cuStreamWaitValue32_v2");
+    LOAD(library, stream_write_value, "cuStreamWriteValue32_v2");
     LOAD(library, mem_alloc, "cuMemAlloc_v2");
     LOAD(library, mem_free, "cuMemFree_v2");
     LOAD(library, from_device, "cuMemcpyDtoH_v2");
@@ -135,6 +139,40 @@ static void kernels(struct rig *rig) {
     /* The send is never rung for; destroying the queue pair frees it. */
 }
 
+/* A synchronization waits for what the program has enqueued by itself, too, whoever keeps the stream. */
+static void work_of_the_program(void) {
+    CUstream stream, other;
+    CUdeviceptr gpu;
+    gds_descriptor_t desc;
+    uint32_t *word, got = 0;
+    int kept;
+
+    CHECK(posix_memalign((void **)&word, 4096, 4096) == 0);
+    CHECK(mem_alloc(&gpu, 4096) == 0);
+    CHECK(stream_create(&other, NON_BLOCKING) == 0);
+    for (kept = 0; kept < 2; kept++) {
+        CHECK(stream_create(&stream, NON_BLOCKING) == 0);
+        if (kept) {
+            OK(gdsync_stream_keep(stream, 0));
+        }
+        desc.tag = GDS_TAG_WRITE_VALUE32;
+        OK(gds_prepare_write_value32(&desc.write32, word, 1, GDS_MEMORY_HOST));
+        OK(gds_stream_post_descriptors(stream, 1, &desc, 0));
+        OK(gdsync_stream_synchronize(stream, 10000));
+        CHECK(stream_write_value(other, gpu, 0, 0) == 0 && stream_synchronize(other) == 0);
+        CHECK(stream_wait_value(stream, gpu, 1, 0) == 0);
+        CHECK_STATUS(ETIMEDOUT, gdsync_stream_synchronize(stream, 50));
+        CHECK(stream_write_value(other, gpu, 1, 0) == 0 && stream_synchronize(other) == 0);
+        OK(gdsync_stream_synchronize(stream, 10000));
+        OK(gdsync_stream_forget(stream));
+        CHECK(stream_destroy(stream) == 0);
+    }
+    CHECK(from_device(&got, gpu, 4) == 0 && got == 1);
+    CHECK(stream_destroy(other) == 0 && mem_free(gpu) == 0);
+    OK(gdsync_forget_memory(word, 4096));
+    free(word);
+}
+
 static void everything(int gpu_id, int flags) {
     struct rig rig;
     CUstream streams[2];
@@ -171,6 +209,7 @@ int main(void) {
         return NO_GPU;
     }
     mapped();
+    work_of_the_program();
     everything(-1, GDS_CREATE_QP_DEFAULT);
     everything(0, GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_RX_CQ_ON_GPU);
     everything(0, GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_WQ_DBREC_ON_GPU);

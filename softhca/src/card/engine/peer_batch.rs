@@ -16,8 +16,8 @@ pub(crate) const SECTION: usize = 16 * MAX_PAYLOAD;
 /// Bytes of the first section of a step, which is read while nothing else goes on.
 pub(crate) const FIRST_SECTION: usize = SECTION / 2;
 
-/// Packets for this card that one step sends for a queue pair, so that a long message overlaps with itself. The caches of the
-/// threads that store their payloads hold less: reads into memory that others' caches hold are slow.
+/// Packets for this card that one step sends for a queue pair, so that a long message overlaps with itself. Their bytes
+/// exceed the private caches of the threads that store them: a GPU copies slowly to memory that such a cache holds.
 pub(crate) const OWN_PACKETS: usize = 256;
 
 /// Bytes of the card's own memory: the payloads of one step.

@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use softhca::{HostRange, PeerMemoryError};
 use std::collections::BTreeMap;
 
-/// Most bytes that stay pinned for cards that are gone; a link to a process has 2 MiB. With more, no memory is pinned any
-/// more, and copies from and to the memory of new links go through the copier's buffer.
+/// Most bytes that stay pinned for cards that are gone: 2 MiB for a link to a process, 16 for messages of a card to itself. With
+/// more, no memory is pinned any more, and copies from and to the memory of new cards go through the copier's buffer.
 const MOST_UNUSED: usize = 256 << 20;
 
 /// The ranges that were seen, by their first addresses, each with whether the driver has pinned it. It stays pinned when
@@ -17,7 +17,7 @@ pub(super) struct Pinned(Mutex<BTreeMap<usize, (HostRange, bool)>>);
 
 impl Pinned {
     /// Returns whether the driver copies directly from and to this memory, which it pins at the first question. That takes
-    /// a millisecond. A context is current.
+    /// milliseconds. A context is current.
     pub(super) fn holds(&self, driver: &Driver, address: usize, len: usize) -> bool {
         let mut known = self.0.lock();
         let found = known.range(..=address).next_back().map(|(_, found)| found);
