@@ -26,7 +26,8 @@ struct mpis_comm {
      * ranks make them in the same order. */
     MPI_Comm transfers, collectives;
     int next_number;
-    /* On this, receivers reply with a tag that the sender has chosen, as replies come in any order. */
+    /* On this, receivers reply with an even tag that the sender has chosen, as replies come in any order, and senders confirm with the
+     * next tag. */
     MPI_Comm replies;
     int next_reply_tag;
     /* On this, senders send the info of links; MPI_COMM_NULL if the communicator is not linked. */
@@ -48,10 +49,11 @@ struct mpis_info_message {
 };
 
 /* The exchange of connection info with a peer while a request matches. The sending side sends first; the receiving side connects
- * and then replies, so that no message is sent to a queue pair that is not connected. */
+ * and replies; the sending side connects and confirms. So no message is sent to a queue pair that is not connected. */
 struct mpis_exchange {
-    enum { MPIS_SENDING, MPIS_REPLYING, MPIS_SETTLED } phase;
+    enum { MPIS_SENDING, MPIS_CONFIRMING, MPIS_SETTLED } phase;
     int sends, peer;
+    /* The messages below; at last, the confirmation takes the place of the incoming one. */
     MPI_Request outgoing, incoming;
     struct mpis_info_message ours, theirs;
 };

@@ -1,5 +1,7 @@
 /* Matching: the sides of a request exchange their connection info, on duplicates of the communicator and with the program's tag,
- * and so in the order of the calls for a peer and a tag, or, if they are partitioned, in that of order.c. Only mpis_match_settle and mpis_match_end block. */
+ * and so in the order of the calls for a peer and a tag, or, if they are partitioned, in that of order.c. The side that replies has
+ * matched once the other one confirms that it is connected, too: a queue pair that is not drops what arrives, and the card sends it
+ * again after its time-out of seconds. Only mpis_match_settle and mpis_match_end block. */
 #include "internal.h"
 
 #include <pthread.h>
@@ -66,6 +68,7 @@ static void refuse(MPIS_Request request, const char *refusal)
 static void take_info(MPIS_Request request, int index)
 {
     struct mpis_exchange *exchange = &request->exchanges[index];
+    MPI_Comm replies = request->comm->replies;
     char refusal[GDSYNC_MPI_INFO_BYTES];
     int error = 0;
 
@@ -75,8 +78,12 @@ static void take_info(MPIS_Request request, int index)
         record(request, error);
         refuse(request, refusal);
     }
-    exchange->phase = MPIS_REPLYING;
-    if (!exchange->sends && (error = send_message(exchange, exchange->theirs.reply_tag, request->comm->replies)) != MPI_SUCCESS)
+    exchange->phase = MPIS_CONFIRMING;
+    error = exchange->sends ? MPI_Isend(NULL, 0, MPI_BYTE, exchange->peer, exchange->ours.reply_tag + 1, replies, &exchange->incoming)
+                            : MPI_Irecv(NULL, 0, MPI_BYTE, exchange->peer, exchange->theirs.reply_tag + 1, replies, &exchange->incoming);
+    if (error == MPI_SUCCESS && !exchange->sends)
+        error = send_message(exchange, exchange->theirs.reply_tag, replies);
+    if (error != MPI_SUCCESS)
         settle(request, exchange, error);
 }
 
@@ -95,8 +102,11 @@ static void advance(MPIS_Request request, int index)
         else if (done)
             take_info(request, index);
     }
-    if (exchange->phase == MPIS_REPLYING) {
-        error = MPI_Test(&exchange->outgoing, &done, MPI_STATUS_IGNORE);
+    if (exchange->phase == MPIS_CONFIRMING) {
+        MPI_Request both[] = {exchange->outgoing, exchange->incoming};
+        error = MPI_Testall(2, both, &done, MPI_STATUSES_IGNORE);
+        exchange->outgoing = both[0];
+        exchange->incoming = both[1];
         if (error != MPI_SUCCESS || done)
             settle(request, exchange, error);
     }
@@ -200,7 +210,7 @@ static int begin_exchange(MPIS_Request request, struct mpis_exchange *exchange)
         return request->order ? MPI_SUCCESS : receive_message(exchange, request->tag, infos);
     exchange->ours.place = request->place;
     exchange->ours.reply_tag = comm->next_reply_tag;
-    comm->next_reply_tag = comm->next_reply_tag == comm->max_tag ? 0 : comm->next_reply_tag + 1;
+    comm->next_reply_tag = comm->next_reply_tag > comm->max_tag - 4 ? 0 : comm->next_reply_tag + 2;
     error = receive_message(exchange, exchange->ours.reply_tag, comm->replies);
     return error == MPI_SUCCESS ? send_message(exchange, request->tag, infos) : error;
 }

@@ -1,6 +1,8 @@
 /* Requests match in order for each communicator, peer and tag. */
 #include "queue.h"
 
+#include <time.h>
+
 /* Pairs of ranks exchange four messages with two tags, which the two sides match in different orders. */
 static void tags(MPIS_Queue queue, MPI_Comm comm, int base)
 {
@@ -67,6 +69,36 @@ static void several_communicators(MPIS_Queue queue)
     MPI_Comm_free(&half);
 }
 
+/* A receive has matched when its sender is connected, too, and not before. */
+static void receivers_wait_for_connections(MPIS_Queue queue)
+{
+    const struct timespec some = {0, 1000000};
+    int value = rank, peer = rank ^ 1, has_matched = 0, tries;
+    MPIS_Request transfer, match;
+
+    if (rank % 2) {
+        OK(MPIS_Recv_init(&value, 1, MPI_INT, peer, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
+        OK(MPIS_Match(&transfer, MPI_STATUS_IGNORE));
+        MPI_Send(&has_matched, 1, MPI_INT, peer, 8, MPI_COMM_WORLD);
+    } else {
+        OK(MPIS_Send_init(&value, 1, MPI_INT, peer, 7, MPI_COMM_WORLD, MPI_INFO_NULL, &transfer));
+        OK(MPIS_Imatch(&transfer, &match));
+        /* Without a call of this library, this side does not connect. */
+        for (tries = 0; tries < 100 && !has_matched; tries++) {
+            MPI_Iprobe(peer, 8, MPI_COMM_WORLD, &has_matched, MPI_STATUS_IGNORE);
+            nanosleep(&some, NULL);
+        }
+        CHECK(!has_matched);
+        OK(MPIS_Wait(&match, MPI_STATUS_IGNORE));
+        MPI_Recv(&has_matched, 1, MPI_INT, peer, 8, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+    OK(MPIS_Enqueue_start(queue, &transfer));
+    OK(MPIS_Enqueue_waitall(queue));
+    OK(MPIS_Queue_wait(queue));
+    CHECK(value == (rank & ~1));
+    OK(MPIS_Request_free(&transfer));
+}
+
 static void itself_and_no_one(MPIS_Queue queue)
 {
     MPI_Comm comms[] = {MPI_COMM_SELF, MPI_COMM_WORLD};
@@ -124,6 +156,7 @@ int main(void)
     two_of_all(queue);
     tags(queue, MPI_COMM_WORLD, 0);
     several_communicators(queue);
+    receivers_wait_for_connections(queue);
     itself_and_no_one(queue);
     OK(MPIS_Queue_free(&queue));
     end("order ok");
