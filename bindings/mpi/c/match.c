@@ -79,10 +79,13 @@ static void take_info(MPIS_Request request, int index)
         refuse(request, refusal);
     }
     exchange->phase = MPIS_CONFIRMING;
-    error = exchange->sends ? MPI_Isend(NULL, 0, MPI_BYTE, exchange->peer, exchange->ours.reply_tag + 1, replies, &exchange->incoming)
-                            : MPI_Irecv(NULL, 0, MPI_BYTE, exchange->peer, exchange->theirs.reply_tag + 1, replies, &exchange->incoming);
-    if (error == MPI_SUCCESS && !exchange->sends)
-        error = send_message(exchange, exchange->theirs.reply_tag, replies);
+    if (exchange->sends)
+        error = MPI_Isend(NULL, 0, MPI_BYTE, exchange->peer, exchange->ours.reply_tag + 1, replies, &exchange->incoming);
+    else {
+        error = MPI_Irecv(NULL, 0, MPI_BYTE, exchange->peer, exchange->theirs.reply_tag + 1, replies, &exchange->incoming);
+        if (error == MPI_SUCCESS)
+            error = send_message(exchange, exchange->theirs.reply_tag, replies);
+    }
     if (error != MPI_SUCCESS)
         settle(request, exchange, error);
 }

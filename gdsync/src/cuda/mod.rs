@@ -9,8 +9,9 @@
 //! it, and kernel launches of *other* threads, and posts to [borrowed](crate::CudaStream::borrow_raw) streams, wait for
 //! them. Posting batches to other streams, launching loaded kernels, allocating, registering and copying do not wait. So a
 //! program loads its modules, and launches each kernel once, before it waits for anything that needs its own help. gdsync
-//! frees and unregisters memory that a GPU knows only while all streams that gdsync knows are idle: when a stream is synchronized, made or dropped, or GPU memory is allocated. (It still waits
-//! for another stream of the program, or for a kernel that never ends, unless the program calls [`defer_release`].)
+//! frees and unregisters memory that a GPU knows only while all streams that gdsync knows are idle: when a stream is
+//! synchronized, made or dropped, or GPU memory is allocated. (It still waits for another stream of the program, or for a
+//! kernel that never ends, unless the program calls [`defer_release`].)
 //!
 //! Streams of one context that wait for each other need a channel each. The driver has 8 by default, and executes the
 //! work of streams that share a channel in the order of submission. While as many streams wait as there are channels,
